@@ -32,7 +32,7 @@ class ProgressLines(View):
         self._run = RunState(plan.batch_size)
         self.fold = self._run.fold
         self._started = clock()
-        self._next_line = self._started + PLAIN_INTERVAL
+        self._next_line = self._next_long_line = self._started + PLAIN_INTERVAL
         self._long_step, self._long_since = -1, self._started
         self._last = (-1, 0, self._started)  # step, tokens and time of the line before
 
@@ -51,14 +51,17 @@ class ProgressLines(View):
         self._run.keep_up()
 
     def still_computing(self, step: int) -> None:
-        """Write a line about a step that takes long, if it is time to."""
+        """Write a line about a step that takes longer than from one line to the next."""
         now = self._clock()
         if step != self._long_step:
             self._long_step, self._long_since = step, now
-        if now >= self._next_line:
-            self._next_line = now + PLAIN_INTERVAL
-            taken = long_step(step, now - self._long_since)
-            self.write_message(f"{self._plan.title}, {taken}\n")
+            self._next_long_line = now + PLAIN_INTERVAL
+        if now >= self._next_long_line:
+            self._next_long_line = now + PLAIN_INTERVAL
+            taken, total = long_step(step, now - self._long_since), self._plan.total
+            of_total = "" if total is None else f" of {total:,}"
+            done = f"{self._run.num_done:,}{of_total} done"
+            self.write_message(f"{self._plan.title}, {taken}, {done}\n")
 
     def _write_line(self, step: int, num_queued: int | None, now: float) -> None:
         num_tokens = self._run.num_tokens(step)

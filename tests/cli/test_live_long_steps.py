@@ -93,9 +93,23 @@ def test_a_long_step_is_a_plain_line_every_five_seconds():
         view.still_computing(7)
         clock.now += 0.25
     assert screen.text().splitlines() == [
-        "requests.jsonl, step 7 has taken 0:05",
-        "requests.jsonl, step 7 has taken 0:10",
+        "requests.jsonl, step 7 has taken 0:05, 0 of 9 done",
+        "requests.jsonl, step 7 has taken 0:10, 0 of 9 done",
     ]
+
+
+def test_steps_that_take_seconds_are_plain_lines_of_how_far_the_run_is():
+    clock, screen = Clock(), Screen(columns=200)
+    plan = RunPlan("requests.jsonl", "fcfs", 2, 9, is_timed=False)
+    view = ProgressLines(plan, Gauges(), screen, clock)
+    for step in range(8):
+        for _ in range(6):
+            view.still_computing(step)
+            clock.now += 0.25
+        view.after_step(step, 9)
+    first, second = screen.text().splitlines()
+    assert "step 3, 0 of 9 done" in first
+    assert "step 7, 0 of 9 done" in second
 
 
 @pytest.mark.parametrize("num_requests", [60, pytest.param(600, marks=pytest.mark.heavy)])
