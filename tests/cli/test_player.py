@@ -216,6 +216,13 @@ def test_equal_schedules_have_nothing_to_go_to():
     assert seen.step == 0
 
 
+def test_runs_of_which_one_breaks_off_are_equal_only_up_to_there():
+    torn = LONG[: len(LONG) // 2]
+    step = compare(LONG, torn).breaks_off_b
+    seen = Seen(LONG, torn, columns=140)
+    assert f"equal up to step {step:,}, where B breaks off" in seen.press("d").text
+
+
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 def test_any_size_has_its_picture(glyphs):
     for runs in ((LONG,), (LONG, LONG[:40])):

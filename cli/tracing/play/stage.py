@@ -91,6 +91,7 @@ class PairStage(Stage):
         self._stages = [Stage(*of_run, glyphs) for of_run in zip(recordings, names, strict=True)]
         self._rule = "│" if glyphs.dots else "|"
         self._parting = comparison.parting
+        self._equality = _equality(comparison)
         if self._parting is not None:
             self.parting_step = self._parting.step
 
@@ -149,7 +150,7 @@ class PairStage(Stage):
         parting = self._parting
         found: Line
         if parting is None:
-            found = [("the schedules are equal", "stop")]
+            found = [(self._equality, "stop")]
         elif step < parting.step:
             found = [(f"the same up to step {parting.step:,}: d goes there", LABEL)]
         elif step > parting.step:
@@ -161,6 +162,16 @@ class PairStage(Stage):
             if step >= stage.num_steps:
                 found.append((f"; {letter} ended in step {stage.num_steps - 1:,}", "stop"))
         return found
+
+
+def _equality(comparison: RunComparison) -> str:
+    """Return how far schedules are equal that part nowhere."""
+    breaks = {"A": comparison.breaks_off_a, "B": comparison.breaks_off_b}
+    found = {letter: step for letter, step in breaks.items() if step is not None}
+    if not found:
+        return "the schedules are equal"
+    first = min(found, key=found.__getitem__)
+    return f"equal up to step {found[first]:,}, where {first} breaks off"
 
 
 def _told(parting: Parting) -> str:
