@@ -129,7 +129,13 @@ def import_object(spec: str, kind: str, known: str) -> object:
     """
     module_name, separator, name = spec.partition(":")
     if not (module_name and separator and _is_dotted(name)):
-        raise BatchdecodeError(f"unknown {kind} {spec!r}, known: {known}, package.module:name")
+        from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+
+        near = get_close_matches(spec, known.split(", "), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise BatchdecodeError(
+            f"unknown {kind} {spec!r}{hint}, known: {known}, package.module:name"
+        )
     if not _is_dotted(module_name) or module_name.endswith(".py"):
         raise BatchdecodeError(f"unknown {kind} {spec!r}: {module_name!r} is no package.module")
     here = str(Path.cwd())

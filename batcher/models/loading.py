@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=msgspec.Struct)
 
 ATTRIBUTES = ("name", "settings", "tokenizer", "vocab_size", "eos_token_id")  # of a Model
+_KNOWN = "simulated, smollm2, FILE.gguf, a folder, hf:NAME, openai:URL"
 MAX_LOGITS = 2**24  # of a row: larger than any vocabulary, and a row of them is 64 MiB
 
 
@@ -72,7 +73,7 @@ def load_model(
 
     call_settings = _settings(llm_settings, CallSettings, "llm")
     return as_model(
-        import_object(spec, "model", "simulated, smollm2, FILE.gguf, a folder, hf:NAME"),
+        import_object(spec, "model", _KNOWN),
         spec,
         call_settings,
     )
