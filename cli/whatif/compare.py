@@ -12,6 +12,7 @@ from batcher.whatif.measuring import Question
 from ..commands.compare import CompareOptions
 from ..memory_note import say_of_memory
 from ..printing import print_text
+from ..screen.terminal import terminal_size
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_cells
 from .progress import progress_of
@@ -52,8 +53,11 @@ def compare_requests(options: CompareOptions) -> int:
         )
     if column is not None:
         cells = best_first(cells, column)
-    form = json_of if options.json else csv_of if options.csv else table_of
-    print_text(form(cells))
+    if options.json or options.csv:
+        print_text(json_of(cells) if options.json else csv_of(cells))
+    else:
+        width = terminal_size(1, os.environ).columns if os.isatty(1) else None
+        print_text(table_of(cells, width, options.sort or ""))
     if options.plot is not None:
         show_plot(options.plot, charts_of_cells(question, cells), options.color)
     outcomes = [cell.outcome for cell in cells if cell.outcome is not None]

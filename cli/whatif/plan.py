@@ -22,7 +22,7 @@ from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan
 from .progress import OnDone, seldom
 from .reading import read_workload
-from .tables import BINDS, memory_of
+from .tables import BINDS, good_percent, memory_of
 
 MET, NOT_MET = 0, 1
 SEARCHED: dict[str, Searched] = {name.replace("_", "-"): name for name in get_args(Searched)}
@@ -112,7 +112,8 @@ def describe(plan: Plan) -> list[str]:
 
 
 def _headline(plan: Plan) -> str:
-    named, reached = f"{_name(plan)} {_short(plan, plan.value)}", _share(good_share(plan.outcome))
+    named = f"{_name(plan)} {_short(plan, plan.value)}"
+    reached = good_percent(good_share(plan.outcome))
     requests = 0 if plan.outcome.goodput is None else plan.outcome.goodput.requests
     asked = f"{plan.asked * 100:g}%"
     if plan.is_met:
@@ -165,7 +166,8 @@ def _next(plan: Plan) -> list[str]:
     if outcome is None:
         return ["nothing further was tried"]
     missed = {} if outcome.goodput is None else outcome.goodput.missed
-    reached = f"{_name(plan)} {_short(plan, plan.next_value)} reaches {_share(good_share(outcome))}"
+    share = good_percent(good_share(outcome))
+    reached = f"{_name(plan)} {_short(plan, plan.next_value)} reaches {share}"
     return [reached, *(f"{count:,} miss {name}" for name, count in missed.items())]
 
 
@@ -174,7 +176,7 @@ def _binding(plan: Plan) -> list[str]:
     names = " and ".join(_BINDS[limit] for limit in plan.binding)
     if plan.removal is not None:
         limits = " and ".join(_LIMITS[limit] for limit in plan.removal.constraints)
-        share = _share(plan.removal.share)
+        share = good_percent(plan.removal.share)
         return [f"{names}: {share} at {_place(plan)} without a limit of {limits}"]
     if plan.binding == ["compute"]:
         return [f"{names}: no change of a limit helps"]
@@ -195,7 +197,9 @@ def _helps(plan: Plan) -> list[str]:
         return []
     better = [relief for relief in plan.reliefs if relief.share > _share_there(plan)]
     better.sort(key=lambda relief: -relief.share)
-    helps = [f"{_share(relief.share)} with {_setting(relief)}" for relief in better[:MAX_SHOWN]]
+    helps = [
+        f"{good_percent(relief.share)} with {_setting(relief)}" for relief in better[:MAX_SHOWN]
+    ]
     return [f"at {_place(plan)} {helps[0]}", *helps[1:]] if helps else []
 
 
@@ -249,7 +253,7 @@ def _drafts(deployment: Deployment, gain: Gain) -> list[str]:
 def _contradictions(plan: Plan) -> list[str]:
     """Return what was tried that should be enough, and is not."""
     failing = plan.contradictions
-    shown = [f"{_short(plan, trial.value)} ({_share(trial.share)})" for trial in failing]
+    shown = [f"{_short(plan, trial.value)} ({good_percent(trial.share)})" for trial in failing]
     if len(shown) > MAX_SHOWN:
         shown = [*shown[:MAX_SHOWN], f"{len(shown) - MAX_SHOWN} more"]
     kind = "lower" if plan.searched == "rate" else "larger"
@@ -262,8 +266,3 @@ def _name(plan: Plan) -> str:
 
 def _short(plan: Plan, value: Value) -> str:
     return f"{value:.3g}x" if plan.searched == "rate" else f"{value:,}"
-
-
-def _share(share: float) -> str:
-    """Return a share rounded down to a tenth of a per cent: 100 only for all."""
-    return f"{int(share * 1000 + 1e-6) / 10:g}%"

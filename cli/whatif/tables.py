@@ -16,7 +16,16 @@ from batcher.whatif.draft_memory import DraftMemory, beside_draft
 from batcher.whatif.drafting import off_from
 from batcher.whatif.measuring import Outcome
 
-from ..screen.cells import aligned, counted, number, printable, whole_percent
+from ..screen.cells import (
+    aligned,
+    cell_width,
+    counted,
+    listed,
+    number,
+    printable,
+    whole_percent,
+    wrapped,
+)
 
 Number = float | None
 
@@ -24,7 +33,8 @@ Number = float | None
 class Column(Struct, frozen=True):
     """A number of an outcome; None where it is not known.
 
-    group, title: the two lines of its head.  best: 1 if the largest number is, -1 if the least.
+    group, title: the two lines of its head; a group is told over its first column.
+    best: 1 if the largest number is, -1 if the least.
     """
 
     name: str
@@ -58,8 +68,12 @@ def _latency(metric: str, percent: str) -> Column:
         value: Number = None if times is None else getattr(times, percent)
         return value
 
-    group = f"{metric} s" if percent == "p50" else ""
-    return Column(f"{metric}-{percent}", group, percent, read, number, -1)
+    return Column(f"{metric}-{percent}", f"{metric} s", percent, read, number, -1)
+
+
+def good_percent(share: float) -> str:
+    """Return a share rounded down to a tenth of a per cent, so that a miss is not rounded away."""
+    return f"{int(share * 1000 + 1e-6) / 10:g}%"
 
 
 def _count(value: float) -> str:
@@ -77,11 +91,11 @@ COLUMNS = {
             for percent in ("p50", "p99")
         ),
         Column(
-            "goodput", "", "good", lambda o: o.goodput.share if o.goodput else None, whole_percent
+            "goodput", "", "good", lambda o: o.goodput.share if o.goodput else None, good_percent
         ),
         Column("slots", "used", "slots", lambda outcome: outcome.slots_used, whole_percent),
-        Column("kv", "", "KV", lambda outcome: outcome.kv_used, whole_percent),
-        Column("budget", "", "budget", lambda outcome: outcome.budget_used, whole_percent),
+        Column("kv", "used", "KV", lambda outcome: outcome.kv_used, whole_percent),
+        Column("budget", "used", "budget", lambda outcome: outcome.budget_used, whole_percent),
         Column("preemptions", "", "preempt", lambda outcome: outcome.preemptions, _count, -1),
         Column("hits", "prefix", "hits", lambda outcome: outcome.prefix_hits, whole_percent),
         Column(
@@ -91,11 +105,24 @@ COLUMNS = {
             lambda o: o.drafts.acceptance if o.drafts else None,
             whole_percent,
         ),
-        SpeedupColumn("speedup", "", "speedup", lambda _: None, lambda value: f"{value:.3g}x"),
+        SpeedupColumn(
+            "speedup", "drafts", "speedup", lambda _: None, lambda value: f"{value:.3g}x"
+        ),
         Column("failed", "", "failed", lambda outcome: outcome.failed, _count, -1),
     )
 }
 TABLE = [name for name in COLUMNS if name not in {"requests", "queue-p50", "queue-p99"}]
+LEAST_WANTED = (  # where there is no room for all, in the order in which they go
+    "hits",
+    "slots",
+    "budget",
+    "e2e-p50",
+    "tpot-p50",
+    "kv",
+    "ttft-p50",
+    "preemptions",
+    "e2e-p99",
+)
 ONLY_IF_NOT_0 = {"preemptions", "failed"}
 
 
@@ -132,23 +159,48 @@ BINDS = {
 }
 
 
-def table_of(cells: Sequence[GridCell]) -> str:
-    """Return a table with a row for each cell, and below it what no combination can be, or run."""
+def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = "") -> str:
+    """Return a table with a row for each cell, and below it what no combination can be, or run.
+
+    width: how many cells a line may have, None for any number; columns that have no room are left
+    out, but not the one called `wanted`.
+    """
     names = varied(cell.deployment for cell in cells) or ["batch"]
     axes = [AXES[name] for name in AXES if name in names]
     columns = [COLUMNS[name] for name in TABLE if _has_news(COLUMNS[name], cells)]
+    lines = _rows(cells, axes, columns)
+    spare = [name for name in LEAST_WANTED if name != wanted]
+    without: list[str] = []
+    while spare and width is not None and max(map(cell_width, lines)) > width:
+        name = spare.pop(0)
+        if COLUMNS[name] in columns:
+            columns.remove(COLUMNS[name])
+            without.append(name)
+            lines = _rows(cells, axes, columns)
+    notes = dict.fromkeys(note for cell in cells for note in _notes(cell))
+    notes |= dict.fromkeys(_where_drafts_gain(cells, axes))
+    if width is not None and without:
+        note = f"no room for {listed(without, 'and')}: a pipe, --csv and --json have them"
+        lines += wrapped(note, width)
+    return "".join(f"{line}\n" for line in [*lines, *notes])
+
+
+def _rows(cells: Sequence[GridCell], axes: Sequence[Axis], columns: Sequence[Column]) -> list[str]:
+    """Return the lines of a table: two of its head, and one for each cell."""
+    before = [None, *(column.group for column in columns)]
+    groups = [
+        "" if column.group == last else column.group
+        for column, last in zip(columns, before, strict=False)
+    ]
     rows = [
-        [*("" for _ in axes), *(column.group for column in columns), "", ""],
+        [*("" for _ in axes), *groups, "", ""],
         [*(axis.title for axis in axes), *(column.title for column in columns), "binds", ""],
     ]
     for cell in cells:
         settings = [printable(show_value(axis, axis.value_of(cell.deployment))) for axis in axes]
         numbers = [column.text_of(cell) for column in columns]
         rows.append([*settings, *numbers, _binding(cell), "knee" if cell.is_knee else ""])
-    lines = aligned(rows, range(len(axes) + len(columns)))
-    notes = dict.fromkeys(note for cell in cells for note in _notes(cell))
-    notes |= dict.fromkeys(_where_drafts_gain(cells, axes))
-    return "".join(f"{line}\n" for line in [*lines, *notes])
+    return aligned(rows, range(len(axes) + len(columns)))
 
 
 def csv_of(cells: Sequence[GridCell]) -> str:

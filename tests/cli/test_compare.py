@@ -4,13 +4,22 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import time
 
 import pytest
 from process import ROOT, batchdecode, lines_of, start, workload
 
+from batcher import Request
+from batcher.metrics.slo import parse_slo
+from batcher.models.simulated import SimulatedModel
+from batcher.simulation.workload import workload_of
+from batcher.whatif.comparing import compare
+from batcher.whatif.deployments import Deployment, grid_of
+from batcher.whatif.measuring import Question
 from cli.whatif.progress import progress_of
+from cli.whatif.tables import LEAST_WANTED, good_percent, table_of
 
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 PROFILE = ("--profile", "rtx4090_llama3.1-8b")
@@ -34,6 +43,30 @@ def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
         "KV is unlimited; the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: "
         "--kv-blocks 2587\n"
     )
+
+
+def test_a_miss_is_not_rounded_away():
+    assert [good_percent(share) for share in (1.0, 0.9999, 0.987, 0.0)] == [
+        "100%",
+        "99.9%",
+        "98.7%",
+        "0%",
+    ]
+
+
+@pytest.mark.parametrize(("width", "wanted"), [(92, ""), (80, ""), (80, "hits"), (60, "")])
+def test_a_table_is_as_wide_as_the_terminal_and_says_what_has_no_room(width, wanted):
+    requests = [Request(prompt=[1, 2, 3], max_tokens=10, ignore_eos=True)] * 80
+    question = Question(workload_of(requests, SimulatedModel()), parse_slo("ttft=30"))
+    grid = grid_of({"batch": [2, 4], "kv_blocks": [8, 400]}, Deployment())
+    cells = compare(question, grid, growth=0.1)
+    lines, whole = table_of(cells, width, wanted).splitlines(), table_of(cells).splitlines()
+    table, note = lines[: len(whole)], " ".join(lines[len(whole) :])
+    assert max(map(len, lines)) <= width < max(map(len, whole))
+    left_out = [name for name in LEAST_WANTED if re.search(rf"\b{name}\b", note)]
+    assert wanted not in left_out
+    assert len(table[1].split()) == len(whole[1].split()) - len(left_out)
+    assert table[0].split().count("ttft") == 1  # told over what is left of its group
 
 
 def test_memory_that_is_unlimited_is_said_once_for_each_profile():
