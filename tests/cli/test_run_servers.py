@@ -13,7 +13,7 @@ from process import COMMAND, batchdecode, lines_of, start
 
 from batcher.events import BlockedReason
 from cli.screen.summary import BLOCKED_CAUSES
-from cli.tracing.story_text import _SHORT_CAUSES
+from cli.tracing.story_text import SHORT_CAUSES
 
 KEY = "sk-that-nobody-may-see"
 
@@ -181,7 +181,7 @@ def test_what_a_server_cannot_be_told_is_refused_by_name(folder, line, field):
         (("--extra-body", "[1]"), "--extra-body is no JSON object"),
         (("--extra-body", "{"), "--extra-body is no JSON"),
         (("--extra-body", '{"stream": false}'), "the extra body has `stream`"),
-        (("--max-rate", "nan"), "nan is not a number"),
+        (("--max-rate", "nan"), "--max-rate must be a number from 0.000001 to 1,000,000, not nan"),
     ],
 )
 def test_options_that_mean_nothing_to_a_server_are_refused(folder, options, message):
@@ -274,7 +274,7 @@ def test_a_line_of_a_pipe_is_sent_while_others_are_silent(folder):
 
 def test_every_reason_for_which_one_is_blocked_has_its_words():
     assert set(BLOCKED_CAUSES) == set(get_args(BlockedReason))
-    assert set(_SHORT_CAUSES) > set(get_args(BlockedReason))
+    assert set(SHORT_CAUSES) > set(get_args(BlockedReason))
 
 
 def test_an_overloaded_server_is_shown_live(folder):
