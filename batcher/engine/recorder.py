@@ -253,7 +253,7 @@ class Recorder:
 
     def unused(self, row: Sequence, step: int) -> None:
         """Tell that a row of a group ended with `step`, without a result of its own."""
-        time, slot = self._clock.start_of(step), row.slot
+        time, slot = self._clock.start_of(step), None if row.slot == NO_SLOT else row.slot
         self.events.append(
             FinishEvent(step, time, row.id, row.index, slot, "unused", None, 0, row.role)
         )
