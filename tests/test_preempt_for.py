@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
-from batcher.events import AdmitEvent, Event, PreemptEvent, RequestEvent
+from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, RequestEvent
 from batcher.result import Result
 from batcher.settings import SchedulingSettings
 from batcher.simulation.result import SimulationResult
@@ -314,3 +314,18 @@ def test_a_simulation_from_event_to_event_is_that_of_each_step(seed: int) -> Non
 def told_of(result: SimulationResult) -> list[Any]:
     times = [(row.admitted_ticks, row.end_ticks, row.num_preemptions) for row in result.sequences]
     return [times, result.end_ticks, result.totals.num_preemptions, result.totals.num_steps]
+
+
+def test_beams_that_were_preempted_and_are_aborted_end_without_a_slot() -> None:
+    engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(preempt_for="priority"))
+    engine.add(Request(id="beams", prompt="x", max_tokens=9, num_beams=2, n=1, priority=1))
+    engine.step()
+    engine.add(Request(id="first", prompt="y", max_tokens=9, priority=0))
+    events = [*engine.step().events]
+    assert any(isinstance(event, PreemptEvent) for event in events)
+    engine.abort("beams")
+    ends = [event for event in engine.step().events if isinstance(event, FinishEvent)]
+    assert [(event.id, event.index, event.slot) for event in ends] == [
+        ("beams", 0, None),
+        ("beams", 1, None),
+    ]

@@ -24,13 +24,13 @@ class ChatHintingParser(RequestParser):
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
         parsed = super().parse(line, line_number)
-        if not self._has_told and _is_plain_text(parsed, line):
+        if not self._has_told and _has_text_alone(parsed, line):
             self._has_told = True
             self._tell(_WARNING)
         return parsed
 
 
-def _is_plain_text(parsed: ParsedLine | BadLine, line: bytes) -> bool:
+def _has_text_alone(parsed: ParsedLine | BadLine, line: bytes) -> bool:
     if isinstance(parsed, BadLine) or parsed.form != "result":
         return False
     return isinstance(parsed.request.prompt, str) and b'"messages"' not in line
