@@ -197,7 +197,7 @@ def test_a_step_that_takes_long_can_be_looked_at_and_is_ended_by_q(folder):
         terminal.press(b"?")
         terminal.see("one step, and pause")
         terminal.press(b"q")
-        terminal.see("waiting for the model to end step 0")
+        terminal.see("when the model has ended step 0")
         terminal.press(b"\x03")
         assert terminal.end() == 130
         assert terminal.modes == terminal.usual_modes
