@@ -10,6 +10,7 @@ import batcher
 from batcher.errors import BatchdecodeError
 
 from .commands import NAMES, command_of
+from .help import HELP_NAMES
 from .usage.helpful_command import names_of
 from .usage.mistakes import describe, unknown_command
 from .usage.page import Page
@@ -62,7 +63,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_NAMES},
 )
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 INPUT, DECODING, OUTPUT, ERRORS, DISPLAY = "Input", "Decoding", "Output", "Errors", "Display"
 SERVER = "Server"
+HELP_NAMES = ["-h", "--help"]
 REQUIRED: Any = MISSING  # the default of what has to be given
 TOLD = "told"  # where the metadata of a field has what is declared of it: a Told or OptionGroup
 

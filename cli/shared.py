@@ -18,7 +18,7 @@ MODEL = (
     "transformers, package.module:name of a callable, Model or LLM, or openai:URL[#NAME] of a "
     "server."
 )
-CHAT = "Make a text prompt one user message, by the model's chat template."
+CHAT = "Put each text prompt into the model's chat template."
 
 
 def config(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -> Any:

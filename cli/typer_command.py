@@ -9,7 +9,7 @@ import typer
 from .command import Command
 from .command import Parameter as Declared
 from .environment import PREFIX
-from .help import REQUIRED
+from .help import HELP_NAMES, REQUIRED
 from .usage.helpful_command import HelpfulCommand, NestingCommand
 from .usage.values import worded
 
@@ -35,6 +35,7 @@ def typer_command(command: Command) -> Any:
     alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     settings = {
         "auto_envvar_prefix": PREFIX.rstrip("_"),
+        "help_option_names": HELP_NAMES,
         "ignore_unknown_options": command.takes_dashes,
     }
     kind = NestingCommand if command.below else HelpfulCommand

@@ -85,8 +85,8 @@ class RunOptions:
     )
     resume: bool = flag(
         OUTPUT,
-        "Continue the run whose unfinished results are in --output; --resume=repair "
-        "first drops lines that no run has written.",
+        "Continue the run whose results are in --output; with =repair drop lines "
+        "first that no run has written.",
         is_common=True,
     )
     repair: bool = option(OUTPUT, "", default=False, hidden=True)  # see _as_flags

@@ -1,6 +1,7 @@
 """`batchdecode workload`: makes a requests file, from a pattern or from a recorded trace."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from .. import shared
 from ..help import OUTPUT, REQUIRED, argument, flag, option
@@ -12,6 +13,7 @@ DISTRIBUTIONS = (
     "Distributions: N, constant:N, uniform:LOW,HIGH, normal:MEAN,STD, lognormal:MEDIAN,SIGMA, "
     "exponential:MEAN, pareto:MIN,ALPHA, and of lengths also zipf:ALPHA,MAX and empirical:FILE."
 )
+_FACTOR: dict[str, Any] = {"min": 1e-6, "max": 1e6}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,18 +39,23 @@ class WorkloadOptions:
         "Mean rate: requests a second, with --turns sessions a second.  "
         "[default: 1, of a trace its own]",
         "R",
+        **_FACTOR,
         is_common=True,
     )
     burstiness: float | None = option(
-        ARRIVALS, "gamma: shape of the gaps; 1 is poisson, less is burstier.", "B"
+        ARRIVALS,
+        "gamma: shape of the gaps; 1 is poisson, less is burstier.",
+        "B",
+        min=1e-3,
+        max=1e6,
     )
-    on: float | None = option(ARRIVALS, "bursty: length of a burst.", "SECONDS")
-    off: float | None = option(ARRIVALS, "bursty: pause between bursts.", "SECONDS")
+    on: float | None = option(ARRIVALS, "bursty: length of a burst.", "SECONDS", **_FACTOR)
+    off: float | None = option(ARRIVALS, "bursty: pause between bursts.", "SECONDS", min=0, max=1e6)
     users: int | None = option(
         ARRIVALS, "closed: users, each with one request at a time.", "N", min=1
     )
     scale: float | None = option(
-        ARRIVALS, "Multiply the times of a trace; 0.5 is twice as fast.", "FACTOR"
+        ARRIVALS, "Multiply the times of a trace; 0.5 is twice as fast.", "FACTOR", **_FACTOR
     )
     prompt_tokens: str | None = option(LENGTHS, "Of prompts.  [default: 1024]", "D", is_common=True)
     output_tokens: str | None = option(LENGTHS, "Of outputs.  [default: 128]", "D", is_common=True)

@@ -24,13 +24,6 @@ from ..running.problems import say
 from ..screen.cells import counted
 
 LARGE_RATE = 100  # from here on, nobody reads digits after the point
-RANGES = {  # what numbers may be; rates a second, periods in seconds
-    "rate": (1e-6, 1e6),
-    "scale": (1e-6, 1e6),
-    "burstiness": (1e-3, 1e6),
-    "on": (1e-6, 1e6),
-    "off": (0.0, 1e6),
-}
 
 _LENGTHS = (
     "prompt_tokens",
@@ -101,11 +94,6 @@ def _check(options: WorkloadOptions) -> None:
         raise BatchdecodeError("--rate and --scale both set the times: give one of them")
     if options.think_time is not None and options.turns is None and "turns" in taken:
         raise BatchdecodeError("--think-time is a pause between turns: give --turns too")
-    for name, (low, high) in RANGES.items():
-        value = getattr(options, name)
-        if value is not None and not low <= value <= high:  # nor is nan
-            allowed = f"expected a number from {low:g} to {high:g}"
-            raise BatchdecodeError(f"{_shown(name)} {value:g}: {allowed}")
 
 
 def _shown(name: str) -> str:

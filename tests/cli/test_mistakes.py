@@ -3,6 +3,8 @@
 import pytest
 from process import batchdecode
 
+FACTOR = "a number from 0.000001 to 1,000,000"
+
 
 def refusal(*arguments, **environment):
     done = batchdecode(*arguments, stdin=b"", **environment)
@@ -18,7 +20,12 @@ def refusal(*arguments, **environment):
         (["run", "-b", ""], "--batch must be an integer from 1 to 1,048,576, not ''"),
         (["run", "--max-errors", "0"], "--max-errors must be an integer from 1, not 0"),
         (["trace", "--slot", "one"], "--slot must be an integer, not 'one'"),
-        (["workload", "poisson", "--rate", "nan"], "--rate must be a number, not nan"),
+        (["workload", "poisson", "--rate", "nan"], f"--rate must be {FACTOR}, not nan"),
+        (["workload", "poisson", "--rate", "0"], f"--rate must be {FACTOR}, not 0"),
+        (["workload", "azure", "x", "--scale", "inf"], f"--scale must be {FACTOR}, not inf"),
+        (["workload", "bursty", "--on", "0"], f"--on must be {FACTOR}, not 0"),
+        (["workload", "bursty", "--off", "-1"], "--off must be a number from 0 to 1,000,000, not"),
+        (["workload", "gamma", "--burstiness", "0"], "--burstiness must be a number from 0.001 to"),
         (["run", "--live", "x\x1b"], r"must be auto, always, plain or never, not 'x\x1b'"),
         (["serve", "--max-body", "big"], "--max-body must be a size such as 512MiB"),
         (["run", "--trace", "-"], "--trace must be a file: stdout is for the results"),
