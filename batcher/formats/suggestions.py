@@ -10,15 +10,20 @@ HINT = "did you mean `{}`?"
 
 # What other tools call a field of ours.
 _OTHER_NAMES = {
+    "ebnf": "gbnf",
     "grammar": "gbnf",
     "conversation_id": "session",
     "guidance_scale": "cfg_scale",
     "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
     "n_predict": "max_tokens",
+    "n_probs": "logprobs",
     "num_return_sequences": "n",
     "repeat_penalty": "repetition_penalty",
     "session_id": "session",
+    "return_logprob": "logprobs",
     "stop_strings": "stop",
+    "temp": "temperature",
     "token_healing": "heal",
 }
 
@@ -36,9 +41,16 @@ def unknown_names(
 @lru_cache(maxsize=256)  # a field misspelt once is misspelt on every line
 def suggest(name: str, allowed: tuple[str, ...]) -> str | None:
     """Return a hint at the one of the `allowed` names that is meant; None if none is like it."""
-    if _OTHER_NAMES.get(name) in allowed:
-        return HINT.format(_OTHER_NAMES[name])
+    found = own_name(name, allowed)
+    if found is not None:
+        return HINT.format(found)
     import difflib  # noqa: PLC0415  # only bad lines pay for it
 
     matches = difflib.get_close_matches(name.lower(), allowed, n=1)
     return HINT.format(matches[0]) if matches else None
+
+
+def own_name(name: str, allowed: tuple[str, ...]) -> str | None:
+    """Return the one of the `allowed` that has this name here or elsewhere; None for none."""
+    found = _OTHER_NAMES.get(name, name)
+    return found if found in allowed else None

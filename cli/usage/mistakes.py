@@ -9,8 +9,12 @@ from typing import Any
 
 from typer._click import exceptions
 
+from batcher.formats.suggestions import own_name
+from batcher.request import Request
+
 from ..environment import variable_of
 from ..screen.cells import listed
+from .other_names import OTHER_NAMES
 
 _READING_REQUESTS = {"run", "check"}
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
@@ -81,11 +85,18 @@ def _named(param: Any) -> str:
 def _alike(name: str, context: Any) -> str:
     """Return the end of a message: the option that may be meant, and the commands that have it."""
     own = [opt for param in context.command.get_params(context) for opt in param.opts]
+    meant = OTHER_NAMES.get(name, name)
+    option = meant.partition(" ")[0]
+    if option in own:
+        return f"; here it is {meant}"
+    field = own_name(name.removeprefix("--").replace("-", "_"), Request.__struct_fields__)
+    if field is not None and context.info_name in _READING_REQUESTS:
+        return f'; each request says it: {{"{field}": ...}}'
     elsewhere: dict[str, list[str]] = {}
     for command, opt in _options_of_all(context.find_root()):
         elsewhere.setdefault(opt, []).append(command)
     known = [*own, *elsewhere]  # of equals the own one goes first
-    found = next(iter(get_close_matches(name, known, n=1)), name)
+    found = next(iter(get_close_matches(option, known, n=1)), name)
     if found in own:
         return f"; did you mean {found}?"
     commands = elsewhere.get(found, [])

@@ -1,7 +1,12 @@
 """What is said of a command line that is wrong: what was given, what is allowed, what is meant."""
 
+import re
+
 import pytest
+from consoles import ROOT
 from process import batchdecode
+
+from cli.usage.other_names import OTHER_NAMES
 
 FACTOR = "a number from 0.000001 to 1,000,000"
 
@@ -68,6 +73,15 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
             ["run", "--json"],
             "batchdecode run has no option --json; check, trace why and others have",
         ),
+        (["run", "--max-num-seqs", "3"], "has no option --max-num-seqs; here it is --batch\n"),
+        (["run", "--enable-prefix-caching"], "caching; here it is --prefix-cache on\n"),
+        (
+            ["check", "--max-concurrency", "3"],
+            "check has no option --max-concurrency; here it is --b",
+        ),
+        (["run", "--max-tokens", "3"], '--max-tokens; each request says it: {"max_tokens": ...}\n'),
+        (["run", "--temp", "3"], '--temp; each request says it: {"temperature": ...}\n'),
+        (["schema", "--max-num-seqs"], "--max-num-seqs; run, check and others have --batch\n"),
         (["run", "--xyzzy"], "batchdecode run has no option --xyzzy\n"),
         (["run", "-z"], "batchdecode run has no option -z\n"),
         (["run", "--batch"], "--batch needs a value, N\n(see batchdecode run --help)\n"),
@@ -97,3 +111,29 @@ def test_a_file_where_a_command_should_be_is_to_be_run(tmp_path):
         "error: no command 'my requests.jsonl'; did you mean: "
         "batchdecode run 'my requests.jsonl'?\n"
     )
+
+
+def documented_names():
+    """Yield what the docs say an option is called elsewhere, and the options of ours beside it."""
+    for page in ("glossary", "from-vllm", "from-mlx-lm"):
+        here = None
+        for line in (ROOT / f"docs/{page}.md").read_text().splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if not line.startswith("|"):
+                here = None
+            elif here is None:
+                here = cells.index("here") if "here" in cells else 0
+            else:
+                ours = re.match(r"(`--[^`]*`(, )?)+", cells.pop(here))
+                known = set(re.findall(r"--[a-z-]+", ours[0] if ours else ""))
+                yield from ((n, known) for n in re.findall(r"--[a-z-]+", " ".join(cells)) if known)
+
+
+def test_names_elsewhere_are_those_that_the_docs_tell():
+    documented = {}
+    for name, ours in documented_names():
+        if name not in {"--block-size", "--model", "--watermark"}:  # called the same here
+            documented.setdefault(name, set()).update(ours)
+    assert documented.keys() == OTHER_NAMES.keys()
+    for name, meant in OTHER_NAMES.items():
+        assert meant.split()[0] in documented[name], name
