@@ -65,10 +65,16 @@ class Loop:
         return self.source.has_ended and self._ahead is None and not self.engine.has_work
 
     @property
+    def num_unread(self) -> int | None:
+        """How many lines of the input have not been taken, None if nobody knows."""
+        total = self.source.total
+        return None if total is None else total - self.num_read
+
+    @property
     def num_queued(self) -> int | None:
         """How many requests have no slot yet, None if nobody knows."""
-        total = self.source.total
-        return None if total is None else total - self.num_read + self.engine.num_waiting
+        unread = self.num_unread
+        return None if unread is None else unread + self.engine.num_waiting
 
     def __iter__(self) -> Iterator[StepOutcome]:
         engine = self.engine

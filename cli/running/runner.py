@@ -326,6 +326,7 @@ class Run:
                 summary,
                 RunFiles(options.output, options.trace),
                 is_complete=self._loop.is_complete,
+                num_unread=self._loop.num_unread or 0,
                 elapsed=time.monotonic() - self._started,
                 encoding=sys.stderr.encoding,
                 has_color=wants_color(options.color, 2, os.environ),

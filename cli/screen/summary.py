@@ -68,6 +68,7 @@ def render_summary(
     files: RunFiles,
     *,
     is_complete: bool,
+    num_unread: int = 0,
     elapsed: float,
     encoding: str,
     has_color: bool,
@@ -77,13 +78,14 @@ def render_summary(
 
     kv_bytes: what the cache takes.
     is_complete: every request of the input was read and has come to its end.
+    num_unread: requests that were not even read, as far as that is known.
     """
     marks = UNICODE if can_print(encoding, "".join(UNICODE)) else ASCII
     mark, color = (marks.good, GREEN) if summary.ok or not summary.requests else (marks.bad, RED)
     if not is_complete:
         mark, color = marks.stopped, YELLOW
     lines = [
-        f"{mark} {_headline(summary, marks.separator, elapsed)}",
+        f"{mark} {_headline(summary, num_unread, marks.separator, elapsed)}",
         _times(summary),
         _idle(summary),
         _least_steps(summary),
@@ -99,10 +101,11 @@ def render_summary(
     return "".join(f"{line}\n" for line in shown)
 
 
-def _headline(summary: RunSummary, separator: str, elapsed: float) -> str:
+def _headline(summary: RunSummary, num_unread: int, separator: str, elapsed: float) -> str:
     """Return how many outputs came to which end, and how long the run was."""
+    unread = f"{num_unread:,} not begun" if num_unread else ""
     if not summary.requests:
-        return "no requests"
+        return unread or "no requests"
     counts = {
         "ok": summary.ok,
         "failed": summary.failed,
@@ -112,6 +115,8 @@ def _headline(summary: RunSummary, separator: str, elapsed: float) -> str:
     results = "  ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     if summary.outputs != summary.requests:
         results += f"  for {counted(summary.requests, 'request')}"
+    if unread:
+        results += f"  {unread}"
     run = [counted(summary.steps, "step"), counted(summary.batch, "slot")]
     if summary.steps:
         total = summary.busy_slot_steps + summary.idle_slot_steps

@@ -20,12 +20,20 @@ NO_FILES = RunFiles()
 
 
 def lines_of(
-    summary, files=NO_FILES, *, is_complete=True, elapsed=2.13, encoding="utf-8", has_color=False
+    summary,
+    files=NO_FILES,
+    *,
+    is_complete=True,
+    num_unread=0,
+    elapsed=2.13,
+    encoding="utf-8",
+    has_color=False,
 ):
     text = render_summary(
         summary,
         files,
         is_complete=is_complete and not summary.unfinished,
+        num_unread=num_unread,
         elapsed=elapsed,
         encoding=encoding,
         has_color=has_color,
@@ -56,6 +64,12 @@ def test_a_run_in_six_lines():
 def test_a_run_that_did_not_come_to_its_end_is_no_success():
     assert lines_of(summary_of([]), is_complete=False) == ["■ no requests"]
     assert lines_of(summary_of(jobs_of(1)), is_complete=False)[0].startswith("■ 1 ok ")
+
+
+def test_a_run_that_stopped_tells_how_many_requests_had_not_begun():
+    rest = {"is_complete": False, "num_unread": 1200}
+    assert lines_of(summary_of([]), **rest) == ["■ 1,200 not begun"]
+    assert lines_of(summary_of(jobs_of(1)), **rest)[0].startswith("■ 1 ok  1,200 not begun   1 st")
 
 
 def test_it_fits_a_terminal_of_eighty_columns():
