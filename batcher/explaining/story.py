@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from batcher.errors import InvariantError
 from batcher.events import (
@@ -143,10 +143,12 @@ class RequestEnd(Struct, frozen=True, omit_defaults=True):
 class PhaseTotals(Struct, frozen=True):
     """How many steps, or seconds, went into each phase.
 
+    wait: those before it first had a slot.  preempted: those in the queue after it had lost one.
     standstill: those in a slot in which it had no share of what the step computed.
     """
 
     wait: float
+    preempted: float
     prefill: float
     decode: float
     standstill: float
@@ -154,7 +156,7 @@ class PhaseTotals(Struct, frozen=True):
     @property
     def sum(self) -> float:
         """All of them."""
-        return self.wait + self.prefill + self.decode + self.standstill
+        return sum(astuple(self))
 
 
 class Story(Struct, frozen=True):
@@ -254,9 +256,13 @@ def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[Part]) ->
 def _totals(parts: list[Part], amounts: list[float] | list[int]) -> PhaseTotals:
     """Return the sums of `amounts`, one for each of `parts`."""
     sums: dict[str, float] = dict.fromkeys(PhaseTotals.__struct_fields__, 0)
+    waiting = "wait"
     for part, amount in zip(parts, amounts, strict=True):
-        has_share = part.phase == "wait" or not part.cause
-        sums[part.phase if has_share else "standstill"] += amount
+        if part.phase == "wait":
+            sums[waiting] += amount
+        else:
+            waiting = "preempted"
+            sums["standstill" if part.cause else part.phase] += amount
     return PhaseTotals(**{what: round(total, TIME_DIGITS) for what, total in sums.items()})
 
 

@@ -320,9 +320,16 @@ def _ending(story: Story) -> str:
 
 
 def _sums(story: Story) -> str:
-    names = ("waiting", "prefill", "decode", "standing still")
-    steps = zip(names, astuple(story.steps), strict=True)
-    parts = [f"{counted(int(number), 'step')} {what}" for what, number in steps if number]
+    """Return what its time went into; in seconds, too, if not each of its steps took one."""
+    names = ("waiting", "preempted", "prefill", "decode", "standing still")
+    is_timed = story.seconds != story.steps
+    parts = [
+        f"{counted(int(number), 'step')} {what}{f' ({time_of(seconds)})' if is_timed else ''}"
+        for what, number, seconds in zip(
+            names, astuple(story.steps), astuple(story.seconds), strict=True
+        )
+        if number
+    ]
     of_what = f": {', '.join(parts)}" if parts else ""
     return f"in all {counted(int(story.steps.sum), 'step')}, {time_of(story.seconds.sum)}{of_what}"
 

@@ -46,7 +46,8 @@ def test_the_story_of_a_request_that_waits_for_others(traces):
         "    14",
         "  generated for 1 step (step 15)",
         "  ended with step 15 (8.5 s): length, 2 tokens",
-        "  in all 16 steps, 8.5 s: 13 steps waiting, 2 steps prefill, 1 step decode",
+        "  in all 16 steps, 8.5 s: 13 steps waiting (6.750 s), 2 steps prefill (1.375",
+        "    s), 1 step decode (0.375 s)",
     ]
 
 
@@ -74,7 +75,13 @@ def test_the_story_as_json(traces):
         "blocks": 5,
         "by": ["a"],
     }
-    assert story["steps"] == {"wait": 13, "prefill": 2, "decode": 1, "standstill": 0}
+    assert story["steps"] == {
+        "wait": 13,
+        "preempted": 0,
+        "prefill": 2,
+        "decode": 1,
+        "standstill": 0,
+    }
     assert story["ended"] == {"step": 15, "time": 8.5, "reason": "length", "tokens": 2}
 
 

@@ -19,7 +19,7 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.explaining.reading import read_requests
-from batcher.explaining.story import Part, answer_of
+from batcher.explaining.story import Part, PhaseTotals, answer_of
 
 
 def stories_of(events, request_id=None):
@@ -120,7 +120,8 @@ def test_a_preempted_request_has_two_stays_and_what_it_cost():
     assert (first.start, first.end, first.preemption.for_label) == (0, 7, "a")
     assert (first.preemption.tokens, first.preemption.generated) == (8, 7)
     assert (second.start, second.end, second.first_token, second.generated) == (9, 13, 11, 7)
-    assert (story.steps.wait, story.steps.prefill, story.steps.decode) == (2, 4, 7)
+    assert story.steps == PhaseTotals(wait=0, preempted=2, prefill=4, decode=7, standstill=0)
+    assert story.seconds == PhaseTotals(0, 0.75, 2.625, 3.375, 0)
 
 
 def test_rows_stand_still_while_prompts_are_computed_first():

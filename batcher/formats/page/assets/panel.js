@@ -94,7 +94,13 @@ function visibleJson(answer) {
   return JSON.stringify(answer, null, 1).replace(/(?!\n)[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, escaped);
 }
 
-const PHASES = { wait: "waiting", prefill: "prefill", decode: "decode", standstill: "standing still" };
+const PHASES = {
+  wait: "waiting",
+  preempted: "preempted",
+  prefill: "prefill",
+  decode: "decode",
+  standstill: "standing still",
+};
 
 /** Returns the sums of a story as a bar, with its numbers beside it in words. */
 function totalsBar(story) {

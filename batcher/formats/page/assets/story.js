@@ -204,10 +204,15 @@ function secondsOf(run, arrival, parts) {
 
 /** Returns the sums of `amounts`, one for each of `parts`, by phase. */
 function totalsOf(parts, amounts) {
-  const sums = { wait: 0, prefill: 0, decode: 0, standstill: 0 };
-  parts.forEach(
-    (part, i) => (sums[part.phase === "wait" || !part.cause ? part.phase : "standstill"] += amounts[i]),
-  );
+  const sums = { wait: 0, preempted: 0, prefill: 0, decode: 0, standstill: 0 };
+  let waiting = "wait";
+  parts.forEach((part, i) => {
+    if (part.phase === "wait") sums[waiting] += amounts[i];
+    else {
+      waiting = "preempted";
+      sums[part.cause ? "standstill" : part.phase] += amounts[i];
+    }
+  });
   for (const phase of Object.keys(sums)) sums[phase] = Number(sums[phase].toFixed(9));
   return sums;
 }
