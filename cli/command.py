@@ -4,6 +4,7 @@ Rule: typer is imported only to parse what `usual_line` does not, so that a plai
 """
 
 import gc
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
@@ -77,10 +78,13 @@ class Command:
         """What it does, in a sentence."""
         return " ".join((self.function.__doc__ or "").partition("\n\n")[0].split())
 
-    @property
-    def has_input(self) -> bool:
-        """Whether it has an INPUT, which is stdin if left out; a person there is shown the help."""
-        return "input" in self._field_names
+    def is_bare(self, given: Mapping[str, Any]) -> bool:
+        """Return whether no argument is `given`, and INPUT is not either, but somebody at stdin.
+
+        Who that is wants to be shown the help.
+        """
+        names = [each.name for each in self.parameters if each.told.is_argument]
+        return "input" in names and all(given.get(name) is None for name in names) and os.isatty(0)
 
     @cached_property
     def parser(self) -> Any:

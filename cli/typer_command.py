@@ -1,6 +1,5 @@
 """A command as typer has it, which parses its line, writes its help and completes it."""
 
-import os
 from inspect import Parameter, Signature
 from typing import Annotated, Any
 
@@ -20,7 +19,7 @@ def typer_command(command: Command) -> Any:
     """Return `command` as one of typer's, and those below it."""
 
     def carry_out(context: typer.Context, **given: Any) -> None:
-        if command.has_input and given["input"] is None and os.isatty(0):
+        if command.is_bare(given):
             typer.echo(context.get_help(), err=True)
             raise typer.Exit(2)
         origins = {name: context.get_parameter_source(name) for name in given}

@@ -3,7 +3,6 @@
 Rule: whatever is not as usual as can be is left to typer, which reads the same declarations.
 """
 
-import os
 import re
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -34,7 +33,7 @@ def usual_values(command: Command, arguments: list[str]) -> dict[str, Any] | Non
         return None
     try:
         texts = _texts(command, arguments)
-        if command.has_input and "input" not in texts and os.isatty(0):
+        if command.is_bare(texts):
             return None
         return {p.name: _value_of(p, texts.get(p.name)) for p in command.parameters}
     except _NotUsual:

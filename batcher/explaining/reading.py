@@ -40,6 +40,25 @@ class KeptRequests:
         elif found is not None and found.first_event is event and not is_follower(found):
             self.all += [found] if self._wants(found.id) else []
 
+    @property
+    def longest(self) -> RequestTimeline | None:
+        """The one that took the most time from its arrival to its end, the first of equal ones.
+
+        None if there is none.  What has not ended by the end of the events counts up to there.
+        """
+        return max(self.all, key=self._seconds, default=None)
+
+    def only(self, request_id: str) -> None:
+        """Keep nothing but what is of this id."""
+        self.all = [request for request in self.all if request.id == request_id]
+        self.rejects = [reject for reject in self.rejects if reject.id == request_id]
+
+    def _seconds(self, request: RequestTimeline) -> float:
+        steps = request.steps(self.timeline.num_steps)
+        if not steps or request.arrive is None:
+            return 0.0
+        return self.timeline.figures.end_of(steps[-1]) - request.arrive.time
+
     def _wants(self, request_id: str) -> bool:
         if self._wanted is None or self._wanted == request_id:
             self.is_known = True

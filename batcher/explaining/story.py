@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from batcher.errors import InvariantError
 from batcher.events import (
@@ -156,7 +156,7 @@ class PhaseTotals(Struct, frozen=True):
     @property
     def sum(self) -> float:
         """All of them."""
-        return sum(astuple(self))
+        return self.wait + self.preempted + self.prefill + self.decode + self.standstill
 
 
 class Story(Struct, frozen=True):

@@ -110,8 +110,11 @@ class TraceOptions:
 class WhyOptions:
     """The options of `batchdecode trace why`; docs/cli.md says what each one means."""
 
-    request_id: str = argument("The id of a request.", "ID", REQUIRED, "request_id")
+    request_id: str | None = argument("The id of a request.", "ID", offers="request_id")
     input: str | None = argument(_INPUT_WORDS, "INPUT")
+    longest: bool = flag(
+        SELECTION, "Of the request that took longest, in place of an ID.", is_common=True
+    )
     json: bool = flag(OUTPUT, "The story as JSON, for programs.", is_common=True)
     all: bool = flag(
         OUTPUT, "Tell of each wait and each span, however many there are.", is_common=True

@@ -2,13 +2,13 @@
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event
 from batcher.explaining.differences import compare
-from batcher.explaining.reading import read_requests
+from batcher.explaining.reading import KeptRequests, read_requests
 from batcher.explaining.story import answer_of
 from batcher.formats.page import is_page_start
 
@@ -17,7 +17,7 @@ from ..printing import check_no_terminal, output_sink, print_json, print_text, w
 from ..running.files import check_distinct, check_replaceable
 from ..running.intake import InputError, OpenInput
 from ..running.stdout import user_code_prints_to_stderr
-from ..screen.cells import printable, wrapped
+from ..screen.cells import counted, printable, wrapped
 from ..screen.terminal import terminal_size
 from .difference_text import describe, results_of
 from .events import STDIN, alike_names, contradictions_named, events_of, open_twice
@@ -44,20 +44,18 @@ def show_why(options: WhyOptions) -> None:
         BatchdecodeError: the input is not right, or has no such request.
         WriteError, BrokenPipeError: the output takes no more.
     """
-    try:
-        path, source = open_twice(options.input)
-    except InputError as error:
-        if os.path.isfile(options.request_id):  # noqa: PTH113 - this one raises nothing
-            swapped = shlex.join([options.input or STDIN, options.request_id])
-            raise InputError(f"{error}; did you mean: batchdecode trace why {swapped}?") from None
-        raise
+    path, source = _open_why(options)
+    title: list[str] = []
     with user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options, options.preset)
         with contradictions_named(source.name):
-            kept = read_requests(events, options.request_id)
-            if not kept.is_known:
-                hint = alike_names(options.request_id, kept.ids, options.input)
-                raise BatchdecodeError(f"{source.name} has no request {options.request_id}{hint}")
+            if options.longest:
+                kept = read_requests(events)
+                title = [_keep_longest(kept, source.name)]
+            else:
+                kept = read_requests(events, options.request_id)
+                if not kept.is_known:
+                    raise BatchdecodeError(_unknown(options, kept.ids, source.name))
             answer = answer_of(kept)
     if options.json:
         print_json(answer)
@@ -65,7 +63,62 @@ def show_why(options: WhyOptions) -> None:
     length = WHOLE if options.all else SHORT
     stories = [tell(story, length) for story in answer.stories]
     stories += map(tell_reject, answer.rejects)
-    _print_lines(_in_columns([line for story in stories for line in story]))
+    _print_lines(_in_columns([*title, *(line for story in stories for line in story)]))
+
+
+def _open_why(options: WhyOptions) -> tuple[str, OpenInput]:
+    """Return the input as `open_twice` does; behind --longest it is the only argument.
+
+    Raises:
+        BatchdecodeError: the line does not say whose story is wanted, or of which input; or that
+            cannot be read.
+    """
+    request_id, path = options.request_id, options.input
+    if options.longest:
+        if path is not None:
+            raise BatchdecodeError(f"--longest stands in place of an ID, and {request_id} is one")
+        return open_twice(request_id)
+    if request_id is None:
+        raise BatchdecodeError("trace why needs the ID of a request, or --longest")
+    if path is None and os.isatty(0):
+        hint = _missing_id(request_id)
+        raise BatchdecodeError(f"trace why {request_id} needs an INPUT, - for stdin{hint}")
+    try:
+        return open_twice(path)
+    except InputError as error:
+        if path is not None and _is_file(request_id):
+            swapped = shlex.join([path, request_id])
+            raise InputError(f"{error}; did you mean: batchdecode trace why {swapped}?") from None
+        raise
+
+
+def _keep_longest(kept: KeptRequests, name: str) -> str:
+    """Let only the request be kept that took longest, and return which one that is; or raise."""
+    longest = kept.longest
+    if longest is None:
+        raise BatchdecodeError(f"{name} has no request")
+    title = f"longest of {counted(len(kept.all), 'sample')}: {longest.label}"
+    kept.only(longest.id)
+    return title
+
+
+def _unknown(options: WhyOptions, known: Collection[str], name: str) -> str:
+    """Return what is said of an id that is none in the input `name`, and what may be meant."""
+    request_id = str(options.request_id)
+    hint = _missing_id(request_id) if options.input is None else ""
+    hint = hint or alike_names(request_id, known, options.input)
+    return f"{name} has no request {request_id}{hint}"
+
+
+def _missing_id(argument: str) -> str:
+    """Return the end of a message where a file may stand in the place of an ID."""
+    if not _is_file(argument):
+        return ""
+    return f"; before the file {argument} goes the ID of a request, or --longest"
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - this one raises nothing
 
 
 def open_both(options: DiffOptions) -> tuple[tuple[str, OpenInput], tuple[str, OpenInput]]:

@@ -20,6 +20,8 @@ from batcher.settings import SchedulingSettings
 from cli.tracing.difference_text import describe, results_of
 from cli.tracing.story_text import WHOLE, names, tell, time_of
 
+ASKED = {"id": "a", "prompt": "x", "max_tokens": 1}
+
 
 @pytest.fixture
 def traces(tmp_path):
@@ -103,6 +105,41 @@ def test_an_unknown_id_gets_those_like_it(traces):
             f"error: many requests has no request {near}{hint} "
             "(batchdecode trace 'many requests' --format spans lists all)\n"
         )
+
+
+def test_the_longest_needs_no_id(traces):
+    why_c = batchdecode("trace", "why", "c", "tight.jsonl", cwd=traces)
+    found = batchdecode("trace", "why", "--longest", "tight.jsonl", cwd=traces)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout == b"longest of 3 samples: c\n" + why_c.stdout
+    trace = (traces / "tight.jsonl").read_bytes()
+    as_json = batchdecode("trace", "why", "--longest", "--json", cwd=traces, stdin=trace)
+    assert [story["id"] for story in json.loads(as_json.stdout)["stories"]] == ["c"]
+
+
+@given(paged_workloads())
+def test_the_longest_is_the_one_whose_story_takes_the_most_seconds(workload):
+    kept = read_requests(play_paged(*workload).events)
+    if not kept.all:
+        assert kept.longest is None
+        return
+    seconds = [story.seconds.sum for story in answer_of(kept).stories]
+    assert kept.all.index(kept.longest) == seconds.index(max(seconds))
+
+
+def test_a_line_without_an_id_is_told_what_is_missing(traces):
+    for line, said in {
+        "": "trace why needs the ID of a request, or --longest",
+        "--longest a tight.jsonl": "--longest stands in place of an ID, and a is one",
+        "tight.jsonl": "<stdin> has no request tight.jsonl; "
+        "before the file tight.jsonl goes the ID of a request, or --longest",
+    }.items():
+        done = batchdecode("trace", "why", *line.split(), cwd=traces, stdin=lines_of(ASKED))
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert done.stderr == f"error: {said}\n"
+    bad = lines_of({"id": "a", "promt": "x"})
+    done = batchdecode("trace", "why", "--longest", "--keep-going", cwd=traces, stdin=bad)
+    assert done.stderr.endswith("\nerror: <stdin> has no request\n")
 
 
 def test_the_id_goes_before_the_file(traces):
@@ -255,7 +292,7 @@ def test_help_lists_the_commands_below_and_each_has_its_own():
     told = done.stdout.decode()
     assert told.startswith("Usage: batchdecode trace [OPTIONS] [INPUT]")
     assert "\nCommands:\n  why                Tell a request's story" in told
-    for name, usage in {"why": "{ID} [INPUT]", "diff": "{A} {B}"}.items():
+    for name, usage in {"why": "[ID] [INPUT]", "diff": "{A} {B}"}.items():
         told = batchdecode("trace", name, "-h").stdout.decode()
         assert told.startswith(f"Usage: batchdecode trace {name} [OPTIONS] {usage}")
 
