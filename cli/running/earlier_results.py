@@ -180,10 +180,12 @@ class EarlierResults:
 
     end: the offset behind the last line that is known.  num_complete: if they are in the order of
     the input, how many of its lines have all their results, from the first one on.
+    num_results, num_answered: once finished, how many there are, and of how many lines of it.
     """
 
     def __init__(self, lines: BinaryIO) -> None:
-        self.end = self.num_complete = 0
+        self.end = self.num_complete = self.num_results = self.num_answered = 0
+        self._answered = array("q")
         self._lines = lines
         self._index = ResultIndex()
         self._kept: list[tuple[int, int, int]] = []
@@ -203,7 +205,9 @@ class EarlierResults:
     def add(self, found: ResultLine) -> None:
         """Take note of the line that stands at `end`."""
         for result in found.results:
-            self._index.add(result.id, number_of(result), self.end)
+            number = number_of(result)
+            self._index.add(result.id, number, self.end)
+            self._answered.append(hash((result.id, min(number, 0))))
         self.end += len(found.line)
 
     def keep(self, input_index: int, start: int) -> None:
@@ -225,6 +229,11 @@ class EarlierResults:
         Raises:
             ResumeError: two results are the same one.
         """
+        import numpy as np  # noqa: PLC0415 - only to resume a run
+
+        self.num_results = len(self._answered)
+        self.num_answered = np.unique(np.frombuffer(self._answered, np.int64)).size
+        del self._answered
         self._index.sort()
         for starts in self._index.alike():
             seen = set()

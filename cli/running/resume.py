@@ -7,7 +7,7 @@ results from being overwritten.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from batcher.validation import ModelCapabilities
 
 from ..commands.run import RunOptions
 from ..options import WALL
+from ..screen.cells import counted
 from .files import rest_path
 from .intake import OpenInput
 from .output import OutputError, ResumeError, Sink, open_sink
@@ -73,6 +74,14 @@ class Resumption:
         if self.earlier is not None:
             self.earlier.close()
 
+    def describe(self, num_requests: int | None) -> str:
+        """Return a line of what is there already, of so many requests; nothing of a new run."""
+        if self.earlier is None or num_requests is None:
+            return ""
+        there = f"{self._output} has {counted(self.earlier.num_results, 'result')}"
+        left = f"{num_requests - self.earlier.num_answered:,} of {counted(num_requests, 'request')}"
+        return f"going on: {there}, {left} have none yet\n"
+
     def open_results(self, output: str) -> Sink:
         """Return what results are written to, behind those that were there; others are gone.
 
@@ -110,21 +119,29 @@ class Resumption:
             Path(rest_path(self._output)).unlink(missing_ok=True)
 
 
-def prepare(options: RunOptions, requests: OpenInput, run: RunEvent) -> Resumption:
+class Leftover(NamedTuple):
+    """What is there where the results of a run go.
+
+    output: None unless that is a plain file.  record: of the run that the results are of.
+    """
+
+    output: str | None = None
+    record: RunRecord | None = None
+    has_results: bool = False
+
+
+def find_leftover(options: RunOptions, requests: OpenInput) -> Leftover:
     """Find what there is to resume, and see to it that no results are lost.
 
-    run: the first line of this run's trace.
-
     Raises:
-        ResumeError: there is something to resume, but not by this run, or not without --resume.
-        OutputError: the end of the results cannot be repaired.
+        ResumeError: there are results, and they are not to be resumed, or cannot be.
     """
     output = options.output
     path = None if output is None else Path(output)
     if output is None or path is None or (path.exists() and not path.is_file()):
         if options.resume:
             raise ResumeError("--resume continues a file of results: it needs --output FILE")
-        return Resumption(None, None, None)
+        return Leftover()
     if options.resume:
         _check_repeatable(options, requests)
     is_filled = Path(rest_path(output)).exists() or (path.exists() and path.stat().st_size > 0)
@@ -132,6 +149,23 @@ def prepare(options: RunOptions, requests: OpenInput, run: RunEvent) -> Resumpti
     earlier = None if options.force else _read_record(output)
     if has_results and not options.resume:
         raise ResumeError(f"{output} {_why_not_replaced(earlier)}")
+    return Leftover(output, earlier, has_results)
+
+
+def prepare(
+    options: RunOptions, requests: OpenInput, leftover: Leftover, run: RunEvent
+) -> Resumption:
+    """Take over what there is to resume.
+
+    run: the first line of this run's trace.
+
+    Raises:
+        ResumeError: it is not of such a run.
+        OutputError: the end of the results cannot be repaired.
+    """
+    output, earlier, has_results = leftover
+    if output is None:
+        return Resumption(None, None, None)
     is_timed = options.follow or options.scheduling.profile == WALL
     is_repeatable = requests.is_file and not (is_timed or options.stream)
     record = RunRecord(
@@ -146,7 +180,7 @@ def prepare(options: RunOptions, requests: OpenInput, run: RunEvent) -> Resumpti
         input_sha256=requests.digest() if is_repeatable else None,
     )
     taken_over = None
-    if has_results and options.resume:
+    if has_results:
         _check_same_run(output, earlier, record)
         taken_over = _take_over(output, record, options, requests)
     return Resumption(output, record, taken_over)

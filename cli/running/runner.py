@@ -31,12 +31,12 @@ from ..screen.terminal import is_pipe, is_same_terminal, wants_color
 from ..screen.view import RunPlan, View
 from .answers import Answers, InputOrder, Replaying
 from .files import OutputLock, check_files
-from .intake import InputError, Waiting, open_input
+from .intake import InputError, OpenInput, Waiting, open_input
 from .loop import Loop
 from .output import NAMES_OF_STDOUT, OutputError, ResumeError, open_sink, stdout_sink
 from .problems import InvalidInput, ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
-from .resume import Resumption, prepare
+from .resume import Resumption, find_leftover, prepare
 from .signals import Interrupted, StepWatch, StopSignals
 from .sources import open_source
 from .stdout import stdout_descriptor
@@ -55,12 +55,14 @@ class RunSetup:
     """What is decoded, and by what.
 
     Raises:
-        BatchdecodeError: there is no such input, or no such model, or it cannot have such a batch.
+        BatchdecodeError: there is no such model, or it cannot have such a batch.
     """
 
-    def __init__(self, options: RunOptions, waiting: Waiting = nullcontext) -> None:
+    def __init__(
+        self, options: RunOptions, requests: OpenInput, waiting: Waiting = nullcontext
+    ) -> None:
         self._waiting = waiting
-        self.requests = open_input(options.input, waiting)
+        self.requests = requests
         self.options = options
         with waiting():
             self.model: Model | RemoteModel
@@ -195,16 +197,17 @@ def run_events(options: RunOptions) -> Iterator[Event]:
     Raises:
         BatchdecodeError: the input or the model is not right.
     """
-    setup = RunSetup(options)
-    with setup.requests, closing(setup.engine):
-        loop = setup.loop()
-        yield loop.engine.run_event()
-        for events, results, _ in loop:
-            loop.answers.take(results)
-            yield from events
-        say(setup.report.closing())
-        _refuse_rest(setup, loop)
-        yield loop.engine.end_event()
+    with open_input(options.input, nullcontext) as requests:
+        setup = RunSetup(options, requests)
+        with closing(setup.engine):
+            loop = setup.loop()
+            yield loop.engine.run_event()
+            for events, results, _ in loop:
+                loop.answers.take(results)
+                yield from events
+            say(setup.report.closing())
+            _refuse_rest(setup, loop)
+            yield loop.engine.end_event()
 
 
 def run(options: RunOptions, stop: StopSignals, command: str) -> int:
@@ -224,16 +227,17 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         raise BatchdecodeError(
             "the results and --summary-json - cannot both go to stdout: give one of them a file"
         )
-    setup = RunSetup(options, stop.waiting)
-    options = setup.options
-    with setup.requests, closing(setup.engine):
-        check_files(options, setup.requests.status)
-        with (
-            OutputLock(options.output) as lock,
-            prepare(options, setup.requests, setup.engine.run_event()) as resumption,
-        ):
-            lock.renew()
-            return Run(setup, lock, resumption, stop, command).carry_out()
+    with open_input(options.input, stop.waiting) as requests:
+        check_files(options, requests.status)
+        with OutputLock(options.output) as lock:
+            leftover = find_leftover(options, requests)  # a model may take minutes to load
+            setup = RunSetup(options, requests, stop.waiting)
+            with (
+                closing(setup.engine),
+                prepare(setup.options, requests, leftover, setup.engine.run_event()) as resumption,
+            ):
+                lock.renew()
+                return Run(setup, lock, resumption, stop, command).carry_out()
 
 
 class Run:
@@ -261,6 +265,8 @@ class Run:
         self._lock, self._resumption = lock, resumption
         self._stop, self._command = stop, command
         self._loop = setup.loop(resumption.earlier)
+        if not setup.options.quiet:
+            say(printable_lines(resumption.describe(self._loop.source.total)))
         gc.freeze()  # nor among the requests that are read already
         pace = Pace(setup.options.step_delay)
         self._view = _open_view(setup, self._loop, pace)

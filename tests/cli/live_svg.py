@@ -8,7 +8,7 @@ clock is that of the engine: as if the modelled GPU were there.
 
 import io
 import re
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from emulated_run import Screen
@@ -16,6 +16,7 @@ from rich.console import Console
 
 from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
+from cli.running.intake import open_input
 from cli.running.runner import RunSetup
 from cli.screen.live.display import FrameLines, ScreenLive
 from cli.screen.live.driver import LiveView
@@ -63,8 +64,12 @@ class LastFrame(ScreenLive):
 
 def frame() -> list[Line]:
     """What the view shows after so many seconds of the engine's clock."""
-    setup, screen = RunSetup(OPTIONS), Screen(COLUMNS + 1, ROWS + 1, has_color=True)
-    with setup.requests, closing(setup.engine):
+    requests, screen = (
+        open_input(OPTIONS.input, nullcontext),
+        Screen(COLUMNS + 1, ROWS + 1, has_color=True),
+    )
+    setup = RunSetup(OPTIONS, requests)
+    with requests, closing(setup.engine):
         loop, display = setup.loop(), LastFrame(screen)
         engine = loop.engine
         plan = RunPlan("chat.jsonl", "fcfs", OPTIONS.batch, loop.source.total, is_timed=True)

@@ -1,7 +1,7 @@
 """Runs that were recorded while a live view with a frame a step showed them."""
 
 import json
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 from emulated_run import Clock, Screen
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
+from cli.running.intake import open_input
 from cli.running.runner import RunSetup
 from cli.screen.live import driver
 from cli.screen.live.display import ScreenLive
@@ -73,9 +74,10 @@ class WatchedRun:
 
     def __init__(self, path, batch, settings, watch):
         options = RunOptions(input=str(path), batch=batch, scheduling=SchedulingOptions(**settings))
-        setup = RunSetup(replace(options, keep_going=True))
+        requests = open_input(options.input, nullcontext)
+        setup = RunSetup(replace(options, keep_going=True), requests)
         self.events, self.seen = [], []
-        with setup.requests, closing(setup.engine):
+        with requests, closing(setup.engine):
             loop = setup.loop()
             self._run(loop, setup.engine.run_event(), batch, watch)
 

@@ -208,6 +208,35 @@ def test_a_run_that_gave_up_can_be_continued(tmp_path, whole):
         decode(tmp_path, "out")
 
 
+@pytest.mark.parametrize("arguments", [["-o", "out"], ["-o", "out.gz", "--resume"]])
+def test_no_model_is_loaded_for_results_that_are_in_the_way(tmp_path, arguments):
+    (tmp_path / "slow.py").write_text("print('loaded')\nnext_tokens = None\n")
+    (tmp_path / "out").write_text("something\n")
+    (tmp_path / "out.gz").write_bytes(b"")
+    (tmp_path / "out.gz.run.json").write_text("damaged")
+    done = batchdecode("run", "--model", "slow:next_tokens", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("loaded")) == (2, 0)
+
+
+@pytest.mark.parametrize("keep_order", [False, True])
+def test_a_resumed_run_says_what_is_there_and_what_is_left(tmp_path, keep_order):
+    sampled = [{"prompt": "Once", "n": 3, "max_tokens": 2, "temperature": 1}] * 3
+    requests = lines_of(*sampled, {"prompt": "late", "arrival_time": 50}, "no request")
+    (tmp_path / "in").write_bytes(requests)
+    command = ["run", "in", "-o", "out", "--keep-going", *["--keep-order"] * keep_order]
+    batchdecode(*command, cwd=tmp_path)
+    whole = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    rejected = [line for line in whole if b"rejected" in line or b"invalid" in line]
+    kept = whole[:6] if keep_order else [*whole[:6], *rejected]
+    (tmp_path / "out").write_bytes(b"".join(kept))
+    done = batchdecode(*command, "--resume", cwd=tmp_path)
+    said = "6 results, 3 of 5" if keep_order else "7 results, 2 of 5"
+    assert f"going on: out has {said} requests have none yet\n" in done.stderr
+    assert sorted((tmp_path / "out").read_bytes().splitlines(keepends=True)) == sorted(whole)
+    again = batchdecode(*command, "--resume", "-q", cwd=tmp_path)
+    assert "going on" not in again.stderr
+
+
 def test_a_run_that_gave_up_is_told_how_to_get_further(tmp_path):
     (tmp_path / "in.jsonl").write_bytes(REQUESTS)
     command = ["run", "in.jsonl", "-o", "out", "-q", "--max-errors", "1"]
