@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from batcher.result import FinishReason, LengthLimit, StopReason, TokenLogprob
+from batcher.result import ErrorInfo, FinishReason, LengthLimit, StopReason, TokenLogprob
 
 TRACE_VERSION = 2
 
@@ -185,8 +185,8 @@ class FinishEvent(SampleEvent, frozen=True):
 
     `slot` is None if it never held one.  `tokens` counts what it generated.  Reason: as in its
     result, or "unused" for a sequence that has none of its own: a beam beyond the n that were asked
-    for, or a negative prompt.  limit: as in its result.  prompt_tokens: of its prompt, where a
-    server counts them and its `arrive` could not say.
+    for, or a negative prompt.  limit, error: as in its result.  prompt_tokens: of its prompt,
+    where a server counts them and its `arrive` could not say.
     """
 
     slot: int | None
@@ -196,6 +196,7 @@ class FinishEvent(SampleEvent, frozen=True):
     role: Role = "sample"
     limit: LengthLimit | None = None
     prompt_tokens: int | None = None
+    error: ErrorInfo | None = None
 
 
 class JumpEvent(SampleEvent, frozen=True):

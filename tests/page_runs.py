@@ -2,15 +2,19 @@
 
 from random import Random
 
+from msgspec.structs import replace
+
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    DropEvent,
     EndEvent,
     FinishEvent,
     RejectEvent,
     RunEvent,
 )
+from batcher.result import ErrorInfo
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.loading import step_time_of
@@ -50,7 +54,17 @@ def events_of(seed):
         if rng.random() < 0.02:
             events.append(RejectEvent(engine.num_steps, engine.now, "bad \u202e", 0, "bad-json"))
     events.append(engine.end_event())
+    if rng.random() < 0.3:
+        dropped = {event.id for event in events if isinstance(event, DropEvent)}
+        events = [_failed(e, dropped) if rng.random() < 0.2 else e for e in events]
     return events[: rng.randint(1, len(events))] if rng.random() < 0.2 else events
+
+
+def _failed(event, dropped):
+    """The event, as that of a failure if it is the end of what is not of a `dropped` sample."""
+    if not isinstance(event, FinishEvent) or event.reason != "length" or event.id in dropped:
+        return event
+    return replace(event, reason="error", error=ErrorInfo("model-failed", "no \u202e<b>"))
 
 
 def short_run(ids, model="simulated"):

@@ -248,6 +248,8 @@ class Recorder:
                 result.usage.completion_tokens,
                 sequence.role,
                 result.limit,
+                None,
+                result.error,
             )
         )
 

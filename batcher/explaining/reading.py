@@ -110,7 +110,7 @@ class RunReader:
                 if found:
                     yield step, found
                 step, found = event.step, []
-            found.append(replace(event, time=0.0))
+            found.append(_what_alone(event))
         if found:
             yield step, found
 
@@ -138,6 +138,13 @@ def _is_decision(event: Event) -> TypeGuard[Decision]:
     """Return whether it decided something; an end of what never had a slot is told late."""
     is_late = isinstance(event, FinishEvent) and event.slot is None
     return isinstance(event, Decision) and not is_late
+
+
+def _what_alone(event: Decision) -> Decision:
+    """Return what was decided, whenever that was and in whatever words it failed."""
+    if isinstance(event, FinishEvent):
+        return replace(event, time=0.0, error=None)
+    return replace(event, time=0.0)
 
 
 def _before(events: Iterable[Event], until: int) -> Iterator[Event]:

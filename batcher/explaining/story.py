@@ -25,7 +25,7 @@ from batcher.events import (
 )
 from batcher.explaining.reading import KeptRequests
 from batcher.explaining.story_drafts import StoryDrafts
-from batcher.result import LengthLimit
+from batcher.result import ErrorInfo, LengthLimit
 from batcher.timeline import Timeline
 from batcher.timeline.records import (
     AdmissionRecord,
@@ -130,7 +130,7 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
 class RequestEnd(Struct, frozen=True, omit_defaults=True):
     """How a sequence ended: `step` was its last, `time` is when that was over, in seconds.
 
-    limit: as in its result.
+    limit, error: as in its result.
     """
 
     step: int
@@ -138,6 +138,12 @@ class RequestEnd(Struct, frozen=True, omit_defaults=True):
     reason: EndReason
     tokens: int
     limit: LengthLimit | None = None
+    error: ErrorInfo | None = None
+
+    @classmethod
+    def by(cls, event: FinishEvent, time: float) -> "RequestEnd":
+        """Return what `event` tells of it."""
+        return cls(event.step, time, event.reason, event.tokens, event.limit, event.error)
 
 
 class PhaseTotals(Struct, frozen=True):
@@ -240,7 +246,7 @@ def _ending_of(timeline: Timeline, request: RequestTimeline) -> RequestEnd | Non
     if finish is None:
         return None
     time = timeline.figures.end_of(finish.step) if request.admission is not None else finish.time
-    return RequestEnd(finish.step, time, finish.reason, finish.tokens, finish.limit)
+    return RequestEnd.by(finish, time)
 
 
 def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[Part]) -> list[float]:

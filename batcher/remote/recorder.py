@@ -97,6 +97,7 @@ class RemoteRecorder:
                 result.stop_reason,
                 usage.completion_tokens,
                 prompt_tokens=usage.prompt_tokens or None,
+                error=result.error,
             )
         )
 

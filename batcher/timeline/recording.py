@@ -40,6 +40,7 @@ from batcher.events import (
 from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import (
+    FAILURES,
     BlockedSpan,
     RequestTimeline,
     SlotSpan,
@@ -169,7 +170,8 @@ class TimelineRecords:
 
     spans: by (start, slot).  waits: by start, and those that start together as they joined the
     queue.  wait_ends: ascending.  blocked: by start, and no two at once.  figures: of the steps.
-    drafts: by (step, slot), of the steps that verified some.
+    drafts: by (step, slot), of the steps that verified some.  failures: how many sequences that
+    waited on their own account came to which bad end.
     """
 
     def __init__(self, fold: RequestFold | None = None) -> None:
@@ -181,6 +183,7 @@ class TimelineRecords:
         self.blocked = SortedRecords[BlockedSpan](BlockedSpan)
         self.drafts = SortedRecords[StepDrafts](StepDrafts)
         self.figures = StepFigures()
+        self.failures = Counter[EndReason]()
         self._run: RunEvent | None = None
         self._last_step = -1  # of any event, whether it takes a slot or not
         self._fold = RequestFold() if fold is None else fold
@@ -314,6 +317,8 @@ class TimelineRecords:
             self._add_span(span)
         if is_follower(found):
             return
+        if event.reason in FAILURES:
+            self.failures[event.reason] += 1
         self._num_alive[event.id] -= 1
         if self._num_alive[event.id] <= 0:
             del self._num_alive[event.id]

@@ -27,6 +27,9 @@ SequenceKey = str | tuple[str, int, Role]
 SpanOutcome = EndReason | Literal["preempted"]
 """What a sequence left its slot for."""
 
+FAILURES: frozenset[SpanOutcome] = frozenset({"error", "aborted"})
+"""The bad ends that one may come to."""
+
 
 class Fork(Struct, frozen=True):
     """After `step` a beam went on as what the beam `parent` of its request was."""

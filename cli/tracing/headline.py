@@ -27,6 +27,11 @@ def headline(timeline: Timeline) -> list[str]:
     ]
     if num_sequences > num_requests:
         parts.append(counted(num_sequences, "sequence"))
+    failures = timeline.failures
+    if failures["error"]:
+        parts.append(f"{failures['error']:,} failed")
+    if failures["aborted"]:
+        parts.append(f"{failures['aborted']:,} aborted")
     if num_preemptions:
         parts.append(counted(num_preemptions, "preemption"))
     if num_drafted:

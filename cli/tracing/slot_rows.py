@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from batcher.timeline.records import SlotSpan
+from batcher.timeline.records import FAILURES, SlotSpan
 
 from ..screen.cells import counted
 
@@ -28,7 +28,7 @@ def group_name(group: Sequence[int]) -> str:
 
 def has_failed(span: SlotSpan) -> bool:
     """Return whether the request came to a bad end."""
-    return span.outcome in {"error", "aborted"}
+    return span.outcome in FAILURES
 
 
 def choose_slots(

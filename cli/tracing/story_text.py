@@ -58,7 +58,7 @@ def tell(story: Story, length: Length = SHORT) -> list[str]:
     lines = [
         f"arrived at step {arrived.step:,} ({time_of(arrived.time)}){_dropped(arrived)}",
         *_spans_and_waits(story, length),
-        _ending(story),
+        *_ending(story),
         _sums(story),
     ]
     return [f"{story.label}: {asked}{rows}", *(f"  {line}" for line in lines)]
@@ -305,18 +305,24 @@ def _taken(story: Story, start: int, end: int) -> str:
     return f"{counted(end - start, 'step')} ({span_of(start, end)}{still})"
 
 
-def _ending(story: Story) -> str:
+def _ending(story: Story) -> Iterator[str]:
+    """Yield how it ended, and what went wrong."""
     ended = story.ended
     if ended is None:
         state = "it waits"
         if story.spans and story.spans[-1].preemption is None:
             state = f"it holds slot {story.spans[-1].slot}"
-        return f"the trace breaks off while {state}"
-    if not story.parts:
-        return f"ended where it arrived ({ended.reason}), without a slot"
+        yield f"the trace breaks off while {state}"
+        return
     tokens = counted(ended.tokens, "token")
     reason = ended.reason if ended.limit is None else f"{ended.reason} ({ended.limit})"
-    return f"ended with step {ended.step:,} ({time_of(ended.time)}): {reason}, {tokens}"
+    yield (
+        f"ended with step {ended.step:,} ({time_of(ended.time)}): {reason}, {tokens}"
+        if story.parts
+        else f"ended where it arrived ({reason}), without a slot"
+    )
+    if ended.error is not None:
+        yield f"{ended.error.code}: {ended.error.message}"
 
 
 def _sums(story: Story) -> str:

@@ -525,6 +525,21 @@ def test_axis_numbers_stand_at_their_ticks_and_never_touch():
     assert numbers.split() == ["1037", "1100", "1200", "1300", "1400"]
 
 
+def test_the_title_says_how_many_failed_whether_they_had_slots_or_not():
+    run = RunEvent(batch=2, model="test", settings={})
+    ends = {"a": "error", "b": "error", "c": "aborted", "d": "length"}
+    arrivals = [ArriveEvent(0, 0.0, name, 0, "input", 1, 1) for name in ends]
+    held = [("a", 0), ("d", 1)]
+    admitted = [AdmitEvent(0, 0.0, name, 0, slot, "empty") for name, slot in held]
+    slots = dict(held)
+    ended = [
+        FinishEvent(0, 0.0, name, 0, slots.get(name), reason, None, 1)
+        for name, reason in ends.items()
+    ]
+    title, *_ = render_gantt(Timeline.from_events([run, *arrivals, *admitted, *ended]))
+    assert title == "1 step · 2 slots · 100% busy · 2 requests · 2 failed · 1 aborted"
+
+
 def test_a_long_prefill_and_a_preemption_have_marks():
     timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
     lines = render_gantt(timeline, width=80)

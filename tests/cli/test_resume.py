@@ -329,10 +329,13 @@ def test_failed_samples_count_as_they_did(tmp_path, monkeypatch):
     out = tmp_path / "out"
     before = out.read_bytes()
     assert before.count(b"\n") == 6
+    trace = (tmp_path / "out.trace").read_bytes()
+    assert trace.count(b'"error":{"code":"model-error","message":"step 0: no"}') >= 3
     for num_lines in (6, 4, 2):
         pretend_to_have_stopped(out, b"".join(before.splitlines(keepends=True)[:num_lines]))
         decode(tmp_path, "out", resume=True, **options)
         assert out.read_bytes() == before
+        assert (tmp_path / "out.trace").read_bytes() == trace
 
 
 @pytest.mark.parametrize(

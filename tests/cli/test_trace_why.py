@@ -171,6 +171,16 @@ def test_requests_are_run_and_each_sample_is_told(tmp_path):
     assert told.stdout == b"b: no valid request (invalid-type), so it never joined the queue\n"
 
 
+def test_what_went_wrong_is_told_of_a_request_that_failed(tmp_path):
+    (tmp_path / "tired.py").write_text("def f(rows): raise RuntimeError('no \\x1b[31m')")
+    (tmp_path / "r.jsonl").write_bytes(lines_of(ASKED))
+    told = batchdecode("trace", "why", "a", "r.jsonl", "--model", "tired:f", cwd=tmp_path)
+    assert told.stdout.decode().splitlines()[-3:-1] == [
+        "  ended with step 0 (1.0 s): error, 0 tokens",
+        r"  model-error: step 0: tired:f raised RuntimeError: no \x1b[31m",
+    ]
+
+
 def test_options_for_requests_are_refused_for_a_trace(traces):
     done = batchdecode("trace", "why", "a", "tight.jsonl", "--batch", "3", cwd=traces)
     assert (done.returncode, done.stderr) == (

@@ -4,11 +4,13 @@ from itertools import zip_longest
 
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, play
 
 from batcher.events import FinishEvent, PreemptEvent, RunEvent
 from batcher.explaining.differences import compare, differing_settings
+from batcher.result import ErrorInfo
 
 
 def decisions_by_step(events, num_steps):
@@ -62,6 +64,20 @@ def test_other_times_alone_are_no_other_schedule():
     assert comparison.is_equal
     assert [setting.name for setting in comparison.settings] == ["step_time.duration"]
     assert {change.later for change in comparison.changes} == {-4.5}
+
+
+def test_what_failed_for_another_reason_in_the_same_step_is_no_other_schedule():
+    events = play_paged([PagedJob("a", 2, 3)], Limits()).events
+    a, b = (
+        [
+            replace(event, reason="error", error=ErrorInfo("model-error", why))
+            if isinstance(event, FinishEvent)
+            else event
+            for event in events
+        ]
+        for why in ("no", "never")
+    )
+    assert compare(a, b).is_equal
 
 
 def test_the_parting_has_both_decisions_and_the_settings_that_differ():

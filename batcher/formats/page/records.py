@@ -6,7 +6,7 @@ Rule: of a sequence that has ended nothing stays in memory but what sorted recor
 import msgspec
 from msgspec import Struct
 
-from batcher.events import EndReason, Event, FinishEvent, RejectEvent, Role
+from batcher.events import Event, FinishEvent, RejectEvent, Role
 from batcher.explaining.story import Arrival, RequestEnd, StoryRetry, computes_at_once
 from batcher.explaining.story_drafts import StoryDrafts
 from batcher.timeline import Timeline
@@ -85,17 +85,13 @@ class PageTimeline(Timeline):
     def _keep(self, number: int, found: RequestTimeline) -> None:
         """Record a sequence of which all is known, and what its spans do not tell."""
         arrive, finish = found.arrive, found.finish
-        ended = None
-        if finish is not None:
-            reason: EndReason = finish.reason
-            ended = RequestEnd(finish.step, finish.time, reason, finish.tokens, finish.limit)
         sequence = PageSequence(
             id=found.id,
             index=found.index,
             role=found.role,
             num_rows=found.num_rows,
             arrived=None if arrive is None else Arrival.by(arrive, finish),
-            ended=ended,
+            ended=None if finish is None else RequestEnd.by(finish, finish.time),
             in_slot=found.admission is not None,
         )
         self.sequences.add((number,), sequence)

@@ -52,8 +52,9 @@ def _more_of_sequence(row: PageSequence) -> str:
     if row.arrived is not None and row.arrived.dropped_turns:
         told["dropped_turns"] = row.arrived.dropped_turns
         told["dropped_tokens"] = row.arrived.dropped_tokens
-    if row.ended is not None and row.ended.limit is not None:
-        told["limit"] = row.ended.limit
+    for name in ("limit", "error"):
+        if (found := getattr(row.ended, name, None)) is not None:
+            told[name] = found
     if row.ended is not None and not row.in_slot:
         told["end_time"] = row.ended.time
     return _encoder.encode(told).decode() if told else ""

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from itertools import islice
 
 from batcher.events import FinishEvent
+from batcher.timeline.records import FAILURES
 
 from .slots import Mark
-from .state import FAILED, Note, RunState
+from .state import Note, RunState
 
 MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
 """How long it is to be seen at a slot what has happened there."""
@@ -47,5 +48,5 @@ class Lately:
 
 def newest_ends(run: RunState) -> list[FinishEvent]:
     """Return the last ends that were none by failure, newest first."""
-    ends = (end for end in reversed(run.ends) if end.reason not in FAILED)
+    ends = (end for end in reversed(run.ends) if end.reason not in FAILURES)
     return list(islice(ends, MAX_ENDS))

@@ -6,7 +6,13 @@ from typing import Literal, NamedTuple
 
 from batcher.events import FinishEvent, RejectEvent
 from batcher.timeline.fold import FoldNews, RequestFold
-from batcher.timeline.records import AdmissionRecord, RequestTimeline, is_follower, label_of
+from batcher.timeline.records import (
+    FAILURES,
+    AdmissionRecord,
+    RequestTimeline,
+    is_follower,
+    label_of,
+)
 
 from .history import RunHistory
 from .slots import Mark, SlotState
@@ -17,7 +23,6 @@ MAX_ENDS = 10_000
 """The most ends that are kept."""
 MAX_UNSEEN = 500
 """What the fold has come to know waits for the next frame, but no more than so much."""
-FAILED = ("error", "aborted")
 USUAL_ENDS = ("stop", "length")
 
 
@@ -199,7 +204,7 @@ class RunState:
         end, admission = request.finish, request.admission
         if end is None:
             return
-        has_failed = end.reason in FAILED
+        has_failed = end.reason in FAILURES
         if has_failed:
             self.num_failed += end.reason == "error"
             what = "failed" if end.reason == "error" else end.reason

@@ -62,6 +62,7 @@ function storyOfRequest(page, run, sequence, goTo) {
             `${ended.reason}${ended.limit ? ` (${ended.limit})` : ""}, ${plural(ended.tokens, "token")}`
         : "the trace breaks off before its end",
     ),
+    ended?.error ? reasonOfFailure(ended.error) : null,
     totalsBar(story),
     element(
       "button",
@@ -83,6 +84,10 @@ function storyOfRequest(page, run, sequence, goTo) {
     ),
   );
 }
+
+/** Returns why a request failed, so that its letters do not turn those around it. */
+const reasonOfFailure = ({ code, message }) =>
+  element("p", {}, `${code}: `, element("bdi", {}, visible(message, 2000)));
 
 const isOf = (run, sequence, story) =>
   !story.arrived || story.arrived.step === run.sequences.arrived[sequence];

@@ -60,6 +60,7 @@ function storyOf(run, number) {
           reason,
           tokens: sequences.tokens[number],
           limit: more.limit,
+          error: more.error,
         })
       : null,
     steps: totalsOf(
