@@ -3,16 +3,14 @@
 Rule: it does what it is asked, in the order in which it is, and ends with the process that asks.
 """
 
-import os
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import parent_process
 from multiprocessing.connection import Connection
-from threading import Thread
 from typing import Any
 
 from batcher.errors import BatchdecodeError, InvariantError, describe
+from batcher.processes import end_with_parent
 from batcher.transformer.layers import FloatArray
 from batcher.transformer.rank_group import GroupPart, PeerGoneError, RankGroup
 from batcher.transformer.transformer import Transformer, Watch
@@ -26,7 +24,7 @@ def serve(connection: Connection, part: GroupPart, outer: GroupPart | None, make
 
     outer: of the first rank, which hands over what comes of it.
     """
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     try:
         _serve(connection, RankGroup(part), None if outer is None else RankGroup(outer), make)
     except (EOFError, ConnectionError, PeerGoneError):
@@ -69,11 +67,3 @@ def _hand_over(rows: FloatArray, outer: RankGroup | None) -> None:
 def _send_last(connection: Connection, message: object) -> None:
     with suppress(OSError):
         connection.send(message)
-
-
-def _end_with_parent() -> None:
-    """End this process at once when the one that started it has ended, in whatever it is."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -5,15 +5,12 @@ comes of it, the first of them hands over.  Ranks take no notice of signals: the
 process, however it ends, and all of them if one does.
 """
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
-from multiprocessing.resource_tracker import ensure_running
 from multiprocessing.util import Finalize
 from typing import Any, NoReturn, cast
 from weakref import finalize
@@ -21,6 +18,7 @@ from weakref import finalize
 import numpy as np
 
 from batcher.errors import BatchdecodeError, InvariantError, LostModelError
+from batcher.processes import signals_blocked, threads_shared
 from batcher.transformer.cache_groups import cache_groups
 from batcher.transformer.cache_size import cache_size
 from batcher.transformer.config import TransformerConfig
@@ -33,8 +31,6 @@ from batcher.transformer.span import Span
 from batcher.transformer.transformer import Watch
 
 _GRACE = 5.0  # seconds, in which the end of a process is known
-_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}  # which a terminal or a supervisor sends to all
 
 
 class RankProcesses:
@@ -68,8 +64,7 @@ class RankProcesses:
 
     def _start(self, make: MakeRank, world_size: int, first: GroupPart) -> None:
         context = get_context("spawn")
-        ensure_running()  # which would let signals through again
-        with _signals_blocked(), _threads_shared(world_size):
+        with signals_blocked(), threads_shared(world_size):
             for part in group_parts(context, world_size):
                 ours, theirs = context.Pipe()
                 outer = first if part.rank == 0 else None
@@ -243,29 +238,3 @@ def _end(processes: list[SpawnProcess], connections: list[Connection], group: Ra
         process.kill()
     for process in processes:
         process.join()
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Let processes that are started inside take no notice of signals for this one."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which they inherit
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _threads_shared(num_processes: int) -> Iterator[None]:
-    """Let processes that are started inside share the processors, unless somebody has said how."""
-    if any(name in os.environ for name in _THREADS):
-        yield
-        return
-    has_affinity = hasattr(os, "sched_getaffinity")
-    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    os.environ |= dict.fromkeys(_THREADS, str(max(1, num_cpus // num_processes)))
-    try:
-        yield
-    finally:
-        for name in _THREADS:
-            del os.environ[name]

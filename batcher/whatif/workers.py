@@ -3,7 +3,6 @@
 Rule: processes are spawned, hold what all tasks share once, and die with the one that started them.
 """
 
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +10,10 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.resource_tracker import ensure_running
 from typing import Any, Generic, Self, TypeVar, cast
 
 from batcher.errors import BatchdecodeError, InvariantError
+from batcher.processes import signals_blocked
 
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
@@ -95,11 +94,9 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
                 yield done, answer
 
     def _start(self, num_processes: int) -> None:
-        """Start processes that take no notice of Ctrl-C: it is this one that ends them."""
+        """Start processes that take no notice of signals: it is this one that ends them."""
         context = get_context("spawn")
-        ensure_running()  # which would let signals through again
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which they inherit
-        try:
+        with signals_blocked():
             for _ in range(num_processes):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(theirs, self._work), daemon=True)
@@ -107,8 +104,6 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
                 theirs.close()
                 self._processes.append(process)
                 self._connections.append(ours)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for connection in self._connections:  # all of them are starting up meanwhile
             _send(connection, self._shared)
 

@@ -10,19 +10,15 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from batcher.engine import DrivenEngine, Engine
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.foreign import RaisedError
-from batcher.formats.requests import RequestParser
-from batcher.models.base import Model, bytes_of, number_of
+from batcher.models.base import number_of
 from batcher.models.simulated import SimulatedModel
 from batcher.remote.loading import RemoteModel
-from batcher.remote.settings import is_server
 
 from ..commands.run import RunOptions
 from ..errors import WriteError
-from ..models import capabilities_of, load, open_server
 from ..options import STDOUT
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
@@ -30,6 +26,7 @@ from ..screen.pace import Pace
 from ..screen.terminal import is_pipe, is_same_terminal, wants_color
 from ..screen.view import RunPlan, View
 from .answers import Answers, InputOrder, Replaying
+from .engine_setup import EngineSetup
 from .files import OutputLock, check_files
 from .intake import InputError, OpenInput, Waiting, open_input
 from .loop import Loop
@@ -51,7 +48,7 @@ GARBAGE_EVERY = 10_000
 """After so many new objects garbage is looked for: of 700, as usual, hardly any is garbage here."""
 
 
-class RunSetup:
+class RunSetup(EngineSetup):
     """What is decoded, and by what.
 
     Raises:
@@ -61,97 +58,14 @@ class RunSetup:
     def __init__(
         self, options: RunOptions, requests: OpenInput, waiting: Waiting = nullcontext
     ) -> None:
-        self._waiting = waiting
         self.requests = requests
-        self.options = options
-        with waiting():
-            self.model: Model | RemoteModel
-            self.engine: DrivenEngine
-            if is_server(options.model):
-                self.model, self.engine = open_server(options, waiting)
-            else:
-                self.model = self._load_model(options)
-                self.options = replace(options, scheduling=options.scheduling.fitted(self.model))
-                self.engine = self._make_engine(self.model)
-            self._capabilities = capabilities_of(self.engine, options)
+        super().__init__(options, waiting, is_shown=_has_picture(options))
         self.report = ProblemReport(self.requests.name, options.color)
-
-    def _load_model(self, options: RunOptions) -> Model:
-        """Return the model that the options name, and let its calls be broken off by a signal.
-
-        Raises:
-            BatchdecodeError: there is none, or it makes no calls for --call-timeout to limit.
-        """
-        for option in ("max_rate", "extra_body"):
-            if getattr(options, option) is not None:
-                raise BatchdecodeError(
-                    f"--{option.replace('_', '-')} is for the model of a server; {options.model} "
-                    "is none"
-                )
-        limit = options.call_timeout
-        if limit is not None:
-            call_settings = {**options.llm_settings, "call_timeout": limit}
-            options = replace(options, llm_settings=call_settings)
-        model = load(options, options.seed, is_shown=_has_picture(options))
-        calls = getattr(model, "calls", None)  # which an LLMModel has alone
-        if calls is not None:
-            calls.waiting = self._waiting
-        if limit is not None and (calls is None or calls.settings.call_timeout != limit):
-            raise BatchdecodeError(
-                f"--call-timeout is for an object with next_token_logits; {model.name} is none, "
-                "or has settings of its own for its calls"
-            )
-        return model
-
-    def _make_engine(self, model: Model) -> Engine:
-        """Return the engine that the options describe.
-
-        Raises:
-            BatchdecodeError: they contradict each other, name what there is not, or ask for more
-            memory than there is.
-        """
-        options, scheduling = self.options, self.options.scheduling
-        if scheduling.check and isinstance(model, SimulatedModel):
-            model.is_attentive = True
-        try:
-            return Engine(
-                model,
-                options.batch,
-                settings=scheduling.settings(),
-                step_time=scheduling.step_time(),
-                clock=scheduling.clock(self._sleep),
-                is_streaming=options.stream,
-                is_checked=bool(scheduling.check),
-                grammar_timeout=options.grammar_timeout,
-                speculation=scheduling.speculation,
-            )
-        except MemoryError as error:
-            raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
-
-    def _sleep(self, seconds: float) -> None:
-        with self._waiting():
-            time.sleep(seconds)
-
-    def _bytes_of(self, token: int) -> bytes:
-        """Return what a token stands for; of the ids of a server nobody knows."""
-        model = self.model
-        return (
-            b"" if isinstance(model, RemoteModel) else bytes_of(token, model.tokenizer.token_bytes)
-        )
 
     @property
     def _is_followed(self) -> bool:
         """Whether nobody asks for it, but a pipe is not waited for: a server's time goes on."""
         return isinstance(self.model, RemoteModel) and not self.requests.is_file
-
-    def _parser(self) -> RequestParser:
-        options, capabilities = self.options, self._capabilities
-        is_hinted = capabilities.chat_template is not None and not (options.chat or options.quiet)
-        if not is_hinted or isinstance(self.model, SimulatedModel):  # simulates no chat
-            return RequestParser(capabilities)
-        from .chat_hint import ChatHintingParser  # noqa: PLC0415 - few models have a template
-
-        return ChatHintingParser(capabilities, self.report.tell)
 
     def _replaying(self) -> Replaying:
         if isinstance(self.model, RemoteModel):
@@ -170,7 +84,7 @@ class RunSetup:
         try:
             source = open_source(
                 self.requests,
-                self._parser(),
+                self.parser(self.report.tell),
                 self.report,
                 keep_going=keep_going,
                 follow=options.follow or self._is_followed,
@@ -184,7 +98,7 @@ class RunSetup:
         return Loop(
             self.engine,
             source,
-            Answers(self.model.name, self._bytes_of, earlier, order, replaying=self._replaying()),
+            Answers(self.model.name, self.bytes_of, earlier, order, replaying=self._replaying()),
             keep_going=keep_going,
             max_errors=options.max_errors,
             on_bad_line=None if is_reported else self.report.add,

@@ -1,0 +1,118 @@
+"""The engine that the options of a run describe, and what reads requests for it."""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+
+from batcher.engine import DrivenEngine, Engine
+from batcher.errors import BatchdecodeError
+from batcher.formats.requests import RequestParser
+from batcher.models.base import Model, bytes_of
+from batcher.models.simulated import SimulatedModel
+from batcher.remote.loading import RemoteModel
+from batcher.remote.settings import is_server
+
+from ..commands.run import RunOptions
+from ..models import capabilities_of, load, open_server
+from .intake import Waiting
+
+
+class EngineSetup:
+    """A model, and the engine that decodes by it.
+
+    options: as given, and as they fit the model.  capabilities: what requests are checked against.
+    is_shown: whether a bar may be drawn while the model is loaded.
+
+    Raises:
+        BatchdecodeError: there is no such model, or it cannot have such a batch.
+    """
+
+    def __init__(
+        self, options: RunOptions, waiting: Waiting = nullcontext, *, is_shown: bool = False
+    ) -> None:
+        self._waiting = waiting
+        self.options = options
+        with waiting():
+            self.model: Model | RemoteModel
+            self.engine: DrivenEngine
+            if is_server(options.model):
+                self.model, self.engine = open_server(options, waiting)
+            else:
+                self.model = self._load_model(options, is_shown=is_shown)
+                self.options = replace(options, scheduling=options.scheduling.fitted(self.model))
+                self.engine = self._make_engine(self.model)
+            self.capabilities = capabilities_of(self.engine, options)
+
+    def parser(self, tell: Callable[[str], None]) -> RequestParser:
+        """Return what reads requests; `tell` takes what a person should know about all of them."""
+        options, capabilities = self.options, self.capabilities
+        is_hinted = capabilities.chat_template is not None and not (options.chat or options.quiet)
+        if not is_hinted or isinstance(self.model, SimulatedModel):  # simulates no chat
+            return RequestParser(capabilities)
+        from .chat_hint import ChatHintingParser  # noqa: PLC0415 - few models have a template
+
+        return ChatHintingParser(capabilities, tell)
+
+    def _load_model(self, options: RunOptions, *, is_shown: bool) -> Model:
+        """Return the model that the options name, and let its calls be broken off by a signal.
+
+        Raises:
+            BatchdecodeError: there is none, or it makes no calls for --call-timeout to limit.
+        """
+        for option in ("max_rate", "extra_body"):
+            if getattr(options, option) is not None:
+                raise BatchdecodeError(
+                    f"--{option.replace('_', '-')} is for the model of a server; {options.model} "
+                    "is none"
+                )
+        limit = options.call_timeout
+        if limit is not None:
+            call_settings = {**options.llm_settings, "call_timeout": limit}
+            options = replace(options, llm_settings=call_settings)
+        model = load(options, options.seed, is_shown=is_shown)
+        calls = getattr(model, "calls", None)  # which an LLMModel has alone
+        if calls is not None:
+            calls.waiting = self._waiting
+        if limit is not None and (calls is None or calls.settings.call_timeout != limit):
+            raise BatchdecodeError(
+                f"--call-timeout is for an object with next_token_logits; {model.name} is none, "
+                "or has settings of its own for its calls"
+            )
+        return model
+
+    def _make_engine(self, model: Model) -> Engine:
+        """Return the engine that the options describe.
+
+        Raises:
+            BatchdecodeError: they contradict each other, name what there is not, or ask for more
+            memory than there is.
+        """
+        options, scheduling = self.options, self.options.scheduling
+        if scheduling.check and isinstance(model, SimulatedModel):
+            model.is_attentive = True
+        try:
+            return Engine(
+                model,
+                options.batch,
+                settings=scheduling.settings(),
+                step_time=scheduling.step_time(),
+                clock=scheduling.clock(self._sleep),
+                is_streaming=options.stream,
+                is_checked=bool(scheduling.check),
+                grammar_timeout=options.grammar_timeout,
+                speculation=scheduling.speculation,
+            )
+        except MemoryError as error:
+            raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
+
+    def _sleep(self, seconds: float) -> None:
+        with self._waiting():
+            time.sleep(seconds)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return what a token stands for; of the ids of a server nobody knows."""
+        model = self.model
+        return (
+            b"" if isinstance(model, RemoteModel) else bytes_of(token, model.tokenizer.token_bytes)
+        )
