@@ -15,9 +15,11 @@ from batcher.simulation.replaying import MAX_TRIES, fit_requests
 from batcher.simulation.request_log import MARK
 from batcher.simulation.traced_requests import read_requests
 from batcher.timing.calibration import fit_steps
+from batcher.timing.carrying import load_profile
+from batcher.timing.hardware import load_gpu
+from batcher.timing.model_shape import load_model_shape
 from batcher.timing.physics import check_physics
-from batcher.timing.profiles import Profile, is_file, load_profile
-from batcher.timing.roofline import load_gpu, load_model_shape
+from batcher.timing.profiles import MORE_TERMS, Profile, is_file
 from batcher.timing.step_log import StepLog, read_step_log, read_traced_steps
 from batcher.timing.term_search import roofline_profile
 
@@ -71,7 +73,12 @@ def write_profile(options: CalibrateOptions) -> None:
         profile, summary = fit(options, chain(head, lines), source.name)
         say(source.take_notes() + summary)
     sink = output_sink(options.output)
-    stated = {name: value for name, value in asdict(profile).items() if value not in (None, ())}
+    nothing = dict.fromkeys(MORE_TERMS, 0.0)
+    stated = {
+        name: value
+        for name, value in asdict(profile).items()
+        if value not in (None, (), nothing.get(name))
+    }
     name, stem = options.name, Path(options.input or "-").name.partition(".")[0]
     if name is None:
         name = _DEFAULT_NAME if stem in ("", "-") else stem

@@ -46,7 +46,6 @@ def _curve(points: Sequence[tuple[int, int]], slope: int) -> Callable[[int], int
     points: (place, ticks), ascending, the first at 0.  slope: what each place beyond them adds.
     """
 
-    @lru_cache(_MAX_KEPT)
     def ticks_at(place: int) -> int:
         after = bisect_right(points, place, key=lambda point: point[0])
         left, low = points[after - 1]
@@ -56,6 +55,11 @@ def _curve(points: Sequence[tuple[int, int]], slope: int) -> Callable[[int], int
         return low + (high - low) * (place - left) // (right - left)
 
     return ticks_at
+
+
+def _floor(least: int, slope: int) -> Callable[[int], int]:
+    """Return what tells the ticks at a place: `slope` for each, and `least` at least."""
+    return lambda place: max(least, slope * place)
 
 
 class ConstantStepTime:
@@ -82,10 +86,24 @@ class ConstantStepTime:
         return -(-ticks // self._ticks)
 
 
-class ProfileStepTime:
-    """A step takes t0 + max(w, f*T) + g*n + (d + h*[prefill])*kv_read + e/2*prefill_work.
+def _of_tokens(
+    ticks: dict[str, int], by_tokens: Sequence[tuple[int, float]]
+) -> Callable[[int], int]:
+    """Return what tells, from the terms of a profile in ticks, all that so many tokens take."""
+    if by_tokens:
+        measured = [(place, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens]
+        alone = _curve([(0, ticks["w"]), *measured], ticks["f"])
+    else:
+        alone = _floor(ticks["w"], ticks["f"])
+    sent = ticks.get("c", 0)
+    return lru_cache(_MAX_KEPT)(lambda num_tokens: alone(num_tokens) + sent * num_tokens)
 
-    T: the tokens of the step.  n: its sequences.  The terms are given in milliseconds.
+
+class ProfileStepTime:
+    """A step takes t0 + max(w, f*T) + g*n + (d + h*[prefill])*kv_read + e/2*prefill_work + c*T.
+
+    T: the tokens of the step.  n: its sequences.  The terms are given in milliseconds; c is 0 if it
+    is not there.
     by_tokens: (T, milliseconds), the T above 0 and ascending, takes the place of max(w, f*T): w at
     no token, from there on linear from point to point, f for each token beyond the last.
     """
@@ -116,10 +134,10 @@ class ProfileStepTime:
         self._most_tokens_of_least = ticks["w"] // ticks["f"] if ticks["f"] else sys.maxsize
         self._curve: Callable[[int], int] | None = None
         if by_tokens:
-            measured = [(place, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens]
-            self._curve = _curve([(0, ticks["w"]), *measured], ticks["f"])
-            self._most_tokens_of_least = 0
             self.settings["by_tokens"] = [list(point) for point in by_tokens]
+        if by_tokens or ticks.get("c"):
+            self._curve = _of_tokens(ticks, by_tokens)
+            self._most_tokens_of_least = 0
         self._per_kv = ticks["d"]
         self._per_kv_with_prefill = ticks["d"] + ticks["h"]
         self._half_per_work = whole_ticks(terms["e"], TICKS_PER_MILLISECOND // 2)
@@ -153,6 +171,7 @@ class RooflineStepTime:
     settings: the shape of the model, the data sheet of the GPU, and how many of them there are.
     compute: ticks for each token, sequence, cached token read and unit of prefill_work.
     memory: ticks for the weights (at least one), each token and each cached token read.
+    communication: ticks that a step, and each of its tokens, takes on top of both.
     """
 
     __slots__ = ("_compute", "_memory", "name", "settings")
@@ -163,24 +182,29 @@ class RooflineStepTime:
         settings: dict[str, Any],
         compute: tuple[int, int, int, int],
         memory: tuple[int, int, int],
+        communication: tuple[int, int] = (0, 0),
     ) -> None:
         self.name, self.settings = name, settings
-        self._compute, self._memory = compute, memory
+        # max(a, b) + c is max(a + c, b + c), which is as soon said as max(a, b)
+        per_step, per_token = communication
+        self._compute = per_step, compute[0] + per_token, *compute[1:]
+        self._memory = memory[0] + per_step, memory[1] + per_token, memory[2]
 
     def compute_ticks(
         self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int
     ) -> int:
-        """Return how long the arithmetic of a step takes."""
-        per_token, per_sequence, per_kv, per_work = self._compute
+        """Return how long the arithmetic of a step takes, and communication."""
+        per_step, per_token, per_sequence, per_kv, per_work = self._compute
         return (
-            num_tokens * per_token
+            per_step
+            + num_tokens * per_token
             + num_sequences * per_sequence
             + kv_read * per_kv
             + prefill_work * per_work
         )
 
     def memory_ticks(self, num_tokens: int, kv_read: int) -> int:
-        """Return how long the memory traffic of a step takes."""
+        """Return how long the memory traffic of a step takes, and communication."""
         weights, per_token, per_kv = self._memory
         return weights + num_tokens * per_token + kv_read * per_kv
 
@@ -216,7 +240,7 @@ class RooflineStepTime:
         """
         compute = (
             self.compute_ticks(num_sequences, num_sequences, kv_read, 0),
-            num_sequences * self._compute[2],
+            num_sequences * self._compute[3],
         )
         memory = self.memory_ticks(num_sequences, kv_read), num_sequences * self._memory[2]
         higher, lower = (compute, memory) if compute[0] > memory[0] else (memory, compute)

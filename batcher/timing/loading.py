@@ -4,23 +4,19 @@ from math import isfinite
 
 from msgspec import Struct
 
+from batcher.timing.carrying import load_profile
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ConstantStepTime
-from batcher.timing.profiles import Profile, load_profile
-from batcher.timing.roofline import (
-    ModelShape,
-    load_gpu,
-    load_model_shape,
-    num_kv_tokens,
-    parts_of,
-    roofline,
-)
+from batcher.timing.hardware import load_gpu
+from batcher.timing.model_shape import ModelShape, load_model_shape
+from batcher.timing.profiles import Profile
+from batcher.timing.roofline import num_kv_tokens, parts_of, roofline
 from batcher.timing.step_time import StepTime
 
 MAX_STEP_SECONDS = 1e6
 FORMS = (
-    "constant, constant:SECONDS, the name of a profile, FILE.yaml, FILE.yaml:NAME, "
-    "roofline:MODEL:GPU or roofline:MODEL:GPU:TP"
+    "constant, constant:SECONDS, the name of a profile, FILE.yaml, FILE.yaml:NAME, one of these "
+    "and :GPUS, roofline:MODEL:GPU or roofline:MODEL:GPU:GPUS"
 )
 
 

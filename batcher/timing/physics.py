@@ -4,8 +4,10 @@ from msgspec import Struct
 
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import RooflineStepTime
+from batcher.timing.hardware import load_gpu
+from batcher.timing.model_shape import load_model_shape
 from batcher.timing.profiles import Profile
-from batcher.timing.roofline import load_gpu, load_model_shape, roofline
+from batcher.timing.roofline import roofline
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 _CONTEXT = 1024  # tokens before the one that a row decodes
@@ -67,9 +69,10 @@ def check_physics(profile: Profile) -> tuple[Physics, list[Prediction]]:
         return unchecked, predictions_of(step_time)
     try:
         shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
+        best = roofline("best", shape, gpu, profile.tensor_parallel)
     except CatalogError as error:
         return Physics("unchecked", str(error)), predictions_of(step_time)
-    predictions = predictions_of(step_time, roofline("best", shape, gpu, profile.tensor_parallel))
+    predictions = predictions_of(step_time, best)
     worst = max(predictions, key=lambda prediction: prediction.advantage)
     if worst.least_seconds is None or worst.seconds >= worst.least_seconds:
         return Physics("possible"), predictions

@@ -12,6 +12,9 @@ from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ProfileStepTime
 
 TERMS = ("t0", "w", "f", "g", "d", "h", "e")
+MORE_TERMS = ("c",)
+"""Terms that only some profiles have: 0 where they are not stated."""
+
 YAML_SUFFIXES = (".yaml", ".yml")
 
 
@@ -31,6 +34,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     d: catalog.Amount
     h: catalog.Amount
     e: catalog.Amount
+    c: catalog.Amount = 0.0
     by_tokens: catalog.Points = ()
     hardware: catalog.OptionalText = None
     model: catalog.OptionalText = None
@@ -41,8 +45,9 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def terms(self) -> dict[str, float]:
-        """The terms by their names."""
-        return {term: getattr(self, term) for term in TERMS}
+        """The terms by their names, of MORE_TERMS those that are not 0."""
+        more = [term for term in MORE_TERMS if getattr(self, term)]
+        return {term: getattr(self, term) for term in (*TERMS, *more)}
 
     def step_time(self, name: str) -> ProfileStepTime:
         """Return the step time that a profile of this name stands for."""
@@ -74,7 +79,7 @@ def is_file(text: str) -> bool:
     return text.endswith(YAML_SUFFIXES)
 
 
-def load_profile(text: str) -> tuple[str, Profile]:
+def find_profile(text: str) -> tuple[str, Profile]:
     """Return the name and the profile that `text` names: a shipped one, FILE.yaml, FILE.yaml:NAME.
 
     Raises:

@@ -15,8 +15,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batcher.timing.hardware import GPU
+from batcher.timing.model_shape import ModelShape
 from batcher.timing.profiles import TERMS, Profile
-from batcher.timing.roofline import GPU, ModelShape, roofline
+from batcher.timing.roofline import roofline
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 Residuals = Callable[[Profile], Any]

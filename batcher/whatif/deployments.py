@@ -20,7 +20,7 @@ from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, S
 from batcher.simulation.drafts import AssumedDrafts
 from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
-from batcher.timing.roofline import load_model_shape
+from batcher.timing.model_shape import load_model_shape
 
 MAX_COUNT = 2**40
 MAX_BATCH = 2**20  # slots

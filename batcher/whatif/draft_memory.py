@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.timing.loading import model_shape_of
-from batcher.timing.roofline import load_model_shape
+from batcher.timing.model_shape import load_model_shape
 from batcher.whatif.deployments import AXES, Deployment
 
 

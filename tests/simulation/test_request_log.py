@@ -13,7 +13,7 @@ from batcher.settings import SchedulingSettings
 from batcher.simulation.replaying import fit_requests, replay
 from batcher.simulation.request_log import LoggedRequest, read_request_log, workload_of_log
 from batcher.simulation.simulator import simulate
-from batcher.timing.profiles import load_profile
+from batcher.timing.carrying import load_profile
 from batcher.timing.roofline import load_gpu, load_model_shape
 from batcher.timing.step_time import StepTime
 from batcher.timing.term_search import roofline_profile

@@ -21,8 +21,9 @@ from batcher.timing.calibration import (
     relative_errors,
     weights_of,
 )
+from batcher.timing.hardware import load_gpu
+from batcher.timing.model_shape import load_model_shape
 from batcher.timing.profiles import TERMS, Profile, shipped_profiles
-from batcher.timing.roofline import load_gpu, load_model_shape
 from batcher.timing.step_log import StepLog, read_step_log
 from batcher.timing.step_time import TICKS_PER_SECOND
 from batcher.timing.term_search import fit_profile, roofline_profile, starts_around

@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from batcher.timing.catalog import CatalogError, shipped
+from batcher.timing.hardware import GPU, link_of, load_gpu
 from batcher.timing.loading import step_time_of
+from batcher.timing.model_shape import load_model_shape
 from batcher.timing.physics import EXAMPLE_STEPS, Physics, check_physics
 from batcher.timing.profiles import Profile, shipped_profiles
-from batcher.timing.roofline import GPU, load_gpu, load_model_shape, num_kv_tokens, roofline
+from batcher.timing.roofline import num_kv_tokens, roofline
 
 GPU_OF_ONE = GPU(tflops=1.0, bandwidth_gb_s=1.0, memory_gb=1.0)
 
@@ -60,10 +63,46 @@ def test_a_step_is_counted_by_hand(tmp_path: Path) -> None:
     assert prompt == 4 * 2 * 8 * 7 * (5 + 3.5) * 10**3
 
 
-def test_gpus_share_the_work() -> None:
-    shape = load_model_shape("llama-3.1-70b")
-    alone, four = (roofline("test", shape, load_gpu("h100-sxm"), n) for n in (1, 4))
-    assert four.ticks(8, 8, 9000, 0) == pytest.approx(alone.ticks(8, 8, 9000, 0) / 4)
+def test_gpus_share_the_work_and_wait_for_their_all_reduces() -> None:
+    shape, gpu = load_model_shape("llama-3.1-70b"), load_gpu("h100-sxm")
+    alone, four = (roofline("test", shape, gpu, n) for n in (1, 4))
+    # two all-reduces a layer of 4.75 µs each, and of 8 tokens: each of four GPUs sends 3/2 of
+    # 8,192 numbers of 2 bytes, at 450 GB/s
+    waiting = 160 * 4.75e-6 + 160 * 8 * 1.5 * 8192 * 2 / 450e9
+    expected = alone.ticks(8, 8, 9000, 0) / 4 + waiting * 10**15
+    assert four.ticks(8, 8, 9000, 0) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("num_gpus", "copies"), [(1, 1), (8, 1), (16, 2)])
+def test_heads_of_keys_are_not_divided(num_gpus: int, copies: int) -> None:
+    shape, gpu = load_model_shape("llama-3.1-70b"), load_gpu("h100-sxm")
+    step_time = roofline("test", shape, gpu, num_gpus)
+    read = step_time.memory_ticks(1, 10**6) - step_time.memory_ticks(1, 0)
+    assert read == pytest.approx(copies * 327680 / num_gpus / 3350e9 * 1e21, rel=1e-5)
+    room = 80e9 * 0.9 * num_gpus - shape.weight_bytes
+    assert num_kv_tokens(shape, gpu, num_gpus) == max(int(room / (327680 * copies)), 0)
+
+
+def test_gpus_on_pci_express_wait_longer_the_more_there_are() -> None:
+    shape = load_model_shape("llama-3.2-1b")
+    two, four = (roofline("test", shape, load_gpu("rtx-pro-6000"), n) for n in (2, 4))
+    assert four.compute_ticks(0, 0, 0, 0) - two.compute_ticks(0, 0, 0, 0) == 32 * 2 * 3.7e9
+
+
+def test_gpus_that_share_work_have_a_link(tmp_path: Path) -> None:
+    shape = load_model_shape("llama-3.2-1b")
+    with pytest.raises(CatalogError, match=r"need a link .* one of nvlink4, nvlink3, pcie5, pcie4"):
+        roofline("test", shape, GPU_OF_ONE, 2)
+    with pytest.raises(CatalogError, match=r"unknown link nvlink \(did you mean nvlink"):
+        roofline("test", shape, replace(GPU_OF_ONE, link="nvlink"), 2)
+    path = tmp_path / "link.yaml"
+    path.write_text("{bandwidth_gb_s: 1, measured_gb_s: 1, latency_us: 1000}")
+    step_time = roofline("test", shape, replace(GPU_OF_ONE, link=str(path)), 2)
+    assert step_time.compute_ticks(0, 0, 0, 0) == 32 * 10**12
+    sheet = tmp_path / "gpu.yaml"
+    sheet.write_text("{tflops: 1, bandwidth_gb_s: 1, memory_gb: 1}")
+    physics, _ = check_physics(profile_of(hardware=str(sheet), tensor_parallel=2))
+    assert physics.verdict == "unchecked"
 
 
 def test_the_room_beside_the_weights() -> None:
@@ -85,7 +124,10 @@ def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
 
 def test_all_data_sheets_can_be_used_and_name_their_source() -> None:
     for name in shipped("hardware.yaml"):
-        assert load_gpu(name).source.startswith("NVIDIA")
+        gpu = load_gpu(name)
+        assert gpu.source.startswith("NVIDIA")
+        link = link_of(gpu)
+        assert link.measured_gb_s < link.bandwidth_gb_s
 
 
 @pytest.mark.parametrize(
@@ -163,7 +205,7 @@ def test_a_profile_that_beats_the_arithmetic_is_flagged() -> None:
 
 
 def test_more_gpus_allow_more() -> None:
-    fast = {"t0": 4.0, "w": 4.0, "f": 0.05, "g": 0.01, "d": 1e-4}
+    fast = {"t0": 4.0, "w": 4.0, "f": 0.06, "g": 0.01, "d": 1e-4}
     assert check_physics(profile_of(**fast))[0].verdict == "too fast"
     assert check_physics(profile_of(**fast, tensor_parallel=2))[0].verdict == "possible"
 

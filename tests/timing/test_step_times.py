@@ -14,7 +14,7 @@ from batcher.timing.formulas import (
     sum_of_ramp,
     whole_ticks,
 )
-from batcher.timing.profiles import TERMS, shipped_profiles
+from batcher.timing.profiles import MORE_TERMS, TERMS, shipped_profiles
 from batcher.timing.step_time import StepTime
 
 OF_TERMS_ALONE = sorted(name for name, one in shipped_profiles().items() if not one.by_tokens)
@@ -25,15 +25,18 @@ def profile(**terms: float) -> ProfileStepTime:
     return ProfileStepTime("test", dict.fromkeys(TERMS, 0.0) | terms)
 
 
-PROFILES = st.fixed_dictionaries(dict.fromkeys(TERMS, AMOUNTS)).map(
-    lambda terms: profile(**terms | {"t0": terms["t0"] + 0.001})
-)
+PROFILES = st.fixed_dictionaries(
+    dict.fromkeys(TERMS, AMOUNTS), optional=dict.fromkeys(MORE_TERMS, AMOUNTS)
+).map(lambda terms: profile(**terms | {"t0": terms["t0"] + 0.001}))
 CONSTANTS = st.decimals(0, 100, places=15).map(float).map(ConstantStepTime)
 SMALL = st.integers(0, 40)
 ROOFLINES = st.builds(
-    lambda compute, memory: RooflineStepTime("test", {}, compute, memory),
+    RooflineStepTime,
+    st.just("test"),
+    st.just({}),
     st.tuples(SMALL, SMALL, SMALL, SMALL),
     st.tuples(st.integers(1, 4000), SMALL, SMALL),
+    st.tuples(st.integers(0, 900), SMALL),
 )
 STEP_TIMES = st.one_of(PROFILES, CONSTANTS, ROOFLINES)
 
@@ -136,6 +139,13 @@ def test_a_roofline_is_the_larger_of_its_two_sides() -> None:
     assert step_time.memory_ticks(40, 1) == 144
 
 
+def test_a_roofline_waits_for_communication_whichever_side_is_larger() -> None:
+    sides = (10, 5, 3, 2), (100, 1, 4)
+    alone, several = (RooflineStepTime("test", {}, *sides, each) for each in ((0, 0), (70, 6)))
+    for tokens in (4, 40):
+        assert several.ticks(tokens, 2, 1, 7) == alone.ticks(tokens, 2, 1, 7) + 70 + 6 * tokens
+
+
 def test_where_one_side_of_a_roofline_overtakes_the_other() -> None:
     step_time = RooflineStepTime("test", {}, (1, 1, 3, 0), (120, 1, 1))
     ticks = one_by_one(step_time, 2, 5, 60)
@@ -154,6 +164,14 @@ def test_the_floor_of_a_profile_ends_at_the_right_token(name: str) -> None:
     for tokens in range(crossing - 1, crossing + 3):
         ticks = chosen.step_time(name).ticks(tokens, 1, 0, tokens * tokens)
         assert ticks == by_definition(chosen.terms, [], [(0, tokens)]) * 10**12
+
+
+@given(PROFILES, st.integers(1, 300), st.integers(1, 300), st.integers(0, 9), st.integers(0, 9))
+def test_communication_is_for_each_token(step_time, num_tokens, rows, kv_read, work) -> None:
+    terms = step_time.settings | {"c": 0.0}
+    alone = ProfileStepTime("test", terms).ticks(num_tokens, rows, kv_read, work)
+    sent = whole_ticks(step_time.settings.get("c", 0.0), 10**12)
+    assert step_time.ticks(num_tokens, rows, kv_read, work) == alone + sent * num_tokens
 
 
 def test_settings_reproduce_a_step_time() -> None:

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timing.test_step_times import one_by_one
 
+from batcher.timing.carrying import load_profile
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ProfileStepTime
 from batcher.timing.physics import check_physics
-from batcher.timing.profiles import TERMS, load_profile, shipped_profiles
+from batcher.timing.profiles import TERMS, shipped_profiles
 from batcher.timing.term_search import starts_around
 
 TERMS_OF_ONE = dict(zip(TERMS, (2.0, 1.0, 0.5, 0.01, 0.001, 0.002, 0.0001), strict=True))
