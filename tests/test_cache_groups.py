@@ -11,7 +11,7 @@ from reference import english_requests
 from test_scheduling_invariance import Case, cases, check, run
 
 from batcher import BatchdecodeError, Engine, ModelError, ModelOutput, Request, SimulatedModel
-from batcher.events import AdmitEvent
+from batcher.events import AdmitEvent, PreemptEvent
 from batcher.models.base import Batch
 from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.cached_blocks import NO_HASH, ROOT
@@ -117,6 +117,21 @@ class FailingModel(GroupedModel):
         if self.is_failing:
             raise ModelError("no memory")
         return super().forward(batch)
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_nobody_gives_way_to_beams_that_have_all_they_may_need(kinds: tuple) -> None:
+    limits = SchedulingSettings(kv_blocks=23 * len(kinds), block_size=4, capacity="no-evict")
+    engine = Engine(GroupedModel(*kinds), 4, settings=limits, is_checked=True)
+    engine.add(Request(id="beams", prompt=[9] * 8, max_tokens=20, num_beams=2, ignore_eos=True))
+    for name in ("second", "third"):
+        engine.add(Request(id=name, prompt=[7] * 8, max_tokens=25, ignore_eos=True))
+    events = []
+    while engine.has_work:
+        events += engine.step().events
+    assert not [event for event in events if isinstance(event, PreemptEvent)]
+    admitted = {event.id: event.step for event in events if isinstance(event, AdmitEvent)}
+    assert admitted["beams"] == admitted["second"] == 0 < admitted["third"]
 
 
 def test_what_a_failed_row_was_to_compute_is_not_found() -> None:

@@ -217,6 +217,7 @@ class Admission(Generic[S]):
             kv_cache.attach(row, match)
         for row, match, stop in zip(rows, room.matches, room.stops, strict=True):
             kv_cache.fill(row, match, stop)
+        kv_cache.promise(first)
         for row, num in room.num_tokens.items():
             start = row.num_computed_tokens
             row.num_computed_tokens = start + num
@@ -238,6 +239,7 @@ class Admission(Generic[S]):
         if self.settings.capacity == "no-evict":
             stops = [row.most_tokens for row in rows]
         num_needed = self._num_needed(kv_cache, first, matches, stops, is_alone=is_alone)
+        num_needed += kv_cache.num_blocks_to_promise(first)
         return _Room(matches, stops, num_tokens, num_needed)
 
     def _matches_of(self, first: S) -> list[PrefixMatch]:

@@ -308,6 +308,25 @@ class KVCache(Generic[S]):
         pool.give_back(held(own[: len(own) - len(kept)]))
         return shared + kept
 
+    def num_blocks_to_promise(self, first: S) -> int:
+        """Return how many free blocks `promise` takes."""
+        if self._capacity != "no-evict":
+            return 0
+        num_own = self.num_blocks(first.most_tokens) - first.num_prompt_tokens // self.block_size
+        return num_own * self.num_groups * len(first.beams_to_fork)
+
+    def promise(self, first: S) -> None:
+        """Give the beams that `first` is going to fork all they may ever need, where that is held.
+
+        They share the blocks that the prompt fills with `first`.
+        """
+        if self._capacity != "no-evict":
+            return
+        num_shared = first.num_prompt_tokens // self.block_size * self.block_size
+        for beam in first.beams_to_fork:
+            self.fork(first, beam, num_shared)
+            self.extend(beam, beam.most_tokens)
+
     def copy_shared_end(self, sequence: S) -> None:
         """Give `sequence` a last block of its own if it shares that with another one."""
         if self._has_shared_end(sequence.block_table):

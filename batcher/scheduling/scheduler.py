@@ -381,7 +381,7 @@ class Scheduler(Admission[S]):
         has_failed: whether what the last step was to compute of it is not to be relied on.
         """
         batch, kv_cache = self.batch, self.kv_cache
-        for row in (first,) if not first.others else first.computed_group:
+        for row in (first,) if not first.others else first.group:
             if row.is_decoding:
                 batch.stop_decoding(row)
             if self._num_uncomputed:

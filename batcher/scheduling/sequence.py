@@ -101,6 +101,13 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
         return (self, *(row for row in self.others if row.num_tokens or row.role != "beam"))
 
     @property
+    def beams_to_fork(self) -> tuple[Self, ...]:
+        """The beams of its group that begin with the first fork; one of max_tokens 1 has none."""
+        if self.max_tokens <= 1:
+            return ()
+        return tuple(row for row in self.others if row.role == "beam" and not row.num_tokens)
+
+    @property
     def most_tokens(self) -> int:
         """How many tokens are computed at most: the last one that is generated is not."""
         return max(self.num_prompt_tokens + self.max_tokens - 1, 1)

@@ -63,6 +63,25 @@ def test_the_other_capacities(more: dict[str, str], second: int | None) -> None:
     )
 
 
+@pytest.mark.parametrize(("kv_blocks", "is_let_in"), [(20, True), (19, False), (15, False)])
+def test_all_that_beams_may_ever_need_is_theirs_before_they_fork(
+    kv_blocks: int, *, is_let_in: bool
+) -> None:
+    # 7 blocks for the first beam; the second shares the two of the prompt; 8 for the other request
+    settings = SchedulingSettings(kv_blocks=kv_blocks, block_size=4, capacity="no-evict")
+    engine = Engine(SimulatedModel(), 3, settings=settings, is_checked=True)
+    engine.add(Request(id="beams", prompt=[9] * 8, max_tokens=20, num_beams=2, ignore_eos=True))
+    engine.add(Request(id="other", prompt=[7] * 8, max_tokens=25, ignore_eos=True))
+    events = []
+    while engine.has_work:
+        events += engine.step().events
+        engine.scheduler.check()
+    assert not [event for event in events if isinstance(event, PreemptEvent)]
+    admitted = {event.id: event.step for event in events if isinstance(event, AdmitEvent)}
+    assert (admitted["other"] == 0) == is_let_in
+    assert engine.scheduler.kv_cache.pool.num_used == 0
+
+
 def test_long_prompts_do_not_drive_each_other_out() -> None:
     # each prompt takes 24 of 40 tokens: two at a time would preempt each other for ever
     workload = Workload([job(place, 24, 4) for place in range(6)], 6)
