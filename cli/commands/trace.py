@@ -15,6 +15,7 @@ from .. import shared
 from ..help import DISPLAY, OUTPUT, REQUIRED, OptionGroup, argument, flag, option
 from ..options import MAX_BATCH, as_command, scheduling_group
 
+Format = Literal["spans", "steps", "csv", "chrome", "perfetto", "html", "svg", "gantt"]
 SELECTION, PLAYER, REQUESTS = "Only", "Player", "If INPUT holds requests"
 _INPUT_WORDS = "A trace, or requests, which are run for it: a file or - for stdin."
 
@@ -68,9 +69,9 @@ class TraceOptions:
     """
 
     input: str | None = argument(_INPUT_WORDS, "INPUT")
-    format: Literal["spans", "steps", "csv", "chrome", "html", "svg", "gantt"] | None = option(
+    format: Format | None = option(
         DISPLAY,
-        "spans, steps, csv, chrome (for Perfetto), html (for a browser), svg or gantt.  "
+        "spans, steps, csv, chrome or perfetto (the same), html (for a browser), svg or gantt.  "
         "[default: gantt on a terminal, spans otherwise]",
         "FORMAT",
         is_common=True,

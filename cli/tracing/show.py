@@ -29,6 +29,7 @@ ENCODERS = {
     "steps": encode_steps,
     "csv": encode_csv,
     "chrome": encode_chrome,
+    "perfetto": encode_chrome,
 }
 _VIEW_START = re.compile(
     rb'slot,id,index,start,|\{"slot":\d+,"id":|\{"step":\d+,"slots":|'

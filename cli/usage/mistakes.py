@@ -17,6 +17,10 @@ from ..screen.cells import listed
 from .other_names import OTHER_NAMES
 
 _READING_REQUESTS = {"run", "check"}
+_SEVERAL = {
+    **dict.fromkeys(_READING_REQUESTS, "several INPUTs"),  # they make one input together
+    "trace": "two runs in step: batchdecode trace diff A B; of several files of requests as one",
+}
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _FROM_ENVIRONMENT = "ENVIRONMENT"
 _MAX_COMMANDS = 3  # that have an option, named in a message
@@ -57,9 +61,9 @@ def _sentence(error: exceptions.UsageError, context: Any) -> str:
                 return f"{error.option_name} {wanted}"
     extra = _EXTRA.fullmatch(error.message)
     if extra is not None:
-        is_joined = context.info_name in _READING_REQUESTS  # their files make one input together
-        several = f"; of several INPUTs: cat FILE ... | {command} -" if is_joined else ""
-        return f"{command} takes fewer arguments: {extra[1]}{several}"
+        several = _SEVERAL.get(context.info_name)
+        hint = f"; of {several}: cat FILE ... | {command} -" if several else ""
+        return f"{command} takes fewer arguments: {extra[1]}{hint}"
     return _lowered(error.message)
 
 

@@ -93,6 +93,10 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
             ["run", "a.jsonl", "b.jsonl"],
             "arguments: b.jsonl; of several INPUTs: cat FILE ... | batchdecode run -\n",
         ),
+        (
+            ["trace", "a.jsonl", "b.jsonl"],
+            "; of two runs in step: batchdecode trace diff A B; of several files of requests as",
+        ),
         (["trac"], "no command 'trac'; did you mean trace?\n"),
         (["xyzzy"], "no command 'xyzzy' (known: run, check, "),
         (["--version=3"], "error: option '--version' does not take a value\n"),

@@ -67,6 +67,7 @@ def test_a_pipe_gets_spans(shown, design_trace):
         ("spans", b'{"slot":0,"id":"a","index":0,"start":0,"end":3,"outcome":"length"}'),
         ("steps", b'{"step":0,"slots":["a","b"],"waiting":2}'),
         ("csv", b"slot,id,index,start,end,outcome,role,jumped,dropped"),
+        ("perfetto", b'{"displayTimeUnit":"ms","traceEvents":['),
         ("chrome", b'{"displayTimeUnit":"ms","traceEvents":['),
         ("gantt", "7 steps · 2 slots · 71% busy · 4 requests".encode()),
         (
