@@ -173,6 +173,16 @@ def test_a_filter_shows_what_it_says(show):
     }
 
 
+def test_keys_are_heard_before_anything_is_clicked_but_not_by_a_part_of_a_document(show):
+    width = "((d) => d[1] - d[0])(page.view.x.domain())"
+    tab = show(page_of(long_run()))
+    tab.keyboard.press("+")
+    assert tab.evaluate(width) == pytest.approx(20)
+    tab = show(page_of(long_run(), is_part=True))
+    tab.keyboard.press("+")
+    assert tab.evaluate(width) == 40
+
+
 def test_wheel_drag_and_keys_move_in_time(show):
     tab = show(page_of(long_run()))
     domain = "page.view.x.domain()"

@@ -46,6 +46,7 @@ class Page {
     this.tell(null);
     this.resize();
     this.open(facts.opening ?? {});
+    if (!this.isPart) this.charts[0].canvas.focus(); // its keys are heard from the beginning
   }
 
   /** Shows what the command line asked for. */
