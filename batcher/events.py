@@ -34,6 +34,7 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     layout: whether the model computes padding beside the tokens of a step; "remote" if a server
     answers each row in its own time, so that a step gives a row what a ReceiveEvent says.
     speculation: where drafts come from, see SpeculationSettings; {} if there are none.
+    workers: how many engines decode the input side by side, each with `batch` slots of its own.
     """
 
     version: int = TRACE_VERSION
@@ -45,6 +46,7 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     step_time: dict[str, Any] = {}
     layout: Layout = "ragged"
     speculation: dict[str, Any] = {}
+    workers: int = 1
 
 
 class _Event(
@@ -54,8 +56,14 @@ class _Event(
     omit_defaults=True,
     tag_field="event",
     tag=lambda name: name.removesuffix("Event").lower(),
+    kw_only=True,
 ):
-    """An event; its kind is the name of its record."""
+    """An event; its kind is the name of its record.
+
+    worker: which of the workers of the run it is of; None where there is one, and within a worker.
+    """
+
+    worker: int | None = None
 
 
 class SampleEvent(_Event, frozen=True):
@@ -334,7 +342,7 @@ class RejectEvent(SampleEvent, frozen=True):
 
 
 class EndEvent(_Event, frozen=True):
-    """The last line of a trace of a run that came to its end."""
+    """The last line of a trace of a run, or of one of its workers, that came to its end."""
 
     steps: int
     time: float

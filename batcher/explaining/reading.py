@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from batcher.events import Decision, EndEvent, Event, FinishEvent, RejectEvent, RunEvent, StepsEvent
 from batcher.timeline import Timeline
 from batcher.timeline.records import RequestTimeline, is_follower
+from batcher.timeline.workers import ByWorker
 
 MAX_IDS = 20_000
 
@@ -46,14 +47,15 @@ class KeptRequests:
 
         None if there is none.  What has not ended by the end of the events counts up to there.
         """
-        return max(self.all, key=self._seconds, default=None)
+        return max(self.all, key=self.seconds, default=None)
 
     def only(self, request_id: str) -> None:
         """Keep nothing but what is of this id."""
         self.all = [request for request in self.all if request.id == request_id]
         self.rejects = [reject for reject in self.rejects if reject.id == request_id]
 
-    def _seconds(self, request: RequestTimeline) -> float:
+    def seconds(self, request: RequestTimeline) -> float:
+        """Return how long one took from its arrival to its end, or to that of the events."""
         steps = request.steps(self.timeline.num_steps)
         if not steps or request.arrive is None:
             return 0.0
@@ -68,18 +70,22 @@ class KeptRequests:
         return False
 
 
-def read_requests(events: Iterable[Event], request_id: str | None = None) -> KeptRequests:
-    """Return what happened in a run, to all its requests or to one.
+def read_requests(events: Iterable[Event], request_id: str | None = None) -> list[KeptRequests]:
+    """Return what happened in each worker of a run, to all its requests or to one.
+
+    There is one, most often.
 
     Raises:
         InvariantError, BatchdecodeError: see Timeline.from_events.
     """
-    kept = KeptRequests(request_id)
+    by_worker = ByWorker(lambda: KeptRequests(request_id))
     for event in events:
-        kept.add(event)
-    kept.timeline.close()
-    kept.timeline.check_integrity()
-    return kept
+        by_worker.add(event)
+    workers = by_worker.close()
+    for kept in workers:
+        kept.timeline.close()
+        kept.timeline.check_integrity()
+    return workers
 
 
 class RunReader:

@@ -5,7 +5,7 @@ other without a gap, so their steps and seconds add up to those from arrival to 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import merge
 from operator import attrgetter
 from typing import Literal
@@ -165,11 +165,12 @@ class PhaseTotals(Struct, frozen=True):
         return self.wait + self.preempted + self.prefill + self.decode + self.standstill
 
 
-class Story(Struct, frozen=True):
+class Story(Struct, frozen=True, omit_defaults=True):
     """All about one sample, or the beams of a request.
 
     arrived: None if it was aborted before.  ended: None if the events break off before.
     batch, kv_blocks: how many slots and blocks the run had; kv_blocks is None without a limit.
+    worker: whose request it was, of several: they have a batch and blocks each.
     """
 
     id: str
@@ -184,6 +185,7 @@ class Story(Struct, frozen=True):
     ended: RequestEnd | None
     steps: PhaseTotals
     seconds: PhaseTotals
+    worker: int | None = None
 
 
 class RequestStories(Struct, frozen=True):
@@ -193,9 +195,23 @@ class RequestStories(Struct, frozen=True):
     rejects: list[RejectEvent]
 
 
-def answer_of(kept: KeptRequests) -> RequestStories:
-    """Return the stories of all that was kept."""
-    return RequestStories([story_of(kept.timeline, request) for request in kept.all], kept.rejects)
+def answer_of(workers: Sequence[KeptRequests]) -> RequestStories:
+    """Return the stories of all that was kept of each worker of a run."""
+    answer = RequestStories([], [])
+    for number, kept in enumerate(workers):
+        stories = [story_of(kept.timeline, request) for request in kept.all]
+        if len(workers) > 1:
+            stories = [_of_worker(story, number) for story in stories]
+        answer.stories.extend(stories)
+        answer.rejects.extend(kept.rejects)
+    return answer
+
+
+def _of_worker(story: Story, worker: int) -> Story:
+    """Return a story as one of a run of several workers, whose slots are numbered together."""
+    first = worker * story.batch
+    spans = [replace(span, slot=first + span.slot) for span in story.spans]
+    return replace(story, worker=worker, spans=spans)
 
 
 def story_of(timeline: Timeline, request: RequestTimeline) -> Story:

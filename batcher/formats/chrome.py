@@ -1,11 +1,12 @@
 """A timeline as a Chrome trace, the JSON that Perfetto and chrome://tracing open.
 
-Rule: all times are those of the engine's clock, in microseconds; thread `slot + 1` is a slot, and
-on it a sequence encloses its prefill, the steps up to its first token; nothing else on a thread
-overlaps.  A preemption is an instant where its slice ends, what was found in the prefix cache one
-where it begins.  The slices of one sequence are a flow, and so is a fork, from the beam that goes
-on in another to that one.  Waits are asynchronous events.  Flows and waits are told apart by
-numbers.  Whose blocks were found in the cache no event tells, so there is no flow for it.
+Rule: all times are those of the engine's clock, in microseconds.  A worker is a process, and its
+thread `slot + 1` is a slot: on it a sequence encloses its prefill, the steps up to its first token;
+nothing else on a thread overlaps.  A preemption is an instant where its slice ends, what was found
+in the prefix cache one where it begins.  The slices of one sequence are a flow, and so is a fork,
+from the beam that goes on in another to that one.  Waits are asynchronous events.  Flows and waits
+are told apart by numbers, of which no two workers have the same.  Whose blocks were found in the
+cache no event tells, so there is no flow for it.
 """
 
 from bisect import bisect_left
@@ -13,18 +14,20 @@ from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import chain, groupby, takewhile
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
+from batcher.timeline.merged import WorkersTimeline
 from batcher.timeline.recording import StepFigures
 from batcher.timeline.records import SequenceKey, SlotSpan, Wait, key_of
 from batcher.timeline.sorted_records import SortedRecords
 from batcher.timeline.step_counts import Stretch, clip
 
 MICROSECONDS = 10**6
-PROCESS_ID = 1
+MAX_NUMBERS = 2**32
+"""More than a worker has flows, or waits."""
 _SAID = ("jumped", "drafted", "accepted", "dropped", "forks", "cached", "generated", "resumed")
 
 TraceEvent = dict[str, Any]
@@ -43,23 +46,61 @@ def encode_chrome(timeline: Timeline, selection: Selection = EVERYTHING) -> Iter
 
 def _trace_events(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
     """Yield the names of what is shown, then every event by time."""
-    yield from _names(timeline, selection)
+    processes = list(_processes(timeline, selection))
+    for process in processes:
+        yield from _names(process, num_workers=timeline.run.workers)
+    yield from merge(*map(_events_of, processes), key=itemgetter("ts"))
+
+
+class _Process(NamedTuple):
+    """A worker, or the run if that is the only one, and what is shown of it.
+
+    number: of the worker.
+    """
+
+    timeline: Timeline
+    selection: Selection
+    scale: "_Scale"
+    number: int = 0
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self.number + 1
+
+    @property
+    def first_number(self) -> int:
+        """From which on it numbers its flows and waits."""
+        return self.number * MAX_NUMBERS
+
+
+def _processes(timeline: Timeline, selection: Selection) -> Iterator[_Process]:
+    """Yield each worker of which something is shown."""
+    if not isinstance(timeline, WorkersTimeline):
+        yield _Process(timeline, selection, _Scale(timeline.figures))
+        return
+    for number, own in timeline.own_selections(selection):
+        worker = timeline.workers[number]
+        yield _Process(worker, own, _Scale(worker.figures), number)
+
+
+def _events_of(process: _Process) -> Iterator[TraceEvent]:
+    """Yield every event of a process by time."""
+    timeline, selection = process.timeline, process.selection
     window = timeline.window(selection)
-    scale = _Scale(timeline.figures)
     counters = {"occupied slots": timeline.occupied(), "waiting": timeline.waiting()}
     if timeline.has_figures:
         figures, num_steps = timeline.figures, timeline.num_steps  # one may be ahead of the other
         counters["tokens"] = _stretches(figures.tokens, num_steps)
         counters["blocks"] = _stretches(figures.blocks, num_steps)
-    waits = enumerate(timeline.select_waits(selection))
     yield from merge(
-        _slices(timeline, selection, scale),
-        _preemptions(timeline, selection, scale),
-        _cache_hits(timeline, selection, scale),
-        _forks(timeline, selection, scale),
-        (_queue_event("b", number, wait, scale.start_of(wait.start)) for number, wait in waits),
-        _wait_ends(timeline, selection, scale),
-        *(_counter(name, counts, window, scale) for name, counts in counters.items()),
+        _slices(process),
+        _preemptions(process),
+        _cache_hits(process),
+        _forks(process),
+        _wait_starts(process),
+        _wait_ends(process),
+        *(_counter(name, counts, window, process) for name, counts in counters.items()),
         key=itemgetter("ts"),
     )
 
@@ -93,22 +134,25 @@ def _stretches(by_step: Sequence[int], num_steps: int) -> Iterator[Stretch]:
         yield Stretch(step, step + 1, by_step[step])
 
 
-def _names(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
+def _names(process: _Process, *, num_workers: int) -> Iterator[TraceEvent]:
     """Yield the names of the process and of each slot, and their order."""
-    name = f"batchdecode ({timeline.run.model})"
-    yield {"ph": "M", "name": "process_name", "pid": PROCESS_ID, "args": {"name": name}}
+    timeline, selection, _, number = process
+    whose = f"worker {number}, " if num_workers > 1 else ""
+    name, first_slot = f"batchdecode ({whose}{timeline.run.model})", number * timeline.num_slots
+    yield {"ph": "M", "name": "process_name", "pid": process.pid, "args": {"name": name}}
     for slot in sorted(selection.slots) or range(timeline.num_slots):
-        thread = {"ph": "M", "pid": PROCESS_ID, "tid": slot + 1}
-        yield thread | {"name": "thread_name", "args": {"name": f"slot {slot}"}}
+        thread = {"ph": "M", "pid": process.pid, "tid": slot + 1}
+        yield thread | {"name": "thread_name", "args": {"name": f"slot {first_slot + slot}"}}
         yield thread | {"name": "thread_sort_index", "args": {"sort_index": slot + 1}}
 
 
-def _slices(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
+def _slices(process: _Process) -> Iterator[TraceEvent]:
     """Yield each sequence in its slot, and after it the prefill it encloses."""
+    timeline, selection, scale, _ = process
     flows: dict[SequenceKey, int] = {}  # of the sequences that go on in a later slice
-    for number, span in enumerate(timeline.select_spans(selection)):
+    for number, span in enumerate(timeline.select_spans(selection), process.first_number):
         start = scale.start_of(span.start)
-        place = {"ph": "X", "pid": PROCESS_ID, "tid": span.slot + 1, "ts": start}
+        place = {"ph": "X", "pid": process.pid, "tid": span.slot + 1, "ts": start}
         yield place | {
             "name": span.label,
             "cat": "request",
@@ -134,28 +178,32 @@ def _flow_through(span: SlotSpan, flows: dict[SequenceKey, int], number: int) ->
     return ties | {"bind_id": hex(flow + 1)} if flow is not None else ties
 
 
-def _preemptions(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
+def _preemptions(process: _Process) -> Iterator[TraceEvent]:
     """Yield an instant for each sequence that lost its slot, by time."""
+    timeline, selection, scale, _ = process
     spans = SortedRecords[SlotSpan](SlotSpan)
     for span in timeline.select_spans(selection):
         if span.preemption is not None:
             spans.add((span.end, span.slot), span)
     for span in spans:
         time, told = scale.end_before(span.end), span.preemption
-        yield _instant(f"preempted: {span.label}", "preemption", span, time, told)
+        yield _instant(f"preempted: {span.label}", "preemption", span, time, told, process.pid)
 
 
-def _cache_hits(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
+def _cache_hits(process: _Process) -> Iterator[TraceEvent]:
     """Yield an instant for each sequence that found some of its tokens in the prefix cache."""
+    timeline, selection, scale, _ = process
     for span in timeline.select_spans(selection):
         if span.cached:
             time, told = scale.start_of(span.start), {"tokens": span.cached}
-            yield _instant(f"cached: {span.label}", "cache", span, time, told)
+            yield _instant(f"cached: {span.label}", "cache", span, time, told, process.pid)
 
 
-def _instant(name: str, category: str, span: SlotSpan, time: int, told: object) -> TraceEvent:
+def _instant(
+    name: str, category: str, span: SlotSpan, time: int, told: object, pid: int
+) -> TraceEvent:
     """Return a moment of the slot that `span` held."""
-    place = {"ph": "i", "s": "t", "pid": PROCESS_ID, "tid": span.slot + 1, "ts": time}
+    place = {"ph": "i", "s": "t", "pid": pid, "tid": span.slot + 1, "ts": time}
     return place | {"name": name, "cat": category, "args": told}
 
 
@@ -169,10 +217,11 @@ class _ForkEnd(msgspec.Struct, frozen=True):
     name: str
 
 
-def _forks(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
+def _forks(process: _Process) -> Iterator[TraceEvent]:
     """Yield both ends of each fork of which both beams are shown, by time."""
+    timeline, selection, scale, _ = process
     ends = SortedRecords[_ForkEnd](_ForkEnd)
-    number = 0
+    number = process.first_number
     for _, together in groupby(timeline.select_spans(selection), key=attrgetter("start")):
         beams = {(span.id, span.index): span for span in together if span.role == "beam"}
         for span in beams.values():
@@ -189,7 +238,7 @@ def _forks(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[
         yield {
             "ph": end.phase,
             "bp": "e",  # it belongs to the slice around it, not to the next one
-            "pid": PROCESS_ID,
+            "pid": process.pid,
             "tid": end.slot + 1,
             "ts": scale.start_of(end.step),
             "name": end.name,
@@ -209,20 +258,28 @@ def _arguments(span: SlotSpan) -> dict[str, Any]:
     return arguments
 
 
-def _wait_ends(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
+def _wait_starts(process: _Process) -> Iterator[TraceEvent]:
+    """Yield where each wait begins, by time."""
+    waits = process.timeline.select_waits(process.selection)
+    for number, wait in enumerate(waits, process.first_number):
+        yield _queue_event("b", number, wait, process.scale.start_of(wait.start), process.pid)
+
+
+def _wait_ends(process: _Process) -> Iterator[TraceEvent]:
     """Yield where each wait ends, by time."""
     ends = SortedRecords[tuple[int, Wait]](tuple[int, Wait])
-    for number, wait in enumerate(timeline.select_waits(selection)):
+    waits = process.timeline.select_waits(process.selection)
+    for number, wait in enumerate(waits, process.first_number):
         ends.add((wait.end,), (number, wait))
     for number, wait in ends:
-        yield _queue_event("e", number, wait, scale.start_of(wait.end))
+        yield _queue_event("e", number, wait, process.scale.start_of(wait.end), process.pid)
 
 
-def _queue_event(phase: str, number: int, wait: Wait, time: int) -> TraceEvent:
+def _queue_event(phase: str, number: int, wait: Wait, time: int, pid: int) -> TraceEvent:
     """Return one end of `wait`, which is at `time`."""
     return {
         "ph": phase,
-        "pid": PROCESS_ID,
+        "pid": pid,
         "tid": 0,
         "ts": time,
         "name": wait.label,
@@ -232,21 +289,21 @@ def _queue_event(phase: str, number: int, wait: Wait, time: int) -> TraceEvent:
 
 
 def _counter(
-    name: str, counts: Iterator[Stretch], window: range, scale: _Scale
+    name: str, counts: Iterator[Stretch], window: range, process: _Process
 ) -> Iterator[TraceEvent]:
     """Yield a count where `window` begins and wherever it changes.
 
     It is 0 after the last step, and wherever the clock jumps over a time without a step.
     """
-    steps = range(window.start, window.stop + 1)
+    steps, scale = range(window.start, window.stop + 1), process.scale
     last = None
     for step, count, is_over in _cut(clip(counts, steps), scale.turning_points(steps), steps):
         end_before, start = scale.end_before(step), scale.start_of(step)
         if end_before < start and last:
-            yield _count(name, end_before, 0)
+            yield _count(name, end_before, 0, process.pid)
             last = 0
         if count != last:
-            yield _count(name, end_before if is_over else start, count)
+            yield _count(name, end_before if is_over else start, count, process.pid)
         last = count
 
 
@@ -270,5 +327,5 @@ def _cut(
         yield from ((later, 0, True) for later in chain([point or 0], points) if later > end)
 
 
-def _count(name: str, time: int, count: int) -> TraceEvent:
-    return {"ph": "C", "pid": PROCESS_ID, "ts": time, "name": name, "args": {name: count}}
+def _count(name: str, time: int, count: int, pid: int) -> TraceEvent:
+    return {"ph": "C", "pid": pid, "ts": time, "name": name, "args": {name: count}}

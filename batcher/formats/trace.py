@@ -42,6 +42,8 @@ def _as_written(event: RunEvent) -> dict[str, Any]:
     left_out = {name for name in ("scheduling", "step_time", "speculation") if not fields[name]}
     if event.layout == "ragged":
         left_out.add("layout")
+    if event.workers == 1:
+        left_out.add("workers")
     return {"event": "run"} | {k: v for k, v in fields.items() if k not in left_out}
 
 

@@ -11,6 +11,7 @@ from batcher.timeline import EVERYTHING, Selection, Timeline
 _encoder = msgspec.json.Encoder()
 _CSV_FIELDS = ("slot", "id", "index", "start", "end", "outcome", "role", "jumped", "dropped")
 _CSV_DRAFT_FIELDS = ("drafted", "accepted")
+_CSV_WORKER_FIELDS = ("worker",)
 _CSV_MEMORY_FIELDS = ("prefill", "cached", "generated", "resumed")
 
 
@@ -30,10 +31,11 @@ def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterato
     """Yield a header and a CSV line for each span, as RFC 4180 but ended by a newline alone.
 
     There are columns about what was computed and preempted, and about drafts, if that happened
-    anywhere in the run.
+    anywhere in the run, and one for the worker if there are several.
     """
     fields = _CSV_FIELDS + (_CSV_MEMORY_FIELDS if timeline.has_memory else ())
     fields += _CSV_DRAFT_FIELDS if timeline.has_drafts else ()
+    fields += _CSV_WORKER_FIELDS if timeline.run.workers > 1 else ()
     buffer = StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(fields)

@@ -1,21 +1,23 @@
 """The requests of a real run, from a log of requests or from the trace of a run with times."""
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 from batcher.errors import BatchdecodeError
-from batcher.events import RunEvent
+from batcher.events import Event, RunEvent
 from batcher.formats.trace import is_trace, read_trace
 from batcher.metrics.latencies import EndedRequest, TokenTimes
-from batcher.metrics.steps import is_untimed, open_feed
+from batcher.metrics.steps import StepFeed, is_untimed, open_feed
 from batcher.simulation.request_log import LoggedRequest, read_request_log
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import label_of
+from batcher.timeline.workers import ByWorker
 
 
 class RequestsOfRun(NamedTuple):
-    """The requests in the order they came; batch: how many slots there were, if that is told."""
+    """The requests in the order they came; batch: the slots of the engine, if that is told."""
 
     requests: list[LoggedRequest]
     batch: int | None
@@ -33,19 +35,10 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
     head = [line for _, line in zip(range(1), numbered, strict=False)]
     if not head or not is_trace(head[0][1]):
         return RequestsOfRun(read_request_log(chain(head, numbered), name), None)
-    fold, times = RequestFold(), TokenTimes()
-    events = read_trace((line for _, line in chain(head, numbered)), name)
-    run = next(events)
-    if not isinstance(run, RunEvent) or is_untimed(run):
-        raise BatchdecodeError(
-            f"{name}: its steps have no times; those of a server, of --profile, or wall have"
-        )
-    feed = open_feed(run)
-    requests: list[LoggedRequest] = []
-    for event in events:
-        for step in feed.take(event, fold.take(event)):
-            requests += map(_logged, filter(_is_whole, times.observe(step)[1]))
-    requests += map(_logged, filter(_is_whole, times.interrupt(feed.take_events())))
+    by_worker = ByWorker(partial(_TimedRequests, name))
+    for event in read_trace((line for _, line in chain(head, numbered)), name):
+        by_worker.add(event)
+    requests = [request for worker in by_worker.close() for request in worker.close()]
     if not requests:
         raise BatchdecodeError(f"{name}: no request has come to its end in it")
     for request in requests:
@@ -54,7 +47,44 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
                 f"{name}: nobody has told how long the prompt of {request.request_id!r} is"
             )
     requests.sort(key=lambda request: request.queued_ts)
-    return RequestsOfRun(requests, run.batch)
+    run = by_worker.run
+    return RequestsOfRun(requests, run.batch if run.workers == 1 else None)
+
+
+class _TimedRequests:
+    """Takes in the events of a worker, and has the requests of it that came to their end."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._fold, self._times = RequestFold(), TokenTimes()
+        self._feed: StepFeed | None = None
+        self._requests: list[LoggedRequest] = []
+
+    def add(self, event: Event) -> None:
+        """Take in the next event.
+
+        Raises:
+            BatchdecodeError: the steps of the run have no times.
+        """
+        if self._feed is None:
+            if not isinstance(event, RunEvent) or is_untimed(event):
+                raise BatchdecodeError(
+                    f"{self._name}: its steps have no times; those of a server, of --profile, or "
+                    "wall have"
+                )
+            self._feed = open_feed(event)
+            return
+        for step in self._feed.take(event, self._fold.take(event)):
+            self._keep(self._times.observe(step)[1])
+
+    def close(self) -> list[LoggedRequest]:
+        """Return the requests, as they ended."""
+        if self._feed is not None:
+            self._keep(self._times.interrupt(self._feed.take_events()))
+        return self._requests
+
+    def _keep(self, ended: Iterable[EndedRequest]) -> None:
+        self._requests += map(_logged, filter(_is_whole, ended))
 
 
 def _is_whole(ended: EndedRequest) -> bool:

@@ -49,6 +49,7 @@ from batcher.timeline.records import (
     label_of,
 )
 from batcher.timeline.sorted_records import SortedRecords
+from batcher.timeline.workers import MAX_SLOTS
 
 _InSlot = (
     PrefillEvent
@@ -63,7 +64,6 @@ _InSlot = (
 )
 _IN_SLOT = get_args(_InSlot)
 STEP_SECONDS = 1.0
-MAX_SLOTS = 2**20
 MAX_STEPS = 2**28
 """More than any run takes."""
 
@@ -272,16 +272,20 @@ class TimelineRecords:
             case DropEvent():
                 self._drop(event)
             case RunEvent():
-                if not 1 <= event.batch <= MAX_SLOTS:
-                    raise BatchdecodeError(
-                        f"a batch of {event.batch} slots; there are 1 to {MAX_SLOTS}"
-                    )
-                self._run = event
+                self._begin(event)
             case EndEvent():
                 self._end(event)
             case _:
                 pass
         return found
+
+    def _begin(self, event: RunEvent) -> None:
+        """Take in what run it is."""
+        if not 1 <= event.batch <= MAX_SLOTS:
+            raise BatchdecodeError(f"a batch of {event.batch} slots; there are 1 to {MAX_SLOTS}")
+        if event.workers != 1:
+            raise InvariantError(f"{event.workers} workers, where there is room for one")
+        self._run = event
 
     def _note_step(self, event: AdmitEvent | FinishEvent | _InSlot) -> None:
         """Note that the run has come as far as `event`."""

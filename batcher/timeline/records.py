@@ -75,6 +75,7 @@ class SlotSpan(Struct, frozen=True, omit_defaults=True):
     generated: how many tokens it had from the slots it held before.
     resumed: whether it held a slot before, and lost it to a preemption.
     preemption: that which ended this one.
+    worker: whose slot it was; None in a run of one.
     """
 
     slot: int
@@ -94,6 +95,7 @@ class SlotSpan(Struct, frozen=True, omit_defaults=True):
     generated: int = 0
     resumed: bool = False
     preemption: SpanPreemption | None = None
+    worker: int | None = None
 
     @property
     def label(self) -> str:

@@ -64,8 +64,8 @@ class Timeline(TimelineRecords):
 
     @property
     def num_slots(self) -> int:
-        """How many slots the batch has."""
-        return self.run.batch
+        """How many slots there are, those of all workers."""
+        return self.run.batch * self.run.workers
 
     @property
     def has_figures(self) -> bool:

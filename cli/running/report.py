@@ -1,7 +1,7 @@
 """`run --report`: what a run came to as a page for a colleague, its timeline included."""
 
 from batcher.events import RunEvent
-from batcher.formats.page.document import PageFacts, encode_page
+from batcher.formats.page.document import PageFacts, PageRun, encode_page
 from batcher.formats.page.records import PageTimeline
 from batcher.formats.page.report import render_report
 from batcher.metrics.summary import RunSummary
@@ -27,4 +27,6 @@ def write_report(
     name = title_of(source_name)
     report = render_report(summary, run, name, _CAUSES)
     facts = PageFacts(WORDS, is_part=True)
-    write_lines(encode_page([(name, timeline)], facts, page_title(name), report), open_sink(path))
+    write_lines(
+        encode_page([PageRun(name, timeline)], facts, page_title(name), report), open_sink(path)
+    )

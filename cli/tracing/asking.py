@@ -2,8 +2,9 @@
 
 import os
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event
@@ -20,7 +21,7 @@ from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import counted, printable, wrapped
 from ..screen.terminal import terminal_size
 from .difference_text import describe, results_of
-from .events import STDIN, alike_names, contradictions_named, events_of, open_twice
+from .events import STDIN, alike_names, contradictions_named, events_of, of_one_worker, open_twice
 from .story_text import SHORT, WHOLE, tell, tell_reject
 
 EQUAL, DIFFERENT = 0, 1
@@ -34,7 +35,7 @@ class _Events:
     source: OpenInput
 
     def __iter__(self) -> Iterator[Event]:
-        return events_of(self.path, self.source, {})
+        return of_one_worker(events_of(self.path, self.source, {}), self.source.name, "trace diff")
 
 
 def show_why(options: WhyOptions) -> None:
@@ -54,8 +55,9 @@ def show_why(options: WhyOptions) -> None:
                 title = [_keep_longest(kept, source.name)]
             else:
                 kept = read_requests(events, options.request_id)
-                if not kept.is_known:
-                    raise BatchdecodeError(_unknown(options, kept.ids, source.name))
+                if not any(of_worker.is_known for of_worker in kept):
+                    known = set[str]().union(*(of_worker.ids for of_worker in kept))
+                    raise BatchdecodeError(_unknown(options, known, source.name))
             answer = answer_of(kept)
     if options.json:
         print_json(answer)
@@ -92,14 +94,16 @@ def _open_why(options: WhyOptions) -> tuple[str, OpenInput]:
         raise
 
 
-def _keep_longest(kept: KeptRequests, name: str) -> str:
+def _keep_longest(workers: Sequence[KeptRequests], name: str) -> str:
     """Let only the request be kept that took longest, and return which one that is; or raise."""
-    longest = kept.longest
-    if longest is None:
+    found = [(kept.seconds(longest), longest) for kept in workers if (longest := kept.longest)]
+    if not found:
         raise BatchdecodeError(f"{name} has no request")
-    title = f"longest of {counted(len(kept.all), 'sample')}: {longest.label}"
-    kept.only(longest.id)
-    return title
+    _, longest = max(found, key=itemgetter(0))
+    num_samples = sum(len(kept.all) for kept in workers)
+    for kept in workers:
+        kept.only(longest.id)
+    return f"longest of {counted(num_samples, 'sample')}: {longest.label}"
 
 
 def _unknown(options: WhyOptions, known: Collection[str], name: str) -> str:

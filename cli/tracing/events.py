@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.events import Event
+from batcher.events import Event, RunEvent
 from batcher.formats.trace import is_trace, read_trace
 from batcher.hf.settings import LOADING_SETTINGS
 
@@ -82,6 +82,20 @@ def events_of(
     return run_events(
         RunOptions(input=path, scheduling=scheduling, checkpoint=checkpoint, **options)
     )
+
+
+def of_one_worker(events: Iterator[Event], name: str, view: str) -> Iterator[Event]:
+    """Yield the events of the input `name` for a view that shows no more than one worker.
+
+    Raises:
+        BatchdecodeError: they are of several.
+    """
+    for event in events:
+        if isinstance(event, RunEvent) and event.workers > 1:
+            raise BatchdecodeError(
+                f"{view} is for a run of one worker, and {name} is of {event.workers}"
+            )
+        yield event
 
 
 @contextmanager

@@ -83,7 +83,7 @@ class _Page:
         self.ascii_only = ascii_only
         self.glyphs = chart.ASCII if ascii_only else chart.UNICODE
         self.make_groups(height, num_charts=2)
-        names = ["queue", f"slot {self.slots[-1]}", *map(group_name, self.groups)]
+        names = ["queue", self._name([self.slots[-1]]), *map(self._name, self.groups)]
         self.name_width = max(map(len, names))
         peak = max((stretch.num for stretch in timeline.waiting()), default=0)
         figures = ["busy", "100%", f"max {peak}"]
@@ -209,7 +209,7 @@ class _Page:
         shown = held.choice.slots
         rows = [
             self._row(
-                f"slot {slot}",
+                self._name([slot]),
                 chart.bar_row(held.by_slot[slot], labels, scale, self.glyphs, marks.get(slot, {})),
                 percent_of(held.busy[slot], len(scale.steps)),
                 chart.bar_styles(held.by_slot[slot], scale),
@@ -234,13 +234,16 @@ class _Page:
             num_busy[group] += len(scale.clip(span))
         return [
             self._row(
-                group_name(slots),
+                self._name(slots),
                 chart.shaded_row(chart.busy_shares(in_cells, scale, len(slots)), self.glyphs),
                 percent_of(in_all, len(slots) * len(scale.steps)),
                 ["bar"] * scale.num_cells,
             )
             for slots, in_cells, in_all in zip(self.groups, busy, num_busy, strict=True)
         ]
+
+    def _name(self, slots: Sequence[int]) -> str:
+        return group_name(slots, self.timeline.run)
 
     def _queue(self, scale: chart.Scale) -> "Line":
         """Return the row of how many requests wait."""

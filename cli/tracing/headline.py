@@ -9,7 +9,7 @@ from ..screen.cells import counted, whole_percent
 def headline(timeline: Timeline) -> list[str]:
     """Return how much a run was, and what became of it, part by part."""
     num_busy = num_requests = num_sequences = num_preemptions = num_drafted = num_accepted = 0
-    running = set()
+    num_workers, running = timeline.run.workers, set()
     for span in timeline.spans:
         num_busy += span.end - span.start
         num_sequences += not span.resumed
@@ -21,6 +21,7 @@ def headline(timeline: Timeline) -> list[str]:
             running.add(span.id)
     parts = [
         counted(timeline.num_steps, "step"),
+        *([counted(num_workers, "worker")] if num_workers > 1 else []),
         counted(timeline.num_slots, "slot"),
         f"{percent_of(num_busy, timeline.num_steps * timeline.num_slots)} busy",
         counted(num_requests, "request"),

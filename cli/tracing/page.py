@@ -9,6 +9,7 @@ from batcher.formats.page.document import (
     Opening,
     PageDifference,
     PageFacts,
+    PageRun,
     Sample,
     Words,
     encode_page,
@@ -23,11 +24,11 @@ WORDS = Words(SHORT_CAUSES, STANDSTILLS, GAVE_WAY)
 
 
 def render_page(
-    timeline: PageTimeline, name: str, steps: range, options: TraceOptions
+    timelines: Sequence[PageTimeline], name: str, steps: range, options: TraceOptions
 ) -> Iterator[bytes]:
     """Yield the page of a run, which shows at first what the options select, and holds all of it.
 
-    steps: those that were selected.
+    timelines: of its workers, most often one.  steps: those that were selected.
     """
     opening = Opening(
         None if options.steps is None else (steps.start, steps.stop),
@@ -35,7 +36,18 @@ def render_page(
         options.slot or None,
     )
     title = title_of(name)
-    return encode_page([(title, timeline)], PageFacts(WORDS, opening), page_title(title))
+    runs = page_runs(timelines, title)
+    return encode_page(runs, PageFacts(WORDS, opening), page_title(title))
+
+
+def page_runs(timelines: Sequence[PageTimeline], title: str) -> list[PageRun]:
+    """Return what a page shows of a run: each worker as one, or the run itself if there is one."""
+    if len(timelines) == 1:
+        return [PageRun(title, timelines[0])]
+    return [
+        PageRun(f"{title}, worker {worker}", timeline, worker * timeline.num_slots)
+        for worker, timeline in enumerate(timelines)
+    ]
 
 
 def render_difference(
@@ -52,9 +64,9 @@ def render_difference(
     parting = comparison.parting
     changed = [Sample(change.id, change.index) for change in comparison.changes[: options.top]]
     difference = PageDifference(None if parting is None else parting.step, lines, changed)
-    timelines = [(title_of(name), PageTimeline.from_events(events)) for name, events in runs]
-    title = page_title(" and ".join(name for name, _ in timelines))
-    return encode_page(timelines, PageFacts(WORDS, diff=difference), title)
+    shown = [PageRun(title_of(name), PageTimeline.from_events(events)) for name, events in runs]
+    title = page_title(" and ".join(run.name for run in shown))
+    return encode_page(shown, PageFacts(WORDS, diff=difference), title)
 
 
 def title_of(path: str) -> str:

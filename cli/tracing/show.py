@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +12,7 @@ from batcher.formats.chrome import encode_chrome
 from batcher.formats.page import START as PAGE_START
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
+from batcher.timeline.merged import read_timeline, workers_of
 
 from ..commands.trace import TraceOptions
 from ..printing import check_no_terminal, output_sink, write_lines
@@ -57,8 +58,14 @@ def show_trace(options: TraceOptions) -> None:
     with user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options, options.preset)
         with contradictions_named(source.name):
-            timeline = _kind_of_timeline(options).from_events(events)
+            timeline = read_timeline(events, _kind_of_timeline(options))
             timeline.check_integrity()
+    num_workers = timeline.run.workers
+    if options.axis == "seconds" and num_workers > 1:
+        raise BatchdecodeError(
+            f"--axis seconds: the {num_workers} workers of {source.name} have a clock each; "
+            "--format chrome shows each by its own"
+        )
     selection = selection_of(timeline, options)
     lines = _lines(timeline, selection, options, source.name)
     write_lines(lines, output_sink(options.output))
@@ -134,8 +141,8 @@ def _lines(
     if name == "html":
         from .page import render_page  # noqa: PLC0415 - as for a gantt, below
 
-        page = cast("PageTimeline", timeline)  # see _kind_of_timeline
-        return render_page(page, source_name, timeline.window(selection), options)
+        pages = cast("Sequence[PageTimeline]", workers_of(timeline))  # see _kind_of_timeline
+        return render_page(pages, source_name, timeline.window(selection), options)
     if name != "gantt":
         lines = (
             _svg(timeline, selection, options)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from batcher.events import RunEvent
 from batcher.timeline.records import FAILURES, SlotSpan
 
 from ..screen.cells import counted
@@ -21,9 +22,15 @@ def in_groups(slots: Sequence[int], max_groups: int) -> list[Sequence[int]]:
     return [slots[start : start + size] for start in range(0, len(slots), size)]
 
 
-def group_name(group: Sequence[int]) -> str:
-    """Return what a row is called that stands for the slots of `group`."""
-    return f"slot {group[0]}" if len(group) == 1 else f"{group[0]}-{group[-1]}"
+def group_name(group: Sequence[int], run: RunEvent) -> str:
+    """Return what a row is called that stands for the slots of `group`, w2 being worker 2."""
+    first, last = group[0], group[-1]
+    slots = f"slot {first}" if len(group) == 1 else f"{first}-{last}"
+    if run.workers == 1:
+        return slots
+    first_worker, last_worker = first // run.batch, last // run.batch
+    others = "" if first_worker == last_worker else f"-{last_worker}"
+    return f"w{first_worker}{others} {slots}"
 
 
 def has_failed(span: SlotSpan) -> bool:

@@ -203,6 +203,7 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
     kind = "tokens" if span.generated else "prompt tokens"
     found = f"; {span.cached:,} of {known:,} {kind} were in the cache" if span.cached else ""
     slots = f"slot {span.slot}" if story.num_rows == 1 else f"slot {span.slot} and others"
+    slots += "" if story.worker is None else f" of worker {story.worker}"
     yield f"{verb} {slots} at step {span.start:,} ({time_of(span.time)}){found}"
     if span.is_remote:
         yield from _asked(story, span)

@@ -18,7 +18,14 @@ from batcher.events import (
 )
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
-from batcher.formats.page.document import Opening, PageDifference, PageFacts, Sample, encode_page
+from batcher.formats.page.document import (
+    Opening,
+    PageDifference,
+    PageFacts,
+    PageRun,
+    Sample,
+    encode_page,
+)
 from batcher.formats.page.records import PageTimeline
 from batcher.formats.views import encode_spans, encode_steps
 from cli.tracing.page import WORDS
@@ -46,7 +53,7 @@ def preempted_run(times):
 
 def page_of(events, **facts):
     timeline = PageTimeline.from_events(events)
-    return b"".join(encode_page([("a run", timeline)], PageFacts(WORDS, **facts), "a run"))
+    return b"".join(encode_page([PageRun("a run", timeline)], PageFacts(WORDS, **facts), "a run"))
 
 
 def rows_of(encode, events):
@@ -247,7 +254,7 @@ def test_two_runs_go_in_step_and_both_tell_of_the_chosen_request(show):
         ("other", short_run([f"r{number}" for number in range(39, -1, -1)])),
     ]
     diff = PageDifference(7, ["A does one thing", "\u202eB another"], [Sample("r12", 0)])
-    timelines = [(name, PageTimeline.from_events(events)) for name, events in runs]
+    timelines = [PageRun(name, PageTimeline.from_events(events)) for name, events in runs]
     tab = show(b"".join(encode_page(timelines, PageFacts(WORDS, diff=diff), "two")))
     assert tab.inner_text(".diff pre") == "A does one thing\n\\u{202e}B another"
     assert tab.evaluate("page.charts.map((chart) => chart.marked)") == [7, 7]
@@ -265,7 +272,7 @@ def test_a_report_has_its_timeline_in_it_and_scrolls_past_it(show):
     timeline = PageTimeline.from_events(long_run())
     report = "<article class='report'><h1>What it came to</h1></article>"
     facts = PageFacts(WORDS, is_part=True)
-    tab = show(b"".join(encode_page([("a run", timeline)], facts, "a run", report)))
+    tab = show(b"".join(encode_page([PageRun("a run", timeline)], facts, "a run", report)))
     assert tab.inner_text("h1") == "What it came to"
     domain = tab.evaluate("page.view.x.domain()")
     tab.locator("canvas[role=application]").hover()
@@ -310,7 +317,7 @@ def test_where_scripts_are_off_the_page_says_what_is_missing(browser, tmp_path):
     timeline = PageTimeline.from_events(long_run())
     report = "<h1>What it came to</h1>"
     facts = PageFacts(WORDS, is_part=True)
-    path.write_bytes(b"".join(encode_page([("a run", timeline)], facts, "a run", report)))
+    path.write_bytes(b"".join(encode_page([PageRun("a run", timeline)], facts, "a run", report)))
     context = browser.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(path.as_uri())
@@ -322,7 +329,9 @@ def test_where_scripts_are_off_the_page_says_what_is_missing(browser, tmp_path):
 
 
 def test_two_runs_have_rows_one_can_read_in_a_low_window(show):
-    timelines = [(name, PageTimeline.from_events(events_of(PLAIN))) for name in ("one", "other")]
+    timelines = [
+        PageRun(name, PageTimeline.from_events(events_of(PLAIN))) for name in ("one", "other")
+    ]
     page = b"".join(encode_page(timelines, PageFacts(WORDS), "two"))
     tab = show(page, viewport={"width": 800, "height": 400})
     slots = tab.evaluate("page.view.runs[0].numSlots")

@@ -20,6 +20,7 @@ from batcher.formats.page.document import (
     Opening,
     PageDifference,
     PageFacts,
+    PageRun,
     Sample,
     Words,
     encode_page,
@@ -41,7 +42,8 @@ HOSTILE = [
 
 
 def page_of(events, name="a run", facts=FACTS, around=""):
-    return b"".join(encode_page([(name, PageTimeline.from_events(events))], facts, "a run", around))
+    run = PageRun(name, PageTimeline.from_events(events))
+    return b"".join(encode_page([run], facts, "a run", around))
 
 
 class Scripts(html.parser.HTMLParser):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -32,6 +33,14 @@ SCRIPTS = (
     "page.js",
 )
 """In the order in which each finds what it needs."""
+
+
+class PageRun(NamedTuple):
+    """A run, or a worker of one, that a page shows; first_slot: the number of its first slot."""
+
+    name: str
+    timeline: PageTimeline
+    first_slot: int = 0
 
 
 class Opening(Struct, frozen=True, omit_defaults=True):
@@ -78,9 +87,9 @@ class PageFacts(Struct, frozen=True):
 
 
 def encode_page(
-    runs: Iterable[tuple[str, PageTimeline]], facts: PageFacts, title: str, around: str = ""
+    runs: Iterable[PageRun], facts: PageFacts, title: str, around: str = ""
 ) -> Iterator[bytes]:
-    """Yield the file piece by piece: one run, or two to compare, each with its name.
+    """Yield the file piece by piece: one run, its workers, or two to compare.
 
     title: of the document, as HTML.  around: what stands before the timeline, as HTML.
     """
@@ -103,9 +112,9 @@ def encode_page(
     )
     yield b'<script type="text/plain" id="facts">' + base64.b64encode(msgspec.json.encode(facts))
     yield b"</script>\n"
-    for name, timeline in runs:
+    for name, timeline, first_slot in runs:
         yield b'<script type="text/plain" class="run">\n'
-        yield from packed_lines(blocks_of(timeline, name))
+        yield from packed_lines(blocks_of(timeline, name, first_slot))
         yield b"</script>\n"
     yield f"<!-- d3: {licence}-->\n".encode()
     for script in scripts.values():

@@ -119,9 +119,12 @@ _STARTS: Mapping[str, Column[tuple[int, float]]] = {
 }
 
 
-def blocks_of(timeline: PageTimeline, name: str) -> Iterator[bytes]:
-    """Yield what a page is told of the run that is called `name`, block by block."""
-    yield value("run", _facts(timeline, name))
+def blocks_of(timeline: PageTimeline, name: str, first_slot: int = 0) -> Iterator[bytes]:
+    """Yield what a page is told of the run that is called `name`, block by block.
+
+    first_slot: what number its first slot is shown with.
+    """
+    yield value("run", _facts(timeline, name) | {"first_slot": first_slot})
     spans = map(_Span, timeline.spans, timeline.details)
     yield from table("spans", _SPANS, spans)
     yield from table("sequences", _SEQUENCES, timeline.sequences)

@@ -29,7 +29,7 @@ from ...screen.terminal import (
     wants_color,
 )
 from ..asking import open_both
-from ..events import contradictions_named, events_of, open_twice
+from ..events import contradictions_named, events_of, of_one_worker, open_twice
 from ..show import selection_of
 from .player import DEFAULT_SPEED, Player, Span, TerminalGone
 from .recording import Recording
@@ -116,7 +116,8 @@ class _RecordedInput:
 
     def __iter__(self) -> Iterator[Event]:
         name = self.source.name
-        events = self._terminal.with_progress(events_of(self._path, self.source, {}), name)
+        told = of_one_worker(events_of(self._path, self.source, {}), name, "trace diff")
+        events = self._terminal.with_progress(told, name)
         if self._is_recorded:
             return events
         self._is_recorded = True
@@ -171,7 +172,8 @@ def play_trace(options: TraceOptions) -> int:
 
     def make(terminal: InteractiveTerminal) -> Player:
         recorder = _Recorder()
-        events = events_of(path, source, options.run_options, options.preset)
+        told = events_of(path, source, options.run_options, options.preset)
+        events = of_one_worker(told, source.name, "--play")
         with contradictions_named(source.name):
             for _ in recorder.record(terminal.with_progress(events, source.name)):
                 pass

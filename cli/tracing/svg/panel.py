@@ -55,7 +55,7 @@ class Panel:
         num_steps = len(self._axis.steps)
         for row, (slots, num_busy) in zip(rows, busy.items(), strict=True):
             figure = percent_of(num_busy, len(slots) * num_steps)
-            self._name(drawing, row, group_name(slots), figure)
+            self._name(drawing, row, group_name(slots, self._timeline.run), figure)
         self._chart.draw(drawing, rows)
         lane_top = rows[-1].bottom
         for name, (kind, stretches, most) in lanes.items():

@@ -356,7 +356,7 @@ class Chart {
     const every = Math.max(1, Math.ceil(13 / rowHeight));
     for (let slot = 0; slot < run.numSlots; slot += every) {
       const y = slot * rowHeight - this.top + rowHeight / 2;
-      if (y >= 5 && y < this.rowsHeight - 4) context.fillText(String(slot), GUTTER - 6, y);
+      if (y >= 5 && y < this.rowsHeight - 4) context.fillText(String(run.firstSlot + slot), GUTTER - 6, y);
     }
     context.font = "10px system-ui, sans-serif";
     this.lanes.forEach((name, number) => {

@@ -134,7 +134,7 @@ class Controls {
     );
   }
 
-  /** Finds requests by a part of their ids, in the first run that has any. */
+  /** Finds requests by a part of their ids; of two runs to compare, in the first that has any. */
   search() {
     const text = this.find.value;
     this.hits = [];
@@ -149,7 +149,7 @@ class Controls {
         }
         if (!run.isFollower(sequence)) this.hits.push({ run, sequence });
       }
-      if (this.hits.length) break;
+      if (this.hits.length && this.page.facts.diff) break;
     }
     this.listHits(isMore);
     if (this.only.checked) this.applyFilter();
@@ -177,11 +177,11 @@ class Controls {
 
   /** Returns what is to say of lines that were no requests, if one has this id. */
   rejected() {
-    const { rejects } = this.view.runs[0];
-    for (const number of rejects.id?.search(this.find.value) ?? []) {
-      const { reason } = JSON.parse(rejects.event.at(number));
-      return `${visible(rejects.id.at(number), 60)}: no valid request (${reason})`;
-    }
+    for (const { rejects } of this.view.runs)
+      for (const number of rejects.id?.search(this.find.value) ?? []) {
+        const { reason } = JSON.parse(rejects.event.at(number));
+        return `${visible(rejects.id.at(number), 60)}: no valid request (${reason})`;
+      }
     return null;
   }
 
@@ -210,9 +210,11 @@ class Controls {
       state: this.state.value,
       ...opening,
     });
-    const [filtered] = this.view.filtered;
-    const total = this.view.runs[0].spans.rows;
-    this.say(filtered.isAll ? "" : `${counted(filtered.number)} of ${plural(total, "span")} shown`);
+    const { runs, filtered } = this.view;
+    const number = this.page.facts.diff ? 1 : runs.length; // of two to compare, the first is counted
+    const shown = d3.sum(filtered.slice(0, number), (of) => of.number);
+    const total = d3.sum(runs.slice(0, number), (run) => run.spans.rows);
+    this.say(filtered[0].isAll ? "" : `${counted(shown)} of ${plural(total, "span")} shown`);
   }
 
   clear() {

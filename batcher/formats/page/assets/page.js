@@ -1,5 +1,5 @@
 "use strict";
-// The page: puts a run, or two in step, with controls and stories where the document wants them,
+// The page: puts a run, its workers or two runs in step, with controls and stories where the document wants them,
 // and moves in time by wheel, drag, pinch and keys.
 
 const LEAST_STEPS = 8; // that are seen at the closest
@@ -25,7 +25,7 @@ class Page {
         element(
           "h2",
           {},
-          ...(runs.length > 1 ? [`${"AB"[number]}: `] : []),
+          ...(facts.diff ? [`${"AB"[number]}: `] : []),
           element("bdi", {}, visible(run.name)),
           element("small", {}, ` ${headline(run)}`),
         ),
@@ -339,16 +339,17 @@ class Page {
   tell(selected) {
     const goTo = (run) => (start, end) => this.showSteps(run, start - 2, end + 2);
     const told = [];
-    for (const run of selected ? this.view.runs : []) {
+    const { diff } = this.facts;
+    const runs = diff ? this.view.runs : [selected?.run];
+    for (const run of selected ? runs : []) {
       const sequence = run === selected.run ? selected.sequence : this.twin(run, selected);
-      if (this.view.runs.length > 1) told.push(element("h2", {}, `In ${"AB"[this.view.runs.indexOf(run)]}`));
+      if (diff) told.push(element("h2", {}, `In ${"AB"[this.view.runs.indexOf(run)]}`));
       told.push(
         sequence === null
           ? element("p", {}, "There is no such request.")
           : storyOfRequest(this, run, sequence, goTo(run)),
       );
     }
-    const { diff } = this.facts;
     if (diff)
       told.push(differences(diff, goTo(this.view.runs[0]), (id, index) => this.chooseNamed(id, index)));
     if (!told.length)

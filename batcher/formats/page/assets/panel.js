@@ -178,7 +178,7 @@ function spansTable(page, run, story, goTo) {
       : [];
     const said = [more.join("; "), ...(more.length && lost ? ["; "] : []), ...why];
     const first = span.first_token === null ? "none" : `step ${counted(span.first_token)}`;
-    return row([String(span.slot)], [stepLink(span.start, span.end, goTo)], [first], said);
+    return row([String(run.firstSlot + span.slot)], [stepLink(span.start, span.end, goTo)], [first], said);
   });
   const titles = ["slot", "when", "first token", "what happened"];
   return tableOf(titles, [...rows, ...restOf(story.spans, 4)]);
@@ -194,7 +194,8 @@ function pointedText(pointed, view) {
     ? `step ${counted(step)} (${decimal(run.times.startOf(step))} s)`
     : `step ${counted(step)}`;
   if (lane) return [`${when}: ${LANES[lane]} ${counted(run.series[lane].at(step))}`];
-  if (span < 0) return [`${when}, slot ${slot}: empty`];
+  const place = `${when}, slot ${run.firstSlot + slot}`;
+  if (span < 0) return [`${place}: empty`];
   const { spans } = run;
   const sequence = spans.sequence[span];
   const first = firstToken(run, span);
@@ -202,7 +203,7 @@ function pointedText(pointed, view) {
   const outcome = run.facts.outcomes[spans.outcome[span]] || "not told";
   const lines = [
     visible(run.label(sequence), 60),
-    `${when}, slot ${slot}: ${phase}`,
+    `${place}: ${phase}`,
     `${stepsOf(spans.start[span], run.end(span))}, ended: ${outcome}`,
   ];
   const waited = spans.start[span] - run.sequences.arrived[sequence];

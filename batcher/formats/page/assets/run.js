@@ -15,6 +15,7 @@ class Run {
     this.settings = facts.run;
     this.numSteps = facts.num_steps;
     this.numSlots = facts.run.batch;
+    this.firstSlot = facts.first_slot; // the number of the first: other workers have those before it
     const none = { rows: 0 };
     this.spans = tables.spans ?? {
       ...none,

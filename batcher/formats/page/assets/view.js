@@ -117,7 +117,7 @@ class Filtered {
       const sequence = spans.sequence[span];
       const isShown =
         (!wanted || wanted[sequence]) &&
-        (!filter.slots || filter.slots.has(spans.slot[span])) &&
+        (!filter.slots || filter.slots.has(run.firstSlot + spans.slot[span])) &&
         (!filter.outcome || spans.outcome[span] === outcome || sequences.reason[sequence] === outcome) &&
         (filter.state !== "preempted" || spans.outcome[span] === preempted) &&
         (filter.state !== "waiting" || hasWaited(run, span));
