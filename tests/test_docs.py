@@ -149,7 +149,7 @@ def test_every_event_has_its_row_and_every_reason_is_documented() -> None:
     assert reasons | {*get_args(Role)} <= documented
 
 
-COMMON_FIELDS = {"step", "time", "id", "index", "reason"}
+COMMON_FIELDS = {"step", "time", "id", "index", "reason", "worker"}
 
 
 def rows_of(page: Path, head: str) -> dict[str, set[str]]:
