@@ -105,16 +105,19 @@ class Histogram:
 
 
 class SecondsHistogram:
-    """Counts of times, in microseconds; a percentile is a time that was counted."""
+    """Counts of times; a percentile is a time that was counted.
+
+    counts: in microseconds.
+    """
 
     def __init__(self) -> None:
-        self._counts = Histogram()
+        self.counts = Histogram()
         self._least: dict[int, int] = {}  # the least number that was counted in a bucket
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Count a time, `count` times over; one below 0, which rounding can make, is 0."""
         value = max(0, microseconds(seconds))
-        self._counts.add(value, count)
+        self.counts.add(value, count)
         if value >= EXACT_BELOW:
             bucket = bucket_of(value)
             least = self._least.get(bucket)
@@ -123,7 +126,7 @@ class SecondsHistogram:
 
     def distribution(self) -> SecondsDistribution | None:
         """Return what was counted in short, None for nothing."""
-        counts, least = self._counts, self._least
+        counts, least = self.counts, self._least
         count = counts.count
         if not count:
             return None

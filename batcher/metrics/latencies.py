@@ -81,17 +81,20 @@ class EndedRequest(NamedTuple):
 
 
 class TokenTimes:
-    """Follows all sequences from step to step, tells their times and counts them."""
+    """Follows all sequences from step to step, tells their times and counts them.
+
+    times: how they are distributed so far, by the names of Latencies.
+    """
 
     def __init__(self) -> None:
-        self._times = {name: SecondsHistogram() for name in Latencies.__struct_fields__}
+        self.times = {name: SecondsHistogram() for name in Latencies.__struct_fields__}
         self._last_advance = 0.0  # when decoding rows were last given a token, all at once
         # Of the decoding rows: how many were given their last token when.
         self._decoding: dict[float, int] = {}
 
     def latencies(self) -> Latencies:
         """Return what was counted so far."""
-        return Latencies(**{name: times.distribution() for name, times in self._times.items()})
+        return Latencies(**{name: times.distribution() for name, times in self.times.items()})
 
     def observe(self, step: WholeStep) -> tuple[GivenTokens, list[EndedRequest]]:
         """Take in the next step; return what it gave, and who has ended in it."""
@@ -115,7 +118,7 @@ class TokenTimes:
                 num_first += is_first
                 sum_ttft += found.ttft or 0.0 if is_first else 0.0
             elif isinstance(event, JumpEvent | AcceptEvent):
-                self._times["itl"].add(0, event.tokens)
+                self.times["itl"].add(0, event.tokens)
                 num_tokens += event.tokens
             elif isinstance(event, FinishEvent):
                 ended += self._end(event, found, step.end)
@@ -136,7 +139,7 @@ class TokenTimes:
             if isinstance(event, AdmitEvent):
                 if found.queue is None:
                     found.queue = event.time - arrive.time
-                    self._times["queue"].add(found.queue)
+                    self.times["queue"].add(found.queue)
             elif isinstance(event, PrefillEvent | PreemptEvent):
                 self._stop(found)
             elif isinstance(event, FinishEvent) and (
@@ -153,7 +156,7 @@ class TokenTimes:
         """Give each decoding row a token; return how many there are."""
         total = 0
         for last, num_rows in self._decoding.items():
-            self._times["itl"].add(end - last, num_rows)
+            self.times["itl"].add(end - last, num_rows)
             total += num_rows
         self._decoding = {end: total} if total else {}
         self._last_advance = end
@@ -163,9 +166,9 @@ class TokenTimes:
         """Give a sequence a token and let it decode."""
         if found.ttft is None:
             found.ttft = end - arrive.time
-            self._times["ttft"].add(found.ttft)
+            self.times["ttft"].add(found.ttft)
         else:
-            self._times["itl"].add(end - found.last_token)
+            self.times["itl"].add(end - found.last_token)
         found.last_token, found.is_decoding = end, True
         self._decoding[end] = self._decoding.get(end, 0) + 1
 
@@ -176,10 +179,10 @@ class TokenTimes:
             return
         if found.ttft is None:
             found.ttft = end - arrive.time
-            self._times["ttft"].add(found.ttft)
+            self.times["ttft"].add(found.ttft)
         else:
-            self._times["itl"].add(end - found.last_token)
-        self._times["itl"].add(0, event.tokens - 1)
+            self.times["itl"].add(end - found.last_token)
+        self.times["itl"].add(0, event.tokens - 1)
         found.last_token = end
 
     def _stop(self, found: RequestTimeline) -> None:
@@ -202,9 +205,9 @@ class TokenTimes:
         found.ended = end
         ended = EndedRequest(event, arrive, end, found.queue, found.ttft)
         if ended.is_ok:
-            self._times["e2e"].add(ended.e2e)
+            self.times["e2e"].add(ended.e2e)
             if ended.tpot is not None:
-                self._times["tpot"].add(ended.tpot)
+                self.times["tpot"].add(ended.tpot)
         yield ended
 
 

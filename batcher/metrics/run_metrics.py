@@ -4,7 +4,7 @@ Rule: memory grows with the requests that are in the engine at once, never with 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
@@ -25,7 +25,7 @@ from batcher.events import (
     RejectEvent,
     RunEvent,
 )
-from batcher.metrics.distributions import Histogram
+from batcher.metrics.distributions import Histogram, SecondsHistogram
 from batcher.metrics.latencies import TokenTimes
 from batcher.metrics.positions import PositionCount
 from batcher.metrics.resources import BlockedSteps, CacheUse, StepUse
@@ -103,6 +103,11 @@ class RunMetrics:
                 self._blocked_steps[blocked.reason] += max(0, event.step - blocked.step)
             if self._timed is not None:
                 self._timed.observe(event, found)
+
+    @property
+    def times(self) -> Mapping[str, SecondsHistogram]:
+        """How latencies are distributed, by the names of Latencies; none if nobody asks."""
+        return {} if self._timed is None else self._timed.times
 
     def close(self, num_steps: int) -> None:
         """Let the series know all of a run of `num_steps`, which may be broken off."""
@@ -306,6 +311,11 @@ class TimedMetrics:
                 self._goodput.add(ended)
             if self._series is not None:
                 self._series.take_rest(rest)
+
+    @property
+    def times(self) -> Mapping[str, SecondsHistogram]:
+        """How latencies are distributed, by the names of Latencies."""
+        return self._times.times
 
     def catch_up(self, num_steps: int) -> None:
         """Take in the steps before `num_steps`, of which no more events come."""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
+from pathlib import Path
 
 import uvicorn
 
@@ -46,8 +47,8 @@ JOIN_SECONDS = 1.0  # that a step may go on after a second signal
 class Server:
     """A server that is ready to begin.
 
-    listener: where it listens.  worker: its number, from 0.  on_ready: called when it listens; by
-    default it says so.
+    listener: where it listens.  worker: its number, from 0.  folder: what it shares with others,
+    if there are any.  on_ready: called when it listens; by default it says so.
 
     Raises:
         BatchdecodeError: an option is not right.
@@ -58,6 +59,7 @@ class Server:
         options: ServeOptions,
         listener: socket.socket,
         worker: int = 0,
+        folder: Path | None = None,
         on_ready: Callable[[], object] | None = None,
     ) -> None:
         if options.trace is not None:
@@ -69,9 +71,9 @@ class Server:
         clock = make_clock(options)
         engine = make_engine(options, model, clock)
         name = options.served_model_name or options.model
-        metrics = ServerMetrics(engine, clock, name, str(worker))
         trace = TraceWriter(open_sink(options.trace)) if options.trace is not None else None
         self._view = _open_view(options, ServerGauges(engine), engine.settings.policy)
+        metrics = ServerMetrics(engine, name, self._view.fold, worker, folder)
         self._watcher = ServerWatcher(engine, metrics, trace, self._view)
         self._service = make_service(options, model, engine, clock, self._watcher, worker)
         config = uvicorn.Config(

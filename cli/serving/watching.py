@@ -48,13 +48,10 @@ class ServerWatcher:
         """Take note of what a step did."""
         events, view = outcome.events, self._view
         if events:
-            self._metrics.after_step(outcome)
+            with view.lock:  # it reads the fold of the metrics
+                self._metrics.after_step(outcome)
             if self._trace is not None:
                 self._trace.write(events)
-            if view.fold is not None:
-                with view.lock:
-                    for event in events:
-                        view.fold.take(event)
         num_steps = self._engine.num_steps
         if num_steps > self._num_steps:
             self._num_steps = num_steps
@@ -65,6 +62,7 @@ class ServerWatcher:
 
     def while_idle(self) -> float | None:
         """Write and draw what is left; return when to draw again, in seconds."""
+        self._metrics.share()
         if self._trace is not None:
             self._trace.flush()
         return self._view.refresh() or None

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from batcher.errors import BatchdecodeError
@@ -21,9 +22,9 @@ from ..commands.serve import ServeOptions
 from ..errors import reason_of
 from ..running.problems import say
 from ..screen.cells import counted, printable_lines
+from .server import Server, url_of
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # where the metrics of all processes come together
 
 
 def serve_alone(options: ServeOptions) -> int:
@@ -32,8 +33,6 @@ def serve_alone(options: ServeOptions) -> int:
     Raises:
         BatchdecodeError: an option is not right, or the address cannot be had.
     """
-    from .server import Server  # noqa: PLC0415 - not before SHARED_FOLDER is set, if it is
-
     with bound(options) as listener:
         return Server(options, listener).run()
 
@@ -48,13 +47,10 @@ def serve_together(options: ServeOptions) -> int:
         if is_given:
             raise BatchdecodeError(f"--{name} is about one engine: it needs --workers 1")
     with tempfile.TemporaryDirectory() as folder, bound(options, is_shared=True) as first:
-        os.environ[SHARED_FOLDER] = folder
-        from .server import url_of  # noqa: PLC0415 - as above
-
         context = get_context("fork")  # cheap, and there is no thread yet
         ready, tell_ready = context.Pipe(duplex=False)
         workers = [
-            context.Process(target=_work, args=(options, first, number, tell_ready))
+            context.Process(target=_work, args=(options, first, number, Path(folder), tell_ready))
             for number in range(options.workers)
         ]
         for worker in workers:
@@ -92,16 +88,17 @@ def bound(
     return listener
 
 
-def _work(options: ServeOptions, first: socket.socket, number: int, tell_ready: Connection) -> None:
+def _work(
+    options: ServeOptions, first: socket.socket, number: int, folder: Path, tell_ready: Connection
+) -> None:
     """Be the worker `number`; first: a socket that has the address already."""
-    from .server import Server  # noqa: PLC0415 - as above
-
     os.setpgid(0, 0)  # Ctrl-C is for the parent, which passes it on
     port = first.getsockname()[1]
     first.close()
     try:
         with bound(options, is_shared=True, port=port) as listener:
-            status = Server(options, listener, number, lambda: tell_ready.send(number)).run()
+            server = Server(options, listener, number, folder, lambda: tell_ready.send(number))
+            status = server.run()
     except BatchdecodeError as error:
         say(printable_lines(f"error: {error}\n"))
         status = 2

@@ -62,7 +62,7 @@ async def served(
     """Give a Served, and make sure that nothing is left in it at the end."""
     model, clock = as_model(model or SimulatedModel()), clock or WallClock()
     engine = Engine(model, batch, clock=clock, is_streaming=True, **more)
-    metrics = ServerMetrics(engine, clock, "simulated")
+    metrics = ServerMetrics(engine, "simulated")
     watcher = Watcher(metrics)
     thread = EngineThread(engine, clock, watcher, max_queue)
     parser, encode = RequestParser(engine.capabilities), engine.capabilities.encode

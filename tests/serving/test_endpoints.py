@@ -7,8 +7,8 @@ import pytest
 from in_process import CHATS, COMPLETIONS, served
 
 from batcher import Engine, Request, SimulatedModel, decode
+from batcher.metrics.prometheus import GAUGES
 from batcher.serving.http import Limits
-from batcher.serving.metrics import GAUGES
 from batcher.settings import SchedulingSettings
 
 PROMPT = "Once upon a time"
@@ -144,8 +144,7 @@ def test_the_share_of_kv_blocks_is_one_of_their_limit(kv_blocks, share):
     engine = Engine(SimulatedModel(), settings=settings)
     engine.add(Request(prompt=PROMPT, max_tokens=8, ignore_eos=True))
     engine.step()
-    _, read = GAUGES["vllm:kv_cache_usage_perc"]
-    assert read(engine) == share
+    assert GAUGES["vllm:kv_cache_usage_perc"].read(engine) == share
 
 
 @asked

@@ -1,0 +1,253 @@
+"""The numbers of a run or a server as Prometheus reads them, by vLLM's names where it has them.
+
+Rule: counters are fields of the summary, and histograms those that its latencies are read from, so
+nothing is counted twice, and they are equal.  Times are seconds of the engine's clock, on which a
+step lasts 1.0 unless something says otherwise.  docs/observability.md has the table.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from threading import Lock
+from typing import NamedTuple
+
+from msgspec.structs import asdict
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.utils import floatToGoString
+
+from batcher.events import Event
+from batcher.metrics.distributions import MICROSECONDS, Histogram
+from batcher.metrics.summary import RunSummary
+from batcher.metrics.watched import WatchedEngine, WatchedMetrics
+
+LABELS = ("model_name", "engine")  # of every metric
+SECONDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5]
+SECONDS += [10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0]
+TOKENS = [float(number * 10**power) for power in range(6) for number in (1, 2, 5)]
+
+
+def _kv_share(engine: WatchedEngine) -> float:
+    """Return which share of the blocks sequences hold, 0 if there is no limit to them."""
+    use = engine.block_use
+    if use is None or use.free is None:
+        return 0.0
+    return use.used / (use.used + use.cached + use.free)
+
+
+class Gauge(NamedTuple):
+    """A number of the moment."""
+
+    words: str
+    read: Callable[[WatchedEngine], float]
+
+
+class Count(NamedTuple):
+    """Numbers that only grow; label: what tells several apart, None for one, whose key is ""."""
+
+    words: str
+    read: Callable[[RunSummary, WatchedMetrics], Mapping[str, int] | None]
+    label: str | None = None
+
+
+class Spread(NamedTuple):
+    """How a number is distributed.
+
+    scale: how many of the units that are counted make one of those that are told.
+    """
+
+    words: str
+    read: Callable[[WatchedMetrics], Histogram]
+    bounds: Sequence[float] = SECONDS
+    scale: int = MICROSECONDS
+
+
+def _success(summary: RunSummary, metrics: WatchedMetrics) -> dict[str, int]:
+    """Return what has ended, samples that are no results included: a count never goes down."""
+    reasons, dropped = summary.finish_reasons, metrics.dropped
+    return {
+        "stop": reasons.stop + dropped["stop"],
+        "length": reasons.length + dropped["length"],
+        "abort": reasons.aborted + dropped["aborted"],
+        "error": reasons.error + dropped["error"],
+    }
+
+
+def _drafts(name: str) -> Callable[[RunSummary, WatchedMetrics], Mapping[str, int] | None]:
+    """Return what reads a number of the drafts; None if there were none."""
+
+    def read(summary: RunSummary, _: WatchedMetrics) -> Mapping[str, int] | None:
+        told = summary.speculation
+        return None if told is None else {"": getattr(told, name)}
+
+    return read
+
+
+def _accepted_by_position(summary: RunSummary, _: WatchedMetrics) -> dict[str, int] | None:
+    told = summary.speculation
+    if told is None:
+        return None
+    return {str(position): one.accepted for position, one in enumerate(told.by_position)}
+
+
+def _blocked(summary: RunSummary, _: WatchedMetrics) -> dict[str, int] | None:
+    return None if summary.blocked is None else asdict(summary.blocked)
+
+
+GAUGES = {
+    "vllm:num_requests_running": Gauge("Slots that are held.", lambda e: e.num_running),
+    "vllm:num_requests_waiting": Gauge(
+        "Outputs that wait for a slot.", lambda e: e.num_waiting + e.num_pending
+    ),
+    "vllm:kv_cache_usage_perc": Gauge("Share of the KV blocks that sequences hold.", _kv_share),
+    "batchdecode:slots": Gauge("Slots that there are.", lambda e: e.batch_size),
+}
+COUNTS = {
+    "vllm:prompt_tokens": Count(
+        "Tokens of the prompts of requests that have arrived.", lambda s, _: {"": s.prompt_tokens}
+    ),
+    "vllm:generation_tokens": Count(
+        "Tokens of outputs that have ended.", lambda s, _: {"": s.generated_tokens}
+    ),
+    "vllm:request_success": Count("Outputs that have ended.", _success, "finished_reason"),
+    "batchdecode:dropped_samples": Count(
+        "Samples of best_of among them that are no results.",
+        lambda _, m: m.dropped,
+        "finished_reason",
+    ),
+    "vllm:num_preemptions": Count(
+        "Times a sequence lost its slot and had to wait again.",
+        lambda s, _: {"": 0 if s.preemptions is None else s.preemptions.count},
+    ),
+    "vllm:prefix_cache_queries": Count(
+        "Tokens looked for in the prefix cache, at first admissions.",
+        lambda s, _: None if s.prefix_cache is None else {"": s.prefix_cache.asked},
+    ),
+    "vllm:prefix_cache_hits": Count(
+        "How many of them were found.",
+        lambda s, _: None if s.prefix_cache is None else {"": s.prefix_cache.found},
+    ),
+    "vllm:spec_decode_num_drafts": Count(
+        "Times that a step verified drafts of a row.", _drafts("steps")
+    ),
+    "vllm:spec_decode_num_draft_tokens": Count("Drafts.", _drafts("drafted")),
+    "vllm:spec_decode_num_accepted_tokens": Count("Drafts accepted.", _drafts("accepted")),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": Count(
+        "Drafts accepted, by their position from 0.", _accepted_by_position, "position"
+    ),
+    "batchdecode:steps": Count("Steps that were taken.", lambda s, _: {"": s.steps}),
+    "batchdecode:blocked_steps": Count(
+        "Steps in which a slot was free and the first of the queue not admitted.",
+        _blocked,
+        "reason",
+    ),
+}
+SPREADS = {
+    "vllm:time_to_first_token_seconds": Spread(
+        "From arrival to the first token.", lambda m: m.times["ttft"].counts
+    ),
+    "vllm:inter_token_latency_seconds": Spread(
+        "From a token to the next one of the same output.", lambda m: m.times["itl"].counts
+    ),
+    "vllm:request_time_per_output_token_seconds": Spread(
+        "Mean time of a token of an output after its first.", lambda m: m.times["tpot"].counts
+    ),
+    "vllm:e2e_request_latency_seconds": Spread(
+        "From arrival to the last token.", lambda m: m.times["e2e"].counts
+    ),
+    "vllm:request_queue_time_seconds": Spread(
+        "From arrival to a slot.", lambda m: m.times["queue"].counts
+    ),
+    "vllm:request_prompt_tokens": Spread(
+        "Tokens of the prompts of requests that have ended.", lambda m: m.prompts, TOKENS, 1
+    ),
+    "vllm:request_generation_tokens": Spread(
+        "Tokens of outputs that have ended.", lambda m: m.outputs, TOKENS, 1
+    ),
+}
+UNREAD = "batchdecode:requests_unread"
+
+
+class RunCollector:
+    """Tells Prometheus how a run stands, or a server; whoever has its events hands them over.
+
+    Any thread may ask.  engine: what gauges are read from.  labels: the values of LABELS.
+    num_unread: how many requests of the input are still to be read; None if nobody knows.
+    """
+
+    def __init__(
+        self,
+        metrics: WatchedMetrics,
+        engine: WatchedEngine,
+        labels: tuple[str, str],
+        num_unread: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.metrics = metrics
+        self._engine, self._labels, self._num_unread = engine, labels, num_unread
+        self._num_steps = 0  # that were taken when events came last; of these all are known
+        self._lock = Lock()
+
+    def observe(self, events: Iterable[Event]) -> None:
+        """Take in the next events, all that there are so far; see RunMetrics.observe."""
+        with self._lock:
+            self.metrics.observe(events)
+            self._num_steps = self._engine.num_steps
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all there is to tell."""
+        for name, (words, read) in GAUGES.items():
+            yield self._gauge(name, words, read(self._engine))
+        if (num_unread := self._num_unread()) is not None:
+            yield self._gauge(UNREAD, "Requests of the input still to be read.", num_unread)
+        with self._lock:
+            summary = self.metrics.summary(self._num_steps)
+            families = [self._counter(name, count, summary) for name, count in COUNTS.items()]
+            families += [self._histogram(name, spread) for name, spread in SPREADS.items()]
+        yield from (family for family in families if family is not None)
+
+    def _gauge(self, name: str, words: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, words, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _counter(self, name: str, count: Count, summary: RunSummary) -> Metric | None:
+        """Return a count, None if it is of what the run has not."""
+        counted = count.read(summary, self.metrics)
+        if counted is None:
+            return None
+        more = () if count.label is None else (count.label,)
+        family = CounterMetricFamily(name, count.words, labels=LABELS + more)
+        for key, value in counted.items():
+            family.add_metric([*self._labels, key][: len(LABELS + more)], value)
+        return family
+
+    def _histogram(self, name: str, spread: Spread) -> Metric:
+        counted = spread.read(self.metrics)
+        family = HistogramMetricFamily(name, spread.words, labels=LABELS)
+        family.add_metric(self._labels, *buckets_of(counted, spread.bounds, spread.scale))
+        return family
+
+
+def buckets_of(
+    counted: Histogram, bounds: Sequence[float], scale: int
+) -> tuple[list[tuple[str, float]], float]:
+    """Return for each bound how many do not exceed it, for no bound how many there are; their sum.
+
+    A number above 4,096 units may be counted with a bound that it exceeds by less than 0.05 %.
+    """
+    values = sorted(counted.counts)
+    totals = [0, *accumulate(counted.counts[value] for value in values)]
+    buckets = [
+        (_name_of(bound), float(totals[bisect_right(values, round(bound * scale))]))
+        for bound in bounds
+    ]
+    return [*buckets, ("+Inf", float(totals[-1]))], counted.sum / scale
+
+
+def _name_of(bound: float) -> str:
+    name: str = floatToGoString(bound)  # type: ignore[no-untyped-call]  # it has no types
+    return name

@@ -1,0 +1,188 @@
+"""What Prometheus is told: the numbers of the summary, at any time of any run."""
+
+import re
+from pathlib import Path
+
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import asdict
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from reference import english_requests
+from scheduling_settings import scheduling_settings, sharing, step_times
+from test_timed_numbers import served, times_of
+
+from batcher import Engine, Request, SimulatedModel
+from batcher.events import DropEvent, RunEvent
+from batcher.metrics.prometheus import COUNTS, GAUGES, SPREADS, UNREAD, RunCollector
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.watched import WatchedMetrics
+from batcher.speculation.settings import SpeculationSettings
+
+DRAFTS = SpeculationSettings(draft="simulated:0.7")
+LATENCIES = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "itl": "vllm:inter_token_latency_seconds",
+    "tpot": "vllm:request_time_per_output_token_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+    "queue": "vllm:request_queue_time_seconds",
+}
+
+
+class NoEngine:
+    """What is asked of an engine, where there are only events."""
+
+    batch_size, num_steps, num_running, num_waiting, num_pending = 4, 0, 0, 0, 0
+    block_use = None
+
+
+def told_by(collector):
+    """Return the samples of what Prometheus reads, by name and the label beside the usual two."""
+    registry, told = CollectorRegistry(), {}
+    registry.register(collector)
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for name, labels, value, *_ in family.samples:
+            assert (labels.pop("model_name"), labels.pop("engine")) == ("simulated", "0")
+            told[name, *labels.values()] = value
+    return told
+
+
+def counts_of(summary, dropped):
+    """Return the counters that a summary says there are."""
+    counts = {
+        ("vllm:prompt_tokens_total",): summary.prompt_tokens,
+        ("vllm:generation_tokens_total",): summary.generated_tokens,
+        ("batchdecode:steps_total",): summary.steps,
+        ("vllm:num_preemptions_total",): summary.preemptions.count if summary.preemptions else 0,
+    }
+    for reason, count in asdict(summary.finish_reasons).items():
+        told = "abort" if reason == "aborted" else reason
+        counts["vllm:request_success_total", told] = count + dropped.count(reason)
+    for reason in dropped:
+        counts["batchdecode:dropped_samples_total", reason] = dropped.count(reason)
+    if summary.prefix_cache is not None:
+        counts["vllm:prefix_cache_queries_total",] = summary.prefix_cache.asked
+        counts["vllm:prefix_cache_hits_total",] = summary.prefix_cache.found
+    for reason, count in asdict(summary.blocked).items() if summary.blocked else ():
+        counts["batchdecode:blocked_steps_total", reason] = count
+    return counts | counts_of_drafts(summary.speculation)
+
+
+def counts_of_drafts(found, name="vllm:spec_decode_num"):
+    if found is None:
+        return {}
+    by_position = {
+        (f"{name}_accepted_tokens_per_pos_total", str(position)): one.accepted
+        for position, one in enumerate(found.by_position)
+    }
+    return by_position | {
+        (f"{name}_drafts_total",): found.steps,
+        (f"{name}_draft_tokens_total",): found.drafted,
+        (f"{name}_accepted_tokens_total",): found.accepted,
+    }
+
+
+def check_equal(told, summary, dropped=()):
+    """Compare what is told with the summary, number by number."""
+    counts = {key: value for key, value in told.items() if key[0].endswith("_total")}
+    assert counts == counts_of(summary, dropped)
+    if summary.latencies is None:  # a step lasts 1.0, so its steps are seconds
+        found = {"ttft": summary.first_token, "queue": summary.wait}
+    else:
+        found = asdict(summary.latencies)
+    for field, of in found.items():
+        count, total = (told[f"{LATENCIES[field]}_{what}",] for what in ("count", "sum"))
+        assert count == (0 if of is None else of.count)
+        if summary.latencies is not None and of is not None:
+            assert total == pytest.approx(of.mean * of.count, abs=1e-6 * of.count)
+
+
+@given(served())
+@examples(200)
+def test_buckets_count_what_a_look_at_every_token_tells(run):
+    events, truth = run
+    collector, plain = RunCollector(WatchedMetrics(), NoEngine(), ("simulated", "0")), RunMetrics()
+    collector.observe(events)
+    plain.observe(events)
+    told = told_by(collector)
+    assert collector.metrics.summary() == plain.summary()
+    check_equal(told, plain.summary())
+    ended = [j for j in truth.jobs if j.ended_as in {"length", "stop"} and j.token_times]
+    exact = {
+        "ttft": [j.token_times[0] - j.arrival for j in truth.jobs if j.token_times],
+        "queue": [j.admitted[0] - j.arrival for j in truth.jobs if j.admitted],
+        "e2e": [times_of(job)["e2e"] for job in ended],
+        "tpot": [times_of(job)["tpot"] for job in ended if len(job.token_times) > 1],
+    }
+    for field, times in exact.items():
+        for (name, *labels), count in told.items():
+            if name == f"{LATENCIES[field]}_bucket":
+                bound = float(labels[0]) + 5e-7  # times are whole microseconds
+                assert sum(time <= bound for time in times) <= count
+                assert count <= sum(time <= bound * 1.0005 for time in times)
+
+
+def requests():
+    """Draw requests of all kinds; some have several outputs."""
+    sampled, no_stops = {"temperature": 1.0}, dict.fromkeys(("stop", "stop_token", "stop_sequence"))
+    several = [{}, {}, sampled | {"n": 2}, sampled | {"best_of": 3}, no_stops | {"num_beams": 3}]
+    more = st.sampled_from(several)
+    return st.builds(lambda one, more: Request(**asdict(one) | more), english_requests(), more)
+
+
+@given(st.data(), st.lists(sharing(requests()), max_size=10), st.integers(3, 5), step_times())
+@examples(100)
+def test_counts_only_grow_and_are_those_of_the_summary_in_the_end(data, wanted, batch, time):
+    engine = Engine(
+        SimulatedModel(),
+        batch,
+        settings=data.draw(scheduling_settings(batch, st.sampled_from([None, 60]), 4)),
+        step_time=time,
+        speculation=data.draw(st.sampled_from([None, DRAFTS])),
+    )
+    collector = RunCollector(WatchedMetrics(), engine, ("simulated", "0"))
+    events, last = [engine.run_event()], {}
+    collector.observe(events)
+    for request in wanted:
+        engine.add(request)
+    while engine.has_work:
+        events += (outcome := engine.step()).events
+        if outcome.events:
+            collector.observe(outcome.events)
+            told = told_by(collector)
+            assert {key for key in last if key[0] not in GAUGES and told[key] < last[key]} == set()
+            assert told["batchdecode:steps_total",] == engine.num_steps
+            last = told
+    events.append(engine.end_event())
+    collector.observe(events[-1:])
+    told, plain = told_by(collector), RunMetrics()
+    plain.observe(events)
+    summary = plain.summary()
+    assert collector.metrics.summary() == summary
+    check_equal(told, summary, [event.reason for event in events if type(event) is DropEvent])
+    assert told["vllm:request_generation_tokens_sum",] == summary.generated_tokens
+    assert told["vllm:request_prompt_tokens_sum",] == summary.prompt_tokens
+    assert told["vllm:request_prompt_tokens_count",] == summary.requests == len(wanted)
+    assert told["vllm:num_requests_running",] == told["vllm:num_requests_waiting",] == 0
+
+
+def test_a_number_is_counted_with_the_bound_that_it_meets():
+    collector = RunCollector(WatchedMetrics(), NoEngine(), ("simulated", "0"))
+    collector.observe([RunEvent(batch=4, model="simulated", settings={})])
+    for number in (1, 2, 2, 6, 10**9):
+        collector.metrics.outputs.add(number)
+    told = told_by(collector)
+    name = "vllm:request_generation_tokens"
+    counts = {bound: told[f"{name}_bucket", bound] for bound in ("1.0", "2.0", "5.0", "+Inf")}
+    assert counts == {"1.0": 1, "2.0": 3, "5.0": 3, "+Inf": 5}
+    assert (told[f"{name}_count",], told[f"{name}_sum",]) == (5, 10**9 + 11)
+
+
+def test_the_page_has_every_name_and_no_other():
+    page = (Path(__file__).parents[2] / "docs/observability.md").read_text()
+    table = page.partition("| metric |")[2].partition("\n\n")[0]
+    cells = "".join(line.split("|")[1] for line in table.splitlines()[1:])
+    names = re.findall(r"`((?:vllm|batchdecode):\w+)`", cells)
+    assert names == [*GAUGES, UNREAD, *(f"{name}_total" for name in COUNTS), *SPREADS]
