@@ -6,6 +6,8 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from typing import Self
 
+from msgspec.structs import replace
+
 from batcher.errors import BatchdecodeError, FieldProblem
 from batcher.foreign import LISTENERS, Raised
 from batcher.formats.diagnostics import Problem, make_problem, render_problem
@@ -14,7 +16,7 @@ from batcher.formats.json_spans import Span
 from batcher.formats.line_problems import place_problem
 from batcher.formats.requests import BadLine, ParsedLine
 
-from ..screen.cells import printable_lines
+from ..screen.cells import counted, printable_lines
 from ..screen.terminal import ColorChoice, terminal_size, wants_color
 from .intake import MAX_LINE_BYTES
 
@@ -33,17 +35,33 @@ class ProblemReport:
         self.num_lines = 0
         self._filename, self._color = filename, color
         self._num_shown = self._num_hidden = 0
+        self._hidden_code: str | None = None
         self.news: list[str] = []
 
     def add(self, bad: BadLine) -> None:
         """Take in the problems of one more line."""
         self.num_lines += 1
         for problem in bad.problems:
-            if self._num_shown < MAX_SHOWN:
+            if self._num_shown < MAX_SHOWN and problem.code != self._hidden_code:
                 self._num_shown += 1
-                self.news.append(self._render(problem))
+                self.news.append(self._render(self._advise(problem)))
             else:
                 self._num_hidden += 1
+
+    def _advise(self, problem: Problem) -> Problem:
+        """Return a problem with what to do if it tells that the whole input has another form.
+
+        Then the lines behind it have the same problem, and are not shown.
+        """
+        if (problem.line, problem.code) != (1, "invalid-json"):
+            return problem
+        from .other_forms import advice_for  # noqa: PLC0415 - good input does without
+
+        advice = advice_for(problem.source, self._filename)
+        if advice is None:
+            return problem
+        self._hidden_code = problem.code
+        return replace(problem, hint=advice)
 
     def tell(self, text: str) -> None:
         """Take in whole lines about something else than the input."""
@@ -58,7 +76,9 @@ class ProblemReport:
     def closing(self) -> str:
         """Return what there is to show at the end: news, and how many problems were left out."""
         num_hidden, self._num_hidden = self._num_hidden, 0
-        return self.take() + (f"... and {num_hidden:,} more problems\n" if num_hidden else "")
+        return self.take() + (
+            f"... and {counted(num_hidden, 'more problem')}\n" if num_hidden else ""
+        )
 
     def _render(self, problem: Problem) -> str:
         width = terminal_size(2, os.environ).columns
