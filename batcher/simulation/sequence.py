@@ -8,9 +8,11 @@ symbols that begin at the same place; what is before them is in the keys of the 
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator
+from functools import cached_property
 from itertools import accumulate, chain, repeat
 
 from batcher.models.context import ANY_LENGTH, Context
+from batcher.scheduling.queue import ARRIVAL_ORDER
 from batcher.scheduling.sequence import NEVER, Schedulable
 from batcher.simulation.workload import Job, Piece, Workload
 from batcher.timing.step_time import TICKS_PER_SECOND
@@ -173,12 +175,35 @@ class Turns:
         self._sessions: dict[str, deque[int]] = {}  # the places of turns that wait
         self._histories: defaultdict[str, History] = defaultdict(History)
 
-    @property
+    @cached_property
+    def has_siblings(self) -> bool:
+        """Whether any request has several samples."""
+        return any(job.has_siblings for job in self._jobs)
+
+    @cached_property
+    def longest(self) -> SimulatedSequence | None:
+        """The sequence with the most tokens, of those without a history; None if there is none."""
+        return max(
+            self.sequences,
+            key=lambda sequence: sequence.num_prompt_tokens + sequence.max_tokens,
+            default=None,
+        )
+
+    @cached_property
     def all_wait(self) -> bool:
         """Whether all jobs have to be admitted, and none waits for another one."""
         return all(
             turn.fits and turn.max_tokens and turn.job.session is None for turn in self.sequences
         )
+
+    @cached_property
+    def has_sessions(self) -> bool:
+        """Whether any turn waits for another one."""
+        return any(job.session is not None for job in self._jobs)
+
+    def arrivals(self) -> Iterable[SimulatedSequence]:
+        """Return the sequences that wait for no other one, in the order in which they arrive."""
+        return sorted(self.begin(), key=ARRIVAL_ORDER)
 
     def begin(self) -> list[SimulatedSequence]:
         """Return the sequences that wait for no other one."""

@@ -48,7 +48,8 @@ def simulate(
     Raises:
         BatchdecodeError: the settings make no sense.
     """
-    return EventSimulation(workload, num_slots, settings, step_time, on_ended, drafts).run()
+    turns = Turns(workload)
+    return EventSimulation(turns, num_slots, settings, step_time, on_ended, drafts).run()
 
 
 def simulate_steps(
@@ -63,15 +64,15 @@ def simulate_steps(
     Raises:
         BatchdecodeError: the settings make no sense.
     """
-    return StepSimulation(workload, num_slots, settings, step_time, drafts=drafts).run()
+    return StepSimulation(Turns(workload), num_slots, settings, step_time, drafts=drafts).run()
 
 
 class StepSimulation:
-    """One run over a workload, of which each step takes its time by itself."""
+    """One engine, of which each step takes its time by itself, and a run over all its turns."""
 
     def __init__(
         self,
-        workload: Workload,
+        turns: Turns,
         num_slots: int,
         settings: SchedulingSettings,
         step_time: StepTime,
@@ -83,7 +84,7 @@ class StepSimulation:
             SimulatedSequence, None
         ] = {}  # as they began, the first has the choice
         self._on_ended, self._num_ended, self._num_slots = on_ended, 0, num_slots
-        finds = settings.has_prefix_cache or any(job.has_siblings for job in workload.jobs)
+        finds = settings.has_prefix_cache or turns.has_siblings
         needs_tables = finds or settings.preempt_for is not None
         self._scheduler: Scheduler[SimulatedSequence] = Scheduler(
             num_slots,
@@ -99,25 +100,21 @@ class StepSimulation:
         self._step = self._ticks = 0  # when the current step starts
         self._now = 0.0  # the same in seconds
         self._totals = Totals()
-        self._turns = Turns(workload)
+        self._turns = turns
         # Then arrivals are only more who wait, if nobody could be admitted ahead of others.
         self._all_wait = settings.preempt_for is None and self._turns.all_wait and self._all_fit()
         self._is_in_order = settings.batching == "static" or settings.policy == "fcfs"
-        for sequence in self._turns.begin():
-            self._queue.add(sequence, 0.0)
 
     def _all_fit(self) -> bool:
         """Whether each sequence can run, none being a later turn of a session."""
-        longest = max(
-            self._turns.sequences,
-            key=lambda sequence: sequence.num_prompt_tokens + sequence.max_tokens,
-            default=None,
-        )
+        longest = self._turns.longest
         return longest is None or self._scheduler.why_never(longest) is None
 
     def run(self) -> SimulationResult:
         """Return what the run comes to."""
         queue, batch, turns = self._queue, self._batch, self._turns
+        for sequence in turns.begin():
+            queue.add(sequence, 0.0)
         while queue.num_pending or queue.num_slots or batch.num_free < self._num_slots:
             if queue.num_pending:
                 self._join_arrivals()

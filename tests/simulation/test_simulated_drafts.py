@@ -16,6 +16,7 @@ from batcher.models.simulated import SimulatedSettings
 from batcher.settings import Capacity, SchedulingSettings
 from batcher.simulation.drafts import AssumedDrafts
 from batcher.simulation.result import SimulationResult
+from batcher.simulation.sequence import Turns
 from batcher.simulation.simulator import simulate, simulate_steps
 from batcher.simulation.workload import Workload, workload_of
 from batcher.speculation.formulas import expected_speedup, expected_tokens
@@ -60,7 +61,7 @@ def check(
     drafts = AssumedDrafts(num_tokens=DEFAULT_DRAFT_TOKENS, acceptance=acceptance)
     drafter = AssumedDrafter(workload, drafts)
     engine = run_engine(drawn, num_slots, chosen, step_time, model, drafter)
-    simulation = LoggedSimulation(workload, num_slots, chosen, step_time, drafts=drafts)
+    simulation = LoggedSimulation(Turns(workload), num_slots, chosen, step_time, drafts=drafts)
     result = simulation.run()
     assert simulation.log == engine.log
     assert simulation.ends == engine.ends
@@ -118,7 +119,7 @@ def test_from_event_to_event_it_is_the_same_as_step_by_step(seed: int, acceptanc
         acceptance=acceptance,
         cost=random.choice([0.0, 0.05, 2.5]),
     )
-    one = LoggedSimulation(workload, num_slots, chosen, step_time, drafts=drafts).run()
+    one = LoggedSimulation(Turns(workload), num_slots, chosen, step_time, drafts=drafts).run()
     assert outcome(simulate(workload, num_slots, chosen, step_time, drafts=drafts)) == outcome(one)
     again = simulate_steps(workload, num_slots, chosen, step_time, drafts)
     assert outcome(again) == outcome(one)

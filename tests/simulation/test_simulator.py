@@ -19,7 +19,7 @@ from batcher import Request, SimulatedModel, decode
 from batcher.scheduling.output import SchedulerOutput
 from batcher.settings import SchedulingSettings
 from batcher.simulation.result import SimulationResult
-from batcher.simulation.sequence import SimulatedSequence
+from batcher.simulation.sequence import SimulatedSequence, Turns
 from batcher.simulation.simulator import StepSimulation, simulate, simulate_steps
 from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
@@ -89,7 +89,7 @@ def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(
     step_time = random.choice(STEP_TIMES)
     model = BoundedModel(max_context, session_overflow)
     engine = run_engine(drawn, num_slots, chosen, step_time, model)
-    simulation = LoggedSimulation(workload_from(drawn, model), num_slots, chosen, step_time)
+    simulation = LoggedSimulation(Turns(workload_from(drawn, model)), num_slots, chosen, step_time)
     result = simulation.run()
     assert simulation.log == engine.log
     assert simulation.ends == engine.ends
@@ -175,7 +175,7 @@ def test_from_event_to_event_is_exactly_step_by_step(seed: int, max_context: int
     num_slots, chosen = random_settings(random)
     step_time = random.choice(STEP_TIMES)
     workload = workload_of(drawn, BoundedModel(max_context))
-    planned = outcome(PlannedSimulation(workload, num_slots, chosen, step_time).run())
+    planned = outcome(PlannedSimulation(Turns(workload), num_slots, chosen, step_time).run())
     assert outcome(simulate_steps(workload, num_slots, chosen, step_time)) == planned
     assert outcome(simulate(workload, num_slots, chosen, step_time)) == planned
 

@@ -1,0 +1,1 @@
+"""Fleets: replicas of an engine behind a router, simulated without a model."""

@@ -1,0 +1,227 @@
+"""A fleet: requests come to a router, it sends each to a replica, and hears what comes of it.
+
+Rule: nothing happens before all that could bear on it has happened.  A replica stands still until
+it is known what is sent to it up to then; the router is told of nothing that is still to come.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from math import floor, inf
+
+from batcher.fleet.replica import ARRIVES, NOTHING, Replica, ReplicaSettings
+from batcher.fleet.result import Columns, FleetResult
+from batcher.fleet.routers import ReplicaView, Router
+from batcher.simulation.sequence import SimulatedSequence, Turns
+
+WINDOW = 8192  # arrivals that are sent on at once to replicas that stand still meanwhile
+
+OnEnded = Callable[[int], object]
+"""Called with how many sequences have ended by now, now and then."""
+
+
+class Fleet:
+    """One run over `turns` on replicas behind a router.
+
+    report_interval: seconds from each report of all replicas to the next, the first at 0.
+
+    Raises:
+        BatchdecodeError: the settings of a replica make no sense.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        replicas: Sequence[ReplicaSettings],
+        router: Router,
+        report_interval: float,
+        on_ended: OnEnded = lambda _: None,
+    ) -> None:
+        self._turns, self._router, self._on_ended = turns, router, on_ended
+        self._interval = report_interval
+        self._next_report = 0.0 if router.hears_reports else inf
+        self._replicas = [Replica(turns, settings) for settings in replicas]
+        self._views = [ReplicaView(index) for index in range(len(replicas))]
+        self._columns = Columns()
+        self._num_ended = self._num_refused = 0
+        self._siblings: tuple[int, ReplicaView | None] = (-1, None)
+        self._events: list[tuple[tuple[float, int], int]] = []  # a heap, of which replica
+        self._next_events = [NOTHING] * len(replicas)  # which of them are not outdated
+        self._turns_ahead: list[tuple[float, int, int, SimulatedSequence]] = []  # a heap by arrival
+        self._responses: list[tuple[float, int, ReplicaView, int]] = []  # a heap by their ends
+        router.use(self._views)
+
+    def run(self) -> FleetResult:
+        """Return what the run comes to.
+
+        Raises:
+            BatchdecodeError: the router fails.
+        """
+        arrivals = iter(self._turns.arrivals())
+        first = next(arrivals, None)
+        if first is not None:
+            if self._router.hears_ends or self._turns.has_sessions:
+                self._run_by_events(first, arrivals)
+            else:
+                self._run_by_windows(first, arrivals)
+        return FleetResult(
+            [replica.close() for replica in self._replicas],
+            self._columns.times,
+            0.0 if first is None else first.arrival_time,
+            self._num_refused,
+        )
+
+    # -- if nothing depends on ends: what comes between two reports is sent on all at once --------
+
+    def _run_by_windows(
+        self, sequence: SimulatedSequence | None, arrivals: Iterator[SimulatedSequence]
+    ) -> None:
+        while sequence is not None:
+            if sequence.arrival_time >= self._next_report:
+                report = self._last_report_by(sequence.arrival_time)
+                self._advance(report)
+                self._hear_reports(report)
+            for _ in range(WINDOW):
+                self._route(sequence)
+                sequence = next(arrivals, None)
+                if sequence is None or sequence.arrival_time >= self._next_report:
+                    break
+            else:
+                self._advance(sequence.arrival_time)
+        self._advance(inf)
+
+    def _advance(self, until: float) -> None:
+        """Let all replicas take the steps that begin before `until`."""
+        for index, replica in enumerate(self._replicas):
+            replica.advance(until)
+            self._take_ended(index)
+
+    # -- else from event to event ----------------------------------------------------------------
+
+    def _run_by_events(
+        self, ahead: SimulatedSequence | None, arrivals: Iterator[SimulatedSequence]
+    ) -> None:
+        """Go on with what is next: a replica, a report, a turn, or `ahead`, the next to arrive."""
+        events, turns = self._events, self._turns_ahead
+        while True:
+            is_turn = bool(turns) and (ahead is None or turns[0] < (*_order(ahead), ahead))
+            sequence = turns[0][-1] if is_turn else ahead
+            until = inf if sequence is None else sequence.arrival_time
+            sure = min(until, events[0][0][0]) if events and self._turns.has_sessions else until
+            is_report = self._next_report <= sure < inf
+            if is_report:  # a turn that arrives before the last one might have to know this one
+                until = self._last_report_by(sure)
+            if events and events[0][0] < (until, ARRIVES):
+                self._go_on(*heappop(events))
+                continue
+            self._hear_ends(until)
+            if is_report:
+                self._hear_reports(until)
+                continue
+            if sequence is None:
+                return
+            if is_turn:
+                heappop(turns)
+            else:
+                ahead = next(arrivals, None)
+            view = self._route(sequence)
+            if view is not None:
+                self._plan(view.index)
+
+    def _plan(self, index: int) -> None:
+        """Note the next event of a replica."""
+        event = self._replicas[index].next_event()
+        if event != self._next_events[index]:
+            self._next_events[index] = event
+            heappush(self._events, (event, index))
+
+    def _go_on(self, event: tuple[float, int], index: int) -> None:
+        """Let a replica go on to an event, unless that is another one by now."""
+        if event == self._next_events[index]:
+            self._replicas[index].go_on()
+            self._take_ended(index)
+            self._next_events[index] = NOTHING
+            self._plan(index)
+
+    def _take_ended(self, index: int) -> None:
+        """Count the sequences that have ended on a replica, and go on with their sessions."""
+        replica, view = self._replicas[index], self._views[index]
+        for sequence in replica.ended:
+            replica.result.add(sequence, self._columns)
+            self._num_ended += 1
+            if self._router.hears_ends:
+                response = replica.now, self._num_ended, view, sequence.num_prompt_tokens
+                heappush(self._responses, response)
+            turn = self._next_turn(sequence, replica.now)
+            while turn is not None and turn.has_failed:  # as the one before it has
+                replica.result.add(turn, self._columns)
+                turn = self._next_turn(turn, replica.now)
+            if turn is not None:
+                heappush(self._turns_ahead, (*_order(turn), turn))
+        if replica.ended:
+            replica.ended.clear()
+            self._on_ended(self._num_ended)
+
+    def _next_turn(self, sequence: SimulatedSequence, now: float) -> SimulatedSequence | None:
+        """Return the turn that goes on at `now` after one that has ended or failed."""
+        if sequence.job.session is None:
+            return None
+        self._turns.ended.append(sequence)
+        return self._turns.go_on(now)
+
+    # -- what the router is told -----------------------------------------------------------------
+
+    def _route(self, sequence: SimulatedSequence) -> ReplicaView | None:
+        """Send a sequence to a replica, and return that; None: it is refused."""
+        view = self._choose(sequence)
+        if view is None:
+            self._refuse(sequence)
+            return None
+        view.num_requests += 1
+        view.num_tokens += sequence.num_prompt_tokens
+        view.num_unreported += 1
+        self._router.note(view)
+        self._replicas[view.index].add(sequence)
+        return view
+
+    def _choose(self, sequence: SimulatedSequence) -> ReplicaView | None:
+        """Return where to send a sequence; the samples of a request go where its first went."""
+        if not sequence.has_siblings:
+            return self._router.choose(sequence, sequence.arrival_time)
+        number, view = self._siblings
+        if number != sequence.input_index:
+            view = self._router.choose(sequence, sequence.arrival_time)
+            self._siblings = sequence.input_index, view
+        return view
+
+    def _refuse(self, sequence: SimulatedSequence) -> None:
+        """End a sequence, and the turns after it, since the router sends it nowhere."""
+        sequence.has_failed = True
+        turn: SimulatedSequence | None = sequence
+        while turn is not None:
+            self._num_refused += 1
+            turn = self._next_turn(turn, sequence.arrival_time)
+
+    def _hear_ends(self, now: float) -> None:
+        """Tell the router of the responses that have ended by `now`."""
+        responses = self._responses
+        while responses and responses[0][0] <= now:
+            _, _, view, num_tokens = heappop(responses)
+            view.num_requests -= 1
+            view.num_tokens -= num_tokens
+            self._router.note(view)
+
+    def _hear_reports(self, time: float) -> None:
+        """Tell the router how all replicas stand at `time`, up to which they have gone on."""
+        self._next_report = time + self._interval
+        for view, replica in zip(self._views, self._replicas, strict=True):
+            view.report, view.num_unreported = replica.report(time), 0
+            self._router.note(view)
+
+    def _last_report_by(self, time: float) -> float:
+        """Return when the last reports come that come by `time`."""
+        last = max(self._next_report, floor(time / self._interval) * self._interval)
+        return min(last, time)  # a product is rounded
+
+
+def _order(sequence: SimulatedSequence) -> tuple[float, int, int]:
+    return sequence.arrival_time, sequence.input_index, sequence.index

@@ -1,0 +1,141 @@
+"""A replica of a fleet: one engine that is fed while it runs, and told how far to go.
+
+Rule: it takes exactly the steps that `simulate` takes if all that is sent to it is its workload.
+"""
+
+from math import inf
+
+from msgspec import Struct
+
+from batcher.fleet.result import ReplicaResult
+from batcher.lifecycle import FINISH
+from batcher.scheduling.sequence import NEVER
+from batcher.settings import SchedulingSettings
+from batcher.simulation.drafts import AssumedDrafts
+from batcher.simulation.sequence import SimulatedSequence, Turns
+from batcher.simulation.simulator import EventSimulation
+from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
+
+ENDS, ARRIVES, BEGINS = range(3)
+NOTHING = (inf, BEGINS)
+
+
+class ReplicaSettings(Struct, frozen=True, kw_only=True):
+    """What an engine is made with; see `simulate`."""
+
+    num_slots: int
+    scheduling: SchedulingSettings
+    step_time: StepTime
+    drafts: AssumedDrafts | None = None
+
+
+class LoadReport(Struct, frozen=True, gc=False):
+    """How a replica stood at `time`: how many sequences ran, and how many waited."""
+
+    time: float
+    running: int
+    waiting: int
+
+
+class Replica(EventSimulation):
+    """An engine that stands still until it is told to go on.
+
+    turns: of all the fleet; which turn goes on after which is not for a replica to say.
+    ended: the sequences that have ended or failed since somebody last took them from here.
+    result: what it has done by now.
+    """
+
+    def __init__(self, turns: Turns, settings: ReplicaSettings) -> None:
+        scheduling = settings.scheduling
+        super().__init__(
+            turns, settings.num_slots, scheduling, settings.step_time, drafts=settings.drafts
+        )
+        self.ended: list[SimulatedSequence] = []
+        self.result = ReplicaResult(
+            settings.num_slots, scheduling.kv_blocks, scheduling.max_batch_tokens, self._totals
+        )
+        self._until = inf  # steps that begin later are not taken
+        self._last_end, self._num_last = NEVER, 0  # when somebody ended last, and how many
+
+    @property
+    def now(self) -> float:
+        """When the last step it has taken ended, in seconds."""
+        return self._now
+
+    def add(self, sequence: SimulatedSequence) -> None:
+        """Take in a sequence, which arrives when no step begun by now can know of it."""
+        self._queue.add(sequence, self._now)
+
+    def next_event(self) -> tuple[float, int]:
+        """Return when it ends steps that decide nothing, or begins one that does, if none is added.
+
+        Nobody joins, is admitted or ends before; at the same time, ENDS come before what arrives
+        then, and that before what BEGINS; NOTHING if there is nothing to do.
+        """
+        queue, now = self._queue, self._now
+        if queue.num_pending:
+            arrival = queue.next_arrival
+            if arrival is None or arrival <= now:
+                return now, BEGINS
+            if not (queue.num_slots or self._batch.num_occupied):
+                return arrival, BEGINS
+        elif not (queue.num_slots or self._batch.num_occupied):
+            return NOTHING
+        num_steps, until = (0, now) if self._drafts else self._fast_forward.num_steps(now)
+        if not num_steps:
+            return now, BEGINS
+        _, ticks = self._time_of(num_steps, until)
+        return (self._ticks + ticks) / TICKS_PER_SECOND, ENDS
+
+    def go_on(self) -> None:
+        """Take the steps up to the next event, or the one that is it."""
+        if self._queue.num_pending:
+            num_pending = self._queue.num_pending
+            self._join_arrivals()
+            self._until = inf if num_pending == self._queue.num_pending else self._now
+        self._go_on()
+        self._until = inf
+
+    def advance(self, until: float) -> None:
+        """Take all steps that begin before `until`, if all that arrive before then were added."""
+        queue, batch, self._until = self._queue, self._batch, until
+        while self._now < until:
+            if queue.num_pending:
+                if not (queue.num_slots or batch.num_occupied):
+                    arrival = queue.next_arrival
+                    if arrival is not None and arrival >= until:
+                        break
+                self._join_arrivals()
+            elif not (queue.num_slots or batch.num_occupied):
+                break
+            self._go_on()
+        self._until = inf
+
+    def report(self, time: float) -> LoadReport:
+        """Return how it stands at `time`, up to which it has gone on; a step may end after it."""
+        running = self._batch.num_occupied
+        if self._now > time and self._last_end == self._ticks:
+            running += self._num_last
+        return LoadReport(time, running, self._queue.num_waiting + self._queue.num_pending)
+
+    def close(self) -> ReplicaResult:
+        """Return what it has done."""
+        self._totals.num_steps, self.result.end_ticks = self._step, self._ticks
+        return self.result
+
+    def _before_news(self, until: float) -> float:
+        if self.ended:  # others may go on
+            return self._now
+        return min(super()._before_news(until), self._until)
+
+    def _end(self, sequence: SimulatedSequence) -> None:
+        sequence.end_ticks = self._ticks
+        if self._last_end != self._ticks:
+            self._last_end, self._num_last = self._ticks, 0
+        self._num_last += 1
+        self.ended.append(sequence)
+
+    def _fail(self, sequence: SimulatedSequence) -> None:
+        self._scheduler.finish_waiting(sequence, FINISH)
+        sequence.has_failed = True
+        self.ended.append(sequence)

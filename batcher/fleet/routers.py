@@ -1,0 +1,353 @@
+"""Routers: which replica a request is sent to, by what the one who sends it can know.
+
+Rule: a router is told of what it has sent, of the ends of the responses that pass through it, and
+of the reports of replicas, which are as old as the report interval lets them be; never of how
+things stand now.
+"""
+
+import reprlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from difflib import get_close_matches
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+from itertools import chain
+from random import Random
+
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.fleet.replica import LoadReport
+from batcher.foreign import calling, import_object
+from batcher.simulation.sequence import SimulatedContents, SimulatedSequence
+
+SEED = 0
+WAITING_WEIGHT = 4  # of one that waits, against one that runs: as vLLM weighs them
+PREFIX_BLOCK = 16  # tokens
+MAX_NODES = 2**20  # blocks of prompts that are remembered, those seen last
+MAX_OVERLOAD = 1.25  # of the mean load, as in consistent hashing with bounded loads
+MAX_ENTRIES = 8  # of a heap, for each replica
+
+
+class ReplicaView(Struct, eq=False):
+    """What a router knows of a replica.
+
+    num_requests, num_tokens: sent, and no end has come back: how many, and the tokens of their
+    prompts together.  report: the last one that has come, None before the first.
+    num_unreported: how many requests were sent since then.
+    """
+
+    index: int
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_unreported: int = 0
+    report: LoadReport | None = None
+
+
+class Router:
+    """Sends each request to the next replica in turn; others say where they differ.
+
+    hears_ends, hears_reports: whether it goes by the ends of responses, or by reports.
+    replicas: those that it may send to.
+    """
+
+    hears_ends = hears_reports = False
+
+    def __init__(self) -> None:
+        self.replicas: Sequence[ReplicaView] = ()
+        self._turn = 0
+
+    def use(self, replicas: Sequence[ReplicaView]) -> None:
+        """Send to these from now on, which are at least one."""
+        self.replicas = replicas
+
+    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:  # noqa: ARG002 - others need them
+        """Return where to send a request; None: it is refused."""
+        place = self._turn % len(self.replicas)
+        self._turn = place + 1
+        return self.replicas[place]
+
+    def note(self, replica: ReplicaView) -> None:
+        """Take note that a request was sent to this replica, or ended there, or that it reported.
+
+        What is known of it counts that already.
+        """
+
+
+class RandomChoice(Router):
+    """To any of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._random = Random(SEED).random  # noqa: S311 - chance, not secrets
+
+    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+        """Return one of them."""
+        return self.replicas[int(self._random() * len(self.replicas))]
+
+
+class RandomTwo(RandomChoice):
+    """To that of any two which has fewer requests in flight (Mitzenmacher, IEEE TPDS 12, 2001)."""
+
+    hears_ends = True
+
+    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+        """Return the one of two different ones that has fewer."""
+        replicas = self.replicas
+        first = int(self._random() * len(replicas))
+        if len(replicas) == 1:
+            return replicas[first]
+        second = int(self._random() * (len(replicas) - 1))
+        one, other = replicas[first], replicas[second + (second >= first)]
+        return other if other.num_requests < one.num_requests else one
+
+
+class LeastOf(Router):
+    """To the replica of which a number is least; of equals to the one whose has been for longest.
+
+    The replicas are a heap; an entry that is not the last of its replica is skipped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heap: list[tuple[float, int, ReplicaView]] = []
+        self._loads: dict[ReplicaView, tuple[float, int]] = {}  # and the number of the entry
+        self._num_entries = 0
+        self._total = 0.0  # of all loads
+
+    def load(self, replica: ReplicaView) -> float:
+        """Return what is to be least."""
+        raise NotImplementedError
+
+    def use(self, replicas: Sequence[ReplicaView]) -> None:
+        """Send to these from now on."""
+        super().use(replicas)
+        self._heap, self._loads, self._total = [], {}, 0.0
+        for replica in replicas:
+            self._place(replica)
+
+    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+        """Return the one with the least."""
+        return self.least
+
+    @property
+    def least(self) -> ReplicaView:
+        """The replica with the least load."""
+        heap, loads = self._heap, self._loads
+        while True:
+            load, entry, replica = heap[0]
+            if loads.get(replica) == (load, entry):
+                return replica
+            heappop(heap)
+
+    def note(self, replica: ReplicaView) -> None:
+        """Put a replica where it is now, unless nothing is sent to it any more."""
+        if replica in self._loads:
+            self._total -= self._loads[replica][0]
+            self._place(replica)
+
+    def _place(self, replica: ReplicaView) -> None:
+        load, heap = self.load(replica), self._heap
+        self._num_entries = entry = self._num_entries + 1
+        self._loads[replica] = load, entry
+        self._total += load
+        heappush(heap, (load, entry, replica))
+        if len(heap) > MAX_ENTRIES * len(self._loads):
+            heap[:] = [(*found, replica) for replica, found in self._loads.items()]
+            heapify(heap)
+
+
+class LeastLoaded(LeastOf):
+    """To the replica with the fewest requests in flight."""
+
+    hears_ends = True
+
+    def load(self, replica: ReplicaView) -> float:
+        """Return how many are in flight."""
+        return replica.num_requests
+
+
+class LeastTokens(LeastOf):
+    """To the replica with the fewest prompt tokens in flight."""
+
+    hears_ends = True
+
+    def load(self, replica: ReplicaView) -> float:
+        """Return how many are in flight."""
+        return replica.num_tokens
+
+
+class ShortestQueue(LeastOf):
+    """To the one that reported the shortest queue, and was sent the least since.
+
+    It counts as vLLM's balancer of data-parallel ranks does: who waits, or was sent, four times.
+    """
+
+    hears_reports = True
+
+    def load(self, replica: ReplicaView) -> float:
+        """Return the weight of what it reported, and of what it was sent since."""
+        report, waiting = replica.report, replica.num_unreported
+        if report is None:
+            return WAITING_WEIGHT * waiting
+        return WAITING_WEIGHT * (waiting + report.waiting) + report.running
+
+
+class _Node(Struct, eq=False):
+    """A block of prompts after the same ones, and where the last that has it was sent."""
+
+    number: int
+    home: ReplicaView | None = None
+
+
+class PrefixAffinity(LeastLoaded):
+    """To where most of the prompt was sent last, unless that has too much to do; else to the least.
+
+    It has too much if it has more than MAX_OVERLOAD times the mean number of requests in flight
+    (bounded loads: Mirrokni, Thorup and Zadimoghaddam, SODA 2018).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nodes: OrderedDict[tuple[int, Hashable], _Node] = OrderedDict()
+        self._contents = SimulatedContents()
+        self._num_nodes = 0
+
+    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+        """Return the one that has most of the prompt."""
+        path, home = self._path_of(request)
+        if home not in self._loads or self._is_overloaded(home):
+            home = self.least
+        for node in path:
+            node.home = home
+        return home
+
+    def _path_of(self, request: SimulatedSequence) -> tuple[list[_Node], ReplicaView | None]:
+        """Return the nodes of the blocks of a prompt, and where the longest known part was sent."""
+        nodes, path, home = self._nodes, list[_Node](), None
+        num_tokens = request.num_prompt_tokens // PREFIX_BLOCK * PREFIX_BLOCK
+        blocks = self._contents.blocks(request, 0, num_tokens, PREFIX_BLOCK)
+        parent, is_known = 0, True
+        for key in chain([request.cache_salt], blocks):
+            node = nodes.get((parent, key))
+            if node is None:
+                is_known = False
+                self._num_nodes += 1
+                node = nodes[parent, key] = _Node(self._num_nodes)
+            else:
+                nodes.move_to_end((parent, key))
+            if is_known and path:  # a salt alone is no prefix
+                home = node.home
+            path.append(node)
+            parent = node.number
+        while len(nodes) > MAX_NODES:
+            nodes.popitem(last=False)
+        return path, home
+
+    def _is_overloaded(self, replica: ReplicaView) -> bool:
+        mean = (self._total + 1) / len(self._loads)
+        return replica.num_requests + 1 > max(1, MAX_OVERLOAD * mean)
+
+
+class BySession(Router):
+    """All turns of a session to one replica, by rendezvous hashing; others in turn.
+
+    Of a replica that comes or goes, only its own sessions move (Thaler and Ravishankar, IEEE/ACM
+    Transactions on Networking 6(1), 1998).
+    """
+
+    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:
+        """Return the one with the largest hash of the session."""
+        session = request.job.session
+        if session is None:
+            return super().choose(request, now)
+        return max(self.replicas, key=lambda replica: _hash_of(session, replica.index))
+
+
+def _hash_of(session: str, index: int) -> bytes:
+    return blake2b(f"{index}:{session}".encode(), digest_size=8).digest()
+
+
+class RoutedRequest(Struct, frozen=True, gc=False):
+    """What a router of one's own is told of a request."""
+
+    id: str
+    arrival_time: float
+    session: str | None
+    prompt_tokens: int
+    max_tokens: int
+    priority: int
+
+
+OwnFunction = Callable[[RoutedRequest, Sequence[ReplicaView]], int | None]
+
+
+class OwnRouter(Router):
+    """To the one of the replicas, given in a list, whose place there `choose_place` returns.
+
+    None refuses the request.
+    """
+
+    hears_ends = hears_reports = True
+
+    def __init__(self, name: str, choose_place: OwnFunction) -> None:
+        super().__init__()
+        self._name, self._choose_place = name, choose_place
+
+    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:
+        """Return what the function says.
+
+        Raises:
+            BatchdecodeError: it raised, or returned no place in the list.
+        """
+        told = RoutedRequest(
+            request.id,
+            now,
+            request.job.session,
+            request.num_prompt_tokens,
+            request.max_tokens,
+            request.priority,
+        )
+        with calling(f"the router {self._name} raised"):
+            place = self._choose_place(told, self.replicas)
+        if place is None:
+            return None
+        if not isinstance(place, int) or not 0 <= place < len(self.replicas):
+            raise BatchdecodeError(
+                f"the router {self._name} returned {reprlib.repr(place)}, not the place of one of "
+                f"{len(self.replicas)} replicas, or None"
+            )
+        return self.replicas[place]
+
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": Router,
+    "random": RandomChoice,
+    "random-two": RandomTwo,
+    "least-loaded": LeastLoaded,
+    "least-tokens": LeastTokens,
+    "shortest-queue": ShortestQueue,
+    "prefix-affinity": PrefixAffinity,
+    "session": BySession,
+}
+
+
+def router_of(name: str) -> Router:
+    """Return a new router of that name, or one that asks what `module:function` names.
+
+    Raises:
+        BatchdecodeError: there is none.
+    """
+    if name in ROUTERS:
+        return ROUTERS[name]()
+    known = ", ".join(ROUTERS)
+    if ":" not in name:
+        near = get_close_matches(name, ROUTERS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BatchdecodeError(
+            f"unknown router {name!r}{hint} (known: {known}, or module:function)"
+        )
+    found = import_object(name, "router", known)
+    if not callable(found):
+        raise BatchdecodeError(f"the router {name} is no function, but a {type(found).__name__}")
+    return OwnRouter(name, found)

@@ -1,0 +1,192 @@
+"""Fleets: each replica is one engine to the tick, no request is lost, and no router knows more
+than it can."""
+
+from itertools import pairwise
+from random import Random
+
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
+
+from batcher.fleet.fleet import Fleet
+from batcher.fleet.replica import ReplicaSettings
+from batcher.fleet.routers import ROUTERS, OwnRouter, Router, router_of
+from batcher.models.simulated import SimulatedModel
+from batcher.settings import SchedulingSettings
+from batcher.simulation.drafts import AssumedDrafts
+from batcher.simulation.sequence import Turns
+from batcher.simulation.simulator import simulate
+from batcher.simulation.workload import Workload, workload_of
+from batcher.timing.step_time import TICKS_PER_SECOND
+
+SEEDS = st.integers(0, 2**32)
+DRAFTS = AssumedDrafts(num_tokens=3, acceptance=0.6, cost=0.1)
+
+
+def times_of(sequences):
+    """All that is told of sequences, by id and index."""
+    return {
+        (one.id, one.index): (
+            one.has_failed,
+            one.admitted_ticks,
+            one.first_token_ticks,
+            one.end_ticks,
+            one.num_cached_at_first,
+            one.num_preemptions,
+        )
+        for one in sequences
+    }
+
+
+def random_replica(random):
+    num_slots, scheduling = random_settings(random)
+    return ReplicaSettings(
+        num_slots=num_slots,
+        scheduling=scheduling,
+        step_time=random.choice(STEP_TIMES),
+        drafts=random.choice([None, None, DRAFTS]),
+    )
+
+
+def simulate_alone(workload, settings):
+    return simulate(
+        workload,
+        settings.num_slots,
+        settings.scheduling,
+        settings.step_time,
+        drafts=settings.drafts,
+    )
+
+
+@examples(200)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_a_fleet_of_one_is_the_engine_to_the_tick(seed, name):
+    random = Random(seed)
+    model = BoundedModel(random.choice([None, None, 60]))
+    workload = workload_of(random_requests(random, may_stop=False), model)
+    settings = random_replica(random)
+    alone = simulate_alone(workload, settings)
+    turns = Turns(workload)
+    result = Fleet(turns, [settings], router_of(name), random.choice([0.1, 1.0, 50.0])).run()
+    (replica,) = result.replicas
+    assert times_of(turns.sequences) == times_of(alone.sequences)
+    assert replica.totals == alone.totals
+    assert replica.end_ticks == alone.end_ticks
+    assert result.makespan == alone.makespan
+
+
+class Logged(Router):
+    """A router that keeps what it knew at each decision, and what it decided."""
+
+    def __init__(self, router):
+        super().__init__()
+        self.router = router
+        self.hears_ends, self.hears_reports = router.hears_ends, router.hears_reports
+        self.log = []
+
+    def use(self, replicas):
+        self.replicas = replicas
+        self.router.use(replicas)
+
+    def note(self, replica):
+        self.router.note(replica)
+
+    def choose(self, request, now):
+        known = [(view.num_requests, view.num_tokens, view.report) for view in self.replicas]
+        chosen = self.router.choose(request, now)
+        self.log.append((now, request, known, chosen.index))
+        return chosen
+
+
+def run_logged(random, requests, router, kind=random_replica):
+    workload = workload_of(requests, SimulatedModel())
+    turns = Turns(workload)
+    replicas = [kind(random) for _ in range(random.randint(1, 4))]
+    logged = Logged(router)
+    result = Fleet(turns, replicas, logged, random.choice([0.7, 2.0, 30.0])).run()
+    return workload, turns, replicas, logged.log, result
+
+
+@examples(150)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_each_replica_is_the_engine_with_what_it_was_sent(seed, name):
+    random = Random(seed)
+    requests = [one for one in random_requests(random, may_stop=False) if one.session is None]
+    workload, turns, replicas, log, result = run_logged(random, requests, router_of(name))
+    sent_to = {request.input_index: index for _, request, _, index in log}
+    assert len(log) == len(sent_to) == len(requests)  # each once, with all its samples
+    ran = times_of(turns.sequences)
+    for index, settings in enumerate(replicas):
+        jobs = [job for job in workload.jobs if sent_to[job.input_index] == index]
+        alone = simulate_alone(Workload(jobs, len(jobs), workload.context), settings)
+        assert {key: ran[key] for key in times_of(alone.sequences)} == times_of(alone.sequences)
+        assert result.replicas[index].totals == alone.totals
+
+
+@examples(150)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_every_sequence_comes_to_one_end(seed, name):
+    random = Random(seed)
+    requests = random_requests(random, may_stop=False)
+    workload, turns, _, _, result = run_logged(random, requests, router_of(name))
+    num_empty = sum(not one.has_failed and not one.max_tokens for one in turns.sequences)
+    num_served = sum(replica.num_served for replica in result.replicas)
+    assert num_served + result.num_failed + num_empty == len(workload.jobs)
+    assert len(result.times.arrival) == num_served
+    for one in turns.sequences:
+        assert one.has_failed or one.end_ticks / TICKS_PER_SECOND >= one.arrival_time
+
+
+@examples(150)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_turns_follow_each_other_wherever_they_are_sent(seed, name):
+    random = Random(seed)
+    requests = random_requests(random, may_stop=False)
+    _, turns, _, log, _ = run_logged(random, requests, router_of(name))
+    times = [now for now, _, _, _ in log]
+    assert times == sorted(times)
+    for session in ("s", "t"):
+        own = [one for one in turns.sequences if one.job.session == session and not one.has_failed]
+        for one, after in pairwise(own):
+            end = one.end_ticks / TICKS_PER_SECOND
+            assert after.arrival_time >= end + after.job.think_time
+
+
+def roomy_replica(random):
+    return ReplicaSettings(
+        num_slots=random.randint(1, 4),
+        scheduling=SchedulingSettings(policy=random.choice(["fcfs", "sjf"])),
+        step_time=random.choice(STEP_TIMES),
+    )
+
+
+def seconds(ticks):
+    return ticks / TICKS_PER_SECOND
+
+
+@examples(150)
+@given(SEEDS, st.sampled_from(["own", "shortest-queue"]))
+def test_a_router_knows_what_came_back_or_was_reported_and_no_more(seed, name):
+    random = Random(seed)
+    requests = [one for one in random_requests(random, may_stop=False) if one.max_tokens]
+    own = OwnRouter("own", lambda _, replicas: random.randrange(len(replicas)))
+    router = own if name == "own" else router_of(name)
+    _, turns, replicas, log, _ = run_logged(random, requests, router, roomy_replica)
+    sent = [[] for _ in replicas]
+    last_report = None
+    for now, request, known, index in log:
+        for place, (num_requests, num_tokens, report) in enumerate(known):
+            flying = [one for one in sent[place] if seconds(one.end_ticks) > now]
+            if router.hears_ends:
+                assert num_requests == len(flying)
+                assert num_tokens == sum(one.num_prompt_tokens for one in flying)
+            assert last_report is None or report.time >= last_report
+            assert report.time <= now
+            there = [one for one in sent[place] if one.arrival_time < report.time]
+            there = [one for one in there if seconds(one.end_ticks) > report.time]
+            running = [one for one in there if seconds(one.admitted_ticks) < report.time]
+            assert report.running == len(running)
+            assert report.waiting == len(there) - len(running)
+        last_report = known[0][2].time
+        sent[index] += [one for one in turns.sequences if one.input_index == request.input_index]
