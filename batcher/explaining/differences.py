@@ -24,6 +24,7 @@ from batcher.events import (
 )
 from batcher.explaining.reading import KeptRequests, RunReader
 from batcher.explaining.story import Story, story_of
+from batcher.metrics.distributions import SecondsDistribution, SecondsHistogram
 from batcher.timeline import Timeline
 from batcher.timeline.records import RequestTimeline, first_index, label_of
 
@@ -64,7 +65,8 @@ class RequestFigures(Struct, frozen=True, omit_defaults=True):
     """How it went for one sample in one run; times are in seconds, None if it did not end.
 
     admitted: the step it was first admitted in.  recomputed: tokens it lost in preemptions.
-    cached: tokens found in the cache.  drafted, accepted: as in a SlotSpan.
+    cached: tokens found in the cache.  drafted, accepted: as in a SlotSpan.  ttft: None if it had
+    no token.
     """
 
     admitted: int | None
@@ -78,6 +80,20 @@ class RequestFigures(Struct, frozen=True, omit_defaults=True):
     tokens: int
     drafted: int = 0
     accepted: int = 0
+    ttft: float | None = None
+
+    @property
+    def e2e(self) -> float | None:
+        """Its latency if it came to its end by itself, and had a token, else None."""
+        is_ok = self.outcome in {"stop", "length"} and self.ttft is not None
+        return self.latency if is_ok else None
+
+    @property
+    def tpot(self) -> float | None:
+        """The mean time of a token after the first, of what has an E2E; None if there is none."""
+        if self.e2e is None or self.ttft is None or self.tokens < 2:  # noqa: PLR2004 - one more
+            return None
+        return (self.e2e - self.ttft) / (self.tokens - 1)
 
 
 class Change(Struct, frozen=True):
@@ -100,7 +116,10 @@ class Change(Struct, frozen=True):
 
 
 class RunTotals(Struct, frozen=True, omit_defaults=True):
-    """The sums of a run; latency and wait are means over those that ended in a slot, in seconds."""
+    """The sums of a run; latency and wait are means over those that ended in a slot, in seconds.
+
+    ttft, tpot, e2e: as in a summary; None for what there was none of.
+    """
 
     steps: int
     time: float
@@ -113,6 +132,9 @@ class RunTotals(Struct, frozen=True, omit_defaults=True):
     cached: int
     drafted: int = 0
     accepted: int = 0
+    ttft: SecondsDistribution | None = None
+    tpot: SecondsDistribution | None = None
+    e2e: SecondsDistribution | None = None
 
 
 class RunComparison(Struct, frozen=True):
@@ -339,7 +361,27 @@ def figures_of(timeline: Timeline, request: RequestTimeline) -> RequestFigures:
         tokens=0 if request.finish is None else request.finish.tokens,
         drafted=sum(admission.num_drafted for admission in admissions),
         accepted=sum(admission.num_accepted for admission in admissions),
+        ttft=_ttft_of(timeline, request),
     )
+
+
+def _ttft_of(timeline: Timeline, request: RequestTimeline) -> float | None:
+    """Return how long after its arrival `request` had its first token, if it had one."""
+    arrive, finish, first = request.arrive, request.finish, request.first_token
+    if arrive is None or first is None or not arrive.max_tokens:
+        return None
+    if finish is not None and finish.reason == "error" and not finish.tokens:
+        return None
+    return round(timeline.figures.end_of(first) - arrive.time, NUM_DIGITS)
+
+
+def _distribution(times: Iterable[float | None]) -> SecondsDistribution | None:
+    """Return how those of `times` are distributed that there are."""
+    histogram = SecondsHistogram()
+    for time in times:
+        if time is not None:
+            histogram.add(time)
+    return histogram.distribution()
 
 
 def totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunTotals:
@@ -360,4 +402,7 @@ def totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunTotals:
         cached=sum(found.cached for found in figures),
         drafted=sum(found.drafted for found in figures),
         accepted=sum(found.accepted for found in figures),
+        ttft=_distribution(found.ttft for found in figures),
+        tpot=_distribution(found.tpot for found in figures),
+        e2e=_distribution(found.e2e for found in figures),
     )

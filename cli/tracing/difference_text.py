@@ -1,6 +1,7 @@
 """How two runs differ in words: where they part and why, and a table of what came of it."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from batcher.events import (
     AcceptEvent,
@@ -26,7 +27,11 @@ _TOTALS = {
     "time": "seconds",
     "ended": "samples ended",
     "tokens": "tokens generated",
-    "latency": "mean latency, seconds",
+    **{
+        f"{name}.{figure}": f"{figure} {name.upper()}, seconds"
+        for name in ("ttft", "tpot", "e2e")
+        for figure in ("mean", "p99")
+    },
     "wait_steps": "mean of all waits, steps",
     "preemptions": "preemptions",
     "recomputed": "tokens preempted",
@@ -198,9 +203,18 @@ def _total_rows(a: RunTotals, b: RunTotals) -> Iterator[list[str]]:
     yield ["", "A", "B", "B - A"]
     has_drafts = a.drafted or b.drafted
     for field, title in (_TOTALS | (_DRAFT_TOTALS if has_drafts else {})).items():
-        in_a, in_b = getattr(a, field), getattr(b, field)
+        in_a, in_b = _figure(a, field), _figure(b, field)
         digits = 3 if isinstance(in_a, float) else 0
-        yield [title, f"{in_a:,.{digits}f}", f"{in_b:,.{digits}f}", f"{in_b - in_a:+,.{digits}f}"]
+        figures = ["-" if found is None else f"{found:,.{digits}f}" for found in (in_a, in_b)]
+        has_both = in_a is not None and in_b is not None
+        yield [title, *figures, f"{in_b - in_a:+,.{digits}f}" if has_both else "-"]
+
+
+def _figure(totals: RunTotals, field: str) -> Any:
+    """Return a number of `totals`, or of a distribution in it; None if there is none."""
+    name, _, figure = field.partition(".")
+    found = getattr(totals, name)
+    return getattr(found, figure) if figure and found is not None else found
 
 
 def _table(rows: Iterable[list[str]]) -> list[str]:

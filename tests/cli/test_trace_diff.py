@@ -47,6 +47,9 @@ def by_hand(trace):
             "outcome": finish["reason"],
             "tokens": finish["tokens"],
         }
+        through = [e for e in of_it if e["event"] in {"admit", "prefill"} and not e.get("left")]
+        if through:
+            samples[name]["ttft"] = round(ends[through[0]["step"]] - arrival["time"], 6)
     return samples, totals(samples.values(), len(ends), ends[-1])
 
 
@@ -65,7 +68,8 @@ def traces(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traces")
     (folder / "in").write_bytes(REQUESTS)
     for name, options in RUNS.items():
-        batchdecode("run", "in", "-q", "-o/dev/null", "--trace", name, *options, cwd=folder)
+        told = ["--trace", name, "--summary-json", f"{name}.summary"]
+        batchdecode("run", "in", "-q", "-o/dev/null", *told, *options, cwd=folder)
     return folder
 
 
@@ -76,6 +80,9 @@ def test_what_became_of_each_request_is_summed_over_all_that_happened_to_it(trac
     assert samples_a["b", 0]["cached"] == 8 + 16, "found when it came, and when it came again"
     done = batchdecode("trace", "diff", "tight", name_b, "--json", cwd=traces)
     found = json.loads(done.stdout)
+    for run, in_all in (("tight", totals_a), (name_b, totals_b)):
+        latencies = json.loads((traces / f"{run}.summary").read_text())["latencies"]
+        in_all |= {name: latencies[name] for name in ("ttft", "tpot", "e2e")}
     assert (found["totals_a"], found["totals_b"]) == (totals_a, totals_b)
     assert {
         (change["id"], change["index"]): (change["a"], change["b"]) for change in found["changes"]

@@ -10,6 +10,7 @@ from reference_schedule import DESIGN_JOBS, play
 
 from batcher.events import FinishEvent, PreemptEvent, RunEvent
 from batcher.explaining.differences import compare, differing_settings
+from batcher.metrics.run_metrics import RunMetrics
 from batcher.result import ErrorInfo
 
 
@@ -55,6 +56,18 @@ def test_a_run_equals_itself(workload):
     assert comparison.totals_a.preemptions == sum(isinstance(e, PreemptEvent) for e in run.events)
     assert comparison.totals_a.tokens == sum(job.length for job in workload[0])
     assert comparison.num_compared == len(workload[0])
+
+
+@given(paged_workloads())
+def test_times_of_tokens_are_those_of_the_summary(workload):
+    events = play_paged(*workload).events
+    metrics = RunMetrics()
+    metrics.observe(events)
+    latencies = metrics.summary().latencies
+    totals = compare(events, events).totals_a
+    assert (totals.ttft, totals.tpot, totals.e2e) == (
+        (latencies.ttft, latencies.tpot, latencies.e2e) if latencies else (None, None, None)
+    )
 
 
 def test_other_times_alone_are_no_other_schedule():
