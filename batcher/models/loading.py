@@ -3,6 +3,7 @@
 What adapts other models is only loaded for one of them.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -11,7 +12,7 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, writable
 from batcher.foreign import RaisedError, attribute_of, calling, has_attribute, import_object, raised
-from batcher.hf.settings import HFSettings, is_hf
+from batcher.hf.settings import PREFIX, HFSettings, is_hf
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind, eos_token_ids_of
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
@@ -31,6 +32,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 ATTRIBUTES = ("name", "settings", "tokenizer", "vocab_size", "eos_token_id")  # of a Model
 _KNOWN = "simulated, smollm2, FILE.gguf, a folder, hf:NAME, openai:URL"
+_LIKE_A_NAME_OF_THE_HUB = re.compile(
+    r"\w[\w.-]*/\w[\w.-]*|(distil)?gpt2(-medium|-large|-xl)?", re.ASCII
+)
 MAX_LOGITS = 2**24  # of a row: larger than any vocabulary, and a row of them is 64 MiB
 
 
@@ -72,6 +76,10 @@ def load_model(
     from batcher.models.calls import CallSettings  # noqa: PLC0415 - as above
 
     call_settings = _settings(llm_settings, CallSettings, "llm")
+    if _LIKE_A_NAME_OF_THE_HUB.fullmatch(spec):
+        raise BatchdecodeError(
+            f"unknown model {spec!r} (did you mean {PREFIX}{spec}?), known: {_KNOWN}"
+        )
     return as_model(
         import_object(spec, "model", _KNOWN),
         spec,
