@@ -124,7 +124,7 @@ def test_the_clock_goes_on_while_the_run_waits():
 def test_a_run_that_waits_for_requests_shows_no_slot_that_nobody_holds():
     run = Run([("short", 3, 3), ("long", 9, 9)], batch_size=2).steps(3)
     counts, slot = shown(run)
-    assert "step 2  1/2 done  2 running" in counts
+    assert "step 2  1/2 done  1 running" in counts
     assert {"short", "3/3", "length"} < set(slot)
     run.clock.now += 1
     run.view.refresh()

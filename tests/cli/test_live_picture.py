@@ -37,7 +37,7 @@ def test_the_screen_of_a_small_run():
     run = Run(requests, batch_size=2, screen=Screen(80, 18)).steps(3)
     assert run.screen.lines()[:14] == [
         "",
-        "requests.jsonl  step 2  3/4 done  2 running  1 waiting                     0:03",
+        "requests.jsonl  step 2  3/4 done  0 running  1 waiting                     0:03",
         "████████████████████████████████████████▌·············  75%  eta 0:01  6 tokens",
         "2.0 tok/step  2 tok/s  fcfs                                       busy ███ 100%",
         "✓ c stop 2  ✓ a length 3  ✓ b stop 1",

@@ -15,6 +15,7 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, FinishEvent, RunEvent
 from batcher.formats.trace import read_trace
 from cli.screen.live import driver, grid, lately, scene
+from cli.screen.live.facts import counts
 from cli.screen.live.grid import Longest
 from cli.screen.live.picture import Picture
 from cli.screen.live.theme import UNICODE
@@ -144,3 +145,16 @@ def test_what_contradicts_itself_is_refused():
         record([RunEvent(batch=1, model="m", settings={}), admit, finish])
     with pytest.raises(BatchdecodeError, match="slots"):
         record([RunEvent(batch=2**40, model="m", settings={})])
+
+
+def test_what_has_ended_with_the_last_step_runs_no_more(tmp_path, monkeypatch):
+    write_requests(tmp_path / "in", [{"prompt_tokens": 2, "max_tokens": 3, "ignore_eos": True}] * 3)
+    run = watch_run(monkeypatch, tmp_path / "in", 2, {}, lambda scene: None)
+    played = Playback(record(run.events), "run", UNICODE)
+    for step, told in (
+        (0, ["step 0", "0/3 done", "2 running", "1 waiting"]),
+        (2, ["step 2", "2/3 done", "0 running", "1 waiting"]),
+        (played.last_step, ["step 5", "3/3 done", "0 running", "0 waiting"]),
+    ):
+        scene = played.seek(step)
+        assert [fact.text for fact in counts(scene.run, scene.plan, scene.moment)] == told

@@ -76,7 +76,7 @@ def counts(run: RunState, plan: RunPlan, moment: Moment) -> list[Fact]:
     ]
     if run.num_failed:
         found.append(Fact(7, "failed", f"{run.num_failed:,} failed"))
-    found.append(Fact(4, "", f"{run.num_busy(moment.slot_step):,} running"))
+    found.append(Fact(4, "", f"{run.num_running:,} running"))
     if moment.num_queued is not None:
         found.append(Fact(5, "", f"{moment.num_queued:,} waiting"))
     return found

@@ -115,6 +115,11 @@ class RunState:
         left = sum(max(r.max_tokens * used - r.tokens_after(step), 0.0) for r in running)
         return left + max(num_queued * usual * used - self._num_kept(), 0.0)
 
+    @property
+    def num_running(self) -> int:
+        """How many slots are held; what has ended with the last step holds none any more."""
+        return len(self._running())
+
     def num_busy(self, step: int) -> int:
         """Return how many slots were used in `step`."""
         return sum(slot.is_busy(step) for slot in self.slots)
