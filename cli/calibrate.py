@@ -99,11 +99,15 @@ def _fit_steps(
         given = ", ".join(f"--{field.replace('_', '-')}" for field in options.given_for_requests)
         raise BatchdecodeError(f"{name} is a log of steps; for a log of requests only: {given}")
     log = read(lines, name)
-    fit = fit_steps(log, name)
+    experts = None if options.model is None else load_model_shape(options.model).experts
+    fit = fit_steps(log, name, experts)
     count = counted(log.num_steps, "step")
+    num_experts, per_token = (fit.terms.get("x") and experts) or (None, None)
     profile = msgspec.convert(
         {
             **fit.terms,
+            "num_experts": num_experts,
+            "num_experts_per_tok": per_token,
             "hardware": options.hardware,
             "model": options.model,
             "tensor_parallel": options.tensor_parallel or 1,

@@ -18,8 +18,10 @@ from .screen.cells import aligned, printable
 _TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
 _HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
 _POINTS_IN_A_LINE = 6
+_NO_TERMS = ("by_tokens", "num_experts", "num_experts_per_tok")
 
 MEASURED = "* for each token beyond its by_tokens, which batchdecode profiles NAME shows"
+EXPERTS = "+ for all experts, of which a step reads those that its tokens hit"
 ESTIMATED = "~ no engine has reported it: 90 % of the memory on the data sheet, less the weights"
 
 
@@ -135,9 +137,10 @@ def table_of(reports: Sequence[StepTimeReport]) -> str:
         if report.physics and report.physics.verdict == "too fast"
     ]
     measured = [MEASURED] if any("by_tokens" in report.settings for report in reports) else []
+    experts = [EXPERTS] if any("x" in report.settings for report in reports) else []
     estimated = [ESTIMATED] if any(row[-1].startswith("~") for row in terms) else []
     blocks = [
-        [*aligned(terms, range(1, len(_HEADS))), *measured, *estimated],
+        [*aligned(terms, range(1, len(_HEADS))), *measured, *experts, *estimated],
         aligned(notes, ()),
         listed,
         beaten,
@@ -150,6 +153,7 @@ def details_of(report: StepTimeReport) -> str:
     rows = [
         ("terms", "  ".join(_shown_settings(report))),
         *_shown_times(report),
+        ("experts", _experts(report)),
         ("hardware", _hardware(report)),
         ("KV", _room(report)),
         ("error", report.error),
@@ -174,6 +178,8 @@ def _terms_row(report: StepTimeReport) -> tuple[str, ...]:
     terms = {term: f"{report.settings[term] * unit:.4g}" for term, unit in _TO_UNITS.items()}
     if "by_tokens" in report.settings:
         terms["f"] = f"*{terms['f']}"
+    if "x" in report.settings:
+        terms["w"] += f"+{report.settings['x']:.4g}"
     room = "?" if report.kv_tokens_that_fit is None else f"~{report.kv_tokens_that_fit:,}"
     if report.kv_tokens is not None:
         room = f"{report.kv_tokens:,}"
@@ -181,7 +187,7 @@ def _terms_row(report: StepTimeReport) -> tuple[str, ...]:
 
 
 def _shown_settings(report: StepTimeReport) -> list[str]:
-    terms = {name: value for name, value in report.settings.items() if name != "by_tokens"}
+    terms = {name: value for name, value in report.settings.items() if name not in _NO_TERMS}
     is_plain = all(isinstance(value, int | float) for value in terms.values())
     if not is_plain:
         return []
@@ -195,6 +201,14 @@ def _shown_times(report: StepTimeReport) -> list[tuple[str, str]]:
     rows = range(0, len(points), _POINTS_IN_A_LINE)
     lines = ["  ".join(points[row : row + _POINTS_IN_A_LINE]) for row in rows]
     return [("" if row else "by_tokens", line) for row, line in zip(rows, lines, strict=True)]
+
+
+def _experts(report: StepTimeReport) -> str:
+    if "num_experts" not in report.settings:
+        return ""
+    return "{num_experts} in a layer, {num_experts_per_tok} of them for each token".format_map(
+        report.settings
+    )
 
 
 def _hardware(report: StepTimeReport) -> str:

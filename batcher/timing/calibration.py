@@ -33,6 +33,7 @@ _DIGITS = 4  # more than a log can tell, fewer than what arithmetic differs in b
 _MS = 1000.0
 
 Terms = dict[str, float]
+Experts = tuple[int, int]
 
 
 class KindErrors(Struct, frozen=True):
@@ -86,8 +87,11 @@ class Fit(Struct, frozen=True):
     notes: list[str]
 
 
-def fit_steps(log: StepLog, name: str) -> Fit:
+def fit_steps(log: StepLog, name: str, experts: Experts | None = None) -> Fit:
     """Return the profile that fits a log of steps best; `name` is that of its file.
+
+    experts: how many a layer of the model has, and how many are for each token, if any; then there
+    is a term x, for reading all of them.
 
     Raises:
         BatchdecodeError: it has too few steps.
@@ -95,9 +99,10 @@ def fit_steps(log: StepLog, name: str) -> Fit:
     if log.num_steps < LEAST_STEPS:
         raise BatchdecodeError(f"{name}: {log.num_steps} steps are too few: {LEAST_STEPS} at least")
     held_out = np.arange(log.num_steps) % _HELD_OUT == _HELD_OUT - 1
-    others = fit_terms(log.part(~held_out))
-    terms = fit_terms(log)
-    off, predicted = relative_errors(terms, log), predicted_seconds(terms, log)
+    others = fit_terms(log.part(~held_out), experts)
+    terms = fit_terms(log, experts)
+    predicted = predicted_seconds(terms, log, experts)
+    off = relative_errors(terms, log, experts)
     left = (predicted - log.seconds) ** 2
     spread = (log.seconds - log.seconds.mean()) ** 2
     errors = FitErrors(
@@ -105,14 +110,22 @@ def fit_steps(log: StepLog, name: str) -> Fit:
         mape=float(off.mean()),
         p95=float(np.quantile(off, 0.95)),
         r2=1 - float(left.sum() / spread.sum()) if np.ptp(log.seconds) else 1.0,
-        held_out_mape=float(relative_errors(others, log.part(held_out)).mean()),
+        held_out_mape=float(relative_errors(others, log.part(held_out), experts).mean()),
         replayed=float(predicted.sum() / log.seconds.sum()) - 1,
         by_kind=errors_by_kind(predicted, log),
     )
     return Fit(terms, errors, _open_questions(log))
 
 
-def predicted_seconds(terms: Terms, log: StepLog) -> Any:
+def share_of_experts(log: StepLog, experts: Experts | None) -> Any:
+    """Return the share of the experts that each step hits, in the mean: [steps] float64."""
+    if experts is None:
+        return np.zeros(log.num_steps)
+    num_experts, per_token = experts
+    return 1 - (1 - per_token / num_experts) ** log.num_tokens
+
+
+def predicted_seconds(terms: Terms, log: StepLog, experts: Experts | None = None) -> Any:
     """Return what the terms say of each step: [steps] float64."""
     milliseconds = (
         terms["t0"]
@@ -120,39 +133,42 @@ def predicted_seconds(terms: Terms, log: StepLog) -> Any:
         + terms["g"] * log.num_sequences
         + (terms["d"] + terms["h"] * (log.prefill_work > 0)) * log.kv_read
         + terms["e"] / 2 * log.prefill_work
+        + terms.get("x", 0.0) * share_of_experts(log, experts)
     )
     return milliseconds / _MS
 
 
-def relative_errors(terms: Terms, log: StepLog) -> Any:
+def relative_errors(terms: Terms, log: StepLog, experts: Experts | None = None) -> Any:
     """Return how far the terms are off at each step, as a share of its time: [steps] float64."""
-    return np.abs(predicted_seconds(terms, log) / log.seconds - 1)
+    return np.abs(predicted_seconds(terms, log, experts) / log.seconds - 1)
 
 
-def fit_terms(log: StepLog) -> Terms:
+def fit_terms(log: StepLog, experts: Experts | None = None) -> Terms:
     """Return the terms, in milliseconds, with the least squares of weighted relative errors."""
     every = -(-log.num_steps // _STEPS_FOR_CROSSING)
     some = log.part(slice(None, None, every))
     shares = np.linspace(0, 1, _NUM_CANDIDATES)
     places = [0.0, *np.unique(np.quantile(some.num_tokens, shares)).tolist()]
-    crossing = _least(lambda place: _fit(some, place)[1], places)
-    t0, f, g, d, h, e = (_fit(log, crossing)[0] * _MS).tolist()
+    crossing = _least(lambda place: _fit(some, place, experts)[1], places)
+    t0, f, g, d, h, e, *x = (_fit(log, crossing, experts)[0] * _MS).tolist()
     terms = {"t0": t0, "w": f * crossing, "f": f, "g": g, "d": d, "h": h, "e": e}
+    terms |= dict(zip(("x",), x, strict=False))
     return {term: float(f"{value:.{_DIGITS}g}") for term, value in terms.items()}
 
 
-def _fit(log: StepLog, crossing: float) -> tuple[Any, float]:
-    """Return all terms but w [6], in seconds, if w ends at so many tokens; and the loss."""
-    columns = np.column_stack(
-        [
-            np.ones(log.num_steps),
-            np.maximum(crossing, log.num_tokens),
-            log.num_sequences,
-            log.kv_read,
-            log.kv_read * (log.prefill_work > 0),
-            log.prefill_work / 2,
-        ]
-    )
+def _fit(log: StepLog, crossing: float, experts: Experts | None) -> tuple[Any, float]:
+    """Return all terms but w [6, with x 7], in seconds, if w ends at so many tokens; the loss."""
+    parts = [
+        np.ones(log.num_steps),
+        np.maximum(crossing, log.num_tokens),
+        log.num_sequences,
+        log.kv_read,
+        log.kv_read * (log.prefill_work > 0),
+        log.prefill_work / 2,
+    ]
+    if experts is not None:
+        parts.append(share_of_experts(log, experts))
+    columns = np.column_stack(parts)
     scales = np.sqrt(weights_of(log))
     return fit_nonnegative(columns * (scales / log.seconds)[:, None], scales)
 

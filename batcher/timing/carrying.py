@@ -62,6 +62,7 @@ def on_gpus(profile: Profile, tensor_parallel: int) -> Profile:
         "h": profile.h * share * shape.kv_copies(after) / shape.kv_copies(before),
         "e": profile.e * share,
         "c": sends,
+        "x": profile.x * share,
     }
     return replace(
         profile,

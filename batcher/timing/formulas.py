@@ -8,7 +8,7 @@ takes, and `slope`, what each one adds.
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import lru_cache
 from math import isqrt
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
+_DIGITS = Context(prec=40)  # the same on all machines, unlike the powers of floats
 _MAX_KEPT = 2**12  # places of a curve, which nearly all steps of a run are at
 
 
@@ -86,8 +87,26 @@ class ConstantStepTime:
         return -(-ticks // self._ticks)
 
 
+def of_experts(num_experts: int, per_token: int, ticks: int) -> Callable[[int], int]:
+    """Return what tells how long reading the experts takes that some number of tokens hit.
+
+    Each token hits `per_token` of them, any of them with the same chance, so that of all of them
+    1 - (1 - per_token/num_experts)**T are hit by T tokens, in the mean.  ticks: for all of them.
+    """
+    missed = _DIGITS.divide(num_experts - per_token, num_experts)
+
+    @lru_cache(_MAX_KEPT)
+    def ticks_of(num_tokens: int) -> int:
+        all_missed = _DIGITS.power(missed, num_tokens) if num_tokens else 1
+        return ticks - int(_DIGITS.multiply(ticks, all_missed))
+
+    return ticks_of
+
+
 def _of_tokens(
-    ticks: dict[str, int], by_tokens: Sequence[tuple[int, float]]
+    ticks: dict[str, int],
+    by_tokens: Sequence[tuple[int, float]],
+    experts: tuple[int, int] | None,
 ) -> Callable[[int], int]:
     """Return what tells, from the terms of a profile in ticks, all that so many tokens take."""
     if by_tokens:
@@ -96,14 +115,22 @@ def _of_tokens(
     else:
         alone = _floor(ticks["w"], ticks["f"])
     sent = ticks.get("c", 0)
-    return lru_cache(_MAX_KEPT)(lambda num_tokens: alone(num_tokens) + sent * num_tokens)
+    read = of_experts(*experts, ticks["x"]) if experts else None
+
+    @lru_cache(_MAX_KEPT)
+    def ticks_of(num_tokens: int) -> int:
+        total = alone(num_tokens) + sent * num_tokens
+        return total if read is None else total + read(num_tokens)
+
+    return ticks_of
 
 
 class ProfileStepTime:
     """A step takes t0 + max(w, f*T) + g*n + (d + h*[prefill])*kv_read + e/2*prefill_work + c*T.
 
     T: the tokens of the step.  n: its sequences.  The terms are given in milliseconds; c is 0 if it
-    is not there.
+    is not there.  experts: how many there are, and for each token; then x, the term for all of
+    them, is added for the share of them that T tokens hit; see of_experts.
     by_tokens: (T, milliseconds), the T above 0 and ascending, takes the place of max(w, f*T): w at
     no token, from there on linear from point to point, f for each token beyond the last.
     """
@@ -123,7 +150,11 @@ class ProfileStepTime:
     )
 
     def __init__(
-        self, name: str, terms: dict[str, float], by_tokens: Sequence[tuple[int, float]] = ()
+        self,
+        name: str,
+        terms: dict[str, float],
+        by_tokens: Sequence[tuple[int, float]] = (),
+        experts: tuple[int, int] | None = None,
     ) -> None:
         self.name = name
         self.settings: dict[str, Any] = dict(terms)
@@ -135,8 +166,10 @@ class ProfileStepTime:
         self._curve: Callable[[int], int] | None = None
         if by_tokens:
             self.settings["by_tokens"] = [list(point) for point in by_tokens]
-        if by_tokens or ticks.get("c"):
-            self._curve = _of_tokens(ticks, by_tokens)
+        if experts:
+            self.settings |= dict(zip(("num_experts", "num_experts_per_tok"), experts, strict=True))
+        if by_tokens or ticks.get("c") or experts:
+            self._curve = _of_tokens(ticks, by_tokens, experts)
             self._most_tokens_of_least = 0
         self._per_kv = ticks["d"]
         self._per_kv_with_prefill = ticks["d"] + ticks["h"]
@@ -172,9 +205,10 @@ class RooflineStepTime:
     compute: ticks for each token, sequence, cached token read and unit of prefill_work.
     memory: ticks for the weights (at least one), each token and each cached token read.
     communication: ticks that a step, and each of its tokens, takes on top of both.
+    experts: what tells the ticks of memory for the experts that so many tokens hit.
     """
 
-    __slots__ = ("_compute", "_memory", "name", "settings")
+    __slots__ = ("_compute", "_experts", "_memory", "name", "settings")
 
     def __init__(
         self,
@@ -183,8 +217,9 @@ class RooflineStepTime:
         compute: tuple[int, int, int, int],
         memory: tuple[int, int, int],
         communication: tuple[int, int] = (0, 0),
+        experts: Callable[[int], int] | None = None,
     ) -> None:
-        self.name, self.settings = name, settings
+        self.name, self.settings, self._experts = name, settings, experts
         # max(a, b) + c is max(a + c, b + c), which is as soon said as max(a, b)
         per_step, per_token = communication
         self._compute = per_step, compute[0] + per_token, *compute[1:]
@@ -206,7 +241,8 @@ class RooflineStepTime:
     def memory_ticks(self, num_tokens: int, kv_read: int) -> int:
         """Return how long the memory traffic of a step takes, and communication."""
         weights, per_token, per_kv = self._memory
-        return weights + num_tokens * per_token + kv_read * per_kv
+        dense = weights + num_tokens * per_token + kv_read * per_kv
+        return dense if self._experts is None else dense + self._experts(num_tokens)
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
         """Return how long a step takes."""

@@ -1,4 +1,9 @@
-"""The shape of a model, as its config.json says it, and the work and memory that follow from it."""
+"""The shape of a model, as its config.json says it, and the work and memory that follow from it.
+
+The MLPs are gated.  Experts take the place of those of all layers but the first few; of them each
+token is multiplied with some, and with the shared ones.  With a kv_lora_rank the cache holds one
+latent for all heads (DeepSeek-AI 2024, DeepSeek-V2, section 2.1), which decoding reads as it is.
+"""
 
 from typing import Any
 
@@ -10,13 +15,16 @@ from batcher.timing.catalog import CatalogError
 from batcher.timing.hardware import FILE_SUFFIXES
 
 _BYTES_OF_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-_NOT_DENSE = ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
+_NAMES_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_ZERO_IS_NONE = ("n_shared_experts", "first_k_dense_replace", "shared_expert_intermediate_size")
 
 
 class ModelShape(Struct, frozen=True, kw_only=True):
-    """The shape of a dense transformer, under the names of a config.json.
+    """The shape of a transformer, under the names of a config.json.
 
     head_dim: hidden_size / num_attention_heads if None.  torch_dtype: of weights and cache.
+    moe_intermediate_size: that of an expert, intermediate_size if None.  first_k_dense_replace: how
+    many layers have an MLP in place of experts.
     """
 
     hidden_size: catalog.Count
@@ -28,11 +36,29 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     head_dim: catalog.OptionalCount = None
     torch_dtype: catalog.Text = "bfloat16"
     tie_word_embeddings: catalog.Flag = False
+    num_experts: catalog.OptionalCount = None
+    num_experts_per_tok: catalog.OptionalCount = None
+    moe_intermediate_size: catalog.OptionalCount = None
+    n_shared_experts: catalog.OptionalCount = None
+    shared_expert_intermediate_size: catalog.OptionalCount = None
+    first_k_dense_replace: catalog.OptionalCount = None
+    kv_lora_rank: catalog.OptionalCount = None
+    q_lora_rank: catalog.OptionalCount = None
+    qk_nope_head_dim: catalog.OptionalCount = None
+    qk_rope_head_dim: catalog.OptionalCount = None
+    v_head_dim: catalog.OptionalCount = None
 
     @property
     def bytes_per_number(self) -> int:
         """The size of a weight, and of a number in the cache."""
         return _BYTES_OF_TYPES[self.torch_dtype]
+
+    @property
+    def experts(self) -> tuple[int, int] | None:
+        """How many experts a layer has, and how many of them are for each token, if any."""
+        if self.num_experts is None or self.num_experts_per_tok is None:
+            return None
+        return self.num_experts, self.num_experts_per_tok
 
     @property
     def attention_size(self) -> int:
@@ -47,11 +73,56 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         return self.attention_size // self.num_attention_heads * heads
 
     @property
+    def _latent(self) -> tuple[int, int, int, int] | None:
+        """The latent of a token, its rotary part, and the keys and values of a head, if any."""
+        sizes = self.kv_lora_rank, self.qk_rope_head_dim, self.qk_nope_head_dim, self.v_head_dim
+        return None if None in sizes else sizes  # type: ignore[return-value]  # none is None
+
+    @property
+    def attention_weights(self) -> int:
+        """The weights of the attention of a layer."""
+        if self._latent is None:
+            return self.hidden_size * 2 * (self.attention_size + self.kv_size)
+        latent, rotary, keys, values = self._latent
+        heads, queries = self.num_attention_heads, self.num_attention_heads * (keys + rotary)
+        asked = self.hidden_size * queries
+        if self.q_lora_rank is not None:
+            asked = self.q_lora_rank * (self.hidden_size + queries)
+        cached = self.hidden_size * (latent + rotary) + latent * heads * (keys + values)
+        return asked + cached + heads * values * self.hidden_size
+
+    @property
+    def num_expert_layers(self) -> int:
+        """The layers that have experts in place of an MLP."""
+        return (
+            0
+            if self.experts is None
+            else self.num_hidden_layers - (self.first_k_dense_replace or 0)
+        )
+
+    @property
     def layer_weights(self) -> int:
-        """The weights of all layers, each of which every token is multiplied with."""
-        attention = self.hidden_size * 2 * (self.attention_size + self.kv_size)
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        return self.num_hidden_layers * (attention + mlp)
+        """The weights of all layers that every token is multiplied with."""
+        size = self.moe_intermediate_size or self.intermediate_size
+        shared = self.shared_expert_intermediate_size or size * (self.n_shared_experts or 0)
+        beside_experts = 3 * shared + (self.num_experts or 0)  # the router has one row for each
+        num_dense = self.num_hidden_layers - self.num_expert_layers
+        return (
+            self.num_hidden_layers * self.attention_weights
+            + num_dense * 3 * self.hidden_size * self.intermediate_size
+            + self.num_expert_layers * self.hidden_size * beside_experts
+        )
+
+    @property
+    def expert_weights(self) -> int:
+        """The weights of one expert in each layer that has any."""
+        size = self.moe_intermediate_size or self.intermediate_size
+        return self.num_expert_layers * 3 * self.hidden_size * size
+
+    @property
+    def weights_per_token(self) -> int:
+        """The weights of all layers that a token is multiplied with."""
+        return self.layer_weights + self.expert_weights * (self.num_experts_per_tok or 0)
 
     @property
     def output_weights(self) -> int:
@@ -59,23 +130,44 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         return self.hidden_size * self.vocab_size
 
     @property
+    def expert_bytes(self) -> int:
+        """The bytes of all experts."""
+        return self.expert_weights * (self.num_experts or 0) * self.bytes_per_number
+
+    @property
     def weight_bytes(self) -> int:
         """The bytes of all weights, those of the embedding included."""
         embeddings = self.output_weights * (1 if self.tie_word_embeddings else 2)
-        return (self.layer_weights + embeddings) * self.bytes_per_number
+        return (self.layer_weights + embeddings) * self.bytes_per_number + self.expert_bytes
 
     @property
     def weight_bytes_read(self) -> int:
-        """The bytes of the weights that a step reads: all but those of the embedding."""
+        """The bytes of the weights that each step reads: no experts, nor the embedding."""
         return (self.layer_weights + self.output_weights) * self.bytes_per_number
+
+    @property
+    def operations_per_pair(self) -> tuple[int, int]:
+        """What a cached token costs that is read, and one of a prompt before another.
+
+        Two products over the numbers of all heads, multiply and add; of a latent over all of it,
+        and without its rotary part, or over the keys and values made of it.
+        """
+        if self._latent is None:
+            return (4 * self.num_hidden_layers * self.attention_size,) * 2
+        latent, rotary, keys, values = self._latent
+        per_number = 2 * self.num_hidden_layers * self.num_attention_heads
+        return per_number * (2 * latent + rotary), per_number * (keys + rotary + values)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """The bytes that the cache holds for a token."""
-        return 2 * self.num_hidden_layers * self.kv_size * self.bytes_per_number
+        numbers = 2 * self.kv_size if self._latent is None else sum(self._latent[:2])
+        return self.num_hidden_layers * numbers * self.bytes_per_number
 
     def kv_copies(self, num_gpus: int) -> float:
         """Return how often GPUs that share the layers keep a token: heads are not divided."""
+        if self._latent is not None:
+            return num_gpus
         return max(num_gpus / (self.num_key_value_heads or self.num_attention_heads), 1)
 
     @property
@@ -93,7 +185,7 @@ def load_model_shape(text: str) -> ModelShape:
     """Return the shape that `text` names: a shipped one, or a config.json or YAML file like it.
 
     Raises:
-        CatalogError: there is none, or it is not that of a dense transformer.
+        CatalogError: there is none, or it is of no transformer that is known here.
     """
     if text.endswith(FILE_SUFFIXES):
         return _as_shape(catalog.read_mapping(text), text)
@@ -103,17 +195,35 @@ def load_model_shape(text: str) -> ModelShape:
 
 
 def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
-    """Return the shape that a config says, of a dense transformer, or raise a CatalogError."""
-    for key in _NOT_DENSE:
-        if config.get(key):
-            raise CatalogError(f"{place}: {key}: only dense models with plain attention are known")
+    """Return the shape that a config says, or raise a CatalogError."""
     names = {field.name for field in msgspec.structs.fields(ModelShape)}
     given = {key: value for key, value in config.items() if key in names}
     given["torch_dtype"] = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+    given["num_experts"] = next((config[key] for key in _NAMES_OF_EXPERTS if config.get(key)), None)
+    given |= {key: given.get(key) or None for key in _ZERO_IS_NONE}
     shape = catalog.as_record(given, ModelShape, place)
     if shape.torch_dtype not in _BYTES_OF_TYPES:
         known = ", ".join(_BYTES_OF_TYPES)
         raise CatalogError(f"{place}: torch_dtype: expected {known}, not {shape.torch_dtype}")
     if shape.hidden_size < shape.num_attention_heads and shape.head_dim is None:
         raise CatalogError(f"{place}: num_attention_heads: at most hidden_size, or give head_dim")
+    if fault := _fault_of_experts(shape, config):
+        raise CatalogError(f"{place}: {fault}")
+    if shape.kv_lora_rank is not None and shape._latent is None:  # noqa: SLF001 - of this module
+        raise CatalogError(
+            f"{place}: kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+        )
     return shape
+
+
+def _fault_of_experts(shape: ModelShape, config: dict[str, Any]) -> str | None:
+    """Return what is wrong with the experts of a config; None if nothing is."""
+    if shape.num_experts is None:
+        return None
+    if shape.num_experts_per_tok is None or shape.num_experts_per_tok > shape.num_experts:
+        return f"num_experts_per_tok: expected 1 to {shape.num_experts}"
+    if shape.num_expert_layers < 0:
+        return f"first_k_dense_replace: expected 0 to {shape.num_hidden_layers}"
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        return "decoder_sparse_step: expected experts in all layers but the first ones"
+    return None

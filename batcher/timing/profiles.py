@@ -12,7 +12,7 @@ from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ProfileStepTime
 
 TERMS = ("t0", "w", "f", "g", "d", "h", "e")
-MORE_TERMS = ("c",)
+MORE_TERMS = ("c", "x")
 """Terms that only some profiles have: 0 where they are not stated."""
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -22,6 +22,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     """What a step takes, in milliseconds; see ProfileStepTime, and docs/timing.md for each term.
 
     by_tokens: (tokens of a step, what they take), in place of max(w, f*T).
+    num_experts, num_experts_per_tok: those of a layer, of which x is the cost; None without them.
     hardware, model: names of hardware.yaml and models.yaml, or of something not there.
     tensor_parallel: the GPUs that share the work.  kv_tokens: how many tokens the engine had room
     for.  error: how far it is from what was measured.
@@ -35,7 +36,10 @@ class Profile(Struct, frozen=True, kw_only=True):
     h: catalog.Amount
     e: catalog.Amount
     c: catalog.Amount = 0.0
+    x: catalog.Amount = 0.0
     by_tokens: catalog.Points = ()
+    num_experts: catalog.OptionalCount = None
+    num_experts_per_tok: catalog.OptionalCount = None
     hardware: catalog.OptionalText = None
     model: catalog.OptionalText = None
     tensor_parallel: catalog.Count = 1
@@ -49,9 +53,16 @@ class Profile(Struct, frozen=True, kw_only=True):
         more = [term for term in MORE_TERMS if getattr(self, term)]
         return {term: getattr(self, term) for term in (*TERMS, *more)}
 
+    @property
+    def experts(self) -> tuple[int, int] | None:
+        """How many experts a layer has, and how many of them are for each token, if any."""
+        if self.num_experts is None or self.num_experts_per_tok is None:
+            return None
+        return self.num_experts, self.num_experts_per_tok
+
     def step_time(self, name: str) -> ProfileStepTime:
         """Return the step time that a profile of this name stands for."""
-        return ProfileStepTime(name, self.terms, self.by_tokens)
+        return ProfileStepTime(name, self.terms, self.by_tokens, self.experts)
 
 
 @cache
@@ -104,13 +115,21 @@ def _as_profiles(content: dict[str, Any], place: str) -> dict[str, Profile]:
     profiles = {}
     for name, values in content.items():
         profile = catalog.as_record(values, Profile, f"{place}: profile {name}")
-        for (before, _), (after, _) in pairwise(profile.by_tokens):
-            if after <= before:
-                raise CatalogError(
-                    f"{place}: profile {name}: by_tokens: {after} comes after {before}: "
-                    "expected numbers of tokens that ascend"
-                )
-        if not profile.step_time(name).ticks(1, 1, 0, 0):
-            raise CatalogError(f"{place}: profile {name}: t0, w, f and g are 0: a step takes time")
+        if fault := _fault(profile):
+            raise CatalogError(f"{place}: profile {name}: {fault}")
         profiles[name] = profile
     return profiles
+
+
+def _fault(profile: Profile) -> str | None:
+    """Return what is wrong with a profile whose values are each allowed; None if nothing is."""
+    for (before, _), (after, _) in pairwise(profile.by_tokens):
+        if after <= before:
+            return f"by_tokens: {after} comes after {before}: expected tokens that ascend"
+    if (profile.x > 0) != (profile.experts is not None):
+        return "x is for experts: it needs num_experts and num_experts_per_tok, and they need it"
+    if profile.experts is not None and profile.experts[1] > profile.experts[0]:
+        return f"num_experts_per_tok: expected 1 to {profile.num_experts}"
+    if not profile.step_time("it").ticks(1, 1, 0, 0):
+        return "t0, w, f and g are 0: a step takes time"
+    return None

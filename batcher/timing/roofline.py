@@ -2,8 +2,9 @@
 
 Rule: nothing is assumed to cost more than the data sheets say, and a link no more than was measured
 at best, so no real engine is faster.  Each weight is read once a step, each cached token of a
-decoding row once; what prompts read of their context is left out, as is all that is small.  Of
-GPUs that share the work each has a part of every layer, and all wait for two all-reduces a layer.
+decoding row once; of experts, those that tokens hit who choose at random.  What prompts read of
+their context is left out, as is all that is small.  Of GPUs that share the work each has a part of
+every layer, and all wait for two all-reduces a layer.
 """
 
 import re
@@ -11,7 +12,7 @@ import re
 import msgspec
 
 from batcher.timing.catalog import CatalogError
-from batcher.timing.formulas import RooflineStepTime
+from batcher.timing.formulas import RooflineStepTime, of_experts
 from batcher.timing.hardware import GPU, bytes_sent, link_of, load_gpu
 from batcher.timing.model_shape import ModelShape, load_model_shape
 from batcher.timing.step_time import TICKS_PER_SECOND
@@ -28,8 +29,7 @@ def roofline(name: str, shape: ModelShape, gpu: GPU, tensor_parallel: int = 1) -
     """
     flops = gpu.tflops * 1e12 * tensor_parallel
     bandwidth = gpu.bandwidth_gb_s * 1e9 * tensor_parallel
-    # A pair of a query and a key: two products over the numbers of all heads, multiply and add.
-    per_pair = 4 * shape.num_hidden_layers * shape.attention_size
+    per_read, per_pair = shape.operations_per_pair
     kv_bytes = shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel)
     settings = {
         "model": msgspec.to_builtins(shape),
@@ -40,9 +40,9 @@ def roofline(name: str, shape: ModelShape, gpu: GPU, tensor_parallel: int = 1) -
         name,
         settings,
         compute=(
-            _ticks(2 * shape.layer_weights, flops),
+            _ticks(2 * shape.weights_per_token, flops),
             _ticks(2 * shape.output_weights, flops),
-            _ticks(per_pair, flops),
+            _ticks(per_read, flops),
             _ticks(per_pair / 2, flops),  # P * (2 * context + P) is twice the number of pairs
         ),
         memory=(
@@ -51,6 +51,7 @@ def roofline(name: str, shape: ModelShape, gpu: GPU, tensor_parallel: int = 1) -
             _ticks(kv_bytes, bandwidth),
         ),
         communication=_communication(shape, gpu, tensor_parallel),
+        experts=shape.experts and of_experts(*shape.experts, _ticks(shape.expert_bytes, bandwidth)),
     )
 
 

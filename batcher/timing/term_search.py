@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from batcher.timing.hardware import GPU
 from batcher.timing.model_shape import ModelShape
-from batcher.timing.profiles import TERMS, Profile
+from batcher.timing.profiles import MORE_TERMS, TERMS, Profile
 from batcher.timing.roofline import roofline
 from batcher.timing.step_time import TICKS_PER_SECOND
 
@@ -34,6 +34,7 @@ _ENOUGH = 0.01  # a loss with which there is no need to begin again
 _SHAKEN = 0.4  # spread of the logarithms of the factors with which it begins again
 _SHARES_OF_T0 = (0.2, 0.8)  # of t0 + w, of which decoding tells only the sum
 _DIGITS = 6
+_TERMS = (*TERMS, *MORE_TERMS)
 
 
 class Search(Struct, frozen=True):
@@ -73,7 +74,7 @@ def fit_profile(start: Profile, residuals_of: Residuals, max_tries: int) -> Sear
     best = descent.descend(min(found, key=_loss_of), max_tries)
     chance = Random(0)  # noqa: S311 - it only has to be the same each time
     while descent.num_left and best.loss > _ENOUGH:
-        shaken = _moved(best.profile, {term: chance.gauss(0, _SHAKEN) for term in TERMS})
+        shaken = _moved(best.profile, {term: chance.gauss(0, _SHAKEN) for term in _TERMS})
         again = descent.attempt(shaken)
         best = min(best, descent.descend(again, max_tries), key=_loss_of)
     return Search(best.profile, best.loss, max_tries - descent.num_left)
@@ -108,7 +109,7 @@ class _Descent:
         for factor in (_COARSE, 1 / _COARSE):
             begun = now
             while self.num_left:
-                change = dict.fromkeys(TERMS, log(factor))
+                change = dict.fromkeys(_TERMS, log(factor))
                 tried = self.attempt(_moved(now.profile, change))
                 if tried.loss >= now.loss:
                     break
@@ -128,7 +129,7 @@ class _Descent:
 
     def _round(self, now: _Tried) -> _Tried:
         """Return the best of what is tried on all sides of `now`, and from there on downhill."""
-        free = [term for term in TERMS if getattr(now.profile, term)]
+        free = [term for term in _TERMS if getattr(now.profile, term)]
         best, slopes = now, []
         for term in free:
             if not self.num_left:
@@ -171,17 +172,20 @@ def _moved(profile: Profile, changes: dict[str, float]) -> Profile:
 def roofline_profile(shape: ModelShape, gpu: GPU, tensor_parallel: int = 1) -> Profile:
     """Return a profile to start a search from: the roofline's costs, added up, each above 0."""
     best = roofline("start", shape, gpu, tensor_parallel)
-    weights = best.memory_ticks(0, 0)
-    token = best.compute_ticks(1, 0, 0, 0)
+    weights, nothing = best.memory_ticks(0, 0), best.compute_ticks(0, 0, 0, 0)
+    experts = shape.expert_bytes / (gpu.bandwidth_gb_s * 1e9 * tensor_parallel)
     kv = best.memory_ticks(0, 1) - weights
     return Profile(
         t0=_milliseconds(weights),
         w=_milliseconds(weights),
-        f=_milliseconds(token),
-        g=_milliseconds(best.compute_ticks(0, 1, 0, 0)),
+        f=_milliseconds(best.compute_ticks(1, 0, 0, 0) - nothing),
+        g=_milliseconds(best.compute_ticks(0, 1, 0, 0) - nothing),
         d=_milliseconds(kv),
         h=_milliseconds(kv),
-        e=_milliseconds(2 * best.compute_ticks(0, 0, 0, 1)),
+        e=_milliseconds(2 * (best.compute_ticks(0, 0, 0, 1) - nothing)),
+        x=_rounded(experts * 1000),
+        num_experts=shape.num_experts,
+        num_experts_per_tok=shape.num_experts_per_tok,
         tensor_parallel=tensor_parallel,
     )
 

@@ -69,6 +69,15 @@ def test_the_terms_of_an_exact_log_are_found_again(profile: Profile) -> None:
     assert fit.notes == []
 
 
+def test_the_term_of_experts_is_found_again() -> None:
+    experts = replace(SMOOTH, x=30.0, num_experts=128, num_experts_per_tok=8)
+    log = made_log(experts, 400, 0)
+    fit = fit_steps(log, "log", experts.experts)
+    assert fit.terms == pytest.approx(experts.terms, rel=1e-3, abs=1e-9)
+    assert fit.errors.mape < 2e-4
+    assert fit_steps(log, "log").errors.mape > 0.05
+
+
 def test_errors_are_what_they_say() -> None:
     log = made_log(SMOOTH, 1000, 0.1)
     fit = fit_steps(log, "log")
@@ -208,11 +217,24 @@ def test_a_search_finds_terms_by_trying() -> None:
 
     start = roofline_profile(load_model_shape("llama-3.1-8b"), load_gpu("rtx-4090"))
     assert all(value > 0 for value in start.terms.values())
+    assert start.experts is None
     search = fit_profile(start, residuals, 400)
     loss = relative_errors(search.profile.terms, log).mean()
     assert search.loss == pytest.approx(loss)
     assert loss < 0.012 < relative_errors(start.terms, log).mean()
     assert search.num_tries <= 400
+
+
+def test_a_search_for_a_model_of_experts_begins_with_a_term_for_them() -> None:
+    shape, gpu = load_model_shape("qwen3-30b-a3b"), load_gpu("h100-sxm")
+    start = roofline_profile(shape, gpu, 2)
+    assert start.experts == (128, 8)
+    assert start.x == pytest.approx(shape.expert_bytes / 3350e9 / 2 * 1000, rel=1e-4)
+    assert start.f == pytest.approx(
+        shape.weights_per_token * 2 / 989.4e12 / 2 * 1000
+        + shape.reduced_bytes_per_token / 450e9 * 1000,
+        rel=1e-4,
+    )
 
 
 def test_a_search_keeps_to_its_limit_and_its_zeros() -> None:

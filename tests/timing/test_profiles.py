@@ -20,9 +20,9 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_twelve_are_shipped_with_source_and_error() -> None:
+def test_thirteen_are_shipped_with_source_and_error() -> None:
     profiles = shipped_profiles()
-    assert len(profiles) == 12
+    assert len(profiles) == 13
     for profile in profiles.values():
         assert profile.hardware
         assert profile.model
@@ -72,6 +72,15 @@ def test_a_file_holds_one_profile_or_named_ones(tmp_path: Path) -> None:
             r"unknown field hardwear \(did you mean hardware\?\); allowed: t0",
         ),
         (GOOD + "tensor_parallel: 0\n", "tensor_parallel: expected a whole number of at least 1"),
+        (
+            GOOD + "x: 3\n",
+            "x is for experts: it needs num_experts and num_experts_per_tok, and",
+        ),
+        (GOOD + "num_experts: 8\nnum_experts_per_tok: 2\n", "and they need it"),
+        (
+            GOOD + "x: 3\nnum_experts: 8\nnum_experts_per_tok: 9\n",
+            "num_experts_per_tok: expected 1 to 8",
+        ),
         (GOOD + "kv_tokens: 0\n", "kv_tokens: expected a whole number of at least 1, or null"),
         (GOOD + "w: 3\n", "mine.yaml:8:1: w is there in line 2 already"),
         ("fast: {t0: 1}\nslow: 3\n", "profile fast: w, f, g, d, h, e missing"),

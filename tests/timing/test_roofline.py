@@ -24,6 +24,10 @@ GPU_OF_ONE = GPU(tflops=1.0, bandwidth_gb_s=1.0, memory_gb=1.0)
         ("llama-3.1-8b", 8.03, 131072),
         ("llama-3.1-70b", 70.55, 327680),
         ("llama-2-70b", 68.98, 327680),
+        ("qwen3-32b", 32.76, 262144),
+        ("mixtral-8x7b", 46.70, 131072),
+        ("qwen3-30b-a3b", 30.53, 98304),
+        ("deepseek-v3", 671.03, 70272),
     ],
 )
 def test_shipped_models_have_their_published_size(
@@ -105,6 +109,36 @@ def test_gpus_that_share_work_have_a_link(tmp_path: Path) -> None:
     assert physics.verdict == "unchecked"
 
 
+def test_a_step_of_experts_is_counted_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config = {
+        "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 3, "vocab_size": 10,
+        "num_attention_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 5, "n_shared_experts": 2, "first_k_dense_replace": 1,
+    }  # fmt: skip
+    path.write_text(json.dumps(config))
+    shape = load_model_shape(str(path))
+    # all three layers: attention 4 x 8 x 8; the first an MLP; the others two shared experts as one
+    # MLP of 10, and a router with a row for each expert
+    assert shape.layer_weights == 3 * 256 + 3 * 8 * 16 + 2 * (3 * 8 * 10 + 8 * 4)
+    assert shape.expert_weights == 2 * 3 * 8 * 5
+    step_time = roofline("test", shape, GPU_OF_ONE)
+    operations = 2 * 3 * (shape.layer_weights + 2 * shape.expert_weights + 80)
+    assert step_time.compute_ticks(3, 3, 0, 0) == operations * 10**3
+    # 4 experts, of which 3 tokens miss 1/8
+    num_bytes = 2 * (shape.layer_weights + 80 + shape.expert_weights * 4 * 7 / 8) + 3 * 96
+    assert step_time.memory_ticks(3, 0) == num_bytes * 10**6
+
+
+def test_a_latent_is_cached_for_all_heads() -> None:
+    shape = load_model_shape("deepseek-v3")
+    assert shape.kv_bytes_per_token == 61 * (512 + 64) * 2
+    assert shape.operations_per_pair == (61 * 2 * 128 * (2 * 512 + 64), 61 * 2 * 128 * (192 + 128))
+    one, eight = (roofline("test", shape, load_gpu("h200-sxm"), n) for n in (1, 8))
+    read = [each.memory_ticks(1, 10**6) - each.memory_ticks(1, 0) for each in (one, eight)]
+    assert read[0] == pytest.approx(read[1], rel=1e-4)  # each GPU keeps and reads all of it
+
+
 def test_the_room_beside_the_weights() -> None:
     shape, gpu = load_model_shape("llama-3.1-8b"), load_gpu("rtx-4090")
     assert num_kv_tokens(shape, gpu) == pytest.approx(41408, rel=0.03)  # what vLLM found there
@@ -133,8 +167,17 @@ def test_all_data_sheets_can_be_used_and_name_their_source() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_local_experts": 8}, "num_local_experts: only dense models"),
-        ({"kv_lora_rank": 512}, "kv_lora_rank: only dense models"),
+        ({"num_local_experts": 8}, "num_experts_per_tok: expected 1 to 8"),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok: expected 1 to 8"),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 33},
+            "first_k_dense_replace: expected 0 to 32",
+        ),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
+            "decoder_sparse_step: expected experts in all layers but the first ones",
+        ),
+        ({"kv_lora_rank": 512}, "kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_"),
         ({"hidden_size": 0}, "hidden_size: expected a whole number of at least 1, not 0"),
         ({"hidden_size": None}, "hidden_size: expected a whole number of at least 1, not None"),
         ({"torch_dtype": "int3"}, "torch_dtype: expected float32, bfloat16"),

@@ -11,13 +11,16 @@ from batcher.timing.formulas import (
     ProfileStepTime,
     RooflineStepTime,
     least_steps,
+    of_experts,
     sum_of_ramp,
     whole_ticks,
 )
 from batcher.timing.profiles import MORE_TERMS, TERMS, shipped_profiles
 from batcher.timing.step_time import StepTime
 
-OF_TERMS_ALONE = sorted(name for name, one in shipped_profiles().items() if not one.by_tokens)
+OF_TERMS_ALONE = sorted(
+    name for name, one in shipped_profiles().items() if not (one.by_tokens or one.experts)
+)
 AMOUNTS = st.one_of(st.just(0.0), st.decimals(0, 50, places=6).map(float))
 
 
@@ -28,6 +31,15 @@ def profile(**terms: float) -> ProfileStepTime:
 PROFILES = st.fixed_dictionaries(
     dict.fromkeys(TERMS, AMOUNTS), optional=dict.fromkeys(MORE_TERMS, AMOUNTS)
 ).map(lambda terms: profile(**terms | {"t0": terms["t0"] + 0.001}))
+EXPERTS = st.integers(1, 300).flatmap(lambda most: st.tuples(st.just(most), st.integers(1, most)))
+OF_EXPERTS = st.builds(
+    ProfileStepTime,
+    st.just("test"),
+    st.fixed_dictionaries(dict.fromkeys((*TERMS, "x"), AMOUNTS)).map(
+        lambda terms: terms | {"t0": terms["t0"] + 0.001}
+    ),
+    experts=EXPERTS,
+)
 CONSTANTS = st.decimals(0, 100, places=15).map(float).map(ConstantStepTime)
 SMALL = st.integers(0, 40)
 ROOFLINES = st.builds(
@@ -37,8 +49,9 @@ ROOFLINES = st.builds(
     st.tuples(SMALL, SMALL, SMALL, SMALL),
     st.tuples(st.integers(1, 4000), SMALL, SMALL),
     st.tuples(st.integers(0, 900), SMALL),
+    st.none() | st.builds(lambda of, ticks: of_experts(*of, ticks), EXPERTS, st.integers(0, 4000)),
 )
-STEP_TIMES = st.one_of(PROFILES, CONSTANTS, ROOFLINES)
+STEP_TIMES = st.one_of(PROFILES, OF_EXPERTS, CONSTANTS, ROOFLINES)
 
 
 def one_by_one(step_time: StepTime, num_sequences: int, kv_read: int, num_steps: int) -> list[int]:
@@ -172,6 +185,26 @@ def test_communication_is_for_each_token(step_time, num_tokens, rows, kv_read, w
     alone = ProfileStepTime("test", terms).ticks(num_tokens, rows, kv_read, work)
     sent = whole_ticks(step_time.settings.get("c", 0.0), 10**12)
     assert step_time.ticks(num_tokens, rows, kv_read, work) == alone + sent * num_tokens
+
+
+@given(EXPERTS, st.integers(0, 10**14), st.integers(0, 400))
+def test_experts_are_read_as_tokens_hit_them_in_the_mean(experts, ticks, num_tokens) -> None:
+    num_experts, per_token = experts
+    hit = 1 - Fraction(num_experts - per_token, num_experts) ** num_tokens
+    read = of_experts(*experts, ticks)
+    assert 0 <= read(num_tokens) - ticks * hit < 1  # a tick at most, upwards
+    assert read(num_tokens + 1) >= read(num_tokens)
+
+
+def test_two_tokens_of_experts_by_hand() -> None:
+    # 8 of 128 for each: of the second, 8 * 120/128 are new, so 15.5 of 128 are hit
+    step_time = ProfileStepTime(
+        "test", dict.fromkeys(TERMS, 0.0) | {"t0": 1.0, "x": 128.0}, experts=(128, 8)
+    )
+    assert step_time.ticks(1, 1, 0, 0) == 9 * 10**12
+    assert step_time.ticks(2, 2, 0, 0) == 16_500 * 10**9
+    assert step_time.ticks(2, 1, 0, 4) == 16_500 * 10**9
+    assert step_time.settings["num_experts"] == 128
 
 
 def test_settings_reproduce_a_step_time() -> None:

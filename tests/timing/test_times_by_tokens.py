@@ -98,8 +98,8 @@ EXPECTED = "by_tokens: expected pairs of a whole number of at least 1 and a numb
         ("[[1, .nan]]", rf"{EXPECTED}, like .*, not \[1, nan\]"),
         ("[[1, 2], [2.5, 3]]", rf"{EXPECTED}, like .*, not \[2.5, 3\]"),
         ("[[1, 2, 3]]", rf"{EXPECTED}, like .*, not \[1, 2, 3\]"),
-        ("[[8, 2], [4, 3]]", "by_tokens: 4 comes after 8: expected numbers of tokens that ascend"),
-        ("[[8, 2], [8, 3]]", "by_tokens: 8 comes after 8: expected numbers of tokens that ascend"),
+        ("[[8, 2], [4, 3]]", "by_tokens: 4 comes after 8: expected tokens that ascend"),
+        ("[[8, 2], [8, 3]]", "by_tokens: 8 comes after 8: expected tokens that ascend"),
     ],
 )
 def test_what_is_wrong_with_it_is_said(tmp_path: Path, points: str, message: str) -> None:
