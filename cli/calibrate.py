@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from batcher.errors import BatchdecodeError
 from batcher.simulation.replaying import MAX_TRIES, fit_requests
 from batcher.simulation.request_log import MARK
-from batcher.simulation.traced_requests import read_requests
+from batcher.simulation.traced_requests import RequestsOfRun, read_requests
 from batcher.timing.calibration import fit_steps
 from batcher.timing.carrying import load_profile
 from batcher.timing.hardware import load_gpu
@@ -128,8 +128,8 @@ def _fit_requests(options: CalibrateOptions, lines: Lines, name: str) -> tuple[P
     Raises:
         BatchdecodeError: the log cannot be used, or there is no profile to start from.
     """
-    log, batch = read_requests(lines, name)
-    start, limits = _start(options), _limits(options, batch)
+    run = read_requests(lines, name)
+    log, start, limits = run.requests, _start(options), _limits(options, run)
     warn_of_guesses(limits)
     tries, holdout = options.tries or MAX_TRIES, options.holdout or 0.0
     fit = fit_requests(log, limits.batch, limits.settings, start, tries, holdout)
@@ -196,10 +196,8 @@ def _as_options(roofline: str) -> str:
     return f"--hardware {gpu or 'GPU'} --model {model or 'MODEL'}{parallel}"
 
 
-def _limits(options: CalibrateOptions, batch: int | None) -> RunLimits:
+def _limits(options: CalibrateOptions, run: RequestsOfRun) -> RunLimits:
     """Return how the run of the log was limited: by options, the file beside it, or guesses.
-
-    batch: what a trace tells of it.
 
     Raises:
         BatchdecodeError: the file cannot be used, or an option has no effect.
@@ -209,7 +207,7 @@ def _limits(options: CalibrateOptions, batch: int | None) -> RunLimits:
     if options.hardware is not None and options.model is not None:
         num_gpus = options.tensor_parallel or 1
         measured_on = f"{_ROOFLINE}{options.model}:{options.hardware}:{num_gpus}"
-    return limits_of_run(options.batch or batch, options.scheduling, measured_on, meta)
+    return limits_of_run(options.batch, options.scheduling, measured_on, meta, run)
 
 
 def _check(options: CalibrateOptions) -> None:

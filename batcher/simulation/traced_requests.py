@@ -17,10 +17,14 @@ from batcher.timeline.workers import ByWorker
 
 
 class RequestsOfRun(NamedTuple):
-    """The requests in the order they came; batch: the slots of the engine, if that is told."""
+    """The requests in the order they came.
+
+    batch: the slots of the engine, if that is told; of a server, what its client had in flight.
+    """
 
     requests: list[LoggedRequest]
     batch: int | None
+    is_of_client: bool = False
 
 
 def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRun:
@@ -48,7 +52,8 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
             )
     requests.sort(key=lambda request: request.queued_ts)
     run = by_worker.run
-    return RequestsOfRun(requests, run.batch if run.workers == 1 else None)
+    batch = run.batch if run.workers == 1 else None
+    return RequestsOfRun(requests, batch, is_of_client=run.layout == "remote")
 
 
 class _TimedRequests:

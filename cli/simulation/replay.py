@@ -35,9 +35,10 @@ def show_replay(options: ReplayOptions) -> None:
     step_time = step_time_of(options.profile)
     meta = read_meta_file(options.meta, options.input)
     with open_input(options.input, nullcontext) as source:
-        log, batch = read_requests(numbered(source.lines()), source.name)
+        run = read_requests(numbered(source.lines()), source.name)
         say(source.take_notes())
-    limits = limits_of_run(options.batch or batch, options.scheduling, options.profile, meta)
+    log = run.requests
+    limits = limits_of_run(options.batch, options.scheduling, options.profile, meta, run)
     warn_of_guesses(limits)
     outcome = replay(log, limits.batch, limits.settings, step_time)
     if options.json:

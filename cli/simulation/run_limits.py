@@ -14,6 +14,7 @@ from batcher.errors import BatchdecodeError
 from batcher.scheduling.checks import check_effects
 from batcher.settings import DEFAULT_SCHEDULING, MAX_KV_BLOCKS, SchedulingSettings
 from batcher.simulation.run_meta import NAMES, Limit, read_run_meta
+from batcher.simulation.traced_requests import RequestsOfRun
 from batcher.timing.loading import kv_room_of
 from batcher.whatif.deployments import AXES, show_value
 
@@ -114,9 +115,13 @@ class RunLimits(Struct, frozen=True):
 
 
 def limits_of_run(
-    batch: int | None, scheduling: SchedulingOptions, profile: str, meta: MetaFile
+    batch: int | None,
+    scheduling: SchedulingOptions,
+    profile: str,
+    meta: MetaFile,
+    log: RequestsOfRun,
 ) -> RunLimits:
-    """Return the limits of a run; batch, scheduling: what options say.
+    """Return the limits of the run of a log; batch, scheduling: what options say.
 
     Raises:
         BatchdecodeError: an option has no effect.
@@ -126,7 +131,12 @@ def limits_of_run(
         name: UsedLimit(name, limit.value, f"{limit.place} in {meta.name}")
         for name, limit in meta.limits.items()
     }
+    if log.batch is not None and not log.is_of_client:
+        used["batch"] = UsedLimit("batch", log.batch, "the slots of the traced run")
     used |= {name: UsedLimit(name, value, AXES[name].option) for name, value in given.items()}
+    if log.batch is not None:
+        why = "guessed: as many as the client had in flight"
+        used.setdefault("batch", UsedLimit("batch", log.batch, why, is_guessed=True))
     _guess(used, profile)
     known = SchedulingSettings.__struct_fields__
     settings = SchedulingSettings(

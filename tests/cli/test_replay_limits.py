@@ -75,6 +75,29 @@ def test_memory_is_not_guessed_where_nothing_is_known_of_it(folder):
     assert not {"block_size", "prefix_cache", "capacity"} & limits.keys()
 
 
+@pytest.mark.parametrize(
+    ("layout", "meta", "limit"),
+    [
+        ("ragged", {"max_num_seqs": 3}, (5, "the slots of the traced run")),
+        ("remote", {}, (5, "guessed: as many as the client had in flight")),
+        ("remote", {"max_num_seqs": 3}, (3, "max_num_seqs in run_meta.json")),
+    ],
+)
+def test_what_a_client_had_in_flight_is_a_guess_of_the_slots(folder, layout, meta, limit):
+    requests = b'{"prompt": [5], "max_tokens": 3}\n'
+    command = ["run", "-q", "-b", "5", "--profile", "constant:0.5", "--trace", "run.trace.jsonl"]
+    batchdecode(*command, cwd=folder, stdin=requests)
+    run, *events = (folder / "run.trace.jsonl").read_text().splitlines()
+    lines = [json.dumps({**json.loads(run), "layout": layout}), *events]
+    (folder / "run.trace.jsonl").write_text("\n".join(lines))
+    (folder / "run_meta.json").write_text(json.dumps(meta))
+    done = replay(folder, "--json", log="run.trace.jsonl")
+    assert limits_of(done)["batch"] == limit
+    assert ("limited by --batch 5" in done.stderr) == ("guessed" in limit[1])
+    given = replay(folder, "--json", "--batch", "7", log="run.trace.jsonl")
+    assert limits_of(given)["batch"] == (7, "--batch")
+
+
 def test_a_pipe_has_no_file_beside_it(folder):
     (folder / "meta.json").write_text(json.dumps(LIMITS))
     log = (folder / "run1_requests.jsonl").read_bytes()
