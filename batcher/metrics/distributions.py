@@ -4,8 +4,11 @@ Rule: seconds are counted in whole microseconds.
 """
 
 from collections import defaultdict
+from typing import ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, field
+
+from batcher.totals import Totals
 
 KEPT_BITS = 12
 EXACT_BELOW = 2**KEPT_BITS
@@ -49,15 +52,20 @@ def microseconds(seconds: float) -> int:
     return round(seconds * MICROSECONDS)
 
 
-class Histogram:
+class Histogram(Totals):
     """Counts of whole numbers >= 0 in at most 2,048 buckets for each doubling.
 
     Buckets as in HdrHistogram (Tene): a number of more than 12 bits is known by its first 12.
+
+    counts: by the least number of a bucket.  sum_inexact, max_inexact: of the numbers that are not
+    counted as they are.
     """
 
-    def __init__(self) -> None:
-        self.counts: defaultdict[int, int] = defaultdict(int)
-        self.sum_inexact = self.max_inexact = 0  # of the numbers that are not counted as they are
+    LARGEST: ClassVar = frozenset({"max_inexact"})
+
+    counts: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    sum_inexact: int = 0
+    max_inexact: int = 0
 
     def add(self, value: int, count: int = 1) -> None:
         """Count `value`, `count` times over; called three times a request, so it does little."""
@@ -104,15 +112,16 @@ class Histogram:
         return Distribution(count, mean, p50, p90, p95, p99, self.max)
 
 
-class SecondsHistogram:
-    """Counts of times; a percentile is a time that was counted.
+class SecondsHistogram(Totals):
+    """Counts of times, in microseconds; a percentile is a time that was counted.
 
-    counts: in microseconds.
+    least: the least number that was counted in a bucket, where that is not the number itself.
     """
 
-    def __init__(self) -> None:
-        self.counts = Histogram()
-        self._least: dict[int, int] = {}  # the least number that was counted in a bucket
+    LEAST: ClassVar = frozenset({"least"})
+
+    counts: Histogram = field(default_factory=Histogram)
+    least: dict[int, int] = field(default_factory=dict)
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Count a time, `count` times over; one below 0, which rounding can make, is 0."""
@@ -120,13 +129,13 @@ class SecondsHistogram:
         self.counts.add(value, count)
         if value >= EXACT_BELOW:
             bucket = bucket_of(value)
-            least = self._least.get(bucket)
+            least = self.least.get(bucket)
             if least is None or value < least:
-                self._least[bucket] = value
+                self.least[bucket] = value
 
     def distribution(self) -> SecondsDistribution | None:
         """Return what was counted in short, None for nothing."""
-        counts, least = self.counts, self._least
+        counts, least = self.counts, self.least
         count = counts.count
         if not count:
             return None

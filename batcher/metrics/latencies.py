@@ -92,10 +92,6 @@ class TokenTimes:
         # Of the decoding rows: how many were given their last token when.
         self._decoding: dict[float, int] = {}
 
-    def latencies(self) -> Latencies:
-        """Return what was counted so far."""
-        return Latencies(**{name: times.distribution() for name, times in self.times.items()})
-
     def observe(self, step: WholeStep) -> tuple[GivenTokens, list[EndedRequest]]:
         """Take in the next step; return what it gave, and who has ended in it."""
         ended = self.interrupt(step.events, step)

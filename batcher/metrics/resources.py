@@ -3,12 +3,15 @@
 Rule: nothing here depends on who was given a token, only on what was computed and held.
 """
 
-from msgspec import Struct
+from typing import ClassVar
+
+from msgspec import Struct, field
 
 from batcher.events import AdmitEvent, Event, PreemptEvent
 from batcher.metrics.steps import WholeStep
 from batcher.settings import SchedulingSettings
 from batcher.timeline.records import RequestTimeline, is_follower
+from batcher.totals import Totals
 
 NUM_DIGITS = 6
 
@@ -91,22 +94,31 @@ class Computed(Struct, frozen=True, kw_only=True, omit_defaults=True):
     draft_tokens: int = 0
 
 
-class StepUse:
-    """Adds up what each step computed and held."""
+class StepUse(Totals):
+    """Adds up what each step computed and held; the settings are those of the run.
 
-    def __init__(self, settings: SchedulingSettings) -> None:
-        self._settings = settings
-        self.num_steps = self.num_full = 0
-        self.prefill_tokens = self.decode_tokens = self.draft_tokens = 0
-        self.right_padding = self.left_padding = 0
-        self.max_blocks = 0
-        self.seconds = self.block_seconds = 0.0
+    num_full: steps that computed as many tokens as they may.  seconds, block_seconds: how long all
+    took, and the sum of the blocks held in each times how long it took.
+    """
 
-    def observe(self, step: WholeStep) -> None:
+    LARGEST: ClassVar = frozenset({"max_blocks"})
+
+    num_steps: int = 0
+    num_full: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    draft_tokens: int = 0
+    right_padding: int = 0
+    left_padding: int = 0
+    max_blocks: int = 0
+    seconds: float = 0.0
+    block_seconds: float = 0.0
+
+    def observe(self, step: WholeStep, settings: SchedulingSettings) -> None:
         """Take in the next step."""
         duration = step.end - step.start
         self.num_steps += 1
-        self.num_full += step.decodes + step.prefills == self._settings.max_batch_tokens
+        self.num_full += step.decodes + step.prefills == settings.max_batch_tokens
         self.prefill_tokens += step.prefills
         if step.drafts:
             self.prefill_tokens -= step.drafts
@@ -118,14 +130,14 @@ class StepUse:
         self.seconds += duration
         self.block_seconds += step.blocks * duration
 
-    def kv(self) -> KvUse | None:
+    def kv(self, settings: SchedulingSettings) -> KvUse | None:
         """Return how many blocks were held, None where there are no blocks."""
-        if not self._settings.is_paged:
+        if not settings.is_paged:
             return None
-        total = self._settings.kv_blocks
+        total = settings.kv_blocks
         mean = self.block_seconds / self.seconds if self.seconds else 0.0
         return KvUse(
-            block_size=self._settings.block_size,
+            block_size=settings.block_size,
             total=total,
             mean_blocks=round(mean, 3),
             max_blocks=self.max_blocks,
@@ -133,9 +145,9 @@ class StepUse:
             max_share=None if total is None else round(self.max_blocks / total, NUM_DIGITS),
         )
 
-    def budget(self) -> BudgetUse | None:
+    def budget(self, settings: SchedulingSettings) -> BudgetUse | None:
         """Return how far the token budget was used, None where there is none."""
-        budget = self._settings.max_batch_tokens
+        budget = settings.max_batch_tokens
         if budget is None:
             return None
         num_tokens = self.prefill_tokens + self.decode_tokens + self.draft_tokens
@@ -159,12 +171,17 @@ class StepUse:
         )
 
 
-class CacheUse:
-    """Counts what was found in blocks at admissions, and what preemptions threw away."""
+class CacheUse(Totals):
+    """Counts what was found in blocks at admissions, and what preemptions threw away.
 
-    def __init__(self) -> None:
-        self.hits = dict.fromkeys(("asked", "found", "asked_again", "found_again"), 0)
-        self.num_preempted = self.recomputed = 0
+    hits: as in PrefixHits, by name.
+    """
+
+    hits: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("asked", "found", "asked_again", "found_again"), 0)
+    )
+    num_preempted: int = 0
+    recomputed: int = 0
 
     def observe(self, event: Event, request: RequestTimeline) -> None:
         """Take in the next event of a sequence."""

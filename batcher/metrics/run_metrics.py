@@ -5,16 +5,12 @@ Rule: memory grows with the requests that are in the engine at once, never with 
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from batcher.errors import BatchdecodeError
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
     BlockedEvent,
-    BlockedReason,
     DropEvent,
     EndEvent,
     Event,
@@ -28,13 +24,13 @@ from batcher.events import (
 from batcher.metrics.distributions import Histogram, SecondsHistogram
 from batcher.metrics.latencies import TokenTimes
 from batcher.metrics.positions import PositionCount
-from batcher.metrics.resources import BlockedSteps, CacheUse, StepUse
+from batcher.metrics.resources import CacheUse, StepUse
+from batcher.metrics.run_totals import RunTotals, TimedTotals, settings_of, summarize
 from batcher.metrics.slo import GoodputCount, Slo
 from batcher.metrics.slots import SlotUse
 from batcher.metrics.speculation import SpeculationCount
 from batcher.metrics.steps import WholeStep, is_untimed, open_feed
-from batcher.metrics.summary import ConstraintCounts, FinishCounts, RunSummary, Throughput
-from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+from batcher.metrics.summary import ConstraintCounts, RunSummary
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import RequestTimeline
 
@@ -71,7 +67,6 @@ class RunMetrics:
         self._slo, self._series = slo, series
         self._run: RunEvent | None = None
         self._timed: TimedMetrics | None = None
-        self._is_untimed = True
         self._first_arrival: float | None = None
         self._num_open = 0  # that have arrived and not ended
         self._blocked_steps: Counter[str] = Counter()
@@ -119,9 +114,9 @@ class RunMetrics:
         match event:
             case RunEvent():
                 self.slots.num_slots = event.batch
-                self._speculation.begin(event)
-                self._run, self._is_untimed = event, is_untimed(event)
-                if self._slo is not None or self._series is not None or not self._is_untimed:
+                self._run = event
+                is_timed = not is_untimed(event)
+                if self._slo is not None or self._series is not None or is_timed:
                     self._timed = TimedMetrics(event, self._slo, self._series)
             case EndEvent():
                 self.num_steps = event.steps
@@ -141,80 +136,62 @@ class RunMetrics:
             case _:
                 self._speculation.take(event, found)
 
-    def _blocked_until(self, num_steps: int) -> BlockedSteps | None:
+    def _blocked_until(self, num_steps: int) -> Counter[str] | None:
         """Return how long each reason held in a run of `num_steps`, None if none ever did."""
         steps, blocked = Counter(self._blocked_steps), self.fold.blocked
         if blocked is not None:
             steps[blocked.reason] += max(0, num_steps - blocked.step)
         elif not steps:
             return None
-        return BlockedSteps(**{reason: steps[reason] for reason in get_args(BlockedReason)})
+        return steps
 
     def note_constraints(self, compiled: int, cache_hits: int) -> None:
         """Take note of the grammars of the whole run so far, which no event tells of."""
         self.constraints = ConstraintCounts(compiled, cache_hits)
 
     def summary(self, num_steps: int = 0) -> RunSummary:
-        """Return the numbers so far.
+        """Return the numbers so far; see `totals`."""
+        return summarize(self.totals(num_steps), self._run, self._slo)
+
+    def totals(self, num_steps: int = 0) -> RunTotals:
+        """Return what adds up so far; some of it is still counted on.
 
         `num_steps` is how many steps were taken, which the events of a run that is broken off may
         not tell.
         """
-        reasons = self.finish_reasons
         steps = max(self.num_steps, self.slots.integrated_steps, num_steps)
-        batch, tokens = self.slots.num_slots, self.generated_tokens
         busy, idle = self.slots.totals(steps)
-        num_ok = reasons["stop"] + reasons["length"]
-        num_failed = reasons["error"] + self.num_rejected
-        num_unfinished = self._num_open
         positions = self.positions.positions(steps, busy)
-        timed: dict[str, Any] = {}
         if self._timed is not None:
-            first = self._first_arrival or 0.0
-            timed = self._timed.numbers(steps, first, num_ok, self.prompt_tokens, tokens)
-        return RunSummary(
-            requests=self.num_requests + self.num_rejected,
-            outputs=num_ok + num_failed + reasons["aborted"] + num_unfinished,
-            ok=num_ok,
-            failed=num_failed,
-            rejected=self.num_rejected,
-            aborted=reasons["aborted"],
-            unfinished=num_unfinished,
-            finish_reasons=FinishCounts(
-                reasons["stop"], reasons["length"], num_failed, reasons["aborted"]
-            ),
+            self._timed.catch_up(steps)
+        return RunTotals(
+            num_slots=self.slots.num_slots,
+            num_steps=steps,
+            num_requests=self.num_requests,
+            num_rejected=self.num_rejected,
+            num_unfinished=self._num_open,
+            finish_reasons=self.finish_reasons,
             prompt_tokens=self.prompt_tokens,
-            generated_tokens=tokens,
+            generated_tokens=self.generated_tokens,
             longest_output=self.longest_output,
-            batch=batch,
-            steps=steps,
-            least_steps=self._least_steps(busy),
-            tokens_per_step=round(tokens / steps, 3) if steps else 0.0,
-            busy_slot_steps=busy,
-            idle_slot_steps=steps * batch - busy,
-            busy_share=round(busy / (steps * batch), 6) if steps else 0.0,
+            longest_run=self.longest_run,
+            busy=busy,
             idle=idle,
-            positions=positions,
-            jumps=self.num_jumps,
-            jumped_tokens=self.num_jumped_tokens,
-            forks=self.num_forks,
-            constraints=self.constraints,
-            wait=self.wait.distribution(),
-            first_token=self.first_token.distribution(),
-            latency=self.latency.distribution(),
-            blocked=self._blocked_until(steps),
-            speculation=self._speculation.numbers(self.fold.open, steps, positions.total),
-            **timed,
+            num_positions=positions.total,
+            num_padding=positions.padding,
+            num_jumps=self.num_jumps,
+            num_jumped_tokens=self.num_jumped_tokens,
+            num_forks=self.num_forks,
+            num_compiled=self.constraints.compiled,
+            num_compiled_before=self.constraints.cache_hits,
+            first_arrival=self._first_arrival,
+            wait=self.wait,
+            first_token=self.first_token,
+            latency=self.latency,
+            blocked_steps=self._blocked_until(steps),
+            speculation=self._speculation.totals_after(steps, self.fold.open),
+            timed=None if self._timed is None else self._timed.totals(),
         )
-
-    def _least_steps(self, busy: int) -> int:
-        """Return what any schedule needs for these outputs, of which slots were `busy` so long."""
-        if not self._is_untimed:  # slots are also held for what another schedule need not compute
-            num_beside = self.num_jumped_tokens + self._speculation.counts.num_accepted
-            busy, longest = max(0, self.generated_tokens - num_beside), 0
-        else:
-            longest = self.longest_run
-        return max(-(-busy // self.slots.num_slots), longest) if busy else 0
 
     def _arrive(self, event: ArriveEvent) -> None:
         self._num_open += 1
@@ -287,13 +264,12 @@ class TimedMetrics:
 
     def __init__(self, run: RunEvent, slo: Slo | None, series: "TimeSeries | None") -> None:
         self._settings = settings_of(run)
-        self._is_untimed = is_untimed(run)
-        self._has_slo, self._series = slo is not None, series
+        self._slo, self._series = slo, series
         self._feed = open_feed(run)
         self._times = TokenTimes()
-        self._steps = StepUse(self._settings)
+        self._steps = StepUse()
         self._cache = CacheUse()
-        self._goodput = GoodputCount(slo)
+        self._goodput = GoodputCount()
         self._end = 0.0  # of the last step
         if series is not None:
             series.total_blocks = self._settings.kv_blocks
@@ -308,7 +284,7 @@ class TimedMetrics:
         elif isinstance(event, EndEvent):
             rest = self._feed.take_events()
             for ended in self._times.interrupt(rest):
-                self._goodput.add(ended)
+                self._goodput.add(ended, self._slo)
             if self._series is not None:
                 self._series.take_rest(rest)
 
@@ -322,38 +298,10 @@ class TimedMetrics:
         for step in self._feed.catch_up(num_steps):
             self._take(step)
 
-    def numbers(
-        self,
-        num_steps: int,
-        first_arrival: float,
-        num_ok: int,
-        prompt_tokens: int,
-        output_tokens: int,
-    ) -> dict[str, Any]:
-        """Return fields of the summary of a run of `num_steps` that has done so much else."""
-        self.catch_up(num_steps)
-        makespan = self._end - first_arrival
-        numbers: dict[str, Any] = {"goodput": self._goodput.goodput(makespan)}
-        if not self._is_untimed or self._has_slo:
-            numbers["latencies"] = self._times.latencies()
-            if makespan > 0:
-                numbers["throughput"] = Throughput(
-                    makespan=round(makespan, 6),
-                    requests=round(num_ok / makespan, 6),
-                    prompt_tokens=round(prompt_tokens / makespan, 3),
-                    output_tokens=round(output_tokens / makespan, 3),
-                )
-        if not self._is_untimed:
-            numbers |= {
-                "kv": self._steps.kv(),
-                "budget": self._steps.budget(),
-                "computed": self._steps.computed(),
-            }
-        if self._settings.has_prefix_cache:
-            numbers["prefix_cache"] = self._cache.prefix()
-        if self._settings.kv_blocks is not None:
-            numbers["preemptions"] = self._cache.preemptions()
-        return numbers
+    def totals(self) -> TimedTotals:
+        """Return what adds up of the steps so far."""
+        times = self._times.times
+        return TimedTotals(times, self._steps, self._cache, self._goodput, self._end)
 
     def close(self, num_steps: int) -> None:
         """Tell the series all that is left of a run of `num_steps`, which may be broken off."""
@@ -363,23 +311,9 @@ class TimedMetrics:
 
     def _take(self, step: WholeStep) -> None:
         self._end = step.end
-        self._steps.observe(step)
+        self._steps.observe(step, self._settings)
         given, all_ended = self._times.observe(step)
         for ended in all_ended:
-            self._goodput.add(ended)
+            self._goodput.add(ended, self._slo)
         if self._series is not None:
             self._series.take(step, given)
-
-
-def settings_of(run: RunEvent) -> SchedulingSettings:
-    """Return the settings that a run event holds.
-
-    Raises:
-        BatchdecodeError: one of them has no such value.
-    """
-    if not run.scheduling:
-        return DEFAULT_SCHEDULING
-    try:
-        return msgspec.convert(run.scheduling, SchedulingSettings)
-    except msgspec.ValidationError as error:
-        raise BatchdecodeError(f"the run event of the trace: scheduling: {error}") from error

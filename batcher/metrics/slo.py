@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Self
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.distributions import microseconds
 from batcher.metrics.latencies import EndedRequest
+from batcher.totals import Totals
 
 METRICS = {
     "queue": "from arrival to admission",
@@ -71,37 +72,37 @@ class Goodput(Struct, frozen=True, kw_only=True):
         )
 
 
-class GoodputCount:
+class GoodputCount(Totals):
     """Counts requests that were good: all, or without an SLO those that have a deadline.
 
     What asked for no token is not counted.  A sample, or all beams of a request, is one.
+    missed: as in Goodput.
     """
 
-    def __init__(self, slo: Slo | None) -> None:
-        self._slo = slo
-        self._num_requests = self._num_good = 0
-        self._missed: Counter[str] = Counter()
+    num_requests: int = 0
+    num_good: int = 0
+    missed: Counter[str] = field(default_factory=Counter)
 
-    def add(self, request: EndedRequest) -> None:
+    def add(self, request: EndedRequest, slo: Slo | None) -> None:
         """Count a request that has ended."""
         deadline = request.arrive.deadline
-        if not request.arrive.max_tokens or (self._slo is None and deadline is None):
+        if not request.arrive.max_tokens or (slo is None and deadline is None):
             return
-        self._num_requests += 1
+        self.num_requests += 1
         if not request.is_ok:
-            self._missed["failed"] += 1
+            self.missed["failed"] += 1
             return
-        missed = [] if self._slo is None else self._slo.missed(request)
+        missed = [] if slo is None else slo.missed(request)
         if deadline is not None and microseconds(request.end - deadline) > 0:
             missed.append("deadline")
-        self._missed.update(missed)
-        self._num_good += not missed
+        self.missed.update(missed)
+        self.num_good += not missed
 
-    def goodput(self, makespan: float) -> Goodput | None:
+    def goodput(self, slo: Slo | None, makespan: float) -> Goodput | None:
         """Return what was counted in a run of `makespan` seconds; None if nothing is promised."""
-        if self._slo is None and not self._num_requests:
+        if slo is None and not self.num_requests:
             return None
-        return Goodput.of(self._slo, self._num_requests, self._num_good, makespan, self._missed)
+        return Goodput.of(slo, self.num_requests, self.num_good, makespan, self.missed)
 
 
 def parse_slo(text: str) -> Slo:

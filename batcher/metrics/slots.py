@@ -97,19 +97,18 @@ class SlotUse:
             self._integrate(step)
         self._reason = reason
 
-    def totals(self, num_steps: int) -> tuple[int, IdleCauses]:
-        """Return the busy slot-steps of a run of `num_steps`, and the idle ones by cause."""
-        steps_since = num_steps - self.integrated_steps
-        busy = self.busy + self.num_occupied * steps_since
-        tail = (self.num_slots - self.num_occupied) * steps_since
-        tail += sum((idle.end - idle.start) * idle.num_slots for idle in self.undecided)
-        return busy, IdleCauses(
-            tail=tail,
-            arrivals=self.idle["input"] + self.idle["turn"],
-            empty_queue=self.idle["follow"],
-            too_few=self.num_too_few,
+    def totals(self, num_steps: int) -> tuple[int, dict[str, int]]:
+        """Return the busy slot-steps of a run of `num_steps`, and the idle ones by cause.
+
+        Those that are of no cause known so far are of the tail.
+        """
+        busy = self.busy + self.num_occupied * (num_steps - self.integrated_steps)
+        return busy, {
+            "arrivals": self.idle["input"] + self.idle["turn"],
+            "empty_queue": self.idle["follow"],
+            "too_few": self.num_too_few,
             **self.blocked,
-        )
+        }
 
     def _integrate(self, step: int) -> None:
         """Add up the steps before `step`, in which nothing has changed since the last event."""

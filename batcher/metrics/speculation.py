@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, get_args
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from batcher.events import (
     AcceptEvent,
@@ -16,7 +16,6 @@ from batcher.events import (
     Event,
     FinishEvent,
     RollbackEvent,
-    RunEvent,
     SpeculateEvent,
     SpeculateReason,
     StepsEvent,
@@ -25,6 +24,7 @@ from batcher.speculation.formulas import expected_speedup, simple_return
 from batcher.speculation.settings import Acceptance
 from batcher.timeline.drafts import DraftCounts, StepDrafts
 from batcher.timeline.records import RequestTimeline
+from batcher.totals import Totals
 
 NUM_DIGITS = 6
 
@@ -92,80 +92,78 @@ class Speculation(Struct, frozen=True, kw_only=True):
     speedup: Speedup
 
 
-class SpeculationCount:
-    """Takes in what the events of a run tell of its drafts, and which of them were worth it."""
+class Durations(Totals):
+    """How long some steps took together, and how many drafts they verified."""
 
-    def __init__(self) -> None:
-        self.counts = DraftCounts()
-        self.has_drafts = False
-        self._rule: Acceptance = "exact"
-        self._costs = _StepCosts()
-        self._changes: Counter[SpeculateReason] = Counter()
-        self._num_decode_steps = 0  # of sequences that have ended, which speculated
-        self._takers: dict[type[Event], Callable[[Any], None]] = {
-            SpeculateEvent: self._change,
-            StepsEvent: self._take_steps,
-        }
+    num_steps: int = 0
+    seconds: float = 0.0
+    num_drafts: int = 0
 
-    def begin(self, run: RunEvent) -> None:
-        """Take in what is said of speculation before anything happens."""
-        self._rule = "leviathan" if run.speculation.get("acceptance") == "leviathan" else "exact"
 
-    def take(self, event: Event, found: RequestTimeline | None) -> None:
-        """Take in an event that tells of `found`, which the fold has found right."""
-        taker = self._takers.get(type(event))
-        if taker is not None:
-            taker(event)
-        elif found is not None and found.admission is not None:
-            record = found.admission.drafts
-            if record is not None and record.latest is not None:
-                self._take_drafts(event, record.latest)
+class StepCosts(Totals):
+    """Finds out how much longer steps took that verified drafts, from when steps ended.
 
-    def finish(self, event: FinishEvent, found: RequestTimeline) -> None:
-        """Take in that a sequence has ended."""
-        self._num_decode_steps += decode_steps_of(found, event.tokens)
+    Steps are compared that computed nothing but next tokens and drafts, of equally many rows each.
+    Those before the first drafts are left out.
+    without, drafting: by the number of rows.
+    """
 
-    def _take_drafts(self, event: Event, drafts: StepDrafts) -> None:
-        """Take in an event that tells of the drafts of a step, if it does."""
-        match event:
-            case DraftEvent():
-                self.has_drafts = True
-                self.counts.draft(drafts)
-            case AcceptEvent():
-                self.counts.accepted_lengths[event.tokens] += 1
-            case RollbackEvent():
-                self.counts.reject(event, drafts)
-            case _:
-                pass
+    without: dict[int, Durations] = field(default_factory=dict)
+    drafting: dict[int, Durations] = field(default_factory=dict)
 
-    def _change(self, event: SpeculateEvent) -> None:
-        self._changes[event.reason] += 1
+    def take(self, event: StepsEvent, begin: float) -> None:
+        """Take in what the next steps computed, and when they ended; the first began at `begin`."""
+        ends, num_drafts = [begin, *event.ends], event.drafts or [0] * len(event.ends)
+        columns = zip(event.decodes, event.prefills, num_drafts, strict=False)
+        for (start, end), (rows, prefills, drafts) in zip(pairwise(ends), columns, strict=False):
+            if rows and prefills == drafts:
+                found = (self.drafting if drafts else self.without).setdefault(rows, Durations())
+                found.num_steps += 1
+                found.seconds += end - start
+                found.num_drafts += drafts
 
-    def _take_steps(self, event: StepsEvent) -> None:
-        if self.has_drafts:
-            self._costs.take(event)
-        elif event.ends:
-            self._costs.end = event.ends[-1]
+    def draft_cost(self) -> float | None:
+        """Return how much longer a draft of a row made a step, in steps without any.
 
-    def numbers(
-        self, running: Iterable[RequestTimeline], num_steps: int, num_positions: int
-    ) -> Speculation | None:
+        None where no steps can be compared; never less than 0.
+        """
+        taken = usual = 0.0
+        drafts_per_row = 0.0
+        for rows, drafting in self.drafting.items():
+            without = self.without.get(rows)
+            if without is not None:
+                taken += drafting.seconds
+                step = without.seconds / without.num_steps
+                usual += step * drafting.num_steps
+                drafts_per_row += step * drafting.num_drafts / rows
+        return max(0.0, (taken - usual) / drafts_per_row) if drafts_per_row else None
+
+
+class SpeculationTotals(Totals):
+    """What adds up of drafts.
+
+    changes: as in DraftChanges.  num_decode_steps: of sequences that speculated.
+    """
+
+    counts: DraftCounts = field(default_factory=DraftCounts)
+    costs: StepCosts = field(default_factory=StepCosts)
+    changes: Counter[SpeculateReason] = field(default_factory=Counter)
+    num_decode_steps: int = 0
+
+    def numbers(self, rule: Acceptance, num_positions: int) -> Speculation | None:
         """Return what became of the drafts, None if there were none.
 
-        running: the sequences that have not ended after `num_steps` steps, in which so many
-        positions were computed.
+        num_positions: how many were computed in all.
         """
         counts = self.counts
         num_drafted, num_accepted = counts.num_drafted, counts.num_accepted
         if not num_drafted:
             return None
-        num_decode_steps = self._num_decode_steps + sum(
-            decode_steps_of(found, found.tokens_after(num_steps - 1)) for found in running
-        )
+        num_decode_steps = self.num_decode_steps
         tested = num_accepted + counts.num_rejecting
         acceptance = num_accepted / tested if tested else 0.0
         return Speculation(
-            rule=self._rule,
+            rule=rule,
             steps=counts.num_steps,
             drafted=num_drafted,
             accepted=num_accepted,
@@ -179,13 +177,13 @@ class SpeculationCount:
             tokens_per_step=round(1 + num_accepted / counts.num_steps, 3),
             wasted=_share(num_drafted - num_accepted, num_positions),
             returned_blocks=counts.blocks,
-            changes=DraftChanges(*(self._changes[why] for why in get_args(SpeculateReason))),
+            changes=DraftChanges(*(self.changes[why] for why in get_args(SpeculateReason))),
             speedup=self._speedup(acceptance, max(num_decode_steps, counts.num_steps)),
         )
 
     def _speedup(self, acceptance: float, num_decode_steps: int) -> Speedup:
         """Return what is expected and what was measured over so many steps."""
-        counts, cost = self.counts, self._costs.draft_cost()
+        counts, cost = self.counts, self.costs.draft_cost()
         mean_length = counts.num_on_end / counts.num_steps
         level_cost = (cost or 0.0) * (counts.num_drafted / counts.num_on_end)
         num_others = num_decode_steps - counts.num_steps
@@ -204,53 +202,64 @@ class SpeculationCount:
         )
 
 
-class _StepCosts:
-    """Finds out how much longer steps took that verified drafts, from when steps ended.
+class SpeculationCount:
+    """Takes in what the events of a run tell of its drafts.
 
-    Steps are compared that computed nothing but next tokens and drafts, of equally many rows each.
-    Those before the first drafts are left out.  end: of the last step.
+    totals: that, of sequences that have ended as far as it is of sequences.
     """
 
     def __init__(self) -> None:
-        self._without: dict[int, _Durations] = {}  # by the number of rows
-        self._drafting: dict[int, _Durations] = {}
-        self.end = 0.0
+        self.totals = SpeculationTotals()
+        self.has_drafts = False
+        self._end = 0.0  # of the last step
+        self._takers: dict[type[Event], Callable[[Any], None]] = {
+            SpeculateEvent: self._change,
+            StepsEvent: self._take_steps,
+        }
 
-    def take(self, event: StepsEvent) -> None:
-        """Take in what the next steps computed, and when they ended."""
-        ends, num_drafts = [self.end, *event.ends], event.drafts or [0] * len(event.ends)
-        columns = zip(event.decodes, event.prefills, num_drafts, strict=False)
-        for (start, end), (rows, prefills, drafts) in zip(pairwise(ends), columns, strict=False):
-            if rows and prefills == drafts:
-                found = (self._drafting if drafts else self._without).setdefault(rows, _Durations())
-                found.num_steps += 1
-                found.seconds += end - start
-                found.num_drafts += drafts
-        self.end = ends[-1]
+    def take(self, event: Event, found: RequestTimeline | None) -> None:
+        """Take in an event that tells of `found`, which the fold has found right."""
+        taker = self._takers.get(type(event))
+        if taker is not None:
+            taker(event)
+        elif found is not None and found.admission is not None:
+            record = found.admission.drafts
+            if record is not None and record.latest is not None:
+                self._take_drafts(event, record.latest)
 
-    def draft_cost(self) -> float | None:
-        """Return how much longer a draft of a row made a step, in steps without any.
+    def finish(self, event: FinishEvent, found: RequestTimeline) -> None:
+        """Take in that a sequence has ended."""
+        self.totals.num_decode_steps += decode_steps_of(found, event.tokens)
 
-        None where no steps can be compared; never less than 0.
-        """
-        taken = usual = 0.0
-        drafts_per_row = 0.0
-        for rows, drafting in self._drafting.items():
-            without = self._without.get(rows)
-            if without is not None:
-                taken += drafting.seconds
-                step = without.seconds / without.num_steps
-                usual += step * drafting.num_steps
-                drafts_per_row += step * drafting.num_drafts / rows
-        return max(0.0, (taken - usual) / drafts_per_row) if drafts_per_row else None
+    def _take_drafts(self, event: Event, drafts: StepDrafts) -> None:
+        """Take in an event that tells of the drafts of a step, if it does."""
+        match event:
+            case DraftEvent():
+                self.has_drafts = True
+                self.totals.counts.draft(drafts)
+            case AcceptEvent():
+                self.totals.counts.accepted_lengths[event.tokens] += 1
+            case RollbackEvent():
+                self.totals.counts.reject(event, drafts)
+            case _:
+                pass
 
+    def _change(self, event: SpeculateEvent) -> None:
+        self.totals.changes[event.reason] += 1
 
-class _Durations(Struct):
-    """How long some steps took together, and how many drafts they verified."""
+    def _take_steps(self, event: StepsEvent) -> None:
+        if self.has_drafts:
+            self.totals.costs.take(event, self._end)
+        if event.ends:
+            self._end = event.ends[-1]
 
-    num_steps: int = 0
-    seconds: float = 0.0
-    num_drafts: int = 0
+    def totals_after(self, num_steps: int, running: Iterable[RequestTimeline]) -> SpeculationTotals:
+        """Return all of it, with the sequences that have not ended after so many steps."""
+        totals = self.totals.copy()
+        totals.num_decode_steps += sum(
+            decode_steps_of(found, found.tokens_after(num_steps - 1)) for found in running
+        )
+        return totals
 
 
 def decode_steps_of(found: RequestTimeline, num_tokens: int) -> int:

@@ -48,6 +48,15 @@ class Throughput(Struct, frozen=True, kw_only=True):
     output_tokens: float
 
 
+class WorkerSummary(Struct, frozen=True, kw_only=True):
+    """What one of several workers did; busy_share: of its slot-steps, up to its own last step."""
+
+    requests: int
+    generated_tokens: int
+    steps: int
+    busy_share: float
+
+
 class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every number of a run; times are steps, shares are of 1 with six digits, means have three.
 
@@ -62,7 +71,8 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     The others are None, and not written, where they say nothing: latencies and throughput, in
     seconds, if a step may last another time than 1.0 or compute less than all there is, or an SLO
     is given; goodput for an SLO or deadlines; computed, kv, budget, prefix_cache, preemptions and
-    blocked where there are such limits; speculation where there were drafts.
+    blocked where there are such limits; speculation where there were drafts.  workers: what each
+    did, of several; docs/summary.md says what the numbers of several are together.
     """
 
     requests: int
@@ -102,6 +112,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     blocked: BlockedSteps | None = None
     computed: Computed | None = None
     speculation: Speculation | None = None
+    workers: list[WorkerSummary] | None = None
 
 
 def encode_summary(summary: RunSummary) -> bytes:

@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from batcher.errors import InvariantError
 from batcher.events import AcceptEvent, DraftEvent, RollbackEvent, SpeculateEvent
+from batcher.totals import Totals
 
 MAX_POSITIONS = 64
 """Of so many drafts on end it is told by position what became of them."""
@@ -33,7 +34,7 @@ class StepDrafts(Struct, gc=False):
     parents: tuple[int, ...] = ()
 
 
-class DraftCounts(Struct):
+class DraftCounts(Totals):
     """How many steps verified drafts, by how many on end, and by how many of these were accepted.
 
     lengths: how many drafts could be accepted, as StepDrafts.depth -> number of steps.

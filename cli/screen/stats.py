@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from batcher.metrics.distributions import Distribution, SecondsDistribution
-from batcher.metrics.summary import RunSummary
+from batcher.metrics.summary import RunSummary, WorkerSummary
 
 from .cells import aligned, counted, duration, fill, number, percent
 from .summary import BLOCKED_CAUSES, IDLE_CAUSES, INDENT, WIDTH
@@ -36,6 +36,9 @@ def render_stats(summary: RunSummary, times: "ConstraintTimes | None") -> str:
         "steps blocked": _blocked(summary),
         "drafts": _drafts(summary),
         "constraints": _constraints(summary, times),
+    }
+    groups |= {
+        f"worker {number}": _worker(worker) for number, worker in enumerate(summary.workers or ())
     }
     lines = [line for title, parts in groups.items() if parts for line in _row(title, parts)]
     lines += _distributions(summary)
@@ -172,6 +175,15 @@ def _drafts(summary: RunSummary) -> list[str]:
         f"in {counted(found.steps, 'drafting step')}",
         f"{number(found.tokens_per_step)} tokens each",
         f"speedup {number(found.speedup.measured)}",
+    ]
+
+
+def _worker(worker: WorkerSummary) -> list[str]:
+    return [
+        counted(worker.requests, "request"),
+        counted(worker.generated_tokens, "token"),
+        counted(worker.steps, "step"),
+        f"{percent(worker.busy_share, 1)} busy",
     ]
 
 

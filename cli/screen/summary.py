@@ -5,7 +5,7 @@ from typing import NamedTuple
 from batcher.metrics.distributions import Distribution, SecondsDistribution
 from batcher.metrics.slo import Goodput
 from batcher.metrics.speculation import Speculation
-from batcher.metrics.summary import RunSummary
+from batcher.metrics.summary import RunSummary, WorkerSummary
 
 from .cells import counted, duration, fill, number, percent, printable, whole_percent
 from .terminal import can_print
@@ -14,6 +14,7 @@ MAX_SECONDS = 60
 WIDTH = 80
 INDENT, GAP = "  ", "   "
 MAX_POSITIONS = 8  # of drafts
+MAX_WORKERS = 8  # with a figure each
 GREEN, YELLOW, RED, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
 IDLE_CAUSES = {
@@ -92,6 +93,7 @@ def render_summary(
         *timed_lines(summary, kv_bytes),
         *_control(summary),
         *_drafts(summary.speculation),
+        *_workers(summary),
         _files(summary, files),
     ]
     shown = [line for line in lines if line]
@@ -117,7 +119,9 @@ def _headline(summary: RunSummary, num_unread: int, separator: str, elapsed: flo
         results += f"  for {counted(summary.requests, 'request')}"
     if unread:
         results += f"  {unread}"
-    run = [counted(summary.steps, "step"), counted(summary.batch, "slot")]
+    num_workers = len(summary.workers or ())
+    workers = [counted(num_workers, "worker")] if num_workers else []
+    run = [counted(summary.steps, "step"), *workers, counted(summary.batch, "slot")]
     if summary.steps:
         total = summary.busy_slot_steps + summary.idle_slot_steps
         run.append(f"{whole_percent(summary.busy_slot_steps / total)} busy")
@@ -316,6 +320,24 @@ def _drafts(found: Speculation | None) -> list[str]:
         parts[0] += " by leviathan"
         parts.append("outputs follow the model's distribution, but depend on drafts and schedule")
     return [f"{INDENT}{line}" for line in fill(parts, GAP, WIDTH - 2)]
+
+
+def _workers(summary: RunSummary) -> list[str]:
+    """Return how much each worker did, or where they are many, the least and the most of them."""
+    workers = summary.workers or []
+    if len(workers) > MAX_WORKERS:
+        least, *_, most = sorted(workers, key=lambda worker: worker.generated_tokens)
+        parts = [f"least of a worker: {_work(least)}", f"most: {_work(most)}"]
+    else:
+        parts = [f"w{number} {_work(worker)}" for number, worker in enumerate(workers)]
+    return [f"{INDENT}{line}" for line in fill(parts, GAP, WIDTH - 2)] if parts else []
+
+
+def _work(worker: WorkerSummary) -> str:
+    return (
+        f"{counted(worker.generated_tokens, 'token')} in {counted(worker.steps, 'step')}, "
+        f"{whole_percent(worker.busy_share)} busy"
+    )
 
 
 def _files(summary: RunSummary, files: RunFiles) -> str:
