@@ -104,7 +104,7 @@ GAUGES = {
         "Outputs that wait for a slot.", lambda e: e.num_waiting + e.num_pending
     ),
     "vllm:kv_cache_usage_perc": Gauge("Share of the KV blocks that sequences hold.", _kv_share),
-    "batchdecode:slots": Gauge("Slots that there are.", lambda e: e.batch_size),
+    "batchdecode_slots": Gauge("Slots that there are.", lambda e: e.batch_size),
 }
 COUNTS = {
     "vllm:prompt_tokens": Count(
@@ -114,7 +114,7 @@ COUNTS = {
         "Tokens of outputs that have ended.", lambda s, _: {"": s.generated_tokens}
     ),
     "vllm:request_success": Count("Outputs that have ended.", _success, "finished_reason"),
-    "batchdecode:dropped_samples": Count(
+    "batchdecode_dropped_samples": Count(
         "Samples of best_of among them that are no results.",
         lambda _, m: m.dropped,
         "finished_reason",
@@ -139,8 +139,8 @@ COUNTS = {
     "vllm:spec_decode_num_accepted_tokens_per_pos": Count(
         "Drafts accepted, by their position from 0.", _accepted_by_position, "position"
     ),
-    "batchdecode:steps": Count("Steps that were taken.", lambda s, _: {"": s.steps}),
-    "batchdecode:blocked_steps": Count(
+    "batchdecode_steps": Count("Steps that were taken.", lambda s, _: {"": s.steps}),
+    "batchdecode_blocked_steps": Count(
         "Steps in which a slot was free and the first of the queue not admitted.",
         _blocked,
         "reason",
@@ -169,7 +169,7 @@ SPREADS = {
         "Tokens of outputs that have ended.", lambda m: m.outputs, TOKENS, 1
     ),
 }
-UNREAD = "batchdecode:requests_unread"
+UNREAD = "batchdecode_requests_unread"
 
 
 class RunCollector:
@@ -206,7 +206,8 @@ class RunCollector:
         with self._lock:
             summary = self.metrics.summary(self._num_steps)
             families = [self._counter(name, count, summary) for name, count in COUNTS.items()]
-            families += [self._histogram(name, spread) for name, spread in SPREADS.items()]
+            if self.metrics.times:  # there are none before the first event
+                families += [self._histogram(name, spread) for name, spread in SPREADS.items()]
         yield from (family for family in families if family is not None)
 
     def _gauge(self, name: str, words: str, value: float) -> Metric:

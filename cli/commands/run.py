@@ -46,6 +46,7 @@ _EXCLUDING = (
     ("force", "resume", "one starts over, the other goes on"),
     ("stats", "quiet", "one says more, the other less"),
 )
+MAX_PORT = 2**16 - 1
 _SECONDS: dict[str, Any] = {"max": MAX_DELAY}
 
 
@@ -101,6 +102,14 @@ class RunOptions:
     )
     report: str | None = _file_option("Where a report for a browser goes, as HTML.")
     slo: str | None = shared.slo()
+    metrics_port: str | None = option(
+        OUTPUT,
+        "Where Prometheus may ask for the numbers while it runs; 0 takes a port that is free.",
+        "[ADDRESS:]PORT",
+    )
+    metrics_file: str | None = _file_option(
+        "Where they go every few seconds, for the node exporter: FILE.prom."
+    )
     timeseries: str | None = _file_option(
         "Where the run over time goes, as CSV; with .gz compressed."
     )
@@ -161,6 +170,23 @@ class RunOptions:
         return parse_slo(self.slo)
 
     @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """The address and the port that --metrics-port says.
+
+        Raises:
+            BatchdecodeError: it is no port.
+        """
+        if self.metrics_port is None:
+            return None
+        address, _, port = self.metrics_port.rpartition(":")
+        if not (port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
+            raise BatchdecodeError(
+                f"--metrics-port must be a port from 0 to {MAX_PORT:,}, or ADDRESS:PORT, "
+                f"not {self.metrics_port!r}"
+            )
+        return address.strip("[]") or "127.0.0.1", int(port)
+
+    @property
     def server(self) -> dict[str, Any]:
         """What the options and the file of --config say of a server.
 
@@ -186,6 +212,8 @@ class RunOptions:
             BatchdecodeError: one does, or asks for what makes no sense.
         """
         _ = self.limits
+        if self.quiet and (where := self.metrics_address) is not None and not where[1]:
+            raise BatchdecodeError("--metrics-port 0 needs a run without --quiet, to tell the port")
         for one, other, why in _EXCLUDING:
             if getattr(self, one.replace("-", "_")) and getattr(self, other.replace("-", "_")):
                 raise BatchdecodeError(f"--{one} and --{other} exclude each other: {why}")

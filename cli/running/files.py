@@ -29,6 +29,7 @@ _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from 
     "--trace": is_trace_start,
     "--summary-json": re.compile(rb'\{\s*"requests":').match,
     "--report": is_page_start,
+    "--metrics-file": re.compile(b"# HELP (vllm:|batchdecode_)").match,
     "--timeseries": re.compile(b"time,steps,running,").match,
 }
 
@@ -47,6 +48,7 @@ def check_files(options: RunOptions, input_status: os.stat_result) -> None:
         ("--trace", options.trace),
         ("--summary-json", None if options.summary_json == STDOUT else options.summary_json),
         ("--report", options.report),
+        ("--metrics-file", options.metrics_file),
         ("--timeseries", options.timeseries),
     ]
     check_distinct(input_status, outputs)

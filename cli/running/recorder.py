@@ -26,9 +26,11 @@ from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
     from batcher.formats.page.records import PageTimeline
+    from batcher.metrics.prometheus import RunCollector
     from batcher.metrics.run_metrics import RunMetrics
 
     from ..screen.live.driver import LiveView
+    from .exposing import Exposition
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
 MAX_EVENTS = 1000  # that are kept
 
@@ -178,20 +180,33 @@ class RunRecorder:
 
     metrics: the numbers so far, if anybody will ask for them.  results: writes the results.
     timeline: what a report will show, if one is wanted.
-    pace: how long the run stays after each step.
+    pace: how long the run stays after each step.  exposition: what tells Prometheus of the run.
 
     Raises:
         OutputError: a file cannot be opened.
     """
 
     def __init__(
-        self, options: RunOptions, loop: Loop, resumption: Resumption, view: View, pace: Pace
+        self,
+        options: RunOptions,
+        loop: Loop,
+        resumption: Resumption,
+        view: View,
+        pace: Pace,
+        exposition: "Exposition | None" = None,
     ) -> None:
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         self._series = None
         if options.timeseries is not None:
             self._series = SeriesWriter(open_sink(options.timeseries), options.timeseries_interval)
-        self.metrics = _metrics_of(options, self._series, view)
+        self.metrics: RunMetrics | None
+        self._collector = None
+        if exposition is None:
+            self.metrics = _metrics_of(options, self._series, view)
+        else:
+            self._collector = _collector_of(options, self._series, view, loop)
+            self.metrics = self._collector.metrics
+            exposition.tell(self._collector)
         self.timeline = None if options.report is None else _new_timeline()
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
@@ -213,6 +228,8 @@ class RunRecorder:
             if self._series is not None and self.metrics is not None:
                 self.metrics.close(self._loop.engine.num_steps)
                 self._series.close()
+            if self._collector is not None:
+                self._collector.observe(())  # and how many steps there were
         finally:
             self._loop.answers.close()
             self.results.close()
@@ -286,7 +303,7 @@ class RunRecorder:
             self._trace.write(events)
         if self.metrics is not None:
             with self._view.lock:
-                self.metrics.observe(events)
+                (self._collector or self.metrics).observe(events)
         if self._series is not None:
             self._series.write_known()
         if self.timeline is not None:
@@ -330,6 +347,18 @@ def _metrics_of(
     from batcher.metrics.run_metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
 
     return RunMetrics(options.limits, None if series is None else series.series, view.fold)
+
+
+def _collector_of(
+    options: RunOptions, series: SeriesWriter | None, view: View, loop: Loop
+) -> "RunCollector":
+    from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - as above
+    from batcher.metrics.watched import WatchedMetrics  # noqa: PLC0415 - as above
+
+    told = None if series is None else series.series
+    metrics = WatchedMetrics(options.limits, told, view.fold)
+    labels = options.model, "0"
+    return RunCollector(metrics, loop.engine, labels, lambda: loop.num_unread)
 
 
 def _new_timeline() -> "PageTimeline":

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from batcher.metrics.run_metrics import RunMetrics
 
     from .earlier_results import EarlierResults
+    from .exposing import Exposition
 
 BAD_INPUT = 2  # an exit status
 GARBAGE_EVERY = 10_000
@@ -143,7 +144,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         )
     with open_input(options.input, stop.waiting) as requests:
         check_files(options, requests.status)
-        with OutputLock(options.output) as lock:
+        with OutputLock(options.output) as lock, _opened_exposition(options) as exposition:
             leftover = find_leftover(options, requests)  # a model may take minutes to load
             setup = RunSetup(options, requests, stop.waiting)
             with (
@@ -151,13 +152,13 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
                 prepare(setup.options, requests, leftover, setup.engine.run_event()) as resumption,
             ):
                 lock.renew()
-                return Run(setup, lock, resumption, stop, command).carry_out()
+                return Run(setup, lock, resumption, stop, command, exposition).carry_out()
 
 
 class Run:
     """A run that is ready to begin.
 
-    command: what continues it if it ends early.
+    command: what continues it if it ends early.  exposition: what tells Prometheus of it.
 
     Raises:
         BatchdecodeError: the input is not right, or a file cannot be opened.
@@ -170,6 +171,7 @@ class Run:
         resumption: Resumption,
         stop: StopSignals,
         command: str,
+        exposition: "Exposition | None",
     ) -> None:
         gc.freeze()  # not to look for garbage among the modules: 10 % less time for three requests
         gc.set_threshold(GARBAGE_EVERY)
@@ -184,7 +186,9 @@ class Run:
         gc.freeze()  # nor among the requests that are read already
         pace = Pace(setup.options.step_delay)
         self._view = _open_view(setup, self._loop, pace)
-        self._recorder = RunRecorder(setup.options, self._loop, resumption, self._view, pace)
+        self._recorder = RunRecorder(
+            setup.options, self._loop, resumption, self._view, pace, exposition
+        )
 
     def carry_out(self) -> int:
         """Run to the end, and say how that went; return the exit status."""
@@ -315,6 +319,22 @@ class Run:
             self._tell(f"stopped by {stop.name}", f"continue with: {self._command}")
         finally:
             os._exit(stop.exit_status)
+
+
+def _opened_exposition(options: RunOptions) -> "AbstractContextManager[Exposition | None]":
+    """Return what tells Prometheus of a run, None if nobody asks for it.
+
+    Raises:
+        BatchdecodeError: see Exposition.
+    """
+    if options.metrics_port is None and options.metrics_file is None:
+        return nullcontext()
+    from .exposing import Exposition  # noqa: PLC0415 - few runs are asked for it
+
+    exposition = Exposition(options.metrics_address, options.metrics_file)
+    if exposition.url is not None and not options.quiet:
+        say(f"metrics at {exposition.url}\n")
+    return exposition
 
 
 def _has_picture(options: RunOptions) -> bool:

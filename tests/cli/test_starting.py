@@ -72,6 +72,9 @@ UNUSED = {
         "cli.running.taking_over",
         "batcher.metrics.timeseries",
         "csv",
+        "prometheus_client",
+        "batcher.metrics.watched",
+        "cli.running.exposing",
     ),
     *("cli.screen.live.display", "cli.tracing", "cli.whatif", "cli.commands.trace"),
 }

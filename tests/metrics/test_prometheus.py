@@ -54,19 +54,19 @@ def counts_of(summary, dropped):
     counts = {
         ("vllm:prompt_tokens_total",): summary.prompt_tokens,
         ("vllm:generation_tokens_total",): summary.generated_tokens,
-        ("batchdecode:steps_total",): summary.steps,
+        ("batchdecode_steps_total",): summary.steps,
         ("vllm:num_preemptions_total",): summary.preemptions.count if summary.preemptions else 0,
     }
     for reason, count in asdict(summary.finish_reasons).items():
         told = "abort" if reason == "aborted" else reason
         counts["vllm:request_success_total", told] = count + dropped.count(reason)
     for reason in dropped:
-        counts["batchdecode:dropped_samples_total", reason] = dropped.count(reason)
+        counts["batchdecode_dropped_samples_total", reason] = dropped.count(reason)
     if summary.prefix_cache is not None:
         counts["vllm:prefix_cache_queries_total",] = summary.prefix_cache.asked
         counts["vllm:prefix_cache_hits_total",] = summary.prefix_cache.found
     for reason, count in asdict(summary.blocked).items() if summary.blocked else ():
-        counts["batchdecode:blocked_steps_total", reason] = count
+        counts["batchdecode_blocked_steps_total", reason] = count
     return counts | counts_of_drafts(summary.speculation)
 
 
@@ -153,7 +153,7 @@ def test_counts_only_grow_and_are_those_of_the_summary_in_the_end(data, wanted, 
             collector.observe(outcome.events)
             told = told_by(collector)
             assert {key for key in last if key[0] not in GAUGES and told[key] < last[key]} == set()
-            assert told["batchdecode:steps_total",] == engine.num_steps
+            assert told["batchdecode_steps_total",] == engine.num_steps
             last = told
     events.append(engine.end_event())
     collector.observe(events[-1:])
@@ -184,5 +184,5 @@ def test_the_page_has_every_name_and_no_other():
     page = (Path(__file__).parents[2] / "docs/observability.md").read_text()
     table = page.partition("| metric |")[2].partition("\n\n")[0]
     cells = "".join(line.split("|")[1] for line in table.splitlines()[1:])
-    names = re.findall(r"`((?:vllm|batchdecode):\w+)`", cells)
+    names = re.findall(r"`((?:vllm:|batchdecode_)\w+)`", cells)
     assert names == [*GAUGES, UNREAD, *(f"{name}_total" for name in COUNTS), *SPREADS]

@@ -1,0 +1,100 @@
+"""Where Prometheus finds the numbers of a run: at a port, and in a file for the node exporter.
+
+Rule: threads of their own answer and write, and the run waits for none of them before its end.
+"""
+
+import os
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Self
+
+from batcher.errors import BatchdecodeError
+
+from ..errors import WriteError, reason_of
+from .output import OutputError
+
+if TYPE_CHECKING:
+    from batcher.metrics.prometheus import RunCollector
+
+WRITE_SECONDS = 5.0  # between two versions of the file
+
+
+class Exposition:
+    """Tells Prometheus what the collector has that it is given: nothing yet, while a model loads.
+
+    where: (address, port); port 0 is one that is free.  path: of the file, replaced as a whole.
+    url: where Prometheus is answered; None if it is not.
+
+    Raises:
+        BatchdecodeError: prometheus_client is missing, or the address cannot be had.
+        OutputError: the file cannot be written.
+    """
+
+    def __init__(self, where: tuple[str, int] | None, path: str | None) -> None:
+        if find_spec("prometheus_client") is None:
+            raise BatchdecodeError(
+                "--metrics-port and --metrics-file need prometheus-client: "
+                "install it with `pip install 'batchdecode[metrics]'`"
+            )
+        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - an extra
+
+        self._registry = CollectorRegistry()
+        self._path = None if path is None else os.path.realpath(path)  # a link is not replaced
+        self._is_over = Event()
+        self._writer = Thread(target=self._keep_writing, name="metrics-file", daemon=True)
+        self._server, self.url = None, None
+        if self._path is not None:
+            if Path(self._path).exists() and not Path(self._path).is_file():
+                raise OutputError(f"cannot write {path}: it is no file that could be replaced")
+            try:
+                self._write()
+            except OSError as error:
+                raise OutputError(f"cannot write {path}: {reason_of(error)}") from error
+            self._writer.start()
+        if where is not None:
+            address, port = where
+            try:
+                self._server, _ = start_http_server(port, address, self._registry)
+            except OSError as error:
+                raise BatchdecodeError(
+                    f"--metrics-port: cannot listen at {address}, port {port}: {reason_of(error)}"
+                ) from error
+            host = f"[{address}]" if ":" in address else address
+            self.url = f"http://{host}:{self._server.server_port}/metrics"
+
+    def tell(self, collector: "RunCollector") -> None:
+        """Tell from now on what `collector` does."""
+        self._registry.register(collector)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Write the file a last time, and answer no more.
+
+        Raises:
+            WriteError: the file cannot be written any more.
+        """
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        if self._path is not None:
+            self._is_over.set()
+            self._writer.join()
+            try:
+                self._write()
+            except OSError as error:
+                raise WriteError(self._path, error) from error
+
+    def _keep_writing(self) -> None:
+        while not self._is_over.wait(WRITE_SECONDS):
+            with suppress(OSError):  # the last time it would be told
+                self._write()
+
+    def _write(self) -> None:
+        from prometheus_client import write_to_textfile  # noqa: PLC0415 - as above
+
+        if self._path is not None:
+            write_to_textfile(self._path, self._registry)

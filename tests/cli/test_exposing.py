@@ -1,0 +1,133 @@
+"""What a run tells Prometheus: at a port while it runs, and in a file."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from urllib.request import urlopen
+
+import pytest
+from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, workload
+
+REQUESTS = lines_of(*workload(12))
+LIMITS = ("--kv-blocks", "30", "--block-size", "1", "-b", "4")
+
+
+def numbers(text):
+    """Return the samples of a text by name and their own label."""
+    found = re.findall(r"^(\S+?)\{(.*)\} (\S+)$", text, re.MULTILINE)
+    labels = [
+        re.sub(r'engine="0",|,?model_name="[^"]*"|"', "", label).strip(",") for _, label, _ in found
+    ]
+    return {
+        f"{name}{{{label}}}" if label else name: float(value)
+        for (name, _, value), label in zip(found, labels, strict=True)
+    }
+
+
+def check_files(folder):
+    """Compare what the file tells with the summary."""
+    told = numbers((folder / "m.prom").read_text())
+    summary = json.loads((folder / "s").read_text())
+    assert told["vllm:prompt_tokens_total"] == summary["prompt_tokens"]
+    assert told["vllm:generation_tokens_total"] == summary["generated_tokens"]
+    assert told["batchdecode_steps_total"] == summary["steps"]
+    assert (
+        told["vllm:request_success_total{finished_reason=length}"]
+        == (summary["finish_reasons"]["length"])
+    )
+    assert told["vllm:num_preemptions_total"] == summary["preemptions"]["count"]
+    assert told["vllm:prefix_cache_hits_total"] == summary["prefix_cache"]["found"]
+    assert told["batchdecode_blocked_steps_total{reason=kv}"] == summary["blocked"]["kv"]
+    for name, of in (("time_to_first_token", "ttft"), ("inter_token_latency", "itl")):
+        times = summary["latencies"][of]
+        assert told[f"vllm:{name}_seconds_count"] == times["count"]
+        total = told[f"vllm:{name}_seconds_sum"]
+        assert total == pytest.approx(times["mean"] * times["count"], rel=1e-6)
+
+
+@pytest.mark.parametrize("more", [(), ("--quiet",)], ids=str)
+def test_the_file_ends_with_the_numbers_of_the_summary(tmp_path, more):
+    command = ("run", "-o", "r", "--metrics-file", "m.prom", "--summary-json", "s", *LIMITS, *more)
+    done = batchdecode(*command, stdin=REQUESTS, cwd=tmp_path)
+    assert done.returncode == 0
+    check_files(tmp_path)
+    assert list(tmp_path.glob("m.prom.*")) == []
+
+
+def test_a_run_may_be_asked_while_it_goes_on_and_a_stopped_one_has_told_all(tmp_path):
+    more = ("--metrics-port", "0", "--metrics-file", "m.prom", "--summary-json", "s")
+    process = subprocess.Popen(
+        [*COMMAND, "run", "-o", "r", "--step-delay", "0.05", "--live=never", *LIMITS, *more],
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdin.write(REQUESTS)
+    process.stdin.close()
+    url = process.stderr.readline().decode().removeprefix("metrics at ").strip()
+    told = {}
+    while told.get("batchdecode_steps_total", 0) < 5:
+        with urlopen(url) as answer:  # noqa: S310 - of our own run
+            told = numbers(answer.read().decode())
+    assert told["vllm:num_requests_running"] > 0
+    assert told["batchdecode_slots"] == 4
+    process.send_signal(signal.SIGINT)
+    with process.stderr:
+        process.stderr.read()
+    assert process.wait() == 130
+    check_files(tmp_path)
+
+
+def test_a_port_that_is_taken_is_an_error_before_a_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = batchdecode("run", "--model", "no:model", "--metrics-port", port, stdin=REQUESTS)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: --metrics-port: cannot listen at 127.0.0.1, port {port}: Address already in use\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--metrics-port", "x"), "must be a port from 0 to 65,535, or ADDRESS:PORT, not 'x'"),
+        (("--metrics-port", "65536"), "must be a port from 0 to 65,535"),
+        (("--metrics-port", "0", "-q"), "--metrics-port 0 needs a run without --quiet"),
+        (("--metrics-file", "no/m.prom"), "cannot write no/m.prom: No such file or directory"),
+        (("--metrics-file", "/dev/null"), "it is no file that could be replaced"),
+        (("--metrics-file", "other"), "the file holds something that would be lost"),
+        (("--metrics-file", "same", "--trace", "same"), "they must be different files"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_told_is_an_error_before_a_model_is_loaded(tmp_path, options, message):
+    (tmp_path / "other").write_text("mine\n")
+    command = ("run", "--model", "no:model", "-o", "r", *options)
+    done = batchdecode(*command, stdin=REQUESTS, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert (tmp_path / "other").read_text() == "mine\n"
+
+
+WITHOUT = """
+import importlib.util, sys
+from importlib.util import find_spec
+absent = "prometheus_client"
+importlib.util.find_spec = lambda name, *a: None if name == absent else find_spec(name, *a)
+from cli.start import main
+main()
+"""
+
+
+def test_a_missing_extra_is_named(tmp_path):
+    command = [sys.executable, "-c", WITHOUT, "run", "--metrics-file", "m"]
+    done = subprocess.run(
+        command, env=ENVIRONMENT, input=REQUESTS, capture_output=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 2
+    assert b"install it with `pip install 'batchdecode[metrics]'`" in done.stderr
