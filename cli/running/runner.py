@@ -23,7 +23,7 @@ from ..options import STDOUT
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.pace import Pace
-from ..screen.terminal import is_pipe, is_same_terminal, wants_color
+from ..screen.terminal import encoding_of, is_pipe, is_same_terminal, wants_color
 from ..screen.view import RunPlan, View
 from .answers import Answers, InputOrder, Replaying
 from .engine_setup import EngineSetup
@@ -248,11 +248,17 @@ class Run:
 
             text = render_summary(
                 summary,
-                RunFiles(options.output, options.trace),
+                RunFiles(
+                    options.output,
+                    options.trace,
+                    options.report,
+                    None if options.summary_json == STDOUT else options.summary_json,
+                    options.timeseries,
+                ),
                 is_complete=self._loop.is_complete,
                 num_unread=self._loop.num_unread or 0,
                 elapsed=time.monotonic() - self._started,
-                encoding=sys.stderr.encoding,
+                encoding=encoding_of(sys.stderr.encoding, os.environ),
                 has_color=wants_color(options.color, 2, os.environ),
                 kv_bytes=NOT_TOLD
                 if isinstance(model, RemoteModel)

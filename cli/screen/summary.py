@@ -39,6 +39,9 @@ class RunFiles(NamedTuple):
 
     results: str | None = None
     trace: str | None = None
+    report: str | None = None
+    numbers: str | None = None
+    timeseries: str | None = None
 
 
 class Marks(NamedTuple):
@@ -94,7 +97,7 @@ def render_summary(
         *_control(summary),
         *_drafts(summary.speculation),
         *_workers(summary),
-        _files(summary, files),
+        *_files(summary, files),
     ]
     shown = [line for line in lines if line]
     if has_color:
@@ -340,8 +343,8 @@ def _work(worker: WorkerSummary) -> str:
     )
 
 
-def _files(summary: RunSummary, files: RunFiles) -> str:
-    """Return where the results are, and how to look at the trace."""
+def _files(summary: RunSummary, files: RunFiles) -> list[str]:
+    """Return where the results and all else are, and how to look at the trace."""
     from shlex import quote  # noqa: PLC0415 - most runs that must start fast write no file
 
     parts = []
@@ -349,7 +352,9 @@ def _files(summary: RunSummary, files: RunFiles) -> str:
         parts.append(f"{printable(files.results)} ({summary.outputs - summary.unfinished:,})")
     if files.trace is not None:
         parts.append(f"trace: batchdecode trace {quote(printable(files.trace))}")
-    return "  " + "   ".join(parts) if parts else ""
+    others = {"report": files.report, "numbers": files.numbers, "timeseries": files.timeseries}
+    parts += [f"{name}: {printable(path)}" for name, path in others.items() if path is not None]
+    return [f"{INDENT}{line}" for line in fill(parts, GAP, WIDTH - 2)] if parts else []
 
 
 def _duration(seconds: float) -> str:

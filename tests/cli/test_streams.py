@@ -16,6 +16,13 @@ DESIGN = lines_of(
 )
 
 
+@pytest.mark.parametrize(("locale", "mark"), [("C", "* 1 ok   "), ("C.UTF-8", "✓ 1 ok   ")])
+def test_the_summary_is_ascii_where_the_locale_is(locale, mark):
+    done = batchdecode("run", "-o", "/dev/null", stdin=b'{"prompt": "a"}', LC_ALL=locale)
+    assert done.stderr.startswith(mark)
+    assert done.stderr.isascii() == (locale == "C")
+
+
 def write(path, data):
     path.write_bytes(data)
     return str(path)

@@ -61,6 +61,14 @@ def test_a_run_in_six_lines():
     ]
 
 
+def test_all_files_are_listed():
+    files = RunFiles("results.jsonl", "run.trace.jsonl", "report.html", "summary.json", "time.csv")
+    assert lines_of(summary_of(jobs_of(1)), files)[-2:] == [
+        "  results.jsonl (1)   trace: batchdecode trace run.trace.jsonl",
+        "  report: report.html   numbers: summary.json   timeseries: time.csv",
+    ]
+
+
 def test_a_run_that_did_not_come_to_its_end_is_no_success():
     assert lines_of(summary_of([]), is_complete=False) == ["■ no requests"]
     assert lines_of(summary_of(jobs_of(1)), is_complete=False)[0].startswith("■ 1 ok ")
