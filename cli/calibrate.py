@@ -73,7 +73,7 @@ def write_profile(options: CalibrateOptions) -> None:
         profile, summary = fit(options, chain(head, lines), source.name)
         say(source.take_notes() + summary)
     sink = output_sink(options.output)
-    nothing = dict.fromkeys(MORE_TERMS, 0.0)
+    nothing = dict.fromkeys(MORE_TERMS, 0.0) | {"pipeline_parallel": 1}
     stated = {
         name: value
         for name, value in asdict(profile).items()

@@ -18,7 +18,7 @@ from .screen.cells import aligned, printable
 _TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
 _HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
 _POINTS_IN_A_LINE = 6
-_NO_TERMS = ("by_tokens", "num_experts", "num_experts_per_tok")
+_NO_TERMS = ("by_tokens", "num_experts", "num_experts_per_tok", "pipeline_parallel")
 
 MEASURED = "* for each token beyond its by_tokens, which batchdecode profiles NAME shows"
 EXPERTS = "+ for all experts, of which a step reads those that its tokens hit"
@@ -36,6 +36,7 @@ class StepTimeReport(Struct, frozen=True, kw_only=True):
     hardware: str | None = None
     model: str | None = None
     tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
     kv_tokens: int | None = None
     kv_tokens_that_fit: int | None = None
     kv_blocks: int | None = None
@@ -84,6 +85,7 @@ def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
         hardware=profile.hardware,
         model=profile.model,
         tensor_parallel=profile.tensor_parallel,
+        pipeline_parallel=profile.pipeline_parallel,
         kv_tokens=profile.kv_tokens,
         kv_tokens_that_fit=fit,
         kv_blocks=None if num_tokens is None else _num_blocks(num_tokens),
@@ -96,13 +98,14 @@ def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
 
 def _report_of_roofline(name: str) -> StepTimeReport:
     """Return what is said of roofline:MODEL:GPU:TP, or raise a CatalogError."""
-    shape, gpu, tensor_parallel = parts_of(name.partition(":")[2])
-    step_time = roofline(name, shape, gpu, tensor_parallel)
-    num_tokens = num_kv_tokens(shape, gpu, tensor_parallel)
+    shape, gpu, *stages = parts_of(name.partition(":")[2])
+    step_time = roofline(name, shape, gpu, *stages)
+    num_tokens = num_kv_tokens(shape, gpu, *stages)
     return StepTimeReport(
         name=name,
         settings=step_time.settings,
-        tensor_parallel=tensor_parallel,
+        tensor_parallel=stages[0],
+        pipeline_parallel=stages[1],
         kv_tokens_that_fit=num_tokens,
         kv_blocks=_num_blocks(num_tokens),
         error="a bound, not an estimate: real engines take longer",
@@ -214,8 +217,10 @@ def _experts(report: StepTimeReport) -> str:
 def _hardware(report: StepTimeReport) -> str:
     if report.hardware is None:
         return ""
-    gpus = report.tensor_parallel or 1
-    return f"{gpus} x {report.hardware}" + (f", {report.model}" if report.model else "")
+    stages = report.pipeline_parallel or 1
+    gpus = (report.tensor_parallel or 1) * stages
+    in_stages = f" in {stages} stages" if stages > 1 else ""
+    return f"{gpus} x {report.hardware}{in_stages}" + (f", {report.model}" if report.model else "")
 
 
 def _room(report: StepTimeReport) -> str:

@@ -4,13 +4,15 @@ Rule: only what the shape of the model and the data sheets tell is changed; all 
 costs stays as it was measured.
 """
 
+import re
+
 from msgspec.structs import replace
 
 from batcher.timing.catalog import CatalogError
-from batcher.timing.hardware import GPU, bytes_sent, link_of, load_gpu
+from batcher.timing.hardware import GPU, load_gpu
 from batcher.timing.model_shape import ModelShape, load_model_shape
 from batcher.timing.profiles import Profile, find_profile
-from batcher.timing.roofline import num_gpus_of
+from batcher.timing.roofline import communication_seconds, stages_of
 
 _MS = 1000.0
 _DIGITS = 6
@@ -22,31 +24,32 @@ def load_profile(text: str) -> tuple[str, Profile]:
     Raises:
         CatalogError: there is none, or it cannot be carried to so many GPUs.
     """
-    measured, colon, num_gpus = text.rpartition(":")
-    if not colon or not num_gpus.isdecimal():
+    measured, colon, gpus = text.rpartition(":")
+    if not colon or re.fullmatch("[0-9]+(x[0-9]+)?", gpus) is None:
         return find_profile(text)
     name, profile = find_profile(measured)
-    return f"{name}:{num_gpus}", on_gpus(profile, num_gpus_of(num_gpus, text))
+    return f"{name}:{gpus}", on_gpus(profile, *stages_of(gpus, text))
 
 
-def on_gpus(profile: Profile, tensor_parallel: int) -> Profile:
-    """Return `profile` with the work of each layer shared by so many GPUs.
+def on_gpus(profile: Profile, tensor_parallel: int, pipeline_parallel: int = 1) -> Profile:
+    """Return `profile` with the work of each layer shared by so many GPUs, in so many stages.
 
-    The reading of weights, arithmetic and attention are divided among them; a step waits for the
-    all-reduces of all layers, and they take time for each token.  What `profile` itself has of
-    those is taken off first.
+    The reading of weights, arithmetic and attention are divided among the GPUs of a stage; a step
+    waits for the messages of all layers and stages, and they take time for each token.  What
+    `profile` itself has of those is taken off first.
 
     Raises:
         CatalogError: it names no known GPU and model, or nothing is known of the GPU's link.
     """
-    if tensor_parallel == profile.tensor_parallel:
+    before, after = profile.tensor_parallel, tensor_parallel
+    stages = profile.pipeline_parallel, pipeline_parallel
+    if (before, stages[0]) == (after, stages[1]):
         return profile
     if profile.model is None or profile.hardware is None:
         raise CatalogError("a profile on another number of GPUs has to name its hardware and model")
     shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
-    before, after = profile.tensor_parallel, tensor_parallel
-    waited, sent = _all_reduces(shape, gpu, before)
-    waits, sends = _all_reduces(shape, gpu, after)
+    waited, sent = _messages(shape, gpu, (before, stages[0]))
+    waits, sends = _messages(shape, gpu, (after, stages[1]))
     share = before / after
     reading = _MS * shape.weight_bytes_read / (gpu.bandwidth_gb_s * 1e9)
     w = profile.w * share
@@ -69,16 +72,20 @@ def on_gpus(profile: Profile, tensor_parallel: int) -> Profile:
         **{term: float(f"{value:.{_DIGITS}g}") for term, value in shared.items()},
         by_tokens=tuple((tokens, ms * share) for tokens, ms in profile.by_tokens),
         tensor_parallel=after,
+        pipeline_parallel=stages[1],
         kv_tokens=None,
-        error=f"carried by formula from {before} to {after} GPUs, not measured there",
+        error=f"carried by formula from {_gpus(before, stages[0])} to {_gpus(after, stages[1])}, "
+        "not measured there",
     )
 
 
-def _all_reduces(shape: ModelShape, gpu: GPU, num_gpus: int) -> tuple[float, float]:
-    """Return the milliseconds a step waits for its all-reduces, and those of a token in them."""
-    if num_gpus == 1:
-        return 0.0, 0.0
-    link = link_of(gpu)
-    sent = shape.reduced_bytes_per_token * bytes_sent(num_gpus)
-    waiting = shape.num_all_reduces * link.seconds(num_gpus)
-    return _MS * waiting, _MS * sent / (link.measured_gb_s * 1e9)
+def _gpus(tensor_parallel: int, pipeline_parallel: int) -> str:
+    num_gpus = tensor_parallel * pipeline_parallel
+    in_stages = f" in {pipeline_parallel} stages" if pipeline_parallel > 1 else ""
+    return f"{num_gpus} GPU{'s' if num_gpus > 1 else ''}{in_stages}"
+
+
+def _messages(shape: ModelShape, gpu: GPU, stages: tuple[int, int]) -> tuple[float, float]:
+    """Return the milliseconds a step waits for messages, and those of a token in them."""
+    waiting, sent = communication_seconds(shape, gpu, stages, is_measured=True)
+    return _MS * waiting, _MS * sent

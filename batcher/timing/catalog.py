@@ -22,8 +22,16 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9, description="a number from 0 to 1e9")]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9, description="a number above 0, up to 1e9")]
+OptionalPositive = Annotated[
+    Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None,
+    msgspec.Meta(description="a number above 0, up to 1e9, or null"),
+]
 _Whole = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 Count = Annotated[_Whole, msgspec.Meta(description="a whole number of at least 1")]
+Stages = Annotated[
+    Annotated[int, msgspec.Meta(ge=1, le=1024)],
+    msgspec.Meta(description="a whole number from 1 to 1024"),
+]
 OptionalCount = Annotated[
     _Whole | None, msgspec.Meta(description="a whole number of at least 1, or null")
 ]

@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from functools import lru_cache
 from math import isqrt
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from batcher.timing.step_time import TICKS_PER_SECOND
+from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
+
+S = TypeVar("S", bound=StepTime)
 
 TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
 _DIGITS = Context(prec=40)  # the same on all machines, unlike the powers of floats
+_DIVIDED = ("f", "g", "d", "h", "c")
 _MAX_KEPT = 2**12  # places of a curve, which nearly all steps of a run are at
 
 
@@ -87,17 +90,20 @@ class ConstantStepTime:
         return -(-ticks // self._ticks)
 
 
-def of_experts(num_experts: int, per_token: int, ticks: int) -> Callable[[int], int]:
+def of_experts(
+    num_experts: int, per_token: int, ticks: int, parts: int = 1
+) -> Callable[[int], int]:
     """Return what tells how long reading the experts takes that some number of tokens hit.
 
     Each token hits `per_token` of them, any of them with the same chance, so that of all of them
     1 - (1 - per_token/num_experts)**T are hit by T tokens, in the mean.  ticks: for all of them.
+    parts: how many parts the tokens are in, one of which T is.
     """
     missed = _DIGITS.divide(num_experts - per_token, num_experts)
 
     @lru_cache(_MAX_KEPT)
     def ticks_of(num_tokens: int) -> int:
-        all_missed = _DIGITS.power(missed, num_tokens) if num_tokens else 1
+        all_missed = _DIGITS.power(missed, -(-num_tokens // parts)) if num_tokens else 1
         return ticks - int(_DIGITS.multiply(ticks, all_missed))
 
     return ticks_of
@@ -107,15 +113,18 @@ def _of_tokens(
     ticks: dict[str, int],
     by_tokens: Sequence[tuple[int, float]],
     experts: tuple[int, int] | None,
+    parts: int,
 ) -> Callable[[int], int]:
     """Return what tells, from the terms of a profile in ticks, all that so many tokens take."""
     if by_tokens:
-        measured = [(place, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens]
+        measured = [
+            (place * parts, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens
+        ]
         alone = _curve([(0, ticks["w"]), *measured], ticks["f"])
     else:
         alone = _floor(ticks["w"], ticks["f"])
     sent = ticks.get("c", 0)
-    read = of_experts(*experts, ticks["x"]) if experts else None
+    read = of_experts(*experts, ticks["x"], parts) if experts else None
 
     @lru_cache(_MAX_KEPT)
     def ticks_of(num_tokens: int) -> int:
@@ -131,6 +140,7 @@ class ProfileStepTime:
     T: the tokens of the step.  n: its sequences.  The terms are given in milliseconds; c is 0 if it
     is not there.  experts: how many there are, and for each token; then x, the term for all of
     them, is added for the share of them that T tokens hit; see of_experts.
+    parts: T, n and what is read are divided into so many parts, and the time is that of one.
     by_tokens: (T, milliseconds), the T above 0 and ascending, takes the place of max(w, f*T): w at
     no token, from there on linear from point to point, f for each token beyond the last.
     """
@@ -155,10 +165,12 @@ class ProfileStepTime:
         terms: dict[str, float],
         by_tokens: Sequence[tuple[int, float]] = (),
         experts: tuple[int, int] | None = None,
+        parts: int = 1,
     ) -> None:
         self.name = name
         self.settings: dict[str, Any] = dict(terms)
         ticks = {term: whole_ticks(amount, TICKS_PER_MILLISECOND) for term, amount in terms.items()}
+        ticks |= {term: ticks[term] // parts for term in _DIVIDED if term in ticks}
         self._base, self._least = ticks["t0"], ticks["t0"] + ticks["w"]
         self._per_token, self._per_sequence = ticks["f"], ticks["g"]
         # f*T <= w, without the product: most steps are so
@@ -169,11 +181,11 @@ class ProfileStepTime:
         if experts:
             self.settings |= dict(zip(("num_experts", "num_experts_per_tok"), experts, strict=True))
         if by_tokens or ticks.get("c") or experts:
-            self._curve = _of_tokens(ticks, by_tokens, experts)
+            self._curve = _of_tokens(ticks, by_tokens, experts, parts)
             self._most_tokens_of_least = 0
         self._per_kv = ticks["d"]
         self._per_kv_with_prefill = ticks["d"] + ticks["h"]
-        self._half_per_work = whole_ticks(terms["e"], TICKS_PER_MILLISECOND // 2)
+        self._half_per_work = whole_ticks(terms["e"], TICKS_PER_MILLISECOND // 2) // parts
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
         """Return how long a step takes."""
@@ -283,3 +295,36 @@ class RooflineStepTime:
         if lower[1] <= higher[1]:
             return higher, lower, None
         return higher, lower, (higher[0] - lower[0]) // (lower[1] - higher[1]) + 1
+
+
+class PipelineStepTime(Generic[S]):
+    """A step of several stages, each with some of the layers and a part of the rows at a time.
+
+    While one part of the rows is in a stage, others are in the other stages; so a step, in which
+    each row computes once, takes as long as one part takes through all of them.  There are as many
+    parts as stages, or as rows if there are fewer; then stages idle.
+    passes: what a step takes in one part, in two, and so on.
+    """
+
+    __slots__ = ("_passes", "name", "settings")
+
+    def __init__(self, name: str, settings: dict[str, Any], passes: Sequence[S]) -> None:
+        self.name, self.settings, self._passes = name, settings, passes
+
+    def pass_of(self, num_sequences: int) -> S:
+        """Return what steps of so many rows take."""
+        return self._passes[min(num_sequences, len(self._passes)) - 1]
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        """Return how long a step takes."""
+        one = self.pass_of(num_sequences)
+        return one.ticks(num_tokens, num_sequences, kv_read, prefill_work)
+
+    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
+        """Return the sum over `num_steps` steps in which so many rows decode, and nothing else."""
+        one = self.pass_of(num_sequences)
+        return one.ticks_of_decodes(num_sequences, kv_read, num_steps)
+
+    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
+        """Return the least number of such steps that take `ticks` together."""
+        return self.pass_of(num_sequences).num_decodes_until(num_sequences, kv_read, ticks)

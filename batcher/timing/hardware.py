@@ -11,12 +11,14 @@ FILE_SUFFIXES = (".yaml", ".yml", ".json")
 class GPU(Struct, frozen=True, kw_only=True):
     """A data sheet: dense bfloat16 operations in 10^12/s, bandwidth in 10^9 B/s, memory in 10^9 B.
 
-    Dense: without sparsity; with sums in float32.  link: a name of links.yaml, or a file like it.
+    Dense: without sparsity; with sums in float32.  fp8_tflops: those on 8 bits, None if it has none
+    faster.  link: a name of links.yaml, or a file like it.
     """
 
     tflops: catalog.Positive
     bandwidth_gb_s: catalog.Positive
     memory_gb: catalog.Positive
+    fp8_tflops: catalog.OptionalPositive = None
     link: catalog.OptionalText = None
     source: catalog.Text = "not stated"
 

@@ -120,4 +120,4 @@ def num_tokens_that_fit(profile: Profile) -> int | None:
         shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
     except CatalogError:
         return None
-    return num_kv_tokens(shape, gpu, profile.tensor_parallel)
+    return num_kv_tokens(shape, gpu, profile.tensor_parallel, profile.pipeline_parallel)

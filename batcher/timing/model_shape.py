@@ -14,7 +14,8 @@ from batcher.timing import catalog
 from batcher.timing.catalog import CatalogError
 from batcher.timing.hardware import FILE_SUFFIXES
 
-_BYTES_OF_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+FP8 = "float8_e4m3fn"
+_BYTES_OF_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2, FP8: 1}
 _NAMES_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ZERO_IS_NONE = ("n_shared_experts", "first_k_dense_replace", "shared_expert_intermediate_size")
 
@@ -22,7 +23,8 @@ _ZERO_IS_NONE = ("n_shared_experts", "first_k_dense_replace", "shared_expert_int
 class ModelShape(Struct, frozen=True, kw_only=True):
     """The shape of a transformer, under the names of a config.json.
 
-    head_dim: hidden_size / num_attention_heads if None.  torch_dtype: of weights and cache.
+    head_dim: hidden_size / num_attention_heads if None.  torch_dtype: of weights and cache, but for
+    the weights of layers with a weight_dtype, and a cache with a kv_cache_dtype.
     moe_intermediate_size: that of an expert, intermediate_size if None.  first_k_dense_replace: how
     many layers have an MLP in place of experts.
     """
@@ -35,6 +37,8 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     vocab_size: catalog.Count
     head_dim: catalog.OptionalCount = None
     torch_dtype: catalog.Text = "bfloat16"
+    weight_dtype: catalog.OptionalText = None
+    kv_cache_dtype: catalog.OptionalText = None
     tie_word_embeddings: catalog.Flag = False
     num_experts: catalog.OptionalCount = None
     num_experts_per_tok: catalog.OptionalCount = None
@@ -50,8 +54,13 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_number(self) -> int:
-        """The size of a weight, and of a number in the cache."""
+        """The size of what is not said otherwise, as the weights beside the layers are."""
         return _BYTES_OF_TYPES[self.torch_dtype]
+
+    @property
+    def bytes_per_weight(self) -> int:
+        """The size of a weight of a layer."""
+        return _BYTES_OF_TYPES[self.weight_dtype or self.torch_dtype]
 
     @property
     def experts(self) -> tuple[int, int] | None:
@@ -132,18 +141,19 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     @property
     def expert_bytes(self) -> int:
         """The bytes of all experts."""
-        return self.expert_weights * (self.num_experts or 0) * self.bytes_per_number
+        return self.expert_weights * (self.num_experts or 0) * self.bytes_per_weight
 
     @property
     def weight_bytes(self) -> int:
         """The bytes of all weights, those of the embedding included."""
-        embeddings = self.output_weights * (1 if self.tie_word_embeddings else 2)
-        return (self.layer_weights + embeddings) * self.bytes_per_number + self.expert_bytes
+        embedding = 0 if self.tie_word_embeddings else self.output_weights * self.bytes_per_number
+        return self.weight_bytes_read + embedding + self.expert_bytes
 
     @property
     def weight_bytes_read(self) -> int:
         """The bytes of the weights that each step reads: no experts, nor the embedding."""
-        return (self.layer_weights + self.output_weights) * self.bytes_per_number
+        output = self.output_weights * self.bytes_per_number
+        return self.layer_weights * self.bytes_per_weight + output
 
     @property
     def operations_per_pair(self) -> tuple[int, int]:
@@ -162,7 +172,11 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     def kv_bytes_per_token(self) -> int:
         """The bytes that the cache holds for a token."""
         numbers = 2 * self.kv_size if self._latent is None else sum(self._latent[:2])
-        return self.num_hidden_layers * numbers * self.bytes_per_number
+        return (
+            self.num_hidden_layers
+            * numbers
+            * _BYTES_OF_TYPES[self.kv_cache_dtype or self.torch_dtype]
+        )
 
     def kv_copies(self, num_gpus: int) -> float:
         """Return how often GPUs that share the layers keep a token: heads are not divided."""
@@ -174,11 +188,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     def num_all_reduces(self) -> int:
         """Those of a step on several GPUs: after the attention and the MLP of each layer."""
         return 2 * self.num_hidden_layers
-
-    @property
-    def reduced_bytes_per_token(self) -> int:
-        """The bytes that all of them add up for a token."""
-        return self.num_all_reduces * self.hidden_size * self.bytes_per_number
 
 
 def load_model_shape(text: str) -> ModelShape:
@@ -199,12 +208,15 @@ def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
     names = {field.name for field in msgspec.structs.fields(ModelShape)}
     given = {key: value for key, value in config.items() if key in names}
     given["torch_dtype"] = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+    given["weight_dtype"] = given.get("weight_dtype") or _quantized(config, place)
     given["num_experts"] = next((config[key] for key in _NAMES_OF_EXPERTS if config.get(key)), None)
     given |= {key: given.get(key) or None for key in _ZERO_IS_NONE}
     shape = catalog.as_record(given, ModelShape, place)
-    if shape.torch_dtype not in _BYTES_OF_TYPES:
-        known = ", ".join(_BYTES_OF_TYPES)
-        raise CatalogError(f"{place}: torch_dtype: expected {known}, not {shape.torch_dtype}")
+    for name in ("torch_dtype", "weight_dtype", "kv_cache_dtype"):
+        dtype = getattr(shape, name) or shape.torch_dtype
+        if dtype not in _BYTES_OF_TYPES:
+            known = ", ".join(_BYTES_OF_TYPES)
+            raise CatalogError(f"{place}: {name}: expected {known}, not {dtype}")
     if shape.hidden_size < shape.num_attention_heads and shape.head_dim is None:
         raise CatalogError(f"{place}: num_attention_heads: at most hidden_size, or give head_dim")
     if fault := _fault_of_experts(shape, config):
@@ -214,6 +226,20 @@ def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
             f"{place}: kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
         )
     return shape
+
+
+def _quantized(config: dict[str, Any], place: str) -> str | None:
+    """Return the type of weights that are quantized, or raise a CatalogError; None if none are."""
+    said = config.get("quantization_config")
+    if not said:
+        return None
+    if isinstance(said, dict) and (
+        said.get("quant_method") == "fp8" or said.get("format") == "float-quantized"
+    ):
+        return FP8
+    raise CatalogError(
+        f"{place}: quantization_config: only fp8 is known; without it, say weight_dtype"
+    )
 
 
 def _fault_of_experts(shape: ModelShape, config: dict[str, Any]) -> str | None:

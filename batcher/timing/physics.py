@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from batcher.timing.catalog import CatalogError
-from batcher.timing.formulas import RooflineStepTime
+from batcher.timing.formulas import PipelineStepTime, RooflineStepTime
 from batcher.timing.hardware import load_gpu
 from batcher.timing.model_shape import load_model_shape
 from batcher.timing.profiles import Profile
@@ -45,7 +45,9 @@ class Physics(Struct, frozen=True):
         return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
 
 
-def predictions_of(step_time: StepTime, best: RooflineStepTime | None = None) -> list[Prediction]:
+def predictions_of(
+    step_time: StepTime, best: RooflineStepTime | PipelineStepTime[RooflineStepTime] | None = None
+) -> list[Prediction]:
     """Return how long steps take under EXAMPLE_STEPS; at least, if `best` is the roofline."""
     predictions = []
     for name, stats in EXAMPLE_STEPS.items():
@@ -53,8 +55,9 @@ def predictions_of(step_time: StepTime, best: RooflineStepTime | None = None) ->
         if best is None:
             predictions.append(Prediction(name, seconds))
             continue
-        num_tokens, _, kv_read, _ = stats
-        compute, memory = best.compute_ticks(*stats), best.memory_ticks(num_tokens, kv_read)
+        num_tokens, rows, kv_read, _ = stats
+        bound = best.pass_of(rows) if isinstance(best, PipelineStepTime) else best
+        compute, memory = bound.compute_ticks(*stats), bound.memory_ticks(num_tokens, kv_read)
         limit = "compute" if compute > memory else "memory bandwidth"
         least = max(compute, memory) / TICKS_PER_SECOND
         predictions.append(Prediction(name, seconds, least, limit))
@@ -69,7 +72,8 @@ def check_physics(profile: Profile) -> tuple[Physics, list[Prediction]]:
         return unchecked, predictions_of(step_time)
     try:
         shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
-        best = roofline("best", shape, gpu, profile.tensor_parallel)
+        stages = profile.tensor_parallel, profile.pipeline_parallel
+        best = roofline("best", shape, gpu, *stages)
     except CatalogError as error:
         return Physics("unchecked", str(error)), predictions_of(step_time)
     predictions = predictions_of(step_time, best)

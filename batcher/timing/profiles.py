@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from batcher.timing import catalog
 from batcher.timing.catalog import CatalogError
-from batcher.timing.formulas import ProfileStepTime
+from batcher.timing.formulas import PipelineStepTime, ProfileStepTime
 
 TERMS = ("t0", "w", "f", "g", "d", "h", "e")
 MORE_TERMS = ("c", "x")
@@ -24,8 +24,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     by_tokens: (tokens of a step, what they take), in place of max(w, f*T).
     num_experts, num_experts_per_tok: those of a layer, of which x is the cost; None without them.
     hardware, model: names of hardware.yaml and models.yaml, or of something not there.
-    tensor_parallel: the GPUs that share the work.  kv_tokens: how many tokens the engine had room
-    for.  error: how far it is from what was measured.
+    tensor_parallel: the GPUs that share every layer.  pipeline_parallel: the stages of so many GPUs
+    that have some of the layers each; the terms are those of all in one part.  kv_tokens: how many
+    tokens the engine had room for.  error: how far it is from what was measured.
     """
 
     t0: catalog.Amount
@@ -43,6 +44,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     hardware: catalog.OptionalText = None
     model: catalog.OptionalText = None
     tensor_parallel: catalog.Count = 1
+    pipeline_parallel: catalog.Stages = 1
     kv_tokens: catalog.OptionalCount = None
     error: catalog.Text = "not stated"
     source: catalog.Text = "not stated"
@@ -60,9 +62,16 @@ class Profile(Struct, frozen=True, kw_only=True):
             return None
         return self.num_experts, self.num_experts_per_tok
 
-    def step_time(self, name: str) -> ProfileStepTime:
+    def step_time(self, name: str) -> ProfileStepTime | PipelineStepTime[ProfileStepTime]:
         """Return the step time that a profile of this name stands for."""
-        return ProfileStepTime(name, self.terms, self.by_tokens, self.experts)
+        passes = [
+            ProfileStepTime(name, self.terms, self.by_tokens, self.experts, parts)
+            for parts in range(1, self.pipeline_parallel + 1)
+        ]
+        if len(passes) == 1:
+            return passes[0]
+        settings = passes[0].settings | {"pipeline_parallel": self.pipeline_parallel}
+        return PipelineStepTime(name, settings, passes)
 
 
 @cache

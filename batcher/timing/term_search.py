@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from batcher.timing.hardware import GPU
 from batcher.timing.model_shape import ModelShape
 from batcher.timing.profiles import MORE_TERMS, TERMS, Profile
-from batcher.timing.roofline import roofline
+from batcher.timing.roofline import roofline_of_part
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 Residuals = Callable[[Profile], Any]
@@ -171,7 +171,7 @@ def _moved(profile: Profile, changes: dict[str, float]) -> Profile:
 
 def roofline_profile(shape: ModelShape, gpu: GPU, tensor_parallel: int = 1) -> Profile:
     """Return a profile to start a search from: the roofline's costs, added up, each above 0."""
-    best = roofline("start", shape, gpu, tensor_parallel)
+    best = roofline_of_part("start", {}, shape, gpu, (tensor_parallel, 1))
     weights, nothing = best.memory_ticks(0, 0), best.compute_ticks(0, 0, 0, 0)
     experts = shape.expert_bytes / (gpu.bandwidth_gb_s * 1e9 * tensor_parallel)
     kv = best.memory_ticks(0, 1) - weights

@@ -232,7 +232,7 @@ def test_a_search_for_a_model_of_experts_begins_with_a_term_for_them() -> None:
     assert start.x == pytest.approx(shape.expert_bytes / 3350e9 / 2 * 1000, rel=1e-4)
     assert start.f == pytest.approx(
         shape.weights_per_token * 2 / 989.4e12 / 2 * 1000
-        + shape.reduced_bytes_per_token / 450e9 * 1000,
+        + shape.num_all_reduces * shape.hidden_size * 2 / 450e9 * 1000,
         rel=1e-4,
     )
 

@@ -26,13 +26,29 @@ def test_what_gpus_share_and_what_they_wait_for() -> None:
     # a token: 64 times 4,096 numbers of 2 bytes, at 19 GB/s
     assert two.c == pytest.approx(64 * 4096 * 2 / 19e9 * 1e3, rel=1e-4)
     assert (two.tensor_parallel, two.kv_tokens) == (2, None)
-    assert "from 1 to 2 GPUs" in two.error
+    assert "from 1 GPU to 2 GPUs," in two.error
 
 
 def test_there_and_back_is_where_it_began() -> None:
     again = on_gpus(replace(on_gpus(ALONE, 2), error=ALONE.error), 1)
     assert again.terms == pytest.approx(ALONE.terms, rel=1e-4)
     assert on_gpus(ALONE, 1) is ALONE
+
+
+def test_stages_of_a_pipeline() -> None:
+    one, two = (on_gpus(ALONE, 2, stages) for stages in (1, 2))
+    assert two.terms == pytest.approx(
+        one.terms
+        | {"t0": one.t0 + 5.5e-3, "c": one.c + 4096 * 2 / 19e9 * 1e3}, rel=1e-4
+    )  # fmt: skip
+    assert "from 1 GPU to 4 GPUs in 2 stages" in two.error
+    step_time, of_one = two.step_time("two"), one.step_time("one")
+    assert step_time.settings["pipeline_parallel"] == 2
+    rows = step_time.ticks(32, 32, 32_000, 0)
+    # half of the rows at a time, and the messages between stages
+    between = 5.5e-6 + 16 * 4096 * 2 / 19e9
+    assert rows == pytest.approx(of_one.ticks(16, 16, 16_000, 0) + between * 1e15, rel=1e-6)
+    assert step_time.ticks(1, 1, 1000, 0) > of_one.ticks(1, 1, 1000, 0)
 
 
 def test_the_heads_of_keys_are_not_divided() -> None:
@@ -50,10 +66,10 @@ def test_it_is_near_what_was_measured(gpu: str, near: float) -> None:
         assert abs(error) < (0.17 if many else near), name
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize("stages", [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 3)])
 @pytest.mark.parametrize("name", sorted(shipped_profiles()))
-def test_none_that_is_carried_beats_its_hardware(name: str, num_gpus: int) -> None:
-    carried = on_gpus(shipped_profiles()[name], num_gpus)
+def test_none_that_is_carried_beats_its_hardware(name: str, stages: tuple[int, int]) -> None:
+    carried = on_gpus(shipped_profiles()[name], *stages)
     assert check_physics(carried)[0].verdict == "possible"
     assert all(value >= 0 for value in carried.terms.values())
 
@@ -71,7 +87,7 @@ def test_a_name_with_a_number_of_gpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("h100_llama3.1-8b_tp1:0", "expected 1 to 1024 GPUs, not 0"),
+        ("h100_llama3.1-8b_tp1:0", "expected 1 to 1024 GPUs, .*, not 0"),
         ("samples/timing/profiles.yaml:our-gpu:2", "has to name its hardware and model"),
         ("nothing:2", "unknown profile nothing"),
     ],

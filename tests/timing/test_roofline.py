@@ -27,7 +27,6 @@ GPU_OF_ONE = GPU(tflops=1.0, bandwidth_gb_s=1.0, memory_gb=1.0)
         ("qwen3-32b", 32.76, 262144),
         ("mixtral-8x7b", 46.70, 131072),
         ("qwen3-30b-a3b", 30.53, 98304),
-        ("deepseek-v3", 671.03, 70272),
     ],
 )
 def test_shipped_models_have_their_published_size(
@@ -75,6 +74,56 @@ def test_gpus_share_the_work_and_wait_for_their_all_reduces() -> None:
     waiting = 160 * 4.75e-6 + 160 * 8 * 1.5 * 8192 * 2 / 450e9
     expected = alone.ticks(8, 8, 9000, 0) / 4 + waiting * 10**15
     assert four.ticks(8, 8, 9000, 0) == pytest.approx(expected, rel=1e-9)
+
+
+def test_stages_have_some_of_the_layers_each() -> None:
+    shape, gpu = load_model_shape("llama-3.1-70b"), load_gpu("h100-sxm")
+    alone, two = (roofline("test", shape, gpu, 4, n) for n in (1, 2))
+    sent = (4.75e-6 + 8192 * 2 / 450e9) * 1e15  # of a token, from one stage to the next
+    assert two.ticks(1, 1, 1000, 0) == pytest.approx(alone.ticks(1, 1, 1000, 0) + sent, rel=1e-9)
+    assert two.ticks(64, 64, 64_000, 0) == pytest.approx(
+        alone.ticks(32, 32, 32_000, 0) + (4.75e-6 + 32 * 8192 * 2 / 450e9) * 1e15, rel=1e-6
+    )
+    assert num_kv_tokens(shape, gpu, 4, 2) == num_kv_tokens(shape, gpu, 8, 1)
+
+
+def test_weights_of_8_bits_are_half_as_large_and_twice_as_fast() -> None:
+    shape, fp8 = load_model_shape("llama-3.1-70b"), load_model_shape("llama-3.1-70b-fp8")
+    assert fp8.layer_weights == shape.layer_weights
+    assert shape.weight_bytes - fp8.weight_bytes == shape.layer_weights
+    gpu = load_gpu("h100-sxm")
+    per_token = [
+        roofline("test", each, gpu).compute_ticks(1, 0, 0, 0) for each in (shape, fp8)
+    ]  # fmt: skip
+    assert per_token[0] == pytest.approx(2 * per_token[1], rel=1e-3)
+    a100 = load_gpu("a100-sxm-80gb")  # which has no arithmetic of 8 bits
+    assert roofline("test", fp8, a100).compute_ticks(1, 0, 0, 0) == roofline(
+        "test", shape, a100
+    ).compute_ticks(1, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "weight", "kv"),
+    [
+        ({}, 2, 2),
+        ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}, 1, 2),
+        ({"quantization_config": {"format": "float-quantized"}}, 1, 2),
+        ({"weight_dtype": "float8_e4m3fn", "kv_cache_dtype": "float8_e4m3fn"}, 1, 1),
+        ({"quantization_config": {"quant_method": "awq"}, "weight_dtype": "float16"}, 2, 2),
+    ],
+)
+def test_a_config_says_what_is_quantized(
+    tmp_path: Path, change: dict[str, object], weight: int, kv: int
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(shipped("models.yaml")["llama-3.1-8b"] | change))
+    shape = load_model_shape(str(path))
+    assert (shape.bytes_per_weight, shape.kv_bytes_per_token) == (weight, 65536 * kv)
+
+
+def test_deepseek_v3_has_its_published_size() -> None:
+    shape = load_model_shape("deepseek-v3")  # 671 billion: layers of 8 bits, the rest of 16
+    assert shape.weight_bytes / 1e9 == pytest.approx(671.03 + 2 * 129280 * 7168 / 1e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(("num_gpus", "copies"), [(1, 1), (8, 1), (16, 2)])
@@ -180,6 +229,11 @@ def test_all_data_sheets_can_be_used_and_name_their_source() -> None:
         ({"kv_lora_rank": 512}, "kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_"),
         ({"hidden_size": 0}, "hidden_size: expected a whole number of at least 1, not 0"),
         ({"hidden_size": None}, "hidden_size: expected a whole number of at least 1, not None"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "quantization_config: only fp8",
+        ),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: expected float32, bfloat16"),
         ({"torch_dtype": "int3"}, "torch_dtype: expected float32, bfloat16"),
         ({"num_attention_heads": 5000}, "num_attention_heads: at most hidden_size"),
     ],
@@ -203,8 +257,9 @@ def test_a_config_of_another_kind_is_refused(
             "roofline:llama-3.1-8b:h100",
             r"unknown GPU h100 \(did you mean h100-sxm\?\); known: h100",
         ),
-        ("roofline:llama-3.1-8b:h100-sxm:0", "expected 1 to 1024 GPUs, not 0"),
-        ("roofline:llama-3.1-8b:h100-sxm:two", "expected 1 to 1024 GPUs, not two"),
+        ("roofline:llama-3.1-8b:h100-sxm:0", "expected 1 to 1024 GPUs, or 4x2 .* stages .* not 0"),
+        ("roofline:llama-3.1-8b:h100-sxm:64x32", "expected 1 to 1024 GPUs, .*, not 64x32"),
+        ("roofline:llama-3.1-8b:h100-sxm:two", "expected 1 to 1024 GPUs, .*, not two"),
     ],
 )
 def test_a_wrong_roofline_is_an_error(text: str, message: str) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from batcher.timing.formulas import (
     ConstantStepTime,
+    PipelineStepTime,
     ProfileStepTime,
     RooflineStepTime,
     least_steps,
@@ -51,7 +52,10 @@ ROOFLINES = st.builds(
     st.tuples(st.integers(0, 900), SMALL),
     st.none() | st.builds(lambda of, ticks: of_experts(*of, ticks), EXPERTS, st.integers(0, 4000)),
 )
-STEP_TIMES = st.one_of(PROFILES, OF_EXPERTS, CONSTANTS, ROOFLINES)
+PIPELINES = st.lists(ROOFLINES, min_size=1, max_size=4).map(
+    lambda passes: PipelineStepTime("test", {}, passes)
+)
+STEP_TIMES = st.one_of(PROFILES, OF_EXPERTS, CONSTANTS, ROOFLINES, PIPELINES)
 
 
 def one_by_one(step_time: StepTime, num_sequences: int, kv_read: int, num_steps: int) -> list[int]:
@@ -205,6 +209,27 @@ def test_two_tokens_of_experts_by_hand() -> None:
     assert step_time.ticks(2, 2, 0, 0) == 16_500 * 10**9
     assert step_time.ticks(2, 1, 0, 4) == 16_500 * 10**9
     assert step_time.settings["num_experts"] == 128
+
+
+def test_a_pipeline_takes_as_long_as_one_part_of_its_rows() -> None:
+    # 4 tokens of 2 rows are 2 of 1 row at a time, while the other 2 are in the other stage
+    terms = dict(zip(TERMS, (1.0, 3.0, 2.0, 0.5, 0.25, 0.5, 0.125), strict=True))
+    alone, halves = (ProfileStepTime("test", terms, parts=parts) for parts in (1, 2))
+    pipeline = PipelineStepTime("test", {}, [alone, halves])
+    assert pipeline.ticks(4, 2, 8, 0) == alone.ticks(2, 1, 4, 0) == 6_500 * 10**9
+    assert pipeline.ticks(10, 2, 8, 64) == alone.ticks(5, 1, 4, 32)
+    assert pipeline.ticks(4, 1, 0, 16) == alone.ticks(4, 1, 0, 16)  # one row is in one stage
+    assert pipeline.ticks(4, 3, 8, 0) == halves.ticks(4, 3, 8, 0)
+
+
+@pytest.mark.parametrize("more", [{}, {"by_tokens": ((4, 3.0), (8, 5.0))}, {"experts": (16, 2)}])
+def test_parts_of_what_is_told_by_tokens(more: dict[str, object]) -> None:
+    terms = dict.fromkeys(TERMS, 0.0) | {"t0": 1.0, "w": 2.0, "f": 1.0, "x": 8.0, "c": 0.5}
+    alone, thirds = (ProfileStepTime("test", terms, parts=parts, **more) for parts in (1, 3))
+    for tokens in range(1, 15):
+        assert thirds.ticks(tokens * 3, 3, 0, 0) == pytest.approx(
+            alone.ticks(tokens, 1, 0, 0), abs=99
+        )
 
 
 def test_settings_reproduce_a_step_time() -> None:
