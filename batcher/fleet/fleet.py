@@ -195,7 +195,7 @@ class Fleet:
 
     def _refuse(self, sequence: SimulatedSequence) -> None:
         """End a sequence, and the turns after it, since the router sends it nowhere."""
-        sequence.has_failed = True
+        sequence.fail()
         turn: SimulatedSequence | None = sequence
         while turn is not None:
             self._num_refused += 1

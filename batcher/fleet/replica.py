@@ -8,7 +8,7 @@ from math import inf
 from msgspec import Struct
 
 from batcher.fleet.result import ReplicaResult
-from batcher.lifecycle import FINISH
+from batcher.fleet.routers import ReplicaStats
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
 from batcher.simulation.drafts import AssumedDrafts
@@ -27,14 +27,6 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
     scheduling: SchedulingSettings
     step_time: StepTime
     drafts: AssumedDrafts | None = None
-
-
-class LoadReport(Struct, frozen=True, gc=False):
-    """How a replica stood at `time`: how many sequences ran, and how many waited."""
-
-    time: float
-    running: int
-    waiting: int
 
 
 class Replica(EventSimulation):
@@ -111,12 +103,12 @@ class Replica(EventSimulation):
             self._go_on()
         self._until = inf
 
-    def report(self, time: float) -> LoadReport:
+    def report(self, time: float) -> ReplicaStats:
         """Return how it stands at `time`, up to which it has gone on; a step may end after it."""
         running = self._batch.num_occupied
         if self._now > time and self._last_end == self._ticks:
             running += self._num_last
-        return LoadReport(time, running, self._queue.num_waiting + self._queue.num_pending)
+        return ReplicaStats(time, running, self._queue.num_waiting + self._queue.num_pending)
 
     def close(self) -> ReplicaResult:
         """Return what it has done."""
@@ -128,14 +120,8 @@ class Replica(EventSimulation):
             return self._now
         return min(super()._before_news(until), self._until)
 
-    def _end(self, sequence: SimulatedSequence) -> None:
-        sequence.end_ticks = self._ticks
+    def _note_over(self, sequence: SimulatedSequence) -> None:
         if self._last_end != self._ticks:
             self._last_end, self._num_last = self._ticks, 0
         self._num_last += 1
-        self.ended.append(sequence)
-
-    def _fail(self, sequence: SimulatedSequence) -> None:
-        self._scheduler.finish_waiting(sequence, FINISH)
-        sequence.has_failed = True
         self.ended.append(sequence)

@@ -4,12 +4,14 @@ Rule: no request is kept as an object; what is kept of one are five numbers.
 """
 
 from array import array
+from functools import cached_property
 
 import numpy as np
 from msgspec import Struct, field
 
 from batcher.metrics.arrays import ServedTimes
-from batcher.simulation.result import Totals
+from batcher.scheduling.sequence import NEVER
+from batcher.simulation.result import SimulationResult, Totals
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.timing.step_time import TICKS_PER_SECOND
 
@@ -42,7 +44,7 @@ class ReplicaResult(Struct):
     num_served: sequences that were given tokens.  num_failed: those that could never run.
     kv_read: tokens before its own that each read while it decoded, summed up, less what accepted
     drafts saved.  prefill_work: see StepTime; of all prompts, and of the drafts.
-    last_admission_ticks: when a sequence was last admitted for the first time; 0: none was.
+    last_admission_ticks: when a sequence was last admitted for the first time; None: none was.
     end_ticks: when its last step had ended.
     """
 
@@ -54,7 +56,7 @@ class ReplicaResult(Struct):
     num_failed: int = 0
     kv_read: int = 0
     prefill_work: int = 0
-    last_admission_ticks: int = 0
+    last_admission_ticks: int | None = None
     end_ticks: int = 0
 
     def add(self, sequence: SimulatedSequence, columns: Columns) -> None:
@@ -68,9 +70,10 @@ class ReplicaResult(Struct):
             self.kv_read += decoded * sequence.num_prompt_tokens + decoded * (decoded - 1) // 2
         if sequence.job.max_tokens:
             self.prefill_work += sequence.num_prompt_tokens**2 - sequence.num_cached_at_first**2
-        if sequence.first_token_ticks >= 0:
+        if sequence.first_token_ticks != NEVER:
             self.num_served += 1
-            self.last_admission_ticks = max(self.last_admission_ticks, sequence.admitted_ticks)
+            if sequence.admitted_ticks > (self.last_admission_ticks or NEVER):
+                self.last_admission_ticks = sequence.admitted_ticks
             columns.add(sequence, num_output)
 
     @property
@@ -79,7 +82,7 @@ class ReplicaResult(Struct):
         return sum(self.totals.binding_ticks.values())
 
 
-class FleetResult(Struct, frozen=True):
+class FleetResult(Struct, frozen=True, dict=True):
     """What all replicas did.
 
     times: of all that were served.  num_refused: sequences that the router refused.
@@ -91,17 +94,78 @@ class FleetResult(Struct, frozen=True):
     first_arrival: float
     num_refused: int = 0
 
+    @cached_property
+    def totals(self) -> Totals:
+        """What the steps of all replicas come to."""
+        totals = [replica.totals for replica in self.replicas]
+        if len(totals) == 1:
+            return totals[0]
+        sums = Totals()
+        for name in Totals.__struct_fields__:
+            parts = [getattr(each, name) for each in totals]
+            setattr(sums, name, sum(parts, type(parts[0])()))
+        return sums
+
     @property
     def num_failed(self) -> int:
         """How many sequences could never run, or were refused."""
         return sum(replica.num_failed for replica in self.replicas) + self.num_refused
 
     @property
-    def end_ticks(self) -> int:
-        """When the last step of all had ended."""
-        return max(replica.end_ticks for replica in self.replicas)
+    def kv_read(self) -> int:
+        """See ReplicaResult, as prefill_work."""
+        return sum(replica.kv_read for replica in self.replicas)
+
+    @property
+    def prefill_work(self) -> int:
+        """See ReplicaResult."""
+        return sum(replica.prefill_work for replica in self.replicas)
 
     @property
     def makespan(self) -> float:
         """From the first arrival to the end of the last step, in seconds."""
-        return self.end_ticks / TICKS_PER_SECOND - self.first_arrival
+        end_ticks = max(replica.end_ticks for replica in self.replicas)
+        return end_ticks / TICKS_PER_SECOND - self.first_arrival
+
+    @property
+    def slot_utilisation(self) -> float:
+        """The share of slots that were held, over all steps."""
+        there = sum(each.num_slots * each.totals.num_steps for each in self.replicas)
+        return _share(self.totals.slot_steps, there)
+
+    @property
+    def kv_utilisation(self) -> float | None:
+        """The share of blocks that were held, over all steps; None without a limit."""
+        if any(each.num_blocks is None for each in self.replicas):
+            return None
+        there = sum((each.num_blocks or 0) * each.totals.num_steps for each in self.replicas)
+        return _share(self.totals.block_steps, there)
+
+    @property
+    def budget_utilisation(self) -> float | None:
+        """The share of max_batch_tokens that was computed, over all steps; None without one."""
+        if any(each.max_batch_tokens is None for each in self.replicas):
+            return None
+        there = sum((each.max_batch_tokens or 0) * each.totals.num_steps for each in self.replicas)
+        return _share(self.totals.computed_tokens, there)
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of tokens that were found in blocks, of those admitted the first time."""
+        return _share(self.totals.found_tokens, self.totals.asked_tokens)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def result_of_engine(run: SimulationResult) -> FleetResult:
+    """Return the same of a run of one engine."""
+    columns = Columns()
+    replica = ReplicaResult(
+        run.num_slots, run.num_blocks, run.max_batch_tokens, run.totals, end_ticks=run.end_ticks
+    )
+    for sequence in run.sequences:
+        replica.add(sequence, columns)
+    first = min((sequence.arrival_time for sequence in run.sequences), default=0.0)
+    return FleetResult([replica], columns.times, first)

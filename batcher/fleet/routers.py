@@ -13,20 +13,32 @@ from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from random import Random
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.replica import LoadReport
 from batcher.foreign import calling, import_object
-from batcher.simulation.sequence import SimulatedContents, SimulatedSequence
 
+if TYPE_CHECKING:
+    from batcher.simulation.sequence import SimulatedSequence
+
+DEFAULT_ROUTER = "round-robin"
+DEFAULT_REPORT_INTERVAL = 0.1  # seconds, as vLLM has it for data-parallel ranks
 SEED = 0
 WAITING_WEIGHT = 4  # of one that waits, against one that runs: as vLLM weighs them
 PREFIX_BLOCK = 16  # tokens
-MAX_NODES = 2**20  # blocks of prompts that are remembered, those seen last
+MAX_PREFIXES = 2**20  # blocks of prompts that are remembered, those seen last
 MAX_OVERLOAD = 1.25  # of the mean load, as in consistent hashing with bounded loads
 MAX_ENTRIES = 8  # of a heap, for each replica
+
+
+class ReplicaStats(Struct, frozen=True, gc=False):
+    """How a replica stood at `time`: how many sequences ran, and how many waited."""
+
+    time: float
+    running: int
+    waiting: int
 
 
 class ReplicaView(Struct, eq=False):
@@ -41,7 +53,7 @@ class ReplicaView(Struct, eq=False):
     num_requests: int = 0
     num_tokens: int = 0
     num_unreported: int = 0
-    report: LoadReport | None = None
+    report: ReplicaStats | None = None
 
 
 class Router:
@@ -61,7 +73,7 @@ class Router:
         """Send to these from now on, which are at least one."""
         self.replicas = replicas
 
-    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:  # noqa: ARG002 - others need them
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - others need them
         """Return where to send a request; None: it is refused."""
         place = self._turn % len(self.replicas)
         self._turn = place + 1
@@ -81,7 +93,7 @@ class RandomChoice(Router):
         super().__init__()
         self._random = Random(SEED).random  # noqa: S311 - chance, not secrets
 
-    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
         """Return one of them."""
         return self.replicas[int(self._random() * len(self.replicas))]
 
@@ -91,7 +103,7 @@ class RandomTwo(RandomChoice):
 
     hears_ends = True
 
-    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
         """Return the one of two different ones that has fewer."""
         replicas = self.replicas
         first = int(self._random() * len(replicas))
@@ -126,7 +138,7 @@ class LeastOf(Router):
         for replica in replicas:
             self._place(replica)
 
-    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
         """Return the one with the least."""
         return self.least
 
@@ -193,7 +205,7 @@ class ShortestQueue(LeastOf):
         return WAITING_WEIGHT * (waiting + report.waiting) + report.running
 
 
-class _Node(Struct, eq=False):
+class _Prefix(Struct, eq=False):
     """A block of prompts after the same ones, and where the last that has it was sent."""
 
     number: int
@@ -208,40 +220,42 @@ class PrefixAffinity(LeastLoaded):
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._nodes: OrderedDict[tuple[int, Hashable], _Node] = OrderedDict()
-        self._contents = SimulatedContents()
-        self._num_nodes = 0
+        from batcher.simulation.sequence import SimulatedContents  # noqa: PLC0415 - it imports numpy
 
-    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+        super().__init__()
+        self._prefixes: OrderedDict[tuple[int, Hashable], _Prefix] = OrderedDict()
+        self._contents = SimulatedContents()
+        self._num_prefixes = 0
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
         """Return the one that has most of the prompt."""
         path, home = self._path_of(request)
         if home not in self._loads or self._is_overloaded(home):
             home = self.least
-        for node in path:
-            node.home = home
+        for prefix in path:
+            prefix.home = home
         return home
 
-    def _path_of(self, request: SimulatedSequence) -> tuple[list[_Node], ReplicaView | None]:
-        """Return the nodes of the blocks of a prompt, and where the longest known part was sent."""
-        nodes, path, home = self._nodes, list[_Node](), None
+    def _path_of(self, request: "SimulatedSequence") -> tuple[list[_Prefix], ReplicaView | None]:
+        """Return what ends with each block, and where the longest known part was sent."""
+        prefixes, path, home = self._prefixes, list[_Prefix](), None
         num_tokens = request.num_prompt_tokens // PREFIX_BLOCK * PREFIX_BLOCK
         blocks = self._contents.blocks(request, 0, num_tokens, PREFIX_BLOCK)
         parent, is_known = 0, True
         for key in chain([request.cache_salt], blocks):
-            node = nodes.get((parent, key))
-            if node is None:
+            prefix = prefixes.get((parent, key))
+            if prefix is None:
                 is_known = False
-                self._num_nodes += 1
-                node = nodes[parent, key] = _Node(self._num_nodes)
+                self._num_prefixes += 1
+                prefix = prefixes[parent, key] = _Prefix(self._num_prefixes)
             else:
-                nodes.move_to_end((parent, key))
+                prefixes.move_to_end((parent, key))
             if is_known and path:  # a salt alone is no prefix
-                home = node.home
-            path.append(node)
-            parent = node.number
-        while len(nodes) > MAX_NODES:
-            nodes.popitem(last=False)
+                home = prefix.home
+            path.append(prefix)
+            parent = prefix.number
+        while len(prefixes) > MAX_PREFIXES:
+            prefixes.popitem(last=False)
         return path, home
 
     def _is_overloaded(self, replica: ReplicaView) -> bool:
@@ -256,7 +270,7 @@ class BySession(Router):
     Transactions on Networking 6(1), 1998).
     """
 
-    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
         """Return the one with the largest hash of the session."""
         session = request.job.session
         if session is None:
@@ -294,7 +308,7 @@ class OwnRouter(Router):
         super().__init__()
         self._name, self._choose_place = name, choose_place
 
-    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView | None:
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
         """Return what the function says.
 
         Raises:

@@ -70,45 +70,11 @@ class SimulationResult(Struct, frozen=True):
         return self.end_ticks / TICKS_PER_SECOND
 
     @property
-    def makespan(self) -> float:
-        """From the first arrival to the end of the last step, in seconds."""
-        first = min((sequence.arrival_time for sequence in self.sequences), default=0.0)
-        return self.end - first
-
-    @property
-    def slot_utilisation(self) -> float:
-        """The share of slots that were held, over all steps."""
-        return _share(self.totals.slot_steps, self.num_slots * self.totals.num_steps)
-
-    @property
-    def kv_utilisation(self) -> float | None:
-        """The share of blocks that were held, over all steps; None without a limit."""
-        if self.num_blocks is None:
-            return None
-        return _share(self.totals.block_steps, self.num_blocks * self.totals.num_steps)
-
-    @property
-    def budget_utilisation(self) -> float | None:
-        """The share of max_batch_tokens that was computed, over all steps; None without one."""
-        if self.max_batch_tokens is None:
-            return None
-        return _share(self.totals.computed_tokens, self.max_batch_tokens * self.totals.num_steps)
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of tokens that were found in blocks, of those admitted the first time."""
-        return _share(self.totals.found_tokens, self.totals.asked_tokens)
-
-    @property
     def binding_shares(self) -> dict[str, float]:
         """Of the time of all steps, for which share each of BINDINGS bound; largest first."""
         ticks = self.totals.binding_ticks
         total = sum(ticks.values())
         return {name: count / total for name, count in ticks.most_common()} if total else {}
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
 
 
 def times_of(sequences: Iterable[SimulatedSequence]) -> ServedTimes:

@@ -77,6 +77,10 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         tokens = None if output.tokens is None else output.tokens[: self.max_tokens]
         return Piece(self.max_tokens, output.symbol, tokens)
 
+    def fail(self) -> None:
+        """Let it come to no end of its own."""
+        self.has_failed = True
+
     def lay_out(self) -> tuple[Piece, ...]:
         """Return its pieces, which are known with their ends from now on."""
         if not self.ends:

@@ -157,14 +157,17 @@ class StepSimulation:
     def _end(self, sequence: SimulatedSequence) -> None:
         """Note that a sequence has all its tokens by now."""
         sequence.end_ticks = self._ticks
-        self._num_ended += 1
-        if sequence.job.session is not None:
-            self._turns.ended.append(sequence)
+        self._note_over(sequence)
 
     def _fail(self, sequence: SimulatedSequence) -> None:
         """End a sequence that waits, and can never run."""
         self._scheduler.finish_waiting(sequence, FINISH)
-        sequence.has_failed = True
+        sequence.fail()
+        self._note_over(sequence)
+
+    def _note_over(self, sequence: SimulatedSequence) -> None:
+        """Count one that has ended or failed, which may have another turn go on."""
+        self._num_ended += 1
         if sequence.job.session is not None:
             self._turns.ended.append(sequence)
 

@@ -3,7 +3,7 @@
 Rule: whatever can be varied is an axis here; commands, tables and searches know only axes.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import product
 from math import isfinite
@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
+from batcher.fleet.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, router_of
 from batcher.request import MAX_DRAFT_TOKENS
 from batcher.scheduling.policies import policy_of
 from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
@@ -25,6 +26,8 @@ from batcher.timing.model_shape import load_model_shape
 MAX_COUNT = 2**40
 MAX_BATCH = 2**20  # slots
 MAX_DRAFT_COST = 1000  # steps
+MAX_REPLICAS = 2**16
+MAX_REPORT_INTERVAL = 1e6  # seconds
 NO_LIMIT = "none"
 
 Value = Any
@@ -34,6 +37,8 @@ class Deployment(Struct, frozen=True, kw_only=True):
     """A way to serve a workload.
 
     profile: the name of a step time.  rate: how many times as fast as in the file requests arrive.
+    replicas: how many engines there are, each with all the rest.  router, report_interval: which
+    of them a request is sent to, and how many seconds apart they report, see batcher.fleet.
     draft_tokens, draft_acceptance, draft_cost: see AssumedDrafts; None: there are no drafts.
     draft_model: the shape of the model that makes them, None if none does; see draft_memory.py.
     """
@@ -42,6 +47,9 @@ class Deployment(Struct, frozen=True, kw_only=True):
     scheduling: SchedulingSettings = DEFAULT_SCHEDULING
     profile: str = "constant"
     rate: float = 1.0
+    replicas: int = 1
+    router: str = DEFAULT_ROUTER
+    report_interval: float = DEFAULT_REPORT_INTERVAL
     draft_tokens: int | None = None
     draft_acceptance: float = 0.0
     draft_cost: float = 0.0
@@ -167,6 +175,7 @@ def _reader(setting: Setting) -> Callable[[str], Value]:
     return _name_for(policy_of) if setting.kind is str else _count(has_none=setting.is_optional)
 
 
+_REPORT_INTERVAL = f"expected seconds, above 0 and up to {MAX_REPORT_INTERVAL:,.0f}"
 _DRAFT_COST = f"expected a share of a step, from 0 to {MAX_DRAFT_COST:,}"
 
 # In the order of their columns; the last one changes fastest from row to row.
@@ -190,6 +199,13 @@ AXES = {
             _number(lambda share: 0 <= share <= MAX_DRAFT_COST, _DRAFT_COST),
         ),
         Axis("draft_tokens", "drafts", _draft_tokens),
+        Axis(
+            "report_interval",
+            "reports s",
+            _number(lambda seconds: 0 < seconds <= MAX_REPORT_INTERVAL, _REPORT_INTERVAL),
+        ),
+        Axis("router", "router", _name_for(router_of)),
+        Axis("replicas", "replicas", _count(MAX_REPLICAS)),
         Axis("batch", "batch", _count(MAX_BATCH)),
     )
 }
@@ -201,6 +217,27 @@ def show_value(axis: Axis, value: Value) -> str:
     if setting is not None:
         return setting.shown(value)
     return NO_LIMIT if value is None else str(value)
+
+
+def check_router(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
+    """Make sure that what was given of a router has an effect in one of the `alternatives`.
+
+    Raises:
+        BatchdecodeError: it has not.
+    """
+    fleets = [deployment for deployment in alternatives if deployment.replicas > 1]
+    if not fleets:
+        for name in ("router", "report_interval"):
+            if name in given:
+                raise BatchdecodeError(
+                    f"{AXES[name].option} has no effect without --replicas of at least 2"
+                )
+    if "report_interval" in given and not any(
+        router_of(deployment.router).hears_reports for deployment in fleets
+    ):
+        raise BatchdecodeError(
+            "--report-interval has no effect: the router goes by no reports of replicas"
+        )
 
 
 def grid_of(values: Mapping[str, Sequence[Value]], base: Deployment) -> list[Deployment]:

@@ -14,13 +14,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
+from batcher.fleet.fleet import Fleet
+from batcher.fleet.replica import ReplicaSettings
+from batcher.fleet.result import FleetResult, ReplicaResult, result_of_engine
+from batcher.fleet.routers import router_of
 from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
 from batcher.metrics.distributions import MICROSECONDS
 from batcher.metrics.latencies import Latencies
 from batcher.metrics.slo import Goodput, Slo
 from batcher.scheduling.checks import check_settings
-from batcher.simulation.result import SimulationResult, times_of
-from batcher.simulation.sequence import SimulatedSequence
+from batcher.simulation.result import Totals
+from batcher.simulation.sequence import Turns
 from batcher.simulation.simulator import simulate
 from batcher.simulation.workload import Job, Workload
 from batcher.timing.loading import step_time_of
@@ -59,23 +63,28 @@ class Binding(Struct, frozen=True):
     doubling: float
 
 
-def binding_of(result: SimulationResult, step_time: StepTime) -> Binding:
-    """Return what bound a simulated run whose steps took `step_time`."""
-    if result.sequences and all(sequence.has_failed for sequence in result.sequences):
+def binding_of(result: FleetResult, step_time: StepTime) -> Binding:
+    """Return what bound a simulated run whose steps took `step_time`; of a fleet, what did mostly.
+
+    Each replica has the same time to be shared out, from the first arrival to the end of all.
+    """
+    replicas = result.replicas
+    num_admitted = sum(replica.last_admission_ticks is not None for replica in replicas)
+    if result.num_failed and not num_admitted:
         return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to share out
     ticks = dict.fromkeys(get_args(Constraint), 0)
-    for reason, lacking in _LACKS.items():
-        ticks[lacking] += result.totals.binding_ticks[reason]
+    for replica in replicas:
+        for reason, lacking in _LACKS.items():
+            ticks[lacking] += replica.totals.binding_ticks[reason]
     doubling = gain_of_doubling(result, step_time)
     if doubling < WORTH_DOUBLING:
         for room in _IS_ROOM:
             ticks["compute"] += ticks[room]
             ticks[room] = 0
     num_waiting_ticks = sum(ticks.values())
-    admissions = [s.admitted_ticks for s in result.sequences if s.admitted is not None]
-    drain = result.end_ticks - max(admissions, default=result.end_ticks)
-    drain = min(drain, result.totals.binding_ticks["arrivals"])
-    total = max(round(result.makespan * TICKS_PER_SECOND), num_waiting_ticks + drain)
+    drain = sum(map(_drain_of, replicas))
+    total = len(replicas) * round(result.makespan * TICKS_PER_SECOND)
+    total = max(total, num_waiting_ticks + drain)
     ticks["compute"] += drain
     ticks["arrivals"] = total - num_waiting_ticks - drain
     shares = {name: round(part / total, NUM_DIGITS) for name, part in ticks.items() if part}
@@ -83,18 +92,24 @@ def binding_of(result: SimulationResult, step_time: StepTime) -> Binding:
     return Binding(constraint, shares.get(constraint, 0.0), shares, round(doubling, NUM_DIGITS))
 
 
-def gain_of_doubling(result: SimulationResult, step_time: StepTime) -> float:
+def _drain_of(replica: ReplicaResult) -> int:
+    """Return how long a replica took after its last first admission, as far as nobody waited."""
+    if replica.last_admission_ticks is None:
+        return 0
+    drain = replica.end_ticks - replica.last_admission_ticks
+    return min(drain, replica.totals.binding_ticks["arrivals"])
+
+
+def gain_of_doubling(result: FleetResult, step_time: StepTime) -> float:
     """Return by how much a step twice as large as the mean one gives more tokens per second."""
-    num_steps = result.totals.num_steps
+    totals = result.totals
+    num_steps = totals.num_steps
     if not num_steps:
         return 0.0
-    num_rows = max(1, round(result.totals.slot_steps / num_steps))
-    num_tokens = max(num_rows, round(result.totals.computed_tokens / num_steps))
-    totals = result.totals
-    kv_read = round((sum(map(_kv_read, result.sequences)) - totals.unread_tokens) / num_steps)
-    prefill_work = round(
-        (sum(map(_prefill_work, result.sequences)) + totals.draft_work) / num_steps
-    )
+    num_rows = max(1, round(totals.slot_steps / num_steps))
+    num_tokens = max(num_rows, round(totals.computed_tokens / num_steps))
+    kv_read = round((result.kv_read - totals.unread_tokens) / num_steps)
+    prefill_work = round((result.prefill_work + totals.draft_work) / num_steps)
     once = step_time.ticks(num_tokens, num_rows, kv_read, prefill_work)
     twice = step_time.ticks(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
     if totals.draft_ticks:  # a draft costs a share of a step that only decodes
@@ -103,21 +118,6 @@ def gain_of_doubling(result: SimulationResult, step_time: StepTime) -> float:
         doubled = step_time.ticks(2 * num_rows, 2 * num_rows, 2 * kv_read, 0)
         return 2 * (once + making) / (twice + making * doubled / decoding) - 1
     return 2 * once / twice - 1
-
-
-def _kv_read(sequence: SimulatedSequence) -> int:
-    """Return how many tokens before its own a sequence reads while it decodes."""
-    if sequence.num_output_tokens < 1:
-        return 0
-    num_decoded = sequence.num_output_tokens - 1
-    return num_decoded * sequence.num_prompt_tokens + num_decoded * (num_decoded - 1) // 2
-
-
-def _prefill_work(sequence: SimulatedSequence) -> int:
-    """Return the sum of P * (2 * context + P) over the chunks of a prompt, however it was cut."""
-    if sequence.has_failed or sequence.job.max_tokens == 0:
-        return 0
-    return sequence.num_prompt_tokens**2 - sequence.num_cached_at_first**2
 
 
 class DraftUse(Struct, frozen=True):
@@ -132,6 +132,20 @@ class DraftUse(Struct, frozen=True):
     acceptance: float
     tokens_per_step: float
     making: float
+
+
+class ReplicaSpread(Struct, frozen=True, kw_only=True):
+    """How the work was spread over the replicas of a fleet.
+
+    busiest, mean, idlest: for which share of the makespan one took steps.
+    most_served, least_served: how many samples.
+    """
+
+    busiest: float
+    mean: float
+    idlest: float
+    most_served: int
+    least_served: int
 
 
 class Question(Struct, frozen=True):
@@ -151,7 +165,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.
     tails: for each limit of the SLO, what the asked share of samples does not exceed; None if
     fewer were served.
-    drafts: None if none were verified.
+    drafts: None if none were verified.  replicas: None if there is one.
     """
 
     served: int
@@ -171,6 +185,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     tails: dict[str, float | None]
     drafts: DraftUse | None
     binding: Binding
+    replicas: ReplicaSpread | None
 
 
 def measure(
@@ -186,19 +201,9 @@ def measure(
     deployment = beside_draft(deployment)
     workload = at_rate(question.workload, deployment.rate)
     step_time = step_time_of(deployment.profile)
-    num_jobs = len(workload.jobs)
-    result = simulate(
-        workload,
-        deployment.batch,
-        deployment.scheduling,
-        step_time,
-        lambda num_ended: on_part(num_ended / num_jobs),
-        deployment.drafts,
-    )
-    totals, slo = result.totals, question.slo
-    times = times_of(each for each in result.sequences if each.first_token is not None)
-    num_failed = sum(sequence.has_failed for sequence in result.sequences)
-    num_served, makespan = len(times.arrival), result.makespan
+    result = _run(workload, deployment, step_time, on_part)
+    totals, slo, times = result.totals, question.slo, result.times
+    num_failed, num_served, makespan = result.num_failed, len(times.arrival), result.makespan
     num_tokens = int(times.num_tokens.sum())
     has_cache = deployment.scheduling.has_prefix_cache
     return Outcome(
@@ -217,13 +222,59 @@ def measure(
         recomputed_tokens=totals.recomputed_tokens,
         prefix_hits=_rounded(result.hit_rate) if has_cache else None,
         tails={} if slo is None else _tails(slo, times, num_failed, question.asked),
-        drafts=_draft_use(result),
+        drafts=_draft_use(totals),
         binding=binding_of(result, step_time),
+        replicas=_spread_of(result) if deployment.replicas > 1 else None,
     )
 
 
-def _draft_use(result: SimulationResult) -> DraftUse | None:
-    totals = result.totals
+def _run(
+    workload: Workload, deployment: Deployment, step_time: StepTime, on_part: OnPart
+) -> FleetResult:
+    """Return what the replicas of `deployment` do; one alone needs no router."""
+    num_jobs = len(workload.jobs)
+
+    def on_ended(num_ended: int) -> None:
+        on_part(num_ended / num_jobs)
+
+    if deployment.replicas == 1:
+        return result_of_engine(
+            simulate(
+                workload,
+                deployment.batch,
+                deployment.scheduling,
+                step_time,
+                on_ended,
+                deployment.drafts,
+            )
+        )
+    replica = ReplicaSettings(
+        num_slots=deployment.batch,
+        scheduling=deployment.scheduling,
+        step_time=step_time,
+        drafts=deployment.drafts,
+    )
+    router, interval = router_of(deployment.router), deployment.report_interval
+    fleet = Fleet(Turns(workload), [replica] * deployment.replicas, router, interval, on_ended)
+    return fleet.run()
+
+
+def _spread_of(result: FleetResult) -> ReplicaSpread:
+    busy = [
+        replica.busy_ticks / TICKS_PER_SECOND / result.makespan if result.makespan else 0.0
+        for replica in result.replicas
+    ]
+    served = [replica.num_served for replica in result.replicas]
+    return ReplicaSpread(
+        busiest=round(max(busy), NUM_DIGITS),
+        mean=round(sum(busy) / len(busy), NUM_DIGITS),
+        idlest=round(min(busy), NUM_DIGITS),
+        most_served=max(served),
+        least_served=min(served),
+    )
+
+
+def _draft_use(totals: Totals) -> DraftUse | None:
     if not totals.num_drafts:
         return None
     num_ticks = sum(totals.binding_ticks.values())

@@ -12,9 +12,17 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.simulation.workload import Workload
-from batcher.whatif.deployments import AXES, MAX_BATCH, Deployment, Value, num_blocks, num_tokens
+from batcher.whatif.deployments import (
+    AXES,
+    MAX_BATCH,
+    MAX_REPLICAS,
+    Deployment,
+    Value,
+    num_blocks,
+    num_tokens,
+)
 
-Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "rate"]
+Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "replicas", "rate"]
 
 STEPS_OF_DOUBLING = 64
 MAX_DOUBLINGS = 10  # of a rate, up and down
@@ -56,6 +64,8 @@ class Ladder:
             return range(-bound, bound + 1, STEPS_OF_DOUBLING), MAX_DOUBLINGS
         if self.searched == "batch":
             most = min(len(workload.jobs), MAX_BATCH, scheduling.max_batch_tokens or MAX_BATCH)
+        elif self.searched == "replicas":
+            most = min(len(workload.jobs), MAX_REPLICAS)
         elif self.searched == "max_batch_tokens":
             first = max(self.base.batch, scheduling.block_size if scheduling.is_paged else 1)
             most = num_tokens(workload)

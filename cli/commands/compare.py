@@ -27,6 +27,7 @@ _DRAFTS = {
     "draft_cost": ("What a draft costs, as a share of a step.  [default: 0]", "SHARE"),
 }
 _SHAPES = {"draft_model": "model_shape"}
+FLEET = "A fleet"
 _SLOTS = "Slots of the batch.  [default: 8]"
 
 quiet_option = partial(flag, OUTPUT, "No progress and no notes: only problems.", "-q")
@@ -62,6 +63,23 @@ def axes_group(*, as_lists: bool) -> OptionGroup:
                 for name, setting in SETTINGS.items()
             },
             "profile": kind(TIME, _PROFILES, "NAME", is_common=True, offers="profile"),
+            "replicas": kind(
+                FLEET, "Engines, each with all of this.  [default: 1]", "N", is_common=True
+            ),
+            "router": kind(
+                FLEET,
+                "Which replica gets a request: round-robin, random, random-two, least-loaded, "
+                "least-tokens, shortest-queue, prefix-affinity, session or module:function.  "
+                "[default: round-robin]",
+                "NAME",
+                is_common=True,
+                offers="router",
+            ),
+            "report_interval": kind(
+                FLEET,
+                "How far apart replicas tell the router their queues.  [default: 0.1]",
+                "SECONDS",
+            ),
             **{
                 name: kind(SPECULATION, *text, offers=_SHAPES.get(name, ""))
                 for name, text in _DRAFTS.items()

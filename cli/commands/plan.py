@@ -39,9 +39,9 @@ class PlanOptions:
         max=1,
         is_common=True,
     )
-    search: Literal["batch", "kv-blocks", "max-batch-tokens", "rate"] = option(
+    search: Literal["batch", "kv-blocks", "max-batch-tokens", "replicas", "rate"] = option(
         SEARCH,
-        "The smallest batch, kv-blocks or max-batch-tokens, or the largest rate.",
+        "The smallest batch, kv-blocks, max-batch-tokens or replicas, or the largest rate.",
         "WHAT",
         default="batch",
         is_common=True,

@@ -72,6 +72,12 @@ def _policies(_: Asked) -> Candidates:
     yield from map(Candidate, POLICIES)
 
 
+def _routers(_: Asked) -> Candidates:
+    from batcher.fleet.routers import ROUTERS  # noqa: PLC0415 - as above
+
+    yield from map(Candidate, ROUTERS)
+
+
 def _profiles(asked: Asked) -> Candidates:
     """Yield profiles, the other forms of a step time and, of a roofline, models and GPUs."""
     kind, *parts = asked.incomplete.split(":")
@@ -154,6 +160,7 @@ def _distinct(found: Iterator[bytes]) -> Iterator[bytes]:
 
 _OFFERED: dict[str, Callable[[Asked], Candidates]] = {
     "policy": _policies,
+    "router": _routers,
     "profile": _profiles,
     "profile_name": lambda _: map(Candidate, _names_in("profiles.yaml")),
     "model": _models,

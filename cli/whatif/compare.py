@@ -5,7 +5,7 @@ import os
 from batcher.metrics.slo import parse_slo
 from batcher.scheduling.checks import check_effects
 from batcher.whatif.comparing import DEFAULT_GROWTH, GridCell, compare
-from batcher.whatif.deployments import AXES, Deployment, grid_of
+from batcher.whatif.deployments import AXES, Deployment, check_router, grid_of
 from batcher.whatif.drafting import beside_none, check_drafts
 from batcher.whatif.measuring import Question
 
@@ -36,6 +36,7 @@ def compare_requests(options: CompareOptions) -> int:
     grid = grid_of(values, Deployment())
     check_effects(options.axes, [deployment.scheduling for deployment in grid])
     check_drafts(options.axes, grid)
+    check_router(options.axes, grid)
     column = None if options.sort is None else column_of(options.sort)
     check_plot(options.plot, force=options.force, is_for_programs=options.json or options.csv)
     workload = read_workload(options)

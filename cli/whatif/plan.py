@@ -7,9 +7,9 @@ from typing import get_args
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.scheduling.checks import check_effects
-from batcher.whatif.deployments import AXES, Deployment, Limit, Value, grid_of
+from batcher.whatif.deployments import AXES, Deployment, Limit, Value, check_router, grid_of
 from batcher.whatif.drafting import Gain, check_drafts
-from batcher.whatif.measuring import Question, good_share
+from batcher.whatif.measuring import Question, ReplicaSpread, good_share
 from batcher.whatif.planning import Plan, find_plan
 from batcher.whatif.relief import Relief
 from batcher.whatif.search import Searched
@@ -86,6 +86,7 @@ def _base_of(options: PlanOptions, searched: Searched) -> tuple[Deployment, Depl
     tried = AXES[searched].set(base, 1) if searched in AXES else base
     check_effects(axes, [tried.scheduling])
     check_drafts(axes, [tried])
+    check_router(axes, [AXES["replicas"].set(tried, 2)] if searched == "replicas" else [tried])
     return base, tried
 
 
@@ -141,11 +142,22 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     yield from filter(itemgetter(1), (("helps", _helps(plan)), ("no help", _useless(plan))))
     if plan.gain is not None:
         yield "drafts", _drafts(plan.deployment, plan.gain)
+    if plan.outcome.replicas is not None:
+        yield "busy", _busy(plan.outcome.replicas)
     shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
     yield "time", [f"{BINDS[name]} {whole_percent(share)}" for name, share in shares]
     if plan.contradictions:
         yield "but", _contradictions(plan)
     yield "tried", [_short(plan, value) for value in sorted(trial.value for trial in plan.trials)]
+
+
+def _busy(spread: ReplicaSpread) -> list[str]:
+    """Return how the work was spread over replicas."""
+    return [
+        f"idlest replica {whole_percent(spread.idlest)}",
+        f"mean {whole_percent(spread.mean)}",
+        f"busiest {whole_percent(spread.busiest)}",
+    ]
 
 
 def _headroom(plan: Plan, metric: str, limit: float) -> str:

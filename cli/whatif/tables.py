@@ -71,6 +71,14 @@ def _latency(metric: str, percent: str) -> Column:
     return Column(f"{metric}-{percent}", f"{metric} s", percent, read, number, -1)
 
 
+def _spread(name: str) -> Callable[[Outcome], Number]:
+    def read(outcome: Outcome) -> Number:
+        value: Number = None if outcome.replicas is None else getattr(outcome.replicas, name)
+        return value
+
+    return read
+
+
 def good_percent(share: float) -> str:
     """Return a share rounded down to a tenth of a per cent, so that a miss is not rounded away."""
     return f"{int(share * 1000 + 1e-6) / 10:g}%"
@@ -96,6 +104,8 @@ COLUMNS = {
         Column("slots", "used", "slots", lambda outcome: outcome.slots_used, whole_percent),
         Column("kv", "used", "KV", lambda outcome: outcome.kv_used, whole_percent),
         Column("budget", "used", "budget", lambda outcome: outcome.budget_used, whole_percent),
+        Column("idlest", "busy", "idlest", _spread("idlest"), whole_percent),
+        Column("busiest", "busy", "busiest", _spread("busiest"), whole_percent, -1),
         Column("preemptions", "", "preempt", lambda outcome: outcome.preemptions, _count, -1),
         Column("hits", "prefix", "hits", lambda outcome: outcome.prefix_hits, whole_percent),
         Column(

@@ -84,7 +84,7 @@ def test_json_has_all_of_it():
         (["--slo", "e2e=1", "--search", "rate"], "all requests arrive at once"),
         (
             ["--slo", "e2e=1", "--search", "speed"],
-            "--search must be batch, kv-blocks, max-batch-tokens or rate, not 'speed'",
+            "--search must be batch, kv-blocks, max-batch-tokens, replicas or rate, not 'speed'",
         ),
         (["--slo", "e2e=1", "--goodput", "0"], "--goodput 0 is met by anything"),
         (["--slo", "e2e=1", "--aging", "5"], "--aging has no effect without a --policy other"),

@@ -151,7 +151,8 @@ def test_the_columns_of_settings_have_their_order():
     memory = ["prefix_cache", "capacity", "watermark", "block_size", "kv_blocks"]
     limits = ["max_batch_tokens", "long_prefill_threshold"]
     drafts = ["draft_model", "draft_acceptance", "draft_cost", "draft_tokens"]
-    assert list(AXES) == [*first, *memory, *limits, *drafts, "batch"]
+    fleet = ["report_interval", "router", "replicas"]
+    assert list(AXES) == [*first, *memory, *limits, *drafts, *fleet, "batch"]
 
 
 def test_every_setting_is_an_axis():
@@ -159,6 +160,7 @@ def test_every_setting_is_an_axis():
     assert set(AXES) == settings | {
         *("batch", "profile"),
         *("draft_tokens", "draft_acceptance", "draft_cost", "draft_model"),
+        *("replicas", "router", "report_interval"),
     }
     for name, axis in AXES.items():
         changed = axis.set(deployment_of(8), "x")

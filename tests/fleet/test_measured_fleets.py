@@ -1,0 +1,138 @@
+"""What a deployment of several replicas comes to, beside that of one, and beside theory."""
+
+from math import factorial
+
+import numpy as np
+import pytest
+
+from batcher.errors import BatchdecodeError
+from batcher.fleet.fleet import Fleet
+from batcher.fleet.replica import ReplicaSettings
+from batcher.fleet.routers import ROUTERS, router_of
+from batcher.metrics.slo import Slo
+from batcher.simulation.sequence import Turns
+from batcher.simulation.workload import GREEDY, Job, Piece, Workload
+from batcher.timing.formulas import ConstantStepTime
+from batcher.whatif.comparing import compare
+from batcher.whatif.deployments import Deployment, check_router
+from batcher.whatif.measuring import Question, measure
+from batcher.whatif.planning import find_plan
+
+
+def workload_of_jobs(arrivals, outputs, num_prompt=1):
+    jobs = [
+        Job(
+            id=str(number),
+            input_index=number,
+            arrival_time=float(arrival),
+            num_prompt_tokens=num_prompt,
+            num_output_tokens=int(num_output),
+            max_tokens=int(num_output),
+            prompt=(Piece(num_prompt, ("prompt", number)),),
+            output=Piece(int(num_output), GREEDY),
+        )
+        for number, (arrival, num_output) in enumerate(zip(arrivals, outputs, strict=True))
+    ]
+    return Workload(jobs, len(jobs))
+
+
+def poisson(rate, number, seed=0):
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, number))
+
+
+QUESTION = Question(workload_of_jobs(poisson(40, 400), [20] * 400, 100), Slo({"e2e": 0.5}))
+BASE = Deployment(batch=4, profile="h100_llama3.1-8b_tp1")
+
+
+def fleet_of(number, router="round-robin"):
+    return Deployment(batch=4, profile=BASE.profile, replicas=number, router=router)
+
+
+def test_replicas_each_serve_their_share_and_the_rest_is_told_of_all():
+    alone, two = measure(QUESTION, BASE), measure(QUESTION, fleet_of(2))
+    assert alone.replicas is None
+    assert two.replicas.most_served == two.replicas.least_served == 200
+    assert 0 < two.replicas.idlest <= two.replicas.mean <= two.replicas.busiest <= 1
+    assert two.served == alone.served == 400
+    assert two.makespan < alone.makespan
+    assert sum(two.binding.shares.values()) == pytest.approx(1)
+
+
+def test_who_knows_more_balances_better():
+    lengths = np.random.default_rng(2).geometric(1 / 60, 3000)
+    question = Question(workload_of_jobs(poisson(24, 3000), lengths, 100))
+    queue = {name: measure(question, fleet_of(4, name)).latencies.queue.mean for name in ROUTERS}
+    assert queue["least-loaded"] < queue["random-two"] < queue["random"]
+    assert queue["least-loaded"] < queue["shortest-queue"] < queue["round-robin"]
+
+
+def test_the_answer_does_not_depend_on_the_number_of_processes():
+    grid = [fleet_of(number, name) for number in (2, 3) for name in sorted(ROUTERS)]
+    cells = [compare(QUESTION, grid, growth=0.1, num_jobs=jobs, small=0) for jobs in (1, 2)]
+    assert cells[0] == cells[1]
+
+
+def test_the_smallest_fleet_that_meets_an_slo():
+    plan = find_plan(QUESTION, fleet_of(1, "least-loaded"), "replicas")
+    assert plan.is_met
+    shares = {trial.value: trial.share for trial in plan.trials}
+    assert shares[plan.value - 1] < 1 <= shares[plan.value]
+
+
+@pytest.mark.parametrize("option", ["router", "report_interval"])
+def test_a_router_of_one_replica_has_no_effect(option):
+    with pytest.raises(BatchdecodeError, match="no effect without --replicas"):
+        check_router([option], [BASE])
+
+
+def test_reports_that_nobody_goes_by_have_no_effect():
+    with pytest.raises(BatchdecodeError, match="goes by no reports"):
+        check_router(["report_interval"], [fleet_of(2, "least-loaded")])
+    check_router(["report_interval"], [fleet_of(2, "shortest-queue")])
+
+
+def test_an_unknown_router_is_answered_with_a_near_one():
+    with pytest.raises(BatchdecodeError, match="did you mean least-loaded"):
+        router_of("least-load")
+
+
+# -- queues of which theory knows the mean wait; a service is one step of constant time, or many ---
+
+
+def mean_wait(workload, num_replicas, num_slots, router, step_seconds):
+    settings = ReplicaSettings(
+        num_slots=num_slots,
+        scheduling=Deployment().scheduling,
+        step_time=ConstantStepTime(step_seconds),
+    )
+    times = Fleet(Turns(workload), [settings] * num_replicas, router_of(router), 1.0).run().times
+    half = len(times.arrival) // 20  # the queue was empty at first
+    return float((times.admitted - times.arrival)[half:].mean())
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_the_wait_for_one_step_at_a_time_is_that_of_m_d_1(load):
+    workload = workload_of_jobs(poisson(2 * load, 400_000), [1] * 400_000)
+    wait = mean_wait(workload, 2, 1, "random", 1.0)  # a random half of a Poisson process is one
+    assert wait == pytest.approx(load / (2 * (1 - load)), rel=0.02)
+
+
+def erlang_c(servers, load):
+    """The probability of waiting in M/M/c; load: in servers."""
+    last = load**servers / factorial(servers) * servers / (servers - load)
+    return last / (sum(load**n / factorial(n) for n in range(servers)) + last)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("replicas", "slots", "load"), [(2, 1, 0.7), (1, 4, 0.8), (2, 3, 0.6)])
+def test_the_wait_for_slots_is_that_of_m_m_c(replicas, slots, load):
+    steps, number = 300, 300_000  # a mean service is so many steps, of 1 second together
+    outputs = np.random.default_rng(1).geometric(1 / steps, number)
+    arrivals = poisson(load * slots * replicas, number)
+    wait = mean_wait(workload_of_jobs(arrivals, outputs), replicas, slots, "random", 1 / steps)
+    asked = load * slots
+    theory = erlang_c(slots, asked) / (slots - asked)
+    assert wait - 0.5 / steps == pytest.approx(theory, rel=0.02)  # until the next step begins
