@@ -36,6 +36,7 @@ RUN_ERROR_CODES = {
     "server-error": "a server refused the request, or its answer did not come whole",
     "content-filter": "a server's content filter refused the request, or broke its answer off",
     "kv-too-small": "all blocks together cannot hold what the request may need",
+    "worker-died": "each worker that decoded the request by itself has died of it",
     "session-failed": "the request before it in its session failed, or was aborted",
 }
 ERROR_CODES = REQUEST_ERROR_CODES | INPUT_ERROR_CODES | FIT_ERROR_CODES | RUN_ERROR_CODES

@@ -39,12 +39,24 @@ NOTES = (
     ),
 )
 
+MAX_WORKERS = 1024
 _SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go on
+_OF_ONE_ENGINE = (
+    "stream",
+    "trace",
+    "report",
+    "timeseries",
+    "slo",
+    "summary-json",
+    "stats",
+    "step-delay",
+)
 _EXCLUDING = (
     ("stream", "keep-order", "a stream is in the order of the steps"),
     ("stream", "resume", "what was streamed is not repeated"),
     ("force", "resume", "one starts over, the other goes on"),
     ("stats", "quiet", "one says more, the other less"),
+    *((name, "workers", "it is about one engine") for name in _OF_ONE_ENGINE),
 )
 MAX_PORT = 2**16 - 1
 _SECONDS: dict[str, Any] = {"max": MAX_DELAY}
@@ -67,6 +79,14 @@ class RunOptions:
     )
     config: str | None = shared.all_config()
     batch: int = shared.batch()
+    workers: int | None = option(
+        DECODING,
+        "Processes that decode, each with a model and --batch slots of its own; one that dies "
+        "is replaced.  [default: this one decodes]",
+        "N",
+        min=1,
+        max=MAX_WORKERS,
+    )
     model: str = shared.model()
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
@@ -217,6 +237,8 @@ class RunOptions:
         for one, other, why in _EXCLUDING:
             if getattr(self, one.replace("-", "_")) and getattr(self, other.replace("-", "_")):
                 raise BatchdecodeError(f"--{one} and --{other} exclude each other: {why}")
+        if self.workers is not None and self.live in {"always", "plain"}:
+            raise BatchdecodeError(f"--live {self.live} and --workers exclude each other")
         if self.retry_failed and not self.resume:
             raise BatchdecodeError(
                 "--retry-failed needs --resume: it is about results that are there"

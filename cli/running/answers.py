@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
-from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -30,6 +30,19 @@ Replaying = Literal["steps", "whole", "never"]
 HELD_BYTES = 32 * 2**20
 _NOTHING: Mapping[int, Result] = {}
 _HEADER = struct.Struct("<qq")  # index, length of the lines
+
+
+class Order(Protocol):
+    """When the lines that answer each line of the input are written."""
+
+    def put(self, index: int, lines: bytes, /) -> list[bytes]:
+        """Take in the lines that answer the line `index`; return those whose turn has come."""
+
+    def rest(self) -> Iterator[bytes]:
+        """Yield the lines still kept back, in order; those missing between them will not come."""
+
+    def close(self) -> None:
+        """Forget all that is kept back."""
 
 
 class InputOrder:
@@ -155,7 +168,7 @@ class Answers:
         model: str,
         bytes_of: BytesOf,
         earlier: "EarlierResults | None" = None,
-        order: InputOrder | None = None,
+        order: Order | None = None,
         *,
         replaying: Replaying = "steps",
     ) -> None:

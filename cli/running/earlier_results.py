@@ -252,8 +252,12 @@ class EarlierResults:
     def results_of(self, request: Request, /) -> dict[int, Result]:
         """Return the results that `request` has in the file, by their index."""
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
+        return self.find(request_id, max(request.n, request.best_of or 0))
+
+    def find(self, request_id: str, num_outputs: int) -> dict[int, Result]:
+        """Return the results, by their index, of a request that has so many outputs."""
         found = {}
-        for index in range(max(request.n, request.best_of or 0)):
+        for index in range(num_outputs):
             result = self._get(request_id, index)
             if result is not None:
                 found[index] = result

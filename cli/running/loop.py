@@ -90,6 +90,12 @@ class Loop:
             else:
                 return
 
+    def note_failure(self, request_id: str, message: str) -> None:
+        """Take note that a request failed in the model."""
+        self._count_failure()
+        if self.first_failure is None:
+            self.first_failure = f"{request_id}, {message}"
+
     def arrived(self) -> list[RequestEvent]:
         """Return the arrivals nobody was told of, after a step, or reading, was broken off."""
         return [e for e in self.engine.hand_out().events if type(e) is ArriveEvent]
@@ -108,9 +114,7 @@ class Loop:
         answers = self.answers
         for result in outcome.results:
             if result.error is not None and answers.is_first_failure(result.id):
-                self._count_failure()
-                if self.first_failure is None:
-                    self.first_failure = f"{result.id}, {result.error.message}"
+                self.note_failure(result.id, result.error.message)
         if answers.is_resumed:
             for event in outcome.events:
                 if type(event) is FinishEvent and answers.note_replayed(event):

@@ -38,6 +38,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     scheduling, step_time, speculation: as the first line of a trace has them, but with the policy.
     input_sha256: None if the run cannot be continued: its input cannot be read again, what it did
     depended on how fast it was, or there are token events among the results.
+    workers: the most of any run that has gone on with it; None if it decodes in one engine.
     """
 
     version: Literal[1] = 1
@@ -45,6 +46,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     settings: dict[str, Any]
     batch: int
+    workers: int | None = None
     scheduling: SchedulingSettings = DEFAULT_SCHEDULING
     step_time: dict[str, Any] = {}
     speculation: dict[str, Any] = {}
@@ -172,6 +174,7 @@ def prepare(
         model=run.model,
         settings=msgspec.json.decode(msgspec.json.encode(run.settings)),  # as it will be read
         batch=run.batch,
+        workers=options.workers,
         scheduling=options.scheduling.settings(),
         step_time=run.step_time,
         speculation=run.speculation,
@@ -182,8 +185,16 @@ def prepare(
     taken_over = None
     if has_results:
         _check_same_run(output, earlier, record)
+        record = _with_slots_of(record, earlier)
         taken_over = _take_over(output, record, options, requests)
     return Resumption(output, record, taken_over)
+
+
+def _with_slots_of(record: RunRecord, earlier: RunRecord | None) -> RunRecord:
+    """Return `record` with as many workers as either run has: results may name slots of all."""
+    if earlier is None or earlier.workers is None or record.workers is None:
+        return record
+    return replace(record, workers=max(record.workers, earlier.workers))
 
 
 def _take_over(
@@ -199,7 +210,9 @@ def _take_over(
         _write_record(output, record)  # from here on, results may be missing
     return take_over(
         output,
-        ResultLines(options.batch, written_lines(output), is_repairing=options.repair),
+        ResultLines(
+            record.batch * (record.workers or 1), written_lines(output), is_repairing=options.repair
+        ),
         expected=_expected(requests) if options.keep_order else None,
         omission=omission,
     )
@@ -338,6 +351,8 @@ def _scheduling_differences(earlier: RunRecord, now: RunRecord) -> list[str]:
         for name, value in now_values.items()
         if value != then_values[name]
     ]
+    if (earlier.workers is None) != (now.workers is None):
+        reasons.append(f"it was begun {'with' if now.workers is None else 'without'} --workers")
     then_name, now_name = (
         record.step_time.get("name", "1 second a step") for record in (earlier, now)
     )

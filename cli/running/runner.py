@@ -26,12 +26,13 @@ from ..screen.pace import Pace
 from ..screen.terminal import encoding_of, is_pipe, is_same_terminal, wants_color
 from ..screen.view import RunPlan, View
 from .answers import Answers, InputOrder, Replaying
+from .ending import refuse_rest, tell_ending
 from .engine_setup import EngineSetup
 from .files import OutputLock, check_files
 from .intake import InputError, OpenInput, Waiting, open_input
 from .loop import Loop
 from .output import NAMES_OF_STDOUT, OutputError, ResumeError, open_sink, stdout_sink
-from .problems import InvalidInput, ModelTracebacks, ProblemReport, say
+from .problems import ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
 from .resume import Resumption, find_leftover, prepare
 from .signals import Interrupted, StepWatch, StopSignals
@@ -121,7 +122,7 @@ def run_events(options: RunOptions) -> Iterator[Event]:
                 loop.answers.take(results)
                 yield from events
             say(setup.report.closing())
-            _refuse_rest(setup, loop)
+            refuse_rest(setup.report, loop)
             yield loop.engine.end_event()
 
 
@@ -142,6 +143,12 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         raise BatchdecodeError(
             "the results and --summary-json - cannot both go to stdout: give one of them a file"
         )
+    if options.workers is not None:
+        from .workers.processes import Processes  # noqa: PLC0415 - with it comes multiprocessing
+        from .workers.run import run_by_workers  # noqa: PLC0415 - few runs have some
+
+        workers = Processes(options, options.workers, stop.waiting)
+        return run_by_workers(options, workers, options.workers, stop, command)
     with open_input(options.input, stop.waiting) as requests:
         check_files(options, requests.status)
         with OutputLock(options.output) as lock, _opened_exposition(options) as exposition:
@@ -225,7 +232,7 @@ class Run:
             self._summarize(metrics)
         if loop.first_failure is not None:
             say(printable_lines(f"first failure: {loop.first_failure}\n"))
-        _refuse_rest(setup, loop)
+        refuse_rest(setup.report, loop)
         if remark is not None:
             self._tell(remark, f"continue with: {self._command}")
         elif loop.has_given_up:
@@ -293,16 +300,8 @@ class Run:
 
     def _tell(self, remark: str, what_now: str) -> None:
         """Say why the run ends, where its results are if there are any, and how to go on."""
-        results = self._recorder.results
-        where = self._lock.whereabouts()
-        if results.num_written or results.num_token_events:
-            went = counted(results.num_written, "result")
-            if self._options.stream:
-                went += f" and {counted(results.num_token_events, 'token event')}"
-            remark += f"; {went} went to {where}"
-        say(printable_lines(f"{remark}\n"))
-        if self._resumption.is_possible and where == self._options.output:
-            say(printable_lines(f"{what_now}\n"))
+        results, lock = self._recorder.results, self._lock
+        tell_ending(self._options, results, lock, self._resumption, remark, what_now)
 
     def _say_waiting(self, received: signal.Signals) -> None:
         """Say what a signal waits for: a step of a model that cannot be broken off."""
@@ -366,17 +365,3 @@ def _open_view(setup: RunSetup, loop: Loop, pace: Pace) -> View:
         has_others=is_shared or not isinstance(setup.model, SimulatedModel),
         has_stdin=not setup.requests.is_terminal,
     )
-
-
-def _refuse_rest(setup: RunSetup, loop: Loop) -> None:
-    """Report what has ended the reading before the end of the input, if anything has.
-
-    Raises:
-        InvalidInput: a bad line has.
-        InputError: the pipe has, which was damaged or cut off there.
-    """
-    if loop.broken is not None:
-        raise loop.broken
-    if loop.has_refused:
-        what_now = "reading stopped there. --keep-going to skip such lines."
-        raise InvalidInput(setup.report, loop.num_read, what_now)

@@ -1,0 +1,61 @@
+"""How a run has ended: what is said of its results, and of an input not read to its end."""
+
+from typing import Protocol
+
+from ..commands.run import RunOptions
+from ..screen.cells import counted, printable_lines
+from .files import OutputLock
+from .intake import InputError
+from .problems import InvalidInput, ProblemReport, say
+from .recorder import ResultWriter
+from .resume import Resumption
+
+
+class ReadInput(Protocol):
+    """What was read; see Loop for what each member means."""
+
+    @property
+    def num_read(self) -> int:
+        """How many lines."""
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether a bad line has ended the reading."""
+
+    @property
+    def broken(self) -> InputError | None:
+        """Why the rest of a pipe cannot be read."""
+
+
+def tell_ending(
+    options: RunOptions,
+    results: ResultWriter,
+    lock: OutputLock,
+    resumption: Resumption,
+    remark: str,
+    what_now: str,
+) -> None:
+    """Say why the run ends, where its results are if there are any, and how to go on."""
+    where = lock.whereabouts()
+    if results.num_written or results.num_token_events:
+        went = counted(results.num_written, "result")
+        if options.stream:
+            went += f" and {counted(results.num_token_events, 'token event')}"
+        remark += f"; {went} went to {where}"
+    say(printable_lines(f"{remark}\n"))
+    if resumption.is_possible and where == options.output:
+        say(printable_lines(f"{what_now}\n"))
+
+
+def refuse_rest(report: ProblemReport, read: ReadInput) -> None:
+    """Report what has ended the reading before the end of the input, if anything has.
+
+    Raises:
+        InvalidInput: a bad line has.
+        InputError: the pipe has, which was damaged or cut off there.
+    """
+    if read.broken is not None:
+        raise read.broken
+    if read.has_refused:
+        what_now = "reading stopped there. --keep-going to skip such lines."
+        raise InvalidInput(report, read.num_read, what_now)

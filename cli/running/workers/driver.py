@@ -1,0 +1,257 @@
+"""Who decodes which lines: given out as workers get on with them, and again when one dies.
+
+Rule: each line is with one worker or none, and what a worker has not answered when it dies is given
+out again, so that nothing is lost, and nothing written twice.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError
+from batcher.events import RunEvent
+
+from .lines import Batch, InputLines
+from .messages import Answered, Check, Checked, Decode, Failed, Line, Ready, Report
+from .transport import Died, Transport
+
+DEATHS_TOGETHER = 2
+"""After so many a line is suspected of them, and decoded by itself."""
+DEATHS_ALONE = 3
+"""After so many by itself, a line has failed."""
+MAX_FAILED_STARTS = 3  # with no worker ready in between
+MAX_BATCHES = 2  # that a worker has to check
+AHEAD_SECONDS = 0.2  # for which a worker has lines beside those in its slots
+MAX_AHEAD_LINES, MAX_AHEAD_BYTES = 4096, 4 * 2**20
+_NEWEST = 0.3  # how much of a rate is what was measured last
+
+
+class FailedWorkerError(BatchdecodeError):
+    """What happened to a worker would happen to every other one."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.message)
+        self.traceback, self.is_input = failed.traceback, failed.is_input
+
+
+class _Member:
+    """A worker as the driver knows it.
+
+    held: the lines it has not answered, by index.  batches: what it has to check, in order.
+    is_alone: it has one line that is suspected, and is given no other one.
+    """
+
+    def __init__(self) -> None:
+        self.is_ready = self.is_alone = False
+        self.held: dict[int, Line] = {}
+        self.batches: deque[Batch] = deque()
+        self._num_bytes, self._rate, self._last = 0, 0.0, time.monotonic()
+
+    def give(self, lines: list[Line]) -> None:
+        """Take note that the worker is given lines."""
+        for line in lines:
+            self.held[line.index] = line
+            self._num_bytes += len(line.text)
+
+    def note_answered(self, indexes: list[int]) -> None:
+        """Take note that lines were answered."""
+        for index in indexes:
+            self._num_bytes -= len(self.held.pop(index).text)
+        now = time.monotonic()
+        rate = len(indexes) / max(now - self._last, 1e-3)
+        self._rate += _NEWEST * (rate - self._rate)
+        self._last = now
+        self.is_alone = self.is_alone and bool(self.held)
+
+    def num_wanted(self, num_slots: int) -> int:
+        """Return how many lines more keep it busy until it is asked again; 0 for a few."""
+        if self._num_bytes > MAX_AHEAD_BYTES:
+            return max(0, num_slots - len(self.held))
+        ahead = min(max(num_slots // 2, int(self._rate * AHEAD_SECONDS)), MAX_AHEAD_LINES)
+        wanted = num_slots + ahead - len(self.held)
+        return wanted if wanted > ahead // 2 else 0
+
+
+class Driver:
+    """Has workers check and decode the lines of an input; iterates over what is answered.
+
+    num_slots: of each worker.  run: how the trace of one would begin, once one is ready.
+    num_restarts: how many workers were started in place of others.
+
+    Raises, in all but its constructor:
+        FailedWorkerError: a worker has told that it cannot go on.
+        BatchdecodeError: workers die before they have done anything.
+        InputError: the input is damaged or gone.
+    """
+
+    def __init__(self, transport: Transport, num_workers: int, num_slots: int) -> None:
+        self.run: RunEvent | None = None
+        self.num_restarts = 0
+        self._transport, self._num_slots = transport, num_slots
+        self.num_workers = num_workers
+        self._members = [_Member() for _ in range(num_workers)]
+        self._num_failed_starts = 0
+        self._unchecked: deque[Batch] = deque()  # with workers that died
+        self._again: deque[Line] = deque()
+        self._suspects: deque[Line] = deque()
+        self._deaths: dict[int, int] = {}  # of lines, by index, as long as they have no answer
+        self._failed_checks: Counter[int] = Counter()  # by batch
+
+    def start(self) -> RunEvent:
+        """Start the workers; return how a trace of one begins when one is ready."""
+        for number in range(len(self._members)):
+            self._transport.start(number)
+        while self.run is None:
+            for number, report in self._transport.receive():
+                self._take(number, report)
+        return self.run
+
+    def check(self, lines: InputLines) -> None:
+        """Have all lines checked."""
+        while not lines.is_checked:
+            self._give_batches(lines)
+            if not lines.is_checked:
+                for number, report in self._transport.receive():
+                    self._take(number, report, lines)
+
+    def decode(self, lines: InputLines) -> Iterator[Answered]:
+        """Have all lines decoded; yield what is answered, each line once."""
+        while True:
+            self._give_batches(lines)
+            self._give_lines(lines)
+            if lines.has_ended and not self._has_work:
+                return
+            for number, report in self._transport.receive():
+                answered = self._take(number, report, lines)
+                if answered is not None:
+                    yield answered
+
+    @property
+    def num_held(self) -> int:
+        """How many lines are with workers."""
+        return sum(len(member.held) for member in self._members)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._again or self._suspects or any(m.held for m in self._members))
+
+    def _take(
+        self, number: int, report: Report | Died, lines: InputLines | None = None
+    ) -> Answered | None:
+        """Take in what has come of a worker; return it if it is an answer."""
+        member = self._members[number]
+        match report:
+            case Answered():
+                member.note_answered(report.indexes)
+                if self._deaths:
+                    for index in report.indexes:
+                        self._deaths.pop(index, None)
+                return report
+            case Checked() if lines is not None:
+                lines.take(member.batches.popleft(), report)
+            case Ready():
+                member.is_ready, self.run = True, report.run
+                self._num_failed_starts = 0
+            case Failed():
+                raise FailedWorkerError(report)
+            case Died():
+                self._replace(number, report.how)
+            case _:
+                pass
+        return None
+
+    # -- giving out ---------------------------------------------------------------------------
+
+    def _give_batches(self, lines: InputLines) -> None:
+        """Give lines to be checked to workers that have few."""
+        for number, member in enumerate(self._members):
+            while member.is_ready and len(member.batches) < MAX_BATCHES:
+                batch = self._unchecked.popleft() if self._unchecked else lines.next_batch()
+                if batch is None:
+                    return
+                member.batches.append(batch)
+                self._transport.send(number, Check(batch.lines))
+
+    def _give_lines(self, lines: InputLines) -> None:
+        """Give lines to be decoded to workers that have few: to all of them in turn."""
+        wanting: list[tuple[int, int]] = []
+        for number, member in enumerate(self._members):
+            if not member.is_ready or member.is_alone:
+                continue
+            if self._suspects and not member.held:
+                member.is_alone = True
+                self._give(number, [self._suspects.popleft()])
+            elif wanted := member.num_wanted(self._num_slots):
+                wanting.append((number, wanted))
+        given: dict[int, list[Line]] = {number: [] for number, _ in wanting}
+        share = max(1, self._num_slots // 4)
+        while wanting:
+            left = []
+            for number, wanted in wanting:
+                portion = self._next_lines(lines, min(wanted, share))
+                given[number] += portion
+                if len(portion) == share < wanted:
+                    left.append((number, wanted - share))
+            wanting = left
+        for number, portion in given.items():
+            if portion:
+                self._give(number, portion)
+
+    def _next_lines(self, lines: InputLines, num_wanted: int) -> list[Line]:
+        """Return as many lines as are there, those first that were with a worker that died."""
+        found: list[Line] = []
+        while len(found) < num_wanted:
+            line = self._again.popleft() if self._again else lines.next_line()
+            if line is None:
+                break
+            found.append(line)
+        return found
+
+    def _give(self, number: int, lines: list[Line]) -> None:
+        self._members[number].give(lines)
+        self._transport.send(number, Decode(lines))
+
+    # -- deaths -------------------------------------------------------------------------------
+
+    def _replace(self, number: int, how: str) -> None:
+        """Start a worker in place of one that has died, and give out again what that had.
+
+        A line that was with so many that died is decoded by itself: so one that is the cause is
+        found, and its neighbours are not taken for it.
+        """
+        member, self._members[number] = self._members[number], _Member()
+        if not member.is_ready:
+            self._num_failed_starts += 1
+            if self._num_failed_starts == MAX_FAILED_STARTS:
+                raise BatchdecodeError(
+                    f"{MAX_FAILED_STARTS} workers in a row died while they started; the last {how}"
+                )
+        self._unchecked.extend(member.batches)
+        if member.batches:
+            self._note_failed_check(member.batches[0], how)
+        for index, line in member.held.items():
+            num_deaths = self._deaths[index] = self._deaths.get(index, 0) + 1
+            if num_deaths < DEATHS_TOGETHER:
+                self._again.append(line)
+            elif num_deaths < DEATHS_TOGETHER + DEATHS_ALONE or not member.is_alone:
+                self._suspects.append(line)
+            else:
+                why = f"{DEATHS_ALONE} workers died that decoded nothing else; the last {how}"
+                self._again.append(replace(line, deaths=why))
+        self.num_restarts += 1
+        self._transport.start(number)
+
+    def _note_failed_check(self, batch: Batch, how: str) -> None:
+        """Take note that a worker has died that was to check this batch.
+
+        Raises:
+            BatchdecodeError: it was not the first one.
+        """
+        self._failed_checks[batch.number] += 1
+        if self._failed_checks[batch.number] == DEATHS_TOGETHER + DEATHS_ALONE:
+            first, last = batch.lines[0].number, batch.lines[-1].number
+            raise BatchdecodeError(
+                f"each worker died that was to read lines {first} to {last}; the last {how}"
+            )

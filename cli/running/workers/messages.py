@@ -1,0 +1,123 @@
+"""The records that go between the driver of a run and its workers, as MessagePack.
+
+Rule: a line of the input is known by its index, from 0, without blank ones.  What a line is by
+itself, a worker finds out; what it is beside others (an id given before), the driver does.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from batcher.events import RunEvent
+from batcher.formats.requests import BadLine
+
+
+class Line(Struct, frozen=True, gc=False, array_like=True):
+    """A line of the input.
+
+    number: as a person counts, from 1.  checksum: that of a line that is known to be a request, see
+    LineParser; 0 of one that is to be looked at.
+    first_number: which line has the id of this one already; 0 if none has.
+    last_arrival: that of the line before it, if this one goes back behind it.
+    deaths: why the workers died that had it alone, if they were so many that it has failed.
+    """
+
+    index: int
+    number: int
+    text: bytes
+    checksum: int = 0
+    first_number: int = 0
+    last_arrival: float | None = None
+    deaths: str = ""
+
+
+class Several(NamedTuple):
+    """How many results a line is answered with, and how many its best are chosen from."""
+
+    num_results: int
+    num_outputs: int
+
+
+# -- from the driver ------------------------------------------------------------------------------
+
+
+class Check(Struct, frozen=True, tag=True):
+    """Tell what these lines are; they are not decoded yet.  Answered by `Checked`."""
+
+    lines: list[Line]
+
+
+class Decode(Struct, frozen=True, tag=True):
+    """Answer these lines, in whatever order; in steps of all that are there."""
+
+    lines: list[Line]
+
+
+class Finish(Struct, frozen=True, tag=True):
+    """There will be no more lines.  Answered by `Finished`, when all are answered."""
+
+
+# -- from a worker --------------------------------------------------------------------------------
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """The model is there.  run: how a trace of this worker alone would begin."""
+
+    run: RunEvent
+
+
+class Checked(Struct, frozen=True, tag=True):
+    """What the lines of one `Check` are, in their order.
+
+    ids: of the requests, and those that bad lines give.  checksums: see Line.
+    bad: by the place in the list, as are the others.  several: those with more than one result.
+    arrivals: of all lines, where there is one that is not 0.  sessions: those of requests with one.
+    """
+
+    ids: list[str]
+    checksums: list[int]
+    bad: dict[int, BadLine]
+    several: dict[int, Several]
+    arrivals: list[float]
+    sessions: dict[int, str]
+
+
+class Answered(Struct, frozen=True, tag=True):
+    """Lines that have been answered since the last one.
+
+    indexes: of the lines.  answers: for each, its results as lines of the output.
+    num_failed: how many requests have failed.  first_failure: what the model did to the first.
+    said: what a person should know, in whole lines.
+    """
+
+    indexes: list[int]
+    answers: list[bytes]
+    num_failed: int = 0
+    first_failure: str = ""
+    said: str = ""
+
+
+class Finished(Struct, frozen=True, tag=True):
+    """All lines are answered, and there will be no more."""
+
+    num_steps: int
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """The worker cannot go on, and no other one could: the run is over.
+
+    traceback: of what the model's code raised, if that is why.  is_input: the input is at fault.
+    """
+
+    message: str
+    traceback: str = ""
+    is_input: bool = False
+
+
+Instruction = Check | Decode | Finish
+Report = Ready | Checked | Answered | Finished | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_instruction = msgspec.msgpack.Decoder(Instruction).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

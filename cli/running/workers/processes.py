@@ -1,0 +1,237 @@
+"""Workers as processes of this machine, each at the other end of a socket.
+
+Rule: this end never waits for one of them to read or write; theirs does, so that one whose reports
+nobody takes goes no further.  They end when this process does, however it ends.
+"""
+
+import os
+import select
+import selectors
+import socket
+import struct
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from typing import Self
+
+from batcher.errors import BatchdecodeError, LostModelError, describe
+from batcher.processes import end_with_parent, signals_blocked, threads_shared
+
+from ...commands.run import RunOptions
+from .messages import Failed, Instruction, Report, decode_instruction, decode_report, encode
+from .transport import Died, Event
+from .worker import Worker
+
+_LENGTH = struct.Struct("<Q")
+_CHUNK_BYTES = 2**18
+_GRACE = 5.0  # seconds, in which the end of a process is known
+
+Waiting = Callable[[], AbstractContextManager[None]]
+
+
+class Processes:
+    """A Transport to processes; a context manager that ends them.
+
+    waiting: entered while nothing comes.
+    """
+
+    def __init__(self, options: RunOptions, num_workers: int, waiting: Waiting) -> None:
+        self._options, self._num_workers, self._waiting = options, num_workers, waiting
+        # A server to fork from has imported what a worker needs, and has no threads.
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload([f"{__package__}.worker"])
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[int, _Peer] = {}
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, number: int) -> None:
+        """Start the worker `number`; see Transport."""
+        ours, theirs = socket.socketpair()
+        process = self._context.Process(target=serve, args=(theirs, self._options, number))
+        with signals_blocked(), threads_shared(self._num_workers):
+            process.start()
+        theirs.close()
+        os.set_blocking(ours.fileno(), False)
+        self._peers[number] = _Peer(process, ours)
+        self._selector.register(ours, selectors.EVENT_READ, number)
+
+    def send(self, number: int, instruction: Instruction) -> None:
+        """Tell a worker something; see Transport."""
+        peer = self._peers[number]
+        peer.send(encode(instruction))
+        self._watch(number, peer)
+
+    def receive(self) -> list[Event]:
+        """Wait until something has come; see Transport."""
+        events: list[Event] = []
+        with self._waiting():
+            ready = self._selector.select()
+        for key, mask in ready:
+            if key.data is None:
+                os.read(self._woken, _CHUNK_BYTES)
+                continue
+            number, peer = key.data, self._peers[key.data]
+            if mask & selectors.EVENT_WRITE:
+                peer.flush()
+                self._watch(number, peer)
+            if mask & selectors.EVENT_READ:
+                events += [(number, decode_report(frame)) for frame in peer.frames()]
+                if peer.has_ended:
+                    self._selector.unregister(peer.socket)
+                    del self._peers[number]
+                    events.append((number, Died(peer.end())))
+        return events
+
+    def wake(self) -> None:
+        """Let `receive` come back; see Transport."""
+        with suppress(BlockingIOError):
+            os.write(self._waker, b"\0")
+
+    def close(self) -> None:
+        """End all workers."""
+        for peer in self._peers.values():
+            peer.process.kill()
+        for peer in self._peers.values():
+            peer.end()
+        self._peers.clear()
+        self._selector.close()
+
+    def _watch(self, number: int, peer: "_Peer") -> None:
+        """Wait for what there is to wait for."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        self._selector.modify(peer.socket, events, number)
+
+
+class _Peer:
+    """A process, and this end of the socket to it.
+
+    unsent: what it has not read yet.  has_ended: nothing more will come.
+    """
+
+    def __init__(self, process: BaseProcess, own_end: socket.socket) -> None:
+        self.process, self.socket = process, own_end
+        self.unsent: deque[memoryview] = deque()
+        self.has_ended = False
+        self._received = bytearray()
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, as much of it as can be now."""
+        self.unsent.append(memoryview(_LENGTH.pack(len(frame)) + frame))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much as can be now; to a process that has ended, nothing."""
+        try:
+            while self.unsent:
+                rest = self.unsent[0]
+                num_sent = self.socket.send(rest)
+                if num_sent == len(rest):
+                    self.unsent.popleft()
+                else:
+                    self.unsent[0] = rest[num_sent:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.unsent.clear()
+
+    def frames(self) -> list[bytes]:
+        """Return the frames that are whole by now."""
+        received = self._received
+        try:
+            while chunk := self.socket.recv(_CHUNK_BYTES):
+                received += chunk
+                if len(chunk) < _CHUNK_BYTES:
+                    break
+            else:
+                self.has_ended = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.has_ended = True
+        return _take_frames(received)
+
+    def end(self) -> str:
+        """Let go of a process that has ended, or is about to; return how it did."""
+        self.socket.close()
+        self.process.join(_GRACE)
+        code = self.process.exitcode
+        if code is None:
+            self.process.kill()
+            return "did not answer any more"
+        if code < 0:
+            return f"was killed by signal {-code}, perhaps for want of memory"
+        return f"left with exit status {code}"
+
+
+class _Link:
+    """A worker's end of the socket."""
+
+    def __init__(self, own_end: socket.socket) -> None:
+        self._socket = own_end
+        self._received = bytearray()
+
+    def send(self, report: Report) -> None:
+        """Send a report; wait until it is taken."""
+        frame = encode(report)
+        self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+
+    def receive(self, *, is_waiting: bool) -> list[Instruction]:
+        """Return what has come; wait for something if that is wanted.
+
+        Raises:
+            EOFError: nothing more will come.
+        """
+        frames: list[bytes] = []
+        while not frames and (is_waiting or select.select([self._socket], [], [], 0)[0]):
+            chunk = self._socket.recv(_CHUNK_BYTES)
+            if not chunk:
+                raise EOFError
+            self._received += chunk
+            frames = _take_frames(self._received)
+        return [decode_instruction(frame) for frame in frames]
+
+
+def serve(own_end: socket.socket, options: RunOptions, number: int) -> None:
+    """Be the worker `number`; what a process does."""
+    end_with_parent()
+    link = _Link(own_end)
+    with own_end, suppress(EOFError, ConnectionError):
+        try:
+            worker = Worker(options, number)
+            link.send(worker.ready())
+            while True:
+                for report in worker.exchange(link.receive(is_waiting=worker.is_idle)):
+                    link.send(report)
+        except LostModelError as error:  # another worker's may be well
+            sys.exit(str(error))
+        except BatchdecodeError as error:
+            link.send(Failed(str(error)))
+        except Exception as error:  # noqa: BLE001 - it is told where the others are
+            link.send(Failed(describe(error), traceback.format_exc()))
+
+
+def _take_frames(received: bytearray) -> list[bytes]:
+    """Return the frames that are whole by now, and take them out of what was received."""
+    found, start = [], 0
+    while len(received) >= start + _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(received, start)
+        end = start + _LENGTH.size + length
+        if len(received) < end:
+            break
+        found.append(bytes(received[start + _LENGTH.size : end]))
+        start = end
+    del received[:start]
+    return found

@@ -1,0 +1,236 @@
+"""A run by workers, from the files it reads to the files it writes and what is said about it."""
+
+import sys
+import time
+from contextlib import AbstractContextManager
+
+from batcher.errors import BatchdecodeError
+
+from ...commands.run import RunOptions
+from ...errors import WriteError
+from ...screen.cells import counted, printable_lines
+from ...screen.summary import ASCII, UNICODE
+from ...screen.terminal import can_print
+from ..answers import InputOrder
+from ..ending import refuse_rest, tell_ending
+from ..files import OutputLock, check_files
+from ..intake import InputError, OpenInput, open_input
+from ..output import OutputError, ResumeError, stdout_json_sink
+from ..problems import ProblemReport, say
+from ..recorder import ResultWriter
+from ..resume import Resumption, find_leftover, prepare
+from ..signals import Interrupted, StopSignals
+from .driver import Driver, FailedWorkerError
+from .lines import FileLines, InputLines, PipeLines
+from .messages import Answered
+from .transport import Transport
+
+BAD_INPUT = 2  # an exit status
+_MAX_KINDS = 5  # of what workers say
+
+
+def run_by_workers(
+    options: RunOptions,
+    workers: AbstractContextManager[Transport],
+    num_workers: int,
+    stop: StopSignals,
+    command: str,
+) -> int:
+    """Carry out `batchdecode run --workers N`; return its exit status.
+
+    workers: leads to as many; nothing is started before it is asked for.
+    command: what continues this run if it ends early.
+
+    Raises:
+        BatchdecodeError: the input, an option or a file is not right.
+        BrokenPipeError: whoever reads the output has gone.
+        Interrupted: a signal came before the first line was decoded.
+    """
+    with open_input(options.input, stop.waiting) as requests:
+        check_files(options, requests.status)
+        with OutputLock(options.output) as lock:
+            leftover = find_leftover(options, requests)
+            with workers as transport:
+                driver = Driver(transport, num_workers, options.batch)
+                try:
+                    with prepare(options, requests, leftover, driver.start()) as resumption:
+                        lock.renew()
+                        report = ProblemReport(requests.name, options.color)
+                        lines = _lines_of(options, requests, report, resumption, transport)
+                        if isinstance(lines, FileLines):
+                            _check_file(driver, lines, requests, report)
+                        run = _WorkersRun(options, driver, lines, report, lock, resumption)
+                        return run.carry_out(stop, command)
+                except FailedWorkerError as error:
+                    say(printable_lines(error.traceback))
+                    raise
+
+
+class _WorkersRun:
+    """A run whose workers are ready.
+
+    Raises:
+        BatchdecodeError: the file of results cannot be opened.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        driver: Driver,
+        lines: InputLines,
+        report: ProblemReport,
+        lock: OutputLock,
+        resumption: Resumption,
+    ) -> None:
+        self._started = time.monotonic()
+        self._options, self._driver, self._lines = options, driver, lines
+        self._report, self._lock, self._resumption = report, lock, resumption
+        if not options.quiet:
+            say(printable_lines(resumption.describe(lines.total)))
+        earlier = resumption.earlier
+        first = earlier.num_complete if earlier else 0
+        self._order = InputOrder(first) if options.keep_order else None
+        output = options.output
+        sink = stdout_json_sink() if output is None else resumption.open_results(output)
+        self._results = ResultWriter(sink)
+        self._num_failed, self._first_failure, self._is_complete = 0, "", False
+        self._said: set[str] = set()
+
+    def carry_out(self, stop: StopSignals, command: str) -> int:
+        """Run to the end, and say how that went; return the exit status."""
+        status, remark = self._carry_out(stop)
+        say(self._report.closing())
+        if not self._options.quiet:
+            say(self._summary())
+        if self._first_failure:
+            say(printable_lines(f"first failure: {self._first_failure}\n"))
+        refuse_rest(self._report, self._lines)
+        what_now = f"continue with: {command}"
+        if not remark and self._has_given_up:
+            remark = f"stopped after {counted(self._num_failed, 'failed request')}"
+            what_now = "to go on, add --resume and raise --max-errors"
+        if remark:
+            results, lock, resumption = self._results, self._lock, self._resumption
+            tell_ending(self._options, results, lock, resumption, remark, what_now)
+        return status or (1 if self._num_failed else 0)
+
+    def _carry_out(self, stop: StopSignals) -> tuple[int, str]:
+        """Run to the end; return the exit status, and why it came early if it did."""
+        lines, resumption = self._lines, self._resumption
+        try:
+            try:
+                resumption.begin()
+                self._record(stop)
+            finally:
+                self._write_rest()
+            self._lock.settle()
+            if not (self._has_given_up or lines.has_refused or lines.broken):
+                self._is_complete = True
+                resumption.finish()
+        except KeyboardInterrupt:
+            return stop.exit_status, f"stopped by {stop.name}"
+        except (OutputError, ResumeError):  # there is no run yet, or none to go on with
+            raise
+        except FailedWorkerError as error:
+            say(printable_lines(error.traceback))
+            return BAD_INPUT if error.is_input else 1, f"error: {error}"
+        except (WriteError, BatchdecodeError) as error:
+            return BAD_INPUT if isinstance(error, InputError) else 1, f"error: {error}"
+        return 0, ""
+
+    @property
+    def _has_given_up(self) -> bool:
+        return self._num_failed >= (self._options.max_errors or float("inf"))
+
+    def _record(self, stop: StopSignals) -> None:
+        """Have all lines decoded, and write what they are answered with.
+
+        Raises:
+            Interrupted: a signal came.
+            FailedWorkerError, BatchdecodeError, InputError: see Driver.
+            WriteError, BrokenPipeError: the output takes no more.
+        """
+        earlier, order = self._resumption.earlier, self._order
+        if earlier is not None and order is not None:
+            for index, answer in earlier.kept():
+                self._results.write(order.put(index, answer))
+        for answered in self._driver.decode(self._lines):
+            self._write(answered)
+            if self._has_given_up:
+                self._lines.close()
+            if stop.received is not None:
+                raise Interrupted
+
+    def _write(self, answered: Answered) -> None:
+        """Write what is answered, and say what is to be said."""
+        answers = answered.answers
+        if self._resumption.earlier is not None:
+            found = zip(answered.indexes, answers, strict=True)
+            answers = [self._lines.lacking(index, answer) for index, answer in found]
+        if self._order is None:
+            self._results.write(answers)
+        else:
+            for index, answer in zip(answered.indexes, answers, strict=True):
+                self._results.write(self._order.put(index, answer))
+        self._num_failed += answered.num_failed
+        self._first_failure = self._first_failure or answered.first_failure
+        said = answered.said
+        if said and said not in self._said and len(self._said) < _MAX_KINDS:
+            self._said.add(said)
+            self._report.tell(said)
+        say(self._report.take())
+
+    def _write_rest(self) -> None:
+        """Write what is kept back for its turn, and end the file."""
+        try:
+            for answer in () if self._order is None else self._order.rest():
+                self._results.write([answer])
+        finally:
+            if self._order is not None:
+                self._order.close()
+            self._results.close()
+
+    def _summary(self) -> str:
+        """Return what came of the run, in a line."""
+        driver, options = self._driver, self._options
+        marks = UNICODE if can_print(sys.stderr.encoding, "".join(UNICODE)) else ASCII
+        mark = marks.bad if self._num_failed else marks.good
+        workers = f"{counted(driver.num_workers, 'worker')} of {counted(options.batch, 'slot')}"
+        said = [
+            counted(self._results.num_written, "result"),
+            counted(self._num_failed, "failed request") if self._num_failed else "",
+            workers,
+            f"{driver.num_restarts:,} replaced" if driver.num_restarts else "",
+            f"{time.monotonic() - self._started:.1f} s",
+        ]
+        shown = marks.separator.join(part for part in said if part)
+        return f"{mark if self._is_complete else marks.stopped} {shown}\n"
+
+
+def _lines_of(
+    options: RunOptions,
+    requests: OpenInput,
+    report: ProblemReport,
+    resumption: Resumption,
+    transport: Transport,
+) -> InputLines:
+    """Return the lines of the input."""
+    keep_going = options.keep_going or options.max_errors is not None
+    if requests.is_file:
+        return FileLines(requests, report, resumption.earlier, keep_going=keep_going)
+    return PipeLines(requests, report, transport.wake, keep_going=keep_going)
+
+
+def _check_file(
+    driver: Driver, lines: FileLines, requests: OpenInput, report: ProblemReport
+) -> None:
+    """Have a file checked before the first of its lines is decoded.
+
+    Raises:
+        InvalidInput: it has bad lines, and they are not to be skipped.
+    """
+    try:
+        driver.check(lines)
+        lines.begin()
+    finally:
+        say(requests.take_notes() + report.closing())

@@ -1,0 +1,269 @@
+"""What a worker is: an engine over the lines it is given, which tells what has come of them.
+
+Rule: it takes instructions and gives reports, and knows nothing of how these travel.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import force_setattr
+
+from batcher.engine import StepOutcome
+from batcher.errors import BatchdecodeError, LostModelError
+from batcher.foreign import RaisedError
+from batcher.formats.requests import BadLine, ParsedLine
+from batcher.remote.loading import RemoteModel
+from batcher.request import Request
+from batcher.result import ErrorInfo, Result, StepTimes, Usage
+
+from ...commands.run import RunOptions
+from ..answers import Answers
+from ..engine_setup import EngineSetup
+from ..intake import InputError
+from ..loop import Loop
+from ..problems import ModelTracebacks, ProblemReport, arrival_goes_back, id_given_before, id_of
+from ..reading import Duplicates, LineParser, checksum_of
+from ..sources import Source
+from .messages import (
+    Answered,
+    Check,
+    Checked,
+    Decode,
+    Failed,
+    Finish,
+    Finished,
+    Instruction,
+    Line,
+    Ready,
+    Report,
+    Several,
+)
+
+REPORT_SECONDS = 0.02
+"""For so long, at least, answers are collected while there is more to do."""
+
+
+class Worker:
+    """Answers lines with the engine that the options describe.
+
+    number: which worker it is, from 0: it has the slots from number * options.batch on.
+
+    Raises:
+        BatchdecodeError: there is no such model, or it cannot have such a batch.
+    """
+
+    def __init__(self, options: RunOptions, number: int) -> None:
+        setup = EngineSetup(options)
+        if isinstance(setup.model, RemoteModel):
+            raise BatchdecodeError(
+                f"--workers decode by themselves; {options.model} is a server's: "
+                "--batch says how many requests it is sent at once"
+            )
+        self._engine = setup.engine
+        self._first_slot = number * options.batch
+        self._report = ProblemReport("")
+        self._tracebacks = ModelTracebacks(self._report, is_quiet=options.quiet)
+        self._parser = LineParser(setup.parser(self._report.tell), Duplicates())
+        self._source = GivenLines(self._parser)
+        self._order = AsTheyCome()
+        self._answers = Answers(setup.model.name, setup.bytes_of, order=self._order)
+        self._loop = Loop(self._engine, self._source, self._answers, keep_going=True)
+        self._num_failed = 0  # that were reported
+
+    def ready(self) -> Ready:
+        """Return what it reports first."""
+        return Ready(self._engine.run_event())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do until it is told more."""
+        return not (self._engine.has_work or self._source.lines)
+
+    def exchange(self, instructions: Sequence[Instruction]) -> Iterator[Report]:
+        """Do what is said, and what is left of what was said before, for a while.
+
+        Raises:
+            LostModelError: another worker may go on with what this one cannot.
+        """
+        with self._tracebacks:
+            try:
+                for instruction in instructions:
+                    match instruction:
+                        case Check(lines):
+                            yield self._check(lines)
+                        case Decode(lines):
+                            self._take(lines)
+                        case Finish():
+                            self._source.is_closed = True
+                yield from self._decode()
+            except LostModelError:
+                raise
+            except BatchdecodeError as error:
+                yield from self._answered()
+                traceback = error.raised.traceback if isinstance(error, RaisedError) else ""
+                is_input = isinstance(error, InputError)
+                yield Failed(str(error), traceback, is_input=is_input)
+
+    def _check(self, lines: list[Line]) -> Checked:
+        """Return what lines are by themselves."""
+        checked = Checked([], [], {}, {}, [], {})
+        arrivals = []
+        for place, line in enumerate(lines):
+            parsed = self._parser.parse(line.text, line.number, line.index)
+            checked.checksums.append(checksum_of(line.text, parsed))
+            if isinstance(parsed, BadLine):
+                checked.bad[place] = parsed
+                checked.ids.append(parsed.id)
+                arrivals.append(0.0)
+                continue
+            request = parsed.request
+            checked.ids.append(id_of(parsed))
+            arrivals.append(request.arrival_time)
+            if request.n > 1 and parsed.form == "result":
+                checked.several[place] = Several(request.n, request.best_of or request.n)
+            if request.session is not None:
+                checked.sessions[place] = request.session
+        if any(arrivals):
+            checked.arrivals.extend(arrivals)
+        return checked
+
+    def _take(self, lines: list[Line]) -> None:
+        """Take in lines to be answered; those that are lost are so at once."""
+        for line in lines:
+            if not line.deaths:
+                self._source.lines.append(line)
+                continue
+            parsed = self._source.parse(line)
+            if isinstance(parsed, ParsedLine):
+                self._answers.open(parsed.request, parsed.form, line.index)
+                self._answers.take(_lost(parsed.request, line.deaths))
+                self._loop.note_failure(id_of(parsed), line.deaths)
+
+    def _decode(self) -> Iterator[Report]:
+        """Take steps until there is enough to tell, or nothing to do."""
+        until = time.monotonic() + REPORT_SECONDS
+        try:
+            for outcome in self._loop:
+                self._note(outcome)
+                if time.monotonic() > until:
+                    break
+            else:
+                if self._loop.broken is not None:
+                    raise self._loop.broken
+                yield from self._answered()
+                yield Finished(self._engine.num_steps)
+                return
+        except NothingGiven:
+            pass
+        yield from self._answered()
+
+    def _note(self, outcome: StepOutcome) -> None:
+        """Take note of what a step did."""
+        if self._first_slot:
+            for result in outcome.results:
+                if result.slot is not None:
+                    force_setattr(result, "slot", self._first_slot + result.slot)
+        self._answers.take(outcome.results)
+
+    def _answered(self) -> Iterator[Answered]:
+        """Yield what has come since the last time, if anything has."""
+        loop, said = self._loop, self._report.take()
+        indexes, answers = self._order.take()
+        if indexes or said:
+            num_failed = loop.num_failed - self._num_failed
+            self._num_failed = loop.num_failed
+            yield Answered(indexes, answers, num_failed, loop.first_failure or "", said)
+
+
+class GivenLines(Source):
+    """The lines that a worker was given and has not begun.
+
+    is_closed: there will be no more.
+    """
+
+    def __init__(self, parser: LineParser) -> None:
+        self.lines: deque[Line] = deque()
+        self.is_closed = False
+        self._parser = parser
+
+    def next(self) -> ParsedLine | BadLine | None:
+        """Return the next line; see Source."""
+        if not self.lines:
+            self.has_ended = self.is_closed
+            return None
+        line = self.lines.popleft()
+        self.input_index = line.index
+        return self.parse(line)
+
+    def parse(self, line: Line) -> ParsedLine | BadLine:
+        """Return what a line is, beside the lines before it.
+
+        Raises:
+            InputError: it is not what it was when it was checked.
+        """
+        parsed = self._parser.parse_again(line.text, line.number, line.index, line.checksum)
+        if isinstance(parsed, ParsedLine):
+            if line.first_number:
+                return id_given_before(parsed, line.text, line.number, line.first_number)
+            if line.last_arrival is not None:
+                return arrival_goes_back(parsed, line.text, line.number, line.last_arrival)
+        return parsed
+
+    def wait(self) -> None:
+        """Leave the loop, which goes on when there is more.
+
+        Raises:
+            NothingGiven: always.
+        """
+        raise NothingGiven
+
+
+class NothingGiven(Exception):  # noqa: N818 - it is none
+    """An engine is idle, and no line is there for it."""
+
+
+class AsTheyCome:
+    """The `Order` of lines that are answered as soon as all results of one are there."""
+
+    def __init__(self) -> None:
+        self._indexes: list[int] = []
+        self._answers: list[bytes] = []
+
+    def put(self, index: int, lines: bytes) -> list[bytes]:
+        """Take in the lines that answer the line `index`; nothing is to be written by now."""
+        self._indexes.append(index)
+        self._answers.append(lines)
+        return []
+
+    def take(self) -> tuple[list[int], list[bytes]]:
+        """Return what was put since the last time: the indexes, and the lines for each."""
+        taken = self._indexes, self._answers
+        self._indexes, self._answers = [], []
+        return taken
+
+    def rest(self) -> Iterator[bytes]:
+        """Yield nothing: nothing is kept back."""
+        yield from ()
+
+    def close(self) -> None:
+        """Do nothing: there is no file."""
+
+
+def _lost(request: Request, why: str) -> list[Result]:
+    """Return what a request is answered with that no worker has survived."""
+    return [
+        Result(
+            id=request.id or "",
+            index=index,
+            text="",
+            tokens=[],
+            finish_reason="error",
+            stop_reason=None,
+            usage=Usage(0, 0),
+            slot=None,
+            steps=StepTimes(None, None, None, None),
+            error=ErrorInfo("worker-died", why),
+        )
+        for index in range(request.n)
+    ]

@@ -1,0 +1,345 @@
+import gzip
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inner_workers import InnerWorkers
+from process import COMMAND, batchdecode, lines_of, start, workload
+
+from batcher.errors import BatchdecodeError
+from cli.commands.run import RunOptions
+from cli.options import SchedulingOptions
+from cli.running.problems import InvalidInput
+from cli.running.runner import run
+from cli.running.signals import StopSignals
+from cli.running.workers import driver
+from cli.running.workers.run import run_by_workers
+
+ROW = {
+    "custom_id": "row",
+    "method": "POST",
+    "url": "/v1/completions",
+    "body": {"prompt": "x", "max_tokens": 5, "n": 2, "temperature": 1},
+}
+SAMPLED = {"prompt": "Once upo", "max_tokens": 9, "temperature": 1.0}
+VARIED = [
+    *workload(12),
+    ROW,
+    {**SAMPLED, "id": "samples", "n": 4},
+    {**SAMPLED, "id": "best", "n": 2, "best_of": 3},
+    {"id": "beams", "prompt": "Once", "n": 2, "num_beams": 3, "max_tokens": 8},
+    {"id": "choice", "prompt": "Once", "choice": [" yes indeed", " no"]},
+    {"id": "none", "prompt": "x", "max_tokens": 0},
+    {"prompt": "without an id"},
+]
+BAD = ["not a request", "", {"id": "r3", "prompt": "again"}, {"id": "r4"}, {"prompt": 7}]
+
+
+def written(path):
+    """What a run has written, without what depends on who was decoded beside whom."""
+    return [without_schedule(json.loads(line)) for line in Path(path).read_text().splitlines()]
+
+
+def without_schedule(value):
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if k not in {"slot", "steps"}}
+        return {name: without_schedule(each) for name, each in kept.items()}
+    return [without_schedule(each) for each in value] if isinstance(value, list) else value
+
+
+def as_set(results):
+    return sorted(map(json.dumps, results))
+
+
+def run_inner(options, num_workers=3, **how):
+    """Carry out a run by workers inside this process; return its status, and the workers."""
+    with StopSignals() as stop:
+        workers = InnerWorkers(options, **how)
+        return run_by_workers(options, workers, num_workers, stop, "batchdecode"), workers
+
+
+def options_of(folder, name="results.jsonl", **more):
+    values = {"batch": 4, "keep_going": True, "quiet": True, "force": True, "workers": 3}
+    values |= {"input": str(folder / "requests.jsonl"), "output": str(folder / name)}
+    return RunOptions(**(values | more))
+
+
+def alone(folder, **more):
+    """What one engine writes for the requests in a folder; its exit status."""
+    options = options_of(folder, "alone.jsonl", **more, workers=None)
+    with StopSignals() as stop:
+        status = run(options, stop, "batchdecode")
+    return written(options.output), status
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workers")
+    (folder / "requests.jsonl").write_bytes(lines_of(*VARIED, *BAD, *workload(60)[12:]))
+    return folder
+
+
+@pytest.mark.parametrize("keep_order", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 2, 7])
+def test_the_results_are_those_of_one_engine(folder, num_workers, keep_order):
+    expected, expected_status = alone(folder, keep_order=keep_order)
+    status, _ = run_inner(options_of(folder, keep_order=keep_order), num_workers)
+    found = written(folder / "results.jsonl")
+    assert status == expected_status
+    assert as_set(found) == as_set(expected)
+    assert found == expected or not keep_order
+
+
+REQUESTS = st.lists(
+    st.one_of(
+        st.fixed_dictionaries(
+            {"prompt_tokens": st.lists(st.integers(1, 99), min_size=1, max_size=9)},
+            optional={
+                "max_tokens": st.integers(0, 12),
+                "n": st.integers(1, 3),
+                "temperature": st.just(1.0),
+                "stop_token": st.integers(0, 99),
+                "id": st.sampled_from("abc"),
+            },
+        ),
+        st.sampled_from(["", "  ", "no request", '{"prompt": 1}']),
+    ),
+    max_size=40,
+)
+SETTINGS = (
+    {},
+    {"policy": "sjf"},
+    {"kv_blocks": 24, "block_size": 4},
+    {"max_batch_tokens": 9, "long_prefill_threshold": 5},
+    {"draft": "ngram"},
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    requests=REQUESTS,
+    number=st.integers(1, 5),
+    batch=st.integers(3, 6),
+    scheduling=st.sampled_from(SETTINGS),
+    keep_order=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_whoever_dies_no_result_is_lost_or_there_twice(
+    tmp_path_factory, requests, number, batch, scheduling, keep_order, seed
+):
+    folder = tmp_path_factory.mktemp("random")
+    (folder / "requests.jsonl").write_bytes(lines_of(*requests))
+    more = {
+        "batch": batch,
+        "keep_order": keep_order,
+        "scheduling": SchedulingOptions(**scheduling),
+    }
+    expected, expected_status = alone(folder, **more)
+    options = options_of(folder, **more)
+    status, _ = run_inner(options, number, seed=seed, kill_share=0.1, max_kills=2)
+    found = written(folder / "results.jsonl")
+    assert status == expected_status
+    assert as_set(found) == as_set(expected)
+    assert found == expected or not keep_order
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_request_that_kills_workers_fails_alone(folder, seed):
+    poisonous = {**SAMPLED, "id": "poison", "n": 2}
+    (folder / "poison.jsonl").write_bytes(lines_of(*workload(30), poisonous, *workload(60)[30:]))
+    options = options_of(folder, input=str(folder / "poison.jsonl"))
+    poison = lines_of(poisonous)
+    status, workers = run_inner(options, poison=poison.splitlines(keepends=True), seed=seed)
+    expected, _ = alone(folder, input=str(folder / "poison.jsonl"))
+    found = written(folder / "results.jsonl")
+    failed = [result for result in found if result["id"] == "poison"]
+    assert status == 1
+    assert workers.num_kills == 5
+    assert [result["index"] for result in failed] == [0, 1]
+    assert {result["error"]["code"] for result in failed} == {"worker-died"}
+    assert "3 workers died that decoded nothing else" in failed[0]["error"]["message"]
+    others = [result for result in expected if result["id"] != "poison"]
+    assert as_set(result for result in found if result["id"] != "poison") == as_set(others)
+
+
+def test_bad_lines_are_refused_before_anything_is_decoded(folder, capfd):
+    options = options_of(folder, keep_going=False)
+    (folder / "results.jsonl").unlink(missing_ok=True)
+    with pytest.raises(InvalidInput, match="4 invalid of 71 lines; nothing decoded"):
+        run_inner(options)
+    told = capfd.readouterr().err
+    with pytest.raises(InvalidInput, match="4 invalid of 71 lines; nothing decoded"):
+        alone(folder, keep_going=False)
+    assert capfd.readouterr().err == told
+    assert not (folder / "results.jsonl").exists()
+
+
+def test_a_run_that_gives_up_goes_on_where_it_stopped(folder, capfd, monkeypatch):
+    monkeypatch.setattr(driver, "AHEAD_SECONDS", 0)
+    status, _ = run_inner(options_of(folder, max_errors=1))
+    some = written(folder / "results.jsonl")
+    assert status == 1
+    assert "stopped after" in capfd.readouterr().err
+    assert len(some) < len(alone(folder)[0])
+    again = options_of(folder, force=False, resume=True)
+    run_inner(again, num_workers=2)
+    found = written(folder / "results.jsonl")
+    assert found[: len(some)] == some
+    assert as_set(found) == as_set(alone(folder)[0])
+
+
+def test_a_run_of_one_engine_is_not_continued_by_workers(folder):
+    options = options_of(folder, max_errors=1)
+    run_inner(options)
+    again = options_of(folder, force=False, resume=True, workers=None)
+    with StopSignals() as stop, pytest.raises(BatchdecodeError, match="begun with --workers"):
+        run(again, stop, "batchdecode")
+
+
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        ([{"prompt": "a", "session": "s"}], "line 1 is a turn of session 's'"),
+        (workload(3, arrivals=lambda i: 3 - i), "line 2: arrival_time goes back from 3 to 2"),
+    ],
+)
+def test_what_needs_one_engine_is_refused(tmp_path, requests, message):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*requests))
+    with pytest.raises(BatchdecodeError, match=message):
+        run_inner(options_of(tmp_path))
+
+
+def test_workers_that_cannot_start_end_the_run(folder):
+    with pytest.raises(BatchdecodeError, match="3 workers in a row died while they started"):
+        run_inner(options_of(folder), num_workers=1, kill_share=1, seed=3)
+
+
+# -- as processes ---------------------------------------------------------------------------------
+
+
+def test_processes_give_the_results_of_one_engine(folder):
+    requests = folder / "requests.jsonl"
+    done = batchdecode("run", requests, "--keep-going", "--workers", 2, "-b", 4, "--keep-order")
+    (folder / "out.jsonl").write_bytes(done.stdout)
+    assert written(folder / "out.jsonl") == alone(folder, keep_order=True)[0]
+    assert "2 workers of 4 slots" in done.stderr
+
+
+def test_a_pipe_and_gzip_are_read(folder):
+    packed = gzip.compress((folder / "requests.jsonl").read_bytes())
+    done = batchdecode("run", "--keep-going", "--workers", 2, "-b", 4, "-q", stdin=packed)
+    (folder / "out.jsonl").write_bytes(done.stdout)
+    assert as_set(written(folder / "out.jsonl")) == as_set(alone(folder)[0])
+
+
+def test_a_pipe_ends_at_a_bad_line(folder):
+    done = batchdecode("run", "--workers", 2, "-q", stdin=lines_of(*workload(3), "bad", *VARIED))
+    assert done.returncode == 2
+    assert len(done.stdout.splitlines()) == 3
+    assert "reading stopped there" in done.stderr
+
+
+def test_options_of_one_engine_are_refused():
+    for option in (("--trace", "x"), ("--stream",), ("--live", "plain"), ("--stats",)):
+        done = batchdecode("run", "--workers", 2, *option, stdin=lines_of(*VARIED))
+        assert done.returncode == 2
+        assert option[0] in done.stderr
+        assert "--workers" in done.stderr
+
+
+def test_a_model_that_is_not_there_is_told_once():
+    done = batchdecode("run", "--workers", 3, "--model", "no.such:model", stdin=lines_of(*VARIED))
+    assert done.returncode == 2
+    assert done.stderr.count("no.such") == 1
+
+
+MODEL = """
+import os, time
+
+def sleepy(prefixes):
+    time.sleep(0.02)
+    return [1 + sum(prefix) % 90 for prefix in prefixes]
+
+def fatal(prefixes):
+    if any(prefix[0] == 13 for prefix in prefixes):
+        os.kill(os.getpid(), 9)
+    return [1 + sum(prefix) % 90 for prefix in prefixes]
+"""
+
+
+@pytest.fixture
+def models(tmp_path):
+    (tmp_path / "killing.py").write_text(MODEL)
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(40)))
+    return tmp_path
+
+
+def children_of(pid):
+    """The ids of the processes that one has started."""
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return list(map(int, found.read_text().split())) if found.exists() else []
+
+
+def workers_of(process):
+    """The ids of the workers: a process that the command starts has forked them."""
+    return [worker for child in children_of(process.pid) for worker in children_of(child)]
+
+
+def test_killed_workers_are_replaced(models):
+    command = ("run", "requests.jsonl", "--model", "killing:sleepy", "-b", 2, "-q")
+    expected = batchdecode(*command, cwd=models)
+    running = start(*command, "--workers", 2, cwd=models, command=COMMAND)
+    killed = 0
+    deadline = time.monotonic() + 60
+    while killed < 2 and time.monotonic() < deadline:
+        time.sleep(0.3)
+        for pid in workers_of(running)[:1]:
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    out, _ = running.communicate(timeout=60)
+    assert killed == 2
+    (models / "1.jsonl").write_bytes(expected.stdout)
+    (models / "2.jsonl").write_bytes(out)
+    assert as_set(written(models / "1.jsonl")) == as_set(written(models / "2.jsonl"))
+
+
+def test_a_poison_request_is_found_among_others(models):
+    done = batchdecode(
+        *("run", "requests.jsonl", "--model", "killing:fatal", "-b", 4, "--workers", 2),
+        cwd=models,
+    )
+    assert done.returncode == 1
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    [failed] = [result for result in results if result["finish_reason"] == "error"]
+    assert len(results) == 40
+    assert failed["error"]["code"] == "worker-died"
+    assert "5 replaced" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_remains_and_the_run_goes_on(models, number):
+    command = ("run", "requests.jsonl", "--model", "killing:sleepy", "-b", 2, "-o", "out.jsonl")
+    running = start(*command, "--workers", 2, cwd=models, command=COMMAND)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not workers_of(running):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    workers = workers_of(running)
+    running.send_signal(number)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode in {130, -9}
+    assert number is signal.SIGKILL or b"continue with: " in told
+    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in workers):
+        time.sleep(0.05)
+    assert len(workers) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    done = batchdecode(*command, "--workers", 3, "--resume", "-q", cwd=models)
+    assert done.returncode == 0, done.stderr
+    expected = batchdecode(*command[:-2], "-q", cwd=models)
+    (models / "1.jsonl").write_bytes(expected.stdout)
+    assert as_set(written(models / "1.jsonl")) == as_set(written(models / "out.jsonl"))

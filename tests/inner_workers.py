@@ -1,0 +1,88 @@
+"""Workers inside the process of a test, of which any may die whenever the test says so."""
+
+import random
+from collections import deque
+
+from batcher.errors import BatchdecodeError
+from cli.running.workers import worker as worker_module
+from cli.running.workers.messages import (
+    Decode,
+    Failed,
+    decode_instruction,
+    decode_report,
+    encode,
+)
+from cli.running.workers.transport import Died
+from cli.running.workers.worker import Worker
+
+
+class InnerWorkers:
+    """A Transport that takes worker after worker a bit further, in an order that a seed decides.
+
+    kill_share: of the turns, in which the worker dies, with a part of what it would have said.
+    max_kills: after so many none is killed.  poison: a worker dies when it takes such a line.
+    """
+
+    def __init__(self, options, seed=0, kill_share=0.0, max_kills=10**9, poison=()):
+        self.options, self.random = options, random.Random(seed)
+        self.kill_share, self.max_kills, self.poison = kill_share, max_kills, poison
+        self.num_kills, self.num_started = 0, 0
+        self.workers, self.instructions = {}, {}
+        self.most_given = 0
+
+    def __enter__(self):
+        self.report_seconds = worker_module.REPORT_SECONDS
+        worker_module.REPORT_SECONDS = 0  # so that there are many turns
+        return self
+
+    def __exit__(self, *_):
+        worker_module.REPORT_SECONDS = self.report_seconds
+
+    def start(self, number):
+        self.num_started += 1
+        self.workers[number], self.instructions[number] = None, deque()
+
+    def send(self, number, instruction):
+        self.instructions[number].append(decode_instruction(encode(instruction)))
+
+    def receive(self):
+        while True:
+            number = self.random.choice(sorted(self.workers))
+            reports = self.turn(number)
+            if reports:
+                return [(number, report) for report in reports]
+            if all(self.is_idle(number) for number in self.workers):
+                raise AssertionError("the driver waits for workers that wait for it")
+
+    def is_idle(self, number):
+        worker = self.workers[number]
+        return worker is not None and worker.is_idle and not self.instructions[number]
+
+    def turn(self, number):
+        """Let a worker do something; return what it reports."""
+        worker = self.workers[number]
+        if worker is None:
+            try:
+                worker = self.workers[number] = Worker(self.options, number)
+            except BatchdecodeError as error:
+                return [Failed(str(error))]
+            reports = [worker.ready()]
+        else:
+            given = list(self.instructions[number])
+            self.instructions[number].clear()
+            lines = [line for each in given if isinstance(each, Decode) for line in each.lines]
+            if any(line.text in self.poison and not line.deaths for line in lines):
+                return [self.die(number)]
+            reports = list(worker.exchange(given))
+        reports = [decode_report(encode(report)) for report in reports]
+        if self.num_kills < self.max_kills and self.random.random() < self.kill_share:
+            reports = [*reports[: self.random.randint(0, len(reports))], self.die(number)]
+        return reports
+
+    def die(self, number):
+        self.num_kills += 1
+        del self.workers[number], self.instructions[number]
+        return Died("was killed by signal 9")
+
+    def wake(self):
+        raise AssertionError("there is no pipe")
