@@ -29,8 +29,9 @@ class ProgressLines(View):
         super().__init__(terminal)
         self._plan = plan._replace(title=printable(plan.title))
         self._gauges, self._clock = gauges, clock
-        self._run = RunState(plan.batch_size)
-        self.fold = self._run.fold
+        self._run = RunState(plan.batch_size, plan.num_workers)
+        self.fold, self.workers = self._run.only_fold, self._run.workers
+        self.paces = self._run.paces
         self._started = clock()
         self._next_line = self._next_long_line = self._started + PLAIN_INTERVAL
         self._long_step, self._long_since = -1, self._started

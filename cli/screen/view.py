@@ -1,6 +1,7 @@
 """What may be shown of a run while it runs, and what a view is told of it."""
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
@@ -9,6 +10,9 @@ from .terminal import Terminal
 if TYPE_CHECKING:
     from batcher.scheduling.blocks import BlockUse
     from batcher.timeline.fold import RequestFold
+    from batcher.timeline.worker_folds import WorkerFolds
+
+    from .live.slots import WorkerPace
 
 
 class HeldBlocks(NamedTuple):
@@ -59,6 +63,7 @@ class RunPlan(NamedTuple):
     total: how many requests there are; None if nobody knows.
     is_timed: whether the engine's time is another than the number of steps.
     is_endless: whether requests come for as long as somebody sends some, to a server.
+    batch_size: of all num_workers together.
     """
 
     title: str
@@ -67,6 +72,7 @@ class RunPlan(NamedTuple):
     total: int | None
     is_timed: bool
     is_endless: bool = False
+    num_workers: int = 1
 
 
 class View:
@@ -74,8 +80,10 @@ class View:
 
     A view is closed when it is left as a context.
     is_watched: whether it has to be told of steps.
-    fold: what it reads the sequences of the run from; None if it reads none.  Others may read it,
-    too; whoever has the events feeds it, under `lock` and before `after_step`.
+    fold, workers: what it reads the sequences of the run from, of one worker or of several; None if
+    it reads none.  Others may read it, too; whoever has the events feeds it, under `lock` and
+    before `after_step`.
+    paces: how far each worker is; of several, whoever has the events says it, under `lock`.
     lock: keeps what is drawn in another thread apart from what feeds the fold.
     """
 
@@ -83,6 +91,8 @@ class View:
         self._terminal = terminal
         self.is_watched = type(self) is not View
         self.fold: RequestFold | None = None
+        self.workers: WorkerFolds | None = None
+        self.paces: Sequence[WorkerPace] = ()
         self.lock: AbstractContextManager[object] = nullcontext()
 
     def after_step(self, step: int, num_queued: int | None) -> None:

@@ -11,6 +11,8 @@ from ..view import GaugeReading, RunPlan
 from .state import RunState
 
 GAP = "  "
+MAX_WORKERS = 4
+"""So many have their step in the header, each."""
 
 
 class Moment(NamedTuple):
@@ -69,7 +71,7 @@ def counts(run: RunState, plan: RunPlan, moment: Moment) -> list[Fact]:
     """Return what has become of the requests: running, waiting, done and failed."""
     of_total = "" if plan.total is None else f"/{plan.total:,}"
     found = [
-        Fact(8, "figure", f"step {moment.step:,}")
+        Fact(8, "figure", _steps(run, moment.step))
         if moment.computing is None
         else Fact(8, "blocked", long_step(moment.step + 1, moment.computing)),
         Fact(9, "done", f"{run.num_done:,}{of_total} done"),
@@ -80,6 +82,16 @@ def counts(run: RunState, plan: RunPlan, moment: Moment) -> list[Fact]:
     if moment.num_queued is not None:
         found.append(Fact(5, "", f"{moment.num_queued:,} waiting"))
     return found
+
+
+def _steps(run: RunState, step: int) -> str:
+    """Return the last step that was made; of several workers, that of each, or the range."""
+    if len(run.paces) == 1:
+        return f"step {step:,}"
+    own = [min(step, pace.step) for pace in run.paces]
+    if len(own) > MAX_WORKERS:
+        return f"steps {min(own):,}-{max(own):,}"
+    return f"steps {' '.join(f'{one:,}' for one in own)}"
 
 
 def long_step(step: int, seconds: float) -> str:

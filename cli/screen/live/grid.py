@@ -109,7 +109,7 @@ def grid(
     longest.see(scene, numbers)
     num_columns = -(-len(numbers) // num_rows)
     height = -(-len(numbers) // num_columns)
-    slot_width = len(str(len(scene.run.slots) - 1))
+    slot_width = _slot_width(scene)
     columns = plan_columns((width + GAP) // num_columns - GAP, slot_width, longest)
     lines: list[Line] = []
     if has_titles:
@@ -121,13 +121,18 @@ def grid(
     return lines
 
 
+def _slot_width(scene: Scene) -> int:
+    """Return the width of what slots are called, of which the last has the longest name."""
+    return len(scene.run.slots[-1].name)
+
+
 def row(scene: Scene, number: int, columns: Columns) -> Line:
     """Return what a slot's row says, in the widths of `columns`."""
     slot = scene.run.slots[number]
     mark, phase = scene.marks[number], scene.phase(slot)
     name = cut_middle(scene.request(slot), columns.request, scene.glyphs.cut)
     line: Line = [
-        (f"{number:>{columns.slot}}", LABEL),
+        (f"{slot.name:>{columns.slot}}", LABEL),
         (scene.glyphs.marks[mark], mark),
         (pad(name, columns.request), "found" if number == scene.found else ""),
         (scene.glyphs.found if number == scene.found else " ", ""),
@@ -337,7 +342,7 @@ def worth_seeing(scene: Scene, longest: Longest, width: int, num_lines: int) -> 
         if not numbers:
             continue
         longest.see(scene, numbers)
-        columns = plan_columns(width, len(str(len(slots) - 1)), longest)
+        columns = plan_columns(width, _slot_width(scene), longest)
         lines.append([(title, LABEL)])
         lines += [row(scene, number, columns) for number in numbers]
     return lines[:num_lines]

@@ -51,7 +51,7 @@ class Strips:
             **dict.fromkeys(glyphs.shades[:-1], "bubble"),
             glyphs.shades[-1]: "turn0",
         }
-        self._before = [(0, 0)] * len(slots)  # steps busy and sequences admitted
+        self._before = [(0, 0, 0)] * len(slots)  # steps, steps busy and sequences admitted
 
     def extend(self, step: int, marks: Sequence[str]) -> None:
         """Add a cell for the steps up to `step`; `marks`: what has happened in each slot."""
@@ -61,9 +61,10 @@ class Strips:
         self.steps.append(step + 1)
         for number, (slot, mark) in enumerate(zip(self._slots, marks, strict=True)):
             busy, admitted = slot.busy_steps(step), slot.num_admitted
-            busy_before, admitted_before = self._before[number]
-            self._before[number] = busy, admitted
-            share = (busy - busy_before) / num_steps
+            steps_before, busy_before, admitted_before = self._before[number]
+            made = slot.own_step(step) + 1
+            self._before[number] = made, busy, admitted
+            share = (busy - busy_before) / max(made - steps_before, 1)
             cell = self._cell(slot, mark, share, admitted - admitted_before, step)
             self.cells[number] = (self.cells[number] + cell)[-self._max_cells :]
 

@@ -4,6 +4,7 @@ from typing import Literal
 
 from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.fold import RequestFold
+from batcher.timeline.recording import MAX_STEPS
 from batcher.timeline.records import AdmissionRecord, RequestTimeline
 
 MAX_LABEL = 200
@@ -15,19 +16,34 @@ Mark = Literal["", "ended", "admitted", "preempted", "failed"]
 """What has happened in a slot; a later one of these hides those before it."""
 
 
+class WorkerPace:
+    """How far a worker is: `step` is the last that it has made; by default as far as the run."""
+
+    __slots__ = ("step",)
+
+    def __init__(self) -> None:
+        self.step = MAX_STEPS
+
+
 class SlotState:
     """A slot's newest sequence, and how busy the slot was before it.
 
+    Of the steps it is asked about, those count that its worker has made.
+    name: its number, and of several workers which one it is of.
     num_left, num_steps: how many sequences have left the slot, and for how many steps they held it.
     mark: what has happened here since that was last asked for, but for an admission.
     """
 
-    __slots__ = ("_fold", "_num_seen", "_number", "mark", "num_left", "num_steps")
+    __slots__ = ("_fold", "_num_seen", "_number", "_pace", "mark", "name", "num_left", "num_steps")
 
-    def __init__(self, number: int, fold: RequestFold) -> None:
-        self._number, self._fold = number, fold
+    def __init__(self, number: int, fold: RequestFold, pace: WorkerPace, name: str) -> None:
+        self._number, self._fold, self._pace, self.name = number, fold, pace, name
         self.num_left = self.num_steps = self._num_seen = 0
         self.mark: Mark = ""
+
+    def own_step(self, step: int) -> int:
+        """Return the last step that its worker has made by `step` of the run."""
+        return min(step, self._pace.step)
 
     @property
     def request(self) -> RequestTimeline:
@@ -79,7 +95,7 @@ class SlotState:
 
         Of the steps it has made, only the newest that had any is known.
         """
-        admission = self._admission
+        admission, step = self._admission, self.own_step(step)
         drafts = None if admission is None else admission.drafts
         latest = None if drafts is None else drafts.latest
         return latest if latest is not None and latest.step == step else None
@@ -107,22 +123,22 @@ class SlotState:
     def is_prefilling(self, step: int) -> bool:
         """Return whether the newest sequence has no more than its first token after `step`."""
         first_token = self.first_token
-        return first_token is None or first_token >= step
+        return first_token is None or first_token >= self.own_step(step)
 
     def is_busy(self, step: int) -> bool:
         """Return whether the slot was used in `step`, the last one made; -1 is before the first."""
         end = self.end
-        return end is None or end > max(step, 0)
+        return end is None or end > max(self.own_step(step), 0)
 
     def busy_steps(self, step: int) -> int:
         """Return in how many steps up to `step` the slot was used."""
         admission = self._admission
         if admission is None or self.end is not None:
             return self.num_steps
-        return self.num_steps + step + 1 - admission.event.step
+        return self.num_steps + self.own_step(step) + 1 - admission.event.step
 
     def tokens_after(self, step: int) -> int:
         """Return how many tokens the newest sequence has after `step`."""
         admission = self._admission
         lost = None if admission is None else admission.preempt
-        return self.request.tokens_after(step) if lost is None else lost.generated
+        return self.request.tokens_after(self.own_step(step)) if lost is None else lost.generated

@@ -1,9 +1,10 @@
 """What a run looks like now, kept from its events alone: nothing here is done per step."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from batcher.errors import InvariantError
 from batcher.events import FinishEvent, RejectEvent
 from batcher.timeline.fold import FoldNews, RequestFold
 from batcher.timeline.records import (
@@ -13,9 +14,10 @@ from batcher.timeline.records import (
     is_follower,
     label_of,
 )
+from batcher.timeline.worker_folds import WorkerFolds
 
 from .history import RunHistory
-from .slots import Mark, SlotState
+from .slots import Mark, SlotState, WorkerPace
 
 MAX_NOTES = 64
 """The most notes that are kept until somebody asks for them."""
@@ -42,14 +44,23 @@ class RunState:
     notes: the newest of what nobody should miss; whoever shows them takes them out.
     ends: how sequences ended, as far as that is kept.
     history: the whole run, in little.
-    fold: the sequences of the run; whoever has its events feeds it, before `catch_up`.
+    only_fold, workers: the sequences of the run, of one worker, or else of several; whoever has its
+    events feeds them, before `catch_up`.
     news: of the fold, since then.
+    paces: how far each worker is, which whoever has the events says where there are several.
     """
 
-    def __init__(self, batch_size: int) -> None:
-        self.fold = RequestFold()
+    def __init__(self, batch_size: int, num_workers: int = 1) -> None:
+        """Begin with nothing in `batch_size` slots, those of all workers."""
+        self.only_fold = RequestFold() if num_workers == 1 else None
+        self.workers = WorkerFolds(num_workers) if num_workers > 1 else None
         self.news = self.fold.news = FoldNews()
-        self.slots = [SlotState(number, self.fold) for number in range(batch_size)]
+        self.paces = [WorkerPace() for _ in range(num_workers)]
+        self.slots = [
+            slot
+            for worker in range(num_workers)
+            for slot in self._slots_of(worker, batch_size // num_workers)
+        ]
         self.num_done = self.num_failed = self.num_preempted = 0
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self.ends: deque[FinishEvent] = deque(maxlen=MAX_ENDS)
@@ -58,6 +69,22 @@ class RunState:
         self._num_others: dict[str, int] = {}  # samples of a request that end before its last
         self._preempted: list[RequestTimeline] = []  # those that may not be back
         self._num_finished_tokens = self._num_finished_max = 0
+
+    @property
+    def fold(self) -> RequestFold | WorkerFolds:
+        """The sequences of the run, whatever number of workers it has."""
+        fold = self.only_fold or self.workers
+        if fold is None:
+            raise InvariantError("a run has no worker")
+        return fold
+
+    def _slots_of(self, worker: int, num_slots: int) -> Iterator[SlotState]:
+        """Yield the slots of a worker."""
+        first, fold = worker * num_slots, self.fold
+        own = fold if isinstance(fold, RequestFold) else fold.workers[worker]
+        whose = f"w{worker} " if len(self.paces) > 1 else ""
+        for number in range(first, first + num_slots):
+            yield SlotState(number, own, self.paces[worker], f"{whose}{number}")
 
     def keep_up(self) -> None:
         """Take in what the fold has come to know, if it is much."""
@@ -97,7 +124,8 @@ class RunState:
 
     def num_tokens(self, step: int) -> int:
         """Return how many tokens the run has generated after `step`, those of all beams counted."""
-        running = sum(request.tokens_after(step) for _, request in self._running())
+        slots = self.slots
+        running = sum(r.tokens_after(slots[n].own_step(step)) for n, r in self._running())
         return self._num_finished_tokens + self._num_kept() + running
 
     def num_tokens_left(self, step: int, num_queued: int) -> float:
@@ -106,13 +134,16 @@ class RunState:
         As much of max_tokens is taken to be used as was by those that ended; those that run count
         as if they used all of it, or the short ones, which end first, would speak for all.
         """
-        running = [request for _, request in self._running()]
-        running_max = sum(request.max_tokens for request in running)
+        running = self._running()
+        running_max = sum(request.max_tokens for _, request in running)
         known = self._num_finished_max + running_max
         used = (self._num_finished_tokens + running_max) / known if known else 1.0
         fold = self.fold
         usual = fold.num_wanted / fold.num_arrived if fold.num_arrived else 0.0
-        left = sum(max(r.max_tokens * used - r.tokens_after(step), 0.0) for r in running)
+        left = sum(
+            max(request.max_tokens * used - self.slots[number].tokens_after(step), 0.0)
+            for number, request in running
+        )
         return left + max(num_queued * usual * used - self._num_kept(), 0.0)
 
     @property

@@ -85,7 +85,7 @@ class Recording:
         Timeline().add(run)  # which refuses what is no batch
         self._run = RunState(run.batch)
         self._run.ends = deque(maxlen=MAX_ENDS)  # each chapter has them
-        self.timeline = Timeline(self._run.fold)
+        self.timeline = Timeline(self._run.only_fold)
         self.timeline.add(run)
         self.preemptions, self.failures = array("q"), array("q")
         self.longest = Longest()
