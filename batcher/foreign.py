@@ -12,13 +12,15 @@ from functools import cache
 from importlib import import_module
 from inspect import getattr_static
 from pathlib import Path
-from traceback import TracebackException
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError, describe
+
+if TYPE_CHECKING:
+    from traceback import TracebackException
 
 ABSENT: Any = object()
 MAX_FRAMES = 20  # of a traceback, those nearest to where it was raised
@@ -34,7 +36,7 @@ class Raised(Struct, frozen=True):
 
     said: str
     place: str | None
-    _trace: TracebackException | None
+    _trace: "TracebackException | None"
 
     def __str__(self) -> str:
         is_told = self.place is None or self.place in self.said  # as by a SyntaxError
@@ -63,6 +65,8 @@ class RaisedError(BatchdecodeError):
 
 def raised(error: BaseException) -> Raised:
     """Return what is to be told of `error`."""
+    from traceback import TracebackException  # noqa: PLC0415 - once something is raised
+
     start = next((tb for tb in _walk(error) if not _is_ours(tb.tb_frame.f_code.co_filename)), None)
     try:
         trace = TracebackException(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
 from batcher.request import Request
 from batcher.result import Result
-from batcher.scheduling.blocks import BlockUse
 from batcher.scheduling.sequence import Schedulable
 from batcher.validation import ModelCapabilities
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints.compiler import ConstraintTimes
+    from batcher.scheduling.blocks import BlockUse
 
 NOTHING_REPLAYED: Mapping[int, Result] = {}
 
@@ -80,7 +80,7 @@ class DrivenEngine(Protocol):
         """The sequence that is to be admitted first; None if none waits."""
 
     @property
-    def block_use(self) -> BlockUse | None:
+    def block_use(self) -> "BlockUse | None":
         """What the KV blocks are used for; None if there are none."""
 
     @property

@@ -32,7 +32,6 @@ from batcher.models.tokenizers import CheckedTokenizer
 from batcher.prompts import BlockContents
 from batcher.request import Request
 from batcher.result import Result
-from batcher.scheduling.blocks import BlockUse
 from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, FormulaClock
 from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from batcher.engine.speculator import Speculator
     from batcher.models.callable import ModelNext
     from batcher.models.llm import LLM
+    from batcher.scheduling.blocks import BlockUse
     from batcher.speculation.drafter import Drafter
     from batcher.speculation.settings import SpeculationSettings
 
@@ -211,7 +211,7 @@ class Engine:
         return self._queue.peek(self._clock.now)
 
     @property
-    def block_use(self) -> BlockUse | None:
+    def block_use(self) -> "BlockUse | None":
         """What the KV blocks are used for; None if there are none."""
         kv_cache = self.scheduler.kv_cache
         return None if kv_cache is None else kv_cache.pool.use

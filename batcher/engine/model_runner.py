@@ -16,11 +16,11 @@ from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
 from batcher.models.draft_trees import moves_along
 from batcher.result import FinishReason
-from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.sequence import NEVER, NO_SLOT
 
 if TYPE_CHECKING:
+    from batcher.scheduling.kv_cache import KVCache
     from batcher.speculation.proposal import Proposal
 
 ROBBED = "another engine has taken the model, which has only one cache"
@@ -43,7 +43,7 @@ class ModelRunner:
         self,
         model: Model,
         num_slots: int,
-        kv_cache: KVCache[Sequence] | None,
+        kv_cache: "KVCache[Sequence] | None",
         *,
         is_streaming: bool,
         speculates: bool = False,

@@ -27,32 +27,29 @@ from batcher.formats.openai import (
     form_of,
     is_supported,
 )
-from batcher.formats.spellings import SPELLINGS, Fields, find_given, merged, spellings_of
+from batcher.formats.spellings import (
+    BODY_FIELDS,
+    ROW_FIELDS,
+    SPELLINGS,
+    SYNONYMS,
+    Fields,
+    find_given,
+    merged,
+    spellings_of,
+)
 from batcher.formats.suggestions import HINT, suggest
 from batcher.request import PromptSegment, Request, Transition
 from batcher.validation import MAX_PROBLEMS, ModelCapabilities, cut, find_problems, show
 from batcher.validation.values import quote
 
 REQUEST_FIELDS = Request.__struct_fields__
-SYNONYMS = {"custom_id": "id", "prompt_tokens": "prompt"}
 LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS, *SPELLINGS)
-ROW_FIELDS = ("custom_id", "method", "url", "body")
 ROW_VALUES = {"method": ("POST",), "url": URLS}
 NOT_NULL = ("prompt", "max_tokens", "ignore_eos", "arrival_time", "priority")
 OBJECT_FIELDS = (
     *("prompt", "logit_bias", "json_schema", "states"),
     *("messages", "response_format", "guided_json", "structured_outputs"),
 )
-BODY_FIELDS = {
-    url: tuple(
-        dict.fromkeys(
-            name
-            for name in (*REQUEST_FIELDS, *spellings_of(url), *OPTIONS[url])
-            if name != "id" and (name, url) != ("prompt", CHAT_URL)
-        )
-    )
-    for url in URLS
-}
 
 # The names in the records of a field, and those that none may lack.  `prompt_tokens` holds none.
 _RECORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -7,24 +7,23 @@ of the lines it accepts by itself.
 import re
 from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from batcher.errors import FieldProblem
-from batcher.formats.diagnostics import CONTEXT, Problem, make_problem
-from batcher.formats.json_spans import Span, read_distinct
-from batcher.formats.line_problems import (
+from batcher.formats.openai import OPTIONS, URLS, Form, form_of, is_supported
+from batcher.formats.spellings import (
     BODY_FIELDS,
     ROW_FIELDS,
+    SPELLINGS,
     SYNONYMS,
-    BadRequestError,
-    read_line,
+    Fields,
+    respell,
+    spellings_of,
 )
-from batcher.formats.openai import OPTIONS, URLS, Form, form_of, is_supported
-from batcher.formats.spellings import SPELLINGS, Fields, respell, spellings_of
 from batcher.request import Request
 from batcher.validation import (
     FREE_FIELDS,
@@ -33,6 +32,9 @@ from batcher.validation import (
     find_problems,
     goes_together,
 )
+
+if TYPE_CHECKING:
+    from batcher.formats.diagnostics import Problem
 
 # Strings, names of fields among them, lists and objects of a line: each takes a hundred bytes and
 # more once it is read, so they are counted before.
@@ -67,7 +69,7 @@ class BadLine(Struct, frozen=True):
     """A line that is no request: the id it gives, or else its line number, and its problems."""
 
     id: str
-    problems: list[Problem]
+    problems: "list[Problem]"
     form: Form = "result"
 
 
@@ -96,6 +98,11 @@ class RequestParser:
             parsed = None
         if parsed is not None:
             return parsed
+        from batcher.formats.line_problems import (  # noqa: PLC0415 - good lines need none of it
+            BadRequestError,
+            read_line,
+        )
+
         try:
             request, form = read_line(line, line_number, self._capabilities)
         except BadRequestError as error:
@@ -248,11 +255,14 @@ def _without_synonyms(line: dict[str, Any]) -> dict[str, Any] | None:
     return fields
 
 
-def find_too_many(line: bytes, line_number: int) -> Problem | None:
+def find_too_many(line: bytes, line_number: int) -> "Problem | None":
     """Return the problem of a line that has more than MAX_PARTS parts; None of any other."""
     most = line.count(b'"') // 2 + line.count(b"[") + line.count(b"{")
     if most <= MAX_PARTS or next(islice(_PART.finditer(line), MAX_PARTS, None), None) is None:
         return None
+    from batcher.formats.diagnostics import CONTEXT, make_problem  # noqa: PLC0415 - as in `parse`
+    from batcher.formats.json_spans import Span  # noqa: PLC0415 - as above
+
     message = (
         f"the line has more than {MAX_PARTS} strings, lists and objects, names of fields "
         f"included; at most {MAX_PARTS} are allowed"
@@ -269,6 +279,8 @@ def _read_keys(line: bytes) -> set[bytes]:
     Raises:
         ValueError: an object in the line has two equal keys, or the line is not one.
     """
+    from batcher.formats.json_spans import read_distinct  # noqa: PLC0415 - as in `parse`
+
     value = read_distinct(line)
     if not isinstance(value, dict):
         raise ValueError("not an object")  # noqa: TRY004 - as the decoders say it

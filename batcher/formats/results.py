@@ -4,13 +4,16 @@ A line of our own holds one result, a row (see result_rows.py) all results of a 
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from batcher.errors import BatchdecodeError
 from batcher.events import TokenEvent
-from batcher.formats.diagnostics import Problem
 from batcher.result import ErrorInfo, Result, StepTimes, Usage
+
+if TYPE_CHECKING:
+    from batcher.formats.diagnostics import Problem
 
 _encoder = msgspec.json.Encoder()
 _result_decoder = msgspec.json.Decoder(Result)
@@ -59,7 +62,7 @@ def is_result(line: bytes) -> bool:
         return False
 
 
-def make_rejected_result(request_id: str, problems: list[Problem]) -> Result:
+def make_rejected_result(request_id: str, problems: "list[Problem]") -> Result:
     """Return the result of a line that is no request, for the first of its problems."""
     first = problems[0]
     more = len(problems) - 1

@@ -13,10 +13,10 @@ import msgspec
 from batcher.errors import InvariantError
 from batcher.events import Event, TokenEvent
 from batcher.fields import fields_of
-from batcher.formats.line_problems import BODY_FIELDS, NOT_NULL
+from batcher.formats.line_problems import NOT_NULL
 from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, Supported
 from batcher.formats.result_rows import ChatResultRow, ResultRow
-from batcher.formats.spellings import UNUSED_FIELDS
+from batcher.formats.spellings import BODY_FIELDS, UNUSED_FIELDS
 from batcher.request import MAX_INT, REQUEST_FIELDS, PromptSegment, Request, Transition
 from batcher.result import Result
 from batcher.validation import ANY_STATE, MAX_NAME

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path, describe
-from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, PASSED_ON
+from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, PASSED_ON, URLS
 from batcher.formats.suggestions import unknown_names
-from batcher.request import PromptSegment
+from batcher.request import PromptSegment, Request
 from batcher.validation import show
 from batcher.validation.values import quote, wrong
 
@@ -393,6 +393,18 @@ _CHAT_LOGPROBS = {"logprobs": _read_chat_logprobs, "top_logprobs": _read_top_log
 _SPELLINGS_OF_ROWS: Mapping[str, Mapping[str, Reader]] = {
     COMPLETIONS_URL: {n: r for n, r in SPELLINGS.items() if n != "messages"} | {"echo": _read_echo},
     CHAT_URL: {**SPELLINGS, **_CHAT_LOGPROBS},
+}
+SYNONYMS = {"custom_id": "id", "prompt_tokens": "prompt"}
+ROW_FIELDS = ("custom_id", "method", "url", "body")
+BODY_FIELDS = {
+    url: tuple(
+        dict.fromkeys(
+            name
+            for name in (*Request.__struct_fields__, *spellings_of(url), *OPTIONS[url])
+            if name != "id" and (name, url) != ("prompt", CHAT_URL)
+        )
+    )
+    for url in URLS
 }
 
 

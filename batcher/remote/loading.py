@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from batcher.errors import BatchdecodeError
-from batcher.remote.protocol import SERVED
 from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings, address_of
 from batcher.validation import OF_STREAMS, ModelCapabilities
 
@@ -34,6 +33,8 @@ class RemoteModel:
 
     def capabilities(self, num_slots: int) -> ModelCapabilities:
         """Return what requests are checked against; what the model knows, the server checks."""
+        from batcher.remote.protocol import SERVED  # noqa: PLC0415 - if there is a server
+
         return ModelCapabilities(num_slots=num_slots, served=SERVED)
 
 

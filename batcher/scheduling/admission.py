@@ -3,18 +3,20 @@
 Rule: while the first of the queue is not admitted nobody behind it is, and what it lacks is told.
 """
 
-from typing import Generic, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
 from batcher.errors import InvariantError
 from batcher.events import BlockedReason, PreemptReason
 from batcher.lifecycle import PREEMPT
 from batcher.scheduling.batch import RunningBatch
 from batcher.scheduling.cached_blocks import PrefixMatch
-from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
 from batcher.scheduling.queue import Ordering, WaitingQueue
 from batcher.scheduling.sequence import NO_SLOT, S
 from batcher.settings import SchedulingSettings
+
+if TYPE_CHECKING:
+    from batcher.scheduling.kv_cache import KVCache
 
 UNLIMITED = 2**62
 """Tokens in a step: more than there are."""
@@ -59,7 +61,7 @@ class Admission(Generic[S]):
         num_slots: int,
         settings: SchedulingSettings,
         ordering: Ordering[S],
-        kv_cache: KVCache[S] | None,
+        kv_cache: "KVCache[S] | None",
     ) -> None:
         self.settings, self.kv_cache = settings, kv_cache
         self.queue = WaitingQueue(ordering)
@@ -175,7 +177,7 @@ class Admission(Generic[S]):
     def _take_blocks(
         self,
         output: SchedulerOutput[S],
-        kv_cache: KVCache[S] | None,
+        kv_cache: "KVCache[S] | None",
         first: S,
         budget: int,
         num_kept: int,
@@ -225,7 +227,7 @@ class Admission(Generic[S]):
         return room.num_tokens
 
     def _room_for(
-        self, kv_cache: KVCache[S], first: S, budget: int, num_kept: int, *, is_alone: bool
+        self, kv_cache: "KVCache[S]", first: S, budget: int, num_kept: int, *, is_alone: bool
     ) -> _Room[S]:
         """Return what it takes to admit a group of several sequences within `budget`."""
         rows = first.computed_group
@@ -254,7 +256,7 @@ class Admission(Generic[S]):
 
     def _num_needed(
         self,
-        kv_cache: KVCache[S],
+        kv_cache: "KVCache[S]",
         first: S,
         matches: list[PrefixMatch],
         stops: list[int],
@@ -274,7 +276,7 @@ class Admission(Generic[S]):
             num_needed += kv_cache.num_spare
         return num_needed
 
-    def _grow(self, output: SchedulerOutput[S], kv_cache: KVCache[S]) -> None:
+    def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
         """Give a block to every decoding row whose next token begins one, by admission."""
         batch = self.batch
         rows, step = batch.at_boundary, batch.decode_step
@@ -398,7 +400,7 @@ class Admission(Generic[S]):
             return now
         return until
 
-    def _would_refuse(self, kv_cache: KVCache[S], refusal: _Refusal[S], budget: int) -> bool:
+    def _would_refuse(self, kv_cache: "KVCache[S]", refusal: _Refusal[S], budget: int) -> bool:
         """Whether who was refused would be again: it needs as many blocks, which are not free."""
         return (
             not kv_cache.has_room(refusal.num_needed)

@@ -7,7 +7,7 @@ computed again after a preemption and what a cache holds already are all that on
 
 from collections.abc import Collection, Mapping
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batcher.errors import Failure, InvariantError
 from batcher.lifecycle import Move, State
@@ -15,14 +15,14 @@ from batcher.scheduling.admission import UNLIMITED, Admission
 from batcher.scheduling.cached_blocks import PrefixMatch
 from batcher.scheduling.checks import check_settings
 from batcher.scheduling.clock import BatchStats, one_second
-from batcher.scheduling.counted_blocks import CountedBlocks
-from batcher.scheduling.grouped_kv_cache import GroupedKVCache
-from batcher.scheduling.kv_cache import Contents, KVCache
 from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.queue import ordering_of
 from batcher.scheduling.sequence import NEVER, S
 from batcher.scheduling.urgency import Estimate, Urgency
 from batcher.settings import ONE_GROUP, CacheWindows, SchedulingSettings
+
+if TYPE_CHECKING:
+    from batcher.scheduling.kv_cache import Contents, KVCache
 
 NO_CHANGES: SchedulerOutput[Any] = SchedulerOutput()  # for most steps; nothing is ever put into it
 
@@ -45,7 +45,7 @@ class Scheduler(Admission[S]):
         self,
         num_slots: int,
         settings: SchedulingSettings,
-        token_contents: Contents[S] | None,
+        token_contents: "Contents[S] | None",
         estimate: Estimate = one_second,
         windows: CacheWindows = ONE_GROUP,
         block_bytes: int | None = None,
@@ -56,12 +56,9 @@ class Scheduler(Admission[S]):
         check_settings(num_slots, settings)
         kv_cache: KVCache[S] | None = None
         if settings.is_paged or is_paged:
-            if token_contents is None:
-                kv_cache = CountedBlocks(settings)
-            elif windows == ONE_GROUP:
-                kv_cache = KVCache(settings, token_contents, block_bytes)
-            else:
-                kv_cache = GroupedKVCache(settings, token_contents, windows, block_bytes)
+            from batcher.scheduling.kv_caches import make_kv_cache  # noqa: PLC0415 - as it says
+
+            kv_cache = make_kv_cache(settings, token_contents, windows, block_bytes)
         self._recomputes_drafts = recomputes_drafts
         self._num_uncomputed: dict[S, int] = {}  # accepted drafts of this step
         ordering = ordering_of(settings, self._num_cached)

@@ -66,7 +66,7 @@ def _file_option(text: str, *, is_common: bool = False) -> Any:
     return option(OUTPUT, text, "FILE", callback=refuse_stdout, is_common=is_common)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # each would take time to make
 class RunOptions:
     """The options of `batchdecode run`, and what --config holds for the models.
 

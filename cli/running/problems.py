@@ -4,21 +4,21 @@ import os
 import sys
 from collections import Counter
 from contextlib import AbstractContextManager
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError, FieldProblem
 from batcher.foreign import LISTENERS, Raised
-from batcher.formats.diagnostics import Problem, make_problem, render_problem
 from batcher.formats.ids import duplicate_id
-from batcher.formats.json_spans import Span
-from batcher.formats.line_problems import place_problem
 from batcher.formats.requests import BadLine, ParsedLine
 
 from ..screen.cells import counted, printable_lines
 from ..screen.terminal import ColorChoice, terminal_size, wants_color
 from .intake import MAX_LINE_BYTES
+
+if TYPE_CHECKING:
+    from batcher.formats.diagnostics import Problem
 
 MAX_SHOWN = 50
 _SHOWN_BYTES = 2000
@@ -80,7 +80,9 @@ class ProblemReport:
             f"... and {counted(num_hidden, 'more problem')}\n" if num_hidden else ""
         )
 
-    def _render(self, problem: Problem) -> str:
+    def _render(self, problem: "Problem") -> str:
+        from batcher.formats.diagnostics import render_problem  # noqa: PLC0415 - if there is one
+
         width = terminal_size(2, os.environ).columns
         color = wants_color(self._color, 2, os.environ)
         return render_problem(problem, filename=self._filename, width=width, color=color)
@@ -132,6 +134,9 @@ class InvalidInput(BatchdecodeError):  # noqa: N818 - the fault is the input's
 
 def line_too_long(line: bytes, number: int) -> BadLine:
     """Return what is wrong with a line that is longer than any may be."""
+    from batcher.formats.diagnostics import make_problem  # noqa: PLC0415 - as above
+    from batcher.formats.json_spans import Span  # noqa: PLC0415 - as above
+
     message = f"the line has more than the {MAX_LINE_BYTES // 2**20} MiB that are allowed"
     problem = FieldProblem("line-too-long", (), message)
     start = line[:_SHOWN_BYTES].decode(errors="replace")
@@ -160,6 +165,8 @@ def arrival_goes_back(parsed: ParsedLine, line: bytes, number: int, last: float)
 
 
 def _bad(parsed: ParsedLine, problem: FieldProblem, line: bytes, number: int) -> BadLine:
+    from batcher.formats.line_problems import place_problem  # noqa: PLC0415 - as above
+
     return BadLine(id_of(parsed), [place_problem(problem, line, number)], parsed.form)
 
 
