@@ -114,18 +114,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 1.3, "repetition_penalty": 1.4, "frequency_penalty": 0.4},
     "bad words": {"bad_words": ["ad", "bb"], "logit_bias": {2: 3}},
 }
+RARE_SETTINGS = [name for name in SETTINGS if name not in {"plain", "top-p", "penalties"}]
+HEAVY = pytest.mark.heavy  # thousands of outputs each
 
 
 @pytest.mark.parametrize(
     ("draft", "num_drafts", "setting"),
     [
-        ("Good", 3, "plain"),
-        ("Fair", 1, "plain"),
         ("Fair", 2, "plain"),
         ("Weak", 3, "plain"),
-        ("Cold", 3, "plain"),
-        ("Hot", 3, "plain"),
-        *(("Weak", 3, setting) for setting in SETTINGS if setting != "plain"),
+        ("Weak", 3, "top-p"),
+        ("Weak", 3, "penalties"),
+        pytest.param("Good", 3, "plain", marks=HEAVY),
+        pytest.param("Fair", 1, "plain", marks=HEAVY),
+        pytest.param("Cold", 3, "plain", marks=HEAVY),
+        pytest.param("Hot", 3, "plain", marks=HEAVY),
+        *(pytest.param("Weak", 3, setting, marks=HEAVY) for setting in RARE_SETTINGS),
     ],
 )
 def test_outputs_follow_the_distribution(draft: str, num_drafts: int, setting: str) -> None:
@@ -165,6 +169,7 @@ def test_they_do_where_rows_are_preempted_and_drafts_left_out() -> None:
     assert surprise(run, expected(fields)) < LIMIT
 
 
+@HEAVY
 def test_they_do_with_mirostat() -> None:
     fields = {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 1.2}
     plain = decoded("markov:Weak", fields | {"speculate": False, "seed": 1}, num_outputs=20000)
@@ -193,6 +198,7 @@ def anew(scores: np.ndarray, token_ids, proposals, noise) -> np.ndarray:
     return np.where(is_draft.any(axis=-1)[:, None], verified, scores)
 
 
+@HEAVY
 @pytest.mark.parametrize(
     ("module", "name", "wrong", "draft"),
     [

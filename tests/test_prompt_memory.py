@@ -38,6 +38,7 @@ def run(engine):
     return results
 
 
+@pytest.mark.heavy  # twenty prompts of a million tokens, each allocation of which is traced
 @pytest.mark.parametrize("policy", ["sjf", "fcfs"])
 def test_prompts_by_length_take_no_memory_until_they_are_admitted(policy):
     engine = Engine(SimulatedModel(), 1, settings=SchedulingSettings(policy=policy))

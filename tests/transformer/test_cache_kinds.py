@@ -146,7 +146,9 @@ def alone(model: TransformerModel, tokens: list[int]) -> np.ndarray:
     return twin.forward(batch).logits[0].copy()
 
 
-@pytest.mark.parametrize("is_paged", [False, True], ids=["slots", "pages"])
+@pytest.mark.parametrize(
+    "is_paged", [pytest.param(False, marks=pytest.mark.heavy), True], ids=["slots", "pages"]
+)
 @pytest.mark.parametrize("kind", CACHES)
 def test_rows_come_and_go_in_any_order(kind: str, *, is_paged: bool) -> None:
     model = tiny_model(**KINDS[kind])

@@ -200,7 +200,9 @@ def test_first_layers_have_no_cache_by_slot() -> None:
         draft.forward(batch)
 
 
-@pytest.mark.parametrize("shape", [{"draft_tree": "3x3"}, {"draft_tokens": 3}])
+@pytest.mark.parametrize(
+    "shape", [{"draft_tree": "3x3"}, pytest.param({"draft_tokens": 3}, marks=pytest.mark.heavy)]
+)
 def test_layers_that_fail_leave_every_row_what_was_to_be_copied_or_moved(
     shape: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,15 @@ def requests() -> list[Request]:
 
 REQUESTS = requests()
 DRAFT = tiny_model(**KINDS["plain"])
-HEAVY = pytest.mark.heavy
+each_kind = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, marks=() if kind in {"plain", "gemma3", "qwen3-next"} else pytest.mark.heavy
+        )
+        for kind in KINDS
+    ],
+)
 
 
 def plant_nans(engine: Engine, model: TransformerModel) -> None:
@@ -99,7 +107,7 @@ def run(
     return found, num_preempted
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 def test_results_are_equal_to_the_bit_under_every_schedule(kind: str) -> None:
     alone, _ = run(tiny_model(**KINDS[kind]), 3)
     assert len(alone) == sum(request.n for request in REQUESTS)
@@ -120,13 +128,7 @@ def test_results_are_equal_to_the_bit_under_every_schedule(kind: str) -> None:
     assert num_preemptions or kind == "window"  # its rows hold few blocks beside three beams
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind if kind in {"plain", "gemma3", "qwen3-next"} else pytest.param(kind, marks=HEAVY)
-        for kind in KINDS
-    ],
-)
+@each_kind
 def test_drafts_leave_results_equal_to_the_bit(kind: str) -> None:
     asked = [REQUESTS[0], *REQUESTS[2:6], Request(prompt=[7, 8] * 20, max_tokens=24, logprobs=1)]
     alone, _ = run(tiny_model(**KINDS[kind]), 3, asked)
