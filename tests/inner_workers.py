@@ -28,7 +28,6 @@ class InnerWorkers:
         self.kill_share, self.max_kills, self.poison = kill_share, max_kills, poison
         self.num_kills, self.num_started = 0, 0
         self.workers, self.instructions = {}, {}
-        self.most_given = 0
 
     def __enter__(self):
         self.report_seconds = worker_module.REPORT_SECONDS
@@ -46,13 +45,12 @@ class InnerWorkers:
         self.instructions[number].append(decode_instruction(encode(instruction)))
 
     def receive(self):
-        while True:
-            number = self.random.choice(sorted(self.workers))
+        while busy := [number for number in sorted(self.workers) if not self.is_idle(number)]:
+            number = self.random.choice(busy)
             reports = self.turn(number)
             if reports:
                 return [(number, report) for report in reports]
-            if all(self.is_idle(number) for number in self.workers):
-                raise AssertionError("the driver waits for workers that wait for it")
+        raise AssertionError("the driver waits for workers that wait for it")
 
     def is_idle(self, number):
         worker = self.workers[number]

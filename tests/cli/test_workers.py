@@ -95,6 +95,12 @@ def test_the_results_are_those_of_one_engine(folder, num_workers, keep_order):
     assert found == expected or not keep_order
 
 
+def test_a_line_that_was_read_ahead_is_answered_though_all_slots_are_empty(tmp_path):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(3)))
+    assert run_inner(options_of(tmp_path, batch=1), num_workers=1)[0] == 0
+    assert len(written(tmp_path / "results.jsonl")) == 3
+
+
 REQUESTS = st.lists(
     st.one_of(
         st.fixed_dictionaries(

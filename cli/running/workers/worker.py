@@ -48,6 +48,7 @@ class Worker:
     """Answers lines with the engine that the options describe.
 
     number: which worker it is, from 0: it has the slots from number * options.batch on.
+    is_idle: it has nothing to do until it is told more.
 
     Raises:
         BatchdecodeError: there is no such model, or it cannot have such a batch.
@@ -70,15 +71,11 @@ class Worker:
         self._answers = Answers(setup.model.name, setup.bytes_of, order=self._order)
         self._loop = Loop(self._engine, self._source, self._answers, keep_going=True)
         self._num_failed = 0  # that were reported
+        self.is_idle = True
 
     def ready(self) -> Ready:
         """Return what it reports first."""
         return Ready(self._engine.run_event())
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it has nothing to do until it is told more."""
-        return not (self._engine.has_work or self._source.lines)
 
     def exchange(self, instructions: Sequence[Instruction]) -> Iterator[Report]:
         """Do what is said, and what is left of what was said before, for a while.
@@ -142,7 +139,7 @@ class Worker:
 
     def _decode(self) -> Iterator[Report]:
         """Take steps until there is enough to tell, or nothing to do."""
-        until = time.monotonic() + REPORT_SECONDS
+        until, self.is_idle = time.monotonic() + REPORT_SECONDS, False
         try:
             for outcome in self._loop:
                 self._note(outcome)
@@ -151,11 +148,12 @@ class Worker:
             else:
                 if self._loop.broken is not None:
                     raise self._loop.broken
+                self.is_idle = True
                 yield from self._answered()
                 yield Finished(self._engine.num_steps)
                 return
         except NothingGiven:
-            pass
+            self.is_idle = True
         yield from self._answered()
 
     def _note(self, outcome: StepOutcome) -> None:
