@@ -21,8 +21,8 @@ def test_what_gpus_share_and_what_they_wait_for() -> None:
     halves = {term: getattr(two, term) * 2 for term in ("w", "f", "g", "d", "h", "e")}
     assert halves == pytest.approx({term: getattr(ALONE, term) for term in halves})
     assert two.by_tokens == ((8, 8.0), (64, 12.0))
-    # 64 all-reduces of 5.5 µs; reading half of 15.01 GB at 1,008 GB/s less
-    assert two.t0 + two.w == pytest.approx(20 - 15.01 / 2 / 1.008 + 64 * 5.5e-3, rel=1e-3)
+    # 64 all-reduces of 5.5 µs; reading half of 15.01 GB at 85 % of 1,008 GB/s less
+    assert two.t0 + two.w == pytest.approx(20 - 15.01 / 2 / 1.008 / 0.85 + 64 * 5.5e-3, rel=1e-3)
     # a token: 64 times 4,096 numbers of 2 bytes, at 19 GB/s
     assert two.c == pytest.approx(64 * 4096 * 2 / 19e9 * 1e3, rel=1e-4)
     assert (two.tensor_parallel, two.kv_tokens) == (2, None)
@@ -56,14 +56,14 @@ def test_the_heads_of_keys_are_not_divided() -> None:
     assert on_gpus(ALONE, 32).e == pytest.approx(ALONE.e / 32)
 
 
-@pytest.mark.parametrize(("gpu", "near"), [("h100", 0.02), ("a100", 0.13)])
-def test_it_is_near_what_was_measured(gpu: str, near: float) -> None:
+@pytest.mark.parametrize("gpu", ["h100", "a100"])
+def test_it_is_near_what_was_measured(gpu: str) -> None:
     carried = load_profile(f"{gpu}_llama3.1-70b_tp4:8")[1].step_time("carried")
     measured = shipped_profiles()[f"{gpu}_llama3.1-70b_tp8"].step_time("measured")
     for name, step in EXAMPLE_STEPS.items():
         many = name in ("decode 128 x 1,024", "decode 256 x 1,024")
         error = carried.ticks(*step) / measured.ticks(*step) - 1
-        assert abs(error) < (0.17 if many else near), name
+        assert abs(error) < (0.2 if many else 0.09), name
 
 
 @pytest.mark.parametrize("stages", [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 3)])

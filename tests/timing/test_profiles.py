@@ -20,9 +20,9 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_thirteen_are_shipped_with_source_and_error() -> None:
+def test_sixteen_are_shipped_with_source_and_error() -> None:
     profiles = shipped_profiles()
-    assert len(profiles) == 13
+    assert len(profiles) == 16
     for profile in profiles.values():
         assert profile.hardware
         assert profile.model
