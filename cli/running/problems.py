@@ -48,7 +48,7 @@ class ProblemReport:
             else:
                 self._num_hidden += 1
 
-    def _advise(self, problem: Problem) -> Problem:
+    def _advise(self, problem: "Problem") -> "Problem":
         """Return a problem with what to do if it tells that the whole input has another form.
 
         Then the lines behind it have the same problem, and are not shown.
