@@ -48,6 +48,9 @@ _OF_ONE_ENGINE = (
     "timeseries",
     "slo",
     "summary-json",
+    "metrics-port",
+    "metrics-file",
+    "otel",
     "stats",
     "step-delay",
 )
@@ -129,6 +132,12 @@ class RunOptions:
     )
     metrics_file: str | None = _file_option(
         "Where they go every few seconds, for the node exporter: FILE.prom."
+    )
+    otel: str | None = option(
+        OUTPUT,
+        "Send a trace of each request to this collector, by OTLP over HTTP; env: the one that "
+        "OTEL_EXPORTER_OTLP_ENDPOINT names.",
+        "URL",
     )
     timeseries: str | None = _file_option(
         "Where the run over time goes, as CSV; with .gz compressed."
@@ -239,6 +248,12 @@ class RunOptions:
                 raise BatchdecodeError(f"--{one} and --{other} exclude each other: {why}")
         if self.workers is not None and self.live in {"always", "plain"}:
             raise BatchdecodeError(f"--live {self.live} and --workers exclude each other")
+        if self.otel not in {None, "env"} and not str(self.otel).startswith(
+            ("http://", "https://")
+        ):
+            raise BatchdecodeError(
+                f"--otel must be env or an address such as http://127.0.0.1:4318, not {self.otel!r}"
+            )
         if self.retry_failed and not self.resume:
             raise BatchdecodeError(
                 "--retry-failed needs --resume: it is about results that are there"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ..screen.live.driver import LiveView
     from .exposing import Exposition
+    from .spans import SpanSender
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
 MAX_EVENTS = 1000  # that are kept
 
@@ -181,6 +182,7 @@ class RunRecorder:
     metrics: the numbers so far, if anybody will ask for them.  results: writes the results.
     timeline: what a report will show, if one is wanted.
     pace: how long the run stays after each step.  exposition: what tells Prometheus of the run.
+    spans: what sends its requests as traces.
 
     Raises:
         OutputError: a file cannot be opened.
@@ -194,6 +196,7 @@ class RunRecorder:
         view: View,
         pace: Pace,
         exposition: "Exposition | None" = None,
+        spans: "SpanSender | None" = None,
     ) -> None:
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         self._series = None
@@ -211,6 +214,7 @@ class RunRecorder:
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
         self.results = ResultWriter(sink)
+        self._spans = spans
         self._loop, self._view, self._pace = loop, view, pace
         self._earlier = resumption.earlier
 
@@ -304,6 +308,8 @@ class RunRecorder:
         if self.metrics is not None:
             with self._view.lock:
                 (self._collector or self.metrics).observe(events)
+        if self._spans is not None:
+            self._spans.take(events)
         if self._series is not None:
             self._series.write_known()
         if self.timeline is not None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from .earlier_results import EarlierResults
     from .exposing import Exposition
+    from .spans import SpanSender
 
 BAD_INPUT = 2  # an exit status
 GARBAGE_EVERY = 10_000
@@ -151,6 +152,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         return run_by_workers(options, workers, options.workers, stop, command)
     with open_input(options.input, stop.waiting) as requests:
         check_files(options, requests.status)
+        spans = _opened_spans(options)
         with OutputLock(options.output) as lock, _opened_exposition(options) as exposition:
             leftover = find_leftover(options, requests)  # a model may take minutes to load
             setup = RunSetup(options, requests, stop.waiting)
@@ -159,13 +161,14 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
                 prepare(setup.options, requests, leftover, setup.engine.run_event()) as resumption,
             ):
                 lock.renew()
-                return Run(setup, lock, resumption, stop, command, exposition).carry_out()
+                return Run(setup, lock, resumption, stop, command, exposition, spans).carry_out()
 
 
 class Run:
     """A run that is ready to begin.
 
     command: what continues it if it ends early.  exposition: what tells Prometheus of it.
+    spans: what sends its requests as traces.
 
     Raises:
         BatchdecodeError: the input is not right, or a file cannot be opened.
@@ -179,6 +182,7 @@ class Run:
         stop: StopSignals,
         command: str,
         exposition: "Exposition | None",
+        spans: "SpanSender | None",
     ) -> None:
         gc.freeze()  # not to look for garbage among the modules: 10 % less time for three requests
         gc.set_threshold(GARBAGE_EVERY)
@@ -194,8 +198,9 @@ class Run:
         pace = Pace(setup.options.step_delay)
         self._view = _open_view(setup, self._loop, pace)
         self._recorder = RunRecorder(
-            setup.options, self._loop, resumption, self._view, pace, exposition
+            setup.options, self._loop, resumption, self._view, pace, exposition, spans
         )
+        self._spans = spans
 
     def carry_out(self) -> int:
         """Run to the end, and say how that went; return the exit status."""
@@ -227,9 +232,8 @@ class Run:
                 tracebacks.show(error.raised)
         tracebacks.close()
         say(setup.requests.take_notes() + setup.report.closing())
-        metrics = self._recorder.metrics
-        if metrics is not None and not is_over:
-            self._summarize(metrics)
+        if not is_over:
+            self._conclude()
         if loop.first_failure is not None:
             say(printable_lines(f"first failure: {loop.first_failure}\n"))
         refuse_rest(setup.report, loop)
@@ -298,6 +302,16 @@ class Run:
             run, name = engine.run_event(), self._setup.requests.name
             write_report(options.report, timeline, summary, run, name)
 
+    def _conclude(self) -> None:
+        """Say what happened, and of the requests as traces what became of them."""
+        metrics, spans = self._recorder.metrics, self._spans
+        if metrics is not None:
+            self._summarize(metrics)
+        if spans is not None:
+            spans.close(self._loop.engine.num_steps)
+            if spans.num_dropped or not self._options.quiet:
+                say(printable_lines(f"{spans.describe()}\n"))
+
     def _tell(self, remark: str, what_now: str) -> None:
         """Say why the run ends, where its results are if there are any, and how to go on."""
         results, lock = self._recorder.results, self._lock
@@ -340,6 +354,24 @@ def _opened_exposition(options: RunOptions) -> "AbstractContextManager[Expositio
     if exposition.url is not None and not options.quiet:
         say(f"metrics at {exposition.url}\n")
     return exposition
+
+
+def _opened_spans(options: RunOptions) -> "SpanSender | None":
+    """Return what sends the requests of a run as traces, None if nobody asks for it.
+
+    Raises:
+        BatchdecodeError: OpenTelemetry is missing.
+    """
+    if options.otel is None:
+        return None
+    try:
+        from .spans import SpanSender  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise BatchdecodeError(
+            "--otel needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http: "
+            "install them with `pip install 'batchdecode[otel]'`"
+        ) from error
+    return SpanSender(None if options.otel == "env" else options.otel, options.model)
 
 
 def _has_picture(options: RunOptions) -> bool:

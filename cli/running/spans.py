@@ -1,0 +1,211 @@
+"""Sends each request of a run that has ended as a trace of OpenTelemetry, by OTLP over HTTP.
+
+Rule: the run hands over what has ended and goes on.  A thread makes spans of it and sends them, in
+a fifth of its time at most; what it has no room or time for is dropped, and counted.
+"""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterable
+from hashlib import blake2b
+from threading import Event as Flag
+from threading import Thread
+from typing import Any
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import StatusCode, set_span_in_context
+
+from batcher import __version__
+from batcher.events import Event
+from batcher.explaining.phases import EndedSequence, PhaseFollower
+
+MAX_WAITING = 10_000  # sequences that have ended, and are no spans yet
+MAX_BATCH = 100  # of them that are sent together
+REST = (
+    4  # for so many times as long as it has worked the thread does nothing, while the run goes on
+)
+CLOSE_SECONDS = 5.0  # that the end of a run waits for what is left
+POLL_SECONDS = 0.2
+NANOSECONDS = 10**9
+OPERATION = "text_completion"
+
+
+class SpanSender:
+    """Makes spans of a run that begins now, and sends them.
+
+    endpoint: of a collector, to which /v1/traces is added; None for what the environment says.
+    model: what it is called.  exporter: what sends them; None for OTLP.
+    num_spans, num_sent: of what has ended, and those of them that a collector has taken.
+    """
+
+    def __init__(
+        self, endpoint: str | None, model: str, exporter: SpanExporter | None = None
+    ) -> None:
+        url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
+        self._failures = _LastFailure()
+        self._exporter = exporter or OTLPSpanExporter(url)
+        self._model, self._follower = model, PhaseFollower()
+        self._made, self._ids = _MadeSpans(), _Ids()
+        name = os.environ.get("OTEL_SERVICE_NAME", "batchdecode")
+        provider = TracerProvider(
+            resource=Resource.create({"service.name": name}),
+            id_generator=self._ids,
+            shutdown_on_exit=False,
+        )
+        provider.add_span_processor(self._made)
+        self._tracer = provider.get_tracer("batchdecode", __version__)
+        self._epoch = time.time_ns()  # when the engine's clock was 0
+        self._waiting: deque[EndedSequence] = deque()
+        self.num_spans = self.num_sent = 0
+        self._is_over = Flag()
+        self._thread = Thread(target=self._send, name="spans", daemon=True)
+        self._thread.start()
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Take in the next events of the run."""
+        for event in events:
+            self._hand_over(self._follower.take(event))
+
+    def close(self, num_steps: int) -> None:
+        """Send what is left of a run of `num_steps`, for a few seconds at most."""
+        self._hand_over(self._follower.close(num_steps))
+        self._is_over.set()
+        self._thread.join(CLOSE_SECONDS)
+        self._exporter.shutdown()  # which breaks off what is still being sent
+
+    @property
+    def num_dropped(self) -> int:
+        """How many spans no collector has taken."""
+        return self.num_spans - self.num_sent
+
+    def describe(self) -> str:
+        """Return in words what became of the spans."""
+        text = f"{self.num_sent:,} spans sent"
+        if self.num_dropped:
+            why = f": {self._failures.last}" if self._failures.last else ""
+            text += f", {self.num_dropped:,} dropped{why}"
+        return text
+
+    def _hand_over(self, all_ended: Iterable[EndedSequence]) -> None:
+        for ended in all_ended:
+            self.num_spans += 1 + len(ended.phases)
+            if len(self._waiting) < MAX_WAITING:
+                self._waiting.append(ended)
+
+    def _send(self) -> None:
+        """Send what has ended, until the run is over and nothing waits."""
+        while self._waiting or not self._is_over.wait(POLL_SECONDS) or self._waiting:
+            begin = time.thread_time()
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+            if batch:
+                self._send_batch(batch)
+                self._is_over.wait(REST * (time.thread_time() - begin))
+
+    def _send_batch(self, batch: list[EndedSequence]) -> None:
+        for ended in batch:
+            self._make_spans(ended)
+        spans = self._made.take_all()
+        num_expected = sum(1 + len(ended.phases) for ended in batch)
+        self.num_spans -= num_expected - len(spans)  # OTEL_TRACES_SAMPLER may want only some
+        if self._exporter.export(spans) is SpanExportResult.SUCCESS:
+            self.num_sent += len(spans)
+
+    def _make_spans(self, ended: EndedSequence) -> None:
+        """Make a span of a sequence and one of each of its phases, all of one trace a request."""
+        arrive, finish = ended.arrive, ended.finish
+        self._ids.request_id = arrive.id
+        span = self._tracer.start_span(
+            f"{OPERATION} {self._model}",
+            Context(),
+            attributes=attributes_of(ended, self._model),
+            start_time=self._on_wall(arrive.time),
+        )
+        if finish.reason == "error":
+            span.set_status(StatusCode.ERROR)
+            span.set_attribute("error.type", "error")
+        inside = set_span_in_context(span, Context())
+        for name, start, end, slot in ended.phases:
+            told = {} if slot is None else {"batchdecode.slot": slot}
+            phase = self._tracer.start_span(
+                name, inside, attributes=told, start_time=self._on_wall(start)
+            )
+            phase.end(self._on_wall(end))
+        span.end(self._on_wall(ended.end))
+
+    def _on_wall(self, seconds: float) -> int:
+        """Return a time of the engine's clock in nanoseconds of the wall's."""
+        return self._epoch + round(seconds * NANOSECONDS)
+
+
+def attributes_of(ended: EndedSequence, model: str) -> dict[str, Any]:
+    """Return what the span of a sequence says: the GenAI conventions, and vLLM's latencies."""
+    arrive, finish, phases = ended.arrive, ended.finish, ended.phases
+    num_prompt = arrive.prompt_tokens if finish.prompt_tokens is None else finish.prompt_tokens
+    told: dict[str, Any] = {
+        "gen_ai.operation.name": OPERATION,
+        "gen_ai.provider.name": "batchdecode",
+        "gen_ai.request.model": model,
+        "gen_ai.request.id": arrive.id,
+        "gen_ai.request.max_tokens": arrive.max_tokens,
+        "gen_ai.usage.input_tokens": num_prompt,
+        "gen_ai.usage.output_tokens": finish.tokens,
+        "gen_ai.usage.cache_read.input_tokens": ended.cached,
+        "gen_ai.response.finish_reasons": [finish.reason],
+        "gen_ai.latency.e2e": ended.end - arrive.time,
+        "gen_ai.latency.time_in_queue": ended.seconds_in("queue"),
+        "gen_ai.latency.time_in_model_prefill": ended.seconds_in("prefill"),
+        "gen_ai.latency.time_in_model_decode": ended.seconds_in("decode"),
+        "gen_ai.latency.time_in_model_inference": ended.seconds_in("prefill", "decode"),
+        "batchdecode.index": arrive.index,
+        "batchdecode.preemptions": sum(phase.name == "preempted" for phase in phases),
+    }
+    if ended.first_token is not None:
+        told["gen_ai.latency.time_to_first_token"] = ended.first_token - arrive.time
+    return told
+
+
+class _MadeSpans(SpanProcessor):
+    """Keeps the spans that end, until they are sent."""
+
+    def __init__(self) -> None:
+        self._spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._spans.append(span)
+
+    def take_all(self) -> list[ReadableSpan]:
+        """Return all that have ended since the last call."""
+        spans, self._spans = self._spans, []
+        return spans
+
+
+class _Ids(RandomIdGenerator):
+    """Makes one trace of all samples of a request, and another one in every run."""
+
+    def __init__(self) -> None:
+        self.request_id = ""
+        self._run = os.urandom(16)
+
+    def generate_trace_id(self) -> int:
+        digest = blake2b(self.request_id.encode(errors="replace"), key=self._run, digest_size=16)
+        return int.from_bytes(digest.digest()) or 1  # 0 is no id
+
+
+class _LastFailure(logging.Handler):
+    """Keeps from the terminal what OpenTelemetry says, and what it said last."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+        logger = logging.getLogger("opentelemetry")
+        logger.handlers, logger.propagate = [self], False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage().partition("\n")[0]
