@@ -90,6 +90,11 @@ class RunOptions:
         min=1,
         max=MAX_WORKERS,
     )
+    on: str | None = option(
+        DECODING,
+        "Where the workers are: ray, or ray:ADDRESS of a cluster.  [default: this machine]",
+        "ENGINE",
+    )
     model: str = shared.model()
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
@@ -246,6 +251,8 @@ class RunOptions:
         for one, other, why in _EXCLUDING:
             if getattr(self, one.replace("-", "_")) and getattr(self, other.replace("-", "_")):
                 raise BatchdecodeError(f"--{one} and --{other} exclude each other: {why}")
+        if self.on is not None and (self.workers is None or self.on.partition(":")[0] != "ray"):
+            raise BatchdecodeError(f"--on {self.on}: it is ray or ray:ADDRESS, with --workers N")
         if self.workers is not None and self.live in {"always", "plain"}:
             raise BatchdecodeError(f"--live {self.live} and --workers exclude each other")
         if self.otel not in {None, "env"} and not str(self.otel).startswith(

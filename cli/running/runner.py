@@ -145,11 +145,9 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
             "the results and --summary-json - cannot both go to stdout: give one of them a file"
         )
     if options.workers is not None:
-        from .workers.processes import Processes  # noqa: PLC0415 - with it comes multiprocessing
         from .workers.run import run_by_workers  # noqa: PLC0415 - few runs have some
 
-        workers = Processes(options, options.workers, stop.waiting)
-        return run_by_workers(options, workers, options.workers, stop, command)
+        return run_by_workers(options, options.workers, stop, command)
     with open_input(options.input, stop.waiting) as requests:
         check_files(options, requests.status)
         spans = _opened_spans(options)

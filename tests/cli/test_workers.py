@@ -60,7 +60,7 @@ def run_inner(options, num_workers=3, **how):
     """Carry out a run by workers inside this process; return its status, and the workers."""
     with StopSignals() as stop:
         workers = InnerWorkers(options, **how)
-        return run_by_workers(options, workers, num_workers, stop, "batchdecode"), workers
+        return run_by_workers(options, num_workers, stop, "batchdecode", workers), workers
 
 
 def options_of(folder, name="results.jsonl", **more):

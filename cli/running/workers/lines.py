@@ -128,7 +128,7 @@ class InputLines:
                 return
             self.num_read += 1
             if place in bad:
-                self._take_bad(line, bad[place])
+                self._take_bad(line, BadLine(*bad[place]))
                 continue
             first = add(ids[place], line.number)
             if first is not None:

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from batcher.events import RunEvent
-from batcher.formats.requests import BadLine
+from batcher.formats.diagnostics import Problem
+from batcher.formats.openai import Form
 
 
 class Line(Struct, frozen=True, gc=False, array_like=True):
@@ -37,6 +38,14 @@ class Several(NamedTuple):
 
     num_results: int
     num_outputs: int
+
+
+class Refused(NamedTuple):
+    """What a BadLine is."""
+
+    id: str
+    problems: list[Problem]
+    form: Form
 
 
 # -- from the driver ------------------------------------------------------------------------------
@@ -77,7 +86,7 @@ class Checked(Struct, frozen=True, tag=True):
 
     ids: list[str]
     checksums: list[int]
-    bad: dict[int, BadLine]
+    bad: dict[int, Refused]
     several: dict[int, Several]
     arrivals: list[float]
     sessions: dict[int, str]

@@ -31,15 +31,15 @@ _MAX_KINDS = 5  # of what workers say
 
 def run_by_workers(
     options: RunOptions,
-    workers: AbstractContextManager[Transport],
     num_workers: int,
     stop: StopSignals,
     command: str,
+    workers: AbstractContextManager[Transport] | None = None,
 ) -> int:
     """Carry out `batchdecode run --workers N`; return its exit status.
 
-    workers: leads to as many; nothing is started before it is asked for.
     command: what continues this run if it ends early.
+    workers: leads to as many, which are started when it is asked; None for what the options say.
 
     Raises:
         BatchdecodeError: the input, an option or a file is not right.
@@ -50,7 +50,7 @@ def run_by_workers(
         check_files(options, requests.status)
         with OutputLock(options.output) as lock:
             leftover = find_leftover(options, requests)
-            with workers as transport:
+            with workers or _workers_of(options, num_workers, stop) as transport:
                 driver = Driver(transport, num_workers, options.batch)
                 try:
                     with prepare(options, requests, leftover, driver.start()) as resumption:
@@ -205,6 +205,23 @@ class _WorkersRun:
         ]
         shown = marks.separator.join(part for part in said if part)
         return f"{mark if self._is_complete else marks.stopped} {shown}\n"
+
+
+def _workers_of(
+    options: RunOptions, num_workers: int, stop: StopSignals
+) -> AbstractContextManager[Transport]:
+    """Return what leads to the workers that the options ask for.
+
+    Raises:
+        BatchdecodeError: what is needed for that is not there.
+    """
+    if options.on is None:
+        from .processes import Processes  # noqa: PLC0415 - with it comes multiprocessing
+
+        return Processes(options, num_workers, stop.waiting)
+    from .actors import Actors  # noqa: PLC0415 - with it comes Ray
+
+    return Actors(options, num_workers, options.on.partition(":")[2], stop.waiting)
 
 
 def _lines_of(

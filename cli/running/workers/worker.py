@@ -36,6 +36,7 @@ from .messages import (
     Instruction,
     Line,
     Ready,
+    Refused,
     Report,
     Several,
 )
@@ -110,7 +111,7 @@ class Worker:
             parsed = self._parser.parse(line.text, line.number, line.index)
             checked.checksums.append(checksum_of(line.text, parsed))
             if isinstance(parsed, BadLine):
-                checked.bad[place] = parsed
+                checked.bad[place] = Refused(parsed.id, parsed.problems, parsed.form)
                 checked.ids.append(parsed.id)
                 arrivals.append(0.0)
                 continue
