@@ -58,7 +58,7 @@ def on_gpus(profile: Profile, tensor_parallel: int, pipeline_parallel: int = 1) 
     share = before / after
     w = profile.w * share
     # A step takes t0 + w at least, of which the GPUs divide what they read of the weights.
-    alone = profile.t0 + profile.w - waited
+    alone = max(profile.t0 + profile.w - waited, 0.0)
     reading = _MS * shape.weight_bytes_read / (gpu.bandwidth_gb_s * 1e9 * before) / _REACHED
     least = alone - min(reading, alone) * (1 - share) + waits
     kept = 0.0 if profile.c else sent  # what was fitted without c has it in f and g
