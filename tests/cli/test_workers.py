@@ -85,7 +85,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("keep_order", [False, True])
-@pytest.mark.parametrize("num_workers", [1, 2, 7])
+@pytest.mark.parametrize("num_workers", [1, 2, 7, 64])
 def test_the_results_are_those_of_one_engine(folder, num_workers, keep_order):
     expected, expected_status = alone(folder, keep_order=keep_order)
     status, _ = run_inner(options_of(folder, keep_order=keep_order), num_workers)
@@ -171,6 +171,27 @@ def test_a_request_that_kills_workers_fails_alone(folder, seed):
     assert "3 workers died that decoded nothing else" in failed[0]["error"]["message"]
     others = [result for result in expected if result["id"] != "poison"]
     assert as_set(result for result in found if result["id"] != "poison") == as_set(others)
+
+
+class OneIsSlow(InnerWorkers):
+    """Workers of which the first gets a turn only when all others wait for it."""
+
+    def is_idle(self, number):
+        others = [other for other in self.workers if other != number]
+        is_held_up = number == 0 and not all(map(super().is_idle, others))
+        is_held_up = is_held_up and self.workers[0] is not None
+        return is_held_up or super().is_idle(number)
+
+
+def test_a_slow_worker_collects_no_queue(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "AHEAD_SECONDS", 0)
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(200)))
+    options = options_of(tmp_path)
+    with StopSignals() as stop:
+        run_by_workers(options, 3, stop, "batchdecode", OneIsSlow(options))
+    slots = [json.loads(line)["slot"] for line in Path(options.output).read_text().splitlines()]
+    assert len(slots) == 200
+    assert sum(slot < 4 for slot in slots) <= 2 * (4 + 2)  # twice what one has at a time
 
 
 def test_bad_lines_are_refused_before_anything_is_decoded(folder, capfd):
@@ -294,6 +315,16 @@ def children_of(pid):
 def workers_of(process):
     """The ids of the workers: a process that the command starts has forked them."""
     return [worker for child in children_of(process.pid) for worker in children_of(child)]
+
+
+@pytest.mark.heavy
+def test_there_may_be_many_workers(models):
+    command = ("run", "requests.jsonl", "--keep-order", "-q")
+    expected = batchdecode(*command, cwd=models)
+    found = batchdecode(*command, "--workers", 64, cwd=models)
+    (models / "1.jsonl").write_bytes(expected.stdout)
+    (models / "2.jsonl").write_bytes(found.stdout)
+    assert written(models / "1.jsonl") == written(models / "2.jsonl")
 
 
 def test_killed_workers_are_replaced(models):

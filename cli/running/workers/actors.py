@@ -4,6 +4,7 @@ Rule: of each actor at most CALLS calls are on their way, so that it goes on wit
 reports of the last one travel; a call that tells it nothing lets it go on with what it has.
 """
 
+import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -18,6 +19,7 @@ from .transport import Died, Event
 from .worker import Worker
 
 CALLS = 2
+KNOCK_SECONDS = 5.0
 LOOK_SECONDS = 0.1  # after which more of a pipe is noticed
 
 Waiting = Callable[[], AbstractContextManager[None]]
@@ -52,9 +54,11 @@ class Actors:
         ray = self._ray
         try:
             with self._waiting():
+                _knock_at(self._address)
                 ray.init(self._address or None, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise BatchdecodeError(f"there is no cluster of Ray: {error}") from error
+        except (OSError, ValueError, RuntimeError) as error:
+            where = f" at {self._address}" if self._address else ""
+            raise BatchdecodeError(f"there is no cluster of Ray{where}: {error}") from error
         there = ray.cluster_resources()
         # All of them must have room at once: one that waits for a processor would wait for ever.
         self._resources["num_cpus"] = min(1.0, there.get("CPU", 1) // self._num_workers or 0.01)
@@ -116,6 +120,17 @@ class Actors:
     def _kill(self, peer: "_Peer") -> None:
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(peer.actor)
+
+
+def _knock_at(address: str) -> None:
+    """Make sure that somebody is at an address with a port: Ray would try for two minutes.
+
+    Raises:
+        OSError: nobody is.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
 
 
 class _Peer:
