@@ -5,6 +5,7 @@ nothing is counted twice, and they are equal.  Times are seconds of the engine's
 step lasts 1.0 unless something says otherwise.  docs/observability.md has the table.
 """
 
+import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -22,8 +23,9 @@ from prometheus_client.utils import floatToGoString
 
 from batcher.events import Event
 from batcher.metrics.distributions import MICROSECONDS, Histogram
+from batcher.metrics.run_totals import summarize
 from batcher.metrics.summary import RunSummary
-from batcher.metrics.watched import WatchedEngine, WatchedMetrics
+from batcher.metrics.watched import Snapshot, WatchedEngine, WatchedMetrics
 
 LABELS = ("model_name", "engine")  # of every metric
 SECONDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5]
@@ -50,7 +52,7 @@ class Count(NamedTuple):
     """Numbers that only grow; label: what tells several apart, None for one, whose key is ""."""
 
     words: str
-    read: Callable[[RunSummary, WatchedMetrics], Mapping[str, int] | None]
+    read: Callable[[RunSummary, Snapshot], Mapping[str, int] | None]
     label: str | None = None
 
 
@@ -61,14 +63,14 @@ class Spread(NamedTuple):
     """
 
     words: str
-    read: Callable[[WatchedMetrics], Histogram]
+    read: Callable[[Snapshot], Histogram]
     bounds: Sequence[float] = SECONDS
     scale: int = MICROSECONDS
 
 
-def _success(summary: RunSummary, metrics: WatchedMetrics) -> dict[str, int]:
+def _success(summary: RunSummary, snapshot: Snapshot) -> dict[str, int]:
     """Return what has ended, samples that are no results included: a count never goes down."""
-    reasons, dropped = summary.finish_reasons, metrics.dropped
+    reasons, dropped = summary.finish_reasons, snapshot.dropped
     return {
         "stop": reasons.stop + dropped["stop"],
         "length": reasons.length + dropped["length"],
@@ -77,24 +79,24 @@ def _success(summary: RunSummary, metrics: WatchedMetrics) -> dict[str, int]:
     }
 
 
-def _drafts(name: str) -> Callable[[RunSummary, WatchedMetrics], Mapping[str, int] | None]:
+def _drafts(name: str) -> Callable[[RunSummary, Snapshot], Mapping[str, int] | None]:
     """Return what reads a number of the drafts; None if there were none."""
 
-    def read(summary: RunSummary, _: WatchedMetrics) -> Mapping[str, int] | None:
+    def read(summary: RunSummary, _: Snapshot) -> Mapping[str, int] | None:
         told = summary.speculation
         return None if told is None else {"": getattr(told, name)}
 
     return read
 
 
-def _accepted_by_position(summary: RunSummary, _: WatchedMetrics) -> dict[str, int] | None:
+def _accepted_by_position(summary: RunSummary, _: Snapshot) -> dict[str, int] | None:
     told = summary.speculation
     if told is None:
         return None
     return {str(position): one.accepted for position, one in enumerate(told.by_position)}
 
 
-def _blocked(summary: RunSummary, _: WatchedMetrics) -> dict[str, int] | None:
+def _blocked(summary: RunSummary, _: Snapshot) -> dict[str, int] | None:
     return None if summary.blocked is None else asdict(summary.blocked)
 
 
@@ -148,25 +150,25 @@ COUNTS = {
 }
 SPREADS = {
     "vllm:time_to_first_token_seconds": Spread(
-        "From arrival to the first token.", lambda m: m.times["ttft"].counts
+        "From arrival to the first token.", lambda s: s.times["ttft"].counts
     ),
     "vllm:inter_token_latency_seconds": Spread(
-        "From a token to the next one of the same output.", lambda m: m.times["itl"].counts
+        "From a token to the next one of the same output.", lambda s: s.times["itl"].counts
     ),
     "vllm:request_time_per_output_token_seconds": Spread(
-        "Mean time of a token of an output after its first.", lambda m: m.times["tpot"].counts
+        "Mean time of a token of an output after its first.", lambda s: s.times["tpot"].counts
     ),
     "vllm:e2e_request_latency_seconds": Spread(
-        "From arrival to the last token.", lambda m: m.times["e2e"].counts
+        "From arrival to the last token.", lambda s: s.times["e2e"].counts
     ),
     "vllm:request_queue_time_seconds": Spread(
-        "From arrival to a slot.", lambda m: m.times["queue"].counts
+        "From arrival to a slot.", lambda s: s.times["queue"].counts
     ),
     "vllm:request_prompt_tokens": Spread(
-        "Tokens of the prompts of requests that have ended.", lambda m: m.prompts, TOKENS, 1
+        "Tokens of the prompts of requests that have ended.", lambda s: s.prompts, TOKENS, 1
     ),
     "vllm:request_generation_tokens": Spread(
-        "Tokens of outputs that have ended.", lambda m: m.outputs, TOKENS, 1
+        "Tokens of outputs that have ended.", lambda s: s.outputs, TOKENS, 1
     ),
 }
 UNREAD = "batchdecode_requests_unread"
@@ -204,30 +206,29 @@ class RunCollector:
         if (num_unread := self._num_unread()) is not None:
             yield self._gauge(UNREAD, "Requests of the input still to be read.", num_unread)
         with self._lock:
-            summary = self.metrics.summary(self._num_steps)
-            families = [self._counter(name, count, summary) for name, count in COUNTS.items()]
-            if self.metrics.times:  # there are none before the first event
-                families += [self._histogram(name, spread) for name, spread in SPREADS.items()]
-        yield from (family for family in families if family is not None)
+            pickled = self.metrics.snapshot(self._num_steps)
+        snapshot: Snapshot = pickle.loads(pickled)  # noqa: S301 - by ourselves
+        summary = summarize(snapshot.totals, snapshot.run)
+        for name, count in COUNTS.items():
+            counted = count.read(summary, snapshot)
+            if counted is not None:
+                yield self._counter(name, count, counted)
+        for name, spread in SPREADS.items() if snapshot.times else ():  # none before any event
+            yield self._histogram(name, spread, spread.read(snapshot))
 
     def _gauge(self, name: str, words: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, words, labels=LABELS)
         family.add_metric(self._labels, value)
         return family
 
-    def _counter(self, name: str, count: Count, summary: RunSummary) -> Metric | None:
-        """Return a count, None if it is of what the run has not."""
-        counted = count.read(summary, self.metrics)
-        if counted is None:
-            return None
+    def _counter(self, name: str, count: Count, counted: Mapping[str, int]) -> Metric:
         more = () if count.label is None else (count.label,)
         family = CounterMetricFamily(name, count.words, labels=LABELS + more)
         for key, value in counted.items():
             family.add_metric([*self._labels, key][: len(LABELS + more)], value)
         return family
 
-    def _histogram(self, name: str, spread: Spread) -> Metric:
-        counted = spread.read(self.metrics)
+    def _histogram(self, name: str, spread: Spread, counted: Histogram) -> Metric:
         family = HistogramMetricFamily(name, spread.words, labels=LABELS)
         family.add_metric(self._labels, *buckets_of(counted, spread.bounds, spread.scale))
         return family

@@ -1,15 +1,33 @@
 """The numbers of a run that are told while it goes on, and what is asked of its engine for them."""
 
+import pickle
 from collections import Counter
-from typing import Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 from batcher.events import DropEvent, Event, FinishEvent, RunEvent
-from batcher.metrics.distributions import Histogram
+from batcher.metrics.distributions import Histogram, SecondsHistogram
 from batcher.metrics.run_metrics import RunMetrics, TimedMetrics
+from batcher.metrics.run_totals import RunTotals
 from batcher.metrics.slo import Slo
 from batcher.metrics.timeseries import TimeSeries
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import RequestTimeline
+
+
+class Snapshot(NamedTuple):
+    """The numbers of a run at one time, which nobody changes; fields as of WatchedMetrics."""
+
+    run: RunEvent | None
+    totals: RunTotals
+    prompts: Histogram
+    outputs: Histogram
+    dropped: Counter[str]
+
+    @property
+    def times(self) -> Mapping[str, SecondsHistogram]:
+        """How latencies are distributed, by the names of Latencies."""
+        return {} if self.totals.timed is None else self.totals.timed.times
 
 
 class WatchedMetrics(RunMetrics):
@@ -28,6 +46,11 @@ class WatchedMetrics(RunMetrics):
         super().__init__(slo, series, fold)
         self.prompts, self.outputs = Histogram(), Histogram()
         self.dropped: Counter[str] = Counter()
+
+    def snapshot(self, num_steps: int) -> bytes:
+        """Return the numbers after `num_steps`, a Snapshot, pickled: nothing copies it sooner."""
+        totals = self.totals(num_steps)
+        return pickle.dumps(Snapshot(self._run, totals, self.prompts, self.outputs, self.dropped))
 
     def _count(self, event: Event, found: RequestTimeline | None) -> None:
         super()._count(event, found)
