@@ -121,5 +121,6 @@ slo = partial(
     option,
     OUTPUT,
     "Count the requests that meet them: ttft=0.5,tpot=50ms,e2e=10,queue=1.",
-    "LIMITS",
+    "LIMIT,...",
+    offers="slo",
 )

@@ -117,6 +117,7 @@ class CompareOptions:
         "e2e, queue with -p50 or -p99.",
         "COLUMN",
         is_common=True,
+        offers="column",
     )
     json: bool = flag(OUTPUT, "A line of JSON for each cell.", is_common=True)
     csv: bool = flag(OUTPUT, "The table as CSV.")

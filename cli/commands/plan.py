@@ -28,7 +28,11 @@ class PlanOptions:
 
     input: str | None = shared.requests()
     slo: str = option(
-        SEARCH, "What is promised: ttft=0.5,tpot=50ms,e2e=10,queue=1.", "LIMITS", default=REQUIRED
+        SEARCH,
+        "What is promised: ttft=0.5,tpot=50ms,e2e=10,queue=1.",
+        "LIMIT,...",
+        default=REQUIRED,
+        offers="slo",
     )
     goodput: float = option(
         SEARCH,

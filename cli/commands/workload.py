@@ -24,6 +24,7 @@ class WorkloadOptions:
         "constant, poisson, gamma, bursty, closed; or a trace: azure, mooncake, vllm.",
         "SOURCE",
         REQUIRED,
+        offers="source",
     )
     file: str | None = argument("The trace: a file or - for stdin.", "FILE")
     requests: int | None = option(

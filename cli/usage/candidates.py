@@ -119,6 +119,24 @@ def _acceptance(_: Asked) -> Candidates:
     yield from map(Candidate, get_args(Acceptance))
 
 
+def _columns(_: Asked) -> Candidates:
+    from ..whatif.columns import COLUMNS  # noqa: PLC0415 - as above
+
+    yield from map(Candidate, COLUMNS)
+
+
+def _slo_metrics(_: Asked) -> Candidates:
+    from batcher.metrics.slo import METRICS  # noqa: PLC0415 - as above
+
+    yield from (Candidate(f"{name}=", meaning) for name, meaning in METRICS.items())
+
+
+def _sources(_: Asked) -> Candidates:
+    from ..workloads.write import OPTIONS_OF  # noqa: PLC0415 - as above
+
+    yield from map(Candidate, OPTIONS_OF)
+
+
 def _topics(asked: Asked) -> Candidates:
     """Yield the pages; from the first letter on commands, options and all else in one word."""
     from .topics import heading_of, pages, topics  # noqa: PLC0415 - as above
@@ -168,6 +186,9 @@ _OFFERED: dict[str, Callable[[Asked], Candidates]] = {
     "gpu": lambda _: map(Candidate, _names_in("hardware.yaml")),
     "draft": _drafts,
     "acceptance": _acceptance,
+    "column": _columns,
+    "slo": _slo_metrics,
+    "source": _sources,
     "request_id": _request_ids,
     "topic": _topics,
 }

@@ -13,11 +13,12 @@ from ..commands.compare import CompareOptions
 from ..memory_note import say_of_memory
 from ..printing import print_text
 from ..screen.terminal import terminal_size
+from .columns import column_of
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_cells
 from .progress import progress_of
 from .reading import read_workload
-from .tables import best_first, column_of, csv_of, json_of, table_of
+from .tables import best_first, csv_of, json_of, table_of
 
 SERVED, NOTHING_SERVED = 0, 1
 

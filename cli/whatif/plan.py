@@ -18,11 +18,12 @@ from ..commands.plan import PlanOptions
 from ..memory_note import say_of_memory
 from ..printing import print_json, print_text
 from ..screen.cells import counted, duration, fill, number, whole_percent
+from .columns import good_percent
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan
 from .progress import OnDone, seldom
 from .reading import read_workload
-from .tables import BINDS, good_percent, memory_of
+from .tables import BINDS, memory_of
 
 MET, NOT_MET = 0, 1
 SEARCHED: dict[str, Searched] = {name.replace("_", "-"): name for name in get_args(Searched)}

@@ -18,8 +18,9 @@ from batcher.simulation.workload import workload_of
 from batcher.whatif.comparing import compare
 from batcher.whatif.deployments import Deployment, grid_of
 from batcher.whatif.measuring import Question
+from cli.whatif.columns import good_percent
 from cli.whatif.progress import progress_of
-from cli.whatif.tables import LEAST_WANTED, good_percent, table_of
+from cli.whatif.tables import LEAST_WANTED, table_of
 
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 PROFILE = ("--profile", "rtx4090_llama3.1-8b")

@@ -56,7 +56,10 @@ def words_of(lines):
         ("completion z", ["zsh"]),
         ("help polic", ["policies", "policy"]),
         ("run --batch ", []),
-        ("run --slo ", []),
+        ("run --slo t", ["ttft=", "tpot="]),
+        ("plan --slo ttft=0.5,e", ["ttft=0.5,e2e="]),
+        ("compare --sort ttft", ["ttft-p50", "ttft-p99"]),
+        ("workload m", ["mooncake"]),
     ],
 )
 def test_what_may_stand_there(line, words):
@@ -133,7 +136,8 @@ def test_completing_loads_nothing_heavy():
         "atexit.register(lambda: print(heavy & sys.modules.keys(), file=sys.stderr))\n"
         "from cli.start import main; main()"
     )
-    for line in ("run --po", "run --policy l", "run --model ", "help s"):
+    lines = ("run --po", "run --policy l", "run --model ", "help s")
+    for line in (*lines, "compare --sort ", "run --slo ", "workload "):
         words = line.split(" ")
         done = subprocess.run(
             [sys.executable, "-c", code, str(len(words) - 1), *words],

@@ -77,7 +77,7 @@ def test_json_has_all_of_it():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "plan needs --slo LIMITS"),
+        ([], "plan needs --slo LIMIT,..."),
         (["--slo", "ttfs=1"], "unknown metric 'ttfs'; known: queue, ttft, tpot, e2e"),
         (["--slo", "e2e=1", "--batch", "4"], "--batch is what --search batch finds: leave it out"),
         (["--slo", "e2e=1", "--policy", "fcfs,sjf"], "a plan takes one value"),

@@ -1,0 +1,126 @@
+"""The columns of a comparison: what they are called, what they read and which value is the best.
+
+Rule: this is quick to import, since a shell that completes a line asks for their names.
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+
+from ..screen.cells import number, whole_percent
+
+if TYPE_CHECKING:
+    from batcher.whatif.comparing import GridCell
+    from batcher.whatif.measuring import Outcome
+
+Number = float | None
+
+
+class Column(Struct, frozen=True):
+    """A number of an outcome; None where it is not known.
+
+    group, title: the two lines of its head; a group is told over its first column.
+    best: 1 if the largest number is, -1 if the least.
+    """
+
+    name: str
+    group: str
+    title: str
+    read: Callable[["Outcome"], Number]
+    show: Callable[[float], str]
+    best: int = 1
+
+    def value_of(self, cell: "GridCell") -> Number:
+        """Return its number for `cell`."""
+        return None if cell.outcome is None else self.read(cell.outcome)
+
+    def text_of(self, cell: "GridCell") -> str:
+        """Return its number for `cell` as people read it."""
+        value = self.value_of(cell)
+        return "-" if value is None else self.show(value)
+
+
+class SpeedupColumn(Column, frozen=True):
+    """How many times as fast a cell is as the same without drafts."""
+
+    def value_of(self, cell: "GridCell") -> Number:
+        """Return its number for `cell`."""
+        return cell.speedup
+
+
+def _latency(metric: str, percent: str) -> Column:
+    def read(outcome: "Outcome") -> Number:
+        times = getattr(outcome.latencies, metric)
+        value: Number = None if times is None else getattr(times, percent)
+        return value
+
+    return Column(f"{metric}-{percent}", f"{metric} s", percent, read, number, -1)
+
+
+def _spread(name: str) -> Callable[["Outcome"], Number]:
+    def read(outcome: "Outcome") -> Number:
+        value: Number = None if outcome.replicas is None else getattr(outcome.replicas, name)
+        return value
+
+    return read
+
+
+def good_percent(share: float) -> str:
+    """Return a share rounded down to a tenth of a per cent, so that a miss is not rounded away."""
+    return f"{int(share * 1000 + 1e-6) / 10:g}%"
+
+
+def _count(value: float) -> str:
+    return f"{int(value):,}"
+
+
+COLUMNS = {
+    column.name: column
+    for column in (
+        Column("throughput", "", "tokens/s", lambda outcome: outcome.tokens_per_s, number),
+        Column("requests", "", "req/s", lambda outcome: outcome.requests_per_s, number),
+        *(
+            _latency(metric, percent)
+            for metric in ("queue", "ttft", "tpot", "e2e")
+            for percent in ("p50", "p99")
+        ),
+        Column(
+            "goodput", "", "good", lambda o: o.goodput.share if o.goodput else None, good_percent
+        ),
+        Column("slots", "used", "slots", lambda outcome: outcome.slots_used, whole_percent),
+        Column("kv", "used", "KV", lambda outcome: outcome.kv_used, whole_percent),
+        Column("budget", "used", "budget", lambda outcome: outcome.budget_used, whole_percent),
+        Column("idlest", "busy", "idlest", _spread("idlest"), whole_percent),
+        Column("busiest", "busy", "busiest", _spread("busiest"), whole_percent, -1),
+        Column("preemptions", "", "preempt", lambda outcome: outcome.preemptions, _count, -1),
+        Column("hits", "prefix", "hits", lambda outcome: outcome.prefix_hits, whole_percent),
+        Column(
+            "accepted",
+            "drafts",
+            "accepted",
+            lambda o: o.drafts.acceptance if o.drafts else None,
+            whole_percent,
+        ),
+        SpeedupColumn(
+            "speedup", "drafts", "speedup", lambda _: None, lambda value: f"{value:.3g}x"
+        ),
+        Column("failed", "", "failed", lambda outcome: outcome.failed, _count, -1),
+    )
+}
+
+
+def column_of(name: str) -> Column:
+    """Return the column called `name`.
+
+    Raises:
+        BatchdecodeError: there is none.
+    """
+    if name in COLUMNS:
+        return COLUMNS[name]
+    near = get_close_matches(name, COLUMNS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise BatchdecodeError(f"--sort: unknown column {name!r}{hint} (known: {', '.join(COLUMNS)})")
