@@ -12,6 +12,7 @@ from cli.running.workers.messages import (
     decode_report,
     encode,
 )
+from cli.running.workers.telling import Wanted
 from cli.running.workers.transport import Died
 from cli.running.workers.worker import Worker
 
@@ -61,7 +62,9 @@ class InnerWorkers:
         worker = self.workers[number]
         if worker is None:
             try:
-                worker = self.workers[number] = Worker(self.options, number)
+                worker = self.workers[number] = Worker(
+                    self.options, number, Wanted.by(self.options)
+                )
             except BatchdecodeError as error:
                 return [Failed(str(error))]
             reports = [worker.ready()]

@@ -170,6 +170,7 @@ class RunMetrics:
             num_requests=self.num_requests,
             num_rejected=self.num_rejected,
             num_unfinished=self._num_open,
+            num_open=sum(not r.index and r.arrive is not None for r in self.fold.open),
             finish_reasons=self.finish_reasons,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,

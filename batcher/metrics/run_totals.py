@@ -54,38 +54,40 @@ class RunTotals(Totals, kw_only=True):
 
     num_slots: of all workers.  num_steps: of the worker that took most.  longest_run: the most
     steps that a sequence took from its admission to its end.  busy: slot-steps with a sequence.
-    idle: those without, by cause, without `tail`.  first_arrival: in seconds.
+    idle: those without, by cause, without `tail`.  first_arrival: in seconds.  num_open: the
+    requests of which no more than a part has ended.
     """
 
     LARGEST: ClassVar = frozenset({"num_steps", "longest_output", "longest_run"})
     LEAST: ClassVar = frozenset({"first_arrival"})
 
     num_slots: int
-    num_steps: int
-    num_requests: int
-    num_rejected: int
-    num_unfinished: int
-    finish_reasons: Counter[str]
-    prompt_tokens: int
-    generated_tokens: int
-    longest_output: int
-    longest_run: int
-    busy: int
-    idle: dict[str, int]
-    num_positions: int
-    num_padding: int
-    num_jumps: int
-    num_jumped_tokens: int
-    num_forks: int
-    num_compiled: int
-    num_compiled_before: int
-    first_arrival: float | None
-    wait: Histogram
-    first_token: Histogram
-    latency: Histogram
-    blocked_steps: Counter[str] | None
-    speculation: SpeculationTotals
-    timed: TimedTotals | None
+    num_steps: int = 0
+    num_requests: int = 0
+    num_rejected: int = 0
+    num_unfinished: int = 0
+    num_open: int = 0
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    longest_output: int = 0
+    longest_run: int = 0
+    busy: int = 0
+    idle: dict[str, int] = field(default_factory=dict)
+    num_positions: int = 0
+    num_padding: int = 0
+    num_jumps: int = 0
+    num_jumped_tokens: int = 0
+    num_forks: int = 0
+    num_compiled: int = 0
+    num_compiled_before: int = 0
+    first_arrival: float | None = None
+    wait: Histogram = field(default_factory=Histogram)
+    first_token: Histogram = field(default_factory=Histogram)
+    latency: Histogram = field(default_factory=Histogram)
+    blocked_steps: Counter[str] | None = None
+    speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
+    timed: TimedTotals | None = None
 
 
 encode_totals = msgspec.msgpack.Encoder().encode
@@ -172,6 +174,28 @@ def merged(workers: Sequence[RunTotals]) -> RunTotals:
     for others in workers[1:]:
         totals.merge(others)
     return totals
+
+
+def of_the_dead(totals: RunTotals) -> RunTotals:
+    """Return what adds up of a worker that has died: what it had not ended, others do again."""
+    done = totals.copy()
+    done.num_requests -= done.num_open
+    done.num_open = done.num_unfinished = 0
+    return done
+
+
+def in_turn(earlier: RunTotals, later: RunTotals) -> RunTotals:
+    """Return what adds up of a worker that has died, and of the one in its place."""
+    totals = earlier.copy()
+    totals.merge(later)
+    totals.num_slots = later.num_slots
+    totals.num_steps = earlier.num_steps + later.num_steps
+    return totals
+
+
+def nothing_done(run: RunEvent) -> RunTotals:
+    """Return what adds up of a worker that has done nothing yet."""
+    return RunTotals(num_slots=run.batch)
 
 
 def settings_of(run: RunEvent) -> SchedulingSettings:

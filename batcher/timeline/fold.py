@@ -101,6 +101,12 @@ class RequestFold:
         """The sequences that have not ended."""
         return self._open.values()
 
+    def begin_again(self) -> None:
+        """Forget the sequences that have not ended: who had them has died, and others do them."""
+        self._open.clear()
+        self.slots.clear()
+        self.blocked = None
+
     def take(self, event: Event) -> RequestTimeline | None:
         """Take in the next event, and return the sequence that it tells of, if it is of one.
 

@@ -43,15 +43,11 @@ MAX_WORKERS = 1024
 _SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go on
 _OF_ONE_ENGINE = (
     "stream",
-    "trace",
     "report",
     "timeseries",
-    "slo",
-    "summary-json",
     "metrics-port",
     "metrics-file",
     "otel",
-    "stats",
     "step-delay",
 )
 _EXCLUDING = (
@@ -253,8 +249,8 @@ class RunOptions:
                 raise BatchdecodeError(f"--{one} and --{other} exclude each other: {why}")
         if self.on is not None and (self.workers is None or self.on.partition(":")[0] != "ray"):
             raise BatchdecodeError(f"--on {self.on}: it is ray or ray:ADDRESS, with --workers N")
-        if self.workers is not None and self.live in {"always", "plain"}:
-            raise BatchdecodeError(f"--live {self.live} and --workers exclude each other")
+        if self.workers is not None and self.live == "plain":
+            raise BatchdecodeError("--live plain and --workers exclude each other")
         if self.otel not in {None, "env"} and not str(self.otel).startswith(
             ("http://", "https://")
         ):

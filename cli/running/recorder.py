@@ -212,7 +212,11 @@ class RunRecorder:
             exposition.tell(self._collector)
         self.timeline = None if options.report is None else _new_timeline()
         # Opening empties them, so the results come last: what else fails, fails before.
-        sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
+        sink = (
+            stdout_beside(view)
+            if options.output is None
+            else resumption.open_results(options.output)
+        )
         self.results = ResultWriter(sink)
         self._spans = spans
         self._loop, self._view, self._pace = loop, view, pace
@@ -373,7 +377,8 @@ def _new_timeline() -> "PageTimeline":
     return PageTimeline()
 
 
-def _stdout(view: View) -> Sink:
+def stdout_beside(view: View) -> Sink:
+    """Return where results go that have no file; above a picture on the same terminal."""
     if is_same_terminal(stdout_descriptor(), 2):
         from ..screen.live.driver import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 

@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from inner_workers import InnerWorkers
 from process import COMMAND, batchdecode, lines_of, start, workload
 
 from batcher.errors import BatchdecodeError
+from batcher.events import EndEvent
+from batcher.formats.trace import read_trace
+from batcher.timeline.merged import read_timeline
 from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
 from cli.running.problems import InvalidInput
@@ -254,7 +258,62 @@ def test_processes_give_the_results_of_one_engine(folder):
     done = batchdecode("run", requests, "--keep-going", "--workers", 2, "-b", 4, "--keep-order")
     (folder / "out.jsonl").write_bytes(done.stdout)
     assert written(folder / "out.jsonl") == alone(folder, keep_order=True)[0]
-    assert "2 workers of 4 slots" in done.stderr
+    assert "2 workers · 8 slots" in done.stderr
+
+
+def test_trace_and_numbers_are_those_of_the_results(folder):
+    trace, numbers = folder / "trace.jsonl", folder / "numbers.json"
+    requests, out = folder / "requests.jsonl", folder / "traced.jsonl"
+    done = batchdecode(
+        *("run", requests, "--keep-going", "--workers", 3, "-b", 2, "-o", out, "-q", "--force"),
+        *("--trace", trace, "--summary-json", numbers),
+    )
+    assert done.returncode == 1
+    written_lines = [json.loads(line) for line in out.read_bytes().splitlines()]
+    results = [result for result in written_lines if "slot" in result]  # a row has none
+    held = [result for result in results if result["slot"] is not None]
+    events = list(read_trace(trace.read_bytes().splitlines(keepends=True)))
+    timeline = read_timeline(events)
+    timeline.check_integrity()
+    assert (timeline.run.workers, timeline.num_slots) == (3, 6)
+    spans = {
+        (span.id, span.index, span.slot, span.end - 1)
+        for span in timeline.spans
+        if span.outcome != "unused" and not span.dropped
+    }
+    assert spans >= {
+        (result["id"], result["index"], result["slot"], result["steps"]["finished"])
+        for result in held
+    }
+    assert sum(isinstance(event, EndEvent) for event in events) == 3
+    summary = json.loads(numbers.read_bytes())
+    num_of_row = ROW["body"]["n"]
+    assert summary["outputs"] == len(results) + num_of_row
+    reasons = Counter(result["finish_reason"] for result in results)
+    assert summary["ok"] == reasons["stop"] + reasons["length"] + num_of_row
+    assert summary["failed"] == reasons["error"]
+    assert (summary["batch"], summary["steps"]) == (6, timeline.num_steps)
+    busy = sum(stretch.total for stretch in timeline.occupied())
+    assert summary["busy_slot_steps"] == busy
+    assert (
+        sum(worker["generated_tokens"] for worker in summary["workers"])
+        == (summary["generated_tokens"])
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_workers_did_before_they_died_counts_once(tmp_path, seed):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(60)))
+    numbers = tmp_path / "numbers.json"
+    options = options_of(tmp_path, summary_json=str(numbers))
+    _, workers = run_inner(options, kill_share=0.1, seed=seed)
+    assert workers.num_kills
+    results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_bytes().splitlines()]
+    summary = json.loads(numbers.read_bytes())
+    assert summary["requests"] == summary["outputs"] == 60
+    assert summary["ok"] == sum(result["finish_reason"] != "error" for result in results)
+    assert summary["unfinished"] == 0
+    assert summary["generated_tokens"] == sum(len(result["tokens"]) for result in results)
 
 
 def test_a_pipe_and_gzip_are_read(folder):
@@ -272,7 +331,7 @@ def test_a_pipe_ends_at_a_bad_line(folder):
 
 
 def test_options_of_one_engine_are_refused():
-    for option in (("--trace", "x"), ("--stream",), ("--live", "plain"), ("--stats",)):
+    for option in (("--report", "x"), ("--stream",), ("--live", "plain"), ("--step-delay", "1")):
         done = batchdecode("run", "--workers", 2, *option, stdin=lines_of(*VARIED))
         assert done.returncode == 2
         assert option[0] in done.stderr
@@ -355,7 +414,7 @@ def test_a_poison_request_is_found_among_others(models):
     [failed] = [result for result in results if result["finish_reason"] == "error"]
     assert len(results) == 40
     assert failed["error"]["code"] == "worker-died"
-    assert "5 replaced" in done.stderr
+    assert "5 workers replaced" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -16,6 +16,7 @@ from batcher.errors import BatchdecodeError, LostModelError
 from ...commands.run import RunOptions
 from .messages import Failed, Instruction, decode_instruction, decode_report, encode
 from .transport import Died, Event
+from .telling import Wanted
 from .worker import Worker
 
 CALLS = 2
@@ -46,6 +47,7 @@ class Actors:
         self._ray: Any = ray
         self._options, self._num_workers = options, num_workers
         self._address, self._waiting = address, waiting
+        self._wanted = Wanted.by(options)
         self._peers: dict[int, _Peer] = {}
         self._has_woken = Flag()
         self._resources: dict[str, float] = {}
@@ -72,7 +74,7 @@ class Actors:
     def start(self, number: int) -> None:
         """Start the worker `number`; see Transport."""
         remote = self._ray.remote(scheduling_strategy="SPREAD", **self._resources)(ActorWorker)
-        self._peers[number] = _Peer(remote.remote(self._options, number))
+        self._peers[number] = _Peer(remote.remote(self._options, number, self._wanted))
 
     def send(self, number: int, instruction: Instruction) -> None:
         """Tell a worker something; see Transport."""
@@ -155,8 +157,8 @@ class _Peer:
 class ActorWorker:
     """What an actor is: a worker, which is made by the first call."""
 
-    def __init__(self, options: RunOptions, number: int) -> None:
-        self._options, self._number = options, number
+    def __init__(self, options: RunOptions, number: int, wanted: Wanted) -> None:
+        self._options, self._number, self._wanted = options, number, wanted
         self._worker: Worker | None = None
 
     def exchange(self, instructions: list[bytes]) -> tuple[list[bytes], bool]:
@@ -168,7 +170,7 @@ class ActorWorker:
         reports: list[bytes] = []
         try:
             if self._worker is None:
-                self._worker = Worker(self._options, self._number)
+                self._worker = Worker(self._options, self._number, self._wanted)
                 reports.append(encode(self._worker.ready()))
             given = [decode_instruction(instruction) for instruction in instructions]
             reports += [encode(report) for report in self._worker.exchange(given)]

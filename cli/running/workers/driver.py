@@ -14,7 +14,18 @@ from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
 
 from .lines import Batch, InputLines
-from .messages import Answered, Check, Checked, Decode, Failed, Line, Ready, Report
+from .messages import (
+    Answered,
+    Check,
+    Checked,
+    Decode,
+    Failed,
+    Finish,
+    Finished,
+    Line,
+    Ready,
+    Report,
+)
 from .transport import Died, Transport
 
 DEATHS_TOGETHER = 2
@@ -116,17 +127,32 @@ class Driver:
                 for number, report in self._transport.receive():
                     self._take(number, report, lines)
 
-    def decode(self, lines: InputLines) -> Iterator[Answered]:
-        """Have all lines decoded; yield what is answered, each line once."""
+    def decode(self, lines: InputLines) -> Iterator[tuple[int, Answered | Died]]:
+        """Have all lines decoded; yield what is answered, each line once, and which worker dies."""
         while True:
             self._give_batches(lines)
             self._give_lines(lines)
             if lines.has_ended and not self._has_work:
                 return
             for number, report in self._transport.receive():
-                answered = self._take(number, report, lines)
-                if answered is not None:
-                    yield answered
+                self._take(number, report, lines)
+                if isinstance(report, Answered | Died):
+                    yield number, report
+
+    def finish(self) -> Iterator[tuple[int, Answered]]:
+        """Let the runs of workers that have nothing to do come to their end; yield what they tell.
+
+        One that dies now has no end.
+        """
+        left = {number for number, member in enumerate(self._members) if member.is_ready}
+        for number in left:
+            self._transport.send(number, Finish())
+        while left:
+            for number, report in self._transport.receive():
+                if isinstance(report, Finished | Died):
+                    left.discard(number)
+                elif isinstance(report, Answered):
+                    yield number, report
 
     @property
     def num_held(self) -> int:
@@ -137,10 +163,8 @@ class Driver:
     def _has_work(self) -> bool:
         return bool(self._again or self._suspects or any(m.held for m in self._members))
 
-    def _take(
-        self, number: int, report: Report | Died, lines: InputLines | None = None
-    ) -> Answered | None:
-        """Take in what has come of a worker; return it if it is an answer."""
+    def _take(self, number: int, report: Report | Died, lines: InputLines | None = None) -> None:
+        """Take in what has come of a worker."""
         member = self._members[number]
         match report:
             case Answered():
@@ -148,7 +172,6 @@ class Driver:
                 if self._deaths:
                     for index in report.indexes:
                         self._deaths.pop(index, None)
-                return report
             case Checked() if lines is not None:
                 lines.take(member.batches.popleft(), report)
             case Ready():
@@ -160,7 +183,6 @@ class Driver:
                 self._replace(number, report.how)
             case _:
                 pass
-        return None
 
     # -- giving out ---------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from batcher.events import RunEvent
+from batcher.events import Event, RunEvent
 from batcher.formats.diagnostics import Problem
 from batcher.formats.openai import Form
 
@@ -98,6 +98,9 @@ class Answered(Struct, frozen=True, tag=True):
     indexes: of the lines.  answers: for each, its results as lines of the output.
     num_failed: how many requests have failed.  first_failure: what the model did to the first.
     said: what a person should know, in whole lines.
+    events: what has happened, as the trace of the whole run has it, if it is wanted.
+    num_steps: that were taken.  totals: the numbers so far, see decode_totals; b"" for those of the
+    report before it.
     """
 
     indexes: list[int]
@@ -105,12 +108,13 @@ class Answered(Struct, frozen=True, tag=True):
     num_failed: int = 0
     first_failure: str = ""
     said: str = ""
+    events: list[Event] = []
+    num_steps: int = 0
+    totals: bytes = b""
 
 
 class Finished(Struct, frozen=True, tag=True):
-    """All lines are answered, and there will be no more."""
-
-    num_steps: int
+    """All lines are answered, there will be no more, and all that has happened is told."""
 
 
 class Failed(Struct, frozen=True, tag=True):

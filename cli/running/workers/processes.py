@@ -23,6 +23,7 @@ from batcher.processes import end_with_parent, signals_blocked, threads_shared
 
 from ...commands.run import RunOptions
 from .messages import Failed, Instruction, Report, decode_instruction, decode_report, encode
+from .telling import Wanted
 from .transport import Died, Event
 from .worker import Worker
 
@@ -41,6 +42,7 @@ class Processes:
 
     def __init__(self, options: RunOptions, num_workers: int, waiting: Waiting) -> None:
         self._options, self._num_workers, self._waiting = options, num_workers, waiting
+        self._wanted = Wanted.by(options)
         # A server to fork from has imported what a worker needs, and has no threads.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([f"{__package__}.worker"])
@@ -60,7 +62,9 @@ class Processes:
     def start(self, number: int) -> None:
         """Start the worker `number`; see Transport."""
         ours, theirs = socket.socketpair()
-        process = self._context.Process(target=serve, args=(theirs, self._options, number))
+        process = self._context.Process(
+            target=serve, args=(theirs, self._options, number, self._wanted)
+        )
         with signals_blocked(), threads_shared(self._num_workers):
             process.start()
         theirs.close()
@@ -204,13 +208,13 @@ class _Link:
         return [decode_instruction(frame) for frame in frames]
 
 
-def serve(own_end: socket.socket, options: RunOptions, number: int) -> None:
+def serve(own_end: socket.socket, options: RunOptions, number: int, wanted: Wanted) -> None:
     """Be the worker `number`; what a process does."""
     end_with_parent()
     link = _Link(own_end)
     with own_end, suppress(EOFError, ConnectionError):
         try:
-            worker = Worker(options, number)
+            worker = Worker(options, number, wanted)
             link.send(worker.ready())
             while True:
                 for report in worker.exchange(link.receive(is_waiting=worker.is_idle)):

@@ -1,6 +1,5 @@
 """A run by workers, from the files it reads to the files it writes and what is said about it."""
 
-import sys
 import time
 from contextlib import AbstractContextManager
 
@@ -9,21 +8,20 @@ from batcher.errors import BatchdecodeError
 from ...commands.run import RunOptions
 from ...errors import WriteError
 from ...screen.cells import counted, printable_lines
-from ...screen.summary import ASCII, UNICODE
-from ...screen.terminal import can_print
 from ..answers import InputOrder
 from ..ending import refuse_rest, tell_ending
 from ..files import OutputLock, check_files
 from ..intake import InputError, OpenInput, open_input
-from ..output import OutputError, ResumeError, stdout_json_sink
+from ..output import OutputError, ResumeError
 from ..problems import ProblemReport, say
-from ..recorder import ResultWriter
+from ..recorder import ResultWriter, stdout_beside
 from ..resume import Resumption, find_leftover, prepare
 from ..signals import Interrupted, StopSignals
 from .driver import Driver, FailedWorkerError
 from .lines import FileLines, InputLines, PipeLines
 from .messages import Answered
-from .transport import Transport
+from .transport import Died, Transport
+from .watching import WorkersRecord
 
 BAD_INPUT = 2  # an exit status
 _MAX_KINDS = 5  # of what workers say
@@ -53,13 +51,16 @@ def run_by_workers(
             with workers or _workers_of(options, num_workers, stop) as transport:
                 driver = Driver(transport, num_workers, options.batch)
                 try:
-                    with prepare(options, requests, leftover, driver.start()) as resumption:
+                    start = driver.start()
+                    with prepare(options, requests, leftover, start) as resumption:
                         lock.renew()
                         report = ProblemReport(requests.name, options.color)
                         lines = _lines_of(options, requests, report, resumption, transport)
                         if isinstance(lines, FileLines):
                             _check_file(driver, lines, requests, report)
-                        run = _WorkersRun(options, driver, lines, report, lock, resumption)
+                        title = requests.name.rpartition("/")[2]
+                        record = WorkersRecord(options, start, num_workers, lines.total, title)
+                        run = _WorkersRun(options, driver, lines, report, lock, resumption, record)
                         return run.carry_out(stop, command)
                 except FailedWorkerError as error:
                     say(printable_lines(error.traceback))
@@ -81,6 +82,7 @@ class _WorkersRun:
         report: ProblemReport,
         lock: OutputLock,
         resumption: Resumption,
+        record: WorkersRecord,
     ) -> None:
         self._started = time.monotonic()
         self._options, self._driver, self._lines = options, driver, lines
@@ -90,8 +92,8 @@ class _WorkersRun:
         earlier = resumption.earlier
         first = earlier.num_complete if earlier else 0
         self._order = InputOrder(first) if options.keep_order else None
-        output = options.output
-        sink = stdout_json_sink() if output is None else resumption.open_results(output)
+        self._record, output = record, options.output
+        sink = stdout_beside(record.view) if output is None else resumption.open_results(output)
         self._results = ResultWriter(sink)
         self._num_failed, self._first_failure, self._is_complete = 0, "", False
         self._said: set[str] = set()
@@ -100,8 +102,11 @@ class _WorkersRun:
         """Run to the end, and say how that went; return the exit status."""
         status, remark = self._carry_out(stop)
         say(self._report.closing())
-        if not self._options.quiet:
-            say(self._summary())
+        elapsed = time.monotonic() - self._started
+        self._record.summarize(is_complete=self._is_complete, elapsed=elapsed)
+        num_restarts = self._driver.num_restarts
+        if num_restarts and not self._options.quiet:
+            say(f"  {counted(num_restarts, 'worker')} replaced, which had died\n")
         if self._first_failure:
             say(printable_lines(f"first failure: {self._first_failure}\n"))
         refuse_rest(self._report, self._lines)
@@ -120,9 +125,11 @@ class _WorkersRun:
         try:
             try:
                 resumption.begin()
-                self._record(stop)
+                self._decode(stop)
             finally:
+                stop.before_wait = None
                 self._write_rest()
+                self._record.close()
             self._lock.settle()
             if not (self._has_given_up or lines.has_refused or lines.broken):
                 self._is_complete = True
@@ -142,7 +149,7 @@ class _WorkersRun:
     def _has_given_up(self) -> bool:
         return self._num_failed >= (self._options.max_errors or float("inf"))
 
-    def _record(self, stop: StopSignals) -> None:
+    def _decode(self, stop: StopSignals) -> None:
         """Have all lines decoded, and write what they are answered with.
 
         Raises:
@@ -154,12 +161,23 @@ class _WorkersRun:
         if earlier is not None and order is not None:
             for index, answer in earlier.kept():
                 self._results.write(order.put(index, answer))
-        for answered in self._driver.decode(self._lines):
-            self._write(answered)
+        stop.before_wait, stop.before_pause = self._show_all, self._record.view.step_aside
+        for number, told in self._driver.decode(self._lines):
+            if isinstance(told, Died):
+                self._record.lose(number)
+                continue
+            self._record.take(number, told)
+            self._write(told)
             if self._has_given_up:
                 self._lines.close()
             if stop.received is not None:
                 raise Interrupted
+        for number, told in self._driver.finish() if self._record.has_trace else ():
+            self._record.take(number, told)
+
+    def _show_all(self) -> float:
+        """Show what there is before the run waits; return when to do so again, see View."""
+        return self._record.view.refresh()
 
     def _write(self, answered: Answered) -> None:
         """Write what is answered, and say what is to be said."""
@@ -178,7 +196,8 @@ class _WorkersRun:
         if said and said not in self._said and len(self._said) < _MAX_KINDS:
             self._said.add(said)
             self._report.tell(said)
-        say(self._report.take())
+        if self._report.news:
+            self._record.view.write_message(self._report.take())
 
     def _write_rest(self) -> None:
         """Write what is kept back for its turn, and end the file."""
@@ -189,22 +208,6 @@ class _WorkersRun:
             if self._order is not None:
                 self._order.close()
             self._results.close()
-
-    def _summary(self) -> str:
-        """Return what came of the run, in a line."""
-        driver, options = self._driver, self._options
-        marks = UNICODE if can_print(sys.stderr.encoding, "".join(UNICODE)) else ASCII
-        mark = marks.bad if self._num_failed else marks.good
-        workers = f"{counted(driver.num_workers, 'worker')} of {counted(options.batch, 'slot')}"
-        said = [
-            counted(self._results.num_written, "result"),
-            counted(self._num_failed, "failed request") if self._num_failed else "",
-            workers,
-            f"{driver.num_restarts:,} replaced" if driver.num_restarts else "",
-            f"{time.monotonic() - self._started:.1f} s",
-        ]
-        shown = marks.separator.join(part for part in said if part)
-        return f"{mark if self._is_complete else marks.stopped} {shown}\n"
 
 
 def _workers_of(

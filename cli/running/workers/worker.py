@@ -11,6 +11,7 @@ from msgspec.structs import force_setattr
 
 from batcher.engine import StepOutcome
 from batcher.errors import BatchdecodeError, LostModelError
+from batcher.events import RejectEvent
 from batcher.foreign import RaisedError
 from batcher.formats.requests import BadLine, ParsedLine
 from batcher.remote.loading import RemoteModel
@@ -40,9 +41,11 @@ from .messages import (
     Report,
     Several,
 )
+from .telling import Telling, Wanted
 
 REPORT_SECONDS = 0.02
 """For so long, at least, answers are collected while there is more to do."""
+DIED = "worker-died"
 
 
 class Worker:
@@ -50,12 +53,13 @@ class Worker:
 
     number: which worker it is, from 0: it has the slots from number * options.batch on.
     is_idle: it has nothing to do until it is told more.
+    wanted: what it is to tell beside answers.
 
     Raises:
         BatchdecodeError: there is no such model, or it cannot have such a batch.
     """
 
-    def __init__(self, options: RunOptions, number: int) -> None:
+    def __init__(self, options: RunOptions, number: int, wanted: Wanted) -> None:
         setup = EngineSetup(options)
         if isinstance(setup.model, RemoteModel):
             raise BatchdecodeError(
@@ -71,6 +75,7 @@ class Worker:
         self._order = AsTheyCome()
         self._answers = Answers(setup.model.name, setup.bytes_of, order=self._order)
         self._loop = Loop(self._engine, self._source, self._answers, keep_going=True)
+        self._telling = Telling(wanted, self._engine, number)
         self._num_failed = 0  # that were reported
         self.is_idle = True
 
@@ -137,6 +142,9 @@ class Worker:
                 self._answers.open(parsed.request, parsed.form, line.index)
                 self._answers.take(_lost(parsed.request, line.deaths))
                 self._loop.note_failure(id_of(parsed), line.deaths)
+                name, engine = id_of(parsed), self._engine
+                event = RejectEvent(engine.num_steps, engine.now, name, 0, DIED)
+                self._telling.note([event])
 
     def _decode(self) -> Iterator[Report]:
         """Take steps until there is enough to tell, or nothing to do."""
@@ -150,8 +158,9 @@ class Worker:
                 if self._loop.broken is not None:
                     raise self._loop.broken
                 self.is_idle = True
+                self._telling.note([self._engine.end_event()])
                 yield from self._answered()
-                yield Finished(self._engine.num_steps)
+                yield Finished()
                 return
         except NothingGiven:
             self.is_idle = True
@@ -159,6 +168,8 @@ class Worker:
 
     def _note(self, outcome: StepOutcome) -> None:
         """Take note of what a step did."""
+        if outcome.events:
+            self._telling.note(outcome.events)
         if self._first_slot:
             for result in outcome.results:
                 if result.slot is not None:
@@ -169,10 +180,13 @@ class Worker:
         """Yield what has come since the last time, if anything has."""
         loop, said = self._loop, self._report.take()
         indexes, answers = self._order.take()
-        if indexes or said:
+        events, num_steps = self._telling.events(), self._engine.num_steps
+        if indexes or said or events:
             num_failed = loop.num_failed - self._num_failed
             self._num_failed = loop.num_failed
-            yield Answered(indexes, answers, num_failed, loop.first_failure or "", said)
+            totals = self._telling.totals() if indexes else b""
+            why = loop.first_failure or ""
+            yield Answered(indexes, answers, num_failed, why, said, events, num_steps, totals)
 
 
 class GivenLines(Source):
@@ -262,7 +276,7 @@ def _lost(request: Request, why: str) -> list[Result]:
             usage=Usage(0, 0),
             slot=None,
             steps=StepTimes(None, None, None, None),
-            error=ErrorInfo("worker-died", why),
+            error=ErrorInfo(DIED, why),
         )
         for index in range(request.n)
     ]

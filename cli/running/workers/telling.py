@@ -1,0 +1,75 @@
+"""What a worker tells of its run beside the answers: events and numbers, as far as anybody asks."""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from batcher.engine import DrivenEngine
+from batcher.events import Event
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.run_totals import encode_totals
+from batcher.metrics.slo import Slo
+from batcher.timeline.workers import event_of_worker
+
+from ...commands.run import RunOptions
+from ...screen.terminal import can_animate, is_pipe
+from ..stdout import stdout_descriptor
+
+
+class Wanted(NamedTuple):
+    """What is to be told of a run; events, if there is a trace or a picture, since they cost time.
+
+    slo: what the numbers are measured by.
+    """
+
+    events: bool = False
+    numbers: bool = False
+    slo: Slo | None = None
+
+    @classmethod
+    def by(cls, options: RunOptions) -> "Wanted":
+        """Return what the options ask for."""
+        has_numbers = not options.quiet or options.summary_json is not None
+        has_events = options.trace is not None or has_picture(options)
+        return cls(has_events, has_numbers, options.limits)
+
+
+def has_picture(options: RunOptions) -> bool:
+    """Return whether the live view is shown."""
+    if options.quiet or options.live in {"never", "plain"}:
+        return False
+    is_piped = options.output is None and is_pipe(stdout_descriptor())
+    return options.live == "always" or (not is_piped and can_animate(2, os.environ))
+
+
+class Telling:
+    """Takes note of the events of a worker, and hands over what is wanted of them."""
+
+    def __init__(self, wanted: Wanted, engine: DrivenEngine, number: int) -> None:
+        self._engine, self._number = engine, number
+        self._events: list[Event] | None = [] if wanted.events else None
+        self._metrics = RunMetrics(wanted.slo) if wanted.numbers else None
+        if self._metrics is not None:
+            self._metrics.observe([engine.run_event()])
+
+    def note(self, events: Sequence[Event]) -> None:
+        """Take note of what has happened."""
+        if self._metrics is not None:
+            self._metrics.observe(events)
+        if self._events is not None:
+            number, batch_size = self._number, self._engine.batch_size
+            self._events += [event_of_worker(event, number, batch_size) for event in events]
+
+    def events(self) -> list[Event]:
+        """Return those since the last time."""
+        events = self._events or []
+        if events:
+            self._events = []
+        return events
+
+    def totals(self) -> bytes:
+        """Return the numbers so far; see decode_totals."""
+        if self._metrics is None:
+            return b""
+        self._metrics.note_constraints(*self._engine.constraint_counts)
+        return encode_totals(self._metrics.totals(self._engine.num_steps))
