@@ -15,8 +15,8 @@ from batcher.errors import BatchdecodeError, LostModelError
 
 from ...commands.run import RunOptions
 from .messages import Failed, Instruction, decode_instruction, decode_report, encode
-from .transport import Died, Event
 from .telling import Wanted
+from .transport import Died, Event
 from .worker import Worker
 
 CALLS = 2
