@@ -116,8 +116,6 @@ class Replica(EventSimulation):
         return self.result
 
     def _before_news(self, until: float) -> float:
-        if self.ended:  # others may go on
-            return self._now
         return min(super()._before_news(until), self._until)
 
     def _note_over(self, sequence: SimulatedSequence) -> None:

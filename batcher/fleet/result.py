@@ -4,6 +4,7 @@ Rule: no request is kept as an object; what is kept of one are five numbers.
 """
 
 from array import array
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -157,6 +158,16 @@ class FleetResult(Struct, frozen=True, dict=True):
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
+
+
+def whole_of(parts: Sequence[FleetResult]) -> FleetResult:
+    """Return what a fleet did of which `parts` ran every len(parts)-th replica each, in order."""
+    num_replicas, num_parts = len(parts[0].replicas), len(parts)
+    return FleetResult(
+        [parts[index % num_parts].replicas[index] for index in range(num_replicas)],
+        ServedTimes(*map(np.concatenate, zip(*(part.times for part in parts), strict=True))),
+        min(part.first_arrival for part in parts if len(part.times.arrival)),
+    )
 
 
 def result_of_engine(run: SimulationResult) -> FleetResult:

@@ -57,7 +57,7 @@ class ReplicaView(Struct, eq=False):
 
 
 class Router:
-    """Sends each request to the next replica in turn; others say where they differ.
+    """Says where each request goes.
 
     hears_ends, hears_reports: whether it goes by the ends of responses, or by reports.
     replicas: those that it may send to.
@@ -67,17 +67,14 @@ class Router:
 
     def __init__(self) -> None:
         self.replicas: Sequence[ReplicaView] = ()
-        self._turn = 0
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
         """Send to these from now on, which are at least one."""
         self.replicas = replicas
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - others need them
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
         """Return where to send a request; None: it is refused."""
-        place = self._turn % len(self.replicas)
-        self._turn = place + 1
-        return self.replicas[place]
+        raise NotImplementedError
 
     def note(self, replica: ReplicaView) -> None:
         """Take note that a request was sent to this replica, or ended there, or that it reported.
@@ -86,24 +83,78 @@ class Router:
         """
 
 
-class RandomChoice(Router):
+class BlindRouter(Router):
+    """Goes by nothing, the request included."""
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - that is it
+        """Return the next one."""
+        return self.next_replica()
+
+    def next_replica(self) -> ReplicaView:
+        """Return where the next request goes."""
+        raise NotImplementedError
+
+
+class RoundRobin(BlindRouter):
+    """To each replica in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place = -1
+
+    def next_replica(self) -> ReplicaView:
+        """Return the one after the last."""
+        self._place = (self._place + 1) % len(self.replicas)
+        return self.replicas[self._place]
+
+
+class RandomChoice(BlindRouter):
     """To any of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._random = Random(SEED).random  # noqa: S311 - chance, not secrets
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+    def next_replica(self) -> ReplicaView:
         """Return one of them."""
         return self.replicas[int(self._random() * len(self.replicas))]
 
 
-class RandomTwo(RandomChoice):
+class PartRouter(Router):
+    """What a blind router does, as far as it concerns one of several parts of the replicas.
+
+    A part is every num_parts-th replica, from the one at `place` on.
+    """
+
+    def __init__(self, router: BlindRouter, place: int, num_parts: int) -> None:
+        super().__init__()
+        self._router, self._place, self._num_parts = router, place, num_parts
+        self._next: ReplicaView | None = None
+
+    def use(self, replicas: Sequence[ReplicaView]) -> None:
+        """Send to these from now on."""
+        self._router.use(replicas)
+
+    def takes(self) -> bool:
+        """Choose for the next request, and return whether it goes to this part."""
+        self._next = view = self._router.next_replica()
+        return view.index % self._num_parts == self._place
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - it was chosen
+        """Return what was chosen for the last request that was taken."""
+        return self._next
+
+
+class RandomTwo(Router):
     """To that of any two which has fewer requests in flight (Mitzenmacher, IEEE TPDS 12, 2001)."""
 
     hears_ends = True
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+    def __init__(self) -> None:
+        super().__init__()
+        self._random = Random(SEED).random  # noqa: S311 - as above
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - others need it
         """Return the one of two different ones that has fewer."""
         replicas = self.replicas
         first = int(self._random() * len(replicas))
@@ -138,7 +189,7 @@ class LeastOf(Router):
         for replica in replicas:
             self._place(replica)
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
         """Return the one with the least."""
         return self.least
 
@@ -227,7 +278,7 @@ class PrefixAffinity(LeastLoaded):
         self._contents = SimulatedContents()
         self._num_prefixes = 0
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - as above
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
         """Return the one that has most of the prompt."""
         path, home = self._path_of(request)
         if home not in self._loads or self._is_overloaded(home):
@@ -270,11 +321,20 @@ class BySession(Router):
     Transactions on Networking 6(1), 1998).
     """
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
+    def __init__(self) -> None:
+        super().__init__()
+        self._others = RoundRobin()
+
+    def use(self, replicas: Sequence[ReplicaView]) -> None:
+        """Send to these from now on."""
+        super().use(replicas)
+        self._others.use(replicas)
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
         """Return the one with the largest hash of the session."""
         session = request.job.session
         if session is None:
-            return super().choose(request, now)
+            return self._others.next_replica()
         return max(self.replicas, key=lambda replica: _hash_of(session, replica.index))
 
 
@@ -335,7 +395,7 @@ class OwnRouter(Router):
 
 
 ROUTERS: dict[str, Callable[[], Router]] = {
-    "round-robin": Router,
+    "round-robin": RoundRobin,
     "random": RandomChoice,
     "random-two": RandomTwo,
     "least-loaded": LeastLoaded,

@@ -1,9 +1,10 @@
 """Workloads: requests of which only times, lengths and shared contents matter."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model
@@ -76,9 +77,56 @@ class Workload(Struct, frozen=True, gc=False):
     context: Context = ANY_LENGTH
 
     @property
+    def num_samples(self) -> int:
+        """How many jobs there are."""
+        return len(self.jobs)
+
+    @property
     def num_output_tokens(self) -> int:
         """How many tokens all jobs generate together."""
         return sum(job.num_output_tokens for job in self.jobs)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are computed of all there can be at once."""
+        return sum(job.num_prompt_tokens + job.num_output_tokens for job in self.jobs)
+
+    def num_blocks(self, block_size: int) -> int:
+        """Return how many blocks hold all there can be at once, each turn with all before it."""
+        total = 0
+        histories: dict[str, int] = {}
+        for job in self.jobs:
+            num_held = job.num_prompt_tokens + job.max_tokens
+            if job.session is not None:
+                num_held += histories.get(job.session, 0)
+                histories[job.session] = num_held
+            total += -(-num_held // block_size)
+        return total
+
+    @property
+    def span(self) -> float:
+        """From the first arrival to the last, in seconds."""
+        arrivals = [job.arrival_time for job in self.jobs]
+        return max(arrivals, default=0.0) - min(arrivals, default=0.0)
+
+    @property
+    def mean_rate(self) -> float | None:
+        """How many requests arrive a second; None if all do at once."""
+        num_arrivals = sum(not job.index for job in self.jobs)
+        return (num_arrivals - 1) / self.span if self.span else None
+
+    def at_rate(self, rate: float) -> Self:
+        """Return the same with requests that arrive `rate` times as fast.
+
+        A deadline stays as long after its arrival as it was.
+        """
+        return self if rate == 1 else replace(self, jobs=[_moved(job, rate) for job in self.jobs])
+
+
+def _moved(job: Job, rate: float) -> Job:
+    arrival = job.arrival_time / rate
+    deadline = None if job.deadline is None else job.deadline - job.arrival_time + arrival
+    return replace(job, arrival_time=arrival, deadline=deadline)
 
 
 def workload_of(

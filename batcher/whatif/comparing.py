@@ -9,16 +9,26 @@ throughput and response times are still short (Jain, The Art of Computer Systems
 Analysis, 1991, section 3.3).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from math import inf, log2
 
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
+from batcher.fleet.result import FleetResult, whole_of
 from batcher.whatif.deployments import AXES, Deployment, Value
 from batcher.whatif.draft_memory import DraftMemory, draft_memory_of
 from batcher.whatif.drafting import speedups
-from batcher.whatif.measuring import Outcome, Question, measure, problem_of
+from batcher.whatif.measuring import (
+    Outcome,
+    Part,
+    Question,
+    measure_part,
+    most_parts,
+    outcome_of,
+    problem_of,
+)
 from batcher.whatif.workers import WorkerProcesses
 
 DEFAULT_GROWTH = 0.1  # for each doubling of the batch
@@ -124,18 +134,27 @@ def compare(
     if not places:
         raise BatchdecodeError(f"no combination of settings makes sense: {problems[0]}")
     outcomes: dict[int, Outcome] = {}
-    parts: dict[int, float] = {}
+    if question.workload.num_samples * len(places) < small:
+        num_jobs = 1
+    tasks = _tasks(question, [(place, grid[place]) for place in places], num_jobs // len(places))
+    done: dict[int, float] = {}
 
     def note_part(task: int, share: float) -> None:
-        parts[task] = share
-        on_done(len(outcomes) + sum(parts.values()))
+        done[task] = share / tasks[task][1].num_parts
+        on_done(sum(done.values()))
 
-    num_samples = len(question.workload.jobs) * len(places)
-    with WorkerProcesses(measure, question, 1 if num_samples < small else num_jobs) as workers:
-        for task, outcome in workers.answers([grid[place] for place in places], note_part):
-            outcomes[places[task]] = outcome
-            parts.pop(task, None)
-            on_done(len(outcomes) + sum(parts.values()))
+    results: defaultdict[int, dict[int, FleetResult]] = defaultdict(dict)
+    with WorkerProcesses(measure_part, question, num_jobs) as workers:
+        for task, found in workers.answers([part for _, part in tasks], note_part):
+            place, part = tasks[task]
+            if isinstance(found, Outcome):
+                outcomes[place] = found
+            else:
+                results[place][part.place] = found
+                if len(results[place]) == part.num_parts:
+                    whole = whole_of([each for _, each in sorted(results.pop(place).items())])
+                    outcomes[place] = outcome_of(question, grid[place], whole)
+            note_part(task, 1.0)
     arriving = _arriving(question)
     sizes = [
         None if place not in outcomes else _size(deployment, outcomes[place], arriving, growth)
@@ -154,6 +173,17 @@ def compare(
         )
         for place, deployment in enumerate(grid)
     ]
+
+
+def _tasks(
+    question: Question, cells: Sequence[tuple[int, Deployment]], num_parts: int
+) -> list[tuple[int, Part]]:
+    """Return what processes are to run, each with the place of its cell: it, or parts of it."""
+    tasks = []
+    for place, deployment in cells:
+        num = max(min(num_parts, most_parts(question, deployment)), 1)
+        tasks += [(place, Part(deployment, number, num)) for number in range(num)]
+    return tasks
 
 
 def settings_of(deployment: Deployment) -> dict[str, Value]:
@@ -185,11 +215,8 @@ def _arriving(question: Question) -> float:
 
     With an SLO it is the requests, else their output tokens; what comes at once has no rate.
     """
-    jobs = question.workload.jobs
-    arrivals = [job.arrival_time for job in jobs]
-    span = max(arrivals, default=0.0) - min(arrivals, default=0.0)
-    if not span:
+    workload = question.workload
+    if not workload.span:
         return inf
-    if question.slo is not None:
-        return len(jobs) / span
-    return sum(job.num_output_tokens for job in jobs) / span
+    served = workload.num_samples if question.slo is not None else workload.num_output_tokens
+    return served / workload.span

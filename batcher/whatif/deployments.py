@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.fleet.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, router_of
+from batcher.fleet.streamed import AnyWorkload
 from batcher.request import MAX_DRAFT_TOKENS
 from batcher.scheduling.policies import policy_of
 from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
 from batcher.simulation.drafts import AssumedDrafts
-from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
 from batcher.timing.model_shape import load_model_shape
 
@@ -308,12 +308,12 @@ def narrower(deployment: Deployment, limit: Limit) -> Deployment | None:
     return AXES[SETTING_OF[limit]].set(deployment, value // 2)
 
 
-def without(deployment: Deployment, limits: Collection[Limit], workload: Workload) -> Deployment:
+def without(deployment: Deployment, limits: Collection[Limit], workload: AnyWorkload) -> Deployment:
     """Return `deployment` with as much of what `limits` limit as `workload` can ever use."""
     bounds: dict[Limit, int] = {
-        "slots": min(len(workload.jobs), MAX_BATCH),
-        "kv": num_blocks(workload, deployment.scheduling.block_size),
-        "tokens": num_tokens(workload),
+        "slots": min(workload.num_samples, MAX_BATCH),
+        "kv": workload.num_blocks(deployment.scheduling.block_size),
+        "tokens": workload.num_tokens,
     }
     for limit in limits:
         setting = AXES[SETTING_OF[limit]]
@@ -332,21 +332,3 @@ def _with_a_token_for_each(deployment: Deployment) -> Deployment:
     if budget is None or budget >= deployment.batch:
         return deployment
     return AXES["max_batch_tokens"].set(deployment, deployment.batch)
-
-
-def num_tokens(workload: Workload) -> int:
-    """Return how many tokens are computed of all there can be at once."""
-    return sum(job.num_prompt_tokens + job.num_output_tokens for job in workload.jobs)
-
-
-def num_blocks(workload: Workload, block_size: int) -> int:
-    """Return how many blocks hold all there can be at once, each turn with all before it."""
-    total = 0
-    histories: dict[str, int] = {}
-    for job in workload.jobs:
-        num_held = job.num_prompt_tokens + job.max_tokens
-        if job.session is not None:
-            num_held += histories.get(job.session, 0)
-            histories[job.session] = num_held
-        total += -(-num_held // block_size)
-    return total

@@ -11,13 +11,13 @@ from typing import Literal, get_args
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.fleet.fleet import Fleet
 from batcher.fleet.replica import ReplicaSettings
 from batcher.fleet.result import FleetResult, ReplicaResult, result_of_engine
-from batcher.fleet.routers import router_of
+from batcher.fleet.routers import BlindRouter, PartRouter, router_of
+from batcher.fleet.streamed import AnyWorkload, StreamedTurns, StreamedWorkload, always
 from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
 from batcher.metrics.distributions import MICROSECONDS
 from batcher.metrics.latencies import Latencies
@@ -26,7 +26,7 @@ from batcher.scheduling.checks import check_settings
 from batcher.simulation.result import Totals
 from batcher.simulation.sequence import Turns
 from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Job, Workload
+from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 from batcher.whatif.deployments import Deployment
@@ -151,7 +151,7 @@ class ReplicaSpread(Struct, frozen=True, kw_only=True):
 class Question(Struct, frozen=True):
     """What is to be served, what is promised, and for which share of the requests."""
 
-    workload: Workload
+    workload: AnyWorkload
     slo: Slo | None = None
     asked: float = 1.0
 
@@ -198,13 +198,15 @@ def measure(
     Raises:
         BatchdecodeError: its settings make no sense.
     """
-    deployment = beside_draft(deployment)
-    workload = at_rate(question.workload, deployment.rate)
-    step_time = step_time_of(deployment.profile)
-    result = _run(workload, deployment, step_time, on_part)
+    return outcome_of(question, deployment, run(question, Part(deployment), on_part))
+
+
+def outcome_of(question: Question, deployment: Deployment, result: FleetResult) -> Outcome:
+    """Return the numbers that are asked of what `deployment` came to."""
     totals, slo, times = result.totals, question.slo, result.times
     num_failed, num_served, makespan = result.num_failed, len(times.arrival), result.makespan
     num_tokens = int(times.num_tokens.sum())
+    step_time = step_time_of(deployment.profile)
     has_cache = deployment.scheduling.has_prefix_cache
     return Outcome(
         served=num_served,
@@ -228,16 +230,46 @@ def measure(
     )
 
 
-def _run(
-    workload: Workload, deployment: Deployment, step_time: StepTime, on_part: OnPart
-) -> FleetResult:
-    """Return what the replicas of `deployment` do; one alone needs no router."""
-    num_jobs = len(workload.jobs)
+class Part(Struct, frozen=True):
+    """A deployment, or of its replicas every num_parts-th, from the one at `place` on."""
+
+    deployment: Deployment
+    place: int = 0
+    num_parts: int = 1
+
+
+def most_parts(question: Question, deployment: Deployment) -> int:
+    """Return in how many parts it can be run: one if replicas depend on each other."""
+    is_independent = isinstance(router_of(deployment.router), BlindRouter)
+    is_streamed = isinstance(question.workload, StreamedWorkload)
+    return deployment.replicas if is_independent and is_streamed else 1
+
+
+def measure_part(question: Question, part: Part, on_part: OnPart) -> Outcome | FleetResult:
+    """Return what a whole deployment comes to, or what a part of one does.
+
+    Raises:
+        BatchdecodeError: its settings make no sense.
+    """
+    result = run(question, part, on_part)
+    return result if part.num_parts > 1 else outcome_of(question, part.deployment, result)
+
+
+def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> FleetResult:
+    """Return what a part of the replicas of a deployment does; one alone needs no router.
+
+    Raises:
+        BatchdecodeError: its settings make no sense.
+    """
+    deployment = beside_draft(part.deployment)
+    workload = question.workload.at_rate(deployment.rate)
+    step_time = step_time_of(deployment.profile)
+    num_samples = max(workload.num_samples // part.num_parts, 1)
 
     def on_ended(num_ended: int) -> None:
-        on_part(num_ended / num_jobs)
+        on_part(min(num_ended / num_samples, 1.0))
 
-    if deployment.replicas == 1:
+    if deployment.replicas == 1 and isinstance(workload, Workload):
         return result_of_engine(
             simulate(
                 workload,
@@ -254,8 +286,15 @@ def _run(
         step_time=step_time,
         drafts=deployment.drafts,
     )
-    router, interval = router_of(deployment.router), deployment.report_interval
-    fleet = Fleet(Turns(workload), [replica] * deployment.replicas, router, interval, on_ended)
+    router = router_of(deployment.router)
+    takes = always
+    if isinstance(router, BlindRouter) and part.num_parts > 1:
+        router = PartRouter(router, part.place, part.num_parts)
+        takes = router.takes
+    turns = Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload, takes)
+    fleet = Fleet(
+        turns, [replica] * deployment.replicas, router, deployment.report_interval, on_ended
+    )
     return fleet.run()
 
 
@@ -315,22 +354,6 @@ def problem_of(deployment: Deployment) -> str | None:
     if memory is not None and not memory.kv_blocks:
         return f"--draft-model {deployment.draft_model}: it leaves no KV block, with its weights"
     return None
-
-
-def at_rate(workload: Workload, rate: float) -> Workload:
-    """Return `workload` with requests that arrive `rate` times as fast.
-
-    A deadline stays as long after its arrival as it was.
-    """
-    if rate == 1:
-        return workload
-
-    def moved(job: Job) -> Job:
-        arrival = job.arrival_time / rate
-        deadline = None if job.deadline is None else job.deadline - job.arrival_time + arrival
-        return replace(job, arrival_time=arrival, deadline=deadline)
-
-    return replace(workload, jobs=[moved(job) for job in workload.jobs])
 
 
 def _tails(slo: Slo, times: ServedTimes, num_failed: int, asked: float) -> dict[str, float | None]:

@@ -11,7 +11,7 @@ from batcher.whatif.deployments import Deployment, Limit, Value
 from batcher.whatif.drafting import Gain, gain_of
 from batcher.whatif.measuring import Outcome, Question, good_share, measure, problem_of, score_of
 from batcher.whatif.relief import Analysis, Edge, Relief, Removal
-from batcher.whatif.search import Ladder, LeastSearch, Score, Searched, rate_of
+from batcher.whatif.search import Ladder, LeastSearch, Score, Searched
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ def find_plan(
         value=ladder.value_of(best),
         deployment=ladder.deployment_of(best),
         outcome=trials.outcomes[best],
-        file_rate=rate_of(question.workload),
+        file_rate=question.workload.mean_rate,
         is_last=best == ladder.rungs[0],
         next_value=None if after is None else ladder.value_of(after),
         next_outcome=None if after is None else trials.outcomes[after],
@@ -118,7 +118,7 @@ def find_plan(
         trials=[trials.trial_of(number) for number in sorted(search.scores)],
         gain=gain_of(
             ladder.deployment_of(best),
-            len(question.workload.jobs),
+            question.workload.num_samples,
             lambda deployment: measure(question, deployment).tokens_per_s,
         ),
     )

@@ -11,16 +11,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.simulation.workload import Workload
-from batcher.whatif.deployments import (
-    AXES,
-    MAX_BATCH,
-    MAX_REPLICAS,
-    Deployment,
-    Value,
-    num_blocks,
-    num_tokens,
-)
+from batcher.fleet.streamed import AnyWorkload
+from batcher.whatif.deployments import AXES, MAX_BATCH, MAX_REPLICAS, Deployment, Value
 
 Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "replicas", "rate"]
 
@@ -35,7 +27,7 @@ class Ladder:
     start: the place of the very first.
     """
 
-    def __init__(self, workload: Workload, base: Deployment, searched: Searched) -> None:
+    def __init__(self, workload: AnyWorkload, base: Deployment, searched: Searched) -> None:
         self.base, self.searched = base, searched
         self.rungs, self.start = self._make_rungs(workload)
 
@@ -54,31 +46,24 @@ class Ladder:
             return replace(base, rate=value)
         return AXES[self.searched].set(base, value)
 
-    def _make_rungs(self, workload: Workload) -> tuple[Sequence[int], int]:
+    def _make_rungs(self, workload: AnyWorkload) -> tuple[Sequence[int], int]:
         """Return the numbers of the first tries, and the place of the very first."""
         scheduling, first = self.base.scheduling, 1
         if self.searched == "rate":
-            if rate_of(workload) is None:
+            if workload.mean_rate is None:
                 raise BatchdecodeError("--search rate: all requests arrive at once")
             bound = STEPS_OF_DOUBLING * MAX_DOUBLINGS
             return range(-bound, bound + 1, STEPS_OF_DOUBLING), MAX_DOUBLINGS
         if self.searched == "batch":
-            most = min(len(workload.jobs), MAX_BATCH, scheduling.max_batch_tokens or MAX_BATCH)
+            most = min(workload.num_samples, MAX_BATCH, scheduling.max_batch_tokens or MAX_BATCH)
         elif self.searched == "replicas":
-            most = min(len(workload.jobs), MAX_REPLICAS)
+            most = min(workload.num_samples, MAX_REPLICAS)
         elif self.searched == "max_batch_tokens":
             first = max(self.base.batch, scheduling.block_size if scheduling.is_paged else 1)
-            most = num_tokens(workload)
+            most = workload.num_tokens
         else:
-            most = num_blocks(workload, scheduling.block_size)
+            most = workload.num_blocks(scheduling.block_size)
         return doublings(first, max(first, most)), 0
-
-
-def rate_of(workload: Workload) -> float | None:
-    """Return the mean rate of arrivals, requests a second; None if all arrive at once."""
-    arrivals = [job.arrival_time for job in workload.jobs if not job.index]
-    first, last = min(arrivals, default=0.0), max(arrivals, default=0.0)
-    return (len(arrivals) - 1) / (last - first) if last > first else None
 
 
 Score = tuple[float, float]  # what counts, and which of equal ones is nearer; the larger the better

@@ -20,7 +20,7 @@ from batcher.workloads.entries import (
 )
 
 MAX_GROUPS = 2**20
-_ARRIVALS, _PROMPTS, _OUTPUTS, _TURNS, _THINKING, _GROUPS = range(6)  # the streams of a seed
+ARRIVALS, PROMPTS, OUTPUTS, _TURNS, _THINKING, _GROUPS = range(6)  # the streams of a seed
 
 
 class SharedPrefix(Struct, frozen=True):
@@ -56,7 +56,7 @@ class _Turn(Struct, frozen=True, gc=False):
 
 def open_entries(workload: SyntheticWorkload, arrivals: Arrivals) -> Iterator[WorkloadEntry]:
     """Yield single requests without end, that arrive by a pattern."""
-    times = arrivals.times(make_generator(workload.seed, _ARRIVALS))
+    times = arrivals.times(make_generator(workload.seed, ARRIVALS))
     turns = (_Turn(f"{workload.name}{number}", time) for number, time in enumerate(times))
     return _fill(workload, turns)
 
@@ -74,7 +74,7 @@ def session_entries(
     """
 
     def turns() -> Iterator[_Turn]:
-        times = arrivals.times(make_generator(workload.seed, _ARRIVALS))
+        times = arrivals.times(make_generator(workload.seed, ARRIVALS))
         lengths = draw_lengths(num_turns, make_generator(workload.seed, _TURNS))
         pauses = draw_seconds(think_time, make_generator(workload.seed, _THINKING))
         for number, (time, length) in enumerate(zip(times, lengths, strict=False)):
@@ -126,7 +126,7 @@ def parse_shared_prefix(text: str, option: str) -> SharedPrefix:
 
 def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[WorkloadEntry]:
     """Yield the requests of `turns`, with their prompts and lengths."""
-    prompts, outputs = (make_generator(workload.seed, stream) for stream in (_PROMPTS, _OUTPUTS))
+    prompts, outputs = (make_generator(workload.seed, stream) for stream in (PROMPTS, OUTPUTS))
     prompt_lengths = draw_lengths(workload.prompt_lengths, prompts, workload.max_prompt_tokens)
     output_lengths = draw_lengths(workload.output_lengths, outputs, workload.max_output_tokens)
     prefixes = _draw_prefixes(workload)

@@ -43,8 +43,8 @@ def compare_requests(options: CompareOptions) -> int:
     workload = read_workload(options)
     if not options.quiet:
         say_of_memory((each.profile, each.scheduling) for each in grid)
-    num_jobs = min(options.jobs or _num_cores(), len(grid))
-    with progress_of(len(grid), num_jobs, quiet=options.quiet) as on_done:
+    num_jobs = options.jobs or _num_cores()
+    with progress_of(len(grid), min(num_jobs, len(grid)), quiet=options.quiet) as on_done:
         question = Question(workload, slo)
         cells: list[GridCell] = compare(
             question,

@@ -5,7 +5,9 @@ from contextlib import nullcontext
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
-from batcher.simulation.workload import Workload, workload_of
+from batcher.fleet.streamed import PREFIX as STREAMED
+from batcher.fleet.streamed import AnyWorkload, parse_streamed
+from batcher.simulation.workload import workload_of
 from batcher.whatif.lengths import decoded_outputs, num_unknown
 
 from ..commands.compare import CompareOptions
@@ -31,13 +33,17 @@ def until_stopped(command: Callable[[], int]) -> int:
             die_of_closed_pipe()
 
 
-def read_workload(options: CompareOptions | PlanOptions) -> Workload:
-    """Return the workload of the requests; what only the model knows of it is found by decoding.
+def read_workload(options: CompareOptions | PlanOptions) -> AnyWorkload:
+    """Return the workload of the requests, or the synthetic one that INPUT names.
+
+    What only the model knows of requests is found by decoding.
 
     Raises:
         BatchdecodeError: the input has bad lines, which have been reported, or cannot be read, or
             its requests cannot be simulated.
     """
+    if options.input is not None and options.input.startswith(STREAMED):
+        return parse_streamed(options.input)
     model = load(options, options.seed, is_shown=not options.quiet)
     with open_input(options.input, nullcontext) as source:
         engine = Engine(model, 256, grammar_timeout=options.grammar_timeout)

@@ -10,7 +10,7 @@ from batcher.simulation.workload import workload_of
 from batcher.whatif.comparing import compare, settings_of, varied
 from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.lengths import decoded_outputs, num_unknown
-from batcher.whatif.measuring import Question, at_rate, measure
+from batcher.whatif.measuring import Question, measure
 
 ROWS = [(i // 2, 1 + i % 5, 1 + i * 7 % 11) for i in range(30)]
 
@@ -170,10 +170,10 @@ def test_every_setting_is_an_axis():
 def test_a_rate_moves_arrivals_and_the_deadlines_with_them():
     (request,) = requests_of((8, 1, 1))
     workload = workload_of([request], MODEL)
-    assert at_rate(workload, 1.0) is workload
-    assert at_rate(workload, 4.0).jobs[0].arrival_time == 2.0
+    assert workload.at_rate(1.0) is workload
+    assert workload.at_rate(4.0).jobs[0].arrival_time == 2.0
     late = workload_of([Request(prompt=[1], arrival_time=8, deadline=11, ignore_eos=True)], MODEL)
-    assert at_rate(late, 4.0).jobs[0].deadline == 5.0
+    assert late.at_rate(4.0).jobs[0].deadline == 5.0
 
 
 def test_lengths_that_only_the_model_knows():

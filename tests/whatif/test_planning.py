@@ -7,11 +7,10 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.request import Request
 from batcher.simulation.workload import workload_of
-from batcher.whatif.deployments import num_blocks
 from batcher.whatif.measuring import measure
 from batcher.whatif.planning import find_plan
 from batcher.whatif.relief import Edge, Removal
-from batcher.whatif.search import Ladder, rate_of
+from batcher.whatif.search import Ladder
 
 EIGHT = [(0, 1, 10)] * 8
 
@@ -134,8 +133,8 @@ def test_settings_that_make_no_sense():
 
 def test_rates_and_blocks_of_a_workload():
     workload = question_of((0, 10, 7), (4, 16, 1), (10, 1, 1)).workload
-    assert rate_of(workload) == pytest.approx(0.2)
-    assert num_blocks(workload, 16) == 2 + 2 + 1
+    assert workload.mean_rate == pytest.approx(0.2)
+    assert workload.num_blocks(16) == 2 + 2 + 1
     turns = [Request(prompt=[1] * 10, max_tokens=6, ignore_eos=True, session="s")] * 2
-    assert num_blocks(workload_of(turns, MODEL), 16) == 1 + 2
-    assert rate_of(question_of((3, 1, 1), (3, 1, 1)).workload) is None
+    assert workload_of(turns, MODEL).num_blocks(16) == 1 + 2
+    assert question_of((3, 1, 1), (3, 1, 1)).workload.mean_rate is None

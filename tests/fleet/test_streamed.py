@@ -1,0 +1,109 @@
+"""Synthetic workloads drawn as they arrive: those `workload` writes, in any number of parts."""
+
+from itertools import takewhile
+
+import pytest
+
+from batcher.errors import BatchdecodeError
+from batcher.fleet.routers import ROUTERS
+from batcher.fleet.streamed import parse_streamed
+from batcher.metrics.slo import Slo
+from batcher.models.simulated import SimulatedModel
+from batcher.request import PromptSegment, Request
+from batcher.settings import SchedulingSettings
+from batcher.simulation.workload import workload_of
+from batcher.whatif.comparing import compare
+from batcher.whatif.deployments import Deployment
+from batcher.whatif.measuring import Part, Question, measure, run
+from batcher.workloads.arrivals import Arrivals, Constant, Gamma, Poisson
+from batcher.workloads.distributions import LENGTHS, parse_distribution
+from batcher.workloads.synthetic import SyntheticWorkload, open_entries
+
+LENGTH_TEXTS = ("lognormal:100:0.6", "uniform:1:30")
+TEXT = "synthetic:rate=50,duration=6,prompt=lognormal:100:0.6,output=uniform:1:30,seed=3"
+SLO = Slo({"ttft": 0.05})
+
+
+def written(arrivals: Arrivals):
+    """The workload of TEXT as `batchdecode workload` writes it, but for how requests arrive."""
+    prompts, outputs = (parse_distribution(text, "", LENGTHS) for text in LENGTH_TEXTS)
+    synthetic = SyntheticWorkload(prompt_lengths=prompts, output_lengths=outputs, seed=3)
+    requests = [
+        Request(
+            id=entry.id,
+            arrival_time=entry.arrival_time,
+            prompt=[PromptSegment(length=one.length, seed=one.seed) for one in entry.prompt],
+            max_tokens=entry.max_tokens,
+            ignore_eos=True,
+        )
+        for entry in takewhile(lambda one: one.arrival_time < 6, open_entries(synthetic, arrivals))
+    ]
+    return workload_of(requests, SimulatedModel())
+
+
+def deployment(replicas, router="round-robin", kv_blocks=200):
+    scheduling = SchedulingSettings(kv_blocks=kv_blocks, max_batch_tokens=512)
+    return Deployment(
+        batch=8,
+        profile="h100_llama3.1-8b_tp1",
+        replicas=replicas,
+        router=router,
+        scheduling=scheduling,
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize(
+    ("more", "arrivals"),
+    [
+        ("", Poisson(50)),
+        (",burstiness=0.4", Gamma(50, 0.4)),
+        (",burstiness=constant", Constant(50)),
+    ],
+)
+def test_it_is_the_workload_that_is_written(replicas, more, arrivals):
+    streamed = Question(parse_streamed(TEXT + more), SLO)
+    file = Question(written(arrivals), SLO)
+    assert measure(streamed, deployment(replicas)) == measure(file, deployment(replicas))
+
+
+def test_a_prompt_that_never_fits_fails_alone():
+    outcome = measure(Question(parse_streamed(TEXT), SLO), deployment(2, kv_blocks=12))
+    file = measure(Question(written(Poisson(50)), SLO), deployment(2, kv_blocks=12))
+    assert outcome == file
+    assert outcome.failed > 0
+
+
+@pytest.mark.parametrize("router", sorted(ROUTERS))
+def test_parts_in_processes_come_to_the_same(router):
+    question, grid = Question(parse_streamed(TEXT), SLO), [deployment(5, router)]
+    alone, parts = (compare(question, grid, growth=0.1, num_jobs=n, small=0) for n in (1, 3))
+    assert alone == parts
+
+
+def test_of_each_part_only_its_replicas_are_sent_anything():
+    question = Question(parse_streamed(TEXT))
+    whole = run(question, Part(deployment(5)))
+    served = [one.num_served for one in whole.replicas]
+    for place in range(2):
+        part = run(question, Part(deployment(5), place, 2))
+        expected = [number if index % 2 == place else 0 for index, number in enumerate(served)]
+        assert [one.num_served for one in part.replicas] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("synthetic:rate=5,duration=6,prompt=8", "output is missing"),
+        ("synthetic:rate=5,rate=6,duration=6,prompt=8,output=8", "'rate=6'"),
+        ("synthetic:speed=5", "'speed=5'"),
+        ("synthetic:rate=0,duration=6,prompt=8,output=8", "above 0"),
+        ("synthetic:rate=nan,duration=6,prompt=8,output=8", "above 0"),
+        ("synthetic:rate=1e6,duration=1e9,prompt=8,output=8", "more than"),
+        ("synthetic:rate=5,duration=6,prompt=x,output=8", "unknown distribution 'x'"),
+        ("synthetic:rate=5,duration=6,prompt=8,output=8,seed=-1", "a whole number"),
+    ],
+)
+def test_a_text_that_names_none_is_told_what_does(text, message):
+    with pytest.raises(BatchdecodeError, match=message):
+        parse_streamed(text)
