@@ -29,6 +29,8 @@ STEP_TIMES: list[StepTime] = [
         ((2, 90.5), (3, 407.3), (5, 300), (40, 999)),
     ),
     step_time_of("roofline:llama-3.1-8b:h100-sxm"),
+    step_time_of("h100_mixtral-8x7b_tp2:4x2"),
+    step_time_of("roofline:qwen3-30b-a3b:h100-sxm:1x3"),
 ]
 POLICIES = ["fcfs", "priority", "sjf", "ljf", "deadline", "lpm"]
 
