@@ -64,7 +64,8 @@ class Strips:
             steps_before, busy_before, admitted_before = self._before[number]
             made = slot.own_step(step) + 1
             self._before[number] = made, busy, admitted
-            share = (busy - busy_before) / max(made - steps_before, 1)
+            num_made = made - steps_before  # by its worker, which may have made none
+            share = (busy - busy_before) / num_made if num_made else slot.is_busy(step)
             cell = self._cell(slot, mark, share, admitted - admitted_before, step)
             self.cells[number] = (self.cells[number] + cell)[-self._max_cells :]
 
