@@ -29,6 +29,7 @@ from .answers import Answers, InputOrder, Replaying
 from .ending import refuse_rest, tell_ending
 from .engine_setup import EngineSetup
 from .files import OutputLock, check_files
+from .garbage import look_seldom
 from .intake import InputError, OpenInput, Waiting, open_input
 from .loop import Loop
 from .output import NAMES_OF_STDOUT, OutputError, ResumeError, open_sink, stdout_sink
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from .spans import SpanSender
 
 BAD_INPUT = 2  # an exit status
-GARBAGE_EVERY = 10_000
-"""After so many new objects garbage is looked for: of 700, as usual, hardly any is garbage here."""
 
 
 class RunSetup(EngineSetup):
@@ -182,9 +181,7 @@ class Run:
         exposition: "Exposition | None",
         spans: "SpanSender | None",
     ) -> None:
-        gc.freeze()  # not to look for garbage among the modules: 10 % less time for three requests
-        gc.set_threshold(GARBAGE_EVERY)
-        gc.enable()
+        look_seldom()
         self._started = time.monotonic()
         self._setup, self._options = setup, setup.options
         self._lock, self._resumption = lock, resumption

@@ -14,6 +14,7 @@ from typing import Any, Self
 from batcher.errors import BatchdecodeError, LostModelError
 
 from ...commands.run import RunOptions
+from ..garbage import look_seldom
 from .messages import Failed, Instruction, decode_instruction, decode_report, encode
 from .telling import Wanted
 from .transport import Died, Event
@@ -171,6 +172,7 @@ class ActorWorker:
         try:
             if self._worker is None:
                 self._worker = Worker(self._options, self._number, self._wanted)
+                look_seldom()
                 reports.append(encode(self._worker.ready()))
             given = [decode_instruction(instruction) for instruction in instructions]
             reports += [encode(report) for report in self._worker.exchange(given)]

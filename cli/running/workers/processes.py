@@ -22,6 +22,7 @@ from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.processes import end_with_parent, signals_blocked, threads_shared
 
 from ...commands.run import RunOptions
+from ..garbage import look_seldom
 from .messages import Failed, Instruction, Report, decode_instruction, decode_report, encode
 from .telling import Wanted
 from .transport import Died, Event
@@ -215,6 +216,7 @@ def serve(own_end: socket.socket, options: RunOptions, number: int, wanted: Want
     with own_end, suppress(EOFError, ConnectionError):
         try:
             worker = Worker(options, number, wanted)
+            look_seldom()
             link.send(worker.ready())
             while True:
                 for report in worker.exchange(link.receive(is_waiting=worker.is_idle)):

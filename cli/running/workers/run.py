@@ -11,6 +11,7 @@ from ...screen.cells import counted, printable_lines
 from ..answers import InputOrder
 from ..ending import refuse_rest, tell_ending
 from ..files import OutputLock, check_files
+from ..garbage import look_seldom
 from ..intake import InputError, OpenInput, open_input
 from ..output import OutputError, ResumeError
 from ..problems import ProblemReport, say
@@ -84,6 +85,7 @@ class _WorkersRun:
         resumption: Resumption,
         record: WorkersRecord,
     ) -> None:
+        look_seldom()
         self._started = time.monotonic()
         self._options, self._driver, self._lines = options, driver, lines
         self._report, self._lock, self._resumption = report, lock, resumption
