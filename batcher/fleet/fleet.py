@@ -66,7 +66,7 @@ class Fleet:
         return FleetResult(
             [replica.close() for replica in self._replicas],
             self._columns.times,
-            0.0 if first is None else first.arrival_time,
+            None if first is None else first.arrival_time,
             self._num_refused,
         )
 

