@@ -260,6 +260,7 @@ class Run:
                     options.report,
                     None if options.summary_json == STDOUT else options.summary_json,
                     options.timeseries,
+                    options.metrics_file,
                 ),
                 is_complete=self._loop.is_complete,
                 num_unread=self._loop.num_unread or 0,

@@ -42,6 +42,7 @@ class RunFiles(NamedTuple):
     report: str | None = None
     numbers: str | None = None
     timeseries: str | None = None
+    metrics: str | None = None
 
 
 class Marks(NamedTuple):
@@ -352,7 +353,12 @@ def _files(summary: RunSummary, files: RunFiles) -> list[str]:
         parts.append(f"{printable(files.results)} ({summary.outputs - summary.unfinished:,})")
     if files.trace is not None:
         parts.append(f"trace: batchdecode trace {quote(printable(files.trace))}")
-    others = {"report": files.report, "numbers": files.numbers, "timeseries": files.timeseries}
+    others = {
+        "report": files.report,
+        "numbers": files.numbers,
+        "timeseries": files.timeseries,
+        "metrics": files.metrics,
+    }
     parts += [f"{name}: {printable(path)}" for name, path in others.items() if path is not None]
     return [f"{INDENT}{line}" for line in fill(parts, GAP, WIDTH - 2)] if parts else []
 
