@@ -42,7 +42,8 @@ class ProblemReport:
         """Take in the problems of one more line."""
         self.num_lines += 1
         for problem in bad.problems:
-            if self._num_shown < MAX_SHOWN and problem.code != self._hidden_code:
+            is_as_advised = problem.code == self._hidden_code and problem.line == self.num_lines
+            if self._num_shown < MAX_SHOWN and not is_as_advised:
                 self._num_shown += 1
                 self.news.append(self._render(self._advise(problem)))
             else:
@@ -51,7 +52,7 @@ class ProblemReport:
     def _advise(self, problem: "Problem") -> "Problem":
         """Return a problem with what to do if it tells that the whole input has another form.
 
-        Then the lines behind it have the same problem, and are not shown.
+        Then the lines behind it have the same problem, and are not shown up to the first good one.
         """
         if (problem.line, problem.code) != (1, "invalid-json"):
             return problem

@@ -215,12 +215,22 @@ def test_bad_lines_are_skipped_in_place(tmp_path, monkeypatch, in_order, num_kep
 
 def test_a_report_shows_fifty_problems_and_counts_the_others(tmp_path):
     path = tmp_path / "in"
-    path.write_bytes(b"x\n" * 70)
+    path.write_bytes(lines_of({"id": "good", "prompt": "x"}) + b"x\n" * 70)
     _, report = source_of(path, keep_going=True)
     shown = report.closing()
     assert shown.count("error[invalid-json]") == 50
     assert shown.endswith("... and 20 more problems\n")
     assert report.closing() == ""
+
+
+def test_lines_of_another_form_are_shown_once_up_to_the_first_good_one(tmp_path):
+    path = tmp_path / "in"
+    path.write_bytes(b"x\n" * 3 + lines_of({"id": "good", "prompt": "x"}) + b"x\n" * 2)
+    _, report = source_of(path, keep_going=True)
+    shown = report.closing()
+    places = [f"in:{line}:1" for line in range(1, 7)]
+    assert [place in shown for place in places] == [True, False, False, False, True, True]
+    assert shown.endswith("... and 2 more problems\n")
 
 
 def pipe_of(data):
