@@ -87,7 +87,7 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
         (["run", "--batch"], "--batch needs a value, N\n(see batchdecode run --help)\n"),
         (["run", "--quiet=yes"], "--quiet takes no value\n"),
         (["trace", "diff", "a"], "batchdecode trace diff needs B\n"),
-        (["plan"], "batchdecode plan needs --slo LIMITS\n(see batchdecode plan --help)\n"),
+        (["plan"], "batchdecode plan needs --slo LIMIT,...\n(see batchdecode plan --help)\n"),
         (["schema", "trace", "x"], "batchdecode schema takes fewer arguments: x\n"),
         (
             ["run", "a.jsonl", "b.jsonl"],
