@@ -35,6 +35,13 @@ class KvRoom(Struct, frozen=True):
         return usable_blocks(self.num_tokens // block_size)
 
 
+class Hardware(Struct, frozen=True):
+    """Where one engine runs; gpu: the name of a GPU, or the file of its data sheet."""
+
+    gpu: str
+    num_gpus: int
+
+
 def step_time_of(text: str) -> StepTime:
     """Return the step time that `text` names, in one of FORMS.
 
@@ -103,6 +110,24 @@ def model_shape_of(text: str) -> ModelShape | None:
         return parts_of(rest)[0]
     _, profile = load_profile(text)
     return None if profile.model is None else _known_shape(profile.model)
+
+
+def hardware_of(text: str) -> Hardware | None:
+    """Return the GPUs on which steps take what `text` names, None if it is not known.
+
+    Raises:
+        CatalogError: there is no such step time.
+    """
+    kind, colon, rest = text.partition(":")
+    if kind == "constant":
+        return None
+    if kind == "roofline" and colon:
+        _, _, tensor_parallel, num_stages = parts_of(rest)
+        return Hardware(rest.split(":")[1], tensor_parallel * num_stages)
+    _, profile = load_profile(text)
+    if profile.hardware is None:
+        return None
+    return Hardware(profile.hardware, profile.tensor_parallel * profile.pipeline_parallel)
 
 
 def _known_shape(name: str) -> ModelShape | None:

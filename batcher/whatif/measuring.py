@@ -31,6 +31,7 @@ from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 from batcher.whatif.deployments import Deployment
 from batcher.whatif.draft_memory import beside_draft, draft_memory_of
+from batcher.whatif.prices import Cost, Price, cost_of
 from batcher.whatif.workers import OnPart
 
 Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
@@ -149,11 +150,15 @@ class ReplicaSpread(Struct, frozen=True, kw_only=True):
 
 
 class Question(Struct, frozen=True):
-    """What is to be served, what is promised, and for which share of the requests."""
+    """What is to be served, what is promised, and for which share of the requests.
+
+    prices: of GPUs, by their names; None: it is not asked what it costs.
+    """
 
     workload: AnyWorkload
     slo: Slo | None = None
     asked: float = 1.0
+    prices: dict[str, Price] | None = None
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -165,7 +170,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.
     tails: for each limit of the SLO, what the asked share of samples does not exceed; None if
     fewer were served.
-    drafts: None if none were verified.  replicas: None if there is one.
+    drafts: None if none were verified.  replicas: None if there is one.  cost: None without prices.
     """
 
     served: int
@@ -186,6 +191,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     drafts: DraftUse | None
     binding: Binding
     replicas: ReplicaSpread | None
+    cost: Cost | None
 
 
 def measure(
@@ -202,10 +208,14 @@ def measure(
 
 
 def outcome_of(question: Question, deployment: Deployment, result: FleetResult) -> Outcome:
-    """Return the numbers that are asked of what `deployment` came to."""
+    """Return the numbers that are asked of what `deployment` came to.
+
+    Raises:
+        BatchdecodeError: its GPUs have no price.
+    """
     totals, slo, times = result.totals, question.slo, result.times
     num_failed, num_served, makespan = result.num_failed, len(times.arrival), result.makespan
-    num_tokens = int(times.num_tokens.sum())
+    num_tokens, prices = int(times.num_tokens.sum()), question.prices
     step_time = step_time_of(deployment.profile)
     has_cache = deployment.scheduling.has_prefix_cache
     return Outcome(
@@ -227,6 +237,7 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
         drafts=_draft_use(totals),
         binding=binding_of(result, step_time),
         replicas=_spread_of(result) if deployment.replicas > 1 else None,
+        cost=None if prices is None else cost_of(deployment.profile, prices, result, num_tokens),
     )
 
 

@@ -31,6 +31,9 @@ FLEET = "A fleet"
 _SLOTS = "Slots of the batch.  [default: 8]"
 
 quiet_option = partial(flag, OUTPUT, "No progress and no notes: only problems.", "-q")
+prices_option = partial(
+    option, FLEET, "What GPUs cost and draw: tells dollars and energy of output tokens.", "FILE"
+)
 run_config_option = partial(
     shared.config,
     INPUT,
@@ -104,6 +107,7 @@ class CompareOptions:
     input: str | None = shared.requests()
     axes: dict[str, str] = axes_group(as_lists=True).field
     slo: str | None = shared.slo(is_common=True)
+    prices: str | None = prices_option()
     knee: float | None = option(
         OUTPUT,
         "What a doubled batch has to add not to be past the knee.  [default: 0.1]",

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from .. import shared
 from ..help import OUTPUT, REQUIRED, flag, option
 from ..options import as_command
-from .compare import axes_group, quiet_option, run_config_option
+from .compare import axes_group, prices_option, quiet_option, run_config_option
 
 SEARCH = "Search"
 EXAMPLES = (
@@ -51,6 +51,7 @@ class PlanOptions:
         is_common=True,
     )
     axes: dict[str, str] = axes_group(as_lists=False).field
+    prices: str | None = prices_option()
     json: bool = flag(OUTPUT, "Print it as JSON.", is_common=True)
     plot: str | None = shared.plot()
     force: bool = shared.force()

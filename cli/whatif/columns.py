@@ -61,9 +61,12 @@ def _latency(metric: str, percent: str) -> Column:
     return Column(f"{metric}-{percent}", f"{metric} s", percent, read, number, -1)
 
 
-def _spread(name: str) -> Callable[["Outcome"], Number]:
+def _part(part: str, name: str) -> Callable[["Outcome"], Number]:
+    """Return what reads a number of a part of an outcome, which may be None."""
+
     def read(outcome: "Outcome") -> Number:
-        value: Number = None if outcome.replicas is None else getattr(outcome.replicas, name)
+        found = getattr(outcome, part)
+        value: Number = None if found is None else getattr(found, name)
         return value
 
     return read
@@ -94,8 +97,8 @@ COLUMNS = {
         Column("slots", "used", "slots", lambda outcome: outcome.slots_used, whole_percent),
         Column("kv", "used", "KV", lambda outcome: outcome.kv_used, whole_percent),
         Column("budget", "used", "budget", lambda outcome: outcome.budget_used, whole_percent),
-        Column("idlest", "busy", "idlest", _spread("idlest"), whole_percent),
-        Column("busiest", "busy", "busiest", _spread("busiest"), whole_percent, -1),
+        Column("idlest", "busy", "idlest", _part("replicas", "idlest"), whole_percent),
+        Column("busiest", "busy", "busiest", _part("replicas", "busiest"), whole_percent, -1),
         Column("preemptions", "", "preempt", lambda outcome: outcome.preemptions, _count, -1),
         Column("hits", "prefix", "hits", lambda outcome: outcome.prefix_hits, whole_percent),
         Column(
@@ -108,6 +111,9 @@ COLUMNS = {
         SpeedupColumn(
             "speedup", "drafts", "speedup", lambda _: None, lambda value: f"{value:.3g}x"
         ),
+        Column("price", "$ an", "hour", _part("cost", "dollars_per_hour"), number, -1),
+        Column("cost", "a million", "$", _part("cost", "dollars_per_million_tokens"), number, -1),
+        Column("energy", "a million", "kWh", _part("cost", "kwh_per_million_tokens"), number, -1),
         Column("failed", "", "failed", lambda outcome: outcome.failed, _count, -1),
     )
 }

@@ -17,7 +17,7 @@ from .columns import column_of
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_cells
 from .progress import progress_of
-from .reading import read_workload
+from .reading import priced, read_workload
 from .tables import best_first, csv_of, json_of, table_of
 
 SERVED, NOTHING_SERVED = 0, 1
@@ -38,6 +38,7 @@ def compare_requests(options: CompareOptions) -> int:
     check_effects(options.axes, [deployment.scheduling for deployment in grid])
     check_drafts(options.axes, grid)
     check_router(options.axes, grid)
+    prices = priced(options.prices, grid)
     column = None if options.sort is None else column_of(options.sort)
     check_plot(options.plot, force=options.force, is_for_programs=options.json or options.csv)
     workload = read_workload(options)
@@ -45,7 +46,7 @@ def compare_requests(options: CompareOptions) -> int:
         say_of_memory((each.profile, each.scheduling) for each in grid)
     num_jobs = options.jobs or _num_cores()
     with progress_of(len(grid), min(num_jobs, len(grid)), quiet=options.quiet) as on_done:
-        question = Question(workload, slo)
+        question = Question(workload, slo, prices=prices)
         cells: list[GridCell] = compare(
             question,
             grid,

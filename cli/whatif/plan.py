@@ -11,6 +11,7 @@ from batcher.whatif.deployments import AXES, Deployment, Limit, Value, check_rou
 from batcher.whatif.drafting import Gain, check_drafts
 from batcher.whatif.measuring import Question, ReplicaSpread, good_share
 from batcher.whatif.planning import Plan, find_plan
+from batcher.whatif.prices import Cost
 from batcher.whatif.relief import Relief
 from batcher.whatif.search import Searched
 
@@ -22,7 +23,7 @@ from .columns import good_percent
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan
 from .progress import OnDone, seldom
-from .reading import read_workload
+from .reading import priced, read_workload
 from .tables import BINDS, memory_of
 
 MET, NOT_MET = 0, 1
@@ -40,11 +41,12 @@ def plan_requests(options: PlanOptions) -> int:
     base, tried = _base_of(options, searched)
     if not options.goodput > 0:
         raise BatchdecodeError("--goodput 0 is met by anything: give more")
+    prices = priced(options.prices, [tried])
     check_plot(options.plot, force=options.force, is_for_programs=options.json)
     workload = read_workload(options)
     if not options.quiet:
         say_of_memory([(tried.profile, tried.scheduling)])
-    question = Question(workload, slo, options.goodput)
+    question = Question(workload, slo, options.goodput, prices)
     on_tried, on_relief = _progress(quiet=options.quiet)
     plan = find_plan(question, base, searched, on_tried, on_relief)
     if options.json:
@@ -145,6 +147,8 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "drafts", _drafts(plan.deployment, plan.gain)
     if plan.outcome.replicas is not None:
         yield "busy", _busy(plan.outcome.replicas)
+    if plan.outcome.cost is not None:
+        yield "cost", _cost(plan.outcome.cost)
     shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
     yield "time", [f"{BINDS[name]} {whole_percent(share)}" for name, share in shares]
     if plan.contradictions:
@@ -159,6 +163,16 @@ def _busy(spread: ReplicaSpread) -> list[str]:
         f"mean {whole_percent(spread.mean)}",
         f"busiest {whole_percent(spread.busiest)}",
     ]
+
+
+def _cost(cost: Cost) -> list[str]:
+    """Return what the GPUs of all replicas cost and draw."""
+    parts = [f"{counted(cost.gpus, 'GPU')} for ${number(cost.dollars_per_hour)} an hour"]
+    if cost.dollars_per_million_tokens is not None:
+        parts.append(f"${number(cost.dollars_per_million_tokens)} a million output tokens")
+    if cost.kwh_per_million_tokens is not None:
+        parts.append(f"{number(cost.kwh_per_million_tokens)} kWh a million")
+    return parts
 
 
 def _headroom(plan: Plan, metric: str, limit: float) -> str:

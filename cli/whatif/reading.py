@@ -1,6 +1,6 @@
 """What `compare` and `plan` share: from requests to a workload, and how they stop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 from batcher.engine import Engine
@@ -8,7 +8,9 @@ from batcher.errors import BatchdecodeError
 from batcher.fleet.streamed import PREFIX as STREAMED
 from batcher.fleet.streamed import AnyWorkload, parse_streamed
 from batcher.simulation.workload import workload_of
+from batcher.whatif.deployments import Deployment
 from batcher.whatif.lengths import decoded_outputs, num_unknown
+from batcher.whatif.prices import Price, price_of, read_prices
 
 from ..commands.compare import CompareOptions
 from ..commands.plan import PlanOptions
@@ -61,3 +63,17 @@ def read_workload(options: CompareOptions | PlanOptions) -> AnyWorkload:
             "all are decoded once to learn when\n"
         )
     return workload_of(requests, model, decoded_outputs(requests, model))
+
+
+def priced(path: str | None, deployments: Iterable[Deployment]) -> dict[str, Price] | None:
+    """Return the prices of a file, which has those of the GPUs of all `deployments`.
+
+    Raises:
+        BatchdecodeError: it is no such file, or has no price of one of them.
+    """
+    if path is None:
+        return None
+    prices = read_prices(path)
+    for profile in {deployment.profile: None for deployment in deployments}:
+        price_of(profile, prices)
+    return prices

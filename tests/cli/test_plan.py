@@ -117,3 +117,18 @@ def test_memory_that_is_unlimited_is_said_unless_it_is_searched():
     assert "KV is unlimited" in plan(*arguments).stderr
     assert plan(*arguments, "--quiet").stderr == ""
     assert plan(*arguments, "--search", "kv-blocks", "--batch", "4").stderr == ""
+
+
+@pytest.mark.parametrize("command", [["compare"], ["plan", "--slo", "e2e=1"]])
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ("constant", "nothing says which GPU constant runs on: give a --profile"),
+        ("l40s_llama3.1-8b_tp1", "unknown GPU of --prices l40s; known: rtx-4090, h100-sxm"),
+    ],
+)
+def test_a_gpu_without_a_price_is_told_before_anything_is_read(command, profile, message):
+    prices = ROOT / "samples" / "timing" / "prices.yaml"
+    done = batchdecode(*command, "missing", "--prices", prices, "--profile", profile)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert message in done.stderr

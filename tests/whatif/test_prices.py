@@ -1,0 +1,71 @@
+"""What serving costs, with numbers that can be worked out by hand, and prices that are none."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from served import deployment_of, question_of
+
+from batcher.errors import BatchdecodeError
+from batcher.whatif.measuring import measure
+from batcher.whatif.prices import Price, price_of, read_prices
+
+ROOT = Path(__file__).parents[2]
+SECOND_A_STEP = "t0: 1000.0, w: 0, f: 0, g: 0, d: 0, h: 0, e: 0"
+
+
+def cost_of_run(tmp_path, price, replicas=1, more=""):
+    """One request of 10 steps at 0 s and one at 90 s: 100 s, of which 20 are busy; 20 tokens."""
+    profile = tmp_path / "p.yaml"
+    profile.write_text(f"it: {{{SECOND_A_STEP}, hardware: ours{more}}}")
+    question = replace(question_of((0, 1, 10), (90, 1, 10)), prices={"ours": price})
+    deployment = replace(deployment_of(1, str(profile)), replicas=replicas)
+    return measure(question, deployment).cost
+
+
+def test_gpus_are_paid_all_the_time_and_draw_by_what_they_do(tmp_path):
+    price = Price(dollars_per_hour=3.6, busy_watts=360, idle_watts=36)
+    cost = cost_of_run(tmp_path, price)
+    assert (cost.gpus, cost.dollars_per_hour) == (1, 3.6)
+    assert cost.dollars_per_million_tokens == pytest.approx(0.1 / 20 * 1e6)
+    joules = 20 * 360 + 80 * 36
+    assert cost.kwh_per_million_tokens == pytest.approx(joules / 3.6e6 / 20 * 1e6, abs=1e-6)
+
+
+def test_all_gpus_of_all_replicas_count(tmp_path):
+    price = Price(dollars_per_hour=3.6, busy_watts=360, idle_watts=36)
+    cost = cost_of_run(tmp_path, price, replicas=2, more=", tensor_parallel: 4")
+    assert (cost.gpus, cost.dollars_per_hour) == (8, 28.8)
+    assert cost.dollars_per_million_tokens == pytest.approx(8 * 0.1 / 20 * 1e6)
+    joules = 4 * (20 * 360 + 180 * 36)
+    assert cost.kwh_per_million_tokens == pytest.approx(joules / 3.6e6 / 20 * 1e6, abs=1e-6)
+
+
+def test_one_number_of_watts_is_drawn_all_the_time_and_none_is_no_energy(tmp_path):
+    cost = cost_of_run(tmp_path, Price(dollars_per_hour=0, busy_watts=360))
+    assert cost.kwh_per_million_tokens == pytest.approx(100 * 360 / 3.6e6 / 20 * 1e6)
+    assert cost.dollars_per_million_tokens == 0
+    assert cost_of_run(tmp_path, Price(dollars_per_hour=1)).kwh_per_million_tokens is None
+
+
+def test_a_roofline_names_its_gpus_and_a_data_sheet_is_called_as_its_file():
+    price = Price(dollars_per_hour=1)
+    hardware, _ = price_of("roofline:llama-3.1-8b:h100-sxm:2x2", {"h100-sxm": price})
+    assert hardware.num_gpus == 4
+    sheet = f"roofline:llama-3.1-8b:{ROOT}/samples/timing/our-gpu.yaml"
+    assert price_of(sheet, {"our-gpu": price})[1] is price
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: {busy_watts: 3}", "a: dollars_per_hour missing"),
+        ("a: {dollars_per_hour: -1}", "expected a number from 0 to 1e9"),
+        ("a: {dollars_per_hour: 1, idle_watts: 3}", "idle_watts: expected at most busy_watts"),
+        ("a: {dollars_per_hour: 1, watts: 3}", "unknown field watts"),
+    ],
+)
+def test_prices_that_are_none(tmp_path, text, message):
+    (tmp_path / "prices.yaml").write_text(text)
+    with pytest.raises(BatchdecodeError, match=message):
+        read_prices(str(tmp_path / "prices.yaml"))
