@@ -2,6 +2,7 @@ import gzip
 import json
 import os
 import signal
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -321,6 +322,19 @@ def test_a_pipe_and_gzip_are_read(folder):
     done = batchdecode("run", "--keep-going", "--workers", 2, "-b", 4, "-q", stdin=packed)
     (folder / "out.jsonl").write_bytes(done.stdout)
     assert as_set(written(folder / "out.jsonl")) == as_set(alone(folder)[0])
+
+
+def test_what_is_answered_is_in_the_file_while_the_run_waits(tmp_path):
+    deadline, out = time.monotonic() + 20, tmp_path / "out.jsonl"
+    command = ("run", "-", "--workers", 2, "-q", "-o", out)
+    with start(*command, cwd=tmp_path, command=COMMAND, stdin=subprocess.PIPE) as running:
+        for num_sent, line in enumerate(workload(10), 1):
+            running.stdin.write(lines_of(line))
+            running.stdin.flush()
+            while not out.exists() or out.read_bytes().count(b"\n") < num_sent:
+                assert time.monotonic() < deadline, f"request {num_sent} has no answer"
+                time.sleep(0.001)
+    assert running.returncode == 0
 
 
 def test_a_pipe_ends_at_a_bad_line(folder):

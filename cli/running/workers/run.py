@@ -179,6 +179,8 @@ class _WorkersRun:
 
     def _show_all(self) -> float:
         """Show what there is before the run waits; return when to do so again, see View."""
+        self._results.flush()
+        self._record.flush()
         return self._record.view.refresh()
 
     def _write(self, answered: Answered) -> None:

@@ -81,6 +81,15 @@ class WorkersRecord:
             with self.view.lock:
                 self.view.workers.workers[number].begin_again()
 
+    def flush(self) -> None:
+        """Write what the trace has kept.
+
+        Raises:
+            WriteError, BrokenPipeError: its file takes no more.
+        """
+        if self._trace is not None:
+            self._trace.flush()
+
     @property
     def has_trace(self) -> bool:
         """Whether there is one."""
