@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -335,6 +336,14 @@ def test_what_is_answered_is_in_the_file_while_the_run_waits(tmp_path):
                 assert time.monotonic() < deadline, f"request {num_sent} has no answer"
                 time.sleep(0.001)
     assert running.returncode == 0
+
+
+def test_no_numbers_are_told_of_a_run_whose_results_have_no_room(folder, capfd):
+    options = replace(options_of(folder, quiet=False), output="/dev/full")
+    assert run_inner(options)[0] == 1
+    said = capfd.readouterr().err
+    assert "error: cannot write /dev/full: No space left on device" in said
+    assert " ok" not in said
 
 
 def test_a_pipe_ends_at_a_bad_line(folder):

@@ -98,6 +98,7 @@ class _WorkersRun:
         sink = stdout_beside(record.view) if output is None else resumption.open_results(output)
         self._results = ResultWriter(sink)
         self._num_failed, self._first_failure, self._is_complete = 0, "", False
+        self._is_over = False  # and what was done is more than what was written
         self._said: set[str] = set()
 
     def carry_out(self, stop: StopSignals, command: str) -> int:
@@ -105,7 +106,8 @@ class _WorkersRun:
         status, remark = self._carry_out(stop)
         say(self._report.closing())
         elapsed = time.monotonic() - self._started
-        self._record.summarize(is_complete=self._is_complete, elapsed=elapsed)
+        if not self._is_over:
+            self._record.summarize(is_complete=self._is_complete, elapsed=elapsed)
         num_restarts = self._driver.num_restarts
         if num_restarts and not self._options.quiet:
             say(f"  {counted(num_restarts, 'worker')} replaced, which had died\n")
@@ -136,14 +138,17 @@ class _WorkersRun:
             if not (self._has_given_up or lines.has_refused or lines.broken):
                 self._is_complete = True
                 resumption.finish()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            self._is_over = not isinstance(error, Interrupted)  # at once
             return stop.exit_status, f"stopped by {stop.name}"
         except (OutputError, ResumeError):  # there is no run yet, or none to go on with
             raise
         except FailedWorkerError as error:
+            self._is_over = True
             say(printable_lines(error.traceback))
             return BAD_INPUT if error.is_input else 1, f"error: {error}"
         except (WriteError, BatchdecodeError) as error:
+            self._is_over = True
             return BAD_INPUT if isinstance(error, InputError) else 1, f"error: {error}"
         return 0, ""
 
