@@ -69,9 +69,15 @@ def make_rejected_result(request_id: str, problems: "list[Problem]") -> Result:
     message = first.message
     if more:
         message += f" (and {more} more problem{'s' if more > 1 else ''} in this line)"
+    error = ErrorInfo(first.code, message, first.line, first.column, first.field)
+    return make_lost_result(request_id, 0, error)
+
+
+def make_lost_result(request_id: str, index: int, error: ErrorInfo) -> Result:
+    """Return the result of a sample that failed without ever holding a slot."""
     return Result(
         id=request_id,
-        index=0,
+        index=index,
         text="",
         tokens=[],
         finish_reason="error",
@@ -79,5 +85,5 @@ def make_rejected_result(request_id: str, problems: "list[Problem]") -> Result:
         usage=Usage(0, 0),
         slot=None,
         steps=StepTimes(None, None, None, None),
-        error=ErrorInfo(first.code, message, first.line, first.column, first.field),
+        error=error,
     )

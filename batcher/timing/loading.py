@@ -7,7 +7,7 @@ from msgspec import Struct
 from batcher.timing.carrying import load_profile
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ConstantStepTime
-from batcher.timing.hardware import load_gpu
+from batcher.timing.hardware import GPU, load_gpu
 from batcher.timing.model_shape import ModelShape, load_model_shape
 from batcher.timing.profiles import Profile
 from batcher.timing.roofline import num_kv_tokens, parts_of, roofline
@@ -85,15 +85,14 @@ def kv_room_of(text: str) -> KvRoom | None:
     Raises:
         CatalogError: there is no such step time.
     """
-    kind, colon, rest = text.partition(":")
-    if kind == "constant":
+    named = _named(text)
+    if named is None:
         return None
-    if kind == "roofline" and colon:
-        return KvRoom(num_kv_tokens(*parts_of(rest)), is_reported=False)
-    _, profile = load_profile(text)
-    if profile.kv_tokens is not None:
-        return KvRoom(profile.kv_tokens, is_reported=True)
-    num_tokens = num_tokens_that_fit(profile)
+    if isinstance(named, tuple):
+        return KvRoom(num_kv_tokens(*named), is_reported=False)
+    if named.kv_tokens is not None:
+        return KvRoom(named.kv_tokens, is_reported=True)
+    num_tokens = num_tokens_that_fit(named)
     return None if num_tokens is None else KvRoom(num_tokens, is_reported=False)
 
 
@@ -103,13 +102,12 @@ def model_shape_of(text: str) -> ModelShape | None:
     Raises:
         CatalogError: there is no such step time.
     """
-    kind, colon, rest = text.partition(":")
-    if kind == "constant":
+    named = _named(text)
+    if isinstance(named, tuple):
+        return named[0]
+    if named is None or named.model is None:
         return None
-    if kind == "roofline" and colon:
-        return parts_of(rest)[0]
-    _, profile = load_profile(text)
-    return None if profile.model is None else _known_shape(profile.model)
+    return _known_shape(named.model)
 
 
 def hardware_of(text: str) -> Hardware | None:
@@ -118,16 +116,27 @@ def hardware_of(text: str) -> Hardware | None:
     Raises:
         CatalogError: there is no such step time.
     """
+    named = _named(text)
+    if isinstance(named, tuple):
+        _, _, tensor_parallel, num_stages = named
+        return Hardware(text.split(":")[2], tensor_parallel * num_stages)
+    if named is None or named.hardware is None:
+        return None
+    return Hardware(named.hardware, named.tensor_parallel * named.pipeline_parallel)
+
+
+def _named(text: str) -> tuple[ModelShape, GPU, int, int] | Profile | None:
+    """Return the parts of the roofline, or the profile, that `text` names; None for a constant.
+
+    Raises:
+        CatalogError: there is no such step time.
+    """
     kind, colon, rest = text.partition(":")
     if kind == "constant":
         return None
     if kind == "roofline" and colon:
-        _, _, tensor_parallel, num_stages = parts_of(rest)
-        return Hardware(rest.split(":")[1], tensor_parallel * num_stages)
-    _, profile = load_profile(text)
-    if profile.hardware is None:
-        return None
-    return Hardware(profile.hardware, profile.tensor_parallel * profile.pipeline_parallel)
+        return parts_of(rest)
+    return load_profile(text)[1]
 
 
 def _known_shape(name: str) -> ModelShape | None:

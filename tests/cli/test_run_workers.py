@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inner_workers import InnerWorkers
+from killing_model import MODEL
 from process import COMMAND, batchdecode, lines_of, start, workload
 
 from batcher.errors import BatchdecodeError
@@ -365,20 +366,6 @@ def test_a_model_that_is_not_there_is_told_once():
     done = batchdecode("run", "--workers", 3, "--model", "no.such:model", stdin=lines_of(*VARIED))
     assert done.returncode == 2
     assert done.stderr.count("no.such") == 1
-
-
-MODEL = """
-import os, time
-
-def sleepy(prefixes):
-    time.sleep(0.02)
-    return [1 + sum(prefix) % 90 for prefix in prefixes]
-
-def fatal(prefixes):
-    if any(prefix[0] == 13 for prefix in prefixes):
-        os.kill(os.getpid(), 9)
-    return [1 + sum(prefix) % 90 for prefix in prefixes]
-"""
 
 
 @pytest.fixture

@@ -12,22 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 
+from killing_model import MODEL
 from process import COMMAND, ENVIRONMENT, lines_of, workload
 
 pytestmark = pytest.mark.timeout(300)
-
-MODEL = """
-import os, time
-
-def sleepy(prefixes):
-    time.sleep(0.02)
-    return [1 + sum(prefix) % 90 for prefix in prefixes]
-
-def fatal(prefixes):
-    if any(prefix[0] == 13 for prefix in prefixes):
-        os.kill(os.getpid(), 9)
-    return [1 + sum(prefix) % 90 for prefix in prefixes]
-"""
 
 
 @pytest.fixture

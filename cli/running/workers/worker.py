@@ -14,9 +14,10 @@ from batcher.errors import BatchdecodeError, LostModelError
 from batcher.events import RejectEvent
 from batcher.foreign import RaisedError
 from batcher.formats.requests import BadLine, ParsedLine
+from batcher.formats.results import make_lost_result
 from batcher.remote.loading import RemoteModel
 from batcher.request import Request
-from batcher.result import ErrorInfo, Result, StepTimes, Usage
+from batcher.result import ErrorInfo, Result
 
 from ...commands.run import RunOptions
 from ..answers import Answers
@@ -265,18 +266,5 @@ class AsTheyCome:
 
 def _lost(request: Request, why: str) -> list[Result]:
     """Return what a request is answered with that no worker has survived."""
-    return [
-        Result(
-            id=request.id or "",
-            index=index,
-            text="",
-            tokens=[],
-            finish_reason="error",
-            stop_reason=None,
-            usage=Usage(0, 0),
-            slot=None,
-            steps=StepTimes(None, None, None, None),
-            error=ErrorInfo(DIED, why),
-        )
-        for index in range(request.n)
-    ]
+    error = ErrorInfo(DIED, why)
+    return [make_lost_result(request.id or "", index, error) for index in range(request.n)]

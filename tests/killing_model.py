@@ -1,0 +1,14 @@
+"""A model in a module of a user: one that takes its time, and one that a request kills."""
+
+MODEL = """
+import os, time
+
+def sleepy(prefixes):
+    time.sleep(0.02)
+    return [1 + sum(prefix) % 90 for prefix in prefixes]
+
+def fatal(prefixes):
+    if any(prefix[0] == 13 for prefix in prefixes):
+        os.kill(os.getpid(), 9)
+    return [1 + sum(prefix) % 90 for prefix in prefixes]
+"""
