@@ -5,7 +5,6 @@ nothing is counted twice, and they are equal.  Times are seconds of the engine's
 step lasts 1.0 unless something says otherwise.  docs/observability.md has the table.
 """
 
-import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -21,11 +20,18 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
-from batcher.events import Event
+from batcher.events import Event, RunEvent
 from batcher.metrics.distributions import MICROSECONDS, Histogram
-from batcher.metrics.run_totals import summarize
+from batcher.metrics.run_totals import (
+    EndedTotals,
+    RunTotals,
+    TimedTotals,
+    decode_totals,
+    encode_totals,
+    summarize,
+)
 from batcher.metrics.summary import RunSummary
-from batcher.metrics.watched import Snapshot, WatchedEngine, WatchedMetrics
+from batcher.metrics.watched import EngineState, WatchedEngine, WatchedMetrics, state_of
 
 LABELS = ("model_name", "engine")  # of every metric
 SECONDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5]
@@ -33,26 +39,18 @@ SECONDS += [10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0]
 TOKENS = [float(number * 10**power) for power in range(6) for number in (1, 2, 5)]
 
 
-def _kv_share(engine: WatchedEngine) -> float:
-    """Return which share of the blocks sequences hold, 0 if there is no limit to them."""
-    use = engine.block_use
-    if use is None or use.free is None:
-        return 0.0
-    return use.used / (use.used + use.cached + use.free)
-
-
 class Gauge(NamedTuple):
     """A number of the moment."""
 
     words: str
-    read: Callable[[WatchedEngine], float]
+    read: Callable[[EngineState], float]
 
 
 class Count(NamedTuple):
     """Numbers that only grow; label: what tells several apart, None for one, whose key is ""."""
 
     words: str
-    read: Callable[[RunSummary, Snapshot], Mapping[str, int] | None]
+    read: Callable[[RunSummary, EndedTotals], Mapping[str, int] | None]
     label: str | None = None
 
 
@@ -63,14 +61,14 @@ class Spread(NamedTuple):
     """
 
     words: str
-    read: Callable[[Snapshot], Histogram]
+    read: Callable[[TimedTotals, EndedTotals], Histogram]
     bounds: Sequence[float] = SECONDS
     scale: int = MICROSECONDS
 
 
-def _success(summary: RunSummary, snapshot: Snapshot) -> dict[str, int]:
+def _success(summary: RunSummary, ended: EndedTotals) -> dict[str, int]:
     """Return what has ended, samples that are no results included: a count never goes down."""
-    reasons, dropped = summary.finish_reasons, snapshot.dropped
+    reasons, dropped = summary.finish_reasons, ended.dropped
     return {
         "stop": reasons.stop + dropped["stop"],
         "length": reasons.length + dropped["length"],
@@ -79,34 +77,34 @@ def _success(summary: RunSummary, snapshot: Snapshot) -> dict[str, int]:
     }
 
 
-def _drafts(name: str) -> Callable[[RunSummary, Snapshot], Mapping[str, int] | None]:
+def _drafts(name: str) -> Callable[[RunSummary, EndedTotals], Mapping[str, int] | None]:
     """Return what reads a number of the drafts; None if there were none."""
 
-    def read(summary: RunSummary, _: Snapshot) -> Mapping[str, int] | None:
+    def read(summary: RunSummary, _: EndedTotals) -> Mapping[str, int] | None:
         told = summary.speculation
         return None if told is None else {"": getattr(told, name)}
 
     return read
 
 
-def _accepted_by_position(summary: RunSummary, _: Snapshot) -> dict[str, int] | None:
+def _accepted_by_position(summary: RunSummary, _: EndedTotals) -> dict[str, int] | None:
     told = summary.speculation
     if told is None:
         return None
     return {str(position): one.accepted for position, one in enumerate(told.by_position)}
 
 
-def _blocked(summary: RunSummary, _: Snapshot) -> dict[str, int] | None:
+def _blocked(summary: RunSummary, _: EndedTotals) -> dict[str, int] | None:
     return None if summary.blocked is None else asdict(summary.blocked)
 
 
 GAUGES = {
     "vllm:num_requests_running": Gauge("Slots that are held.", lambda e: e.num_running),
-    "vllm:num_requests_waiting": Gauge(
-        "Outputs that wait for a slot.", lambda e: e.num_waiting + e.num_pending
+    "vllm:num_requests_waiting": Gauge("Outputs that wait for a slot.", lambda e: e.num_waiting),
+    "vllm:kv_cache_usage_perc": Gauge(
+        "Share of the KV blocks that sequences hold.", lambda e: e.kv_share
     ),
-    "vllm:kv_cache_usage_perc": Gauge("Share of the KV blocks that sequences hold.", _kv_share),
-    "batchdecode_slots": Gauge("Slots that there are.", lambda e: e.batch_size),
+    "batchdecode_slots": Gauge("Slots that there are.", lambda e: e.num_slots),
 }
 COUNTS = {
     "vllm:prompt_tokens": Count(
@@ -118,7 +116,7 @@ COUNTS = {
     "vllm:request_success": Count("Outputs that have ended.", _success, "finished_reason"),
     "batchdecode_dropped_samples": Count(
         "Samples of best_of among them that are no results.",
-        lambda _, m: m.dropped,
+        lambda _, ended: ended.dropped,
         "finished_reason",
     ),
     "vllm:num_preemptions": Count(
@@ -150,25 +148,28 @@ COUNTS = {
 }
 SPREADS = {
     "vllm:time_to_first_token_seconds": Spread(
-        "From arrival to the first token.", lambda s: s.times["ttft"].counts
+        "From arrival to the first token.", lambda t, _: t.times["ttft"].counts
     ),
     "vllm:inter_token_latency_seconds": Spread(
-        "From a token to the next one of the same output.", lambda s: s.times["itl"].counts
+        "From a token to the next one of the same output.", lambda t, _: t.times["itl"].counts
     ),
     "vllm:request_time_per_output_token_seconds": Spread(
-        "Mean time of a token of an output after its first.", lambda s: s.times["tpot"].counts
+        "Mean time of a token of an output after its first.", lambda t, _: t.times["tpot"].counts
     ),
     "vllm:e2e_request_latency_seconds": Spread(
-        "From arrival to the last token.", lambda s: s.times["e2e"].counts
+        "From arrival to the last token.", lambda t, _: t.times["e2e"].counts
     ),
     "vllm:request_queue_time_seconds": Spread(
-        "From arrival to a slot.", lambda s: s.times["queue"].counts
+        "From arrival to a slot.", lambda t, _: t.times["queue"].counts
     ),
     "vllm:request_prompt_tokens": Spread(
-        "Tokens of the prompts of requests that have ended.", lambda s: s.prompts, TOKENS, 1
+        "Tokens of the prompts of requests that have ended.",
+        lambda _, ended: ended.prompts,
+        TOKENS,
+        1,
     ),
     "vllm:request_generation_tokens": Spread(
-        "Tokens of outputs that have ended.", lambda s: s.outputs, TOKENS, 1
+        "Tokens of outputs that have ended.", lambda _, ended: ended.outputs, TOKENS, 1
     ),
 }
 UNREAD = "batchdecode_requests_unread"
@@ -201,37 +202,93 @@ class RunCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all there is to tell."""
-        for name, (words, read) in GAUGES.items():
-            yield self._gauge(name, words, read(self._engine))
-        if (num_unread := self._num_unread()) is not None:
-            yield self._gauge(UNREAD, "Requests of the input still to be read.", num_unread)
+        state = state_of(self._engine)
         with self._lock:
-            pickled = self.metrics.snapshot(self._num_steps)
-        snapshot: Snapshot = pickle.loads(pickled)  # noqa: S301 - by ourselves
-        summary = summarize(snapshot.totals, snapshot.run)
-        for name, count in COUNTS.items():
-            counted = count.read(summary, snapshot)
-            if counted is not None:
-                yield self._counter(name, count, counted)
-        for name, spread in SPREADS.items() if snapshot.times else ():  # none before any event
-            yield self._histogram(name, spread, spread.read(snapshot))
+            copied = encode_totals(self.metrics.totals(self._num_steps))
+            run = self.metrics.run
+        yield from engine_metrics(state, decode_totals(copied), run, self._labels)
+        yield from unread_metrics(self._num_unread(), self._labels)
 
-    def _gauge(self, name: str, words: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, words, labels=LABELS)
-        family.add_metric(self._labels, value)
-        return family
 
-    def _counter(self, name: str, count: Count, counted: Mapping[str, int]) -> Metric:
-        more = () if count.label is None else (count.label,)
-        family = CounterMetricFamily(name, count.words, labels=LABELS + more)
-        for key, value in counted.items():
-            family.add_metric([*self._labels, key][: len(LABELS + more)], value)
-        return family
+class WorkersCollector:
+    """Tells Prometheus how a run of several workers stands, each of them as an engine of its own.
 
-    def _histogram(self, name: str, spread: Spread, counted: Histogram) -> Metric:
-        family = HistogramMetricFamily(name, spread.words, labels=LABELS)
-        family.add_metric(self._labels, *buckets_of(counted, spread.bounds, spread.scale))
-        return family
+    Any thread may ask.  read: returns, by worker, how it stands and what it has done.
+    num_unread: see RunCollector; requests that are with no engine.
+    """
+
+    def __init__(
+        self,
+        run: RunEvent,
+        model: str,
+        read: Callable[[], Sequence[tuple[EngineState, RunTotals]]],
+        num_unread: Callable[[], int | None],
+    ) -> None:
+        self._run, self._model = run, model
+        self._read, self._num_unread = read, num_unread
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all there is to tell."""
+        yield from joined(
+            engine_metrics(state, totals, self._run, (self._model, str(number)))
+            for number, (state, totals) in enumerate(self._read())
+        )
+        yield from unread_metrics(self._num_unread(), (self._model, ""))
+
+
+def engine_metrics(
+    state: EngineState, totals: RunTotals, run: RunEvent | None, labels: tuple[str, str]
+) -> Iterator[Metric]:
+    """Yield what there is to tell of an engine that stands so and has done that."""
+    for name, (words, read) in GAUGES.items():
+        yield _gauge(name, words, read(state), labels)
+    summary, ended = summarize(totals, run), totals.ended or EndedTotals()
+    for name, count in COUNTS.items():
+        counted = count.read(summary, ended)
+        if counted is not None:
+            yield _counter(name, count, counted, labels)
+    if totals.timed is not None:  # it is before any event
+        for name, spread in SPREADS.items():
+            yield _histogram(name, spread, spread.read(totals.timed, ended), labels)
+
+
+def unread_metrics(num_unread: int | None, labels: tuple[str, str]) -> Iterator[Metric]:
+    """Yield how many requests are still to be read, if anybody knows."""
+    if num_unread is not None:
+        yield _gauge(UNREAD, "Requests of the input still to be read.", num_unread, labels)
+
+
+def joined(engines: Iterable[Iterable[Metric]]) -> Iterator[Metric]:
+    """Yield what is told of several engines, all of one name together."""
+    families: dict[str, Metric] = {}
+    for told in engines:
+        for family in told:
+            known = families.setdefault(family.name, family)
+            if known is not family:
+                known.samples += family.samples
+    yield from families.values()
+
+
+def _gauge(name: str, words: str, value: float, labels: tuple[str, str]) -> Metric:
+    family = GaugeMetricFamily(name, words, labels=LABELS)
+    family.add_metric(labels, value)
+    return family
+
+
+def _counter(
+    name: str, count: Count, counted: Mapping[str, int], labels: tuple[str, str]
+) -> Metric:
+    more = () if count.label is None else (count.label,)
+    family = CounterMetricFamily(name, count.words, labels=LABELS + more)
+    for key, value in counted.items():
+        family.add_metric([*labels, key][: len(LABELS + more)], value)
+    return family
+
+
+def _histogram(name: str, spread: Spread, counted: Histogram, labels: tuple[str, str]) -> Metric:
+    family = HistogramMetricFamily(name, spread.words, labels=LABELS)
+    family.add_metric(labels, *buckets_of(counted, spread.bounds, spread.scale))
+    return family
 
 
 def buckets_of(

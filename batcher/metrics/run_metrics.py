@@ -4,7 +4,7 @@ Rule: memory grows with the requests that are in the engine at once, never with 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from batcher.events import (
@@ -21,7 +21,7 @@ from batcher.events import (
     RejectEvent,
     RunEvent,
 )
-from batcher.metrics.distributions import Histogram, SecondsHistogram
+from batcher.metrics.distributions import Histogram
 from batcher.metrics.latencies import TokenTimes
 from batcher.metrics.positions import PositionCount
 from batcher.metrics.resources import CacheUse, StepUse
@@ -100,9 +100,9 @@ class RunMetrics:
                 self._timed.observe(event, found)
 
     @property
-    def times(self) -> Mapping[str, SecondsHistogram]:
-        """How latencies are distributed, by the names of Latencies; none if nobody asks."""
-        return {} if self._timed is None else self._timed.times
+    def run(self) -> RunEvent | None:
+        """What began the run, None before."""
+        return self._run
 
     def close(self, num_steps: int) -> None:
         """Let the series know all of a run of `num_steps`, which may be broken off."""
@@ -288,11 +288,6 @@ class TimedMetrics:
                 self._goodput.add(ended, self._slo)
             if self._series is not None:
                 self._series.take_rest(rest)
-
-    @property
-    def times(self) -> Mapping[str, SecondsHistogram]:
-        """How latencies are distributed, by the names of Latencies."""
-        return self._times.times
 
     def catch_up(self, num_steps: int) -> None:
         """Take in the steps before `num_steps`, of which no more events come."""

@@ -19,7 +19,7 @@ from batcher.metrics.latencies import Latencies
 from batcher.metrics.positions import Positions
 from batcher.metrics.resources import BlockedSteps, CacheUse, StepUse
 from batcher.metrics.slo import GoodputCount, Slo
-from batcher.metrics.slots import IdleCauses
+from batcher.metrics.slots import IdleCauses, SlotUse
 from batcher.metrics.speculation import SpeculationTotals
 from batcher.metrics.steps import is_untimed
 from batcher.metrics.summary import (
@@ -47,6 +47,18 @@ class TimedTotals(Totals):
     cache: CacheUse = field(default_factory=CacheUse)
     goodput: GoodputCount = field(default_factory=GoodputCount)
     end: float = 0.0
+
+
+class EndedTotals(Totals):
+    """What is told of outputs that have ended beside the summary, of a run that is watched.
+
+    prompts, outputs: how many tokens those have that ended.
+    dropped: samples that were counted as ended and are no results, by why they had ended.
+    """
+
+    prompts: Histogram = field(default_factory=Histogram)
+    outputs: Histogram = field(default_factory=Histogram)
+    dropped: Counter[str] = field(default_factory=Counter)
 
 
 class RunTotals(Totals, kw_only=True):
@@ -88,6 +100,7 @@ class RunTotals(Totals, kw_only=True):
     blocked_steps: Counter[str] | None = None
     speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
     timed: TimedTotals | None = None
+    ended: EndedTotals | None = None
 
 
 encode_totals = msgspec.msgpack.Encoder().encode
@@ -195,7 +208,7 @@ def in_turn(earlier: RunTotals, later: RunTotals) -> RunTotals:
 
 def nothing_done(run: RunEvent) -> RunTotals:
     """Return what adds up of a worker that has done nothing yet."""
-    return RunTotals(num_slots=run.batch)
+    return RunTotals(num_slots=run.batch, idle=SlotUse().totals(0)[1])
 
 
 def settings_of(run: RunEvent) -> SchedulingSettings:

@@ -1,40 +1,44 @@
 """The numbers of a run that are told while it goes on, and what is asked of its engine for them."""
 
-import pickle
-from collections import Counter
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from batcher.events import DropEvent, Event, FinishEvent, RunEvent
-from batcher.metrics.distributions import Histogram, SecondsHistogram
 from batcher.metrics.run_metrics import RunMetrics, TimedMetrics
-from batcher.metrics.run_totals import RunTotals
+from batcher.metrics.run_totals import EndedTotals, RunTotals
 from batcher.metrics.slo import Slo
 from batcher.metrics.timeseries import TimeSeries
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import RequestTimeline
 
 
-class Snapshot(NamedTuple):
-    """The numbers of a run at one time, which nobody changes; fields as of WatchedMetrics."""
+class EngineState(Struct, frozen=True):
+    """How an engine stands at one time.
 
-    run: RunEvent | None
-    totals: RunTotals
-    prompts: Histogram
-    outputs: Histogram
-    dropped: Counter[str]
+    num_waiting: outputs without a slot.  kv_share: which share of the blocks sequences hold, 0 if
+    there is no limit to them.
+    """
 
-    @property
-    def times(self) -> Mapping[str, SecondsHistogram]:
-        """How latencies are distributed, by the names of Latencies."""
-        return {} if self.totals.timed is None else self.totals.timed.times
+    num_slots: int
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_share: float = 0.0
+
+
+def state_of(engine: "WatchedEngine") -> EngineState:
+    """Return how an engine stands now."""
+    use, kv_share = engine.block_use, 0.0
+    if use is not None and use.free is not None:
+        kv_share = use.used / (use.used + use.cached + use.free)
+    num_waiting = engine.num_waiting + engine.num_pending
+    return EngineState(engine.batch_size, engine.num_running, num_waiting, kv_share)
 
 
 class WatchedMetrics(RunMetrics):
     """The numbers of a run with those that are told of it beside its summary, which is the same.
 
-    Times are counted whatever the run.  prompts, outputs: how many tokens those have that ended.
-    dropped: samples that were counted as ended and are no results, by why they had ended.
+    Times are counted whatever the run; see EndedTotals.
     """
 
     def __init__(
@@ -44,28 +48,28 @@ class WatchedMetrics(RunMetrics):
         fold: RequestFold | None = None,
     ) -> None:
         super().__init__(slo, series, fold)
-        self.prompts, self.outputs = Histogram(), Histogram()
-        self.dropped: Counter[str] = Counter()
+        self.ended = EndedTotals()
 
-    def snapshot(self, num_steps: int) -> bytes:
-        """Return the numbers after `num_steps`, a Snapshot, pickled: nothing copies it sooner."""
-        totals = self.totals(num_steps)
-        return pickle.dumps(Snapshot(self._run, totals, self.prompts, self.outputs, self.dropped))
+    def totals(self, num_steps: int = 0) -> RunTotals:
+        """Return what adds up so far; see RunMetrics."""
+        totals = super().totals(num_steps)
+        totals.ended = self.ended
+        return totals
 
     def _count(self, event: Event, found: RequestTimeline | None) -> None:
         super()._count(event, found)
         if isinstance(event, DropEvent):
-            self.dropped[event.reason] += 1
+            self.ended.dropped[event.reason] += 1
         elif isinstance(event, RunEvent) and self._timed is None:
             self._timed = TimedMetrics(event, None, self._series)
 
     def _finish(self, event: FinishEvent, found: RequestTimeline) -> None:
         super()._finish(event, found)
         if event.reason != "unused":
-            self.outputs.add(event.tokens)
+            self.ended.outputs.add(event.tokens)
         if found.arrive is not None and not event.index:
             told = event.prompt_tokens  # by a server, whatever its request could say
-            self.prompts.add(found.arrive.prompt_tokens if told is None else told)
+            self.ended.prompts.add(found.arrive.prompt_tokens if told is None else told)
 
 
 class BlockCounts(Protocol):

@@ -5,7 +5,7 @@ something happens and whenever nothing does, and /metrics of each adds what the 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest, write_to_textfile
@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from batcher.engine import Engine, StepOutcome
-from batcher.metrics.prometheus import RunCollector
+from batcher.metrics.prometheus import RunCollector, joined
 from batcher.metrics.watched import WatchedMetrics
 from batcher.timeline.fold import RequestFold
 
@@ -64,12 +64,10 @@ class ServerMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield what there is to tell of all workers."""
-        families = {family.name: family for family in self._collector.collect()}
+        yield from joined(self._told_of_each())
+
+    def _told_of_each(self) -> Iterator[Iterable[Metric]]:
+        yield self._collector.collect()
         for path in sorted(self._file.parent.glob("*.prom")) if self._file is not None else ():
-            if path == self._file:
-                continue
-            for family in text_string_to_metric_families(path.read_text()):
-                known = families.setdefault(family.name, family)
-                if known is not family:
-                    known.samples += family.samples
-        yield from families.values()
+            if path != self._file:
+                yield text_string_to_metric_families(path.read_text())

@@ -45,8 +45,6 @@ _OF_ONE_ENGINE = (
     "stream",
     "report",
     "timeseries",
-    "metrics-port",
-    "metrics-file",
     "otel",
     "step-delay",
 )
@@ -198,6 +196,11 @@ class RunOptions:
         from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - few runs have some
 
         return parse_slo(self.slo)
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether Prometheus is told of the run."""
+        return self.metrics_port is not None or self.metrics_file is not None
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:

@@ -12,13 +12,27 @@ from typing import TYPE_CHECKING, Self
 
 from batcher.errors import BatchdecodeError
 
+from ..commands.run import RunOptions
 from ..errors import WriteError, reason_of
 from .output import OutputError
+from .problems import say
 
 if TYPE_CHECKING:
-    from batcher.metrics.prometheus import RunCollector
+    from batcher.metrics.prometheus import RunCollector, WorkersCollector
 
 WRITE_SECONDS = 5.0  # between two versions of the file
+
+
+def open_exposition(options: RunOptions) -> "Exposition":
+    """Return what tells Prometheus of a run that asks for it, and say where.
+
+    Raises:
+        BatchdecodeError: see Exposition.
+    """
+    exposition = Exposition(options.metrics_address, options.metrics_file)
+    if exposition.url is not None and not options.quiet:
+        say(f"metrics at {exposition.url}\n")
+    return exposition
 
 
 class Exposition:
@@ -64,7 +78,7 @@ class Exposition:
             host = f"[{address}]" if ":" in address else address
             self.url = f"http://{host}:{self._server.server_port}/metrics"
 
-    def tell(self, collector: "RunCollector") -> None:
+    def tell(self, collector: "RunCollector | WorkersCollector") -> None:
         """Tell from now on what `collector` does."""
         self._registry.register(collector)
 

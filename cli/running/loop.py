@@ -65,6 +65,11 @@ class Loop:
         return self.source.has_ended and self._ahead is None and not self.engine.has_work
 
     @property
+    def num_ahead(self) -> int:
+        """How many lines were read, and not taken yet."""
+        return int(self._ahead is not None)
+
+    @property
     def num_unread(self) -> int | None:
         """How many lines of the input have not been taken, None if nobody knows."""
         total = self.source.total

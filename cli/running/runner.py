@@ -342,14 +342,11 @@ def _opened_exposition(options: RunOptions) -> "AbstractContextManager[Expositio
     Raises:
         BatchdecodeError: see Exposition.
     """
-    if options.metrics_port is None and options.metrics_file is None:
+    if not options.is_exposed:
         return nullcontext()
-    from .exposing import Exposition  # noqa: PLC0415 - few runs are asked for it
+    from .exposing import open_exposition  # noqa: PLC0415 - few runs are asked for it
 
-    exposition = Exposition(options.metrics_address, options.metrics_file)
-    if exposition.url is not None and not options.quiet:
-        say(f"metrics at {exposition.url}\n")
-    return exposition
+    return open_exposition(options)
 
 
 def _opened_spans(options: RunOptions) -> "SpanSender | None":

@@ -319,6 +319,10 @@ def test_what_workers_did_before_they_died_counts_once(tmp_path, seed):
     assert summary["generated_tokens"] == sum(len(result["tokens"]) for result in results)
 
 
+def test_an_empty_input_has_a_summary_too():
+    assert batchdecode("run", "--workers", 2, stdin=b"\n").stderr.startswith("✓ no requests\n")
+
+
 def test_a_pipe_and_gzip_are_read(folder):
     packed = gzip.compress((folder / "requests.jsonl").read_bytes())
     done = batchdecode("run", "--keep-going", "--workers", 2, "-b", 4, "-q", stdin=packed)
@@ -355,7 +359,12 @@ def test_a_pipe_ends_at_a_bad_line(folder):
 
 
 def test_options_of_one_engine_are_refused():
-    for option in (("--report", "x"), ("--stream",), ("--live", "plain"), ("--step-delay", "1")):
+    for option in (
+        ("--timeseries", "x"),
+        ("--stream",),
+        ("--live", "plain"),
+        ("--step-delay", "1"),
+    ):
         done = batchdecode("run", "--workers", 2, *option, stdin=lines_of(*VARIED))
         assert done.returncode == 2
         assert option[0] in done.stderr

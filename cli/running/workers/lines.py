@@ -64,6 +64,11 @@ class InputLines:
         return self._has_read_all and self._num_taken == self._num_batches
 
     @property
+    def num_to_answer(self) -> int | None:
+        """How many there are that no earlier run has answered, if that is known."""
+        return None
+
+    @property
     def has_ended(self) -> bool:
         """Whether no more lines will be given out."""
         raise NotImplementedError
@@ -183,6 +188,11 @@ class FileLines(InputLines):
         self._is_answered = bytearray()
         self._found: dict[int, set[int]] = {}
         self._num_given = 0
+
+    @property
+    def num_to_answer(self) -> int | None:
+        """How many there are that no earlier run has answered, if that is known."""
+        return None if self.total is None else self.total - sum(self._is_answered)
 
     @property
     def has_ended(self) -> bool:

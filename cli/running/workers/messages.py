@@ -12,6 +12,7 @@ from msgspec import Struct
 from batcher.events import Event, RunEvent
 from batcher.formats.diagnostics import Problem
 from batcher.formats.openai import Form
+from batcher.metrics.watched import EngineState
 
 
 class Line(Struct, frozen=True, gc=False, array_like=True):
@@ -100,7 +101,8 @@ class Answered(Struct, frozen=True, tag=True):
     said: what a person should know, in whole lines.
     events: what has happened, as the trace of the whole run has it, if it is wanted.
     num_steps: that were taken.  totals: the numbers so far, see decode_totals; b"" for those of the
-    report before it.
+    report before it.  state: how the engine stands, if that is wanted.
+    num_begun: lines that are in the engine.
     """
 
     indexes: list[int]
@@ -111,6 +113,8 @@ class Answered(Struct, frozen=True, tag=True):
     events: list[Event] = []
     num_steps: int = 0
     totals: bytes = b""
+    state: EngineState | None = None
+    num_begun: int = 0
 
 
 class Finished(Struct, frozen=True, tag=True):

@@ -1,7 +1,7 @@
 """A run by workers, from the files it reads to the files it writes and what is said about it."""
 
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from batcher.errors import BatchdecodeError
 
@@ -10,6 +10,7 @@ from ...errors import WriteError
 from ...screen.cells import counted, printable_lines
 from ..answers import InputOrder
 from ..ending import refuse_rest, tell_ending
+from ..exposing import open_exposition
 from ..files import OutputLock, check_files
 from ..garbage import look_seldom
 from ..intake import InputError, OpenInput, open_input
@@ -47,7 +48,8 @@ def run_by_workers(
     """
     with open_input(options.input, stop.waiting) as requests:
         check_files(options, requests.status)
-        with OutputLock(options.output) as lock:
+        exposition = open_exposition(options) if options.is_exposed else nullcontext()
+        with OutputLock(options.output) as lock, exposition as told:
             leftover = find_leftover(options, requests)
             with workers or _workers_of(options, num_workers, stop) as transport:
                 driver = Driver(transport, num_workers, options.batch)
@@ -60,7 +62,7 @@ def run_by_workers(
                         if isinstance(lines, FileLines):
                             _check_file(driver, lines, requests, report)
                         title = requests.name.rpartition("/")[2]
-                        record = WorkersRecord(options, start, num_workers, lines.total, title)
+                        record = WorkersRecord(options, start, num_workers, lines, title, told)
                         run = _WorkersRun(options, driver, lines, report, lock, resumption, record)
                         return run.carry_out(stop, command)
                 except FailedWorkerError as error:

@@ -1,6 +1,7 @@
 """What a worker tells of its run beside the answers: events and numbers, as far as anybody asks."""
 
 import os
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,21 +10,26 @@ from batcher.events import Event
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.run_totals import encode_totals
 from batcher.metrics.slo import Slo
+from batcher.metrics.watched import EngineState, WatchedMetrics, state_of
 from batcher.timeline.workers import event_of_worker
 
 from ...commands.run import RunOptions
 from ...screen.terminal import can_animate, is_pipe
 from ..stdout import stdout_descriptor
 
+STATE_SECONDS = 1.0
+
 
 class Wanted(NamedTuple):
     """What is to be told of a run; events, if there is a trace or a picture, since they cost time.
 
+    state: the numbers that Prometheus is told, too, and how things stand; every second at least.
     slo: what the numbers are measured by.
     """
 
     events: bool = False
     numbers: bool = False
+    state: bool = False
     slo: Slo | None = None
 
     @classmethod
@@ -31,7 +37,8 @@ class Wanted(NamedTuple):
         """Return what the options ask for."""
         has_numbers = not options.quiet or options.summary_json is not None
         has_events = options.trace is not None or has_picture(options)
-        return cls(has_events, has_numbers, options.limits)
+        has_numbers |= options.is_exposed
+        return cls(has_events, has_numbers, options.is_exposed, options.limits)
 
 
 def has_picture(options: RunOptions) -> bool:
@@ -48,8 +55,10 @@ class Telling:
     def __init__(self, wanted: Wanted, engine: DrivenEngine, number: int) -> None:
         self._engine, self._number = engine, number
         self._events: list[Event] | None = [] if wanted.events else None
-        self._metrics = RunMetrics(wanted.slo) if wanted.numbers else None
-        if self._metrics is not None:
+        self._metrics, self._has_state = None, wanted.state
+        self._told_at = float("-inf")
+        if wanted.numbers:
+            self._metrics = WatchedMetrics(wanted.slo) if wanted.state else RunMetrics(wanted.slo)
             self._metrics.observe([engine.run_event()])
 
     def note(self, events: Sequence[Event]) -> None:
@@ -66,6 +75,18 @@ class Telling:
         if events:
             self._events = []
         return events
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether nothing has been told of how things stand for a while."""
+        return self._has_state and time.monotonic() - self._told_at > STATE_SECONDS
+
+    def state(self) -> EngineState | None:
+        """Return how the engine stands, if that is wanted."""
+        if not self._has_state:
+            return None
+        self._told_at = time.monotonic()
+        return state_of(self._engine)
 
     def totals(self) -> bytes:
         """Return the numbers so far; see decode_totals."""

@@ -1,23 +1,16 @@
-"""What becomes of what workers tell beside their answers: a trace, a picture and a summary.
+"""What becomes of what workers tell beside their answers: a trace, a picture and numbers.
 
-Rule: of a worker that has died the trace tells no more; its numbers go on with those of the next.
+Rule: of a worker that has died the trace tells no more.
 """
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from batcher.events import RunEvent
-from batcher.metrics.run_totals import (
-    RunTotals,
-    decode_totals,
-    in_turn,
-    nothing_done,
-    of_the_dead,
-    summarize_workers,
-)
-from batcher.metrics.summary import RunSummary, encode_summary
+from batcher.metrics.summary import encode_summary
 
 from ...commands.run import RunOptions
 from ...options import STDOUT
@@ -29,37 +22,49 @@ from ..output import open_sink, stdout_sink
 from ..problems import say
 from ..recorder import TraceWriter
 from ..stdout import stdout_descriptor
+from .lines import InputLines
 from .messages import Answered
+from .standings import Standings
 from .telling import has_picture
+
+if TYPE_CHECKING:
+    from batcher.metrics.prometheus import WorkersCollector
+
+    from ..exposing import Exposition
 
 
 class WorkersRecord:
-    """Takes what workers tell to the trace, the view and the sums.
+    """Takes what workers tell to the trace, the view and the numbers.
 
-    run: how the trace of one begins.  total: how many requests there are, None if nobody knows.
+    run: how the trace of one begins.  exposition: what tells Prometheus of it.
 
     Raises:
         OutputError: the file of the trace cannot be opened.
     """
 
     def __init__(
-        self, options: RunOptions, run: RunEvent, num_workers: int, total: int | None, title: str
+        self,
+        options: RunOptions,
+        run: RunEvent,
+        num_workers: int,
+        lines: InputLines,
+        title: str,
+        exposition: "Exposition | None",
     ) -> None:
         self._options, self._run = options, run
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         self._lost: set[int] = set()  # workers of which the trace tells no more
-        self._earlier: dict[int, RunTotals] = {}  # what those before have done, by worker
-        self._newest = [b""] * num_workers
-        self._total, self._num_answered, self._num_steps = total, 0, 0
-        self.view = _open_view(options, run, num_workers, total, title, self)
+        self._standings = Standings(run, num_workers, lines.num_to_answer)
+        self._num_steps = 0
+        self.view = _open_view(options, run, num_workers, lines.total, title, self)
         if self._trace is not None:
             self._trace.write([replace(run, workers=num_workers)])
+        if exposition is not None:
+            exposition.tell(_collector_of(options, run, self._standings))
 
     def take(self, number: int, told: Answered) -> None:
         """Take in what a worker has told."""
-        self._num_answered += len(told.indexes)
-        if told.totals:
-            self._newest[number] = told.totals
+        self._standings.take(number, told)
         if self._trace is not None and number not in self._lost:
             self._trace.write(told.events)
         view = self.view
@@ -69,14 +74,12 @@ class WorkersRecord:
                     view.workers.take(event)
                 view.paces[number].step = max(told.num_steps - 1, 0)
             self._num_steps = max(self._num_steps, told.num_steps)
-            view.after_step(self._num_steps - 1, self._num_queued)
+            view.after_step(self._num_steps - 1, self._standings.num_unread)
 
     def lose(self, number: int) -> None:
         """Take note that a worker has died, and that there is another one in its place."""
         self._lost.add(number)
-        if self._newest[number]:
-            self._earlier[number] = of_the_dead(self._totals(number))
-            self._newest[number] = b""
+        self._standings.lose(number)
         if self.view.workers is not None:
             with self.view.lock:
                 self.view.workers.workers[number].begin_again()
@@ -94,14 +97,6 @@ class WorkersRecord:
     def has_trace(self) -> bool:
         """Whether there is one."""
         return self._trace is not None
-
-    @property
-    def _num_queued(self) -> int | None:
-        """How many requests wait, None if nobody knows."""
-        if self._total is None or self.view.workers is None:
-            return None
-        running = sum(found.admission is not None for found in self.view.workers.open)
-        return max(self._total - self._num_answered - running, 0)
 
     def read_gauges(self) -> GaugeReading:
         """Return how things stand; see Gauges."""
@@ -124,14 +119,17 @@ class WorkersRecord:
 
     def summarize(self, *, is_complete: bool, elapsed: float) -> None:
         """Say what happened, to the person and to the programs that want to know."""
-        options, summary = self._options, self._summary()
-        if summary is None:
+        options = self._options
+        if options.quiet and options.summary_json is None:
             return
+        summary = self._standings.summary(options.limits)
         if not options.quiet:
             numbers = None if options.summary_json == STDOUT else options.summary_json
             text = render_summary(
                 summary,
-                RunFiles(options.output, options.trace, numbers=numbers),
+                RunFiles(
+                    options.output, options.trace, numbers=numbers, metrics=options.metrics_file
+                ),
                 is_complete=is_complete,
                 elapsed=elapsed,
                 encoding=encoding_of(sys.stderr.encoding, os.environ),
@@ -148,21 +146,11 @@ class WorkersRecord:
             sink.write(encode_summary(summary))
             sink.close()
 
-    def _summary(self) -> RunSummary | None:
-        """Return the numbers of all workers; None if nobody has counted."""
-        options = self._options
-        if options.quiet and options.summary_json is None:
-            return None
-        totals = [self._totals(number) for number in range(len(self._newest))]
-        return summarize_workers(totals, self._run, options.limits)
 
-    def _totals(self, number: int) -> RunTotals:
-        """Return what a worker has done, with all that were in its place before it."""
-        told, earlier = self._newest[number], self._earlier.get(number)
-        if not told:
-            return nothing_done(self._run) if earlier is None else earlier
-        totals = decode_totals(told)
-        return totals if earlier is None else in_turn(earlier, totals)
+def _collector_of(options: RunOptions, run: RunEvent, standings: Standings) -> "WorkersCollector":
+    from batcher.metrics.prometheus import WorkersCollector  # noqa: PLC0415 - an extra
+
+    return WorkersCollector(run, options.model, standings.engines, lambda: standings.num_unread)
 
 
 def _open_view(

@@ -78,6 +78,7 @@ class Worker:
         self._loop = Loop(self._engine, self._source, self._answers, keep_going=True)
         self._telling = Telling(wanted, self._engine, number)
         self._num_failed = 0  # that were reported
+        self._num_held = 0  # lines without an answer
         self.is_idle = True
 
     def ready(self) -> Ready:
@@ -134,6 +135,7 @@ class Worker:
 
     def _take(self, lines: list[Line]) -> None:
         """Take in lines to be answered; those that are lost are so at once."""
+        self._num_held += len(lines)
         for line in lines:
             if not line.deaths:
                 self._source.lines.append(line)
@@ -179,15 +181,25 @@ class Worker:
 
     def _answered(self) -> Iterator[Answered]:
         """Yield what has come since the last time, if anything has."""
-        loop, said = self._loop, self._report.take()
+        loop, telling, said = self._loop, self._telling, self._report.take()
         indexes, answers = self._order.take()
-        events, num_steps = self._telling.events(), self._engine.num_steps
-        if indexes or said or events:
+        events, is_overdue = telling.events(), telling.is_overdue
+        self._num_held -= len(indexes)
+        if indexes or said or events or is_overdue:
             num_failed = loop.num_failed - self._num_failed
             self._num_failed = loop.num_failed
-            totals = self._telling.totals() if indexes else b""
-            why = loop.first_failure or ""
-            yield Answered(indexes, answers, num_failed, why, said, events, num_steps, totals)
+            yield Answered(
+                indexes,
+                answers,
+                num_failed,
+                loop.first_failure or "",
+                said,
+                events,
+                self._engine.num_steps,
+                telling.totals() if indexes or is_overdue else b"",
+                telling.state(),
+                self._num_held - len(self._source.lines) - loop.num_ahead,
+            )
 
 
 class GivenLines(Source):

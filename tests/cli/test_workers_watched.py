@@ -1,0 +1,125 @@
+"""What is told of a run of several workers: metrics of each, and what adds up of them."""
+
+import json
+import re
+
+import pytest
+from process import batchdecode, lines_of, workload
+from prometheus_client.parser import text_string_to_metric_families
+from test_run_workers import options_of, run_inner
+
+from cli.options import SchedulingOptions
+from cli.running.exposing import Exposition
+from cli.running.workers.standings import Standings
+
+UNREAD = "batchdecode_requests_unread"
+
+
+def told_in(text):
+    """Return the samples of a text by name and the label beside the usual ones, then by engine."""
+    told = {}
+    for family in text_string_to_metric_families(text):
+        for name, labels, value, *_ in family.samples:
+            assert labels.pop("model_name") == "simulated"
+            engine = labels.pop("engine", None)
+            told.setdefault((name, *labels.values()), {})[engine] = value
+    return told
+
+
+def check_equal(told, summary):
+    """Compare what is told of each worker with the summary of all."""
+    sums = {key: sum(engines.values()) for key, engines in told.items()}
+    assert sums["vllm:prompt_tokens_total",] == summary["prompt_tokens"]
+    assert sums["vllm:generation_tokens_total",] == summary["generated_tokens"]
+    for reason in ("stop", "length", "error"):
+        of = summary["finish_reasons"][reason]
+        assert sums["vllm:request_success_total", reason] == of
+    assert sums["vllm:num_preemptions_total",] == summary["preemptions"]["count"]
+    assert sums["vllm:prefix_cache_hits_total",] == summary["prefix_cache"]["found"]
+    for name, of in (("time_to_first_token", "ttft"), ("inter_token_latency", "itl")):
+        times = summary["latencies"][of]
+        assert sums[f"vllm:{name}_seconds_count",] == times["count"]
+        total = sums[f"vllm:{name}_seconds_sum",]
+        assert total == pytest.approx(times["mean"] * times["count"], rel=1e-6)
+    for number, worker in enumerate(summary["workers"]):
+        assert told["batchdecode_steps_total",][str(number)] == worker["steps"]
+        tokens = told["vllm:generation_tokens_total",][str(number)]
+        assert tokens == worker["generated_tokens"]
+
+
+def observed(options, monkeypatch, **how):
+    """Carry out a run; return what is told whenever a worker has said something."""
+    collectors, all_told = [], []
+    monkeypatch.setattr(Exposition, "tell", lambda _, collector: collectors.append(collector))
+    take = Standings.take
+
+    def looking(self, number, answered):
+        take(self, number, answered)
+        told = {}
+        for family in collectors[0].collect():
+            for name, labels, value, *_ in family.samples:
+                key = name, labels["engine"], *sorted(labels.items())
+                told[key] = value
+        all_told.append(told)
+
+    monkeypatch.setattr(Standings, "take", looking)
+    _, workers = run_inner(options, **how)
+    return all_told, workers
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_counts_only_grow_whoever_dies_and_nobody_is_left_in_the_end(tmp_path, monkeypatch, seed):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(60)))
+    options = options_of(tmp_path, metrics_file=str(tmp_path / "m.prom"))
+    all_told, workers = observed(options, monkeypatch, kill_share=0.1, seed=seed)
+    assert workers.num_kills
+    last = {}
+    for told in all_told:
+        for key, value in last.items():
+            assert told[key] >= value or "_total" not in key[0]
+        unread = [value for (name, *_), value in told.items() if name == UNREAD]
+        held = [value for (name, *_), value in told.items() if name == "batchdecode_slots"]
+        assert 0 <= unread[0] <= 60
+        assert held == [4, 4, 4]
+        last = told
+    states = ("vllm:num_requests_running", "vllm:num_requests_waiting", UNREAD)
+    assert {value for (name, *_), value in all_told[-1].items() if name in states} == {0}
+    assert max(v for told in all_told for (name, *_), v in told.items() if name == states[0]) > 0
+
+
+def test_what_is_unread_counts_what_no_engine_has(tmp_path, monkeypatch):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(60)))
+    options = options_of(tmp_path, metrics_file=str(tmp_path / "m.prom"))
+    all_told, _ = observed(options, monkeypatch, num_workers=1)
+    for told in all_told:
+        by_name = {name: value for (name, *_), value in told.items()}
+        ended = sum(v for (name, *_), v in told.items() if name == "vllm:request_success_total")
+        in_engine = by_name["vllm:num_requests_running"] + by_name["vllm:num_requests_waiting"]
+        assert by_name[UNREAD] == 60 - ended - in_engine
+
+
+def test_the_file_ends_with_the_numbers_of_the_summary(tmp_path):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(60)))
+    options = options_of(
+        tmp_path,
+        metrics_file=str(tmp_path / "m.prom"),
+        summary_json=str(tmp_path / "s.json"),
+        scheduling=SchedulingOptions(kv_blocks=30, block_size=1),
+    )
+    run_inner(options, kill_share=0.05, seed=1)
+    summary = json.loads((tmp_path / "s.json").read_bytes())
+    assert summary["outputs"] == 60
+    check_equal(told_in((tmp_path / "m.prom").read_text()), summary)
+
+
+def test_processes_tell_a_port_and_a_file(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of(*workload(30)))
+    files = ("-o", "out", "--metrics-port", "0", "--metrics-file", "m.prom", "--summary-json", "s")
+    limits = ("--kv-blocks", "30", "--block-size", "1", "-b", "4")
+    done = batchdecode("run", "in", "--workers", 2, *files, *limits, cwd=tmp_path)
+    assert done.returncode == 0
+    assert re.search(r"^metrics at http://127\.0\.0\.1:\d+/metrics$", done.stderr, re.MULTILINE)
+    assert "metrics: m.prom" in done.stderr
+    told = told_in((tmp_path / "m.prom").read_text())
+    check_equal(told, json.loads((tmp_path / "s").read_bytes()))
+    assert told[UNREAD,] == {"": 0}
