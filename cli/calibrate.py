@@ -72,7 +72,6 @@ def write_profile(options: CalibrateOptions) -> None:
             fit = partial(_fit_steps, read_traced_steps)
         profile, summary = fit(options, chain(head, lines), source.name)
         say(source.take_notes() + summary)
-    sink = output_sink(options.output)
     nothing = dict.fromkeys(MORE_TERMS, 0.0) | {"pipeline_parallel": 1}
     stated = {
         name: value
@@ -83,8 +82,8 @@ def write_profile(options: CalibrateOptions) -> None:
     if name is None:
         name = _DEFAULT_NAME if stem in ("", "-") else stem
     text = yaml.safe_dump({name: stated}, sort_keys=False, allow_unicode=True, width=100)
-    sink.write(text.encode())
-    sink.close()
+    with output_sink(options.output) as sink:
+        sink.write(text.encode())
 
 
 def _fit_steps(

@@ -2,14 +2,16 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 import msgspec
 
 from batcher.errors import BatchdecodeError
 
-from .running.output import Sink, open_sink, stdout_json_sink, stdout_sink
+from .running.output import Sink, stdout_json_sink, stdout_sink
+from .running.whole_sink import whole_sink
 
 LINES_OF_BLOCK = 256
 
@@ -33,13 +35,19 @@ def print_json(answer: object) -> None:
     _write(stdout_json_sink(), msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
 
 
-def output_sink(path: str | None) -> Sink:
-    """Return where --output leads to; None is stdout.
+@contextmanager
+def output_sink(path: str | None) -> Iterator[Sink]:
+    """Give what --output leads to, a file that is written as a whole; None is stdout.
 
     Raises:
         OutputError: the file cannot be opened.
+        WriteError, BrokenPipeError: it, or stdout, takes no more.
     """
-    return stdout_sink() if path is None else open_sink(path)
+    if path is None:
+        yield stdout_sink()
+    else:
+        with whole_sink(path) as sink:
+            yield sink
 
 
 def check_no_terminal(what: str, path: str | None) -> None:
@@ -52,16 +60,17 @@ def check_no_terminal(what: str, path: str | None) -> None:
         raise BatchdecodeError(f"{what} is for a browser: give -o FILE.html")
 
 
-def write_lines(lines: Iterable[bytes], sink: Sink) -> None:
-    """Write `lines`, many at once, and end the file.
+def write_lines(lines: Iterable[bytes], path: str | None) -> None:
+    """Write `lines`, many at once, to where --output leads; None is stdout.
 
     Raises:
-        WriteError, BrokenPipeError: it takes no more.
+        OutputError: the file cannot be opened.
+        WriteError, BrokenPipeError: it, or stdout, takes no more.
     """
     remaining = iter(lines)
-    while block := b"".join(islice(remaining, LINES_OF_BLOCK)):
-        sink.write(block)
-    sink.close()
+    with output_sink(path) as sink:
+        while block := b"".join(islice(remaining, LINES_OF_BLOCK)):
+            sink.write(block)
 
 
 def _write(sink: Sink, content: bytes) -> None:

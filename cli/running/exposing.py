@@ -16,6 +16,7 @@ from ..commands.run import RunOptions
 from ..errors import WriteError, reason_of
 from .output import OutputError
 from .problems import say
+from .whole_sink import whole_sink
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import RunCollector, WorkersCollector
@@ -43,7 +44,7 @@ class Exposition:
 
     Raises:
         BatchdecodeError: prometheus_client is missing, or the address cannot be had.
-        OutputError: the file cannot be written.
+        OutputError, WriteError: the file cannot be written.
     """
 
     def __init__(self, where: tuple[str, int] | None, path: str | None) -> None:
@@ -55,17 +56,14 @@ class Exposition:
         from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - an extra
 
         self._registry = CollectorRegistry()
-        self._path = None if path is None else os.path.realpath(path)  # a link is not replaced
+        self._path = None if path is None else os.path.realpath(path)  # wherever a model goes
         self._is_over = Event()
         self._writer = Thread(target=self._keep_writing, name="metrics-file", daemon=True)
         self._server, self.url = None, None
         if self._path is not None:
             if Path(self._path).exists() and not Path(self._path).is_file():
                 raise OutputError(f"cannot write {path}: it is no file that could be replaced")
-            try:
-                self._write()
-            except OSError as error:
-                raise OutputError(f"cannot write {path}: {reason_of(error)}") from error
+            self._write()
             self._writer.start()
         if where is not None:
             address, port = where
@@ -97,18 +95,16 @@ class Exposition:
         if self._path is not None:
             self._is_over.set()
             self._writer.join()
-            try:
-                self._write()
-            except OSError as error:
-                raise WriteError(self._path, error) from error
+            self._write()
 
     def _keep_writing(self) -> None:
         while not self._is_over.wait(WRITE_SECONDS):
-            with suppress(OSError):  # the last time it would be told
+            with suppress(OutputError, WriteError):  # the last time it would be told
                 self._write()
 
     def _write(self) -> None:
-        from prometheus_client import write_to_textfile  # noqa: PLC0415 - as above
+        from prometheus_client import generate_latest  # noqa: PLC0415 - as above
 
         if self._path is not None:
-            write_to_textfile(self._path, self._registry)
+            with whole_sink(self._path) as sink:
+                sink.write(generate_latest(self._registry))

@@ -147,10 +147,15 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
     """
     try:
         raw = io.FileIO(opened_as(path), "a" if append else "w", opener=_open_at_end)
-        file = FileSink(raw, path)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path}: {reason_of(error)}") from error
-    return GzipSink(file, is_needed=not append) if path.endswith(".gz") else file
+    return sink_into(raw, path, is_new=not append)
+
+
+def sink_into(raw: io.FileIO, path: str, *, is_new: bool) -> Sink:
+    """Return a sink for the open file `path`, compressed if its name ends in .gz."""
+    file = FileSink(raw, path)
+    return GzipSink(file, is_needed=is_new) if path.endswith(".gz") else file
 
 
 def _open_at_end(path: str, flags: int) -> int:

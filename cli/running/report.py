@@ -9,7 +9,6 @@ from batcher.metrics.summary import RunSummary
 from ..printing import write_lines
 from ..screen.summary import BLOCKED_CAUSES, IDLE_CAUSES
 from ..tracing.page import WORDS, page_title, title_of
-from .output import open_sink
 
 _CAUSES = IDLE_CAUSES | {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
 
@@ -27,6 +26,4 @@ def write_report(
     name = title_of(source_name)
     report = render_report(summary, run, name, _CAUSES)
     facts = PageFacts(WORDS, is_part=True)
-    write_lines(
-        encode_page([PageRun(name, timeline)], facts, page_title(name), report), open_sink(path)
-    )
+    write_lines(encode_page([PageRun(name, timeline)], facts, page_title(name), report), path)

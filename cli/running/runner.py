@@ -32,7 +32,7 @@ from .files import OutputLock, check_files
 from .garbage import look_seldom
 from .intake import InputError, OpenInput, Waiting, open_input
 from .loop import Loop
-from .output import NAMES_OF_STDOUT, OutputError, ResumeError, open_sink, stdout_sink
+from .output import NAMES_OF_STDOUT, OutputError, ResumeError
 from .problems import ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
 from .resume import Resumption, find_leftover, prepare
@@ -287,10 +287,11 @@ class Run:
         if options.summary_json is not None:
             from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - as above
 
+            from ..printing import output_sink  # noqa: PLC0415 - as above
+
             to_stdout = options.summary_json == STDOUT
-            sink = stdout_sink() if to_stdout else open_sink(options.summary_json)
-            sink.write(encode_summary(summary))
-            sink.close()
+            with output_sink(None if to_stdout else options.summary_json) as sink:
+                sink.write(encode_summary(summary))
         timeline = self._recorder.timeline
         if options.report is not None and timeline is not None:
             from .report import write_report  # noqa: PLC0415 - as above

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from difflib import get_close_matches
-from itertools import chain, islice
+from itertools import islice
 
 from batcher.errors import BatchdecodeError
 from batcher.workloads.entries import (
@@ -141,12 +141,9 @@ def _check_replaceable(options: WorkloadOptions) -> None:
 def _write(entries: Iterable[WorkloadEntry], options: WorkloadOptions) -> None:
     """Write `entries`, then say what they were."""
     summary = WorkloadSummary()
-    blocks = encode_entries(summary.observe(entries))
-    first = next(blocks, b"")  # if it cannot be made, nothing is overwritten
-    sink = output_sink(options.output)
-    for block in chain([first], blocks):
-        sink.write(block)
-    sink.close()
+    with output_sink(options.output) as sink:
+        for block in encode_entries(summary.observe(entries)):
+            sink.write(block)
     if not options.quiet:
         say(render_summary(summary))
 

@@ -14,11 +14,12 @@ from batcher.metrics.summary import encode_summary
 
 from ...commands.run import RunOptions
 from ...options import STDOUT
+from ...printing import output_sink
 from ...screen.opening import open_view
 from ...screen.summary import RunFiles, render_summary
 from ...screen.terminal import encoding_of, is_pipe, is_same_terminal, wants_color
 from ...screen.view import GaugeReading, RunPlan, View
-from ..output import open_sink, stdout_sink
+from ..output import open_sink
 from ..problems import say
 from ..recorder import TraceWriter
 from ..stdout import stdout_descriptor
@@ -142,9 +143,8 @@ class WorkersRecord:
                 say(render_stats(summary, None))
         if options.summary_json is not None:
             to_stdout = options.summary_json == STDOUT
-            sink = stdout_sink() if to_stdout else open_sink(options.summary_json)
-            sink.write(encode_summary(summary))
-            sink.close()
+            with output_sink(None if to_stdout else options.summary_json) as sink:
+                sink.write(encode_summary(summary))
 
 
 def _collector_of(options: RunOptions, run: RunEvent, standings: Standings) -> "WorkersCollector":

@@ -70,9 +70,8 @@ def show_plot(plot: str, charts: Sequence[Chart], color: ColorChoice) -> None:
         return
     from .picture import encode_picture  # noqa: PLC0415 - heavy
 
-    sink = output_sink(plot)
-    sink.write(encode_picture(charts, kind))
-    sink.close()
+    with output_sink(plot) as sink:
+        sink.write(encode_picture(charts, kind))
 
 
 def _kind_of(plot: str) -> str:

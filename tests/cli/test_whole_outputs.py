@@ -1,0 +1,59 @@
+"""A full disk, or an error on the way, leaves every file of a command as it was."""
+
+import pytest
+from process import COMMAND, ROOT, batchdecode, start
+
+SAMPLES = ROOT / "samples"
+BLOCK_BYTES = 1024  # of `ulimit -f`
+ON_A_FULL_DISK = ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *COMMAND]
+
+COMMANDS = {
+    "a page": f"trace {SAMPLES}/requests.jsonl --format html --force -o OUT.html",
+    "a picture": f"trace {SAMPLES}/requests.jsonl --format svg --force -o OUT.svg",
+    "a trace for Perfetto": f"trace {SAMPLES}/requests.jsonl --format chrome --force -o OUT",
+    "a difference": f"trace diff {SAMPLES}/requests.jsonl - --html --force -o OUT.html",
+    "a report": f"run {SAMPLES}/requests.jsonl -q --report OUT.html --force",
+    "numbers": f"run {SAMPLES}/requests.jsonl -q --summary-json OUT --force",
+    "numbers of workers": f"run {SAMPLES}/tiny.jsonl -q --workers 1 --summary-json OUT --force",
+    "a plot": f"compare {SAMPLES}/requests.jsonl --batch 1,2,4 --plot OUT.svg --force",
+    "a workload": "workload constant --requests 200 --force --quiet -o OUT",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_full_disk_leaves_what_was_there(tmp_path, command):
+    if "--plot" in command:
+        pytest.importorskip("matplotlib")
+    words = command.split()
+    name = next(word for word in words if word.startswith("OUT"))
+    (tmp_path / name).write_text("what was there")
+    process = start(*words, cwd=tmp_path, command=ON_A_FULL_DISK)
+    stderr = process.communicate()[1].decode()
+    assert process.returncode == 1
+    assert f"{name}: File too large\n" in stderr
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "what was there"}
+
+    done = batchdecode(*words, cwd=tmp_path)
+    assert done.returncode in (0, 1)  # of a difference
+    assert (tmp_path / name).stat().st_size > BLOCK_BYTES
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_full_disk_leaves_the_numbers_for_prometheus_that_are_whole(tmp_path):
+    pytest.importorskip("prometheus_client")
+    command = ["run", SAMPLES / "requests.jsonl", "-q", "--metrics-file", "m.prom"]
+    process = start(*command, cwd=tmp_path, command=ON_A_FULL_DISK)
+    assert process.communicate()[1].decode().endswith("m.prom: File too large\n")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"m.prom": ""}
+
+
+def test_a_workload_whose_source_is_bad_leaves_what_was_there(tmp_path):
+    (tmp_path / "out").write_text("what was there")
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.6,374,44\n" * 9999
+    done = batchdecode(
+        *["workload", "azure", "-", "-o", "out", "--force"],
+        cwd=tmp_path,
+        stdin=f"{rows}a\n".encode(),
+    )
+    assert done.returncode == 2
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"out": "what was there"}
