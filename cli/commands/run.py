@@ -43,9 +43,7 @@ MAX_WORKERS = 1024
 _SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go on
 _OF_ONE_ENGINE = (
     "stream",
-    "report",
     "timeseries",
-    "otel",
     "step-delay",
 )
 _EXCLUDING = (

@@ -12,28 +12,14 @@ from typing import TYPE_CHECKING, Self
 
 from batcher.errors import BatchdecodeError
 
-from ..commands.run import RunOptions
 from ..errors import WriteError, reason_of
 from .output import OutputError
-from .problems import say
 from .whole_sink import whole_sink
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import RunCollector, WorkersCollector
 
 WRITE_SECONDS = 5.0  # between two versions of the file
-
-
-def open_exposition(options: RunOptions) -> "Exposition":
-    """Return what tells Prometheus of a run that asks for it, and say where.
-
-    Raises:
-        BatchdecodeError: see Exposition.
-    """
-    exposition = Exposition(options.metrics_address, options.metrics_file)
-    if exposition.url is not None and not options.quiet:
-        say(f"metrics at {exposition.url}\n")
-    return exposition
 
 
 class Exposition:

@@ -1,29 +1,37 @@
 """`run --report`: what a run came to as a page for a colleague, its timeline included."""
 
+from collections.abc import Sequence
+
 from batcher.events import RunEvent
-from batcher.formats.page.document import PageFacts, PageRun, encode_page
+from batcher.formats.page.document import PageFacts, encode_page
 from batcher.formats.page.records import PageTimeline
 from batcher.formats.page.report import render_report
 from batcher.metrics.summary import RunSummary
 
 from ..printing import write_lines
 from ..screen.summary import BLOCKED_CAUSES, IDLE_CAUSES
-from ..tracing.page import WORDS, page_title, title_of
+from ..tracing.page import WORDS, page_runs, page_title, title_of
 
 _CAUSES = IDLE_CAUSES | {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
 
 
 def write_report(
-    path: str, timeline: PageTimeline, summary: RunSummary, run: RunEvent, source_name: str
+    path: str,
+    timelines: Sequence[PageTimeline],
+    summary: RunSummary,
+    run: RunEvent,
+    source_name: str,
 ) -> None:
-    """Write the report of a run that is over, or was broken off.
+    """Write the report of a run that is over, or was broken off, by the timelines of its workers.
 
     Raises:
         InvariantError: its events contradict each other.
         WriteError, OutputError: there is no such file, or no room in it.
     """
-    timeline.close()
+    for timeline in timelines:
+        timeline.close()
     name = title_of(source_name)
     report = render_report(summary, run, name, _CAUSES)
     facts = PageFacts(WORDS, is_part=True)
-    write_lines(encode_page([PageRun(name, timeline)], facts, page_title(name), report), path)
+    runs = page_runs(timelines, name)
+    write_lines(encode_page(runs, facts, page_title(name), report), path)

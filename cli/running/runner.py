@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from .files import OutputLock, check_files
 from .garbage import look_seldom
 from .intake import InputError, OpenInput, Waiting, open_input
 from .loop import Loop
+from .observing import close_spans, opened_exposition, opened_spans
 from .output import NAMES_OF_STDOUT, OutputError, ResumeError
 from .problems import ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
@@ -149,8 +150,8 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         return run_by_workers(options, options.workers, stop, command)
     with open_input(options.input, stop.waiting) as requests:
         check_files(options, requests.status)
-        spans = _opened_spans(options)
-        with OutputLock(options.output) as lock, _opened_exposition(options) as exposition:
+        spans = opened_spans(options)
+        with OutputLock(options.output) as lock, opened_exposition(options) as exposition:
             leftover = find_leftover(options, requests)  # a model may take minutes to load
             setup = RunSetup(options, requests, stop.waiting)
             with (
@@ -297,17 +298,14 @@ class Run:
             from .report import write_report  # noqa: PLC0415 - as above
 
             run, name = engine.run_event(), self._setup.requests.name
-            write_report(options.report, timeline, summary, run, name)
+            write_report(options.report, [timeline], summary, run, name)
 
     def _conclude(self) -> None:
         """Say what happened, and of the requests as traces what became of them."""
-        metrics, spans = self._recorder.metrics, self._spans
+        metrics, num_steps = self._recorder.metrics, self._loop.engine.num_steps
         if metrics is not None:
             self._summarize(metrics)
-        if spans is not None:
-            spans.close(self._loop.engine.num_steps)
-            if spans.num_dropped or not self._options.quiet:
-                say(printable_lines(f"{spans.describe()}\n"))
+        close_spans(self._spans, [num_steps], is_quiet=self._options.quiet)
 
     def _tell(self, remark: str, what_now: str) -> None:
         """Say why the run ends, where its results are if there are any, and how to go on."""
@@ -335,37 +333,6 @@ class Run:
             self._tell(f"stopped by {stop.name}", f"continue with: {self._command}")
         finally:
             os._exit(stop.exit_status)
-
-
-def _opened_exposition(options: RunOptions) -> "AbstractContextManager[Exposition | None]":
-    """Return what tells Prometheus of a run, None if nobody asks for it.
-
-    Raises:
-        BatchdecodeError: see Exposition.
-    """
-    if not options.is_exposed:
-        return nullcontext()
-    from .exposing import open_exposition  # noqa: PLC0415 - few runs are asked for it
-
-    return open_exposition(options)
-
-
-def _opened_spans(options: RunOptions) -> "SpanSender | None":
-    """Return what sends the requests of a run as traces, None if nobody asks for it.
-
-    Raises:
-        BatchdecodeError: OpenTelemetry is missing.
-    """
-    if options.otel is None:
-        return None
-    try:
-        from .spans import SpanSender  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise BatchdecodeError(
-            "--otel needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http: "
-            "install them with `pip install 'batchdecode[otel]'`"
-        ) from error
-    return SpanSender(None if options.otel == "env" else options.otel, options.model)
 
 
 def _has_picture(options: RunOptions) -> bool:

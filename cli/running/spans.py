@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import StatusCode, set_span_in_context
 
 from batcher import __version__
-from batcher.events import Event
+from batcher.events import Event, RunEvent
 from batcher.explaining.phases import EndedSequence, PhaseFollower
 
 MAX_WAITING = 10_000  # sequences that have ended, and are no spans yet
@@ -42,16 +42,21 @@ class SpanSender:
 
     endpoint: of a collector, to which /v1/traces is added; None for what the environment says.
     model: what it is called.  exporter: what sends them; None for OTLP.
+    num_workers: of the run, of which each has a clock that is 0 now.
     num_spans, num_sent: of what has ended, and those of them that a collector has taken.
     """
 
     def __init__(
-        self, endpoint: str | None, model: str, exporter: SpanExporter | None = None
+        self,
+        endpoint: str | None,
+        model: str,
+        num_workers: int = 1,
+        exporter: SpanExporter | None = None,
     ) -> None:
         url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
         self._failures = _LastFailure()
         self._exporter = exporter or OTLPSpanExporter(url)
-        self._model, self._follower = model, PhaseFollower()
+        self._model, self._followers = model, [PhaseFollower() for _ in range(num_workers)]
         self._made, self._ids = _MadeSpans(), _Ids()
         name = os.environ.get("OTEL_SERVICE_NAME", "batchdecode")
         provider = TracerProvider(
@@ -68,14 +73,25 @@ class SpanSender:
         self._thread = Thread(target=self._send, name="spans", daemon=True)
         self._thread.start()
 
-    def take(self, events: Iterable[Event]) -> None:
-        """Take in the next events of the run."""
+    def take(self, events: Iterable[Event], worker: int = 0) -> None:
+        """Take in the next events of the run, or of one of its workers."""
+        follower = self._followers[worker]
         for event in events:
-            self._hand_over(self._follower.take(event))
+            self._hand_over(follower.take(event))
 
-    def close(self, num_steps: int) -> None:
-        """Send what is left of a run of `num_steps`, for a few seconds at most."""
-        self._hand_over(self._follower.close(num_steps))
+    def begin_again(self, worker: int, run: RunEvent, num_steps: int) -> None:
+        """Take note that after so many steps another one is in the place of a worker.
+
+        run: what began that.  What had not ended, others do again.
+        """
+        self._hand_over(self._followers[worker].close(num_steps))
+        self._followers[worker] = PhaseFollower()
+        self.take([run], worker)
+
+    def close(self, num_steps: Iterable[int]) -> None:
+        """Send what is left of workers that took so many steps, for a few seconds at most."""
+        for follower, number in zip(self._followers, num_steps, strict=True):
+            self._hand_over(follower.close(number))
         self._is_over.set()
         self._thread.join(CLOSE_SECONDS)
         self._exporter.shutdown()  # which breaks off what is still being sent

@@ -39,9 +39,9 @@ def run_events(count=6):
 def test_the_spans_are_the_phases_on_the_wall():
     events, num_steps = run_events()
     exporter, follower = InMemorySpanExporter(), PhaseFollower()
-    sender = SpanSender(None, "m", exporter)
+    sender = SpanSender(None, "m", exporter=exporter)
     sender.take(events)
-    sender.close(num_steps)
+    sender.close([num_steps])
     spans = exporter.get_finished_spans()
     roots = [span for span in spans if span.parent is None]
     expected = [one for event in events for one in follower.take(event)]
@@ -99,10 +99,10 @@ def test_a_collector_that_takes_nothing_holds_up_nobody(monkeypatch):
     monkeypatch.setattr(spans_module, "CLOSE_SECONDS", 0.5)
     events, num_steps = run_events(20)
     exporter = Stuck()
-    sender = SpanSender(None, "m", exporter)
+    sender = SpanSender(None, "m", exporter=exporter)
     sender.take(events)
     assert len(sender._waiting) <= 3
-    sender.close(num_steps)
+    sender.close([num_steps])
     assert (sender.num_sent, sender.num_dropped) == (0, sender.num_spans)
     assert sender.num_spans > 60
     sender._thread.join(10)

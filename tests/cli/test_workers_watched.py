@@ -1,12 +1,15 @@
-"""What is told of a run of several workers: metrics of each, and what adds up of them."""
+"""What is told of a run of several workers: metrics, spans and a report."""
 
 import json
 import re
 
 import pytest
+from page_reader import parts_of, spans_of
 from process import batchdecode, lines_of, workload
 from prometheus_client.parser import text_string_to_metric_families
+from test_report import Cells, leaves
 from test_run_workers import options_of, run_inner
+from test_spans import collector  # noqa: F401 - a fixture
 
 from cli.options import SchedulingOptions
 from cli.running.exposing import Exposition
@@ -50,7 +53,7 @@ def check_equal(told, summary):
 def observed(options, monkeypatch, **how):
     """Carry out a run; return what is told whenever a worker has said something."""
     collectors, all_told = [], []
-    monkeypatch.setattr(Exposition, "tell", lambda _, collector: collectors.append(collector))
+    monkeypatch.setattr(Exposition, "tell", lambda _, told: collectors.append(told))
     take = Standings.take
 
     def looking(self, number, answered):
@@ -123,3 +126,45 @@ def test_processes_tell_a_port_and_a_file(tmp_path):
     told = told_in((tmp_path / "m.prom").read_text())
     check_equal(told, json.loads((tmp_path / "s").read_bytes()))
     assert told[UNREAD,] == {"": 0}
+
+
+@pytest.mark.parametrize("kill_share", [0, 0.1])
+def test_each_request_is_a_trace_whoever_dies(tmp_path, collector, kill_share):  # noqa: F811
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(40)))
+    options = options_of(tmp_path, otel=f"http://127.0.0.1:{collector.server_port}")
+    run_inner(options, kill_share=kill_share, seed=2)
+    results = map(json.loads, (tmp_path / "results.jsonl").read_bytes().splitlines())
+    expected = {r["id"]: (r["slot"], len(r["tokens"])) for r in results if r["slot"] is not None}
+    roots, slots = {}, {}
+    for _, message in collector.messages:
+        for span in message.resource_spans[0].scope_spans[0].spans:
+            told = {a.key: a.value for a in span.attributes}
+            if span.parent_span_id:
+                slot = {told["batchdecode.slot"].int_value} if "batchdecode.slot" in told else ()
+                slots.setdefault(span.trace_id, set()).update(slot)
+            else:
+                assert told["gen_ai.request.id"].string_value not in roots
+                tokens = told["gen_ai.usage.output_tokens"].int_value
+                roots[told["gen_ai.request.id"].string_value] = span.trace_id, tokens
+    found = {name: (*slots[trace], tokens) for name, (trace, tokens) in roots.items()}
+    assert found == expected
+
+
+def test_a_report_has_the_numbers_and_all_slots(tmp_path):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(40)))
+    report, numbers, trace = (tmp_path / name for name in ("r.html", "s.json", "t.jsonl"))
+    options = options_of(
+        tmp_path, report=str(report), summary_json=str(numbers), trace=str(trace), quiet=False
+    )
+    run_inner(options)
+    page, cells = report.read_bytes(), Cells(report.read_bytes()).texts
+    summary = json.loads(numbers.read_bytes())
+    for path, value in leaves(summary):
+        if isinstance(value, int):
+            assert int(cells[path].replace(",", "")) == value, path
+    done = batchdecode("trace", trace, "--format", "html", "-o", tmp_path / "t.html")
+    assert done.returncode == 0
+    _, shown = parts_of(page)
+    _, of_trace = parts_of((tmp_path / "t.html").read_bytes())
+    assert len(shown) == 3
+    assert list(map(spans_of, shown)) == list(map(spans_of, of_trace))

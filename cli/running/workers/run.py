@@ -1,7 +1,7 @@
 """A run by workers, from the files it reads to the files it writes and what is said about it."""
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 from batcher.errors import BatchdecodeError
 
@@ -10,10 +10,10 @@ from ...errors import WriteError
 from ...screen.cells import counted, printable_lines
 from ..answers import InputOrder
 from ..ending import refuse_rest, tell_ending
-from ..exposing import open_exposition
 from ..files import OutputLock, check_files
 from ..garbage import look_seldom
 from ..intake import InputError, OpenInput, open_input
+from ..observing import opened_exposition, opened_spans
 from ..output import OutputError, ResumeError
 from ..problems import ProblemReport, say
 from ..recorder import ResultWriter, stdout_beside
@@ -48,8 +48,8 @@ def run_by_workers(
     """
     with open_input(options.input, stop.waiting) as requests:
         check_files(options, requests.status)
-        exposition = open_exposition(options) if options.is_exposed else nullcontext()
-        with OutputLock(options.output) as lock, exposition as told:
+        spans = opened_spans(options, num_workers)
+        with OutputLock(options.output) as lock, opened_exposition(options) as exposition:
             leftover = find_leftover(options, requests)
             with workers or _workers_of(options, num_workers, stop) as transport:
                 driver = Driver(transport, num_workers, options.batch)
@@ -62,7 +62,9 @@ def run_by_workers(
                         if isinstance(lines, FileLines):
                             _check_file(driver, lines, requests, report)
                         title = requests.name.rpartition("/")[2]
-                        record = WorkersRecord(options, start, num_workers, lines, title, told)
+                        record = WorkersRecord(
+                            options, start, num_workers, lines, title, exposition, spans
+                        )
                         run = _WorkersRun(options, driver, lines, report, lock, resumption, record)
                         return run.carry_out(stop, command)
                 except FailedWorkerError as error:
@@ -109,7 +111,7 @@ class _WorkersRun:
         say(self._report.closing())
         elapsed = time.monotonic() - self._started
         if not self._is_over:
-            self._record.summarize(is_complete=self._is_complete, elapsed=elapsed)
+            self._record.conclude(is_complete=self._is_complete, elapsed=elapsed)
         num_restarts = self._driver.num_restarts
         if num_restarts and not self._options.quiet:
             say(f"  {counted(num_restarts, 'worker')} replaced, which had died\n")
@@ -181,7 +183,7 @@ class _WorkersRun:
                 self._lines.close()
             if stop.received is not None:
                 raise Interrupted
-        for number, told in self._driver.finish() if self._record.has_trace else ():
+        for number, told in self._driver.finish() if self._record.has_events else ():
             self._record.take(number, told)
 
     def _show_all(self) -> float:

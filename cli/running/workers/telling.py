@@ -21,7 +21,7 @@ STATE_SECONDS = 1.0
 
 
 class Wanted(NamedTuple):
-    """What is to be told of a run; events, if there is a trace or a picture, since they cost time.
+    """What is to be told of a run; events, if they go anywhere, since they cost time.
 
     state: the numbers that Prometheus is told, too, and how things stand; every second at least.
     slo: what the numbers are measured by.
@@ -35,9 +35,10 @@ class Wanted(NamedTuple):
     @classmethod
     def by(cls, options: RunOptions) -> "Wanted":
         """Return what the options ask for."""
-        has_numbers = not options.quiet or options.summary_json is not None
-        has_events = options.trace is not None or has_picture(options)
-        has_numbers |= options.is_exposed
+        all_numbers = (options.summary_json, options.report)
+        has_numbers = not options.quiet or any(each is not None for each in all_numbers)
+        all_events = (options.trace, options.report, options.otel)
+        has_events = has_picture(options) or any(each is not None for each in all_events)
         return cls(has_events, has_numbers, options.is_exposed, options.limits)
 
 
@@ -57,7 +58,7 @@ class Telling:
         self._events: list[Event] | None = [] if wanted.events else None
         self._metrics, self._has_state = None, wanted.state
         self._told_at = float("-inf")
-        if wanted.numbers:
+        if wanted.numbers or wanted.state:
             self._metrics = WatchedMetrics(wanted.slo) if wanted.state else RunMetrics(wanted.slo)
             self._metrics.observe([engine.run_event()])
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batcher.events import RunEvent
-from batcher.metrics.summary import encode_summary
+from batcher.events import Event, RunEvent
+from batcher.metrics.summary import RunSummary, encode_summary
+from batcher.timeline.workers import ByWorker
 
 from ...commands.run import RunOptions
 from ...options import STDOUT
@@ -19,6 +20,7 @@ from ...screen.opening import open_view
 from ...screen.summary import RunFiles, render_summary
 from ...screen.terminal import encoding_of, is_pipe, is_same_terminal, wants_color
 from ...screen.view import GaugeReading, RunPlan, View
+from ..observing import close_spans
 from ..output import open_sink
 from ..problems import say
 from ..recorder import TraceWriter
@@ -26,18 +28,20 @@ from ..stdout import stdout_descriptor
 from .lines import InputLines
 from .messages import Answered
 from .standings import Standings
-from .telling import has_picture
+from .telling import Wanted, has_picture
 
 if TYPE_CHECKING:
+    from batcher.formats.page.records import PageTimeline
     from batcher.metrics.prometheus import WorkersCollector
 
     from ..exposing import Exposition
+    from ..spans import SpanSender
 
 
 class WorkersRecord:
     """Takes what workers tell to the trace, the view and the numbers.
 
-    run: how the trace of one begins.  exposition: what tells Prometheus of it.
+    run: how the trace of one begins.  exposition, spans: what tells others of it.
 
     Raises:
         OutputError: the file of the trace cannot be opened.
@@ -51,36 +55,58 @@ class WorkersRecord:
         lines: InputLines,
         title: str,
         exposition: "Exposition | None",
+        spans: "SpanSender | None",
     ) -> None:
-        self._options, self._run = options, run
+        self._options, self._run, self._title = options, run, title
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         self._lost: set[int] = set()  # workers of which the trace tells no more
         self._standings = Standings(run, num_workers, lines.num_to_answer)
-        self._num_steps = 0
+        self._num_steps = [0] * num_workers
         self.view = _open_view(options, run, num_workers, lines.total, title, self)
+        self._timelines = ByWorker(_new_timeline) if options.report is not None else None
+        self._spans = spans
+        whole = replace(run, workers=num_workers)
         if self._trace is not None:
-            self._trace.write([replace(run, workers=num_workers)])
+            self._trace.write([whole])
+        if self._timelines is not None:
+            self._timelines.add(whole)
+        if spans is not None:
+            for number in range(num_workers):
+                spans.take([run], number)
         if exposition is not None:
             exposition.tell(_collector_of(options, run, self._standings))
 
     def take(self, number: int, told: Answered) -> None:
         """Take in what a worker has told."""
         self._standings.take(number, told)
-        if self._trace is not None and number not in self._lost:
-            self._trace.write(told.events)
+        self._num_steps[number] = told.num_steps
+        if number not in self._lost:
+            self._keep(told.events)
+        if self._spans is not None:
+            self._spans.take(told.events, number)
         view = self.view
         if view.workers is not None:
             with view.lock:
                 for event in told.events:
                     view.workers.take(event)
                 view.paces[number].step = max(told.num_steps - 1, 0)
-            self._num_steps = max(self._num_steps, told.num_steps)
-            view.after_step(self._num_steps - 1, self._standings.num_unread)
+            view.after_step(max(self._num_steps) - 1, self._standings.num_unread)
+
+    def _keep(self, events: list[Event]) -> None:
+        """Take in the events of a worker of which the whole story is known."""
+        if self._trace is not None:
+            self._trace.write(events)
+        if self._timelines is not None:
+            for event in events:
+                self._timelines.add(event)
 
     def lose(self, number: int) -> None:
         """Take note that a worker has died, and that there is another one in its place."""
         self._lost.add(number)
         self._standings.lose(number)
+        if self._spans is not None:
+            self._spans.begin_again(number, self._run, self._num_steps[number])
+        self._num_steps[number] = 0
         if self.view.workers is not None:
             with self.view.lock:
                 self.view.workers.workers[number].begin_again()
@@ -95,9 +121,10 @@ class WorkersRecord:
             self._trace.flush()
 
     @property
-    def has_trace(self) -> bool:
-        """Whether there is one."""
-        return self._trace is not None
+    def has_events(self) -> bool:
+        """Whether it is to be told of all that happens."""
+        kept = (self._trace, self._timelines, self._spans)
+        return any(each is not None for each in kept)
 
     def read_gauges(self) -> GaugeReading:
         """Return how things stand; see Gauges."""
@@ -118,18 +145,26 @@ class WorkersRecord:
         if self._trace is not None:
             self._trace.close()
 
-    def summarize(self, *, is_complete: bool, elapsed: float) -> None:
+    def conclude(self, *, is_complete: bool, elapsed: float) -> None:
         """Say what happened, to the person and to the programs that want to know."""
         options = self._options
-        if options.quiet and options.summary_json is None:
-            return
-        summary = self._standings.summary(options.limits)
+        if Wanted.by(options).numbers:
+            summary = self._standings.summary(options.limits)
+            self._summarize(summary, is_complete=is_complete, elapsed=elapsed)
+        close_spans(self._spans, self._num_steps, is_quiet=options.quiet)
+
+    def _summarize(self, summary: RunSummary, *, is_complete: bool, elapsed: float) -> None:
+        options = self._options
         if not options.quiet:
             numbers = None if options.summary_json == STDOUT else options.summary_json
             text = render_summary(
                 summary,
                 RunFiles(
-                    options.output, options.trace, numbers=numbers, metrics=options.metrics_file
+                    options.output,
+                    options.trace,
+                    options.report,
+                    numbers,
+                    metrics=options.metrics_file,
                 ),
                 is_complete=is_complete,
                 elapsed=elapsed,
@@ -145,6 +180,17 @@ class WorkersRecord:
             to_stdout = options.summary_json == STDOUT
             with output_sink(None if to_stdout else options.summary_json) as sink:
                 sink.write(encode_summary(summary))
+        if options.report is not None and self._timelines is not None:
+            from ..report import write_report  # noqa: PLC0415 - few runs have one
+
+            timelines = self._timelines
+            write_report(options.report, timelines.close(), summary, timelines.run, self._title)
+
+
+def _new_timeline() -> "PageTimeline":
+    from batcher.formats.page.records import PageTimeline  # noqa: PLC0415 - as above
+
+    return PageTimeline()
 
 
 def _collector_of(options: RunOptions, run: RunEvent, standings: Standings) -> "WorkersCollector":
