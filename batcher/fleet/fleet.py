@@ -40,7 +40,10 @@ class Fleet:
         self._interval = report_interval
         self._next_report = 0.0 if router.hears_reports else inf
         self._replicas = [Replica(turns, settings) for settings in replicas]
-        self._views = [ReplicaView(index) for index in range(len(replicas))]
+        self._views = [
+            ReplicaView(index, each.group, each.num_slots, each.scheduling.kv_blocks)
+            for index, each in enumerate(replicas)
+        ]
         self._columns = Columns()
         self._num_ended = self._num_refused = 0
         self._siblings: tuple[int, ReplicaView | None] = (-1, None)

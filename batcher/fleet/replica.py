@@ -21,12 +21,13 @@ NOTHING = (inf, BEGINS)
 
 
 class ReplicaSettings(Struct, frozen=True, kw_only=True):
-    """What an engine is made with; see `simulate`."""
+    """What an engine is made with; see `simulate`.  group: of a file, that it is in."""
 
     num_slots: int
     scheduling: SchedulingSettings
     step_time: StepTime
     drafts: AssumedDrafts | None = None
+    group: str = ""
 
 
 class Replica(EventSimulation):

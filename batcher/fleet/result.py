@@ -83,17 +83,10 @@ class ReplicaResult(Struct):
         return sum(self.totals.binding_ticks.values())
 
 
-class FleetResult(Struct, frozen=True, dict=True):
-    """What all replicas did.
-
-    times: of all that were served.  num_refused: sequences that the router refused.
-    first_arrival: in seconds; None if there was none.
-    """
+class ReplicasResult(Struct, frozen=True, dict=True):
+    """What several replicas did together."""
 
     replicas: list[ReplicaResult]
-    times: ServedTimes
-    first_arrival: float | None
-    num_refused: int = 0
 
     @cached_property
     def totals(self) -> Totals:
@@ -108,9 +101,9 @@ class FleetResult(Struct, frozen=True, dict=True):
         return sums
 
     @property
-    def num_failed(self) -> int:
-        """How many sequences could never run, or were refused."""
-        return sum(replica.num_failed for replica in self.replicas) + self.num_refused
+    def busy_ticks(self) -> int:
+        """How long all steps took together."""
+        return sum(replica.busy_ticks for replica in self.replicas)
 
     @property
     def kv_read(self) -> int:
@@ -121,12 +114,6 @@ class FleetResult(Struct, frozen=True, dict=True):
     def prefill_work(self) -> int:
         """See ReplicaResult."""
         return sum(replica.prefill_work for replica in self.replicas)
-
-    @property
-    def makespan(self) -> float:
-        """From the first arrival to the end of the last step, in seconds."""
-        end_ticks = max(replica.end_ticks for replica in self.replicas)
-        return end_ticks / TICKS_PER_SECOND - (self.first_arrival or 0.0)
 
     @property
     def slot_utilisation(self) -> float:
@@ -154,6 +141,29 @@ class FleetResult(Struct, frozen=True, dict=True):
     def hit_rate(self) -> float:
         """The share of tokens that were found in blocks, of those admitted the first time."""
         return _share(self.totals.found_tokens, self.totals.asked_tokens)
+
+
+class FleetResult(ReplicasResult, frozen=True, dict=True):
+    """What all replicas of a fleet did.
+
+    times: of all that were served.  num_refused: sequences that the router refused.
+    first_arrival: in seconds; None if there was none.
+    """
+
+    times: ServedTimes
+    first_arrival: float | None
+    num_refused: int = 0
+
+    @property
+    def num_failed(self) -> int:
+        """How many sequences could never run, or were refused."""
+        return sum(replica.num_failed for replica in self.replicas) + self.num_refused
+
+    @property
+    def makespan(self) -> float:
+        """From the first arrival to the end of the last step, in seconds."""
+        end_ticks = max(replica.end_ticks for replica in self.replicas)
+        return end_ticks / TICKS_PER_SECOND - (self.first_arrival or 0.0)
 
 
 def _share(part: int, whole: int) -> float:

@@ -46,10 +46,14 @@ class ReplicaView(Struct, eq=False):
 
     num_requests, num_tokens: sent, and no end has come back: how many, and the tokens of their
     prompts together.  report: the last one that has come, None before the first.
-    num_unreported: how many requests were sent since then.
+    num_unreported: how many requests were sent since then.  group: of the fleet's file, "" without
+    one.  batch, kv_blocks: of the replica.
     """
 
     index: int
+    group: str = ""
+    batch: int = 1
+    kv_blocks: int | None = None
     num_requests: int = 0
     num_tokens: int = 0
     num_unreported: int = 0

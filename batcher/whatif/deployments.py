@@ -1,22 +1,24 @@
-"""A deployment, one way to serve a workload: the axes along which it varies, and its limits.
+"""A deployment, one way to serve a workload, and the axes along which it varies.
 
 Rule: whatever can be varied is an axis here; commands, tables and searches know only axes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import product
 from math import isfinite
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
+from batcher.fleet.fleet_file import FleetFile, read_fleet
 from batcher.fleet.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, router_of
-from batcher.fleet.streamed import AnyWorkload
 from batcher.request import MAX_DRAFT_TOKENS
+from batcher.scheduling.checks import check_effects
 from batcher.scheduling.policies import policy_of
 from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
 from batcher.simulation.drafts import AssumedDrafts
@@ -39,6 +41,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     profile: the name of a step time.  rate: how many times as fast as in the file requests arrive.
     replicas: how many engines there are, each with all the rest.  router, report_interval: which
     of them a request is sent to, and how many seconds apart they report, see batcher.fleet.
+    fleet: what a file states of the replicas, which are as many as it has; None: they are alike.
     draft_tokens, draft_acceptance, draft_cost: see AssumedDrafts; None: there are no drafts.
     draft_model: the shape of the model that makes them, None if none does; see draft_memory.py.
     """
@@ -50,6 +53,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     replicas: int = 1
     router: str = DEFAULT_ROUTER
     report_interval: float = DEFAULT_REPORT_INTERVAL
+    fleet: FleetFile | None = None
     draft_tokens: int | None = None
     draft_acceptance: float = 0.0
     draft_cost: float = 0.0
@@ -111,6 +115,16 @@ class Axis(Struct, frozen=True):
         return found
 
 
+class FleetAxis(Axis, frozen=True):
+    """The fleet of a file, which says how many replicas there are, and maybe the router."""
+
+    def set(self, deployment: Deployment, value: FleetFile) -> Deployment:
+        """Return `deployment` with this fleet."""
+        stated = {name: getattr(value, name) for name in OF_ROUTING}
+        stated = {name: each for name, each in stated.items() if each is not None}
+        return replace(deployment, fleet=value, replicas=value.num_replicas, **stated)
+
+
 def _count(maximum: int = MAX_COUNT, *, has_none: bool = False) -> Callable[[str], int | None]:
     expected = f"expected a whole number from 1 to {maximum:,}"
     expected += f", or {NO_LIMIT}" if has_none else ""
@@ -165,6 +179,14 @@ def _draft_model(text: str) -> str | None:
     return None if text == NO_LIMIT else _name_for(load_model_shape)(text)
 
 
+def _fleet(path: str) -> FleetFile:
+    return read_fleet(
+        path,
+        {name: AXES[name].read for name in ("replicas", *OF_ROUTING)},
+        {name: AXES[name].read for name in OF_ENGINE},
+    )
+
+
 def _reader(setting: Setting) -> Callable[[str], Value]:
     """Return what makes a value of a setting of a text."""
     if setting.choices is not None:
@@ -199,6 +221,7 @@ AXES = {
             _number(lambda share: 0 <= share <= MAX_DRAFT_COST, _DRAFT_COST),
         ),
         Axis("draft_tokens", "drafts", _draft_tokens),
+        FleetAxis("fleet", "fleet", _fleet),
         Axis(
             "report_interval",
             "reports s",
@@ -209,6 +232,35 @@ AXES = {
         Axis("batch", "batch", _count(MAX_BATCH)),
     )
 }
+OF_ROUTING = ("router", "report_interval")
+OF_ENGINE = [name for name in AXES if name not in ("fleet", "replicas", *OF_ROUTING)]
+
+
+class EngineGroup(Struct, frozen=True, kw_only=True):
+    """Replicas of a deployment that are alike; engine: what each of them is.  name: in the file."""
+
+    name: str
+    count: int
+    engine: Deployment
+
+
+def groups_of(deployment: Deployment) -> list[EngineGroup]:
+    """Return the groups of alike replicas, in the order of the file; one if there is no file."""
+    engine = replace(deployment, fleet=None, replicas=1)
+    if deployment.fleet is None:
+        return [EngineGroup(name="", count=deployment.replicas, engine=engine)]
+    groups = []
+    for group in deployment.fleet.groups:
+        own = engine
+        for name, value in group.settings.items():
+            own = AXES[name].set(own, value)
+        groups.append(EngineGroup(name=group.name, count=group.count, engine=own))
+    return groups
+
+
+def engines_of(deployments: Iterable[Deployment]) -> list[Deployment]:
+    """Return what the replicas of `deployments` are."""
+    return [group.engine for deployment in deployments for group in groups_of(deployment)]
 
 
 def show_value(axis: Axis, value: Value) -> str:
@@ -240,6 +292,50 @@ def check_router(given: Collection[str], alternatives: Iterable[Deployment]) -> 
         )
 
 
+def check_fleets(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
+    """Make sure that all that was given beside fleets of files, and in them, has an effect.
+
+    Raises:
+        BatchdecodeError: something has not.
+    """
+    deployments = list(alternatives)
+    if "fleet" in given and "replicas" in given:
+        raise BatchdecodeError("--replicas has no effect with --fleet, whose groups have counts")
+    for deployment in deployments:
+        fleet = deployment.fleet
+        if fleet is None:
+            continue
+        if fleet.report_interval is not None:
+            with _in_file(f"{fleet.path}: "):
+                check_router(["report_interval"], [deployment])
+        for stated, group in zip(fleet.groups, groups_of(deployment), strict=True):
+            with _in_file(f"{fleet.path}: group {group.name}: "):
+                check_effects(stated.settings, [group.engine.scheduling])
+    for name in given:
+        if name in AXES and all(_states(deployment.fleet, name) for deployment in deployments):
+            raise BatchdecodeError(
+                f"{AXES[name].option} has no effect: all replicas of --fleet have a {name} already"
+            )
+
+
+def _states(fleet: FleetFile | None, name: str) -> bool:
+    """Return whether a file leaves nothing of a setting to the command line."""
+    if fleet is None:
+        return False
+    if name in OF_ROUTING:
+        return getattr(fleet, name) is not None
+    return all(name in group.settings for group in fleet.groups)
+
+
+@contextmanager
+def _in_file(place: str) -> Iterator[None]:
+    """Let errors say which file they are about, and where in it."""
+    try:
+        yield
+    except BatchdecodeError as error:
+        raise BatchdecodeError(f"{place}{error}") from None
+
+
 def grid_of(values: Mapping[str, Sequence[Value]], base: Deployment) -> list[Deployment]:
     """Return all combinations of the values of some AXES, by name; the rest is as in `base`.
 
@@ -253,82 +349,3 @@ def grid_of(values: Mapping[str, Sequence[Value]], base: Deployment) -> list[Dep
             deployment = axis.set(deployment, value)
         deployments.append(deployment)
     return deployments
-
-
-# -- limits, each of which can be widened, narrowed, or put out of the way ------------------------
-
-Limit = Literal["slots", "kv", "tokens", "threshold", "static"]
-
-SETTING_OF: dict[Limit, str] = {
-    "slots": "batch",
-    "kv": "kv_blocks",
-    "tokens": "max_batch_tokens",
-    "threshold": "long_prefill_threshold",
-    "static": "batching",
-}
-FIRST_BUDGET = 2048  # tokens of a step: what is tried where there is no limit of them
-
-
-def value_at(deployment: Deployment, limit: Limit) -> Value:
-    """Return what the setting of `limit` is."""
-    return AXES[SETTING_OF[limit]].value_of(deployment)
-
-
-def limits_of(deployment: Deployment) -> list[Limit]:
-    """Return what limits `deployment`, in the order of SETTING_OF."""
-    return [
-        limit for limit in SETTING_OF if value_at(deployment, limit) not in (None, "continuous")
-    ]
-
-
-def wider(deployment: Deployment, limit: Limit) -> Deployment | None:
-    """Return `deployment` with twice of what `limit` limits, None if it does not.
-
-    Static batching is continuous then, and a token budget at least one token for each slot.
-    """
-    if limit not in limits_of(deployment):
-        return None
-    if limit == "static":
-        return AXES["batching"].set(deployment, "continuous")
-    most = MAX_BATCH if limit == "slots" else MAX_COUNT
-    value = min(2 * value_at(deployment, limit), most)
-    return _with_a_token_for_each(AXES[SETTING_OF[limit]].set(deployment, value))
-
-
-def narrower(deployment: Deployment, limit: Limit) -> Deployment | None:
-    """Return `deployment` with half of what `limit` limits, None if there is no such thing.
-
-    Where steps have no token budget, they are given one.
-    """
-    value = value_at(deployment, limit)
-    if limit == "tokens" and value is None:
-        value = 2 * max(FIRST_BUDGET, deployment.batch)
-    if limit == "static" or value is None or value == 1:
-        return None
-    return AXES[SETTING_OF[limit]].set(deployment, value // 2)
-
-
-def without(deployment: Deployment, limits: Collection[Limit], workload: AnyWorkload) -> Deployment:
-    """Return `deployment` with as much of what `limits` limit as `workload` can ever use."""
-    bounds: dict[Limit, int] = {
-        "slots": min(workload.num_samples, MAX_BATCH),
-        "kv": workload.num_blocks(deployment.scheduling.block_size),
-        "tokens": workload.num_tokens,
-    }
-    for limit in limits:
-        setting = AXES[SETTING_OF[limit]]
-        if limit in bounds:
-            most = max(value_at(deployment, limit), bounds[limit])
-            deployment = setting.set(deployment, most)
-        else:
-            free = "continuous" if limit == "static" else None
-            deployment = setting.set(deployment, free)
-    return _with_a_token_for_each(deployment)
-
-
-def _with_a_token_for_each(deployment: Deployment) -> Deployment:
-    """Return `deployment` with a token budget, if it has one, of at least one for each slot."""
-    budget = deployment.scheduling.max_batch_tokens
-    if budget is None or budget >= deployment.batch:
-        return deployment
-    return AXES["max_batch_tokens"].set(deployment, deployment.batch)

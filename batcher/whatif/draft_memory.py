@@ -28,13 +28,15 @@ class DraftMemory(Struct, frozen=True):
 def draft_memory_of(deployment: Deployment) -> DraftMemory | None:
     """Return what the draft model of `deployment` takes.
 
-    None if it has none or no drafts, or memory without limit.
+    None if it has none or no drafts, or memory without limit; or if a file has its replicas.
 
     Raises:
         BatchdecodeError: the model that its profile is of is not known.
     """
     num_blocks, size = deployment.scheduling.kv_blocks, deployment.scheduling.block_size
     if deployment.draft_model is None or deployment.drafts is None or num_blocks is None:
+        return None
+    if deployment.fleet is not None:
         return None
     shape, draft = model_shape_of(deployment.profile), load_model_shape(deployment.draft_model)
     if shape is None:

@@ -103,10 +103,12 @@ def gain_of(
 ) -> Gain | None:
     """Return what drafts gain `deployment`; None if it has none, or gives no token without.
 
+    Nor is it known of a fleet from a file, whose replicas have batches of their own.
+
     most_slots: how many there is any use for.  tokens_per_s: measures a deployment.
     """
     drafts = deployment.drafts
-    if drafts is None:
+    if drafts is None or deployment.fleet is not None:
         return None
 
     def measured(batch: int) -> tuple[float, float]:

@@ -5,6 +5,7 @@ the first arrival to the end is shared out among what was lacking, and the large
 docs/compare.md has the definition.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil, inf
 from typing import Literal, get_args
@@ -15,7 +16,7 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.fleet.fleet import Fleet
 from batcher.fleet.replica import ReplicaSettings
-from batcher.fleet.result import FleetResult, ReplicaResult, result_of_engine
+from batcher.fleet.result import FleetResult, ReplicaResult, ReplicasResult, result_of_engine
 from batcher.fleet.routers import BlindRouter, PartRouter, router_of
 from batcher.fleet.streamed import AnyWorkload, StreamedTurns, StreamedWorkload, always
 from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
@@ -29,9 +30,10 @@ from batcher.simulation.simulator import simulate
 from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
-from batcher.whatif.deployments import Deployment
+from batcher.whatif.deployments import Deployment, EngineGroup, groups_of
 from batcher.whatif.draft_memory import beside_draft, draft_memory_of
 from batcher.whatif.prices import Cost, Price, cost_of
+from batcher.whatif.spread import GroupUse, ReplicaSpread, parts_of, spread_of, uses_of
 from batcher.whatif.workers import OnPart
 
 Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
@@ -55,7 +57,8 @@ class Binding(Struct, frozen=True):
 
     shares: of the time from the first arrival to the end, 1 together; of those above 0.
     doubling: by how much the tokens per second of the mean step would grow if it were twice as
-    large, from 0 (its time doubles, too) to 1 (it takes no longer).
+    large, from 0 (its time doubles, too) to 1 (it takes no longer); the mean over the time in which
+    steps were taken, if they are not the same for all replicas.
     """
 
     constraint: Constraint
@@ -64,24 +67,25 @@ class Binding(Struct, frozen=True):
     doubling: float
 
 
-def binding_of(result: FleetResult, step_time: StepTime) -> Binding:
-    """Return what bound a simulated run whose steps took `step_time`; of a fleet, what did mostly.
+def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTime]]) -> Binding:
+    """Return what bound a simulated run; of a fleet, what did mostly.
 
     Each replica has the same time to be shared out, from the first arrival to the end of all.
+    parts: of the replicas, those with the same step time together.
     """
     replicas = result.replicas
     num_admitted = sum(replica.last_admission_ticks is not None for replica in replicas)
     if result.num_failed and not num_admitted:
         return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to share out
     ticks = dict.fromkeys(get_args(Constraint), 0)
-    for replica in replicas:
+    doubling, num_busy = 0.0, result.busy_ticks
+    for part, step_time in parts:
+        gain = gain_of_doubling(part, step_time)
+        doubling += gain * (part.busy_ticks / num_busy if num_busy else 0.0)
         for reason, lacking in _LACKS.items():
-            ticks[lacking] += replica.totals.binding_ticks[reason]
-    doubling = gain_of_doubling(result, step_time)
-    if doubling < WORTH_DOUBLING:
-        for room in _IS_ROOM:
-            ticks["compute"] += ticks[room]
-            ticks[room] = 0
+            is_useless = lacking in _IS_ROOM and gain < WORTH_DOUBLING
+            named: Constraint = "compute" if is_useless else lacking
+            ticks[named] += part.totals.binding_ticks[reason]
     num_waiting_ticks = sum(ticks.values())
     drain = sum(map(_drain_of, replicas))
     total = len(replicas) * round(result.makespan * TICKS_PER_SECOND)
@@ -101,7 +105,7 @@ def _drain_of(replica: ReplicaResult) -> int:
     return min(drain, replica.totals.binding_ticks["arrivals"])
 
 
-def gain_of_doubling(result: FleetResult, step_time: StepTime) -> float:
+def gain_of_doubling(result: ReplicasResult, step_time: StepTime) -> float:
     """Return by how much a step twice as large as the mean one gives more tokens per second."""
     totals = result.totals
     num_steps = totals.num_steps
@@ -135,20 +139,6 @@ class DraftUse(Struct, frozen=True):
     making: float
 
 
-class ReplicaSpread(Struct, frozen=True, kw_only=True):
-    """How the work was spread over the replicas of a fleet.
-
-    busiest, mean, idlest: for which share of the makespan one took steps.
-    most_served, least_served: how many samples.
-    """
-
-    busiest: float
-    mean: float
-    idlest: float
-    most_served: int
-    least_served: int
-
-
 class Question(Struct, frozen=True):
     """What is to be served, what is promised, and for which share of the requests.
 
@@ -170,7 +160,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.
     tails: for each limit of the SLO, what the asked share of samples does not exceed; None if
     fewer were served.
-    drafts: None if none were verified.  replicas: None if there is one.  cost: None without prices.
+    drafts: None if none were verified.  replicas: None if there is one.  groups: of the replicas
+    that a file states, None without one.  cost: None without prices.
     """
 
     served: int
@@ -191,6 +182,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     drafts: DraftUse | None
     binding: Binding
     replicas: ReplicaSpread | None
+    groups: list[GroupUse] | None
     cost: Cost | None
 
 
@@ -216,8 +208,9 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
     totals, slo, times = result.totals, question.slo, result.times
     num_failed, num_served, makespan = result.num_failed, len(times.arrival), result.makespan
     num_tokens, prices = int(times.num_tokens.sum()), question.prices
-    step_time = step_time_of(deployment.profile)
-    has_cache = deployment.scheduling.has_prefix_cache
+    groups = groups_of(deployment)
+    profiles, parts = [group.engine.profile for group in groups], parts_of(result, groups)
+    has_cache = any(group.engine.scheduling.has_prefix_cache for group in groups)
     return Outcome(
         served=num_served,
         failed=num_failed,
@@ -235,9 +228,12 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
         prefix_hits=_rounded(result.hit_rate) if has_cache else None,
         tails={} if slo is None else _tails(slo, times, num_failed, question.asked),
         drafts=_draft_use(totals),
-        binding=binding_of(result, step_time),
-        replicas=_spread_of(result) if deployment.replicas > 1 else None,
-        cost=None if prices is None else cost_of(deployment.profile, prices, result, num_tokens),
+        binding=binding_of(result, list(zip(parts, map(step_time_of, profiles), strict=True))),
+        replicas=spread_of(result) if deployment.replicas > 1 else None,
+        groups=None if deployment.fleet is None else uses_of(result, groups),
+        cost=None
+        if prices is None
+        else cost_of(zip(profiles, parts, strict=True), prices, makespan, num_tokens),
     )
 
 
@@ -272,55 +268,40 @@ def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> Fle
     Raises:
         BatchdecodeError: its settings make no sense.
     """
-    deployment = beside_draft(part.deployment)
+    deployment = part.deployment
     workload = question.workload.at_rate(deployment.rate)
-    step_time = step_time_of(deployment.profile)
+    replicas = [
+        settings
+        for group in groups_of(deployment)
+        for settings in [_replica_of(group)] * group.count
+    ]
     num_samples = max(workload.num_samples // part.num_parts, 1)
 
     def on_ended(num_ended: int) -> None:
         on_part(min(num_ended / num_samples, 1.0))
 
-    if deployment.replicas == 1 and isinstance(workload, Workload):
+    if len(replicas) == 1 and isinstance(workload, Workload):
+        (own,) = replicas
         return result_of_engine(
-            simulate(
-                workload,
-                deployment.batch,
-                deployment.scheduling,
-                step_time,
-                on_ended,
-                deployment.drafts,
-            )
+            simulate(workload, own.num_slots, own.scheduling, own.step_time, on_ended, own.drafts)
         )
-    replica = ReplicaSettings(
-        num_slots=deployment.batch,
-        scheduling=deployment.scheduling,
-        step_time=step_time,
-        drafts=deployment.drafts,
-    )
     router = router_of(deployment.router)
     takes = always
     if isinstance(router, BlindRouter) and part.num_parts > 1:
         router = PartRouter(router, part.place, part.num_parts)
         takes = router.takes
     turns = Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload, takes)
-    fleet = Fleet(
-        turns, [replica] * deployment.replicas, router, deployment.report_interval, on_ended
-    )
-    return fleet.run()
+    return Fleet(turns, replicas, router, deployment.report_interval, on_ended).run()
 
 
-def _spread_of(result: FleetResult) -> ReplicaSpread:
-    busy = [
-        replica.busy_ticks / TICKS_PER_SECOND / result.makespan if result.makespan else 0.0
-        for replica in result.replicas
-    ]
-    served = [replica.num_served for replica in result.replicas]
-    return ReplicaSpread(
-        busiest=round(max(busy), NUM_DIGITS),
-        mean=round(sum(busy) / len(busy), NUM_DIGITS),
-        idlest=round(min(busy), NUM_DIGITS),
-        most_served=max(served),
-        least_served=min(served),
+def _replica_of(group: EngineGroup) -> ReplicaSettings:
+    engine = beside_draft(group.engine)
+    return ReplicaSettings(
+        num_slots=engine.batch,
+        scheduling=engine.scheduling,
+        step_time=step_time_of(engine.profile),
+        drafts=engine.drafts,
+        group=group.name,
     )
 
 
@@ -357,13 +338,21 @@ def score_of(question: Question, outcome: Outcome) -> tuple[float, float]:
 
 def problem_of(deployment: Deployment) -> str | None:
     """Return why the settings of `deployment` make no sense, None if they do."""
+    for group in groups_of(deployment):
+        problem = _problem_of(group.engine)
+        if problem is not None:
+            return f"group {group.name}: {problem}" if group.name else problem
+    return None
+
+
+def _problem_of(engine: Deployment) -> str | None:
     try:
-        check_settings(deployment.batch, deployment.scheduling)
-        memory = draft_memory_of(deployment)
+        check_settings(engine.batch, engine.scheduling)
+        memory = draft_memory_of(engine)
     except BatchdecodeError as error:
         return str(error)
     if memory is not None and not memory.kv_blocks:
-        return f"--draft-model {deployment.draft_model}: it leaves no KV block, with its weights"
+        return f"--draft-model {engine.draft_model}: it leaves no KV block, with its weights"
     return None
 
 

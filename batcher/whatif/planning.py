@@ -7,8 +7,9 @@ from typing import Literal
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.whatif.deployments import Deployment, Limit, Value
+from batcher.whatif.deployments import Deployment, Value
 from batcher.whatif.drafting import Gain, gain_of
+from batcher.whatif.limits import Limit
 from batcher.whatif.measuring import Outcome, Question, good_share, measure, problem_of, score_of
 from batcher.whatif.relief import Analysis, Edge, Relief, Removal
 from batcher.whatif.search import Ladder, LeastSearch, Score, Searched

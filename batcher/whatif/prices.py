@@ -3,13 +3,13 @@
 Rule: no price is known here; they change, and differ from one contract to the next.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.result import FleetResult
+from batcher.fleet.result import ReplicasResult
 from batcher.timing import catalog
 from batcher.timing.catalog import CatalogError
 from batcher.timing.hardware import FILE_SUFFIXES
@@ -82,31 +82,39 @@ def price_of(profile: str, prices: Mapping[str, Price]) -> tuple[Hardware, Price
 
 
 def cost_of(
-    profile: str, prices: Mapping[str, Price], result: FleetResult, num_tokens: int
+    parts: Iterable[tuple[str, ReplicasResult]],
+    prices: Mapping[str, Price],
+    makespan: float,
+    num_tokens: int,
 ) -> Cost:
-    """Return what a run on replicas cost whose steps took `profile`, with so many output tokens.
+    """Return what a run of `makespan` seconds cost that gave so many output tokens.
 
-    All GPUs of a replica are busy while it computes a step.
+    parts: what the steps of replicas took, as they call it, and what these did.  All GPUs of a
+    replica are busy while it computes a step.
 
     Raises:
         BatchdecodeError: see `price_of`.
     """
-    hardware, price = price_of(profile, prices)
-    num_gpus = hardware.num_gpus * len(result.replicas)
-    seconds = result.makespan * num_gpus
-    dollars = price.dollars_per_hour * seconds / SECONDS_PER_HOUR
-    kwh = None
-    if price.busy_watts is not None:
-        busy_ticks = sum(replica.busy_ticks for replica in result.replicas)
-        busy = busy_ticks / TICKS_PER_SECOND * hardware.num_gpus
+    num_gpus, per_hour, joules, has_watts = 0, 0.0, 0.0, True
+    for profile, part in parts:
+        hardware, price = price_of(profile, prices)
+        num_own = hardware.num_gpus * len(part.replicas)
+        num_gpus += num_own
+        per_hour += price.dollars_per_hour * num_own
+        if price.busy_watts is None:
+            has_watts = False
+            continue
+        busy = part.busy_ticks / TICKS_PER_SECOND * hardware.num_gpus
+        idle = max(makespan * num_own - busy, 0.0)
         idle_watts = price.busy_watts if price.idle_watts is None else price.idle_watts
-        joules = price.busy_watts * busy + idle_watts * max(seconds - busy, 0.0)
-        kwh = joules / JOULES_PER_KWH
+        joules += price.busy_watts * busy + idle_watts * idle
     return Cost(
         gpus=num_gpus,
-        dollars_per_hour=round(price.dollars_per_hour * num_gpus, NUM_DIGITS),
-        dollars_per_million_tokens=_per_million(dollars, num_tokens),
-        kwh_per_million_tokens=_per_million(kwh, num_tokens),
+        dollars_per_hour=round(per_hour, NUM_DIGITS),
+        dollars_per_million_tokens=_per_million(per_hour * makespan / SECONDS_PER_HOUR, num_tokens),
+        kwh_per_million_tokens=_per_million(
+            joules / JOULES_PER_KWH if has_watts else None, num_tokens
+        ),
     )
 
 

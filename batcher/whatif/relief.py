@@ -10,11 +10,10 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.whatif.deployments import (
+from batcher.whatif.deployments import Deployment, Value
+from batcher.whatif.limits import (
     SETTING_OF,
-    Deployment,
     Limit,
-    Value,
     limits_of,
     narrower,
     value_at,

@@ -78,6 +78,9 @@ def axes_group(*, as_lists: bool) -> OptionGroup:
                 is_common=True,
                 offers="router",
             ),
+            "fleet": kind(
+                FLEET, "A YAML file with groups of replicas, each with its own settings.", "FILE"
+            ),
             "report_interval": kind(
                 FLEET,
                 "How far apart replicas tell the router their queues.  [default: 0.1]",
@@ -142,6 +145,7 @@ class CompareOptions:
     llm_settings: dict[str, Any] = field(default_factory=dict)
     transformer_settings: dict[str, Any] = field(default_factory=dict)
     hf_settings: dict[str, Any] = field(default_factory=dict)
+    preset: set[str] = field(default_factory=set)
 
 
 def compare(options: CompareOptions) -> int:

@@ -60,7 +60,7 @@ def candidates_of(param: Any, offers: str, asked: Asked) -> Candidates:
     if not choices and offers in SETTINGS:
         choices = SETTINGS[offers].choices or ()  # of several values: the type is a text
     yield from (Candidate(str(choice)) for choice in choices)
-    if param.metavar in _OF_FILES:
+    if param.metavar.removesuffix(",...") in _OF_FILES:
         yield Files()
     elif param.metavar == "FOLDER":
         yield Files("")

@@ -3,10 +3,9 @@
 import os
 
 from batcher.metrics.slo import parse_slo
-from batcher.scheduling.checks import check_effects
 from batcher.whatif.comparing import DEFAULT_GROWTH, GridCell, compare
-from batcher.whatif.deployments import AXES, Deployment, check_router, grid_of
-from batcher.whatif.drafting import beside_none, check_drafts
+from batcher.whatif.deployments import AXES, Deployment, engines_of, grid_of
+from batcher.whatif.drafting import beside_none
 from batcher.whatif.measuring import Question
 
 from ..commands.compare import CompareOptions
@@ -17,7 +16,7 @@ from .columns import column_of
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_cells
 from .progress import progress_of
-from .reading import priced, read_workload
+from .reading import check_given, priced, read_workload
 from .tables import best_first, csv_of, json_of, table_of
 
 SERVED, NOTHING_SERVED = 0, 1
@@ -35,15 +34,13 @@ def compare_requests(options: CompareOptions) -> int:
     if "draft_tokens" in values:
         values["draft_tokens"] = beside_none(values["draft_tokens"])
     grid = grid_of(values, Deployment())
-    check_effects(options.axes, [deployment.scheduling for deployment in grid])
-    check_drafts(options.axes, grid)
-    check_router(options.axes, grid)
+    check_given(options.axes.keys() - options.preset, grid)
     prices = priced(options.prices, grid)
     column = None if options.sort is None else column_of(options.sort)
     check_plot(options.plot, force=options.force, is_for_programs=options.json or options.csv)
     workload = read_workload(options)
     if not options.quiet:
-        say_of_memory((each.profile, each.scheduling) for each in grid)
+        say_of_memory((each.profile, each.scheduling) for each in engines_of(grid))
     num_jobs = options.jobs or _num_cores()
     with progress_of(len(grid), min(num_jobs, len(grid)), quiet=options.quiet) as on_done:
         question = Question(workload, slo, prices=prices)

@@ -4,26 +4,29 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import get_args
 
+from msgspec.structs import replace
+
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
-from batcher.scheduling.checks import check_effects
-from batcher.whatif.deployments import AXES, Deployment, Limit, Value, check_router, grid_of
-from batcher.whatif.drafting import Gain, check_drafts
-from batcher.whatif.measuring import Question, ReplicaSpread, good_share
+from batcher.whatif.deployments import AXES, Deployment, Value, engines_of, grid_of
+from batcher.whatif.drafting import Gain
+from batcher.whatif.limits import Limit
+from batcher.whatif.measuring import Question, good_share
 from batcher.whatif.planning import Plan, find_plan
 from batcher.whatif.prices import Cost
 from batcher.whatif.relief import Relief
 from batcher.whatif.search import Searched
+from batcher.whatif.spread import GroupUse, ReplicaSpread
 
 from ..commands.plan import PlanOptions
 from ..memory_note import say_of_memory
 from ..printing import print_json, print_text
-from ..screen.cells import counted, duration, fill, number, whole_percent
+from ..screen.cells import counted, duration, fill, number, printable, whole_percent
 from .columns import good_percent
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan
 from .progress import OnDone, seldom
-from .reading import priced, read_workload
+from .reading import check_given, priced, read_workload
 from .tables import BINDS, memory_of
 
 MET, NOT_MET = 0, 1
@@ -45,7 +48,7 @@ def plan_requests(options: PlanOptions) -> int:
     check_plot(options.plot, force=options.force, is_for_programs=options.json)
     workload = read_workload(options)
     if not options.quiet:
-        say_of_memory([(tried.profile, tried.scheduling)])
+        say_of_memory((each.profile, each.scheduling) for each in engines_of([tried]))
     question = Question(workload, slo, options.goodput, prices)
     on_tried, on_relief = _progress(quiet=options.quiet)
     plan = find_plan(question, base, searched, on_tried, on_relief)
@@ -87,9 +90,13 @@ def _base_of(options: PlanOptions, searched: Searched) -> tuple[Deployment, Depl
             raise BatchdecodeError(f"{axis.option} {text}: a plan takes one value, compare several")
     (base,) = grid_of(values, Deployment())
     tried = AXES[searched].set(base, 1) if searched in AXES else base
-    check_effects(axes, [tried.scheduling])
-    check_drafts(axes, [tried])
-    check_router(axes, [AXES["replicas"].set(tried, 2)] if searched == "replicas" else [tried])
+    if base.fleet is not None and searched != "rate":
+        raise BatchdecodeError(
+            f"--search {options.search}: of a fleet from a file only the largest rate can be "
+            "searched: --search rate"
+        )
+    is_fleet = searched == "replicas"
+    check_given(axes.keys() - options.preset, [replace(tried, replicas=2) if is_fleet else tried])
     return base, tried
 
 
@@ -147,6 +154,8 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "drafts", _drafts(plan.deployment, plan.gain)
     if plan.outcome.replicas is not None:
         yield "busy", _busy(plan.outcome.replicas)
+    for use in plan.outcome.groups or ():
+        yield "group", _group(use)
     if plan.outcome.cost is not None:
         yield "cost", _cost(plan.outcome.cost)
     shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
@@ -163,6 +172,15 @@ def _busy(spread: ReplicaSpread) -> list[str]:
         f"mean {whole_percent(spread.mean)}",
         f"busiest {whole_percent(spread.busiest)}",
     ]
+
+
+def _group(use: GroupUse) -> list[str]:
+    """Return what the replicas of a group did."""
+    name = f"{printable(use.name)} ({counted(use.replicas, 'replica')})"
+    parts = [f"{name} busy {whole_percent(use.busy)}", f"slots {whole_percent(use.slots_used)}"]
+    if use.kv_used is not None:
+        parts.append(f"KV {whole_percent(use.kv_used)}")
+    return [*parts, f"{counted(use.served, 'request')}"]
 
 
 def _cost(cost: Cost) -> list[str]:
@@ -258,7 +276,8 @@ def _option(relief: Relief) -> str:
 
 
 def _value(relief: Relief) -> str:
-    return f"{relief.value:,}" if isinstance(relief.value, int) else str(relief.value)
+    values = relief.value if isinstance(relief.value, list) else [relief.value]
+    return "/".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
 
 
 def _drafts(deployment: Deployment, gain: Gain) -> list[str]:

@@ -1,14 +1,21 @@
 """What `compare` and `plan` share: from requests to a workload, and how they stop."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.fleet.streamed import PREFIX as STREAMED
 from batcher.fleet.streamed import AnyWorkload, parse_streamed
+from batcher.scheduling.checks import check_effects
 from batcher.simulation.workload import workload_of
-from batcher.whatif.deployments import Deployment
+from batcher.whatif.deployments import (
+    Deployment,
+    check_fleets,
+    check_router,
+    engines_of,
+)
+from batcher.whatif.drafting import check_drafts
 from batcher.whatif.lengths import decoded_outputs, num_unknown
 from batcher.whatif.prices import Price, price_of, read_prices
 
@@ -65,6 +72,21 @@ def read_workload(options: CompareOptions | PlanOptions) -> AnyWorkload:
     return workload_of(requests, model, decoded_outputs(requests, model))
 
 
+def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> None:
+    """Make sure that all settings that were `given`, or stand in a file, have an effect.
+
+    Raises:
+        BatchdecodeError: one has not; the message says without what.
+    """
+    check_fleets(given, deployments)
+    engines = engines_of(deployments)
+    fleets = [deployment.fleet for deployment in deployments if deployment.fleet is not None]
+    stated = {name for fleet in fleets for group in fleet.groups for name in group.settings}
+    check_effects(given, [engine.scheduling for engine in engines])
+    check_drafts({*given, *stated}, engines)
+    check_router(given, deployments)
+
+
 def priced(path: str | None, deployments: Iterable[Deployment]) -> dict[str, Price] | None:
     """Return the prices of a file, which has those of the GPUs of all `deployments`.
 
@@ -74,6 +96,6 @@ def priced(path: str | None, deployments: Iterable[Deployment]) -> dict[str, Pri
     if path is None:
         return None
     prices = read_prices(path)
-    for profile in {deployment.profile: None for deployment in deployments}:
+    for profile in {engine.profile: None for engine in engines_of(deployments)}:
         price_of(profile, prices)
     return prices

@@ -64,7 +64,9 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
     width: how many cells a line may have, None for any number; columns that have no room are left
     out, but not the one called `wanted`.
     """
-    names = varied(cell.deployment for cell in cells) or ["batch"]
+    differing = varied(cell.deployment for cell in cells)
+    has_files = any(cell.deployment.fleet is not None for cell in cells)
+    names = differing or ["fleet" if has_files else "batch"]
     axes = [AXES[name] for name in AXES if name in names]
     columns = [COLUMNS[name] for name in TABLE if _has_news(COLUMNS[name], cells)]
     lines = _rows(cells, axes, columns)
@@ -76,6 +78,7 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
             columns.remove(COLUMNS[name])
             without.append(name)
             lines = _rows(cells, axes, columns)
+    lines += _group_rows(cells, [AXES[name] for name in AXES if name in differing])
     notes = dict.fromkeys(note for cell in cells for note in _notes(cell))
     notes |= dict.fromkeys(_where_drafts_gain(cells, axes))
     if width is not None and without:
@@ -96,10 +99,29 @@ def _rows(cells: Sequence[GridCell], axes: Sequence[Axis], columns: Sequence[Col
         [*(axis.title for axis in axes), *(column.title for column in columns), "binds", ""],
     ]
     for cell in cells:
-        settings = [printable(show_value(axis, axis.value_of(cell.deployment))) for axis in axes]
         numbers = [column.text_of(cell) for column in columns]
-        rows.append([*settings, *numbers, _binding(cell), "knee" if cell.is_knee else ""])
+        rows.append(
+            [*_settings(cell, axes), *numbers, _binding(cell), "knee" if cell.is_knee else ""]
+        )
     return aligned(rows, range(len(axes) + len(columns)))
+
+
+def _group_rows(cells: Sequence[GridCell], axes: Sequence[Axis]) -> list[str]:
+    """Return the lines of a second table: what each group of a fleet did; none without groups."""
+    head = [*(axis.title for axis in axes), "group", "replicas", "requests", "busy", "slots", "KV"]
+    rows = []
+    for cell in cells:
+        for use in (cell.outcome and cell.outcome.groups) or ():
+            kv_used = "-" if use.kv_used is None else whole_percent(use.kv_used)
+            shares = [whole_percent(use.busy), whole_percent(use.slots_used), kv_used]
+            counts = [f"{use.replicas:,}", f"{use.served:,}"]
+            rows.append([*_settings(cell, axes), printable(use.name), *counts, *shares])
+    return ["", *aligned([head, *rows], range(len(head)))] if rows else []
+
+
+def _settings(cell: GridCell, axes: Sequence[Axis]) -> list[str]:
+    """Return the values of `axes` as people give them."""
+    return [printable(show_value(axis, axis.value_of(cell.deployment))) for axis in axes]
 
 
 def csv_of(cells: Sequence[GridCell]) -> str:
@@ -152,11 +174,12 @@ def _notes(cell: GridCell) -> Iterator[str]:
         yield memory_of(cell.deployment, cell.draft_memory)
     if outcome is not None and outcome.failed:
         total = outcome.served + outcome.failed
+        failed = f"failed: {outcome.failed:,} of {counted(total, 'request')} can never run, they "
+        if cell.deployment.fleet is not None:
+            yield f"{failed}do not fit into the blocks where they were sent"
+            return
         blocks = counted(scheduling.kv_blocks or 0, "block")
-        yield (
-            f"failed: {outcome.failed:,} of {counted(total, 'request')} can never run, "
-            f"they do not fit into {blocks} of {counted(scheduling.block_size, 'token')}"
-        )
+        yield f"{failed}do not fit into {blocks} of {counted(scheduling.block_size, 'token')}"
 
 
 def memory_of(deployment: Deployment, memory: DraftMemory) -> str:

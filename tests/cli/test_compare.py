@@ -23,6 +23,7 @@ from cli.whatif.progress import progress_of
 from cli.whatif.tables import LEAST_WANTED, table_of
 
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
+FLEET = ROOT / "samples" / "what-if" / "fleet.yaml"
 PROFILE = ("--profile", "rtx4090_llama3.1-8b")
 
 
@@ -127,6 +128,30 @@ def test_csv_has_all_settings_and_numbers():
     assert float(rows[0]["ttft_p99"]) > float(rows[1]["ttft_p99"])
 
 
+def test_fleets_of_files_are_told_by_their_groups(tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text("batch: 2\n")  # which is for other commands, too
+    other = tmp_path / "other.yaml"
+    other.write_text(FLEET.read_text().replace("count: 2", "count: 1"))
+    command = (CHAT, "--fleet", f"{FLEET},{other}", "--config", config)
+    done = batchdecode("compare", *command)
+    lines = done.stdout.decode().splitlines()
+    assert lines[1].split()[:3] == ["fleet", "replicas", "tokens/s"]
+    assert [line.split()[2:4] for line in lines[5:]] == [
+        ["group", "replicas"],
+        ["h100", "1"],
+        ["rtx4090", "2"],
+        ["h100", "1"],
+        ["rtx4090", "1"],
+    ]
+    two, one = rows_of(*command)
+    assert [use["replicas"] for use in one["outcome"]["groups"]] == [1, 1]
+    assert two["settings"]["fleet"]["groups"][1]["settings"]["kv_blocks"] == 400
+    shown = batchdecode("compare", *command, "--csv").stdout.decode()
+    row, _ = csv.DictReader(io.StringIO(shown))
+    assert row["fleet"] == str(FLEET)
+
+
 def test_requests_that_can_never_run_are_told_of_and_if_none_can_it_fails(tmp_path):
     path = tmp_path / "r.jsonl"
     path.write_bytes(lines_of(*[{"prompt": [1] * n, "max_tokens": 9} for n in (40, 60, 12)]))
@@ -188,6 +213,8 @@ def test_a_pipe_is_as_good_as_a_file():
         (["--batch", "8", "--max-batch-tokens", "4"], "no combination of settings makes sense"),
         (["--draft-tokens", "4"], "--draft-tokens needs --draft-acceptance"),
         (["--draft-cost", "0.1"], "--draft-cost has no effect without --draft-tokens"),
+        (["--fleet", FLEET, "--batch", "4"], "--batch has no effect: all replicas of --fleet have"),
+        (["--fleet", FLEET, "--replicas", "4"], "--replicas has no effect with --fleet"),
         (["--json", "--csv"], "--json and --csv exclude each other"),
     ],
 )

@@ -67,6 +67,14 @@ def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monk
     assert "looking for what would help: 1 simulation so far" in told
 
 
+def test_the_largest_rate_of_a_fleet_with_what_its_groups_did():
+    samples = ROOT / "samples" / "what-if"
+    command = ("--slo", "ttft=1", "--search", "rate", "--fleet", samples / "fleet.yaml")
+    shown = batchdecode("plan", samples / "chat.jsonl", *command).stdout.decode()
+    assert "meets the SLO" in shown
+    assert re.search(r"group +rtx4090 \(2 replicas\) busy \d+%, slots \d+%, KV \d+%, ", shown)
+
+
 def test_json_has_all_of_it():
     found = json.loads(plan("--slo", "e2e=25", "--json").stdout)
     assert (found["is_met"], found["value"], found["next_value"]) == (True, 4, 3)
@@ -88,6 +96,10 @@ def test_json_has_all_of_it():
         ),
         (["--slo", "e2e=1", "--goodput", "0"], "--goodput 0 is met by anything"),
         (["--slo", "e2e=1", "--aging", "5"], "--aging has no effect without a --policy other"),
+        (
+            ["--slo", "e2e=1", "--fleet", ROOT / "samples" / "what-if" / "fleet.yaml"],
+            "--search batch: of a fleet from a file only the largest rate can be searched",
+        ),
         (["--slo", "e2e=1", "--profile", "x"], "unknown profile x; known: rtx4090"),
     ],
 )

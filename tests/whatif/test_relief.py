@@ -5,7 +5,8 @@ from msgspec.structs import replace
 from served import deployment_of, question_of
 
 from batcher.metrics.slo import parse_slo
-from batcher.whatif.deployments import Deployment, narrower, wider
+from batcher.whatif.deployments import Deployment
+from batcher.whatif.limits import narrower, wider
 from batcher.whatif.measuring import measure
 from batcher.whatif.planning import find_plan
 from batcher.whatif.relief import Edge

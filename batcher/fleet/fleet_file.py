@@ -1,0 +1,121 @@
+"""A fleet from a YAML file: groups of replicas, each with settings of its own.
+
+Rule: what a setting of an engine is called, and may be, is for those to say who read the file.
+"""
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.timing.catalog import CatalogError, as_record, read_mapping
+
+Readers = Mapping[str, Callable[[str], Any]]
+"""For each setting what makes a value of a text, or raises what says what it may be."""
+
+MAX_GROUPS = 1024
+MAX_NAME = 40  # characters
+
+
+class ReplicaGroup(Struct, frozen=True, kw_only=True):
+    """So many replicas that are alike.
+
+    settings: what is stated of them, by name; all else is as for the fleet.
+    """
+
+    name: str
+    count: int
+    settings: dict[str, Any]
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.count))  # a dict has none
+
+
+class FleetFile(Struct, frozen=True, kw_only=True):
+    """What a file states of a fleet; None: nothing, so it is as on the command line."""
+
+    path: str
+    groups: tuple[ReplicaGroup, ...]
+    router: str | None = None
+    report_interval: float | None = None
+
+    def __str__(self) -> str:
+        return self.path
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas all groups have."""
+        return sum(group.count for group in self.groups)
+
+
+class _Contents(Struct):
+    """The sections of a file, of which each reads what is in it."""
+
+    replicas: Annotated[
+        list[Any], Meta(min_length=1, max_length=MAX_GROUPS, description="a list of groups")
+    ]
+    router: Any = None
+    report_interval: Any = None
+
+
+def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
+    """Return the fleet of a YAML file.
+
+    of_fleet: reads `router` and `report_interval`, and as `replicas` how many there are.
+    of_engine: reads the settings that a group may state.
+
+    Raises:
+        CatalogError: the file cannot be read, or something in it is not allowed.
+    """
+    contents = as_record(read_mapping(path), _Contents, path)
+    stated = {
+        name: _read(of_fleet[name], value, f"{path}: {name}")
+        for name in ("router", "report_interval")
+        if (value := getattr(contents, name)) is not None
+    }
+    groups: dict[str, ReplicaGroup] = {}
+    for number, values in enumerate(contents.replicas, 1):
+        place = f"{path}: group {number}"
+        group = _group(values, str(number), place, {**of_engine, "count": of_fleet["replicas"]})
+        if group.name in groups:
+            raise CatalogError(f"{place}: another group is called {group.name}")
+        groups[group.name] = group
+    fleet = FleetFile(path=path, groups=tuple(groups.values()), **stated)
+    _read(of_fleet["replicas"], fleet.num_replicas, f"{path}: all replicas together")
+    return fleet
+
+
+def _group(values: Any, number: str, place: str, readers: Readers) -> ReplicaGroup:
+    """Return a group of a file, which has its number for a name if it states none."""
+    allowed = ["name", *readers]
+    if not isinstance(values, dict):
+        raise CatalogError(f"{place}: expected a count, and any of {', '.join(allowed)}")
+    settings = dict(values)
+    name = settings.pop("name", number)
+    if not isinstance(name, str | int) or not 0 < len(str(name)) <= MAX_NAME:
+        raise CatalogError(f"{place}: name: expected text of up to {MAX_NAME} characters")
+    for key in settings:
+        if key not in readers:
+            near = get_close_matches(str(key), allowed, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise CatalogError(
+                f"{place}: unknown setting {key}{hint}; allowed: {', '.join(allowed)}"
+            )
+    if "count" not in settings:
+        raise CatalogError(f"{place}: count is missing")
+    read = {key: _read(readers[key], value, f"{place}: {key}") for key, value in settings.items()}
+    return ReplicaGroup(name=str(name), count=read.pop("count"), settings=read)
+
+
+def _read(reader: Callable[[str], Any], value: Any, place: str) -> Any:
+    """Return what `reader` makes of a value as YAML has it."""
+    if value is None or isinstance(value, bool):
+        value = {None: "none", True: "on", False: "off"}[value]
+    if not isinstance(value, str | int | float):
+        raise CatalogError(f"{place}: expected a single value")
+    try:
+        return reader(str(value))
+    except (BatchdecodeError, ValueError) as error:  # of an endless number, too
+        raise CatalogError(f"{place} {value!r}: {error}") from None

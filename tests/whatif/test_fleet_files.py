@@ -1,0 +1,225 @@
+"""Fleets from a file: what it may say, and that its replicas are what they would be without it."""
+
+from random import Random
+
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from served import question_of
+
+from batcher.errors import BatchdecodeError
+from batcher.fleet.routers import ROUTERS
+from batcher.fleet.streamed import parse_streamed
+from batcher.metrics.slo import Slo
+from batcher.settings import SchedulingSettings
+from batcher.whatif.comparing import compare
+from batcher.whatif.deployments import AXES, Deployment, check_fleets, engines_of, grid_of
+from batcher.whatif.limits import limits_of, narrower, value_at, wider, without
+from batcher.whatif.measuring import Question, measure, problem_of
+from batcher.whatif.planning import find_plan
+from batcher.whatif.prices import Price
+
+MIXED = """
+router: least-loaded
+replicas:
+  - {name: large, count: 1, batch: 8, kv_blocks: 100}
+  - {name: small, count: 2, batch: 2, max_batch_tokens: 16, prefix_cache: off}
+"""
+BUSY = [(0.4 * number, 10 + number % 7, 5 + number % 9) for number in range(60)]
+
+
+@pytest.fixture
+def fleet_of(tmp_path):
+    def make(text, **settings):
+        path = tmp_path / "fleet.yaml"
+        path.write_text(text)
+        (fleet,) = AXES["fleet"].values(str(path))
+        return AXES["fleet"].set(Deployment(**settings), fleet)
+
+    return make
+
+
+def test_what_a_group_leaves_out_is_as_it_is_for_all(fleet_of):
+    deployment = fleet_of(MIXED, batch=4, scheduling=SchedulingSettings(kv_blocks=50))
+    large, small = engines_of([deployment])
+    assert (deployment.replicas, deployment.router) == (3, "least-loaded")
+    assert (large.batch, large.scheduling) == (8, SchedulingSettings(kv_blocks=100))
+    expected = SchedulingSettings(kv_blocks=50, max_batch_tokens=16, prefix_cache=False)
+    assert (small.batch, small.scheduling) == (2, expected)
+    assert hash(deployment) == hash(fleet_of(MIXED, batch=4, scheduling=deployment.scheduling))
+
+
+def test_groups_without_a_name_are_numbered_and_yaml_has_its_own_words(fleet_of):
+    text = "replicas: [{count: 1, kv_blocks: none, prefix_cache: on}, {count: 2, aging: 5e-6}]"
+    deployment = fleet_of(text)
+    assert [group.name for group in deployment.fleet.groups] == ["1", "2"]
+    first, second = engines_of([deployment])
+    assert (first.scheduling.kv_blocks, first.scheduling.prefix_cache) == (None, True)
+    assert second.scheduling.aging == 5e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("replicas: []", "replicas: expected a list of groups"),
+        ("router: least-loaded", "replicas missing"),
+        ("replica: []", r"unknown field replica \(did you mean replicas\?\); allowed: replicas"),
+        ("replicas: [3]", "group 1: expected a count, and any of name, profile"),
+        ("replicas: [{batch: 3}]", "group 1: count is missing"),
+        ("replicas: [{count: 0}]", "group 1: count 0: expected a whole number from 1 to 65,536"),
+        ("replicas: [{count: 1, kv-blocks: 3}]", r"kv-blocks \(did you mean kv_blocks\?\)"),
+        ("replicas: [{count: 1}, {count: 1, batch: many}]", "group 2: batch 'many': expected"),
+        ("replicas: [{count: 1, batch: [1]}]", "group 1: batch: expected a single value"),
+        ("replicas: [{count: 1, profile: h100}]", "group 1: profile 'h100': unknown profile"),
+        ("replicas: [{count: 1, rate: 3}]", "unknown setting rate"),
+        ("replicas: [{count: 1, name: ''}]", "group 1: name: expected text"),
+        ("replicas: [{count: 1, name: a}, {count: 2, name: a}]", "another group is called a"),
+        ("replicas: [{count: 65000}, {count: 65000}]", "all replicas together 130000: expected"),
+        ("{router: least-load, replicas: [{count: 1}]}", "did you mean least-loaded"),
+        ("{report_interval: 0, replicas: [{count: 1}]}", "report_interval 0: expected seconds"),
+    ],
+)
+def test_files_that_are_no_fleets(fleet_of, text, message):
+    with pytest.raises(BatchdecodeError, match=message):
+        fleet_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "given_names", "message"),
+    [
+        (MIXED, ["fleet", "replicas"], "--replicas has no effect with --fleet"),
+        (MIXED, ["fleet", "router"], "--router has no effect: all replicas of --fleet"),
+        (MIXED, ["fleet", "batch"], "--batch has no effect: all replicas of --fleet"),
+        ("replicas: [{count: 1, capacity: on-demand}]", ["fleet"], "group 1: --capacity has no"),
+        ("{report_interval: 1, replicas: [{count: 2}]}", ["fleet"], "goes by no reports"),
+    ],
+)
+def test_what_has_no_effect(fleet_of, text, given_names, message):
+    with pytest.raises(BatchdecodeError, match=message):
+        check_fleets(given_names, [fleet_of(text)])
+    check_fleets(["fleet", "kv_blocks"], [fleet_of(MIXED)])
+
+
+@examples(100)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(ROUTERS)))
+def test_a_file_of_equal_replicas_is_the_fleet_without_it(tmp_path_factory, seed, router):
+    random = Random(seed)
+    settings = {
+        "batch": random.randint(1, 6),
+        "kv_blocks": random.choice(["none", 4, 20]),
+        "max_batch_tokens": random.choice(["none", 16, 40]),
+        "policy": random.choice(["fcfs", "sjf"]),
+        "capacity": "watermark",
+    }
+    counts = random.choice([[1], [3], [1, 2]])
+    path = tmp_path_factory.mktemp("fleet") / "fleet.yaml"
+    groups = [{"count": count, **settings} for count in counts]
+    path.write_text(f"{{router: {router}, replicas: {groups}}}")
+    question = question_of(*random.sample(BUSY, 20), slo=Slo({"ttft": 3.0}))
+    axes = {name: AXES[name].values(str(value)) for name, value in settings.items()}
+    (alike,) = grid_of(axes, Deployment(replicas=sum(counts), router=router))
+    (from_file,) = grid_of({"fleet": AXES["fleet"].values(str(path))}, Deployment())
+    expected, outcome = measure(question, alike), measure(question, from_file)
+    assert replace(outcome, groups=None, binding=expected.binding) == expected
+    assert outcome.binding.shares == expected.binding.shares
+    assert [use.replicas for use in outcome.groups] == counts
+    assert sum(use.served for use in outcome.groups) == expected.served
+    assert sum(use.steps for use in outcome.groups) == expected.steps
+
+
+TO_THE_SMALL = """
+def choose(_, replicas):
+    small = [view for view in replicas if view.group == "small" and view.batch == 1]
+    return min(small, key=lambda view: view.num_requests).index
+"""
+
+
+def test_each_group_is_told_by_itself(fleet_of, tmp_path, monkeypatch):
+    (tmp_path / "to_the_small.py").write_text(TO_THE_SMALL)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = """
+        router: to_the_small:choose
+        replicas: [{name: large, count: 1, batch: 8}, {name: small, count: 2, batch: 1}]"""
+    outcome = measure(question_of(*BUSY), fleet_of(text))
+    large, small = outcome.groups
+    assert (large.served, large.steps, large.busy, large.slots_used) == (0, 0, 0.0, 0.0)
+    assert (small.served, small.name, small.replicas) == (60, "small", 2)
+    assert small.settings["batch"] == 1
+    assert small.slots_used == 1.0
+    assert small.busy == pytest.approx(outcome.replicas.mean * 3 / 2, abs=1e-6)
+
+
+def test_gpus_of_each_group_have_their_own_price(fleet_of, tmp_path):
+    seconds = "t0: 1000.0, w: 0, f: 0, g: 0, d: 0, h: 0, e: 0"
+    (tmp_path / "p.yaml").write_text(
+        f"a: {{{seconds}, hardware: one, tensor_parallel: 2}}\nb: {{{seconds}, hardware: two}}"
+    )
+    file = f"{tmp_path}/p.yaml"
+    deployment = fleet_of(
+        f"replicas: [{{count: 1, profile: '{file}:a'}}, {{count: 3, profile: '{file}:b'}}]"
+    )
+    prices = {
+        "one": Price(dollars_per_hour=36, busy_watts=3600, idle_watts=0),
+        "two": Price(dollars_per_hour=3.6, busy_watts=360, idle_watts=36),
+    }
+    question = replace(question_of((0, 1, 10), (90, 1, 10)), prices=prices)
+    cost = measure(question, deployment).cost  # 100 s, the first two replicas busy for 10 each
+    assert (cost.gpus, cost.dollars_per_hour) == (5, pytest.approx(2 * 36 + 3 * 3.6))
+    assert cost.dollars_per_million_tokens == pytest.approx(82.8 / 36 / 20 * 1e6)
+    joules = 2 * 10 * 3600 + 10 * 360 + 290 * 36
+    assert cost.kwh_per_million_tokens == pytest.approx(joules / 3.6e6 / 20 * 1e6, abs=1e-6)
+
+
+PARTS = [(1000, 0), (0, 1000)]  # of a step, and of a token
+
+
+def test_what_binds_is_found_for_each_group_by_its_own_steps(fleet_of, tmp_path):
+    by_step, by_token = (f"t0: {a}, w: 0, f: {b}, g: 0, d: 0, h: 0, e: 0" for a, b in PARTS)
+    (tmp_path / "p.yaml").write_text(f"a: {{{by_step}}}\nb: {{{by_token}}}")
+    file = f"{tmp_path}/p.yaml"
+    requests = [(0, 1, 10)] * 8
+    shares = {}
+    for names in ("a", "b", "ab"):
+        groups = [f"{{count: {2 // len(names)}, batch: 1, profile: '{file}:{n}'}}" for n in names]
+        outcome = measure(question_of(*requests), fleet_of(f"replicas: [{', '.join(groups)}]"))
+        shares[names] = outcome.binding.shares
+    assert set(shares["a"]) == {"slots", "compute"}
+    assert set(shares["b"]) == {"compute"}
+    assert shares["ab"]["slots"] == pytest.approx(shares["a"]["slots"] / 2)
+
+
+def test_the_answer_does_not_depend_on_the_number_of_processes(fleet_of):
+    question = Question(parse_streamed("synthetic:rate=2,duration=60,prompt=20,output=5"))
+    grid = [fleet_of(MIXED.replace("least-loaded", name)) for name in ("round-robin", "random")]
+    one, three = (compare(question, grid, growth=0.1, num_jobs=jobs, small=0) for jobs in (1, 3))
+    assert one == three
+    assert one[0].outcome.groups[1].served == pytest.approx(80, abs=20)
+
+
+def test_a_group_that_makes_no_sense_is_named(fleet_of):
+    deployment = fleet_of("replicas: [{count: 1}, {count: 1, name: odd, max_batch_tokens: 4}]")
+    assert "group odd: --max-batch-tokens 4 is less than the 8 slots" in problem_of(deployment)
+
+
+def test_a_limit_of_a_fleet_is_changed_in_all_groups(fleet_of):
+    deployment = fleet_of(MIXED)
+    assert limits_of(deployment) == ["slots", "kv", "tokens"]
+    assert value_at(wider(deployment, "slots"), "slots") == [16, 4]
+    assert value_at(narrower(deployment, "kv"), "kv") == [50, None]
+    assert value_at(wider(deployment, "tokens"), "tokens") == [None, 32]
+    assert wider(deployment, "static") is None
+    assert narrower(deployment, "threshold") is None
+    free = without(deployment, ["slots", "tokens"], question_of(*BUSY).workload)
+    assert value_at(free, "slots") == 60
+    assert value_at(free, "kv") == [100, None]
+    assert value_at(free, "tokens")[1] > 1000
+
+
+def test_the_largest_rate_of_a_fleet(fleet_of):
+    question = question_of(*BUSY, slo=Slo({"ttft": 4.0}), asked=0.9)
+    plan = find_plan(question, fleet_of(MIXED), "rate")
+    assert plan.is_met
+    assert plan.binding != ["compute"]
+    assert plan.outcome.goodput.share >= 0.9 > plan.next_outcome.goodput.share
