@@ -44,8 +44,10 @@ class Loaded(NamedTuple):
     digest: str
 
 
-def load(source: str, settings: HFSettings) -> Loaded:
+def load(source: str, settings: HFSettings, *, is_local: bool) -> Loaded:
     """Return the model in a folder, or of a name of the Hub.
+
+    is_local: whether the Hub is not asked.
 
     Raises:
         BatchdecodeError: there is none, it cannot be read, or not on this device.
@@ -53,7 +55,7 @@ def load(source: str, settings: HFSettings) -> Loaded:
     is_folder = Path(source).is_dir()
     _check_device(settings.device)
     given = {
-        "local_files_only": is_folder,
+        "local_files_only": is_local,
         "trust_remote_code": settings.trust_remote_code,
     }
     with _reading(source):

@@ -42,20 +42,25 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
         raise BatchdecodeError(f"{spec}: there is no such folder, and it is no name of the Hub")
     if any(find_spec(module) is None for module in _NEEDED_MODULES):
         raise MissingHFError
+    from batcher.hf.hub import is_offline  # noqa: PLC0415 - an extra
+
+    is_local = is_folder or is_offline(source)  # which is known before torch is imported
     from batcher.hf.loading import quietly  # noqa: PLC0415 - with it comes torch
 
     with quietly():
-        return _load(spec, source, settings)
+        return _load(spec, source, settings, is_local=is_local)
 
 
-def _load(spec: str, source: str, settings: HFSettings) -> TransformerModel | SlotModel:
+def _load(
+    spec: str, source: str, settings: HFSettings, *, is_local: bool
+) -> TransformerModel | SlotModel:
     from batcher.hf.decoder import HFDecoder  # noqa: PLC0415 - as above
     from batcher.hf.loading import load  # noqa: PLC0415 - as above
     from batcher.hf.parts import WholeError  # noqa: PLC0415 - as above
     from batcher.hf.tokenizer import NoTokenizer  # noqa: PLC0415 - as above
     from batcher.hf.whole import WholeDecoder  # noqa: PLC0415 - as above
 
-    model, sizes, own_tokenizer, digest = load(source, settings)
+    model, sizes, own_tokenizer, digest = load(source, settings, is_local=is_local)
     limit = sizes.max_position_embeddings
     if settings.max_context is not None and settings.max_context > limit:
         raise BatchdecodeError(
