@@ -72,7 +72,7 @@ def write_profile(options: CalibrateOptions) -> None:
             fit = partial(_fit_steps, read_traced_steps)
         profile, summary = fit(options, chain(head, lines), source.name)
         say(source.take_notes() + summary)
-    nothing = dict.fromkeys(MORE_TERMS, 0.0) | {"pipeline_parallel": 1}
+    nothing = dict.fromkeys((*MORE_TERMS, "least"), 0.0) | {"pipeline_parallel": 1}
     stated = {
         name: value
         for name, value in asdict(profile).items()

@@ -8,9 +8,10 @@ from msgspec import Struct
 from batcher.settings import DEFAULT_BLOCK_SIZE
 from batcher.timing.carrying import load_profile
 from batcher.timing.loading import num_tokens_that_fit, step_time_of, usable_blocks
+from batcher.timing.overhead import split_overhead
 from batcher.timing.physics import Physics, Prediction, check_physics, predictions_of
 from batcher.timing.profiles import Profile, is_file, read_profiles, shipped_profiles
-from batcher.timing.roofline import num_kv_tokens, parts_of, roofline
+from batcher.timing.roofline import num_kv_tokens, parts_of
 
 from .printing import print_json, print_text
 from .screen.cells import aligned, printable
@@ -70,7 +71,7 @@ def _reports(name: str | None) -> list[StepTimeReport]:
         step_time = step_time_of(name)
         predictions = predictions_of(step_time)
         return [StepTimeReport(name=name, settings=step_time.settings, predictions=predictions)]
-    if is_file(name):
+    if is_file(name) and split_overhead(name)[1] is None:
         return [_report_of_profile(*named) for named in read_profiles(name).items()]
     return [_report_of_profile(*load_profile(name))]
 
@@ -97,9 +98,10 @@ def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
 
 
 def _report_of_roofline(name: str) -> StepTimeReport:
-    """Return what is said of roofline:MODEL:GPU:TP, or raise a CatalogError."""
-    shape, gpu, *stages = parts_of(name.partition(":")[2])
-    step_time = roofline(name, shape, gpu, *stages)
+    """Return what is said of roofline:MODEL:GPU:TP@ENGINE, or raise a CatalogError."""
+    kernels, overhead = split_overhead(name)
+    shape, gpu, *stages = parts_of(kernels.partition(":")[2])
+    step_time = step_time_of(name)
     num_tokens = num_kv_tokens(shape, gpu, *stages)
     return StepTimeReport(
         name=name,
@@ -109,7 +111,7 @@ def _report_of_roofline(name: str) -> StepTimeReport:
         kv_tokens_that_fit=num_tokens,
         kv_blocks=_num_blocks(num_tokens),
         error="a bound, not an estimate: real engines take longer",
-        source=gpu.source,
+        source=f"{gpu.source}; the engine: {overhead.source}" if overhead else gpu.source,
         predictions=predictions_of(step_time),
     )
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from batcher.timing.catalog import CatalogError
 from batcher.timing.hardware import GPU, load_gpu
 from batcher.timing.model_shape import ModelShape, load_model_shape
+from batcher.timing.overhead import split_overhead, with_overhead
 from batcher.timing.profiles import Profile, find_profile
 from batcher.timing.roofline import communication_seconds, stages_of
 
@@ -24,11 +25,22 @@ Llama-3.1-8B to 2, 4 and 8 GPUs, H100 and A100, by the times of operations that 
 
 
 def load_profile(text: str) -> tuple[str, Profile]:
-    """Return the name and the profile that `text` names, as `find_profile`, or as that and ":GPUS".
+    """Return the name and the profile that `text` names: as `find_profile`, and its ends.
+
+    These are ":GPUS", which carries it to so many, and "@ENGINE", which adds what that takes.
 
     Raises:
-        CatalogError: there is none, or it cannot be carried to so many GPUs.
+        CatalogError: there is none, it cannot be carried, or nothing can be added to it.
     """
+    kernels, overhead = split_overhead(text)
+    name, profile = _load_kernels(kernels)
+    if overhead is None:
+        return name, profile
+    return f"{name}{text.removeprefix(kernels)}", with_overhead(profile, overhead)
+
+
+def _load_kernels(text: str) -> tuple[str, Profile]:
+    """Return the profile that `text` names, carried to other GPUs if it says so, or raise."""
     measured, colon, gpus = text.rpartition(":")
     if not colon or re.fullmatch("[0-9]+(x[0-9]+)?", gpus) is None:
         return find_profile(text)

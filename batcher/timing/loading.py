@@ -8,7 +8,9 @@ from batcher.timing.carrying import load_profile
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.hardware import GPU, load_gpu
+from batcher.timing.least import LeastStepTime
 from batcher.timing.model_shape import ModelShape, load_model_shape
+from batcher.timing.overhead import Overhead, split_overhead
 from batcher.timing.profiles import Profile
 from batcher.timing.roofline import num_kv_tokens, parts_of, roofline
 from batcher.timing.step_time import StepTime
@@ -16,7 +18,7 @@ from batcher.timing.step_time import StepTime
 MAX_STEP_SECONDS = 1e6
 FORMS = (
     "constant, constant:SECONDS, the name of a profile, FILE.yaml, FILE.yaml:NAME, one of these "
-    "and :GPUS, roofline:MODEL:GPU or roofline:MODEL:GPU:GPUS"
+    "and :GPUS, roofline:MODEL:GPU or roofline:MODEL:GPU:GPUS; all but a constant with @ENGINE"
 )
 
 
@@ -54,11 +56,21 @@ def step_time_of(text: str) -> StepTime:
     if kind == "constant":
         return ConstantStepTime(_seconds(rest)) if colon else ConstantStepTime()
     if kind == "roofline" and colon:
-        return roofline(text, *parts_of(rest))
+        return _roofline_of(text)
     if not text:
         raise CatalogError(f"no step time is named; give {FORMS}")
     name, profile = load_profile(text)
     return profile.step_time(name)
+
+
+def _roofline_of(text: str) -> StepTime:
+    """Return the step time of roofline:MODEL:GPU:GPUS@ENGINE, or raise a CatalogError."""
+    kernels, overhead = split_overhead(text)
+    named = parts_of(kernels.partition(":")[2])
+    overhead, num_layers = overhead or Overhead(), named[0].num_hidden_layers
+    best = roofline(text, *named, overhead.gap_seconds(num_layers))
+    least = overhead.least_ms(num_layers)
+    return LeastStepTime(best, least) if least else best
 
 
 def _seconds(text: str) -> float:
@@ -119,7 +131,7 @@ def hardware_of(text: str) -> Hardware | None:
     named = _named(text)
     if isinstance(named, tuple):
         _, _, tensor_parallel, num_stages = named
-        return Hardware(text.split(":")[2], tensor_parallel * num_stages)
+        return Hardware(split_overhead(text)[0].split(":")[2], tensor_parallel * num_stages)
     if named is None or named.hardware is None:
         return None
     return Hardware(named.hardware, named.tensor_parallel * named.pipeline_parallel)
@@ -135,7 +147,7 @@ def _named(text: str) -> tuple[ModelShape, GPU, int, int] | Profile | None:
     if kind == "constant":
         return None
     if kind == "roofline" and colon:
-        return parts_of(rest)
+        return parts_of(split_overhead(rest)[0])
     return load_profile(text)[1]
 
 

@@ -10,6 +10,8 @@ from msgspec import Struct
 from batcher.timing import catalog
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import PipelineStepTime, ProfileStepTime
+from batcher.timing.least import LeastStepTime
+from batcher.timing.step_time import StepTime
 
 TERMS = ("t0", "w", "f", "g", "d", "h", "e")
 MORE_TERMS = ("c", "x")
@@ -23,6 +25,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     by_tokens: (tokens of a step, what they take), in place of max(w, f*T).
     num_experts, num_experts_per_tok: those of a layer, of which x is the cost; None without them.
+    least: no step takes less; see overhead.py.
     hardware, model: names of hardware.yaml and models.yaml, or of something not there.
     tensor_parallel: the GPUs that share every layer.  pipeline_parallel: the stages of so many GPUs
     that have some of the layers each; the terms are those of all in one part.  kv_tokens: how many
@@ -41,6 +44,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     by_tokens: catalog.Points = ()
     num_experts: catalog.OptionalCount = None
     num_experts_per_tok: catalog.OptionalCount = None
+    least: catalog.Amount = 0.0
     hardware: catalog.OptionalText = None
     model: catalog.OptionalText = None
     tensor_parallel: catalog.Count = 1
@@ -62,16 +66,17 @@ class Profile(Struct, frozen=True, kw_only=True):
             return None
         return self.num_experts, self.num_experts_per_tok
 
-    def step_time(self, name: str) -> ProfileStepTime | PipelineStepTime[ProfileStepTime]:
+    def step_time(self, name: str) -> StepTime:
         """Return the step time that a profile of this name stands for."""
         passes = [
             ProfileStepTime(name, self.terms, self.by_tokens, self.experts, parts)
             for parts in range(1, self.pipeline_parallel + 1)
         ]
-        if len(passes) == 1:
-            return passes[0]
-        settings = passes[0].settings | {"pipeline_parallel": self.pipeline_parallel}
-        return PipelineStepTime(name, settings, passes)
+        step_time: StepTime = passes[0]
+        if len(passes) > 1:
+            settings = passes[0].settings | {"pipeline_parallel": self.pipeline_parallel}
+            step_time = PipelineStepTime(name, settings, passes)
+        return LeastStepTime(step_time, self.least) if self.least else step_time
 
 
 @cache

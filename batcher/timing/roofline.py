@@ -23,12 +23,17 @@ MAX_GPUS = 1024
 
 
 def roofline(
-    name: str, shape: ModelShape, gpu: GPU, tensor_parallel: int = 1, pipeline_parallel: int = 1
+    name: str,
+    shape: ModelShape,
+    gpu: GPU,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    overhead: float = 0.0,
 ) -> RooflineStepTime | PipelineStepTime[RooflineStepTime]:
     """Return the least that steps can take on GPUs that share the work.
 
     tensor_parallel: how many share every layer evenly.  pipeline_parallel: how many stages of so
-    many GPUs have some of the layers each.
+    many GPUs have some of the layers each.  overhead: seconds that each step takes on top.
 
     Raises:
         CatalogError: there are several, and nothing is known of the link between them.
@@ -38,12 +43,16 @@ def roofline(
         "gpu": msgspec.to_builtins(gpu),
         "tensor_parallel": tensor_parallel,
     }
+    if overhead:
+        settings["overhead"] = overhead
     if pipeline_parallel == 1:
-        return roofline_of_part(name, settings, shape, gpu, (tensor_parallel, 1))
+        return roofline_of_part(name, settings, shape, gpu, (tensor_parallel, 1), overhead=overhead)
     settings["pipeline_parallel"] = pipeline_parallel
     stages = tensor_parallel, pipeline_parallel
     parts = range(1, pipeline_parallel + 1)
-    passes = [roofline_of_part(name, settings, shape, gpu, stages, part) for part in parts]
+    passes = [
+        roofline_of_part(name, settings, shape, gpu, stages, part, overhead) for part in parts
+    ]
     return PipelineStepTime(name, settings, passes)
 
 
@@ -54,10 +63,11 @@ def roofline_of_part(
     gpu: GPU,
     stages: tuple[int, int],
     parts: int = 1,
+    overhead: float = 0.0,
 ) -> RooflineStepTime:
     """Return what one of so many parts of a step takes through all stages.
 
-    stages: the GPUs of a stage, and how many stages there are.
+    stages: the GPUs of a stage, and how many stages there are.  overhead: seconds on top.
     """
     tensor_parallel, _ = stages
     flops = gpu.tflops * 1e12 * tensor_parallel
@@ -82,7 +92,7 @@ def roofline_of_part(
             _ticks(kv_bytes, bandwidth),
             _ticks(kv_bytes, bandwidth),
         ),
-        communication=(_ticks(per_step, 1), _ticks(per_token / parts, 1)),
+        communication=(_ticks(per_step + overhead, 1), _ticks(per_token / parts, 1)),
         experts=shape.experts
         and of_experts(*shape.experts, _ticks(shape.expert_bytes, bandwidth), parts),
     )

@@ -16,6 +16,7 @@ from batcher.timing.formulas import (
     sum_of_ramp,
     whole_ticks,
 )
+from batcher.timing.least import LeastStepTime
 from batcher.timing.profiles import MORE_TERMS, TERMS, shipped_profiles
 from batcher.timing.step_time import StepTime
 
@@ -55,7 +56,11 @@ ROOFLINES = st.builds(
 PIPELINES = st.lists(ROOFLINES, min_size=1, max_size=4).map(
     lambda passes: PipelineStepTime("test", {}, passes)
 )
-STEP_TIMES = st.one_of(PROFILES, OF_EXPERTS, CONSTANTS, ROOFLINES, PIPELINES)
+LIFTED = st.builds(LeastStepTime, st.one_of(PROFILES, OF_EXPERTS), st.floats(0.001, 4000))
+LIFTED_ROOFLINES = st.builds(LeastStepTime, st.one_of(ROOFLINES, PIPELINES), st.floats(1e-12, 1e-8))
+STEP_TIMES = st.one_of(
+    PROFILES, OF_EXPERTS, CONSTANTS, ROOFLINES, PIPELINES, LIFTED, LIFTED_ROOFLINES
+)
 
 
 def one_by_one(step_time: StepTime, num_sequences: int, kv_read: int, num_steps: int) -> list[int]:
