@@ -117,10 +117,18 @@ force = partial(flag, OUTPUT, "Overwrite a file that holds something.")
 color = partial(
     option, DISPLAY, "Use colors: auto (on a terminal), always or never.", "WHEN", default="auto"
 )
+_SLO = "ttft=0.5,tpot=50ms,e2e=10,queue=1"
 slo = partial(
     option,
     OUTPUT,
-    "Count the requests that meet them: ttft=0.5,tpot=50ms,e2e=10,queue=1.",
+    f"Count the requests that meet them: {_SLO}.",
     "LIMIT,...",
     offers="slo",
+)
+slos = partial(
+    option,
+    text=f"What is promised: {_SLO}; again for a class: priority=1:ttft=.3.",
+    metavar="LIMIT,...",
+    offers="slos",
+    is_common=True,
 )

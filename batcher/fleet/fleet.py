@@ -4,6 +4,7 @@ Rule: nothing happens before all that could bear on it has happened.  A replica 
 it is known what is sent to it up to then; the router is told of nothing that is still to come.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import floor, inf
@@ -45,7 +46,8 @@ class Fleet:
             for index, each in enumerate(replicas)
         ]
         self._columns = Columns()
-        self._num_ended = self._num_refused = 0
+        self._num_ended = 0
+        self._refused = Counter[int]()
         self._siblings: tuple[int, ReplicaView | None] = (-1, None)
         self._events: list[tuple[tuple[float, int], int]] = []  # a heap, of which replica
         self._next_events = [NOTHING] * len(replicas)  # which of them are not outdated
@@ -69,8 +71,9 @@ class Fleet:
         return FleetResult(
             [replica.close() for replica in self._replicas],
             self._columns.times,
+            self._columns.priorities,
             None if first is None else first.arrival_time,
-            self._num_refused,
+            self._refused,
         )
 
     # -- if nothing depends on ends: what comes between two reports is sent on all at once --------
@@ -201,7 +204,7 @@ class Fleet:
         sequence.fail()
         turn: SimulatedSequence | None = sequence
         while turn is not None:
-            self._num_refused += 1
+            self._refused[turn.priority] += 1
             turn = self._next_turn(turn, sequence.arrival_time)
 
     def _hear_ends(self, now: float) -> None:

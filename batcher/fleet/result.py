@@ -1,14 +1,16 @@
 """What a fleet comes to: the times of all that were served, and what each replica did.
 
-Rule: no request is kept as an object; what is kept of one are five numbers.
+Rule: no request is kept as an object; what is kept of one are six numbers.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 from msgspec import Struct, field
+from numpy.typing import NDArray
 
 from batcher.metrics.arrays import ServedTimes
 from batcher.scheduling.sequence import NEVER
@@ -16,12 +18,15 @@ from batcher.simulation.result import SimulationResult, Totals
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.timing.step_time import TICKS_PER_SECOND
 
+Priorities = NDArray[np.int32]
+
 
 class Columns:
-    """The times of sequences that came to their end, as they are added."""
+    """The times and priorities of sequences that came to their end, as they are added."""
 
     def __init__(self) -> None:
         self._columns = tuple(array("d") for _ in ServedTimes._fields)
+        self._priorities = array("i")
 
     def add(self, sequence: SimulatedSequence, num_output_tokens: int) -> None:
         """Take in one that was given tokens."""
@@ -31,6 +36,7 @@ class Columns:
         first_token.append(sequence.first_token_ticks / TICKS_PER_SECOND)
         end.append(sequence.end_ticks / TICKS_PER_SECOND)
         num_tokens.append(num_output_tokens)
+        self._priorities.append(sequence.priority)
 
     @property
     def times(self) -> ServedTimes:
@@ -38,11 +44,17 @@ class Columns:
         arrival, admitted, first_token, end, num_tokens = map(np.frombuffer, self._columns)
         return ServedTimes(arrival, admitted, first_token, end, num_tokens.astype(np.int64))
 
+    @property
+    def priorities(self) -> Priorities:
+        """Those of them all, in the same order; nothing may be added after that, either."""
+        return np.frombuffer(self._priorities, np.int32)
+
 
 class ReplicaResult(Struct):
     """What one engine did.
 
-    num_served: sequences that were given tokens.  num_failed: those that could never run.
+    num_served: sequences that were given tokens.  failed: those that could never run, by their
+    priorities.
     kv_read: tokens before its own that each read while it decoded, summed up, less what accepted
     drafts saved.  prefill_work: see StepTime; of all prompts, and of the drafts.
     last_admission_ticks: when a sequence was last admitted for the first time; None: none was.
@@ -54,7 +66,7 @@ class ReplicaResult(Struct):
     max_batch_tokens: int | None
     totals: Totals = field(default_factory=Totals)
     num_served: int = 0
-    num_failed: int = 0
+    failed: Counter[int] = field(default_factory=Counter)
     kv_read: int = 0
     prefill_work: int = 0
     last_admission_ticks: int | None = None
@@ -63,7 +75,7 @@ class ReplicaResult(Struct):
     def add(self, sequence: SimulatedSequence, columns: Columns) -> None:
         """Take in a sequence that has ended, or failed."""
         if sequence.has_failed:
-            self.num_failed += 1
+            self.failed[sequence.priority] += 1
             return
         num_output = sequence.num_output_tokens
         if num_output > 1:
@@ -146,18 +158,25 @@ class ReplicasResult(Struct, frozen=True, dict=True):
 class FleetResult(ReplicasResult, frozen=True, dict=True):
     """What all replicas of a fleet did.
 
-    times: of all that were served.  num_refused: sequences that the router refused.
+    times: of all that were served.  priorities: theirs [request].  refused: sequences that the
+    router refused, by their priorities.
     first_arrival: in seconds; None if there was none.
     """
 
     times: ServedTimes
+    priorities: Priorities
     first_arrival: float | None
-    num_refused: int = 0
+    refused: Counter[int] = field(default_factory=Counter)
 
     @property
     def num_failed(self) -> int:
         """How many sequences could never run, or were refused."""
-        return sum(replica.num_failed for replica in self.replicas) + self.num_refused
+        return self.failed.total()
+
+    @property
+    def failed(self) -> Counter[int]:
+        """The same by their priorities."""
+        return sum((replica.failed for replica in self.replicas), self.refused)
 
     @property
     def makespan(self) -> float:
@@ -176,6 +195,7 @@ def whole_of(parts: Sequence[FleetResult]) -> FleetResult:
     return FleetResult(
         [parts[index % num_parts].replicas[index] for index in range(num_replicas)],
         ServedTimes(*map(np.concatenate, zip(*(part.times for part in parts), strict=True))),
+        np.concatenate([part.priorities for part in parts]),
         min((part.first_arrival for part in parts if part.first_arrival is not None), default=None),
     )
 
@@ -189,4 +209,4 @@ def result_of_engine(run: SimulationResult) -> FleetResult:
     for sequence in run.sequences:
         replica.add(sequence, columns)
     first = min((sequence.arrival_time for sequence in run.sequences), default=None)
-    return FleetResult([replica], columns.times, first)
+    return FleetResult([replica], columns.times, columns.priorities, first)

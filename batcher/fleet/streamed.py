@@ -23,12 +23,18 @@ from batcher.workloads.distributions import (
     parse_distribution,
 )
 from batcher.workloads.entries import DEFAULT_NAME, MAX_LENGTH, WorkloadError
-from batcher.workloads.synthetic import ARRIVALS, OUTPUTS, PROMPTS
+from batcher.workloads.priorities import (
+    PriorityShares,
+    draw_priorities,
+    parse_priorities,
+)
+from batcher.workloads.synthetic import ARRIVALS, OUTPUTS, PRIORITIES, PROMPTS
 
 PREFIX = "synthetic:"
 FORM = (
     "synthetic:rate=R,duration=SECONDS,prompt=D,output=D, and perhaps burstiness=B (1, which is "
-    "Poisson, or constant) and seed=N (0); a distribution has : between its numbers"
+    "Poisson, or constant), priority=N:SHARE:N:SHARE (0) and seed=N (0); a distribution has : "
+    "between its numbers"
 )
 MAX_RATE, MAX_DURATION, MAX_REQUESTS = 1e6, 1e9, 10**9
 _NUM_SAMPLED = 4096  # lengths, for their means
@@ -39,7 +45,7 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
     """Requests that arrive for `duration` seconds, `rate` of them a second; none shares a prefix.
 
     prompt, output: distributions of their lengths, as text.  burstiness: see Gamma; None: at equal
-    distances.
+    distances.  shares: of priorities.
     """
 
     rate: float
@@ -47,12 +53,18 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
     prompt: str
     output: str
     burstiness: float | None = 1.0
+    shares: PriorityShares = {}
     seed: int = 0
 
     @property
     def num_samples(self) -> int:
         """About how many requests there are."""
         return max(round(self.rate * self.duration), 1)
+
+    @property
+    def priorities(self) -> set[int]:
+        """All priorities that a request may have."""
+        return set(self.shares) or {0}
 
     @property
     def num_output_tokens(self) -> int:
@@ -82,8 +94,8 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
         """Return about as many requests, which arrive `rate` times as fast."""
         return replace(self, rate=self.rate * rate, duration=self.duration / rate)
 
-    def rows(self) -> Iterator[tuple[float, int, int]]:
-        """Yield when each request arrives, and how long its prompt and its output are."""
+    def rows(self) -> Iterator[tuple[float, int, int, int]]:
+        """Yield for each request its arrival, how long prompt and output are, and its priority."""
         arrivals: Arrivals = Poisson(self.rate)
         if self.burstiness is None:
             arrivals = Constant(self.rate)
@@ -97,7 +109,8 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
                 (self.output, "output", OUTPUTS),
             )
         )
-        return zip(takewhile(self.duration.__gt__, times), *lengths, strict=False)
+        priorities = draw_priorities(self.shares, make_generator(self.seed, PRIORITIES))
+        return zip(takewhile(self.duration.__gt__, times), *lengths, priorities, strict=False)
 
 
 AnyWorkload = Workload | StreamedWorkload
@@ -125,7 +138,7 @@ class StreamedTurns(Turns):
     def longest(self) -> SimulatedSequence:
         """One that is as long as any can be."""
         workload = self._workload
-        return _sequence(0, 0.0, *map(_most, (workload.prompt, workload.output)))
+        return _sequence(0, 0.0, _most(workload.prompt), _most(workload.output), 0)
 
     def arrivals(self) -> Iterable[SimulatedSequence]:
         """Yield the sequences in the order in which they arrive."""
@@ -134,7 +147,9 @@ class StreamedTurns(Turns):
                 yield _sequence(number, *row)
 
 
-def _sequence(number: int, arrival: float, num_prompt: int, num_output: int) -> SimulatedSequence:
+def _sequence(
+    number: int, arrival: float, num_prompt: int, num_output: int, priority: int
+) -> SimulatedSequence:
     return make_sequence(
         Job(
             id=f"{DEFAULT_NAME}{number}",
@@ -143,6 +158,7 @@ def _sequence(number: int, arrival: float, num_prompt: int, num_output: int) -> 
             num_prompt_tokens=num_prompt,
             num_output_tokens=num_output,
             max_tokens=num_output,
+            priority=priority,
             prompt=(Piece(num_prompt, ("prompt", number)),),
             output=Piece(num_output, GREEDY),
         )
@@ -180,9 +196,9 @@ def parse_streamed(text: str) -> StreamedWorkload:
     missing = [name for name in ("rate", "duration", "prompt", "output") if name not in given]
     if missing:
         raise WorkloadError(f"{text}: {missing[0]} is missing: expected {FORM}")
-    workload = StreamedWorkload(
-        **{name: _READERS[name](value, f"{text}: {name}") for name, value in given.items()}
-    )
+    values = {name: _READERS[name](value, f"{text}: {name}") for name, value in given.items()}
+    shares = values.pop("priority", {})
+    workload = StreamedWorkload(**values, shares=shares)
     if workload.num_samples > MAX_REQUESTS:
         raise WorkloadError(f"{text}: more than {MAX_REQUESTS:,} requests")
     for length, name in ((workload.prompt, "prompt"), (workload.output, "output")):
@@ -219,5 +235,6 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "prompt": lambda text, _: text,
     "output": lambda text, _: text,
     "burstiness": _burstiness,
+    "priority": parse_priorities,
     "seed": _seed,
 }

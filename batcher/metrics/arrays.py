@@ -3,7 +3,7 @@
 Rule: a time here and the same time in a trace give the same microseconds.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from batcher.metrics.distributions import (
     seconds_distribution,
 )
 from batcher.metrics.latencies import Latencies
-from batcher.metrics.slo import Goodput, Slo
+from batcher.metrics.slo import Goodput
 
 Seconds = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -33,6 +33,16 @@ class ServedTimes(NamedTuple):
     first_token: Seconds
     end: Seconds
     num_tokens: Counts
+
+    def where(self, is_wanted: NDArray[np.bool_]) -> Self:
+        """Return those of some requests; is_wanted: [request]."""
+        columns: list[Any] = [column[is_wanted] for column in self]
+        return type(self)(*columns)
+
+    @property
+    def makespan(self) -> float:
+        """From the first arrival to the last end, in seconds; 0 of no request."""
+        return float(self.end.max() - self.arrival.min()) if len(self.arrival) else 0.0
 
     def values(self, metric: str) -> NDArray[np.int64]:
         """Return one of the METRICS of an SLO in microseconds [request]; tpot is 0 of one token."""
@@ -58,18 +68,22 @@ def latencies_of(times: ServedTimes) -> Latencies:
     )
 
 
-def goodput_of(slo: Slo, times: ServedTimes, num_failed: int = 0) -> Goodput:
-    """Return how many requests met `slo`, with `num_failed` others that did not come to an end."""
+def goodput_of(
+    limits: dict[str, float], times: ServedTimes, num_failed: int, makespan: float
+) -> Goodput:
+    """Return how many requests met `limits`, with `num_failed` others that came to no end.
+
+    limits: in seconds, by metric.  makespan: of the run, in seconds.
+    """
     is_good = np.ones(len(times.arrival), bool)
     missed = {"failed": num_failed} if num_failed else {}
-    for metric, limit in slo.limits.items():
+    for metric, limit in limits.items():
         is_late = times.values(metric) > round(limit * MICROSECONDS)
         is_good &= ~is_late
         if is_late.any():
             missed[metric] = int(is_late.sum())
-    makespan = float(times.end.max() - times.arrival.min()) if len(times.arrival) else 0.0
     num_requests = len(times.arrival) + num_failed
-    return Goodput.of(slo, num_requests, int(is_good.sum()), makespan, missed)
+    return Goodput.of(limits, num_requests, int(is_good.sum()), makespan, missed)
 
 
 def distribution_of(values: NDArray[np.int64]) -> SecondsDistribution | None:

@@ -1,8 +1,8 @@
-"""What a service promises of each request, and how many requests got it."""
+"""What a service promises of each request, or each class of them, and how many got it."""
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Self
 
@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from batcher.errors import BatchdecodeError
 from batcher.metrics.distributions import microseconds
 from batcher.metrics.latencies import EndedRequest
+from batcher.request import MAX_INT
 from batcher.totals import Totals
 
 METRICS = {
@@ -22,14 +23,32 @@ METRICS = {
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 NUM_DIGITS = 6
 
+OTHERS = "others"  # the class of what is in no other
+
 _LIMIT = re.compile(r"([^=]*)=([^=]*)")
+_CLASS = re.compile(r"\s*priority\s*=([^:]*):(.*)", re.DOTALL)
+_PRIORITY = re.compile(r"[+-]?[0-9]{1,10}")
 _TIME = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) ?([^\d\s]*)")
 
 
 class Slo(Struct, frozen=True):
-    """The most seconds that each of some METRICS may take, at least one of them."""
+    """The most seconds that each of some METRICS may take.
+
+    classes: what requests of these priorities are promised in place of that.  Without limits,
+    requests of no class are promised nothing.
+    """
 
     limits: dict[str, float]
+    classes: dict[int, "Slo"] = {}
+
+    @property
+    def all_limits(self) -> dict[str, float]:
+        """The limits of all: `ttft`, and `priority=1:ttft` of a class."""
+        return self.limits | {
+            f"{class_name(priority)}:{metric}": limit
+            for priority, slo in self.classes.items()
+            for metric, limit in slo.limits.items()
+        }
 
     def missed(self, request: EndedRequest) -> list[str]:
         """Return which limits the times of `request` exceed; times are compared in microseconds."""
@@ -39,6 +58,11 @@ class Slo(Struct, frozen=True):
             if (value := getattr(request, name)) is not None
             and microseconds(value) > microseconds(limit)
         ]
+
+
+def class_name(priority: int) -> str:
+    """Return what the requests of a priority are called, as `--slo` names them."""
+    return f"priority={priority}"
 
 
 class Goodput(Struct, frozen=True, kw_only=True):
@@ -59,11 +83,16 @@ class Goodput(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, slo: Slo | None, requests: int, good: int, makespan: float, missed: Mapping[str, int]
+        cls,
+        limits: dict[str, float],
+        requests: int,
+        good: int,
+        makespan: float,
+        missed: Mapping[str, int],
     ) -> Self:
         """Return the goodput of a run of `makespan` seconds."""
         return cls(
-            limits={} if slo is None else slo.limits,
+            limits=limits,
             requests=requests,
             good=good,
             share=round(good / requests, NUM_DIGITS) if requests else 0.0,
@@ -102,7 +131,8 @@ class GoodputCount(Totals):
         """Return what was counted in a run of `makespan` seconds; None if nothing is promised."""
         if slo is None and not self.num_requests:
             return None
-        return Goodput.of(slo, self.num_requests, self.num_good, makespan, self.missed)
+        limits = {} if slo is None else slo.limits
+        return Goodput.of(limits, self.num_requests, self.num_good, makespan, self.missed)
 
 
 def parse_slo(text: str) -> Slo:
@@ -124,6 +154,37 @@ def parse_slo(text: str) -> Slo:
             raise BatchdecodeError(f"SLO {text!r}: {name} is there twice")
         limits[name] = _seconds(value, f"SLO {text!r}: {name}")
     return Slo(limits)
+
+
+def parse_slos(texts: Sequence[str]) -> Slo | None:
+    """Return the SLO that all `texts` state: one of all, and `priority=1:ttft=0.3` of classes.
+
+    None if there is no text.
+
+    Raises:
+        BatchdecodeError: one is no list of limits, or of the same class as another one.
+    """
+    slos: dict[int | None, Slo] = {}
+    for text in texts:
+        match = _CLASS.fullmatch(text)
+        priority = None if match is None else _priority(match[1].strip(), text)
+        if priority in slos:
+            whom = "all" if priority is None else class_name(priority)
+            raise BatchdecodeError(f"SLO {text!r}: there is one of {whom} already")
+        slos[priority] = parse_slo(text if match is None else match[2])
+    if not slos:
+        return None
+    general = slos.pop(None, Slo({}))
+    return Slo(general.limits, {p: slo for p, slo in slos.items() if p is not None})
+
+
+def _priority(text: str, place: str) -> int:
+    if not _PRIORITY.fullmatch(text) or abs(int(text)) > MAX_INT:
+        raise BatchdecodeError(
+            f"SLO {place!r}: priority {text!r}: expected a whole number from {-MAX_INT:,} to "
+            f"{MAX_INT:,}"
+        )
+    return int(text)
 
 
 def _seconds(text: str, place: str) -> float:

@@ -82,6 +82,11 @@ class Workload(Struct, frozen=True, gc=False):
         return len(self.jobs)
 
     @property
+    def priorities(self) -> set[int]:
+        """All priorities that a job has."""
+        return {job.priority for job in self.jobs}
+
+    @property
     def num_output_tokens(self) -> int:
         """How many tokens all jobs generate together."""
         return sum(job.num_output_tokens for job in self.jobs)

@@ -6,11 +6,9 @@ docs/compare.md has the definition.
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
-from math import ceil, inf
+from math import inf
 from typing import Literal, get_args
 
-import numpy as np
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
@@ -19,10 +17,10 @@ from batcher.fleet.replica import ReplicaSettings
 from batcher.fleet.result import FleetResult, ReplicaResult, ReplicasResult, result_of_engine
 from batcher.fleet.routers import BlindRouter, PartRouter, router_of
 from batcher.fleet.streamed import AnyWorkload, StreamedTurns, StreamedWorkload, always
-from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
-from batcher.metrics.distributions import MICROSECONDS
+from batcher.metrics.arrays import latencies_of
+from batcher.metrics.distributions import SecondsDistribution
 from batcher.metrics.latencies import Latencies
-from batcher.metrics.slo import Goodput, Slo
+from batcher.metrics.slo import OTHERS, Goodput, Slo
 from batcher.scheduling.checks import check_settings
 from batcher.simulation.result import Totals
 from batcher.simulation.sequence import Turns
@@ -30,6 +28,7 @@ from batcher.simulation.simulator import simulate
 from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
+from batcher.whatif.classes import ClassOutcome, kept
 from batcher.whatif.deployments import Deployment, EngineGroup, groups_of
 from batcher.whatif.draft_memory import beside_draft, draft_memory_of
 from batcher.whatif.prices import Cost, Price, cost_of
@@ -158,8 +157,9 @@ class Outcome(Struct, frozen=True, kw_only=True):
     makespan: in seconds.  requests_per_s, tokens_per_s: served, and output tokens, over it.
     slots_used, kv_used, budget_used: shares over the steps, None without such a limit.
     prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.
-    tails: for each limit of the SLO, what the asked share of samples does not exceed; None if
-    fewer were served.
+    classes: of an SLO that has some, each by its name.
+    tails: for each limit of the SLO, what the asked share of the samples that it is of does not
+    exceed; None if fewer were served.
     drafts: None if none were verified.  replicas: None if there is one.  groups: of the replicas
     that a file states, None without one.  cost: None without prices.
     """
@@ -172,6 +172,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     latencies: Latencies
     goodput: Goodput | None
+    classes: dict[str, ClassOutcome]
     slots_used: float
     kv_used: float | None
     budget_used: float | None
@@ -211,6 +212,7 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
     groups = groups_of(deployment)
     profiles, parts = [group.engine.profile for group in groups], parts_of(result, groups)
     has_cache = any(group.engine.scheduling.has_prefix_cache for group in groups)
+    promise = None if slo is None else kept(slo, result, question.asked)
     return Outcome(
         served=num_served,
         failed=num_failed,
@@ -219,14 +221,15 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
         requests_per_s=round(num_served / makespan, NUM_DIGITS) if makespan else 0.0,
         tokens_per_s=round(num_tokens / makespan, NUM_DIGITS) if makespan else 0.0,
         latencies=latencies_of(times),
-        goodput=None if slo is None else goodput_of(slo, times, num_failed),
+        goodput=None if promise is None else promise.goodput,
+        classes={} if promise is None else promise.classes,
         slots_used=round(result.slot_utilisation, NUM_DIGITS),
         kv_used=_rounded(result.kv_utilisation),
         budget_used=_rounded(result.budget_utilisation),
         preemptions=totals.num_preemptions,
         recomputed_tokens=totals.recomputed_tokens,
         prefix_hits=_rounded(result.hit_rate) if has_cache else None,
-        tails={} if slo is None else _tails(slo, times, num_failed, question.asked),
+        tails={} if promise is None else promise.tails,
         drafts=_draft_use(totals),
         binding=binding_of(result, list(zip(parts, map(step_time_of, profiles), strict=True))),
         replicas=spread_of(result) if deployment.replicas > 1 else None,
@@ -318,17 +321,33 @@ def _draft_use(totals: Totals) -> DraftUse | None:
     )
 
 
+def times_of(outcome: Outcome, name: str) -> SecondsDistribution | None:
+    """Return how the times of a limit of the SLO are distributed over the requests that it is of.
+
+    name: as Slo.all_limits has it, or a metric.
+    """
+    of_class, _, metric = name.rpartition(":")
+    latencies = outcome.latencies
+    if outcome.classes:
+        latencies = outcome.classes[of_class or OTHERS].latencies
+    found: SecondsDistribution | None = getattr(latencies, metric)
+    return found
+
+
 def good_share(outcome: Outcome) -> float:
-    """Return the share of the requests that met the SLO, as it is, not as it is shown."""
-    goodput = outcome.goodput
-    if goodput is None or not goodput.requests:
-        return 0.0
-    return goodput.good / goodput.requests
+    """Return the share of the requests that met the SLO, as it is, not as it is shown.
+
+    Of several classes it is that of the class with the least.
+    """
+    parts = [each.goodput for each in outcome.classes.values()]
+    if not parts and outcome.goodput is not None:
+        parts = [outcome.goodput]
+    return min((part.good / part.requests for part in parts if part.requests), default=0.0)
 
 
 def score_of(question: Question, outcome: Outcome) -> tuple[float, float]:
     """Return the share of the requests that met the SLO, and how near the worst tail is to it."""
-    limits = {} if question.slo is None else question.slo.limits
+    limits = {} if question.slo is None else question.slo.all_limits
     excesses = [
         inf if (tail := outcome.tails[metric]) is None else tail / limit
         for metric, limit in limits.items()
@@ -354,17 +373,6 @@ def _problem_of(engine: Deployment) -> str | None:
     if memory is not None and not memory.kv_blocks:
         return f"--draft-model {engine.draft_model}: it leaves no KV block, with its weights"
     return None
-
-
-def _tails(slo: Slo, times: ServedTimes, num_failed: int, asked: float) -> dict[str, float | None]:
-    """Return for each limit the least time that the asked share of samples does not exceed."""
-    num_served = len(times.arrival)
-    rank = max(1, ceil(Fraction(str(asked)) * (num_served + num_failed)))
-    tails: dict[str, float | None] = {}
-    for metric in slo.limits:
-        values = np.sort(times.values(metric))
-        tails[metric] = int(values[rank - 1]) / MICROSECONDS if rank <= num_served else None
-    return tails
 
 
 def _rounded(share: float | None) -> float | None:

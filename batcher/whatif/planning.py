@@ -16,7 +16,7 @@ from batcher.whatif.search import Ladder, LeastSearch, Score, Searched
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """A value that was tried; share: of the requests that met the SLO.
+    """A value that was tried; share: see good_share.
 
     tokens_per_s, tails: see Outcome.
     """
@@ -30,13 +30,16 @@ class Trial(Struct, frozen=True, kw_only=True):
 class Plan(Struct, frozen=True, kw_only=True):
     """What a search came to.
 
-    searched, asked: what for, and which share of the requests was to meet the SLO.
+    searched, asked: what for, and which share of the requests, of each class, was to meet the SLO.
+    limits: of all classes, see Slo.
     is_met: whether `value` does, which is then the best that was found; else it is the nearest.
     file_rate: the mean rate of the arrivals in the file, requests a second; None if all arrive at
     once.
     is_last: no better value could be tried.
     next_value, next_outcome: the value after it that was tried and is not enough, None for none.
-    binding, reliefs, removal: see batcher.whatif.relief; of the next value, or of the nearest.
+    binding_classes: those, if there are several, of which too few meet their SLO with the next
+    value, or the nearest.
+    binding, reliefs, removal: see batcher.whatif.relief; of the same value.
     contradictions: values tried that are easier than `value`, and yet not enough.
     trials: all that were tried, in the order of their values.
     gain: what drafts gain `deployment`, None if it has none.
@@ -53,6 +56,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     is_last: bool
     next_value: Value
     next_outcome: Outcome | None
+    binding_classes: list[str]
     binding: list[Limit | Literal["compute"]]
     reliefs: list[Relief]
     removal: Removal | None
@@ -103,7 +107,7 @@ def find_plan(
     return Plan(
         searched=searched,
         asked=question.asked,
-        limits=question.slo.limits,
+        limits=question.slo.all_limits,
         is_met=is_met,
         value=ladder.value_of(best),
         deployment=ladder.deployment_of(best),
@@ -112,6 +116,7 @@ def find_plan(
         is_last=best == ladder.rungs[0],
         next_value=None if after is None else ladder.value_of(after),
         next_outcome=None if after is None else trials.outcomes[after],
+        binding_classes=[] if ends is None else _too_few(question, trials.outcomes[ends]),
         binding=analysis.binding,
         reliefs=analysis.reliefs,
         removal=analysis.removal,
@@ -123,6 +128,16 @@ def find_plan(
             lambda deployment: measure(question, deployment).tokens_per_s,
         ),
     )
+
+
+def _too_few(question: Question, outcome: Outcome) -> list[str]:
+    """Return the classes of which fewer than the asked share met their SLO."""
+    goodputs = {name: each.goodput for name, each in outcome.classes.items()}
+    return [
+        name
+        for name, each in goodputs.items()
+        if each.requests and each.good / each.requests < question.asked
+    ]
 
 
 class _Trials:

@@ -74,7 +74,7 @@ def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse
             replicas=group.count,
             settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
             served=sum(replica.num_served for replica in part.replicas),
-            failed=sum(replica.num_failed for replica in part.replicas),
+            failed=sum(replica.failed.total() for replica in part.replicas),
             steps=part.totals.num_steps,
             busy=round(_share(part.busy_ticks, result.makespan) / group.count, NUM_DIGITS),
             slots_used=round(part.slot_utilisation, NUM_DIGITS),

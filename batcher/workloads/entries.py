@@ -40,6 +40,7 @@ class WorkloadEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     id: str
     session: str | None = None
     arrival_time: float
+    priority: int = 0
     think_time: float | None = None
     prompt: list[LengthSegment]
     max_tokens: int

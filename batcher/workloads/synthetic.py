@@ -18,9 +18,11 @@ from batcher.workloads.entries import (
     WorkloadEntry,
     WorkloadError,
 )
+from batcher.workloads.priorities import PriorityShares, draw_priorities
 
 MAX_GROUPS = 2**20
-ARRIVALS, PROMPTS, OUTPUTS, _TURNS, _THINKING, _GROUPS = range(6)  # the streams of a seed
+# The streams of a seed.
+ARRIVALS, PROMPTS, OUTPUTS, _TURNS, _THINKING, _GROUPS, PRIORITIES = range(7)
 
 
 class SharedPrefix(Struct, frozen=True):
@@ -41,6 +43,7 @@ class SyntheticWorkload(Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int = MAX_LENGTH
     max_output_tokens: int = MAX_LENGTH
     shared_prefix: SharedPrefix | None = None
+    priorities: PriorityShares = {}
     seed: int = 0
     name: str = DEFAULT_NAME
 
@@ -129,6 +132,7 @@ def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[Workl
     prompts, outputs = (make_generator(workload.seed, stream) for stream in (PROMPTS, OUTPUTS))
     prompt_lengths = draw_lengths(workload.prompt_lengths, prompts, workload.max_prompt_tokens)
     output_lengths = draw_lengths(workload.output_lengths, outputs, workload.max_output_tokens)
+    priorities = draw_priorities(workload.priorities, make_generator(workload.seed, PRIORITIES))
     prefixes = _draw_prefixes(workload)
     for turn in turns:
         prompt = [LengthSegment(length=next(prompt_lengths), seed=turn.id)]
@@ -138,6 +142,7 @@ def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[Workl
             id=turn.id,
             session=turn.session,
             arrival_time=turn.arrival_time,
+            priority=next(priorities),
             think_time=turn.think_time,
             prompt=prompt,
             max_tokens=next(output_lengths),

@@ -109,7 +109,7 @@ class CompareOptions:
 
     input: str | None = shared.requests()
     axes: dict[str, str] = axes_group(as_lists=True).field
-    slo: str | None = shared.slo(is_common=True)
+    slo: list[str] | None = shared.slos(OUTPUT)
     prices: str | None = prices_option()
     knee: float | None = option(
         OUTPUT,

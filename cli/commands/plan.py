@@ -27,13 +27,7 @@ class PlanOptions:
     """
 
     input: str | None = shared.requests()
-    slo: str = option(
-        SEARCH,
-        "What is promised: ttft=0.5,tpot=50ms,e2e=10,queue=1.",
-        "LIMIT,...",
-        default=REQUIRED,
-        offers="slo",
-    )
+    slo: list[str] = shared.slos(SEARCH, default=REQUIRED)
     goodput: float = option(
         SEARCH,
         "Share of the requests that must meet the SLO.",

@@ -69,6 +69,9 @@ class WorkloadOptions:
     think_time: str | None = option(
         SESSIONS, "Seconds from an answer to the next turn.  [default: 0]", "D"
     )
+    priority: str | None = option(
+        SESSIONS, "Priorities, each with its share of the requests.", "N:SHARE,..."
+    )
     seed: int | None = option(
         OUTPUT, "Seed of all that is drawn.  [default: 0]", "N", min=0, is_common=True
     )

@@ -131,6 +131,11 @@ def _slo_metrics(_: Asked) -> Candidates:
     yield from (Candidate(f"{name}=", meaning) for name, meaning in METRICS.items())
 
 
+def _slos(asked: Asked) -> Candidates:
+    yield from _slo_metrics(asked)
+    yield Candidate("priority=", "of a class of requests: priority=1:ttft=0.3")
+
+
 def _sources(_: Asked) -> Candidates:
     from ..workloads.write import OPTIONS_OF  # noqa: PLC0415 - as above
 
@@ -188,6 +193,7 @@ _OFFERED: dict[str, Callable[[Asked], Candidates]] = {
     "acceptance": _acceptance,
     "column": _columns,
     "slo": _slo_metrics,
+    "slos": _slos,
     "source": _sources,
     "request_id": _request_ids,
     "topic": _topics,

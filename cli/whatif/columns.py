@@ -3,7 +3,7 @@
 Rule: this is quick to import, since a shell that completes a line asks for their names.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -117,6 +117,19 @@ COLUMNS = {
         Column("failed", "", "failed", lambda outcome: outcome.failed, _count, -1),
     )
 }
+
+
+def class_columns(cells: "Iterable[GridCell]") -> list[Column]:
+    """Return a column for the goodput of each class of requests that a comparison tells apart."""
+    outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
+
+    def of(name: str) -> Column:
+        def read(outcome: "Outcome") -> Number:
+            return outcome.classes[name].goodput.share
+
+        return Column(f"goodput-{name}", "good of", name, read, good_percent)
+
+    return [of(name) for name in (outcomes[0].classes if outcomes else ())]
 
 
 def column_of(name: str) -> Column:

@@ -2,7 +2,7 @@
 
 import os
 
-from batcher.metrics.slo import parse_slo
+from batcher.metrics.slo import parse_slos
 from batcher.whatif.comparing import DEFAULT_GROWTH, GridCell, compare
 from batcher.whatif.deployments import AXES, Deployment, engines_of, grid_of
 from batcher.whatif.drafting import beside_none
@@ -16,7 +16,7 @@ from .columns import column_of
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_cells
 from .progress import progress_of
-from .reading import check_given, priced, read_workload
+from .reading import check_classes, check_given, priced, read_workload
 from .tables import best_first, csv_of, json_of, table_of
 
 SERVED, NOTHING_SERVED = 0, 1
@@ -29,7 +29,7 @@ def compare_requests(options: CompareOptions) -> int:
         BatchdecodeError: the input or an option is not right.
         WriteError, BrokenPipeError: the output takes no more.
     """
-    slo = None if options.slo is None else parse_slo(options.slo)
+    slo = parse_slos(options.slo or [])
     values = {name: AXES[name].values(text) for name, text in options.axes.items()}
     if "draft_tokens" in values:
         values["draft_tokens"] = beside_none(values["draft_tokens"])
@@ -39,6 +39,7 @@ def compare_requests(options: CompareOptions) -> int:
     column = None if options.sort is None else column_of(options.sort)
     check_plot(options.plot, force=options.force, is_for_programs=options.json or options.csv)
     workload = read_workload(options)
+    check_classes(slo, workload)
     if not options.quiet:
         say_of_memory((each.profile, each.scheduling) for each in engines_of(grid))
     num_jobs = options.jobs or _num_cores()

@@ -7,11 +7,11 @@ from typing import get_args
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.slo import parse_slo
+from batcher.metrics.slo import OTHERS, Goodput, parse_slos
 from batcher.whatif.deployments import AXES, Deployment, Value, engines_of, grid_of
 from batcher.whatif.drafting import Gain
 from batcher.whatif.limits import Limit
-from batcher.whatif.measuring import Question, good_share
+from batcher.whatif.measuring import Outcome, Question, good_share
 from batcher.whatif.planning import Plan, find_plan
 from batcher.whatif.prices import Cost
 from batcher.whatif.relief import Relief
@@ -21,12 +21,12 @@ from batcher.whatif.spread import GroupUse, ReplicaSpread
 from ..commands.plan import PlanOptions
 from ..memory_note import say_of_memory
 from ..printing import print_json, print_text
-from ..screen.cells import counted, duration, fill, number, printable, whole_percent
+from ..screen.cells import counted, duration, fill, listed, number, printable, whole_percent
 from .columns import good_percent
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan
 from .progress import OnDone, seldom
-from .reading import check_given, priced, read_workload
+from .reading import check_classes, check_given, priced, read_workload
 from .tables import BINDS, memory_of
 
 MET, NOT_MET = 0, 1
@@ -40,13 +40,14 @@ def plan_requests(options: PlanOptions) -> int:
         BatchdecodeError: the input or an option is not right.
         WriteError, BrokenPipeError: the output takes no more.
     """
-    slo, searched = parse_slo(options.slo), SEARCHED[options.search]
+    slo, searched = parse_slos(options.slo), SEARCHED[options.search]
     base, tried = _base_of(options, searched)
     if not options.goodput > 0:
         raise BatchdecodeError("--goodput 0 is met by anything: give more")
     prices = priced(options.prices, [tried])
     check_plot(options.plot, force=options.force, is_for_programs=options.json)
     workload = read_workload(options)
+    check_classes(slo, workload)
     if not options.quiet:
         say_of_memory((each.profile, each.scheduling) for each in engines_of([tried]))
     question = Question(workload, slo, options.goodput, prices)
@@ -115,10 +116,12 @@ MAX_SHOWN = 5  # of what contradicts the assumption
 def describe(plan: Plan) -> list[str]:
     """Return the lines that tell of a plan."""
     lines = [_headline(plan)]
-    for title, parts in _details(plan):
-        texts = fill([f"{part}," for part in parts[:-1]] + parts[-1:], " ", WIDTH - TITLE_WIDTH - 2)
+    details = list(_details(plan))
+    width = max(TITLE_WIDTH, *(len(title) + 1 for title, _ in details))
+    for title, parts in details:
+        texts = fill([f"{part}," for part in parts[:-1]] + parts[-1:], " ", WIDTH - width - 2)
         heads = [title, *("" for _ in texts[1:])]
-        lines += [f"  {head:<{TITLE_WIDTH}}{text}" for head, text in zip(heads, texts, strict=True)]
+        lines += [f"  {head:<{width}}{text}" for head, text in zip(heads, texts, strict=True)]
     return lines
 
 
@@ -126,10 +129,10 @@ def _headline(plan: Plan) -> str:
     named = f"{_name(plan)} {_short(plan, plan.value)}"
     reached = good_percent(good_share(plan.outcome))
     requests = 0 if plan.outcome.goodput is None else plan.outcome.goodput.requests
-    asked = f"{plan.asked * 100:g}%"
+    asked = f"{plan.asked * 100:g}%" + " of each class" * bool(plan.outcome.classes)
     if plan.is_met:
         best = "largest" if plan.searched == "rate" else "smallest"
-        of_all = f"{reached} of {counted(requests, 'request')} do, {asked} is asked"
+        of_all = f"{listed(_reached(plan.outcome), 'and')} do, {asked} is asked"
         return f"{named} is the {best} that meets the SLO: {of_all}"
     low, high = sorted((plan.trials[0].value, plan.trials[-1].value))
     tried = f"no {_name(plan)} from {_short(plan, low)} to {_short(plan, high)}"
@@ -142,14 +145,18 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     if plan.searched == "rate" and plan.file_rate is not None:
         rate = number(plan.file_rate * plan.value)
         yield "rate", [f"{rate} requests/s", f"{number(plan.file_rate)} in the file"]
-    yield from ((metric, [_headroom(plan, metric, limit)]) for metric, limit in plan.limits.items())
+    yield from _headrooms(plan)
     if plan.outcome.failed:
         yield "failed", [f"{counted(plan.outcome.failed, 'request')} can never run: too few blocks"]
     if plan.is_met:
         yield "next", _next(plan)
-    if plan.binding:
-        yield "binding", _binding(plan)
-    yield from filter(itemgetter(1), (("helps", _helps(plan)), ("no help", _useless(plan))))
+    told = {
+        "class": _binding_classes(plan),
+        "binding": _binding(plan),
+        "helps": _helps(plan),
+        "no help": _useless(plan),
+    }
+    yield from filter(itemgetter(1), told.items())
     if plan.gain is not None:
         yield "drafts", _drafts(plan.deployment, plan.gain)
     if plan.outcome.replicas is not None:
@@ -193,9 +200,20 @@ def _cost(cost: Cost) -> list[str]:
     return parts
 
 
-def _headroom(plan: Plan, metric: str, limit: float) -> str:
-    """Return how far the asked share of requests stays below a limit."""
-    tail = plan.outcome.tails[metric]
+def _headrooms(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Yield a limit of all, or a class, and how far the asked share of requests stays below it."""
+    classes: dict[str, list[str]] = {}
+    for name, limit in plan.limits.items():
+        of_class, _, metric = name.rpartition(":")
+        headroom = _headroom(plan, plan.outcome.tails[name], limit)
+        if of_class:
+            classes.setdefault(of_class, []).append(f"{metric} {headroom}")
+        else:
+            yield metric, [headroom]
+    yield from classes.items()
+
+
+def _headroom(plan: Plan, tail: float | None, limit: float) -> str:
     percentile = f"p{plan.asked * 100:g}"
     if tail is None:
         return f"{percentile} never: too few requests come to their end"
@@ -216,6 +234,30 @@ def _next(plan: Plan) -> list[str]:
     return [reached, *(f"{count:,} miss {name}" for name, count in missed.items())]
 
 
+def _reached(outcome: Outcome) -> list[str]:
+    """Return which share of the requests, of each class, meet their SLO."""
+    if outcome.goodput is not None and not outcome.classes:
+        return [_share_of("", outcome.goodput)]
+    return [_share_of(name, each.goodput) for name, each in outcome.classes.items()]
+
+
+def _share_of(name: str, goodput: Goodput) -> str:
+    """Return which share of a class meets its SLO; without a name it is all requests."""
+    whom = counted(goodput.requests, "request") + f" of {name}" * bool(name)
+    if name == OTHERS:
+        whom = f"{goodput.requests:,} {OTHERS}"
+    return f"{good_percent(goodput.share)} of {whom}"
+
+
+def _binding_classes(plan: Plan) -> list[str]:
+    """Return which classes bind, if any does, and what all came to there."""
+    if not plan.binding_classes:
+        return []
+    verb = "binds" if len(plan.binding_classes) == 1 else "bind"
+    outcome = plan.next_outcome or plan.outcome
+    return [f"{listed(plan.binding_classes, 'and')} {verb} at {_place(plan)}", *_reached(outcome)]
+
+
 def _binding(plan: Plan) -> list[str]:
     """Return what binds, and what says so if it is no single change."""
     names = " and ".join(_BINDS[limit] for limit in plan.binding)
@@ -225,7 +267,7 @@ def _binding(plan: Plan) -> list[str]:
         return [f"{names}: {share} at {_place(plan)} without a limit of {limits}"]
     if plan.binding == ["compute"]:
         return [f"{names}: no change of a limit helps"]
-    return [names]
+    return [names] if names else []
 
 
 def _helps(plan: Plan) -> list[str]:

@@ -7,6 +7,7 @@ from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.fleet.streamed import PREFIX as STREAMED
 from batcher.fleet.streamed import AnyWorkload, parse_streamed
+from batcher.metrics.slo import Slo, class_name
 from batcher.scheduling.checks import check_effects
 from batcher.simulation.workload import workload_of
 from batcher.whatif.deployments import (
@@ -85,6 +86,18 @@ def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> No
     check_effects(given, [engine.scheduling for engine in engines])
     check_drafts({*given, *stated}, engines)
     check_router(given, deployments)
+
+
+def check_classes(slo: Slo | None, workload: AnyWorkload) -> None:
+    """Make sure that there are requests of each class of an SLO.
+
+    Raises:
+        BatchdecodeError: there are none of one.
+    """
+    for priority in () if slo is None else slo.classes:
+        if priority not in workload.priorities:
+            name, known = class_name(priority), ", ".join(map(str, sorted(workload.priorities)))
+            raise BatchdecodeError(f"--slo {name}: no request has this priority; there is {known}")
 
 
 def priced(path: str | None, deployments: Iterable[Deployment]) -> dict[str, Price] | None:

@@ -21,7 +21,7 @@ from ..screen.cells import (
     whole_percent,
     wrapped,
 )
-from .columns import COLUMNS, Column
+from .columns import COLUMNS, Column, class_columns
 
 TABLE = [name for name in COLUMNS if name not in {"requests", "queue-p50", "queue-p99"}]
 LEAST_WANTED = (  # where there is no room for all, in the order in which they go
@@ -68,7 +68,12 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
     has_files = any(cell.deployment.fleet is not None for cell in cells)
     names = differing or ["fleet" if has_files else "batch"]
     axes = [AXES[name] for name in AXES if name in names]
-    columns = [COLUMNS[name] for name in TABLE if _has_news(COLUMNS[name], cells)]
+    columns = [
+        column
+        for name in TABLE
+        for column in (COLUMNS[name], *(class_columns(cells) if name == "goodput" else ()))
+        if _has_news(column, cells)
+    ]
     lines = _rows(cells, axes, columns)
     spare = [name for name in LEAST_WANTED if name != wanted]
     without: list[str] = []
@@ -128,11 +133,12 @@ def csv_of(cells: Sequence[GridCell]) -> str:
     """Return a row for each cell, with all settings and numbers, exactly as JSON has them."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    names = [column.replace("-", "_") for column in COLUMNS]
+    columns = [*COLUMNS.values(), *class_columns(cells)]
+    names = [column.name.replace("-", "_") for column in columns]
     writer.writerow([*AXES, *names, "binding", "binding_share", "is_knee", "problem"])
     for cell in cells:
         settings = [show_value(axis, axis.value_of(cell.deployment)) for axis in AXES.values()]
-        numbers = [column.value_of(cell) for column in COLUMNS.values()]
+        numbers = [column.value_of(cell) for column in columns]
         binding = None if cell.outcome is None else cell.outcome.binding
         found = ("", "") if binding is None else (binding.constraint, binding.share)
         writer.writerow([*settings, *numbers, *found, str(cell.is_knee).lower(), cell.problem])

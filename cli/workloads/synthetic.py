@@ -12,6 +12,7 @@ from batcher.workloads.distributions import (
     parse_lengths,
 )
 from batcher.workloads.entries import DEFAULT_NAME, MAX_LENGTH, WorkloadEntry
+from batcher.workloads.priorities import PriorityShares, parse_priorities
 from batcher.workloads.synthetic import (
     SyntheticWorkload,
     closed_entries,
@@ -61,9 +62,14 @@ def _make_workload(options: WorkloadOptions, read_lines: ReadLines) -> Synthetic
         max_prompt_tokens=options.max_prompt_tokens or MAX_LENGTH,
         max_output_tokens=options.max_output_tokens or MAX_LENGTH,
         shared_prefix=None if prefix is None else parse_shared_prefix(prefix, "--shared-prefix"),
+        priorities=_priorities(options.priority),
         seed=options.seed or 0,
         name=DEFAULT_NAME if options.name is None else options.name,
     )
+
+
+def _priorities(text: str | None) -> PriorityShares:
+    return {} if text is None else parse_priorities(text, "--priority")
 
 
 PATTERNS: dict[str, Callable[[WorkloadOptions, float], Arrivals]] = {

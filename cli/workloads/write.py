@@ -31,6 +31,7 @@ _LENGTHS = (
     "max_prompt_tokens",
     "max_output_tokens",
     "shared_prefix",
+    "priority",
     "seed",
     "name",
 )

@@ -58,6 +58,7 @@ def words_of(lines):
         ("run --batch ", []),
         ("run --slo t", ["ttft=", "tpot="]),
         ("plan --slo ttft=0.5,e", ["ttft=0.5,e2e="]),
+        ("plan --slo p", ["priority="]),
         ("compare --sort ttft", ["ttft-p50", "ttft-p99"]),
         ("workload m", ["mooncake"]),
     ],

@@ -23,10 +23,12 @@ TEXT = "synthetic:rate=50,duration=6,prompt=lognormal:100:0.6,output=uniform:1:3
 SLO = Slo({"ttft": 0.05})
 
 
-def written(arrivals: Arrivals):
+def written(arrivals: Arrivals, priorities=None):
     """The workload of TEXT as `batchdecode workload` writes it, but for how requests arrive."""
     prompts, outputs = (parse_distribution(text, "", LENGTHS) for text in LENGTH_TEXTS)
-    synthetic = SyntheticWorkload(prompt_lengths=prompts, output_lengths=outputs, seed=3)
+    synthetic = SyntheticWorkload(
+        prompt_lengths=prompts, output_lengths=outputs, priorities=priorities or {}, seed=3
+    )
     requests = [
         Request(
             id=entry.id,
@@ -34,6 +36,7 @@ def written(arrivals: Arrivals):
             prompt=[PromptSegment(length=one.length, seed=one.seed) for one in entry.prompt],
             max_tokens=entry.max_tokens,
             ignore_eos=True,
+            priority=entry.priority,
         )
         for entry in takewhile(lambda one: one.arrival_time < 6, open_entries(synthetic, arrivals))
     ]
@@ -58,12 +61,14 @@ def deployment(replicas, router="round-robin", kv_blocks=200):
         ("", Poisson(50)),
         (",burstiness=0.4", Gamma(50, 0.4)),
         (",burstiness=constant", Constant(50)),
+        (",priority=-1:2:5:1", Poisson(50)),
     ],
 )
 def test_it_is_the_workload_that_is_written(replicas, more, arrivals):
     streamed = Question(parse_streamed(TEXT + more), SLO)
-    file = Question(written(arrivals), SLO)
+    file = Question(written(arrivals, streamed.workload.shares), SLO)
     assert measure(streamed, deployment(replicas)) == measure(file, deployment(replicas))
+    assert streamed.workload.priorities == file.workload.priorities
 
 
 def test_a_prompt_that_never_fits_fails_alone():

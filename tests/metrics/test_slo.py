@@ -1,7 +1,7 @@
 import pytest
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.slo import Slo, parse_slo
+from batcher.metrics.slo import Slo, parse_slo, parse_slos
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,46 @@ def test_limits_are_seconds_unless_they_have_a_unit(text, limits):
 def test_what_is_no_slo_is_refused_and_says_what_is(text, message):
     with pytest.raises(BatchdecodeError) as refused:
         parse_slo(text)
+    assert str(refused.value) == message
+
+
+A_PRIORITY = "expected a whole number from -2,147,483,647 to 2,147,483,647"
+
+
+def test_classes_are_promised_other_things_than_all():
+    slo = parse_slos(["ttft=1,tpot=30ms", "priority=1:ttft=0.3", " priority = -2 : e2e=5"])
+    assert slo == Slo({"ttft": 1, "tpot": 0.03}, {1: Slo({"ttft": 0.3}), -2: Slo({"e2e": 5})})
+    assert slo.all_limits == {
+        "ttft": 1,
+        "tpot": 0.03,
+        "priority=1:ttft": 0.3,
+        "priority=-2:e2e": 5,
+    }
+    assert parse_slos(["priority=1:ttft=0.3"]) == Slo({}, {1: Slo({"ttft": 0.3})})
+    assert parse_slos([]) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["ttft=1", "tpot=1"], "SLO 'tpot=1': there is one of all already"),
+        (
+            ["priority=1:ttft=1", "priority=+1:tpot=1"],
+            "SLO 'priority=+1:tpot=1': there is one of priority=1 already",
+        ),
+        (
+            ["priority=high:ttft=1"],
+            f"SLO 'priority=high:ttft=1': priority 'high': {A_PRIORITY}",
+        ),
+        (
+            ["priority=2147483648:ttft=1"],
+            f"SLO 'priority=2147483648:ttft=1': priority '2147483648': {A_PRIORITY}",
+        ),
+        (["priority=1:"], "SLO '': '' is no limit such as ttft=0.5"),
+        (["tag=1:ttft=1"], "SLO 'tag=1:ttft=1': 'tag=1:ttft=1' is no limit such as ttft=0.5"),
+    ],
+)
+def test_what_is_no_slo_of_a_class_is_refused(texts, message):
+    with pytest.raises(BatchdecodeError) as refused:
+        parse_slos(texts)
     assert str(refused.value) == message

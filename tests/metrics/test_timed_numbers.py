@@ -297,7 +297,7 @@ def test_times_in_arrays_give_the_latencies_that_the_events_give(run):
         assert (exact and (exact.count, exact.mean, exact.max)) == (
             streamed and (streamed.count, streamed.mean, streamed.max)
         )
-    met = goodput_of(SLO, times)
+    met = goodput_of(SLO.limits, times, 0, times.makespan)
     assert met.good == sum(
         all(micro(times_of(job)[name]) <= micro(limit) for name, limit in SLO.limits.items())
         for job in good

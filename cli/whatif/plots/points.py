@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from batcher.whatif.comparing import GridCell, varied
 from batcher.whatif.deployments import AXES, Axis, show_value
-from batcher.whatif.measuring import Outcome, Question
+from batcher.whatif.measuring import Outcome, Question, times_of
 from batcher.whatif.planning import Plan, Trial
 
 from ...screen.cells import duration, printable
@@ -111,20 +111,20 @@ def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart
     names = varied(cell.deployment for cell in cells)
     along = AXES["batch" if "batch" in names or not names else _most_varied(cells, names)]
     others = [AXES[name] for name in names if name != along.name]
-    limits = {} if question.slo is None else question.slo.limits
+    limits = {} if question.slo is None else question.slo.all_limits
 
-    def points(metric: str) -> Iterator[tuple[str, Point]]:
+    def points(name: str) -> Iterator[tuple[str, Point]]:
         for cell in cells:
-            times = None if cell.outcome is None else getattr(cell.outcome.latencies, metric)
+            times = None if cell.outcome is None else times_of(cell.outcome, name)
             if cell.outcome is not None and times is not None:
                 line = ", ".join(_setting(axis, cell) for axis in others)
-                name = printable(show_value(along, along.value_of(cell.deployment)))
+                value = printable(show_value(along, along.value_of(cell.deployment)))
                 yield (
                     line,
                     Point(
                         times.p99,
                         cell.outcome.tokens_per_s,
-                        f"{name} knee" if cell.is_knee else name,
+                        f"{value} knee" if cell.is_knee else value,
                         _keeps(cell.outcome, limits),
                         "knee" if cell.is_knee else "",
                     ),
@@ -134,30 +134,36 @@ def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart
         others
     )
     return [
-        Chart(title, f"{metric.upper()} p99 (s)", _lines(points(metric)), limits.get(metric))
-        for metric in limits or DEFAULT_METRICS
+        Chart(title, _latency_title(name, "p99"), _lines(points(name)), limits.get(name))
+        for name in limits or DEFAULT_METRICS
     ]
 
 
 def charts_of_plan(plan: Plan) -> list[Chart]:
     """Return the charts of what a plan has tried."""
 
-    def points(metric: str) -> Iterator[tuple[str, Point]]:
+    def points(name: str) -> Iterator[tuple[str, Point]]:
         for trial in plan.trials:
-            latency = trial.tails[metric]
+            latency = trial.tails[name]
             if latency is not None:
                 is_plan = plan.is_met and trial.value == plan.value
-                name = f"{_value(trial)} plan" if is_plan else _value(trial)
+                value = f"{_value(trial)} plan" if is_plan else _value(trial)
                 is_good = trial.share >= plan.asked
                 mark: Mark = "plan" if is_plan else ""
-                yield "", Point(latency, trial.tokens_per_s, name, is_good, mark)
+                yield "", Point(latency, trial.tokens_per_s, value, is_good, mark)
 
     title = f"points: {plan.searched.replace('_', '-')}"
     percent = f"p{plan.asked * 100:g}"
     return [
-        Chart(title, f"{metric.upper()} {percent} (s)", _lines(points(metric)), limit)
-        for metric, limit in plan.limits.items()
+        Chart(title, _latency_title(name, percent), _lines(points(name)), limit)
+        for name, limit in plan.limits.items()
     ]
+
+
+def _latency_title(name: str, percent: str) -> str:
+    """Return what is along the axis of a limit, of which one of a class tells which."""
+    of_class, _, metric = name.rpartition(":")
+    return f"{metric.upper()} {percent} (s)" + f" of {of_class}" * bool(of_class)
 
 
 def limit_label(limit: float) -> str:
@@ -196,8 +202,8 @@ def _setting(axis: Axis, cell: GridCell) -> str:
 
 def _keeps(outcome: Outcome, limits: dict[str, float]) -> bool:
     """Return whether 99 % of the requests keep every limit."""
-    times = {metric: getattr(outcome.latencies, metric) for metric in limits}
-    return all(t is not None and t.p99 <= limits[metric] for metric, t in times.items())
+    times = {name: times_of(outcome, name) for name in limits}
+    return all(t is not None and t.p99 <= limits[name] for name, t in times.items())
 
 
 def _value(trial: Trial) -> str:
