@@ -12,7 +12,7 @@ import termios
 from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from .terminal import Terminal, can_animate, is_same_terminal
 
@@ -40,40 +40,69 @@ _NAMES = {
     **dict.fromkeys("\r\n", "enter"),
     **dict.fromkeys("\b\x7f", "backspace"),
 }
+_TELL_PASTES, _HIDE_PASTES = "\x1b[?2004h", "\x1b[?2004l"
+_PASTE, _PASTE_END = "\x1b[200~", "\x1b[201~"
+
+
+class Pasted(NamedTuple):
+    """What a person has pasted, in one line: text for a field, and no keys."""
+
+    text: str
+
+
+Key = str | Pasted
+"""A key with a character is that character; others have names of more than one."""
 
 
 class Keys:
-    """Makes keys of what a terminal sends, in whatever pieces that comes.
-
-    A key with a character is that character; others have names of more than one.
-    """
+    """Makes keys of what a terminal sends, in whatever pieces that comes."""
 
     def __init__(self) -> None:
         self._decoder = getincrementaldecoder("utf-8")("ignore")
         self._rest = ""
+        self._pasted: str | None = None  # so far; None while nothing is
 
-    def take(self, data: bytes) -> list[str]:
+    def take(self, data: bytes) -> list[Key]:
         """Return the keys of `data`; nothing at all ends what might have gone on."""
         self._rest += self._decoder.decode(data)
         return list(self._complete(is_all=not data))
 
-    def _complete(self, *, is_all: bool) -> Iterator[str]:
+    def _complete(self, *, is_all: bool) -> Iterator[Key]:
         while text := self._rest:
+            if self._pasted is not None:
+                pasted = self._take_pasted(self._pasted)
+                if pasted is None:
+                    return
+                yield pasted
+                continue
             if not is_all and len(text) < _MAX_BYTES and _PARTIAL.fullmatch(text):
                 return
             found = _SEQUENCE.match(text)
             key = found.group() if found is not None else text[0]
             self._rest = text[len(key) :]
+            if key == _PASTE:
+                self._pasted = ""
             name = _NAMES.get(key, key)
             if name.isprintable():  # or it is one that nobody has asked for
                 yield name
+
+    def _take_pasted(self, before: str) -> Pasted | None:
+        """Take in more of what is pasted; return it if that is its end."""
+        inside, end, rest = self._rest.partition(_PASTE_END)
+        if not end:  # but the last characters may begin it
+            cut = max(len(inside) - len(_PASTE_END) + 1, 0)
+            inside, rest = inside[:cut], inside[cut:]
+        text = (before + inside)[:_MAX_BYTES]
+        self._rest, self._pasted = rest, None if end else text
+        return Pasted("".join(filter(str.isprintable, text))) if end else None
 
 
 class Keyboard:
     """The keyboard of a terminal that is `fd`, and shows the picture as `terminal`.
 
-    From the first call of `pressed` to `release` keys are not shown and come at once.  In the
-    background there are none: who reads there is stopped.  is_gone: there will be no more.
+    From the first call of `pressed` to `release` keys are not shown and come at once, and the
+    terminal tells what is pasted.  In the background there are none: who reads there is stopped.
+    is_gone: there will be no more.
     """
 
     def __init__(self, fd: int, terminal: Terminal) -> None:
@@ -82,7 +111,7 @@ class Keyboard:
         self._usual: list[Any] | None = None  # the modes that it was found with
         self._is_listening = self.is_gone = False
 
-    def pressed(self) -> list[str]:
+    def pressed(self) -> list[Key]:
         """Return the keys that were pressed since, without waiting for any."""
         data = b""
         try:
@@ -105,8 +134,9 @@ class Keyboard:
         """Leave the terminal as it was found; a signal handler may call this."""
         usual, self._is_listening = self._usual if self._is_listening else None, False
         if usual is not None and self._terminal.is_ours:
-            with suppress(termios.error):
+            with suppress(OSError, termios.error):
                 termios.tcsetattr(self._fd, termios.TCSANOW, usual)
+                self._terminal.write(_HIDE_PASTES)
 
     def _listen(self) -> None:
         """Let keys come one by one and unshown, whoever has changed that meanwhile."""
@@ -116,6 +146,7 @@ class Keyboard:
         if modes[_LFLAG] & (termios.ICANON | termios.ECHO):
             modes[_LFLAG] &= ~(termios.ICANON | termios.ECHO)
             termios.tcsetattr(self._fd, termios.TCSANOW, modes)
+            self._terminal.write(_TELL_PASTES)
 
 
 def keyboard_of(terminal: Terminal) -> Keyboard | None:

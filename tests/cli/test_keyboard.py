@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process import ROOT
 
-from cli.screen.keyboard import Keyboard, Keys
+from cli.screen.keyboard import Keyboard, Keys, Pasted
 from cli.screen.terminal import Terminal
 
 SENT = {
@@ -38,6 +38,12 @@ SENT = {
         *(b"\x1b]11;rgb:0/q\x1b\\", b"\x1b]11;q\x07", b"\x1bP1$rq\x1b\\"),  # answers to it
     ],
 }
+PASTES = {
+    Pasted("q. n"): b"q. n",
+    Pasted("r12"): b"r12\r\n",  # the end of a line is no enter
+    Pasted("[A日[201~"): "\x1b[A日[201~".encode(),  # nor is what is in it a key
+}
+SENT |= {pasted: [b"\x1b[200~" + text + b"\x1b[201~"] for pasted, text in PASTES.items()}
 PRESSES = [(key, data) for key, found in SENT.items() for data in found]
 
 
@@ -57,6 +63,14 @@ def test_in_whatever_pieces_keys_come_they_are_the_same(presses, data):
             found += keys.take(b"")
         expected += [] if key is None else [key]
     assert found + keys.take(b"") == expected
+
+
+def test_of_a_long_paste_the_beginning_is_kept():
+    keys = Keys()
+    pieces = [b"\x1b[200~", *[b"0123456789" * 100] * 50, b"\x1b[20", b"", b"1~q"]
+    [pasted, key] = [key for piece in pieces for key in keys.take(piece)]
+    assert key == "q"
+    assert pasted.text == "0123456789" * 409 + "012345"
 
 
 @pytest.fixture
@@ -82,8 +96,10 @@ def test_keys_come_at_once_and_unshown_and_then_the_terminal_is_as_before(tty):
     modes = termios.tcgetattr(theirs)
     assert modes[3] == before[3] & ~(termios.ICANON | termios.ECHO)
     assert modes[3] & termios.ISIG  # Ctrl-C is still a signal
+    assert os.read(ours, 100) == b"\x1b[?2004h"  # it tells of pastes
     keys.release()
     assert termios.tcgetattr(theirs) == before
+    assert os.read(ours, 100) == b"\x1b[?2004l"
     assert not keys.wait(0)
 
 

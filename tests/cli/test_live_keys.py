@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from process import ROOT
 
 from batcher.events import PreemptEvent
-from cli.screen.live.browser import BROWSING_KEYS
+from cli.screen.keyboard import Pasted
+from cli.screen.live.browser import BROWSING_KEYS, MAX_TYPED
 from cli.screen.live.controls import PACE_KEYS, QUIT_KEYS
 from cli.screen.live.display import InlineLive, ScreenLive
 from cli.screen.pace import DELAYS, Pace
@@ -209,8 +210,23 @@ def test_what_is_typed_can_be_mended_or_left():
     assert "◂" not in run.screen.text()
 
 
+def test_what_is_pasted_goes_into_the_field_and_does_nothing_elsewhere(monkeypatch):
+    run = played()
+    monkeypatch.setattr("cli.screen.live.controls.pthread_kill", lambda *_: pytest.fail("ended"))
+    press(run, Pasted("x"))
+    before = run.screen.lines()[4:]  # above are times
+    for text in (" ", "q", "/", "?", "n", ".+", "down"):
+        press(run, Pasted(text))
+        assert run.screen.lines()[4:] == before
+    press(run, "/", "r", Pasted("eq-1"))
+    assert last_line(run).startswith("find req-1_")
+    press(run, Pasted("0" * 500))
+    assert len(run.view._controls.browser._typed) == MAX_TYPED
+
+
 KEYS = ["up", "down", "page-up", "page-down", "home", "end", "left", "right"]
 KEYS += ["/", "1", "0", "-", "+", "enter", "escape", "backspace", "n", "N", "?", " ", ".", "tab"]
+KEYS += [Pasted("q 1")]
 SIZES = st.tuples(st.integers(16, 130), st.integers(3, 45))
 
 
@@ -221,12 +237,12 @@ SIZES = st.tuples(st.integers(16, 130), st.integers(3, 45))
 def test_whatever_is_pressed_the_picture_is_whole_and_fits(num_slots, moves):
     run = played(400, num_slots)
     for move in moves:
-        if isinstance(move, tuple):
+        if move in KEYS:
+            press(run, move)
+        else:
             run.screen.emulator.resize(*move[::-1])
             run.clock.now += 1
             run.steps(1)
-        else:
-            press(run, move)
         lines = run.screen.lines()
         assert all(len(line) < run.screen.size.columns for line in lines)
         assert not lines[-1]

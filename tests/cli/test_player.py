@@ -10,9 +10,10 @@ from reference_schedule import DESIGN_JOBS, Job, play
 
 from batcher.errors import BatchdecodeError
 from batcher.explaining.differences import compare
+from cli.screen.keyboard import Pasted
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.theme import ASCII, UNICODE
-from cli.tracing.play.player import MOVES, Player, Span, TerminalGone
+from cli.tracing.play.player import MAX_TYPED, MOVES, Player, Span, TerminalGone
 from cli.tracing.play.stage import PairStage, Stage
 
 LONG = play([Job(f"r{n}", 3 + n % 7) for n in range(60)], 4).events
@@ -152,6 +153,17 @@ def test_a_request_is_found_where_it_is_admitted():
     seen.type("/", "nobody")
     assert "no request with nobody in its id was admitted" in seen.text
     assert seen.step == admit.step
+
+
+def test_what_is_pasted_goes_into_the_field_and_does_nothing_elsewhere():
+    seen = Seen(LONG).press(" ")
+    for text in (" ", ".", "q", "g", "/", "up"):
+        seen.press(Pasted(text)).wait(1.0)
+        assert (seen.step, seen.player.is_over) == (0, False)
+    found = Seen(LONG).type("/", "r17")
+    assert seen.press("/", "r", Pasted("17"), "enter").wait(1.0).step == found.step
+    seen.press("/", Pasted("0" * 500))
+    assert len(seen.player._prompt.typed) == MAX_TYPED
 
 
 def test_n_goes_through_all_that_have_it_in_their_names():

@@ -62,6 +62,11 @@ class Browser:
             return self._scroll(key, len(scene.run.slots))
         return True
 
+    def paste(self, text: str) -> None:
+        """Add `text` to what is typed; it is nothing but text, so elsewhere it does nothing."""
+        if self._typed is not None:
+            self._typed = (self._typed + text)[:MAX_TYPED]
+
     @property
     def is_used(self) -> bool:
         """Whether there may be something to say of where a person looks."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from signal import SIGINT, pthread_kill
 from threading import main_thread
 
-from ..keyboard import Keyboard
+from ..keyboard import Keyboard, Pasted
 from ..pace import Pace
 from ..view import Gauges
 from .browser import BROWSING_KEYS, Browser, help_lines
@@ -37,6 +37,9 @@ class Controls:
         """Do what keys ask for that were pressed since; return whether there were any."""
         keys = self.keyboard.pressed()
         for key in keys:
+            if isinstance(key, Pasted):
+                self.browser.paste(key.text)
+                continue
             is_known = self.browser.press(key, scene)
             if not is_known and self._pace is not None:
                 is_known = self._pace.press(key)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from batcher.timeline.recording import MAX_STEPS
 
 from ...screen.cells import cut_middle, number, printable
-from ...screen.keyboard import Keyboard
+from ...screen.keyboard import Keyboard, Pasted
 from ...screen.live.display import ScreenLive
 from ...screen.live.theme import LABEL, Glyphs, Line, bar, line_width
 from ...screen.terminal import Terminal
@@ -106,6 +106,10 @@ class Prompt:
             self.typed += key
         return True
 
+    def paste(self, text: str) -> None:
+        """Add `text` to what is typed."""
+        self.typed = (self.typed + text)[:MAX_TYPED]
+
 
 class Player:
     """Shows a stage in a terminal that is all its own, as keys and time say.
@@ -175,7 +179,10 @@ class Player:
         self._play(min(now - self._now, MAX_SECONDS))
         self._now = now
         for key in self._keyboard.pressed():
-            self._press(key)
+            if not isinstance(key, Pasted):
+                self._press(key)
+            elif self._prompt is not None:
+                self._prompt.paste(key.text)
             self._shown = None
         if self._keyboard.is_gone:
             raise TerminalGone
