@@ -175,16 +175,18 @@ class Answers:
         self.is_resumed = earlier is not None
         self._model, self._bytes_of, self._replaying = model, bytes_of, replaying
         self._earlier, self._order = earlier, order
-        self._keeps_all = self.is_resumed or order is not None
         self._open: dict[str, _OpenRequest] = {}
+        self._alone: dict[str, int] = {}  # of one result, whose turn comes: the index of the line
         self.rejected: list[bytes] = []
 
     def open(self, request: Request, form: Form, input_index: int) -> Mapping[int, Result]:
         """Take in a request; return those of its results that the engine may replay."""
         num_results, earlier = request.n, self._earlier
-        if num_results == 1 and form == "result" and not self._keeps_all:
-            return _NOTHING
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
+        if num_results == 1 and form == "result" and earlier is None:
+            if self._order is not None:
+                self._alone[request_id] = input_index
+            return _NOTHING
         found, is_replayed = _NOTHING, False
         if earlier is not None:
             found = earlier.results_of(request)
@@ -235,9 +237,13 @@ class Answers:
         Several lines may be one item; with an order, those of a request are.
         """
         lines, self.rejected = self.rejected, []
-        if not self._open:  # as in most runs
+        order, alone = self._order, self._alone
+        if not (self._open or order):  # as in most runs
             return [*lines, encode_results(results)] if results else lines
         for result in results:
+            if order is not None and (index := alone.pop(result.id, None)) is not None:
+                lines += order.put(index, encode_result(result))
+                continue
             request = self._open.get(result.id)
             if request is None:
                 lines.append(encode_result(result))

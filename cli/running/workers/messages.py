@@ -4,6 +4,7 @@ Rule: a line of the input is known by its index, from 0, without blank ones.  Wh
 itself, a worker finds out; what it is beside others (an id given before), the driver does.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -96,7 +97,8 @@ class Checked(Struct, frozen=True, tag=True):
 class Answered(Struct, frozen=True, tag=True):
     """Lines that have been answered since the last one.
 
-    indexes: of the lines.  answers: for each, its results as lines of the output.
+    indexes: of the lines.  answers: their results as lines of the output, one after the other.
+    lengths: how many bytes of them each line is answered with.
     num_failed: how many requests have failed.  first_failure: what the model did to the first.
     said: what a person should know, in whole lines.
     events: what has happened, as the trace of the whole run has it, if it is wanted.
@@ -106,7 +108,8 @@ class Answered(Struct, frozen=True, tag=True):
     """
 
     indexes: list[int]
-    answers: list[bytes]
+    answers: bytes
+    lengths: list[int]
     num_failed: int = 0
     first_failure: str = ""
     said: str = ""
@@ -115,6 +118,13 @@ class Answered(Struct, frozen=True, tag=True):
     totals: bytes = b""
     state: EngineState | None = None
     num_begun: int = 0
+
+    def by_line(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the index of each line, and what it is answered with."""
+        start = 0
+        for index, length in zip(self.indexes, self.lengths, strict=True):
+            yield index, self.answers[start : start + length]
+            start += length
 
 
 class Finished(Struct, frozen=True, tag=True):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.processes import end_with_parent, signals_blocked, threads_shared
@@ -32,6 +32,7 @@ _LENGTH = struct.Struct("<Q")
 _CHUNK_BYTES = 2**18
 _GRACE = 5.0  # seconds, in which the end of a process is known
 
+AnyMessage = TypeVar("AnyMessage")
 Waiting = Callable[[], AbstractContextManager[None]]
 
 
@@ -93,7 +94,7 @@ class Processes:
                 peer.flush()
                 self._watch(number, peer)
             if mask & selectors.EVENT_READ:
-                events += [(number, decode_report(frame)) for frame in peer.frames()]
+                events += [(number, report) for report in peer.reports()]
                 if peer.has_ended:
                     self._selector.unregister(peer.socket)
                     del self._peers[number]
@@ -120,6 +121,42 @@ class Processes:
         self._selector.modify(peer.socket, events, number)
 
 
+class _Inbox(Generic[AnyMessage]):
+    """What has come through a socket, message by message; decode: makes one of a frame."""
+
+    def __init__(self, decode: Callable[[memoryview], AnyMessage]) -> None:
+        self._decode = decode
+        self._buffer, self._end = bytearray(_CHUNK_BYTES), 0
+
+    def read(self, source: socket.socket) -> int:
+        """Take in what has come; return how many bytes, 0 if nothing more will come.
+
+        Raises:
+            OSError: nothing has come yet, or nothing more will.
+        """
+        if self._end == len(self._buffer):
+            self._buffer.extend(bytes(self._end))
+        with memoryview(self._buffer) as buffer:
+            num_read = source.recv_into(buffer[self._end :])
+        self._end += num_read
+        return num_read
+
+    def take(self) -> list[AnyMessage]:
+        """Return the messages that are whole by now."""
+        found, start = [], 0
+        with memoryview(self._buffer) as buffer:
+            while self._end - start >= _LENGTH.size:
+                first = start + _LENGTH.size
+                end = first + _LENGTH.unpack_from(buffer, start)[0]
+                if end > self._end:
+                    break
+                found.append(self._decode(buffer[first:end]))
+                start = end
+            self._end -= start
+            buffer[: self._end] = buffer[start : start + self._end]
+        return found
+
+
 class _Peer:
     """A process, and this end of the socket to it.
 
@@ -130,7 +167,7 @@ class _Peer:
         self.process, self.socket = process, own_end
         self.unsent: deque[memoryview] = deque()
         self.has_ended = False
-        self._received = bytearray()
+        self._inbox = _Inbox(decode_report)
 
     def send(self, frame: bytes) -> None:
         """Send a frame, as much of it as can be now."""
@@ -152,21 +189,15 @@ class _Peer:
         except OSError:
             self.unsent.clear()
 
-    def frames(self) -> list[bytes]:
-        """Return the frames that are whole by now."""
-        received = self._received
+    def reports(self) -> list[Report]:
+        """Return the reports that are whole by now."""
         try:
-            while chunk := self.socket.recv(_CHUNK_BYTES):
-                received += chunk
-                if len(chunk) < _CHUNK_BYTES:
-                    break
-            else:
-                self.has_ended = True
+            self.has_ended = not self._inbox.read(self.socket)
         except BlockingIOError:
             pass
         except OSError:
             self.has_ended = True
-        return _take_frames(received)
+        return self._inbox.take()
 
     def end(self) -> str:
         """Let go of a process that has ended, or is about to; return how it did."""
@@ -186,7 +217,7 @@ class _Link:
 
     def __init__(self, own_end: socket.socket) -> None:
         self._socket = own_end
-        self._received = bytearray()
+        self._inbox = _Inbox(decode_instruction)
 
     def send(self, report: Report) -> None:
         """Send a report; wait until it is taken."""
@@ -199,14 +230,12 @@ class _Link:
         Raises:
             EOFError: nothing more will come.
         """
-        frames: list[bytes] = []
-        while not frames and (is_waiting or select.select([self._socket], [], [], 0)[0]):
-            chunk = self._socket.recv(_CHUNK_BYTES)
-            if not chunk:
+        found: list[Instruction] = []
+        while not found and (is_waiting or select.select([self._socket], [], [], 0)[0]):
+            if not self._inbox.read(self._socket):
                 raise EOFError
-            self._received += chunk
-            frames = _take_frames(self._received)
-        return [decode_instruction(frame) for frame in frames]
+            found = self._inbox.take()
+        return found
 
 
 def serve(own_end: socket.socket, options: RunOptions, number: int, wanted: Wanted) -> None:
@@ -227,17 +256,3 @@ def serve(own_end: socket.socket, options: RunOptions, number: int, wanted: Want
             link.send(Failed(str(error)))
         except Exception as error:  # noqa: BLE001 - it is told where the others are
             link.send(Failed(describe(error), traceback.format_exc()))
-
-
-def _take_frames(received: bytearray) -> list[bytes]:
-    """Return the frames that are whole by now, and take them out of what was received."""
-    found, start = [], 0
-    while len(received) >= start + _LENGTH.size:
-        (length,) = _LENGTH.unpack_from(received, start)
-        end = start + _LENGTH.size + length
-        if len(received) < end:
-            break
-        found.append(bytes(received[start + _LENGTH.size : end]))
-        start = end
-    del received[:start]
-    return found

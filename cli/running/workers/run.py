@@ -194,15 +194,13 @@ class _WorkersRun:
 
     def _write(self, answered: Answered) -> None:
         """Write what is answered, and say what is to be said."""
-        answers = answered.answers
-        if self._resumption.earlier is not None:
-            found = zip(answered.indexes, answers, strict=True)
-            answers = [self._lines.lacking(index, answer) for index, answer in found]
-        if self._order is None:
-            self._results.write(answers)
+        results, lines, order = self._results, self._lines, self._order
+        if order is None and self._resumption.earlier is None:
+            results.write([answered.answers])
         else:
-            for index, answer in zip(answered.indexes, answers, strict=True):
-                self._results.write(self._order.put(index, answer))
+            for index, answer in answered.by_line():
+                lacking = lines.lacking(index, answer)
+                results.write([lacking] if order is None else order.put(index, lacking))
         self._num_failed += answered.num_failed
         self._first_failure = self._first_failure or answered.first_failure
         said = answered.said

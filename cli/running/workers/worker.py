@@ -44,7 +44,7 @@ from .messages import (
 )
 from .telling import Telling, Wanted
 
-REPORT_SECONDS = 0.02
+REPORT_SECONDS = 0.05
 """For so long, at least, answers are collected while there is more to do."""
 DIED = "worker-died"
 
@@ -190,7 +190,8 @@ class Worker:
             self._num_failed = loop.num_failed
             yield Answered(
                 indexes,
-                answers,
+                b"".join(answers),
+                list(map(len, answers)),
                 num_failed,
                 loop.first_failure or "",
                 said,

@@ -1,0 +1,41 @@
+"""Messages between a run and its workers: whole, in order, however the bytes come."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.running.workers.messages import Answered, decode_report, encode
+from cli.running.workers.processes import _CHUNK_BYTES, _LENGTH, _Inbox
+
+
+class Trickle:
+    """A socket out of which so many bytes come at a time."""
+
+    def __init__(self, content, sizes):
+        self.content, self.sizes = content, sizes
+
+    def recv_into(self, buffer):
+        size = self.sizes.pop() if self.sizes else len(buffer)
+        part, self.content = self.content[: min(size, len(buffer))], self.content[size:]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 7, 300, _CHUNK_BYTES, 5 * _CHUNK_BYTES]), max_size=6),
+    st.lists(st.integers(1, 2000), max_size=40),
+)
+def test_messages_are_whole_and_in_order(lengths, sizes):
+    reports = [Answered([n], bytes([n]) * length, [length]) for n, length in enumerate(lengths)]
+    frames = [encode(report) for report in reports]
+    content = b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames)
+    inbox, source, found = _Inbox(decode_report), Trickle(content, sizes), []
+    while source.content:
+        assert inbox.read(source)
+        found += inbox.take()
+    assert found == reports
+    assert inbox.read(source) == 0
+
+
+def test_an_answer_is_taken_apart_by_line():
+    answered = Answered([3, 1, 2], b"a\nb\nbb\n", [2, 0, 5])
+    assert list(answered.by_line()) == [(3, b"a\n"), (1, b""), (2, b"b\nbb\n")]
