@@ -1,6 +1,6 @@
 """A real run and its simulation side by side, and the profile under which they are most alike."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,10 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.arrays import ServedTimes
 from batcher.settings import SchedulingSettings
 from batcher.simulation.request_log import LoggedRequest, workload_of_log
-from batcher.simulation.result import SimulationResult, served_times, times_of
+from batcher.simulation.result import served_times, times_of
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.simulation.simulator import simulate
 from batcher.timing.profiles import Profile
-from batcher.timing.step_time import StepTime
 from batcher.timing.term_search import Residuals, fit_profile
 
 PERCENTS = (50, 99)
@@ -32,33 +31,13 @@ class Comparison(Struct, frozen=True):
     error: float | None
 
 
-class Replay(Struct, frozen=True):
-    """comparisons: one for each number.  result: all that the simulation came to."""
-
-    comparisons: list[Comparison]
-    result: SimulationResult
-
-
-def replay(
-    log: list[LoggedRequest], num_slots: int, settings: SchedulingSettings, step_time: StepTime
-) -> Replay:
-    """Return how a simulation of the requests of a log compares to the run that wrote it.
-
-    Raises:
-        BatchdecodeError: the settings make no sense, or a request of the log can never run.
-    """
-    result = simulate(workload_of_log(log), num_slots, settings, step_time)
-    check_has_run(result, settings)
-    return Replay(compare_runs(log, result.sequences), result)
-
-
-def check_has_run(result: SimulationResult, settings: SchedulingSettings) -> None:
+def check_has_run(sequences: Iterable[SimulatedSequence], settings: SchedulingSettings) -> None:
     """Make sure that all requests of a log have run in its simulation.
 
     Raises:
         BatchdecodeError: they have not.
     """
-    failed = [sequence.id for sequence in result.sequences if sequence.has_failed]
+    failed = [sequence.id for sequence in sequences if sequence.has_failed]
     if failed:
         raise BatchdecodeError(
             f"{len(failed):,} requests, the first of them {failed[0]!r}, can never run with "
@@ -175,7 +154,8 @@ def fit_requests(
         )
     residuals_of = _residuals(log, num_fitted, num_slots, settings)
     found = fit_profile(start, residuals_of, max_tries)
-    ran = replay(log, num_slots, settings, found.profile.step_time("fitted")).result.sequences
+    step_time = found.profile.step_time("fitted")
+    ran = simulate(workload_of_log(log), num_slots, settings, step_time).sequences
     return RequestFit(
         found.profile,
         found.num_tries,
@@ -207,7 +187,7 @@ def _residuals(
 
     def residuals_of(profile: Profile) -> Any:
         result = simulate(workload, num_slots, settings, profile.step_time("tried"))
-        check_has_run(result, settings)
+        check_has_run(result.sequences, settings)
         simulated = _latencies(times_of(result.sequences[:num_fitted]))
         parts = [_ratios(*both, groups) for both in zip(simulated, real, strict=True)]
         return np.concatenate(parts) / len(parts)

@@ -13,7 +13,7 @@ from batcher.workloads.entries import MAX_LENGTH
 
 FIELDS = (
     "request_id, input_toks, output_toks, queued_ts, first_token_ts, last_token_ts, "
-    "maybe scheduled_ts"
+    "maybe scheduled_ts and replica"
 )
 MARK = b'"queued_ts"'  # what tells a line of such a log from one of a log of steps
 
@@ -26,7 +26,7 @@ class LoggedRequest(Struct, frozen=True, gc=False, kw_only=True):
     """A line of the log; its other fields are not used.  Times are seconds from anywhere.
 
     queued_ts: when it came.  scheduled_ts: when its first step began.  first_token_ts,
-    last_token_ts: when these tokens were there.
+    last_token_ts: when these tokens were there.  replica: which of several engines had it.
     """
 
     request_id: str
@@ -36,6 +36,7 @@ class LoggedRequest(Struct, frozen=True, gc=False, kw_only=True):
     first_token_ts: Time
     last_token_ts: Time
     scheduled_ts: Time | None = None
+    replica: int | str | None = None
 
 
 def read_request_log(lines: Iterable[tuple[int, bytes]], name: str) -> list[LoggedRequest]:
@@ -47,7 +48,7 @@ def read_request_log(lines: Iterable[tuple[int, bytes]], name: str) -> list[Logg
         BatchdecodeError: a line is no such request, or its times cannot be; or there is none.
     """
     decoder = msgspec.json.Decoder(LoggedRequest)
-    requests, lines_of = [], dict[str, int]()
+    requests, lines_of = list[LoggedRequest](), dict[str, int]()
     for number, text in lines:
         try:
             request = decoder.decode(text)
@@ -59,6 +60,9 @@ def read_request_log(lines: Iterable[tuple[int, bytes]], name: str) -> list[Logg
             message = f"request_id {request.request_id!r} is in line {first_line} already"
             raise BatchdecodeError(f"{name}:{number}: {message}")
         _check_times(request, f"{name}:{number}")
+        if requests and (request.replica is None) is not (requests[0].replica is None):
+            message = "replica: all requests name one, or none does"
+            raise BatchdecodeError(f"{name}:{number}: {message}")
         requests.append(request)
     if not requests:
         raise BatchdecodeError(f"{name}: there are no requests in it; fields of a line: {FIELDS}")

@@ -49,6 +49,13 @@ class Totals(Struct, gc=False):
     unread_tokens: int = 0
     binding_ticks: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def binding_shares(self) -> dict[str, float]:
+        """Of the time of all steps, for which share each of BINDINGS bound; largest first."""
+        total = self.binding_ticks.total()
+        shares = self.binding_ticks.most_common()
+        return {name: count / total for name, count in shares} if total else {}
+
 
 class SimulationResult(Struct, frozen=True):
     """sequences: in the order of the workload's jobs.
@@ -68,13 +75,6 @@ class SimulationResult(Struct, frozen=True):
     def end(self) -> float:
         """When the last step had ended, in seconds."""
         return self.end_ticks / TICKS_PER_SECOND
-
-    @property
-    def binding_shares(self) -> dict[str, float]:
-        """Of the time of all steps, for which share each of BINDINGS bound; largest first."""
-        ticks = self.totals.binding_ticks
-        total = sum(ticks.values())
-        return {name: count / total for name, count in ticks.most_common()} if total else {}
 
 
 def times_of(sequences: Iterable[SimulatedSequence]) -> ServedTimes:

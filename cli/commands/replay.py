@@ -7,9 +7,13 @@ from batcher.speculation.settings import SPECULATION_SETTINGS
 from .. import shared
 from ..help import DECODING, INPUT, OUTPUT, argument, flag, option
 from ..options import MAX_BATCH, TIME, SchedulingOptions, as_command, scheduling_group
+from .compare import FLEET, prices_option
 
 # It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
 NOT_TAKEN = ("check", "preempt_for", "profile", "kv_memory", *SPECULATION_SETTINGS)
+
+MAX_REPLICAS = 2**16  # both as batcher.whatif.deployments has them, which is heavy
+MIN_REPORT_INTERVAL, MAX_REPORT_INTERVAL = 1e-6, 1e6
 
 EXAMPLES = (
     "batchdecode replay log.jsonl --profile rtx4090_llama3.1-8b --meta meta.json",
@@ -46,6 +50,30 @@ class ReplayOptions:
         is_common=True,
     )
     scheduling: SchedulingOptions = scheduling_group(without=NOT_TAKEN).field
+    replicas: int | None = option(
+        FLEET,
+        "Engines that the requests were spread over.  [default: those that LOG names, else 1]",
+        "N",
+        min=1,
+        max=MAX_REPLICAS,
+        is_common=True,
+    )
+    router: str | None = option(
+        FLEET,
+        "Which replica gets a request, as compare has it.  "
+        "[default: as LOG says, else round-robin]",
+        "NAME",
+        is_common=True,
+        offers="router",
+    )
+    report_interval: float | None = option(
+        FLEET,
+        "How far apart replicas tell the router their queues.  [default: 0.1]",
+        "SECONDS",
+        min=MIN_REPORT_INTERVAL,
+        max=MAX_REPORT_INTERVAL,
+    )
+    prices: str | None = prices_option()
     json: bool = flag(OUTPUT, "The same for programs.", is_common=True)
 
 

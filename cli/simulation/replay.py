@@ -4,16 +4,23 @@ from contextlib import nullcontext
 from typing import Any
 
 from batcher.errors import BatchdecodeError
-from batcher.simulation.replaying import Comparison, Replay, replay
+from batcher.fleet.replaying import AsLogged, Replay, replay
+from batcher.fleet.replica import ReplicaSettings
+from batcher.fleet.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, Router, router_of
+from batcher.simulation.replaying import Comparison
 from batcher.simulation.request_log import LoggedRequest
 from batcher.simulation.traced_requests import read_requests
 from batcher.timing.loading import step_time_of
+from batcher.whatif.deployments import Deployment, check_router
+from batcher.whatif.prices import Cost, cost_of, price_of, read_prices
+from batcher.whatif.spread import spread_of
 
 from ..commands.replay import ReplayOptions
 from ..printing import print_json, print_text
 from ..running.intake import numbered, open_input
 from ..running.problems import say
 from ..screen.cells import aligned, counted, printable
+from ..whatif.tables import cost_text, spread_text
 from .run_limits import RunLimits, limits_of_run, limits_table, read_meta_file, warn_of_guesses
 
 _HEADS = ("", "real", "simulated", "error")
@@ -38,41 +45,83 @@ def show_replay(options: ReplayOptions) -> None:
         run = read_requests(numbered(source.lines()), source.name)
         say(source.take_notes())
     log = run.requests
+    num_replicas, router = _fleet_of(options, log)
+    prices = None if options.prices is None else read_prices(options.prices)
+    if prices is not None:
+        price_of(options.profile, prices)
     limits = limits_of_run(options.batch, options.scheduling, options.profile, meta, run)
     warn_of_guesses(limits)
-    outcome = replay(log, limits.batch, limits.settings, step_time)
+    engine = ReplicaSettings(
+        num_slots=limits.batch, scheduling=limits.settings, step_time=step_time
+    )
+    interval = options.report_interval or DEFAULT_REPORT_INTERVAL
+    outcome = replay(log, engine, num_replicas, router, interval)
+    cost = None
+    if prices is not None:
+        result, num_tokens = outcome.result, _num_tokens(log)
+        cost = cost_of([(options.profile, result)], prices, result.makespan, num_tokens)
     if options.json:
-        print_json(_record(outcome, log, limits))
+        print_json(_record(outcome, log, limits, cost))
     else:
-        print_text(_table(outcome, log, limits, source.name))
+        print_text(_table(outcome, log, limits, source.name, cost))
 
 
-def _record(outcome: Replay, log: list[LoggedRequest], limits: RunLimits) -> dict[str, Any]:
+def _fleet_of(options: ReplayOptions, log: list[LoggedRequest]) -> tuple[int, Router | None]:
+    """Return how many replicas there are, and what routes requests to them; None: the log does.
+
+    Raises:
+        BatchdecodeError: there is no such router, or an option has no effect.
+    """
+    num_named = AsLogged(log).num_replicas
+    if log[0].replica is not None and options.router is None:
+        for name in ("replicas", "report_interval"):
+            if getattr(options, name) is not None:
+                raise BatchdecodeError(
+                    f"--{name.replace('_', '-')} has no effect: the log says which of "
+                    f"{counted(num_named, 'replica')} had a request; give a --router to route anew"
+                )
+        return num_named, None
+    num_replicas, name = options.replicas or num_named, options.router or DEFAULT_ROUTER
+    given = [each for each in ("router", "report_interval") if getattr(options, each) is not None]
+    check_router(given, [Deployment(replicas=num_replicas, router=name)])
+    return num_replicas, router_of(name)
+
+
+def _num_tokens(log: list[LoggedRequest]) -> int:
+    return sum(request.output_toks for request in log)
+
+
+def _record(
+    outcome: Replay, log: list[LoggedRequest], limits: RunLimits, cost: Cost | None
+) -> dict[str, Any]:
     result, totals = outcome.result, outcome.result.totals
     return {
         "requests": len(log),
-        "output_tokens": sum(request.output_toks for request in log),
+        "output_tokens": _num_tokens(log),
         "steps": totals.num_steps,
         "preemptions": totals.num_preemptions,
         "recomputed_tokens": totals.recomputed_tokens,
-        "binding": result.binding_shares,
+        "binding": totals.binding_shares,
         "numbers": outcome.comparisons,
         "limits": limits.used,
+        "replicas": spread_of(result) if len(result.replicas) > 1 else None,
+        "cost": cost,
     }
 
 
-def _table(outcome: Replay, log: list[LoggedRequest], limits: RunLimits, name: str) -> str:
+def _table(
+    outcome: Replay, log: list[LoggedRequest], limits: RunLimits, name: str, cost: Cost | None
+) -> str:
     """Return the limits and the numbers of both runs as people read them."""
     result, totals = outcome.result, outcome.result.totals
-    num_tokens = sum(request.output_toks for request in log)
     rows = [_HEADS, *(_row(comparison) for comparison in outcome.comparisons)]
-    title = f"{printable(name)}: {counted(len(log), 'request')}, {num_tokens:,} output tokens"
+    title = f"{printable(name)}: {counted(len(log), 'request')}, {_num_tokens(log):,} output tokens"
     steps = (
         f"simulated in {counted(totals.num_steps, 'step')}, with "
         f"{counted(totals.num_preemptions, 'preemption')} and {totals.recomputed_tokens:,} tokens "
         "computed again"
     )
-    shares = [f"{limit} {share * 100:.0f} %" for limit, share in result.binding_shares.items()]
+    shares = [f"{limit} {share * 100:.0f} %" for limit, share in totals.binding_shares.items()]
     lines = [
         title,
         "",
@@ -83,6 +132,11 @@ def _table(outcome: Replay, log: list[LoggedRequest], limits: RunLimits, name: s
         steps,
         f"binding: {', '.join(shares)}",
     ]
+    if len(result.replicas) > 1:
+        lines[0] += f", on {counted(len(result.replicas), 'replica')}"
+        lines.append(f"busy: {', '.join(spread_text(spread_of(result)))}")
+    if cost is not None:
+        lines.append(f"cost: {', '.join(cost_text(cost))}")
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 

@@ -13,10 +13,9 @@ from batcher.whatif.drafting import Gain
 from batcher.whatif.limits import Limit
 from batcher.whatif.measuring import Outcome, Question, good_share
 from batcher.whatif.planning import Plan, find_plan
-from batcher.whatif.prices import Cost
 from batcher.whatif.relief import Relief
 from batcher.whatif.search import Searched
-from batcher.whatif.spread import GroupUse, ReplicaSpread
+from batcher.whatif.spread import GroupUse
 
 from ..commands.plan import PlanOptions
 from ..memory_note import say_of_memory
@@ -27,7 +26,7 @@ from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan
 from .progress import OnDone, seldom
 from .reading import check_classes, check_given, priced, read_workload
-from .tables import BINDS, memory_of
+from .tables import BINDS, cost_text, memory_of, spread_text
 
 MET, NOT_MET = 0, 1
 SEARCHED: dict[str, Searched] = {name.replace("_", "-"): name for name in get_args(Searched)}
@@ -160,25 +159,16 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     if plan.gain is not None:
         yield "drafts", _drafts(plan.deployment, plan.gain)
     if plan.outcome.replicas is not None:
-        yield "busy", _busy(plan.outcome.replicas)
+        yield "busy", spread_text(plan.outcome.replicas)
     for use in plan.outcome.groups or ():
         yield "group", _group(use)
     if plan.outcome.cost is not None:
-        yield "cost", _cost(plan.outcome.cost)
+        yield "cost", cost_text(plan.outcome.cost)
     shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
     yield "time", [f"{BINDS[name]} {whole_percent(share)}" for name, share in shares]
     if plan.contradictions:
         yield "but", _contradictions(plan)
     yield "tried", [_short(plan, value) for value in sorted(trial.value for trial in plan.trials)]
-
-
-def _busy(spread: ReplicaSpread) -> list[str]:
-    """Return how the work was spread over replicas."""
-    return [
-        f"idlest replica {whole_percent(spread.idlest)}",
-        f"mean {whole_percent(spread.mean)}",
-        f"busiest {whole_percent(spread.busiest)}",
-    ]
 
 
 def _group(use: GroupUse) -> list[str]:
@@ -188,16 +178,6 @@ def _group(use: GroupUse) -> list[str]:
     if use.kv_used is not None:
         parts.append(f"KV {whole_percent(use.kv_used)}")
     return [*parts, f"{counted(use.served, 'request')}"]
-
-
-def _cost(cost: Cost) -> list[str]:
-    """Return what the GPUs of all replicas cost and draw."""
-    parts = [f"{counted(cost.gpus, 'GPU')} for ${number(cost.dollars_per_hour)} an hour"]
-    if cost.dollars_per_million_tokens is not None:
-        parts.append(f"${number(cost.dollars_per_million_tokens)} a million output tokens")
-    if cost.kwh_per_million_tokens is not None:
-        parts.append(f"{number(cost.kwh_per_million_tokens)} kWh a million")
-    return parts
 
 
 def _headrooms(plan: Plan) -> Iterator[tuple[str, list[str]]]:

@@ -11,12 +11,15 @@ from batcher.whatif.comparing import GridCell, settings_of, varied
 from batcher.whatif.deployments import AXES, Axis, Deployment, show_value
 from batcher.whatif.draft_memory import DraftMemory, beside_draft
 from batcher.whatif.drafting import off_from
+from batcher.whatif.prices import Cost
+from batcher.whatif.spread import ReplicaSpread
 
 from ..screen.cells import (
     aligned,
     cell_width,
     counted,
     listed,
+    number,
     printable,
     whole_percent,
     wrapped,
@@ -196,6 +199,25 @@ def memory_of(deployment: Deployment, memory: DraftMemory) -> str:
         f"{printable(deployment.draft_model or '')}: {memory.weights / 1e9:.2f} GB of weights, and "
         f"{without + memory.kv_per_token:,} bytes a token instead of {without:,}, leave {blocks}"
     )
+
+
+def spread_text(spread: ReplicaSpread) -> list[str]:
+    """Return how the work was spread over replicas."""
+    return [
+        f"idlest replica {whole_percent(spread.idlest)}",
+        f"mean {whole_percent(spread.mean)}",
+        f"busiest {whole_percent(spread.busiest)}",
+    ]
+
+
+def cost_text(cost: Cost) -> list[str]:
+    """Return what the GPUs of all replicas cost and draw."""
+    parts = [f"{counted(cost.gpus, 'GPU')} for ${number(cost.dollars_per_hour)} an hour"]
+    if cost.dollars_per_million_tokens is not None:
+        parts.append(f"${number(cost.dollars_per_million_tokens)} a million output tokens")
+    if cost.kwh_per_million_tokens is not None:
+        parts.append(f"{number(cost.kwh_per_million_tokens)} kWh a million")
+    return parts
 
 
 def _where_drafts_gain(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str]:

@@ -16,8 +16,9 @@ from msgspec import convert, to_builtins
 from report import Row
 
 from batcher import Request, SimulatedModel
+from batcher.fleet.replaying import replay
+from batcher.fleet.replica import ReplicaSettings
 from batcher.settings import SchedulingSettings
-from batcher.simulation.replaying import replay
 from batcher.simulation.request_log import read_request_log
 from batcher.simulation.simulator import simulate, simulate_steps
 from batcher.simulation.workload import Workload, workload_of
@@ -104,7 +105,10 @@ def bare_rate() -> float:
 def replay_errors(data: str) -> Iterator[Row]:
     """Measure how far off the simulation of a real run is."""
     log = read_request_log(numbered(data, LOG), LOG)
-    for one in replay(log, NUM_SLOTS, CACHED, step_time_of(PROFILE)).comparisons:
+    engine = ReplicaSettings(
+        num_slots=NUM_SLOTS, scheduling=CACHED, step_time=step_time_of(PROFILE)
+    )
+    for one in replay(log, engine).comparisons:
         if one.name in TARGETS and one.error is not None:
             name = f"replay of a real run of {len(log)} requests: {one.name}"
             yield Row(name, f"{one.error:+.1%}", f"within {TARGETS[one.name]}")

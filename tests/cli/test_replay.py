@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from process import ROOT, batchdecode
+from process import ROOT, batchdecode, lines_of
 
 LOG = ROOT / "samples" / "timing" / "requests.jsonl"
 RUN = ["--batch", "32", "--kv-blocks", "1200", "--max-batch-tokens", "1024"]
@@ -172,3 +172,50 @@ def test_a_roofline_is_no_profile_to_start_from():
         done = batchdecode("calibrate", LOG, "--start", start)
         assert done.returncode == 2
         assert f"to begin with a roofline leave out --start: {options}" in done.stderr
+
+
+def named(*names):
+    """The log of the sample, whose requests were had by replicas of these names in turn."""
+    rows = [json.loads(line) for line in LOG.read_text().splitlines()]
+    return lines_of(*[{**row, "replica": names[i % len(names)]} for i, row in enumerate(rows)])
+
+
+def replayed(*arguments, stdin):
+    return batchdecode(
+        "replay", "-", "--profile", "rtx4090_llama3.1-8b", *RUN, *arguments, stdin=stdin
+    )
+
+
+def test_replicas_are_those_of_the_log_or_behind_a_router_and_cost_what_they_do():
+    prices = ROOT / "samples" / "timing" / "prices.yaml"
+    text = replayed("--prices", prices, stdin=named("x", "y")).stdout.decode()
+    assert "60 requests, 8,834 output tokens, on 2 replicas" in text
+    assert "busy: idlest replica" in text
+    assert "cost: 2 GPUs for $1 an hour, " in text
+    found = [
+        json.loads(replayed("--json", *more, stdin=log).stdout)
+        for more, log in (
+            ((), named(0, 1)),
+            (("--replicas", "2"), LOG.read_bytes()),  # in turn, too
+            ((), named("all")),
+            ((), LOG.read_bytes()),
+        )
+    ]
+    assert found[0] == found[1] != found[2] == found[3]
+    assert (found[0]["replicas"]["most_served"], found[3]["replicas"]) == (30, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "log", "message"),
+    [
+        (["--replicas", "2"], named("x", "y"), "the log says which of 2 replicas had a request"),
+        (["--router", "random"], LOG.read_bytes(), "no effect without --replicas of at least 2"),
+        (["--replicas", "2", "--router", "best"], LOG.read_bytes(), "unknown router 'best'"),
+        ([], named("x", None), ":2: replica: all requests name one, or none does"),
+        ([], named("x", 1.5), "expected"),
+    ],
+)
+def test_replicas_that_make_no_sense(arguments, log, message):
+    done = replayed(*arguments, stdin=log)
+    assert done.returncode == 2
+    assert message in done.stderr

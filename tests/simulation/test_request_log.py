@@ -9,8 +9,10 @@ from msgspec.structs import replace
 from timing.smooth_profile import SMOOTH
 
 from batcher.errors import BatchdecodeError
+from batcher.fleet.replaying import replay
+from batcher.fleet.replica import ReplicaSettings
 from batcher.settings import SchedulingSettings
-from batcher.simulation.replaying import fit_requests, replay
+from batcher.simulation.replaying import fit_requests
 from batcher.simulation.request_log import LoggedRequest, read_request_log, workload_of_log
 from batcher.simulation.simulator import simulate
 from batcher.timing.carrying import load_profile
@@ -106,10 +108,16 @@ def test_json_that_is_none_is_called_so() -> None:
         read_request_log([(1, b"nope")], "log")
 
 
+def engine_of(
+    num_slots: int, scheduling: SchedulingSettings, step_time: StepTime
+) -> ReplicaSettings:
+    return ReplicaSettings(num_slots=num_slots, scheduling=scheduling, step_time=step_time)
+
+
 def test_the_replay_of_a_simulated_run_is_that_run() -> None:
     _, profile = load_profile("rtx4090_llama3.1-8b")
     step_time = profile.step_time("p")
-    outcome = replay(simulated_log(step_time), NUM_SLOTS, SETTINGS, step_time)
+    outcome = replay(simulated_log(step_time), engine_of(NUM_SLOTS, SETTINGS, step_time))
     assert outcome.result.totals.num_preemptions
     for one in outcome.comparisons:
         assert one.simulated == pytest.approx(one.real, abs=1e-9)
@@ -124,7 +132,7 @@ def test_numbers_are_vllms() -> None:
         line(request_id="b", output_toks=1, queued_ts=101.0, scheduled_ts=None, last_token_ts=101),
     )
     _, profile = load_profile("rtx4090_llama3.1-8b")
-    outcome = replay(log, 2, SchedulingSettings(), profile.step_time("p"))
+    outcome = replay(log, engine_of(2, SchedulingSettings(), profile.step_time("p")))
     real = {one.name: one.real for one in outcome.comparisons}
     assert real["ttft mean"] == 0.5
     assert real["tpot mean"] == real["tpot p99"] == 0.5  # of the one with several tokens
@@ -136,7 +144,10 @@ def test_numbers_are_vllms() -> None:
 def test_a_request_that_can_never_run_cannot_have_run() -> None:
     _, profile = load_profile("rtx4090_llama3.1-8b")
     with pytest.raises(BatchdecodeError, match="'a', can never run with --kv-blocks 24"):
-        replay(read(line(input_toks=5000)), NUM_SLOTS, SETTINGS, profile.step_time("p"))
+        replay(
+            read(line(input_toks=5000)),
+            engine_of(NUM_SLOTS, SETTINGS, profile.step_time("p")),
+        )
 
 
 def test_a_profile_is_found_again_from_the_times_of_requests() -> None:
