@@ -26,6 +26,14 @@ Layout = Literal["ragged", "padded", "remote"]
 EndReason = FinishReason | Literal["unused"]
 
 
+class SequenceName(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Which sequence is meant, beside the one that an event is about; see above."""
+
+    id: str
+    index: int
+    role: Role = "sample"
+
+
 class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     """The first line of a trace: all that is needed to reproduce the run.
 
@@ -103,6 +111,7 @@ class AdmitEvent(SampleEvent, frozen=True):
     Reason: "refill" (the step before still used the slot) or "empty" (the slot was idle).
     generated: how many tokens it had generated before it was preempted; they are computed again.
     cached: how many of its tokens need not be computed, since blocks that hold them were found.
+    cached_from: who computed the last token of these blocks, which may be the sequence itself.
     left: how many of the others this step leaves to later ones; if none, it gives a token.
     tokens: how many it begins with, where its `arrive` does not say: those of a negative prompt,
     and of a prompt with what a constraint forces behind it.
@@ -115,6 +124,7 @@ class AdmitEvent(SampleEvent, frozen=True):
     cached: int = 0
     left: int = 0
     tokens: int = 0
+    cached_from: SequenceName | None = None
 
 
 class PrefillEvent(SampleEvent, frozen=True):

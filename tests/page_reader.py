@@ -76,7 +76,8 @@ def spans_of(run):
             name: row[name] for name in ("jumped", "drafted", "accepted", "cached", "generated")
         }
         unlike |= {"dropped": bool(row["flags"] & 1), "resumed": bool(row["flags"] & 2)}
-        unlike |= {name: more[name] for name in ("forks", "preemption") if name in more}
+        rare = ("forks", "preemption", "cached_from")
+        unlike |= {name: more[name] for name in rare if name in more}
         role = facts["roles"][sequence["role"]]
         span |= {"role": role} if role != "sample" else {}
         span |= {name: value for name, value in unlike.items() if value}

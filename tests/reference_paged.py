@@ -1,6 +1,7 @@
 """A run with blocks, a budget and preemption by the slowest obvious means: its events, the truth.
 
-It is no engine: blocks are counted, not kept, and nothing is cached but what a job says.
+It is no engine: blocks are counted, not kept, and nothing is cached but what a job says, of whoever
+was admitted last.
 """
 
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from batcher.events import (
     PreemptEvent,
     PrefillEvent,
     RunEvent,
+    SequenceName,
     StepsEvent,
 )
 
@@ -83,6 +85,7 @@ class _Play:
         self.queue: list[_Row] = []
         self.running: list[_Row] = []
         self.now, self.step = 0.0, 0
+        self.last_admitted: SequenceName | None = None
         self.used: set[int] = set()  # slots of the step before
         self.hold: tuple | None = None
         scheduling = {"kv_blocks": limits.blocks, "block_size": limits.block_size}
@@ -214,6 +217,8 @@ class _Play:
             self.room -= num_tokens
             left = row.known - cached - num_tokens
             reason = "refill" if row.slot in self.used else "empty"
+            source = self.last_admitted if cached else None
+            self.last_admitted = SequenceName(row.job.id, 0)
             self.emit(
                 AdmitEvent(
                     self.step,
@@ -226,6 +231,7 @@ class _Play:
                     row.generated,
                     cached,
                     left,
+                    cached_from=source,
                 )
             )
         return None

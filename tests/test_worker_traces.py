@@ -152,6 +152,17 @@ def test_each_worker_is_a_process_of_chrome_with_its_slots_by_their_numbers():
     assert {pid for _, pid in waits} == {1, 2}
 
 
+def test_what_a_worker_found_in_its_cache_is_of_that_worker():
+    requests = [replace(request, prompt=[5] * 9) for request in REQUESTS]
+    read = read_timeline(traced(requests, 2, 1, "few blocks")[1])
+    events = msgspec.json.decode(b"".join(encode_chrome(read)))["traceEvents"]
+    ends = [(e["ph"], e["id"], e["pid"]) for e in events if e["ph"] in "sf"]
+    assert {pid for _, _, pid in ends} == {1, 2}
+    begun = {number: pid for phase, number, pid in ends if phase == "s"}
+    assert begun == {number: pid for phase, number, pid in ends if phase == "f"}
+    assert 2 * len(begun) == len(ends), "no two flows have one number"
+
+
 def test_slots_that_are_chosen_may_be_of_one_worker():
     timeline = read_timeline(few_events())
     assert isinstance(timeline, WorkersTimeline)

@@ -113,6 +113,7 @@ class Recorder:
                         row.num_cached_tokens,
                         row.num_tokens - row.num_computed_tokens,
                         num_tokens,
+                        row.cached_from,
                     )
                 )
             if num_forced and first in num_forced:

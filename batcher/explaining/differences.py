@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.events import (
     AdmitEvent,
@@ -274,15 +275,22 @@ def _first_difference(
 
 def _without(decisions: list[Decision], others: list[Decision]) -> list[Decision]:
     """Return those of `decisions` that are not among `others`."""
-    num_others = Counter(map(msgspec.json.encode, others))  # a decision may hold a list
+    num_others = Counter(map(_key_of, others))
     left = []
     for decision in decisions:
-        key = msgspec.json.encode(decision)
+        key = _key_of(decision)
         if num_others[key]:
             num_others[key] -= 1
         else:
             left.append(decision)
     return left
+
+
+def _key_of(decision: Decision) -> bytes:
+    """Return what equal decisions have in common; whose blocks were found none of them decides."""
+    if type(decision) is AdmitEvent and decision.cached_from is not None:
+        decision = replace(decision, cached_from=None)
+    return msgspec.json.encode(decision)  # it may hold a list
 
 
 def _is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:

@@ -22,6 +22,7 @@ from batcher.events import (
     RejectEvent,
     RetryEvent,
     RetryReason,
+    SequenceName,
 )
 from batcher.explaining.reading import KeptRequests
 from batcher.explaining.story_drafts import StoryDrafts
@@ -110,7 +111,8 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
     """A slot span, over the steps [start, end).
 
     time: when it began, in seconds.  first_token: the step that was through with what it began
-    with; None if none was.  cached, generated: as in an AdmitEvent.  drafts: None without any.
+    with; None if none was.  cached, generated, cached_from: as in an AdmitEvent.
+    drafts: None without any.
     is_remote: whether a server answered it; retries: how often it had to be asked again.
     """
 
@@ -125,6 +127,7 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
     preemption: SpanPreemption | None = None
     is_remote: bool = False
     retries: tuple[StoryRetry, ...] = ()
+    cached_from: SequenceName | None = None
 
 
 class RequestEnd(Struct, frozen=True, omit_defaults=True):
@@ -254,6 +257,7 @@ def _span_of(timeline: Timeline, request: RequestTimeline, admission: AdmissionR
         None if preempt is None else SpanPreemption.by(preempt),
         timeline.run.layout == "remote",
         tuple(StoryRetry.by(event) for event in admission.retries or ()),
+        admit.cached_from,
     )
 
 

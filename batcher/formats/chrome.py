@@ -4,9 +4,9 @@ Rule: all times are those of the engine's clock, in microseconds.  A worker is a
 thread `slot + 1` is a slot: on it a sequence encloses its prefill, the steps up to its first token;
 nothing else on a thread overlaps.  A preemption is an instant where its slice ends, what was found
 in the prefix cache one where it begins.  The slices of one sequence are a flow, and so is a fork,
-from the beam that goes on in another to that one.  Waits are asynchronous events.  Flows and waits
-are told apart by numbers, of which no two workers have the same.  Whose blocks were found in the
-cache no event tells, so there is no flow for it.
+from the beam that goes on in another to that one, and what was found of another sequence, from the
+last step in which that had its slot by then.  Waits are asynchronous events.  Flows and waits are
+told apart by numbers, of which no two workers have the same.
 """
 
 from bisect import bisect_left
@@ -18,17 +18,28 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from batcher.events import SequenceName
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.merged import WorkersTimeline
 from batcher.timeline.recording import StepFigures
-from batcher.timeline.records import SequenceKey, SlotSpan, Wait, key_of
+from batcher.timeline.records import SequenceKey, SlotSpan, Wait, key_of, label_of_name
 from batcher.timeline.sorted_records import SortedRecords
 from batcher.timeline.step_counts import Stretch, clip
 
 MICROSECONDS = 10**6
 MAX_NUMBERS = 2**32
 """More than a worker has flows, or waits."""
-_SAID = ("jumped", "drafted", "accepted", "dropped", "forks", "cached", "generated", "resumed")
+_SAID = (
+    "jumped",
+    "drafted",
+    "accepted",
+    "dropped",
+    "forks",
+    "cached",
+    "cached_from",
+    "generated",
+    "resumed",
+)
 
 TraceEvent = dict[str, Any]
 
@@ -98,6 +109,7 @@ def _events_of(process: _Process) -> Iterator[TraceEvent]:
         _preemptions(process),
         _cache_hits(process),
         _forks(process),
+        _shared_prefixes(process),
         _wait_starts(process),
         _wait_ends(process),
         *(_counter(name, counts, window, process) for name, counts in counters.items()),
@@ -146,6 +158,10 @@ def _names(process: _Process, *, num_workers: int) -> Iterator[TraceEvent]:
         yield thread | {"name": "thread_sort_index", "args": {"sort_index": slot + 1}}
 
 
+def _key_of(sequence: SlotSpan | SequenceName) -> SequenceKey:
+    return key_of(sequence.id, sequence.index, sequence.role)
+
+
 def _slices(process: _Process) -> Iterator[TraceEvent]:
     """Yield each sequence in its slot, and after it the prefill it encloses."""
     timeline, selection, scale, _ = process
@@ -169,7 +185,7 @@ def _flow_through(span: SlotSpan, flows: dict[SequenceKey, int], number: int) ->
 
     flows: by sequence, the flow that leads on from its last slice.  number: that of a new one.
     """
-    key = key_of(span.id, span.index, span.role)
+    key = _key_of(span)
     flow = flows.pop(key, None)
     ties: TraceEvent = {} if flow is None else {"flow_in": True}
     if span.preemption is not None:
@@ -195,7 +211,9 @@ def _cache_hits(process: _Process) -> Iterator[TraceEvent]:
     timeline, selection, scale, _ = process
     for span in timeline.select_spans(selection):
         if span.cached:
-            time, told = scale.start_of(span.start), {"tokens": span.cached}
+            time, told = scale.start_of(span.start), dict[str, int | str](tokens=span.cached)
+            if span.cached_from is not None:
+                told["from"] = label_of_name(span.cached_from)
             yield _instant(f"cached: {span.label}", "cache", span, time, told, process.pid)
 
 
@@ -207,8 +225,8 @@ def _instant(
     return place | {"name": name, "cat": category, "args": told}
 
 
-class _ForkEnd(msgspec.Struct, frozen=True):
-    """One end of a fork: where what goes on was (phase "s"), or where it goes on (phase "f")."""
+class _FlowEnd(msgspec.Struct, frozen=True):
+    """One end of a flow: where it begins (phase "s"), or where it leads to (phase "f")."""
 
     phase: str
     number: int
@@ -217,34 +235,71 @@ class _ForkEnd(msgspec.Struct, frozen=True):
     name: str
 
 
+class _Flows:
+    """Flows of one category from slot to slot, which may come in any order."""
+
+    def __init__(self, process: _Process, category: str) -> None:
+        self._process, self._category = process, category
+        self._number = process.first_number
+        self._ends = SortedRecords[_FlowEnd](_FlowEnd)
+
+    def add(self, name: str, begin: tuple[int, int], end: tuple[int, int]) -> None:
+        """Let a flow lead from one (step, slot) to another, which is no earlier."""
+        for order, (phase, (step, slot)) in enumerate((("s", begin), ("f", end))):
+            told = _FlowEnd(phase, self._number, slot, step, name)
+            self._ends.add((step, self._number, order), told)
+        self._number += 1
+
+    def events(self) -> Iterator[TraceEvent]:
+        """Yield both ends of each, by time."""
+        process = self._process
+        for end in self._ends:
+            yield {
+                "ph": end.phase,
+                "bp": "e",  # it belongs to the slice around it, not to the next one
+                "pid": process.pid,
+                "tid": end.slot + 1,
+                "ts": process.scale.start_of(end.step),
+                "name": end.name,
+                "cat": self._category,
+                "id": end.number,
+            }
+
+
 def _forks(process: _Process) -> Iterator[TraceEvent]:
     """Yield both ends of each fork of which both beams are shown, by time."""
-    timeline, selection, scale, _ = process
-    ends = SortedRecords[_ForkEnd](_ForkEnd)
-    number = process.first_number
-    for _, together in groupby(timeline.select_spans(selection), key=attrgetter("start")):
+    flows, spans = _Flows(process, "fork"), process.timeline.select_spans(process.selection)
+    for _, together in groupby(spans, key=attrgetter("start")):
         beams = {(span.id, span.index): span for span in together if span.role == "beam"}
         for span in beams.values():
             for fork in span.forks:
                 parent = beams.get((span.id, fork.parent))
                 if parent is not None and fork.step < parent.end and fork.step + 1 < span.end:
-                    name = f"fork: {span.label}"
-                    begin = _ForkEnd("s", number, parent.slot, fork.step, name)
-                    ends.add((fork.step, number), begin)
-                    end = _ForkEnd("f", number, span.slot, fork.step + 1, name)
-                    ends.add((fork.step + 1, number), end)
-                    number += 1
-    for end in ends:
-        yield {
-            "ph": end.phase,
-            "bp": "e",  # it belongs to the slice around it, not to the next one
-            "pid": process.pid,
-            "tid": end.slot + 1,
-            "ts": scale.start_of(end.step),
-            "name": end.name,
-            "cat": "fork",
-            "id": end.number,
-        }
+                    begin, end = (fork.step, parent.slot), (fork.step + 1, span.slot)
+                    flows.add(f"fork: {span.label}", begin, end)
+    yield from flows.events()
+
+
+def _shared_prefixes(process: _Process) -> Iterator[TraceEvent]:
+    """Yield both ends of a flow to each sequence that found tokens of another which is shown.
+
+    One that finds its own again is tied to what it was by `_flow_through`.
+    """
+    flows, (timeline, selection, *_) = _Flows(process, "cache"), process
+    found = (span.cached_from for span in timeline.select_spans(selection))
+    sources = {_key_of(name) for name in found if name is not None}
+    last: dict[SequenceKey, SlotSpan] = {}  # of the sources, the one that began last
+    spans = timeline.select_spans(selection) if sources else ()
+    for step, together in groupby(spans, key=attrgetter("start")):
+        admitted = {_key_of(span): span for span in together}
+        last.update((key, span) for key, span in admitted.items() if key in sources)
+        for key, span in admitted.items():
+            source_key = None if span.cached_from is None else _key_of(span.cached_from)
+            if source_key is not None and source_key != key and source_key in last:
+                source = last[source_key]
+                begin = min(source.end - 1, step), source.slot
+                flows.add(f"cached: {span.label}", begin, (step, span.slot))
+    yield from flows.events()
 
 
 def _arguments(span: SlotSpan) -> dict[str, Any]:

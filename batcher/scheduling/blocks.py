@@ -15,6 +15,7 @@ from operator import eq, not_
 from typing import NamedTuple
 
 from batcher.errors import InvariantError
+from batcher.events import SequenceName
 from batcher.scheduling.cached_blocks import (
     NO_BLOCK,
     NO_HASH,
@@ -62,9 +63,11 @@ class BlockPool:
         self._found: dict[BlockKey, int] = {}  # by the keys that are made
         self._runs: dict[BlockHash, BlockRun] = {}  # by the hash of the last block with a key
         self._next_hash = NO_HASH + 1
-        # By block: its hash, if it is cached, and its key, if that is made; further keys, if any.
+        # By block: its hash and who filled it, if it is cached, and its key, if that is made;
+        # further keys, if any.
         self._keys: dict[int, BlockKey] = {}
         self._hashes = [NO_HASH] * self.num_total
+        self._fillers: list[SequenceName | None] = [None] * self.num_total
         self._priorities, self._has_priorities = [0] * self.num_total, False
         self._is_idle = bytearray(self.num_total)
         self._more_keys: dict[int, list[BlockKey]] = {}
@@ -221,12 +224,14 @@ class BlockPool:
         priority: int = 0,
         room: tuple[int, int] = (0, 0),
         content: Hashable = None,
+        filler: SequenceName | None = None,
     ) -> tuple[BlockHash, BlockRun | None]:
         """Let held blocks be found after `parent`, each by a key for which no other is.
 
         contents: some may be asked for later than now, or never.
         room: how many contents there are, and how many blocks the sequence may fill with more.
         content: the first, if it was asked for by now.
+        filler: the sequence that fills the blocks, for `filler_of`.
         Returns the hash of the last content, and the run of the last block if that may go on.
         """
         hashes = self._hashes
@@ -246,9 +251,10 @@ class BlockPool:
                 if not any(map(hashes.__getitem__, rest)):
                     num_contents, size_limit = room[0] - place, max(room[1] - place, len(rest))
                     run = BlockRun(self._next_hash, rest, size_limit, [contents], num_contents)
+                    run.filler = filler
                     self._add(run, parent, content, priority)
                     return run.first + len(rest) - 1, run
-                run = BlockRun(self._next_hash, [block], 1, [], 1)
+                run = BlockRun(self._next_hash, [block], 1, [], 1, filler=filler)
                 self._add(run, parent, content, priority)
                 parent = run.first
         return parent, None
@@ -259,8 +265,10 @@ class BlockPool:
         Returns the hash of the last of them.
         """
         hashes, block_hash = self._hashes, run.first + len(run.blocks) - 1
+        fillers, filler = self._fillers, run.filler
         for block in blocks:
             hashes[block] = block_hash = block_hash + 1
+            fillers[block] = filler
         run.blocks += blocks
         self.num_cached += len(blocks)
         return block_hash
@@ -288,6 +296,10 @@ class BlockPool:
         """Return the hash of a cached block."""
         return self._hashes[block]
 
+    def filler_of(self, block: int) -> SequenceName | None:
+        """Return the sequence that filled a block which is found by its content, if it was told."""
+        return self._fillers[block]
+
     def forget(self, block: int) -> None:
         """Let a held block be found no longer: it does not hold what was promised."""
         if self._hashes[block] != NO_HASH:
@@ -311,12 +323,14 @@ class BlockPool:
     def _add(self, run: BlockRun, parent: BlockHash, content: Hashable, priority: int) -> None:
         """Let the blocks of a new run be found, the first of them by its content."""
         blocks, block_hash, hashes = run.blocks, run.first, self._hashes
+        fillers, filler = self._fillers, run.filler
         self._keys[blocks[0]] = self._found_by(parent, content, blocks[0])
         self._runs[block_hash] = run
         self._next_hash += run.size_limit
         self.num_cached += len(blocks)
         for block in blocks:
             hashes[block] = block_hash
+            fillers[block] = filler
             block_hash += 1
         if priority:
             self._raise_priority(blocks, priority)
@@ -373,6 +387,7 @@ class BlockPool:
         self.num_total += num_more
         self.num_free += num_more
         self._hashes += [NO_HASH] * num_more
+        self._fillers += [None] * num_more
         self._priorities += [0] * num_more
         self._is_idle += bytes(num_more)
 

@@ -12,6 +12,8 @@ from operator import itemgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batcher.events import SequenceName
+
 NO_BLOCK = -1
 NO_HASH = 0
 ROOT = -1  # the parent of the first block of a sequence without a salt
@@ -44,6 +46,7 @@ class BlockRun(Struct, gc=False):
     num_keys: how many of them have their keys.  contents: of the others, in parts.
     num_contents: how many blocks there are contents for, with or without a key.
     is_open: whether it may go on: nobody else has cached a block behind its last one.
+    filler: that sequence, if it was told.
     """
 
     first: int
@@ -53,6 +56,7 @@ class BlockRun(Struct, gc=False):
     num_contents: int
     num_keys: int = 1
     is_open: bool = True
+    filler: SequenceName | None = None
 
     def next_content(self) -> Hashable:
         """Return the content of the first of its blocks that has no key."""
@@ -73,6 +77,7 @@ class PrefixMatch(Struct, frozen=True, gc=False):
     missed, contents: of the whole blocks after these, the first, if it was looked for, and the
     others; None if they have to be asked for.
     group_blocks: what further cache groups have beside `blocks`; NO_BLOCK where nothing is read.
+    sibling: the sample of the same request that has `blocks`, if they were not found by content.
     """
 
     blocks: list[int]
@@ -83,6 +88,7 @@ class PrefixMatch(Struct, frozen=True, gc=False):
     missed: Hashable = None
     contents: Iterator[Hashable] | None = None
     group_blocks: tuple[list[int], ...] = ()
+    sibling: SequenceName | None = None
 
     @property
     def found(self) -> list[int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain, groupby, islice
 from typing import Generic, NamedTuple
 
+from batcher.events import SequenceName
 from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.cached_blocks import (
     NO_BLOCK,
@@ -97,7 +98,7 @@ class KVCache(Generic[S]):
         if sibling is None or num_tokens <= found.num_tokens:
             return found
         blocks = sibling.block_table[: self.num_blocks(num_tokens)]
-        return PrefixMatch(blocks, num_tokens, parent=root_of(sequence))
+        return PrefixMatch(blocks, num_tokens, parent=root_of(sequence), sibling=sibling.name)
 
     def outlook(self, sequence: S) -> tuple[int, ...]:
         """Return what changes whenever `match` would find something else than it did, or elsewhere.
@@ -183,6 +184,15 @@ class KVCache(Generic[S]):
         sequence.num_cached_tokens = sequence.num_computed_tokens = match.num_tokens
         sequence.num_cached_blocks, sequence.parent = match.num_cached_blocks, match.parent
         sequence.run = None
+        sequence.cached_from = self._filler_of(match) if match.num_tokens else None
+
+    def _filler_of(self, match: PrefixMatch) -> SequenceName | None:
+        """Return the sequence that computed the last token of what was found."""
+        if match.source != NO_BLOCK:
+            return self.pool.filler_of(match.source)
+        if match.num_cached_blocks:
+            return self.pool.filler_of(match.blocks[-1])
+        return match.sibling
 
     def fill(self, sequence: S, match: PrefixMatch, num_tokens: int) -> None:
         """Give a sequence to which `match` is attached new blocks up to `num_tokens`."""
@@ -269,7 +279,8 @@ class KVCache(Generic[S]):
         for sequence, end, priority, parent in self._boundaries:
             place = end // size
             part = self._part(sequence, place * size, end)
-            self.pool.cache([sequence.block_table[place]], parent, iter([part]), priority)
+            blocks, name = [sequence.block_table[place]], sequence.name
+            self.pool.cache(blocks, parent, iter([part]), priority, filler=name)
             sequence.run = None
         self._boundaries.clear()
 
@@ -431,7 +442,7 @@ class KVCache(Generic[S]):
         most = (num_prompt + sequence.max_tokens) // size
         room = num_known - first, most - first
         sequence.parent, sequence.run = self.pool.cache(
-            blocks, sequence.parent, contents, 0, room, missed
+            blocks, sequence.parent, contents, 0, room, missed, sequence.name
         )
 
     def _cache_by_priority(
@@ -444,7 +455,9 @@ class KVCache(Generic[S]):
         ):
             some = blocks[place : (place := place + len([*alike]))]
             known = iter([*islice(contents, len(some))])
-            sequence.parent, _ = self.pool.cache(some, sequence.parent, known, priority)
+            sequence.parent, _ = self.pool.cache(
+                some, sequence.parent, known, priority, filler=sequence.name
+            )
 
     def _part(self, sequence: S, start: int, end: int) -> Hashable:
         """Return what stands for the tokens start..end, the beginning of a block."""

@@ -4,7 +4,7 @@ from typing import Self, TypeVar
 
 from msgspec import Struct
 
-from batcher.events import Role
+from batcher.events import Role, SequenceName
 from batcher.lifecycle import State
 from batcher.scheduling.cached_blocks import ROOT, BlockHash, BlockRun, CachedPrefix
 
@@ -40,6 +40,7 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     queue_number, admission: the numbers of when it first joined the queue, and of its admission;
     later ones have larger numbers.
     num_cached_tokens: how many tokens of its last admission were found in blocks.
+    cached_from: who filled the last of these blocks, as far as it was found; None without any.
     block_table: the blocks it holds, in the order of its tokens; the first num_cached_blocks of
     them can be found, and the hash of the last of these is the `parent` of what follows.
     group_tables: of the further cache groups, as long as that one; see GroupedKVCache.
@@ -71,6 +72,7 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     num_tokens: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    cached_from: SequenceName | None = None
     offset: int = 0
     is_decoding: bool = False
     last_decode_step: int = NEVER
@@ -82,6 +84,11 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     parent: BlockHash = ROOT
     run: BlockRun | None = None
     prefix: CachedPrefix | None = None
+
+    @property
+    def name(self) -> SequenceName:
+        """What tells it from all others."""
+        return SequenceName(self.id, self.index, self.role)
 
     @property
     def is_first(self) -> bool:

@@ -18,6 +18,7 @@ from batcher.events import (
     PreemptReason,
     RetryEvent,
     Role,
+    SequenceName,
 )
 from batcher.timeline.drafts import DraftRecord
 
@@ -71,7 +72,7 @@ class SlotSpan(Struct, frozen=True, omit_defaults=True):
     forks: by step.
     prefill: how many steps it took to compute what it began with, the one that gave its first token
     included.
-    cached: how many tokens it began with were found computed.
+    cached: how many tokens it began with were found computed.  cached_from: whose these were.
     generated: how many tokens it had from the slots it held before.
     resumed: whether it held a slot before, and lost it to a preemption.
     preemption: that which ended this one.
@@ -95,6 +96,7 @@ class SlotSpan(Struct, frozen=True, omit_defaults=True):
     generated: int = 0
     resumed: bool = False
     preemption: SpanPreemption | None = None
+    cached_from: SequenceName | None = None
     worker: int | None = None
 
     @property
@@ -153,6 +155,11 @@ def label_of(request_id: str, index: int, role: Role) -> str:
     """Return what a sequence is called in all views: a, a#1, and a~, a#1~ for negative prompts."""
     name = f"{request_id}#{index}" if index else request_id
     return f"{name}~" if role == "negative" else name
+
+
+def label_of_name(name: SequenceName) -> str:
+    """Return what the sequence of this name is called."""
+    return label_of(name.id, name.index, name.role)
 
 
 def key_of(request_id: str, index: int, role: Role) -> SequenceKey:
@@ -348,6 +355,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
             generated=admit.generated,
             resumed=admission is not self.admissions[0],
             preemption=None if preempt is None else SpanPreemption.by(preempt),
+            cached_from=admit.cached_from,
         )
 
 

@@ -15,7 +15,7 @@ from batcher.events import (
 )
 from batcher.explaining.differences import Change, Parting, RunComparison, RunTotals, role_of
 from batcher.explaining.story import Story
-from batcher.timeline.records import label_of
+from batcher.timeline.records import label_of, label_of_name
 
 from ..screen.cells import aligned, counted, cut_middle
 from .story_text import names, span_of, time_of, why_waiting
@@ -106,6 +106,8 @@ def decided(decision: Decision) -> str:
     match decision:
         case AdmitEvent():
             found = f", {decision.cached:,} tokens found in the cache" if decision.cached else ""
+            if decision.cached_from is not None:
+                found += f", from {label_of_name(decision.cached_from)}"
             left = f", {decision.left:,} left to compute" if decision.left else ""
             return f"admits {label} to slot {decision.slot} ({decision.reason}){found}{left}"
         case PreemptEvent():

@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 from batcher.events import PreemptReason, RejectEvent, RetryReason, SpeculateReason
 from batcher.explaining.story import Arrival, Cause, Part, Story, StorySpan
 from batcher.explaining.story_drafts import DraftChange, StoryDrafts
-from batcher.timeline.records import SpanPreemption
+from batcher.timeline.records import SpanPreemption, label_of_name
 
 from ..screen.cells import counted, whole_percent
 
@@ -199,12 +199,9 @@ def _by_cause(parts: Sequence[Part]) -> str:
 def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator[str]:
     """Yield what happened in one slot span."""
     verb = "admitted to" if previous is None else "resumed in"
-    known = (0 if story.arrived is None else story.arrived.prompt_tokens) + span.generated
-    kind = "tokens" if span.generated else "prompt tokens"
-    found = f"; {span.cached:,} of {known:,} {kind} were in the cache" if span.cached else ""
     slots = f"slot {span.slot}" if story.num_rows == 1 else f"slot {span.slot} and others"
     slots += "" if story.worker is None else f" of worker {story.worker}"
-    yield f"{verb} {slots} at step {span.start:,} ({time_of(span.time)}){found}"
+    yield f"{verb} {slots} at step {span.start:,} ({time_of(span.time)}){_found(story, span)}"
     if span.is_remote:
         yield from _asked(story, span)
         return
@@ -224,6 +221,19 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
         yield from _drafts(span.drafts)
     if span.preemption is not None:
         yield _preemption(story, span, span.preemption)
+
+
+def _found(story: Story, span: StorySpan) -> str:
+    """Return what a slot span found in the cache, and from whom, to follow its beginning."""
+    if not span.cached:
+        return ""
+    known = (0 if story.arrived is None else story.arrived.prompt_tokens) + span.generated
+    kind = "tokens" if span.generated else "prompt tokens"
+    found = f"; {span.cached:,} of {known:,} {kind} were in the cache"
+    if span.cached_from is None:
+        return found
+    label = label_of_name(span.cached_from)
+    return f"{found}, its own" if label == story.label else f"{found}, from {label}"
 
 
 def _asked(story: Story, span: StorySpan) -> Iterator[str]:

@@ -5,7 +5,7 @@ function spanRecord(run, number) {
   const { spans, sequences, facts } = run;
   const sequence = spans.sequence[number];
   const flags = spans.flags[number];
-  const { forks = [], preemption = null } = moreOf(spans, number);
+  const { forks = [], preemption = null, cached_from } = moreOf(spans, number);
   return withoutDefaults(
     {
       slot: spans.slot[number],
@@ -25,6 +25,7 @@ function spanRecord(run, number) {
       generated: spans.generated[number],
       resumed: Boolean(flags & RESUMED),
       preemption,
+      cached_from,
     },
     {
       role: "sample",

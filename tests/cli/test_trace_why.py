@@ -12,6 +12,7 @@ from process import ENVIRONMENT, batchdecode, lines_of
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 
 from batcher import Engine, Request, SimulatedModel
+from batcher.events import SequenceName
 from batcher.explaining.differences import compare
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
@@ -326,6 +327,27 @@ def test_of_many_names_some_are_told(labels, text):
 )
 def test_times_have_as_many_digits_as_they_need(seconds, text):
     assert time_of(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "whose"),
+    [
+        (None, ""),
+        (SequenceName("a", 0), ", from a"),
+        (SequenceName("b", 0), ", its own"),
+        (SequenceName("b", 1), ", from b#1"),
+        (SequenceName("b", 0, "negative"), ", from b~"),
+    ],
+)
+def test_what_was_found_in_the_cache_is_told_with_whose_it_was(source, whose):
+    run = play_paged([PagedJob("a", 3, 2), PagedJob("b", 3, 2, 1.0, cached=2)], Limits())
+    events = [
+        replace(event, cached_from=source) if getattr(event, "cached", 0) else event
+        for event in run.events
+    ]
+    (story,) = answer_of(read_requests(events, "b")).stories
+    (line,) = [line for line in tell(story) if "in the cache" in line]
+    assert line.endswith(f"; 2 of 3 prompt tokens were in the cache{whose}")
 
 
 def test_many_waits_are_summed_up_by_cause():

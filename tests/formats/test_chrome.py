@@ -4,10 +4,12 @@ from collections import defaultdict
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import play_units, unit_workloads
 
+from batcher import Engine, Request, SimulatedModel
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
@@ -18,8 +20,10 @@ from batcher.events import (
     JumpEvent,
     PreemptEvent,
     RunEvent,
+    SequenceName,
 )
 from batcher.formats.chrome import encode_chrome
+from batcher.settings import SchedulingSettings
 from batcher.timeline import EVERYTHING, Selection, Timeline
 
 STEP = 10**6
@@ -106,8 +110,10 @@ def check_flows(events):
             assert key not in begun
             begun[key] = event["ts"]
         else:
-            assert event["name"] == f"fork: {inside['name']}"
-            assert begun.pop(key) < event["ts"]
+            what = {"fork": "fork", "cache": "cached"}[event["cat"]]
+            assert event["name"] == f"{what}: {inside['name']}"
+            begin = begun.pop(key)
+            assert begin < event["ts"] or (what == "cached" and begin == event["ts"])
     assert not begun
 
 
@@ -389,6 +395,80 @@ def test_what_was_found_in_the_cache_is_an_instant_where_the_slice_begins():
         ("cached: a", 4 * STEP, 1, {"tokens": 4}),
         ("cached: a", 8 * STEP, 1, {"tokens": 4}),
     ]
+
+
+def finding(source, *more):
+    """b finds tokens of `source` in the last step of a, and c some of a when that has gone."""
+    yield RunEvent(batch=2, model="test", settings={})
+    for name in "abc":
+        yield ArriveEvent(0, 0.0, name, 0, "input", 8, 9)
+    yield AdmitEvent(0, 0.0, "a", 0, 0, "empty")
+    yield AdmitEvent(2, 2.0, "b", 0, 1, "empty", cached=4, cached_from=source)
+    yield FinishEvent(2, 2.0, "a", 0, 0, "length", None, 3)
+    yield from more
+    yield AdmitEvent(5, 5.0, "c", 0, 0, "empty", cached=6, cached_from=SequenceName("a", 0))
+    yield FinishEvent(6, 6.0, "b", 0, 1, "length", None, 5)
+    yield FinishEvent(6, 6.0, "c", 0, 0, "length", None, 2)
+
+
+def arrows_of(timeline, selection=EVERYTHING):
+    check_rules(chrome_of(timeline, selection), 2)
+    events = chrome_of(timeline, selection)["traceEvents"]
+    return [(e["ph"], e["name"], e["tid"], e["ts"]) for e in events if e["ph"] in "sf"]
+
+
+def test_what_was_found_of_another_is_a_flow_from_the_last_step_in_which_that_had_its_slot():
+    timeline = Timeline.from_events(finding(SequenceName("a", 0)))
+    assert arrows_of(timeline) == [
+        ("s", "cached: b", 1, 2 * STEP),  # still running, and in the same step
+        ("f", "cached: b", 2, 2 * STEP),
+        ("s", "cached: c", 1, 2 * STEP),
+        ("f", "cached: c", 1, 5 * STEP),
+    ]
+    found = [(e["name"], e["args"]) for e in events_of(timeline, "i")]
+    assert found == [
+        ("cached: b", {"tokens": 4, "from": "a"}),
+        ("cached: c", {"tokens": 6, "from": "a"}),
+    ]
+    slices = {e["name"]: e["args"] for e in events_of(timeline, "X") if e["cat"] == "request"}
+    assert slices["b"]["cached_from"] == {"id": "a", "index": 0}
+
+
+def test_what_was_found_of_nobody_that_is_shown_is_in_no_flow():
+    alone = Selection(slots=frozenset({1}))
+    assert arrows_of(Timeline.from_events(finding(SequenceName("a", 0))), alone) == []
+    for source in (None, SequenceName("gone", 0), SequenceName("a", 0, "negative")):
+        assert len(arrows_of(Timeline.from_events(finding(source)))) == 2, "that of c alone"
+
+
+def test_one_that_finds_its_own_tokens_is_in_no_flow_but_that_of_its_slices():
+    timeline = Timeline.from_events(
+        replace(event, cached_from=SequenceName("a", 0)) if getattr(event, "cached", 0) else event
+        for event in preempted_twice()
+    )
+    assert sum(span.cached_from is not None for span in timeline.spans) == 2
+    assert arrows_of(timeline) == []
+
+
+def test_where_the_other_was_preempted_the_flow_comes_from_where_it_runs():
+    lost = PreemptEvent(3, 3.0, "b", 0, 1, "kv", "a", 0, 4, 1)
+    again = AdmitEvent(4, 4.0, "b", 0, 1, "refill", generated=1)
+    events = [*finding(SequenceName("a", 0), lost, again)]
+    events[-3] = replace(events[-3], cached_from=SequenceName("b", 0))
+    (*_, begin, end) = arrows_of(Timeline.from_events(events))
+    assert (begin, end) == (("s", "cached: c", 2, 5 * STEP), ("f", "cached: c", 1, 5 * STEP))
+
+
+def test_every_hit_of_an_engine_on_another_request_is_a_flow():
+    engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(kv_blocks=20, block_size=2))
+    for number in range(6):
+        engine.add(Request(id=f"r{number}", prompt=[5] * (5 + number), max_tokens=1 + number % 3))
+    events = [engine.run_event()]
+    while engine.has_work:
+        events += engine.step().events
+    timeline = Timeline.from_events(events)
+    ends = [name for phase, name, _, _ in arrows_of(timeline) if phase == "f"]
+    assert ends == [f"cached: r{number}" for number in range(1, 6)]
 
 
 def forked():

@@ -5,7 +5,8 @@ class SlowPool:
     """One list of free blocks; the first is taken, unless another one is worth less.
 
     keys: block -> what it can be found by, priorities: how long that is worth keeping,
-    hashes: a number that no other block ever had, for the keys of what follows.
+    hashes: a number that no other block ever had, for the keys of what follows,
+    fillers: who let it be found first.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -14,6 +15,7 @@ class SlowPool:
         self.keys: dict[int, list[object]] = {}
         self.priorities: dict[int, int] = {}
         self.hashes: dict[int, int] = {}
+        self.fillers: dict[int, object] = {}
         self.num_hashes = 0
 
     def find(self, key: object) -> int | None:
@@ -43,11 +45,12 @@ class SlowPool:
                 else:
                     self.free.insert(0, block)
 
-    def cache(self, block: int, key: object, priority: int = 0) -> int:
+    def cache(self, block: int, key: object, priority: int = 0, filler: object = None) -> int:
         holder = self.find(key)
         if holder is not None:
             return self.hashes[holder]
         self.keys.setdefault(block, []).append(key)
+        self.fillers.setdefault(block, filler)
         self.priorities[block] = max(priority, self.priorities.get(block, 0))
         if block not in self.hashes:
             self.num_hashes += 1
@@ -58,3 +61,4 @@ class SlowPool:
         self.keys.pop(block, None)
         self.priorities.pop(block, None)
         self.hashes.pop(block, None)
+        self.fillers.pop(block, None)

@@ -83,7 +83,8 @@ class SlowScheduler:
             num_tokens = min(num_tokens, len(row.prompt))
         for place in range(row.num_cached_blocks, num_tokens // self.size):
             tokens = row.tokens(place * self.size, (place + 1) * self.size)
-            row.parent = self.pool.cache(row.blocks[place], (row.parent, tokens))
+            key = row.parent, tokens
+            row.parent = self.pool.cache(row.blocks[place], key, filler=row.name)
             row.num_cached_blocks = place + 1
 
     def extend(self, row: SlowRow, num_tokens: int) -> None:
@@ -345,6 +346,7 @@ class SlowScheduler:
         for row, blocks in zip(rows, matches, strict=True):
             for block in blocks:
                 self.pool.share(block)
+            row.cached_from = self.pool.fillers[blocks[-1]] if blocks else None
             row.blocks, row.num_cached_blocks = blocks, len(blocks)
             row.parent = self.pool.hashes[blocks[-1]] if blocks else ("root", row.job.salt)
         for row in rows:

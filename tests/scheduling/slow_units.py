@@ -28,6 +28,7 @@ class SlowRow:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_cached_blocks: int = 0
+    cached_from: object = None
     parent: object = None
     blocks: list[int] = field(default_factory=list)
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slow_pool import SlowPool
 
 from batcher.errors import InvariantError
+from batcher.events import SequenceName
 from batcher.scheduling.blocks import NUM_EVICTION_PRIORITIES, BlockPool
 from batcher.scheduling.cached_blocks import NO_HASH, ROOT, CachedPrefix
 
@@ -25,6 +26,11 @@ class Pools(RuleBasedStateMachine):
         self.pool, self.slow = BlockPool(NUM_BLOCKS), SlowPool(NUM_BLOCKS)
         self.tables: list[list[int]] = []
         self.hashes: dict[int, object] = {ROOT: ROOT}  # slow: fast
+        self.num_fillers = 0
+
+    def new_filler(self) -> SequenceName:
+        self.num_fillers += 1
+        return SequenceName("filler", self.num_fillers)
 
     @rule(num_blocks=st.integers(1, 4))
     def take(self, num_blocks: int) -> None:
@@ -51,8 +57,9 @@ class Pools(RuleBasedStateMachine):
     )
     def cache(self, data: st.DataObject, content: int, rank: int) -> None:
         block = data.draw(st.sampled_from(data.draw(st.sampled_from(self.tables))))
-        found, _ = self.pool.cache([block], ROOT, iter([content]), rank)
-        self.hashes[self.slow.cache(block, (ROOT, content), rank)] = found
+        filler = self.new_filler()
+        found, _ = self.pool.cache([block], ROOT, iter([content]), rank, filler=filler)
+        self.hashes[self.slow.cache(block, (ROOT, content), rank, filler)] = found
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), contents=st.lists(st.integers(10, 12), max_size=4))
@@ -62,7 +69,8 @@ class Pools(RuleBasedStateMachine):
         num_first = data.draw(st.integers(0, num_blocks))
         num_told = data.draw(st.integers(num_first, num_blocks))
         unread, room = iter(contents[:num_told]), (num_told, len(table))
-        found, run = self.pool.cache(table[:num_first], ROOT, unread, 0, room)
+        filler = self.new_filler()
+        found, run = self.pool.cache(table[:num_first], ROOT, unread, 0, room, None, filler)
         more, rest = table[num_first:num_blocks], iter(contents[num_first:])
         is_blank = all(self.pool._hashes[block] == NO_HASH for block in more)
         if run is not None and is_blank and data.draw(st.booleans()):
@@ -71,13 +79,14 @@ class Pools(RuleBasedStateMachine):
             found = self.pool.extend(run, more)
             run.contents.append(iter(contents[num_told:num_blocks]))
         else:
-            found, _ = self.pool.cache(more, found, rest)
+            found, _ = self.pool.cache(more, found, rest, filler=filler)
         parent = ROOT
         for block, content in zip(table, contents, strict=False):
-            parent = self.slow.cache(block, (parent, content))
+            parent = self.slow.cache(block, (parent, content), filler=filler)
         self.hashes[parent] = found
         if data.draw(st.booleans()):
-            again, _ = self.pool.cache(table[:num_blocks], ROOT, iter(contents))
+            unread, filler = iter(contents), self.new_filler()
+            again, _ = self.pool.cache(table[:num_blocks], ROOT, unread, filler=filler)
             assert again == found, "cached again, it is the same"
 
     @rule(contents=st.lists(st.integers(10, 12), max_size=5))
@@ -126,6 +135,8 @@ class Pools(RuleBasedStateMachine):
             if parent in hashes
         }
         assert pool._found.items() <= expected.items(), "what is evicted is found no longer"
+        fillers = {block: pool.filler_of(block) for block in pool._found.values()}
+        assert fillers.items() <= slow.fillers.items(), "not who let it be found"
         cached = {block for block, found in enumerate(pool._hashes) if found != NO_HASH}
         assert cached == slow.hashes.keys()
         counts = Counter(block for table in self.tables for block in table)

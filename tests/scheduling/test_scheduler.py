@@ -148,6 +148,8 @@ class Play:
             for row, other in zip(unit.rows, first.computed_group, strict=True):
                 assert not self.has_names or len(other.block_table) == len(row.blocks)
                 assert other.num_cached_tokens == row.num_cached_tokens
+                source = other.cached_from
+                assert (source and (source.id, source.role)) == row.cached_from
                 assert self.scheduler.batch.slots[other.slot] is other
                 assert other.slot == unit.slots[unit.rows.index(row)]
         budget = self.workload.settings.max_batch_tokens

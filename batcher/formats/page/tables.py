@@ -20,7 +20,7 @@ from batcher.timeline.records import BlockedSpan, SlotSpan
 OUTCOMES = ("", "preempted", *get_args(FinishReason), "unused")
 ROLES: tuple[str, ...] = get_args(Role)
 REASONS: tuple[str, ...] = get_args(BlockedReason)
-_RARE_OF_SPANS = ("forks", "preemption")
+_RARE_OF_SPANS = ("forks", "preemption", "cached_from")
 _encoder = msgspec.json.Encoder()
 
 

@@ -159,7 +159,7 @@ function spansTable(page, run, story, goTo) {
     const more = [];
     const detail = run.spanAt(span.slot, span.start);
     const { chunks } = moreOf(run.spans, detail);
-    if (span.cached) more.push(`${plural(span.cached, "token")} found in the cache`);
+    if (span.cached) more.push(foundText(story, span));
     if (span.generated) more.push(`began with ${plural(span.generated, "generated token")}`);
     if (chunks) {
       const steps = `${chunks.length === 1 ? "step" : "steps"} ${chunks.slice(0, 12).map(counted).join(", ")}`;
@@ -169,19 +169,27 @@ function spansTable(page, run, story, goTo) {
       more.push(`${counted(span.drafts.accepted)} of ${plural(span.drafts.drafted, "draft")} accepted`);
     if (span.retries) more.push(`asked again ${plural(span.retries.length, "time")}`);
     const lost = span.preemption;
-    const why = lost
-      ? [
-          "preempted for ",
-          nameOf(labelOf(lost.for_id, lost.for_index, "sample")),
-          `, ${page.words.preemptions[lost.reason]}: ${plural(lost.tokens, "token")} to compute again`,
-        ]
-      : [];
-    const said = [more.join("; "), ...(more.length && lost ? ["; "] : []), ...why];
+    if (lost)
+      more.push([
+        "preempted for ",
+        nameOf(labelOf(lost.for_id, lost.for_index, "sample")),
+        `, ${page.words.preemptions[lost.reason]}: ${plural(lost.tokens, "token")} to compute again`,
+      ]);
+    const said = more.flatMap((part, i) => (i ? ["; ", part] : [part])).flat();
     const first = span.first_token === null ? "none" : `step ${counted(span.first_token)}`;
     return row([String(run.firstSlot + span.slot)], [stepLink(span.start, span.end, goTo)], [first], said);
   });
   const titles = ["slot", "when", "first token", "what happened"];
   return tableOf(titles, [...rows, ...restOf(story.spans, 4)]);
+}
+
+/** Returns how many tokens a span found in the cache, and whose. */
+function foundText(story, span) {
+  const found = `${plural(span.cached, "token")} found in the cache`;
+  if (!span.cached_from) return [found];
+  const { id, index, role = "sample" } = span.cached_from;
+  const label = labelOf(id, index, role);
+  return label === story.label ? [`${found}, its own`] : [`${found}, from `, nameOf(label)];
 }
 
 const stepLink = (start, end, goTo) =>

@@ -83,6 +83,7 @@ function storySpan(run, span) {
       time: run.times.startOf(start),
       first_token: firstToken(run, span),
       cached: spans.cached[span],
+      cached_from: more.cached_from,
       generated: spans.generated[span],
       drafts: more.drafts,
       preemption: more.preemption,
