@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.validation import ModelCapabilities
 
+_fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _WARNING = "warning: this model has a chat template: --chat puts each prompt into it\n"
 
 
@@ -33,4 +36,4 @@ class ChatHintingParser(RequestParser):
 def _has_text_alone(parsed: ParsedLine | BadLine, line: bytes) -> bool:
     if isinstance(parsed, BadLine) or parsed.form != "result":
         return False
-    return isinstance(parsed.request.prompt, str) and b'"messages"' not in line
+    return isinstance(parsed.request.prompt, str) and "messages" not in _fields_of(line)

@@ -83,7 +83,7 @@ def _open_why(options: WhyOptions) -> tuple[str, OpenInput]:
     if request_id is None:
         raise BatchdecodeError("trace why needs the ID of a request, or --longest")
     if path is None and os.isatty(0):
-        hint = _missing_id(request_id)
+        hint = _missing_input(request_id)
         raise BatchdecodeError(f"trace why {request_id} needs an INPUT, - for stdin{hint}")
     try:
         return open_twice(path)
@@ -109,9 +109,20 @@ def _keep_longest(workers: Sequence[KeptRequests], name: str) -> str:
 def _unknown(options: WhyOptions, known: Collection[str], name: str) -> str:
     """Return what is said of an id that is none in the input `name`, and what may be meant."""
     request_id = str(options.request_id)
-    hint = _missing_id(request_id) if options.input is None else ""
+    hint = ""
+    if options.input is None:
+        hint = _missing_id(request_id) if known else _missing_input(request_id)
     hint = hint or alike_names(request_id, known, options.input)
     return f"{name} has no request {request_id}{hint}"
+
+
+def _missing_input(request_id: str) -> str:
+    """Return the end of a message where nobody has said of which run the story is wanted."""
+    line = shlex.join([request_id, "FILE"])
+    return _missing_id(request_id) or (
+        f": batchdecode trace why {line}, where FILE is a trace, which `batchdecode run --trace "
+        "FILE` writes, or requests, which are run for it"
+    )
 
 
 def _missing_id(argument: str) -> str:

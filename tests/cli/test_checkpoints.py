@@ -295,6 +295,8 @@ CHAT_HINT = "warning: this model has a chat template: --chat puts each prompt in
         ([{"prompt": CHAT}], ["--model", "simulated"], 0),
         ([{"prompt": [1, 2]}], [], 0),
         ([{"messages": [{"role": "user", "content": CHAT}]}], [], 0),
+        ([{"prompt": "messages"}], [], 1),
+        ([{"prompt": CHAT, "stop": ["messages"]}], [], 1),
     ],
 )
 def test_a_text_that_skips_the_chat_template_is_warned_of_once(tmp_path, rows, options, num_hints):

@@ -1,6 +1,8 @@
 """`trace why` and `trace diff` at the command line: sentences, JSON, exit statuses, mistakes."""
 
 import json
+import os
+import pty
 import re
 import subprocess
 
@@ -8,7 +10,7 @@ import pytest
 from command_server import command_line
 from hypothesis import given
 from msgspec.structs import replace
-from process import ENVIRONMENT, batchdecode, lines_of
+from process import ENVIRONMENT, batchdecode, lines_of, start
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 
 from batcher import Engine, Request, SimulatedModel
@@ -22,6 +24,10 @@ from cli.tracing.difference_text import describe, results_of
 from cli.tracing.story_text import WHOLE, names, tell, time_of
 
 ASKED = {"id": "a", "prompt": "x", "max_tokens": 1}
+WHICH_RUN = (
+    ": batchdecode trace why 'r 12' FILE, where FILE is a trace, which `batchdecode run --trace "
+    "FILE` writes, or requests, which are run for it"
+)
 
 
 @pytest.fixture
@@ -138,9 +144,24 @@ def test_a_line_without_an_id_is_told_what_is_missing(traces):
         done = batchdecode("trace", "why", *line.split(), cwd=traces, stdin=lines_of(ASKED))
         assert (done.returncode, done.stdout) == (2, b"")
         assert done.stderr == f"error: {said}\n"
+    empty = batchdecode("trace", "why", "r 12", cwd=traces)
+    assert empty.stderr == f"error: <stdin> has no request r 12{WHICH_RUN}\n"
     bad = lines_of({"id": "a", "promt": "x"})
     done = batchdecode("trace", "why", "--longest", "--keep-going", cwd=traces, stdin=bad)
     assert done.stderr.endswith("\nerror: <stdin> has no request\n")
+
+
+def test_on_a_terminal_a_line_without_a_file_is_told_which_are_meant(traces):
+    ours, theirs = pty.openpty()
+    for name, hint in {
+        "r 12": WHICH_RUN,
+        "tight.jsonl": "; before the file tight.jsonl goes the ID of a request, or --longest",
+    }.items():
+        process = start("trace", "why", name, cwd=traces, stdin=theirs)
+        said = process.communicate()[1].decode()
+        assert said == f"error: trace why {name} needs an INPUT, - for stdin{hint}\n"
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_the_id_goes_before_the_file(traces):
