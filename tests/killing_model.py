@@ -1,4 +1,4 @@
-"""A model in a module of a user: one that takes its time, and one that a request kills."""
+"""A model in a module of a user: slow, killed by a request or by all, interrupting."""
 
 MODEL = """
 import os, time
@@ -10,5 +10,13 @@ def sleepy(prefixes):
 def fatal(prefixes):
     if any(prefix[0] == 13 for prefix in prefixes):
         os.kill(os.getpid(), 9)
+    return [1 + sum(prefix) % 90 for prefix in prefixes]
+
+def hopeless(prefixes):
+    os._exit(3)
+
+def interrupting(prefixes):
+    if any(prefix[0] == 13 for prefix in prefixes):
+        raise KeyboardInterrupt
     return [1 + sum(prefix) % 90 for prefix in prefixes]
 """

@@ -217,6 +217,20 @@ class Answers:
         request.has_failed = True
         return is_first
 
+    @property
+    def has_open(self) -> bool:
+        """Whether any request is not just answered by the line of its result, when it comes."""
+        return bool(self._open)
+
+    def is_open(self, request_id: str) -> bool:
+        """Return whether a request is such a one, and has results to come."""
+        return request_id in self._open
+
+    @property
+    def num_failing(self) -> int:
+        """How many requests have failed that have results to come."""
+        return sum(request.has_failed for request in self._open.values())
+
     def note_replayed(self, event: FinishEvent) -> bool:
         """Take note that a sequence has ended; return whether its request failed by that.
 

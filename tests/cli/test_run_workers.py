@@ -227,6 +227,17 @@ def test_a_run_that_gives_up_goes_on_where_it_stopped(folder, capfd, monkeypatch
     assert as_set(found) == as_set(alone(folder)[0])
 
 
+def test_a_run_that_gives_up_drops_what_is_not_begun(tmp_path):
+    requests = workload(500)
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*requests[:200], "bad", *requests[200:]))
+    options = options_of(tmp_path, max_errors=1)
+    run_inner(options, num_workers=1)
+    assert len(written(tmp_path / "results.jsonl")) <= 201 + 3 * options.batch
+    again = options_of(tmp_path, resume=True, force=False)
+    run_inner(again, num_workers=2)
+    assert len(written(tmp_path / "results.jsonl")) == 501
+
+
 def test_a_run_of_one_engine_is_not_continued_by_workers(folder):
     options = options_of(folder, max_errors=1)
     run_inner(options)
@@ -246,6 +257,46 @@ def test_what_needs_one_engine_is_refused(tmp_path, requests, message):
     (tmp_path / "requests.jsonl").write_bytes(lines_of(*requests))
     with pytest.raises(BatchdecodeError, match=message):
         run_inner(options_of(tmp_path))
+
+
+HALF_FAILING = """
+def logits(prefixes):
+    fails = [not row and len(prefix) == 3 for row, prefix in enumerate(prefixes)]
+    return [None if failing else [1.0] * 8 for failing in fails]
+logits.gives, logits.vocab_size = "logits", 8
+"""
+
+
+class DiesInTheMiddle(InnerWorkers):
+    """A worker that dies when one of two samples has failed, and the other one goes on."""
+
+    num_turns = 0
+
+    def turn(self, number):
+        self.num_turns += 1
+        return [self.die(number)] if self.num_turns == 7 else super().turn(number)
+
+
+def test_a_request_that_has_failed_in_part_counts_once(tmp_path, monkeypatch, capfd):
+    (tmp_path / "half_failing.py").write_text(HALF_FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    half = {"id": "half", "prompt": [7], "max_tokens": 9, "n": 2, "temperature": 1}
+    short = {"id": "short", "prompt": [7], "max_tokens": 4}  # with which the numbers are told
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(half, short))
+    numbers = tmp_path / "numbers.json"
+    options = options_of(
+        tmp_path, model="half_failing:logits", max_errors=2, summary_json=str(numbers)
+    )
+    with StopSignals() as stop:
+        workers = DiesInTheMiddle(options)
+        assert run_by_workers(options, 1, stop, "batchdecode", workers) == 1
+    assert workers.num_kills == 1
+    results = written(tmp_path / "results.jsonl")
+    assert [result["finish_reason"] for result in results] == ["length", "error", "length"]
+    assert "stopped after" not in capfd.readouterr().err
+    summary = json.loads(numbers.read_bytes())
+    assert (summary["outputs"], summary["ok"], summary["failed"]) == (3, 2, 1)
+    assert summary["generated_tokens"] == sum(len(result["tokens"]) for result in results)
 
 
 def test_workers_that_cannot_start_end_the_run(folder):
@@ -434,6 +485,25 @@ def test_a_poison_request_is_found_among_others(models):
     assert len(results) == 40
     assert failed["error"]["code"] == "worker-died"
     assert "5 workers replaced" in done.stderr
+
+
+def test_a_model_that_kills_whatever_it_is_given_ends_the_run(models):
+    command = ("run", "requests.jsonl", "--model", "killing:hopeless", "--workers", 2)
+    done = batchdecode(*command, "-o", "out.jsonl", cwd=models)
+    assert done.returncode == 1
+    assert "30 workers in a row died, and none has answered anything" in done.stderr
+    assert "the last left with exit status 3" in done.stderr
+    assert "continue with: " in done.stderr
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", 2)], ids=["alone", "workers"])
+def test_a_model_that_interrupts_stops_the_run(models, workers):
+    command = ("run", "requests.jsonl", "--model", "killing:interrupting", "-b", 2, *workers)
+    done = batchdecode(*command, "-o", "out.jsonl", cwd=models)
+    assert done.returncode == 130
+    assert "stopped by a KeyboardInterrupt that the model raised" in done.stderr
+    assert "replaced" not in done.stderr
+    assert "continue with: " in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

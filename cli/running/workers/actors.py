@@ -15,7 +15,7 @@ from batcher.errors import BatchdecodeError, LostModelError
 
 from ...commands.run import RunOptions
 from ..garbage import look_seldom
-from .messages import Failed, Instruction, decode_instruction, decode_report, encode
+from .messages import Failed, Instruction, Interrupted, decode_instruction, decode_report, encode
 from .telling import Wanted
 from .transport import Died, Event
 from .worker import Worker
@@ -178,6 +178,8 @@ class ActorWorker:
             reports += [encode(report) for report in self._worker.exchange(given)]
         except LostModelError:
             raise
+        except KeyboardInterrupt:  # while the model was loaded
+            return [encode(Interrupted())], True
         except BatchdecodeError as error:
             return [encode(Failed(str(error)))], True
         return reports, self._worker.is_idle

@@ -19,9 +19,12 @@ from .messages import (
     Check,
     Checked,
     Decode,
+    Drop,
+    Dropped,
     Failed,
     Finish,
     Finished,
+    Interrupted,
     Line,
     Ready,
     Report,
@@ -33,6 +36,7 @@ DEATHS_TOGETHER = 2
 DEATHS_ALONE = 3
 """After so many by itself, a line has failed."""
 MAX_FAILED_STARTS = 3  # with no worker ready in between
+MAX_FUTILE_DEATHS = 30  # of workers with lines, with none decoded in between
 MAX_BATCHES = 2  # that a worker has to check
 AHEAD_SECONDS = 0.2  # for which a worker has lines beside those in its slots
 MAX_AHEAD_LINES, MAX_AHEAD_BYTES = 4096, 4 * 2**20
@@ -68,13 +72,17 @@ class _Member:
 
     def note_answered(self, indexes: list[int]) -> None:
         """Take note that lines were answered."""
-        for index in indexes:
-            self._num_bytes -= len(self.held.pop(index).text)
+        self.release(indexes)
         now = time.monotonic()
         rate = len(indexes) / max(now - self._last, 1e-3)
         self._rate += _NEWEST * (rate - self._rate)
         self._last = now
         self.is_alone = self.is_alone and bool(self.held)
+
+    def release(self, indexes: list[int]) -> None:
+        """Take note that the worker has lines no more."""
+        for index in indexes:
+            self._num_bytes -= len(self.held.pop(index).text)
 
     def num_wanted(self, num_slots: int) -> int:
         """Return how many lines more keep it busy until it is asked again; 0 for a few."""
@@ -93,7 +101,8 @@ class Driver:
 
     Raises, in all but its constructor:
         FailedWorkerError: a worker has told that it cannot go on.
-        BatchdecodeError: workers die before they have done anything.
+        BatchdecodeError: workers die before they have done anything, or whatever they do.
+        KeyboardInterrupt: a model has raised one.
         InputError: the input is damaged or gone.
     """
 
@@ -103,7 +112,7 @@ class Driver:
         self._transport, self._num_slots = transport, num_slots
         self.num_workers = num_workers
         self._members = [_Member() for _ in range(num_workers)]
-        self._num_failed_starts = 0
+        self._num_failed_starts = self._num_futile_deaths = 0
         self._unchecked: deque[Batch] = deque()  # with workers that died
         self._again: deque[Line] = deque()
         self._suspects: deque[Line] = deque()
@@ -139,6 +148,15 @@ class Driver:
                 if isinstance(report, Answered | Died):
                     yield number, report
 
+    def give_up(self, lines: InputLines) -> None:
+        """Give out no more, and have workers begin no more."""
+        lines.close()
+        self._again.clear()
+        self._suspects.clear()
+        for number, member in enumerate(self._members):
+            if member.held:
+                self._transport.send(number, Drop())
+
     def finish(self) -> Iterator[tuple[int, Answered]]:
         """Let the runs of workers that have nothing to do come to their end; yield what they tell.
 
@@ -168,21 +186,31 @@ class Driver:
         member = self._members[number]
         match report:
             case Answered():
-                member.note_answered(report.indexes)
-                if self._deaths:
-                    for index in report.indexes:
-                        self._deaths.pop(index, None)
+                self._take_answers(member, report.indexes)
             case Checked() if lines is not None:
                 lines.take(member.batches.popleft(), report)
             case Ready():
                 member.is_ready, self.run = True, report.run
                 self._num_failed_starts = 0
+            case Dropped(indexes):
+                member.release(indexes)
             case Failed():
                 raise FailedWorkerError(report)
+            case Interrupted():
+                raise KeyboardInterrupt
             case Died():
                 self._replace(number, report.how)
             case _:
                 pass
+
+    def _take_answers(self, member: _Member, indexes: list[int]) -> None:
+        """Take note that a worker has answered these lines."""
+        if self._num_futile_deaths and any(not member.held[index].deaths for index in indexes):
+            self._num_futile_deaths = 0
+        member.note_answered(indexes)
+        if self._deaths:
+            for index in indexes:
+                self._deaths.pop(index, None)
 
     # -- giving out ---------------------------------------------------------------------------
 
@@ -249,6 +277,13 @@ class Driver:
             if self._num_failed_starts == MAX_FAILED_STARTS:
                 raise BatchdecodeError(
                     f"{MAX_FAILED_STARTS} workers in a row died while they started; the last {how}"
+                )
+        if member.held:
+            self._num_futile_deaths += 1
+            if self._num_futile_deaths == MAX_FUTILE_DEATHS:
+                raise BatchdecodeError(
+                    f"{MAX_FUTILE_DEATHS} workers in a row died, and none has answered anything; "
+                    f"the last {how}"
                 )
         self._unchecked.extend(member.batches)
         if member.batches:

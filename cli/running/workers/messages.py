@@ -69,6 +69,10 @@ class Finish(Struct, frozen=True, tag=True):
     """There will be no more lines.  Answered by `Finished`, when all are answered."""
 
 
+class Drop(Struct, frozen=True, tag=True):
+    """Do not begin what has not begun.  Answered by `Dropped`."""
+
+
 # -- from a worker --------------------------------------------------------------------------------
 
 
@@ -127,6 +131,12 @@ class Answered(Struct, frozen=True, tag=True):
             start += length
 
 
+class Dropped(Struct, frozen=True, tag=True):
+    """These lines will have no answer; indexes: of the lines."""
+
+    indexes: list[int]
+
+
 class Finished(Struct, frozen=True, tag=True):
     """All lines are answered, there will be no more, and all that has happened is told."""
 
@@ -142,8 +152,12 @@ class Failed(Struct, frozen=True, tag=True):
     is_input: bool = False
 
 
-Instruction = Check | Decode | Finish
-Report = Ready | Checked | Answered | Finished | Failed
+class Interrupted(Struct, frozen=True, tag=True):
+    """The model has raised a KeyboardInterrupt, which stops the run."""
+
+
+Instruction = Check | Decode | Finish | Drop
+Report = Ready | Checked | Answered | Dropped | Finished | Failed | Interrupted
 
 encode = msgspec.msgpack.Encoder().encode
 decode_instruction = msgspec.msgpack.Decoder(Instruction).decode

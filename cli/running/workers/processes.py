@@ -23,7 +23,15 @@ from batcher.processes import end_with_parent, signals_blocked, threads_shared
 
 from ...commands.run import RunOptions
 from ..garbage import look_seldom
-from .messages import Failed, Instruction, Report, decode_instruction, decode_report, encode
+from .messages import (
+    Failed,
+    Instruction,
+    Interrupted,
+    Report,
+    decode_instruction,
+    decode_report,
+    encode,
+)
 from .telling import Wanted
 from .transport import Died, Event
 from .worker import Worker
@@ -250,6 +258,8 @@ def serve(own_end: socket.socket, options: RunOptions, number: int, wanted: Want
             while True:
                 for report in worker.exchange(link.receive(is_waiting=worker.is_idle)):
                     link.send(report)
+        except KeyboardInterrupt:  # while the model was loaded
+            link.send(Interrupted())
         except LostModelError as error:  # another worker's may be well
             sys.exit(str(error))
         except BatchdecodeError as error:

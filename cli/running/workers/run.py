@@ -165,7 +165,7 @@ class _WorkersRun:
 
         Raises:
             Interrupted: a signal came.
-            FailedWorkerError, BatchdecodeError, InputError: see Driver.
+            KeyboardInterrupt, FailedWorkerError, BatchdecodeError, InputError: see Driver.
             WriteError, BrokenPipeError: the output takes no more.
         """
         earlier, order = self._resumption.earlier, self._order
@@ -173,14 +173,16 @@ class _WorkersRun:
             for index, answer in earlier.kept():
                 self._results.write(order.put(index, answer))
         stop.before_wait, stop.before_pause = self._show_all, self._record.view.step_aside
+        has_given_up = False
         for number, told in self._driver.decode(self._lines):
             if isinstance(told, Died):
                 self._record.lose(number)
                 continue
             self._record.take(number, told)
             self._write(told)
-            if self._has_given_up:
-                self._lines.close()
+            if self._has_given_up and not has_given_up:
+                has_given_up = True
+                self._driver.give_up(self._lines)
             if stop.received is not None:
                 raise Interrupted
         for number, told in self._driver.finish() if self._record.has_events else ():

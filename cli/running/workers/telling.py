@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from batcher.engine import DrivenEngine
-from batcher.events import Event
+from batcher.events import Event, FinishEvent
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.run_totals import encode_totals
 from batcher.metrics.slo import Slo
@@ -89,9 +89,19 @@ class Telling:
         self._told_at = time.monotonic()
         return state_of(self._engine)
 
-    def totals(self) -> bytes:
-        """Return the numbers so far; see decode_totals."""
+    def totals(self, partial: Sequence[FinishEvent]) -> bytes:
+        """Return the numbers so far; see decode_totals.
+
+        partial: outputs that have ended of requests that have no answer.  They count as ended when
+        it is there, since they are decoded again if the worker dies before that.
+        """
         if self._metrics is None:
             return b""
         self._metrics.note_constraints(*self._engine.constraint_counts)
-        return encode_totals(self._metrics.totals(self._engine.num_steps))
+        totals = self._metrics.totals(self._engine.num_steps)
+        if partial:
+            totals.finish_reasons = totals.finish_reasons.copy()
+            totals.finish_reasons.subtract(event.reason for event in partial)
+            totals.generated_tokens -= sum(event.tokens for event in partial)
+            totals.num_unfinished += len(partial)
+        return encode_totals(totals)

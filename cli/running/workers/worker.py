@@ -11,7 +11,7 @@ from msgspec.structs import force_setattr
 
 from batcher.engine import StepOutcome
 from batcher.errors import BatchdecodeError, LostModelError
-from batcher.events import RejectEvent
+from batcher.events import FinishEvent, RejectEvent
 from batcher.foreign import RaisedError
 from batcher.formats.requests import BadLine, ParsedLine
 from batcher.formats.results import make_lost_result
@@ -32,10 +32,13 @@ from .messages import (
     Check,
     Checked,
     Decode,
+    Drop,
+    Dropped,
     Failed,
     Finish,
     Finished,
     Instruction,
+    Interrupted,
     Line,
     Ready,
     Refused,
@@ -79,6 +82,7 @@ class Worker:
         self._telling = Telling(wanted, self._engine, number)
         self._num_failed = 0  # that were reported
         self._num_held = 0  # lines without an answer
+        self._partial: list[FinishEvent] = []  # of outputs of those
         self.is_idle = True
 
     def ready(self) -> Ready:
@@ -101,9 +105,14 @@ class Worker:
                             self._take(lines)
                         case Finish():
                             self._source.is_closed = True
+                        case Drop():
+                            yield self._drop()
                 yield from self._decode()
             except LostModelError:
                 raise
+            except KeyboardInterrupt:
+                yield from self._answered()
+                yield Interrupted()
             except BatchdecodeError as error:
                 yield from self._answered()
                 traceback = error.raised.traceback if isinstance(error, RaisedError) else ""
@@ -149,6 +158,14 @@ class Worker:
                 event = RejectEvent(engine.num_steps, engine.now, name, 0, DIED)
                 self._telling.note([event])
 
+    def _drop(self) -> Dropped:
+        """Forget the lines that have not begun."""
+        lines = self._source.lines
+        dropped = Dropped([line.index for line in lines])
+        self._num_held -= len(lines)
+        lines.clear()
+        return dropped
+
     def _decode(self) -> Iterator[Report]:
         """Take steps until there is enough to tell, or nothing to do."""
         until, self.is_idle = time.monotonic() + REPORT_SECONDS, False
@@ -177,7 +194,11 @@ class Worker:
             for result in outcome.results:
                 if result.slot is not None:
                     force_setattr(result, "slot", self._first_slot + result.slot)
-        self._answers.take(outcome.results)
+        answers = self._answers
+        answers.take(outcome.results)
+        if answers.has_open or self._partial:
+            ended = [event for event in outcome.events if isinstance(event, FinishEvent)]
+            self._partial = [e for e in self._partial + ended if answers.is_open(e.id)]
 
     def _answered(self) -> Iterator[Answered]:
         """Yield what has come since the last time, if anything has."""
@@ -186,8 +207,9 @@ class Worker:
         events, is_overdue = telling.events(), telling.is_overdue
         self._num_held -= len(indexes)
         if indexes or said or events or is_overdue:
-            num_failed = loop.num_failed - self._num_failed
-            self._num_failed = loop.num_failed
+            # A request that has failed in part is decoded again if this worker dies before its end.
+            num_failed = loop.num_failed - self._answers.num_failing
+            num_failed, self._num_failed = num_failed - self._num_failed, num_failed
             yield Answered(
                 indexes,
                 b"".join(answers),
@@ -197,7 +219,7 @@ class Worker:
                 said,
                 events,
                 self._engine.num_steps,
-                telling.totals() if indexes or is_overdue else b"",
+                telling.totals(self._partial) if indexes or is_overdue else b"",
                 telling.state(),
                 self._num_held - len(self._source.lines) - loop.num_ahead,
             )
