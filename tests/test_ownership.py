@@ -40,7 +40,7 @@ SCHEDULER = """
 MODEL_RUNNER = "generated jumped_step"
 SIMULATION = """
     job history pieces ends admitted_ticks first_token_ticks end_ticks has_failed fits
-    num_cached_at_first num_preemptions num_lost_tokens
+    came num_cached_at_first num_preemptions num_lost_tokens
 """
 REMOTE = "context reply text num_told"
 WRITERS = {

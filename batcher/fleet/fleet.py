@@ -40,11 +40,9 @@ class Fleet:
         self._turns, self._router, self._on_ended = turns, router, on_ended
         self._interval = report_interval
         self._next_report = 0.0 if router.hears_reports else inf
+        self._hears_ends = router.hears_ends
         self._replicas = [Replica(turns, settings) for settings in replicas]
-        self._views = [
-            ReplicaView(index, each.group, each.num_slots, each.scheduling.kv_blocks)
-            for index, each in enumerate(replicas)
-        ]
+        self._views = [view_of(index, each) for index, each in enumerate(replicas)]
         self._columns = Columns()
         self._num_ended = 0
         self._refused = Counter[int]()
@@ -64,15 +62,18 @@ class Fleet:
         arrivals = iter(self._turns.arrivals())
         first = next(arrivals, None)
         if first is not None:
-            if self._router.hears_ends or self._turns.has_sessions:
+            if self._hears_ends or self._turns.has_sessions:
                 self._run_by_events(first, arrivals)
             else:
                 self._run_by_windows(first, arrivals)
+        return self._result(None if first is None else first.arrival_time)
+
+    def _result(self, first_arrival: float | None) -> FleetResult:
         return FleetResult(
             [replica.close() for replica in self._replicas],
             self._columns.times,
             self._columns.priorities,
-            None if first is None else first.arrival_time,
+            first_arrival,
             self._refused,
         )
 
@@ -106,12 +107,18 @@ class Fleet:
     def _run_by_events(
         self, ahead: SimulatedSequence | None, arrivals: Iterator[SimulatedSequence]
     ) -> None:
-        """Go on with what is next: a replica, a report, a turn, or `ahead`, the next to arrive."""
+        """Go on with what is next: a replica, a report, what is due, a turn, or an arrival.
+
+        ahead: the next to arrive.
+        """
         events, turns = self._events, self._turns_ahead
         while True:
             is_turn = bool(turns) and (ahead is None or turns[0] < (*_order(ahead), ahead))
             sequence = turns[0][-1] if is_turn else ahead
             until = inf if sequence is None else sequence.arrival_time
+            due = self._next_due(until)
+            is_due = due < inf
+            until = min(until, due)
             sure = min(until, events[0][0][0]) if events and self._turns.has_sessions else until
             is_report = self._next_report <= sure < inf
             if is_report:  # a turn that arrives before the last one might have to know this one
@@ -123,6 +130,9 @@ class Fleet:
             if is_report:
                 self._hear_reports(until)
                 continue
+            if is_due:
+                self._do_due(until)
+                continue
             if sequence is None:
                 return
             if is_turn:
@@ -132,6 +142,13 @@ class Fleet:
             view = self._route(sequence)
             if view is not None:
                 self._plan(view.index)
+
+    def _next_due(self, until: float) -> float:  # noqa: ARG002 - others need it
+        """Return when something else is to be done; inf: nothing by `until`."""
+        return inf
+
+    def _do_due(self, now: float) -> None:
+        """Do it, once all has happened that comes before."""
 
     def _plan(self, index: int) -> None:
         """Note the next event of a replica."""
@@ -154,7 +171,7 @@ class Fleet:
         for sequence in replica.ended:
             replica.result.add(sequence, self._columns)
             self._num_ended += 1
-            if self._router.hears_ends:
+            if self._hears_ends:
                 response = replica.now, self._num_ended, view, sequence.num_prompt_tokens
                 heappush(self._responses, response)
             turn = self._next_turn(sequence, replica.now)
@@ -182,12 +199,16 @@ class Fleet:
         if view is None:
             self._refuse(sequence)
             return None
+        self._note_sent(sequence, view)
+        self._replicas[view.index].add(sequence)
+        return view
+
+    def _note_sent(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
+        """Tell the router where it has sent a sequence."""
         view.num_requests += 1
         view.num_tokens += sequence.num_prompt_tokens
         view.num_unreported += 1
         self._router.note(view)
-        self._replicas[view.index].add(sequence)
-        return view
 
     def _choose(self, sequence: SimulatedSequence) -> ReplicaView | None:
         """Return where to send a sequence; the samples of a request go where its first went."""
@@ -211,9 +232,14 @@ class Fleet:
         """Tell the router of the responses that have ended by `now`."""
         responses = self._responses
         while responses and responses[0][0] <= now:
-            _, _, view, num_tokens = heappop(responses)
-            view.num_requests -= 1
-            view.num_tokens -= num_tokens
+            time, _, view, num_tokens = heappop(responses)
+            self._hear_end(time, view, num_tokens)
+
+    def _hear_end(self, time: float, view: ReplicaView, num_tokens: int) -> None:  # noqa: ARG002 - others need it
+        """Tell the router of a response that has ended at `time`, to a prompt of `num_tokens`."""
+        view.num_requests -= 1
+        view.num_tokens -= num_tokens
+        if self._router.hears_ends:
             self._router.note(view)
 
     def _hear_reports(self, time: float) -> None:
@@ -227,6 +253,11 @@ class Fleet:
         """Return when the last reports come that come by `time`."""
         last = max(self._next_report, floor(time / self._interval) * self._interval)
         return min(last, time)  # a product is rounded
+
+
+def view_of(index: int, settings: ReplicaSettings) -> ReplicaView:
+    """Return what a router knows of a replica that it has sent nothing yet."""
+    return ReplicaView(index, settings.group, settings.num_slots, settings.scheduling.kv_blocks)
 
 
 def _order(sequence: SimulatedSequence) -> tuple[float, int, int]:

@@ -8,8 +8,10 @@ from difflib import get_close_matches
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
+from batcher.fleet.management import SECTIONS, Management, management_of
 from batcher.timing.catalog import CatalogError, as_record, read_mapping
 
 Readers = Mapping[str, Callable[[str], Any]]
@@ -40,6 +42,7 @@ class FleetFile(Struct, frozen=True, kw_only=True):
     groups: tuple[ReplicaGroup, ...]
     router: str | None = None
     report_interval: float | None = None
+    management: Management | None = None
 
     def __str__(self) -> str:
         return self.path
@@ -58,6 +61,9 @@ class _Contents(Struct):
     ]
     router: Any = None
     report_interval: Any = None
+    admission: Any = None
+    failures: Any = None
+    autoscale: Any = None
 
 
 def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
@@ -84,7 +90,9 @@ def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
         groups[group.name] = group
     fleet = FleetFile(path=path, groups=tuple(groups.values()), **stated)
     _read(of_fleet["replicas"], fleet.num_replicas, f"{path}: all replicas together")
-    return fleet
+    sections = {name: getattr(contents, name) for name in SECTIONS}
+    management = management_of(sections, fleet.num_replicas, len(groups), path)
+    return replace(fleet, management=management)
 
 
 def _group(values: Any, number: str, place: str, readers: Readers) -> ReplicaGroup:

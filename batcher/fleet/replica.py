@@ -35,18 +35,22 @@ class Replica(EventSimulation):
 
     turns: of all the fleet; which turn goes on after which is not for a replica to say.
     ended: the sequences that have ended or failed since somebody last took them from here.
-    result: what it has done by now.
+    result: what it has done by now; given one, it goes on with that of an engine before it.
     """
 
-    def __init__(self, turns: Turns, settings: ReplicaSettings) -> None:
+    def __init__(
+        self, turns: Turns, settings: ReplicaSettings, result: ReplicaResult | None = None
+    ) -> None:
         scheduling = settings.scheduling
         super().__init__(
             turns, settings.num_slots, scheduling, settings.step_time, drafts=settings.drafts
         )
         self.ended: list[SimulatedSequence] = []
-        self.result = ReplicaResult(
-            settings.num_slots, scheduling.kv_blocks, scheduling.max_batch_tokens, self._totals
-        )
+        if result is None:
+            result = ReplicaResult(
+                settings.num_slots, scheduling.kv_blocks, scheduling.max_batch_tokens
+            )
+        self.result, self._totals = result, result.totals
         self._until = inf  # steps that begin later are not taken
         self._last_end, self._num_last = NEVER, 0  # when somebody ended last, and how many
 
@@ -113,7 +117,8 @@ class Replica(EventSimulation):
 
     def close(self) -> ReplicaResult:
         """Return what it has done."""
-        self._totals.num_steps, self.result.end_ticks = self._step, self._ticks
+        self._totals.num_steps += self._step
+        self.result.end_ticks = max(self.result.end_ticks, self._ticks)
         return self.result
 
     def _before_news(self, until: float) -> float:

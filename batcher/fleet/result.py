@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
+from batcher.fleet.life import Life
 from batcher.metrics.arrays import ServedTimes
 from batcher.scheduling.sequence import NEVER
 from batcher.simulation.result import SimulationResult, Totals
@@ -31,12 +32,19 @@ class Columns:
     def add(self, sequence: SimulatedSequence, num_output_tokens: int) -> None:
         """Take in one that was given tokens."""
         arrival, admitted, first_token, end, num_tokens = self._columns
-        arrival.append(sequence.arrival_time)
+        arrival.append(sequence.first_arrival)
         admitted.append(sequence.admitted_ticks / TICKS_PER_SECOND)
         first_token.append(sequence.first_token_ticks / TICKS_PER_SECOND)
         end.append(sequence.end_ticks / TICKS_PER_SECOND)
         num_tokens.append(num_output_tokens)
         self._priorities.append(sequence.priority)
+
+    def since(self, place: int) -> ServedTimes:
+        """Return those added after the first `place` ones."""
+        arrival, admitted, first_token, end, num_tokens = (
+            np.array(column[place:]) for column in self._columns
+        )
+        return ServedTimes(arrival, admitted, first_token, end, num_tokens.astype(np.int64))
 
     @property
     def times(self) -> ServedTimes:
@@ -58,7 +66,8 @@ class ReplicaResult(Struct):
     kv_read: tokens before its own that each read while it decoded, summed up, less what accepted
     drafts saved.  prefill_work: see StepTime; of all prompts, and of the drafts.
     last_admission_ticks: when a sequence was last admitted for the first time; None: none was.
-    end_ticks: when its last step had ended.
+    end_ticks: when its last step had ended.  paid_seconds: for how long it was there, from the
+    first arrival at the fleet to the end of all steps; None: all that time.
     """
 
     num_slots: int
@@ -71,6 +80,7 @@ class ReplicaResult(Struct):
     prefill_work: int = 0
     last_admission_ticks: int | None = None
     end_ticks: int = 0
+    paid_seconds: float | None = None
 
     def add(self, sequence: SimulatedSequence, columns: Columns) -> None:
         """Take in a sequence that has ended, or failed."""
@@ -95,6 +105,18 @@ class ReplicaResult(Struct):
         return sum(self.totals.binding_ticks.values())
 
 
+class FleetHistory(Struct):
+    """What became of the replicas of a fleet that is managed.
+
+    lives: of all there ever were, in the order of the results.  num_failures: of replicas.
+    num_lost: how often a sequence was lost with one.
+    """
+
+    lives: list[Life]
+    num_failures: int = 0
+    num_lost: int = 0
+
+
 class ReplicasResult(Struct, frozen=True, dict=True):
     """What several replicas did together."""
 
@@ -116,6 +138,11 @@ class ReplicasResult(Struct, frozen=True, dict=True):
     def busy_ticks(self) -> int:
         """How long all steps took together."""
         return sum(replica.busy_ticks for replica in self.replicas)
+
+    def paid_seconds(self, makespan: float) -> float:
+        """Return for how long replicas were there, summed up, in a run of so many seconds."""
+        paid = (each.paid_seconds for each in self.replicas)
+        return sum(makespan if each is None else each for each in paid)
 
     @property
     def kv_read(self) -> int:
@@ -160,13 +187,14 @@ class FleetResult(ReplicasResult, frozen=True, dict=True):
 
     times: of all that were served.  priorities: theirs [request].  refused: sequences that the
     router refused, by their priorities.
-    first_arrival: in seconds; None if there was none.
+    first_arrival: in seconds; None if there was none.  history: None if it was not managed.
     """
 
     times: ServedTimes
     priorities: Priorities
     first_arrival: float | None
     refused: Counter[int] = field(default_factory=Counter)
+    history: FleetHistory | None = None
 
     @property
     def num_failed(self) -> int:
@@ -182,7 +210,7 @@ class FleetResult(ReplicasResult, frozen=True, dict=True):
     def makespan(self) -> float:
         """From the first arrival to the end of the last step, in seconds."""
         end_ticks = max(replica.end_ticks for replica in self.replicas)
-        return end_ticks / TICKS_PER_SECOND - (self.first_arrival or 0.0)
+        return max(end_ticks / TICKS_PER_SECOND - (self.first_arrival or 0.0), 0.0)
 
 
 def _share(part: int, whole: int) -> float:

@@ -31,6 +31,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     began; first_token_ticks, end_ticks: when the steps of its first and its last token had ended;
     all NEVER if that did not happen.  has_failed: it, or a turn before it, could never run.
     fits: whether its prompt leaves room for output in the context.
+    came: when it came to a fleet, if that was before it arrived at the replica that serves it.
     num_cached_at_first: the tokens found in blocks when it was first admitted.
     num_preemptions: how often it lost its slot.  num_lost_tokens: computed, and lost the last time.
     """
@@ -44,9 +45,15 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     end_ticks: int = NEVER
     has_failed: bool = False
     fits: bool = True
+    came: float | None = None
     num_cached_at_first: int = 0
     num_preemptions: int = 0
     num_lost_tokens: int = 0
+
+    @property
+    def first_arrival(self) -> float:
+        """When it came to who serves it: an engine, or the router of a fleet."""
+        return self.arrival_time if self.came is None else self.came
 
     @property
     def admitted(self) -> float | None:
@@ -80,6 +87,16 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     def fail(self) -> None:
         """Let it come to no end of its own."""
         self.has_failed = True
+
+    def send(self, now: float) -> None:
+        """Let it arrive at a replica at `now`, which may be later than it came to the fleet."""
+        self.came, self.arrival_time = self.first_arrival, now
+
+    def anew(self) -> "SimulatedSequence":
+        """Return the same, of which no engine knows yet; only when it came is kept."""
+        fresh = make_sequence(self.job, self.history)
+        fresh.max_tokens, fresh.fits, fresh.came = self.max_tokens, self.fits, self.first_arrival
+        return fresh
 
     def lay_out(self) -> tuple[Piece, ...]:
         """Return its pieces, which are known with their ends from now on."""

@@ -13,6 +13,8 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.fleet.fleet import Fleet
+from batcher.fleet.managed import ManagedFleet
+from batcher.fleet.management import Management
 from batcher.fleet.replica import ReplicaSettings
 from batcher.fleet.result import FleetResult, ReplicaResult, ReplicasResult, result_of_engine
 from batcher.fleet.routers import BlindRouter, PartRouter, router_of
@@ -32,7 +34,15 @@ from batcher.whatif.classes import ClassOutcome, kept
 from batcher.whatif.deployments import Deployment, EngineGroup, groups_of
 from batcher.whatif.draft_memory import beside_draft, draft_memory_of
 from batcher.whatif.prices import Cost, Price, cost_of
-from batcher.whatif.spread import GroupUse, ReplicaSpread, parts_of, spread_of, uses_of
+from batcher.whatif.spread import (
+    FleetUse,
+    GroupUse,
+    ReplicaSpread,
+    fleet_use_of,
+    parts_of,
+    spread_of,
+    uses_of,
+)
 from batcher.whatif.workers import OnPart
 
 Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
@@ -69,12 +79,13 @@ class Binding(Struct, frozen=True):
 def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTime]]) -> Binding:
     """Return what bound a simulated run; of a fleet, what did mostly.
 
-    Each replica has the same time to be shared out, from the first arrival to the end of all.
+    The time that is shared out is, for each replica, all from the first arrival to the end of all
+    in which it was there.
     parts: of the replicas, those with the same step time together.
     """
     replicas = result.replicas
     num_admitted = sum(replica.last_admission_ticks is not None for replica in replicas)
-    if result.num_failed and not num_admitted:
+    if result.num_failed > result.refused.total() and not num_admitted:
         return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to share out
     ticks = dict.fromkeys(get_args(Constraint), 0)
     doubling, num_busy = 0.0, result.busy_ticks
@@ -87,7 +98,7 @@ def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTi
             ticks[named] += part.totals.binding_ticks[reason]
     num_waiting_ticks = sum(ticks.values())
     drain = sum(map(_drain_of, replicas))
-    total = len(replicas) * round(result.makespan * TICKS_PER_SECOND)
+    total = round(result.paid_seconds(result.makespan) * TICKS_PER_SECOND)
     total = max(total, num_waiting_ticks + drain)
     ticks["compute"] += drain
     ticks["arrivals"] = total - num_waiting_ticks - drain
@@ -153,19 +164,22 @@ class Question(Struct, frozen=True):
 class Outcome(Struct, frozen=True, kw_only=True):
     """What a deployment comes to; latencies and goodput as docs/metrics.md defines them.
 
-    served, failed: samples that came to their end, and that could never run.
+    served, failed, refused: samples that came to their end, that could never run, and that the
+    router refused.
     makespan: in seconds.  requests_per_s, tokens_per_s: served, and output tokens, over it.
     slots_used, kv_used, budget_used: shares over the steps, None without such a limit.
     prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.
     classes: of an SLO that has some, each by its name.
     tails: for each limit of the SLO, what the asked share of the samples that it is of does not
     exceed; None if fewer were served.
-    drafts: None if none were verified.  replicas: None if there is one.  groups: of the replicas
-    that a file states, None without one.  cost: None without prices.
+    drafts: None if none were verified.  replicas: None if there is one.  fleet: None if it is not
+    managed.  groups: of the replicas that a file states, None without one.  cost: None without
+    prices.
     """
 
     served: int
     failed: int
+    refused: int
     steps: int
     makespan: float
     requests_per_s: float
@@ -183,6 +197,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     drafts: DraftUse | None
     binding: Binding
     replicas: ReplicaSpread | None
+    fleet: FleetUse | None
     groups: list[GroupUse] | None
     cost: Cost | None
 
@@ -215,7 +230,8 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
     promise = None if slo is None else kept(slo, result, question.asked)
     return Outcome(
         served=num_served,
-        failed=num_failed,
+        failed=num_failed - result.refused.total(),
+        refused=result.refused.total(),
         steps=totals.num_steps,
         makespan=round(makespan, NUM_DIGITS),
         requests_per_s=round(num_served / makespan, NUM_DIGITS) if makespan else 0.0,
@@ -232,7 +248,8 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
         tails={} if promise is None else promise.tails,
         drafts=_draft_use(totals),
         binding=binding_of(result, list(zip(parts, map(step_time_of, profiles), strict=True))),
-        replicas=spread_of(result) if deployment.replicas > 1 else None,
+        replicas=spread_of(result) if len(result.replicas) > 1 else None,
+        fleet=fleet_use_of(result),
         groups=None if deployment.fleet is None else uses_of(result, groups),
         cost=None
         if prices is None
@@ -250,7 +267,8 @@ class Part(Struct, frozen=True):
 
 def most_parts(question: Question, deployment: Deployment) -> int:
     """Return in how many parts it can be run: one if replicas depend on each other."""
-    is_independent = isinstance(router_of(deployment.router), BlindRouter)
+    is_blind = isinstance(router_of(deployment.router), BlindRouter)
+    is_independent = is_blind and _management_of(deployment) is None
     is_streamed = isinstance(question.workload, StreamedWorkload)
     return deployment.replicas if is_independent and is_streamed else 1
 
@@ -283,7 +301,8 @@ def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> Fle
     def on_ended(num_ended: int) -> None:
         on_part(min(num_ended / num_samples, 1.0))
 
-    if len(replicas) == 1 and isinstance(workload, Workload):
+    management = _management_of(deployment)
+    if management is None and len(replicas) == 1 and isinstance(workload, Workload):
         (own,) = replicas
         return result_of_engine(
             simulate(workload, own.num_slots, own.scheduling, own.step_time, on_ended, own.drafts)
@@ -294,7 +313,14 @@ def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> Fle
         router = PartRouter(router, part.place, part.num_parts)
         takes = router.takes
     turns = Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload, takes)
-    return Fleet(turns, replicas, router, deployment.report_interval, on_ended).run()
+    interval = deployment.report_interval
+    if management is None:
+        return Fleet(turns, replicas, router, interval, on_ended).run()
+    return ManagedFleet(turns, replicas, router, management, interval, on_ended).run()
+
+
+def _management_of(deployment: Deployment) -> Management | None:
+    return None if deployment.fleet is None else deployment.fleet.management
 
 
 def _replica_of(group: EngineGroup) -> ReplicaSettings:

@@ -4,6 +4,7 @@ Rule: no price is known here; they change, and differ from one contract to the n
 """
 
 from collections.abc import Iterable, Mapping
+from math import ceil
 from pathlib import Path
 
 from msgspec import Struct
@@ -37,12 +38,14 @@ class Price(Struct, frozen=True, kw_only=True):
 class Cost(Struct, frozen=True, kw_only=True):
     """What serving a workload cost.
 
-    gpus: those of all replicas, which are paid from the first arrival to the end of the last step.
+    gpus: those of all replicas, which are paid from the first arrival to the end of the last step;
+    where replicas come and go those that are there, on average and rounded up.
     dollars_per_million_tokens, kwh_per_million_tokens: of output tokens; None if there were none.
     The energy, of GPUs alone, is None if the prices have no watts.
     """
 
     gpus: int
+    gpu_hours: float
     dollars_per_hour: float
     dollars_per_million_tokens: float | None
     kwh_per_million_tokens: float | None
@@ -95,21 +98,24 @@ def cost_of(
     Raises:
         BatchdecodeError: see `price_of`.
     """
-    num_gpus, per_hour, joules, has_watts = 0, 0.0, 0.0, True
+    num_gpus, gpu_seconds, per_hour, joules, has_watts = 0, 0.0, 0.0, 0.0, True
     for profile, part in parts:
         hardware, price = price_of(profile, prices)
-        num_own = hardware.num_gpus * len(part.replicas)
-        num_gpus += num_own
+        seconds = part.paid_seconds(makespan) * hardware.num_gpus
+        num_own = seconds / makespan if makespan else hardware.num_gpus * len(part.replicas)
+        num_gpus += ceil(round(num_own, NUM_DIGITS))
+        gpu_seconds += seconds
         per_hour += price.dollars_per_hour * num_own
         if price.busy_watts is None:
             has_watts = False
             continue
         busy = part.busy_ticks / TICKS_PER_SECOND * hardware.num_gpus
-        idle = max(makespan * num_own - busy, 0.0)
+        idle = max(seconds - busy, 0.0)
         idle_watts = price.busy_watts if price.idle_watts is None else price.idle_watts
         joules += price.busy_watts * busy + idle_watts * idle
     return Cost(
         gpus=num_gpus,
+        gpu_hours=round(gpu_seconds / SECONDS_PER_HOUR, NUM_DIGITS),
         dollars_per_hour=round(per_hour, NUM_DIGITS),
         dollars_per_million_tokens=_per_million(per_hour * makespan / SECONDS_PER_HOUR, num_tokens),
         kwh_per_million_tokens=_per_million(

@@ -1,11 +1,12 @@
 """How the work of a fleet was spread: over its replicas, and over the groups that are alike."""
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import accumulate, pairwise
 from typing import Any
 
 from msgspec import Struct
 
+from batcher.fleet.life import State, timeline_of
 from batcher.fleet.result import FleetResult, ReplicasResult
 from batcher.timing.step_time import TICKS_PER_SECOND
 from batcher.whatif.deployments import AXES, OF_ENGINE, EngineGroup
@@ -16,7 +17,7 @@ NUM_DIGITS = 6
 class ReplicaSpread(Struct, frozen=True, kw_only=True):
     """How the work was spread over the replicas of a fleet.
 
-    busiest, mean, idlest: for which share of the makespan one took steps.
+    busiest, mean, idlest: for which share of the time in which it was there one took steps.
     most_served, least_served: how many samples.
     """
 
@@ -30,9 +31,9 @@ class ReplicaSpread(Struct, frozen=True, kw_only=True):
 class GroupUse(Struct, frozen=True, kw_only=True):
     """What the replicas of a group did.
 
-    settings: of each replica.  served, failed: samples.  busy: for which share of the makespan a
-    replica took steps, on average.  slots_used, kv_used: shares over their steps, None without such
-    a limit.
+    replicas: all there ever were.  settings: of each.  served, failed: samples.  busy: for which
+    share of the time in which they were there they took steps.  slots_used, kv_used: shares over
+    their steps, None without such a limit.
     """
 
     name: str
@@ -47,15 +48,58 @@ class GroupUse(Struct, frozen=True, kw_only=True):
     preemptions: int
 
 
+class FleetUse(Struct, frozen=True, kw_only=True):
+    """How the replicas of a managed fleet came and went.
+
+    failures: of replicas.  lost: how often a sample was lost with one.  replica_seconds: in which
+    replicas were paid for, all but those that are down.  mean_replicas: that were, most_replicas:
+    at once.  serving: for which share of these seconds they served.
+    timeline: a time, and how many serve and are paid for from then on.
+    """
+
+    failures: int
+    lost: int
+    replica_seconds: float
+    mean_replicas: float
+    most_replicas: int
+    serving: float
+    timeline: list[tuple[float, int, int]]
+
+
+def fleet_use_of(result: FleetResult) -> FleetUse | None:
+    """Return how the replicas came and went; None if they were there all the time."""
+    history, begin, makespan = result.history, result.first_arrival or 0.0, result.makespan
+    if history is None:
+        return None
+    end, seconds = begin + makespan, result.paid_seconds(makespan)
+    serving = sum(life.seconds([State.SERVING], begin, end) for life in history.lives)
+    timeline = timeline_of(history.lives, end)
+    return FleetUse(
+        failures=history.num_failures,
+        lost=history.num_lost,
+        replica_seconds=round(seconds, NUM_DIGITS),
+        mean_replicas=round(seconds / makespan, NUM_DIGITS) if makespan else 0.0,
+        most_replicas=max(num_paid for _, _, num_paid in timeline),
+        serving=round(serving / seconds, NUM_DIGITS) if seconds else 0.0,
+        timeline=[(round(time, NUM_DIGITS), serve, paid) for time, serve, paid in timeline],
+    )
+
+
 def parts_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[ReplicasResult]:
-    """Return what the replicas of each group did, which stand in their order in `result`."""
-    replicas = iter(result.replicas)
-    return [ReplicasResult(list(islice(replicas, group.count))) for group in groups]
+    """Return what the replicas of each group did, which stand in their order in `result`.
+
+    Those that have come later are of the last group.
+    """
+    ends = [*accumulate(group.count for group in groups[:-1]), len(result.replicas)]
+    return [ReplicasResult(result.replicas[begin:end]) for begin, end in pairwise([0, *ends])]
 
 
 def spread_of(result: FleetResult) -> ReplicaSpread:
     """Return how the work was spread over all replicas."""
-    busy = [_share(replica.busy_ticks, result.makespan) for replica in result.replicas]
+    busy = [
+        _share(each.busy_ticks, ReplicasResult([each]).paid_seconds(result.makespan))
+        for each in result.replicas
+    ]
     served = [replica.num_served for replica in result.replicas]
     return ReplicaSpread(
         busiest=round(max(busy), NUM_DIGITS),
@@ -71,12 +115,12 @@ def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse
     return [
         GroupUse(
             name=group.name,
-            replicas=group.count,
+            replicas=len(part.replicas),
             settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
             served=sum(replica.num_served for replica in part.replicas),
             failed=sum(replica.failed.total() for replica in part.replicas),
             steps=part.totals.num_steps,
-            busy=round(_share(part.busy_ticks, result.makespan) / group.count, NUM_DIGITS),
+            busy=round(_share(part.busy_ticks, part.paid_seconds(result.makespan)), NUM_DIGITS),
             slots_used=round(part.slot_utilisation, NUM_DIGITS),
             kv_used=None if (used := part.kv_utilisation) is None else round(used, NUM_DIGITS),
             preemptions=part.totals.num_preemptions,
@@ -85,5 +129,5 @@ def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse
     ]
 
 
-def _share(ticks: int, makespan: float) -> float:
-    return ticks / TICKS_PER_SECOND / makespan if makespan else 0.0
+def _share(ticks: int, seconds: float) -> float:
+    return ticks / TICKS_PER_SECOND / seconds if seconds else 0.0

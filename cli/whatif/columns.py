@@ -99,6 +99,7 @@ COLUMNS = {
         Column("budget", "used", "budget", lambda outcome: outcome.budget_used, whole_percent),
         Column("idlest", "busy", "idlest", _part("replicas", "idlest"), whole_percent),
         Column("busiest", "busy", "busiest", _part("replicas", "busiest"), whole_percent, -1),
+        Column("mean-replicas", "replicas", "mean", _part("fleet", "mean_replicas"), number, -1),
         Column("preemptions", "", "preempt", lambda outcome: outcome.preemptions, _count, -1),
         Column("hits", "prefix", "hits", lambda outcome: outcome.prefix_hits, whole_percent),
         Column(
@@ -114,6 +115,8 @@ COLUMNS = {
         Column("price", "$ an", "hour", _part("cost", "dollars_per_hour"), number, -1),
         Column("cost", "a million", "$", _part("cost", "dollars_per_million_tokens"), number, -1),
         Column("energy", "a million", "kWh", _part("cost", "kwh_per_million_tokens"), number, -1),
+        Column("lost", "", "lost", _part("fleet", "lost"), _count, -1),
+        Column("refused", "", "refused", lambda outcome: outcome.refused, _count, -1),
         Column("failed", "", "failed", lambda outcome: outcome.failed, _count, -1),
     )
 }

@@ -38,7 +38,7 @@ LEAST_WANTED = (  # where there is no room for all, in the order in which they g
     "preemptions",
     "e2e-p99",
 )
-ONLY_IF_NOT_0 = {"preemptions", "failed"}
+ONLY_IF_NOT_0 = {"preemptions", "lost", "refused", "failed"}
 
 
 def best_first(cells: list[GridCell], column: Column) -> list[GridCell]:

@@ -4,6 +4,7 @@ from math import factorial
 
 import numpy as np
 import pytest
+from jobs import poisson, workload_of_jobs
 
 from batcher.errors import BatchdecodeError
 from batcher.fleet.fleet import Fleet
@@ -11,34 +12,11 @@ from batcher.fleet.replica import ReplicaSettings
 from batcher.fleet.routers import ROUTERS, router_of
 from batcher.metrics.slo import Slo
 from batcher.simulation.sequence import Turns
-from batcher.simulation.workload import GREEDY, Job, Piece, Workload
 from batcher.timing.formulas import ConstantStepTime
 from batcher.whatif.comparing import compare
 from batcher.whatif.deployments import Deployment, check_router
 from batcher.whatif.measuring import Question, measure
 from batcher.whatif.planning import find_plan
-
-
-def workload_of_jobs(arrivals, outputs, num_prompt=1):
-    jobs = [
-        Job(
-            id=str(number),
-            input_index=number,
-            arrival_time=float(arrival),
-            num_prompt_tokens=num_prompt,
-            num_output_tokens=int(num_output),
-            max_tokens=int(num_output),
-            prompt=(Piece(num_prompt, ("prompt", number)),),
-            output=Piece(int(num_output), GREEDY),
-        )
-        for number, (arrival, num_output) in enumerate(zip(arrivals, outputs, strict=True))
-    ]
-    return Workload(jobs, len(jobs))
-
-
-def poisson(rate, number, seed=0):
-    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, number))
-
 
 QUESTION = Question(workload_of_jobs(poisson(40, 400), [20] * 400, 100), Slo({"e2e": 0.5}))
 BASE = Deployment(batch=4, profile="h100_llama3.1-8b_tp1")

@@ -1,0 +1,357 @@
+"""A fleet that is managed: what is too much is refused, replicas fail, and come and go.
+
+Rule: the router learns of a failure only when it is noticed; what a failed replica had not ended is
+lost there, and begins anew elsewhere.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from math import inf
+
+from msgspec.structs import replace
+
+from batcher.fleet.admission import RouterQueue
+from batcher.fleet.autoscaling import Autoscaler, FleetState
+from batcher.fleet.failures import Failures
+from batcher.fleet.fleet import Fleet, OnEnded, view_of
+from batcher.fleet.life import PAID, Life, State
+from batcher.fleet.management import Management
+from batcher.fleet.replica import NOTHING, Replica, ReplicaSettings
+from batcher.fleet.result import Columns, FleetHistory, FleetResult
+from batcher.fleet.routers import ReplicaView, Router
+from batcher.metrics.arrays import goodput_of
+from batcher.simulation.sequence import SimulatedSequence, Turns
+
+Action = Callable[[float], None]
+"""What is done at a time, which it is given."""
+
+
+class ManagedFleet(Fleet):
+    """One run over `turns` on replicas that are managed; new ones are as the last of `replicas`.
+
+    Raises:
+        BatchdecodeError: the settings of a replica, or of the policy, make no sense.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        replicas: Sequence[ReplicaSettings],
+        router: Router,
+        management: Management,
+        report_interval: float,
+        on_ended: OnEnded = lambda _: None,
+    ) -> None:
+        super().__init__(turns, replicas, router, report_interval, on_ended)
+        admission = management.admission
+        self._hears_ends = True
+        self._settings = list(replicas)
+        self._lives = [Life(State.SERVING, 0.0) for _ in replicas]
+        self._flying: list[dict[SimulatedSequence, None]] = [{} for _ in replicas]
+        self._known = list(self._views)  # those that the router takes for serving
+        self._open = list(self._views)  # of these, those that have room
+        self._max_in_flight = inf if admission is None else admission.max_in_flight
+        router.use(self._open)
+        self._held = RouterQueue(
+            0 if admission is None else admission.max_queue,
+            None if admission is None else admission.max_wait,
+        )
+        self._timetable: list[tuple[float, int, Action]] = []  # a heap
+        self._num_planned = 0
+        self._failures = management.failures or Failures()
+        self._uptimes = [self._failures.times_of(index) for index in range(len(replicas))]
+        self._num_losses: Counter[tuple[int, int]] = Counter()  # by request and sample
+        self._history = FleetHistory(self._lives)
+        for failure in self._failures.planned:
+            self._at(
+                failure.at, partial(self._fail_as_planned, failure.replica, failure.back_after)
+            )
+        for index in range(len(replicas)):
+            self._draw_failure(index, 0.0)
+        self._autoscale = autoscale = management.autoscale
+        if autoscale is not None:
+            self._autoscaler = Autoscaler(autoscale)
+            self._recent = Recent(self._columns, autoscale.limits)
+            self._at(autoscale.interval, self._look)
+
+    def _result(self, first_arrival: float | None) -> FleetResult:
+        while self._held:
+            self._refuse(self._held.pop())  # no replica will ever serve again
+        result = super()._result(first_arrival)
+        begin = first_arrival or 0.0
+        for replica, life in zip(result.replicas, self._lives, strict=True):
+            if life.moves != [(0.0, State.SERVING)]:
+                replica.paid_seconds = life.seconds(PAID, begin, begin + result.makespan)
+        return replace(result, history=self._history)
+
+    # -- the timetable ---------------------------------------------------------------------------
+
+    def _at(self, time: float, action: Action) -> None:
+        """Plan that something is done at a time."""
+        self._num_planned += 1
+        if time < inf:
+            heappush(self._timetable, (time, self._num_planned, action))
+
+    def _next_due(self, until: float) -> float:
+        if until == inf and not (self._held or any(view.num_requests for view in self._views)):
+            return inf
+        due = self._timetable[0][0] if self._timetable else inf
+        if self._held:
+            due = min(due, self._held.next_limit)
+            if self._responses:
+                due = min(due, self._responses[0][0])
+        return due if due <= until else inf
+
+    def _do_due(self, now: float) -> None:
+        for sequence in self._held.pop_late(now):
+            self._refuse(sequence)
+        while self._timetable and self._timetable[0][0] <= now:
+            _, _, action = heappop(self._timetable)
+            action(now)
+        self._send_held(now)
+
+    # -- admission -------------------------------------------------------------------------------
+
+    def _route(self, sequence: SimulatedSequence) -> ReplicaView | None:
+        self._admit(sequence, sequence.arrival_time)
+        return None  # which replica goes on is planned there
+
+    def _admit(self, sequence: SimulatedSequence, now: float) -> None:
+        """Send a sequence to a replica that has room, or let it wait, or refuse it."""
+        if self._open or self._goes_with_siblings(sequence):
+            self._send(sequence, now)
+            return
+        refused = self._held.push(sequence, now)
+        if refused is not None:
+            self._refuse(refused)
+
+    def _send_held(self, now: float) -> None:
+        """Send those that wait where there is room."""
+        while self._held and self._open:
+            self._send(self._held.pop(), now)
+
+    def _send(self, sequence: SimulatedSequence, now: float) -> None:
+        sequence.send(now)
+        view = self._choose(sequence)
+        if view is None:
+            self._refuse(sequence)
+            return
+        index = view.index
+        self._flying[index][sequence] = None
+        self._note_sent(sequence, view)
+        if view.num_requests == self._max_in_flight:
+            self._offer()
+        if self._lives[index].state is State.SERVING:
+            self._replicas[index].add(sequence)
+            self._plan(index)
+
+    def _goes_with_siblings(self, sequence: SimulatedSequence) -> bool:
+        number, view = self._siblings
+        return sequence.has_siblings and number == sequence.input_index and view in self._known
+
+    def _offer(self) -> None:
+        """Let the router send to those that have room from now on."""
+        self._open = [view for view in self._known if view.num_requests < self._max_in_flight]
+        if self._open:
+            self._router.use(self._open)
+
+    def _withdraw(self, view: ReplicaView) -> None:
+        """Let the router send nothing to a replica from now on, nor samples after others."""
+        if view in self._known:
+            self._known.remove(view)
+            self._siblings = -1, None
+            self._offer()
+
+    # -- what the router hears -------------------------------------------------------------------
+
+    def _take_ended(self, index: int) -> None:
+        flying = self._flying[index]
+        for sequence in self._replicas[index].ended:
+            del flying[sequence]
+        super()._take_ended(index)
+
+    def _hear_end(self, time: float, view: ReplicaView, num_tokens: int) -> None:
+        was_full = view.num_requests >= self._max_in_flight
+        super()._hear_end(time, view, num_tokens)
+        if was_full and view.num_requests < self._max_in_flight:
+            self._offer()
+        self._go_down_if_drained(view.index, time)
+
+    def _hear_reports(self, time: float) -> None:
+        self._next_report = time + self._interval
+        for view in self._known:
+            if self._lives[view.index].state is State.SERVING:
+                view.report = self._replicas[view.index].report(time)
+                view.num_unreported = 0
+                self._router.note(view)
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _draw_failure(self, index: int, now: float) -> None:
+        """Plan when a replica fails that serves from now on."""
+        num_starts = self._lives[index].num_starts
+        time = now + next(self._uptimes[index])
+        self._at(time, partial(self._fail_by_chance, index, num_starts))
+
+    def _fail_by_chance(self, index: int, num_starts: int, now: float) -> None:
+        if self._lives[index].num_starts == num_starts:  # or it has failed otherwise
+            self._fail(index, self._failures.restart, now)
+
+    def _fail_as_planned(self, index: int, back_after: float | None, now: float) -> None:
+        if index < len(self._lives):
+            self._fail(index, back_after, now)
+
+    def _fail(self, index: int, back_after: float | None, now: float) -> None:
+        """Let a replica fail between two steps; one that drains is not restarted."""
+        life = self._lives[index]
+        if life.state not in (State.SERVING, State.DRAINING):
+            return
+        self._replicas[index].advance(now)
+        self._take_ended(index)
+        self._next_events[index] = NOTHING
+        ended = self._replicas[index].close()
+        self._replicas[index] = Replica(self._turns, self._settings[index], ended)
+        self._history.num_failures += 1
+        is_draining = life.state is State.DRAINING
+        life.move(State.DOWN if is_draining else State.FAILED, now)
+        back_at = inf if is_draining or back_after is None else now + back_after
+        noticed_at = self._failures.noticed_at(now)
+        self._at(min(noticed_at, back_at), partial(self._notice, index, back_at))
+        if back_at > noticed_at:
+            self._at(back_at, partial(self._come_back, index))
+
+    def _notice(self, index: int, back_at: float, now: float) -> None:
+        """Send nothing more to a replica that has failed, and what is lost there to others."""
+        view, life, lost = self._views[index], self._lives[index], list(self._flying[index])
+        self._flying[index].clear()
+        for sequence in lost:
+            view.num_requests -= 1
+            view.num_tokens -= sequence.num_prompt_tokens
+        self._withdraw(view)
+        if back_at <= now:
+            self._come_back(index, now)
+        elif back_at == inf and life.state is State.FAILED:
+            life.move(State.DOWN, now)
+        for sequence in lost:
+            key = sequence.input_index, sequence.index
+            self._num_losses[key] += 1
+            self._history.num_lost += 1
+            if self._num_losses[key] > self._failures.retries:
+                self._refuse(sequence)
+            else:
+                self._admit(sequence.anew(), now)
+
+    def _come_back(self, index: int, now: float) -> None:
+        """Let a replica that has failed serve again, with nothing in its KV cache."""
+        if self._lives[index].state is State.FAILED:
+            self._serve(index, now)
+
+    # -- autoscaling -----------------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        """Decide how many replicas there are to be, which is carried out a little later."""
+        autoscale = self._autoscale
+        if autoscale is not None:
+            wish = self._autoscaler.decide(self._state(now))
+            self._at(now + autoscale.delay, partial(self._scale_to, wish))
+            self._at(now + autoscale.interval, self._look)
+
+    def _state(self, now: float) -> FleetState:
+        """Return what replicas report now, and what has ended since this was asked last."""
+        counts = Counter(life.state for life in self._lives)
+        serving = [
+            self._replicas[index].report(now)
+            for index, life in enumerate(self._lives)
+            if life.state is State.SERVING
+        ]
+        num_ended, num_good, num_refused = self._recent.take(now, self._refused.total())
+        return FleetState(
+            time=now,
+            serving=counts[State.SERVING],
+            starting=counts[State.STARTING] + counts[State.FAILED],
+            slots=self._settings[-1].num_slots,
+            running=sum(report.running for report in serving),
+            waiting=sum(report.waiting for report in serving) + len(self._held),
+            ended=num_ended,
+            good=num_good,
+            refused=num_refused,
+        )
+
+    def _scale_to(self, number: int, now: float) -> None:
+        """Let replicas start or go: first those that do not serve, then those that came last."""
+        by_state = defaultdict(list)
+        for index, life in enumerate(self._lives):
+            by_state[life.state].append(index)
+        there = by_state[State.SERVING] + by_state[State.FAILED] + by_state[State.STARTING]
+        for _ in range(number - len(there)):
+            self._start(now)
+        for index in there[number:]:
+            self._retire(index, now)
+
+    def _start(self, now: float) -> None:
+        """Let a new replica start."""
+        autoscale, settings, index = self._autoscale, self._settings[-1], len(self._views)
+        self._views.append(view_of(index, settings))
+        self._replicas.append(Replica(self._turns, settings))
+        self._settings.append(settings)
+        self._next_events.append(NOTHING)
+        self._flying.append({})
+        self._uptimes.append(self._failures.times_of(index))
+        self._lives.append(Life(State.STARTING, now))
+        startup = 0.0 if autoscale is None else autoscale.startup
+        self._at(now + startup, partial(self._come_up, index))
+
+    def _come_up(self, index: int, now: float) -> None:
+        if self._lives[index].state is State.STARTING:
+            self._serve(index, now)
+
+    def _retire(self, index: int, now: float) -> None:
+        """Let a replica go once it has ended what it was sent."""
+        life = self._lives[index]
+        if life.state is State.SERVING:
+            life.move(State.DRAINING, now)
+            self._withdraw(self._views[index])
+            self._go_down_if_drained(index, now)
+        else:
+            life.move(State.DOWN, now)
+
+    def _go_down_if_drained(self, index: int, now: float) -> None:
+        life = self._lives[index]
+        if life.state is State.DRAINING and not self._views[index].num_requests:
+            life.move(State.DOWN, now)
+
+    def _serve(self, index: int, now: float) -> None:
+        """Let the router send to a replica that has started."""
+        self._lives[index].move(State.SERVING, now)
+        self._known.append(self._views[index])
+        self._offer()
+        self._draw_failure(index, now)
+
+
+class Recent:
+    """What has ended or was refused since that was asked last.
+
+    limits: of the SLO that good ones meet; without any all are good.
+    """
+
+    def __init__(self, columns: Columns, limits: dict[str, float]) -> None:
+        self._columns, self._limits = columns, limits
+        self._place = self._num_refused = 0  # of the first in `columns` that may count
+        self._last = -inf  # when it was asked
+
+    def take(self, now: float, num_refused: int) -> tuple[int, int, int]:
+        """Return how many have ended by `now`, and of them were good, and how many were refused.
+
+        num_refused: all up to now.
+        """
+        times = self._columns.since(self._place)
+        is_later = times.end > now
+        self._place += int(is_later.argmax()) if is_later.any() else len(is_later)
+        is_recent = ~is_later & (times.end > self._last)
+        recent = times.where(is_recent)
+        good = goodput_of(self._limits, recent, 0, recent.makespan).good
+        refused, self._num_refused = num_refused - self._num_refused, num_refused
+        self._last = now
+        return len(recent.end), good, refused

@@ -1,0 +1,382 @@
+"""Fleets that are managed: every request comes to one end, whatever fails, comes, goes or is full;
+and each replica is an engine with what it was sent, from one failure to the next."""
+
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import poisson, workload_of_jobs
+from msgspec.structs import replace
+from simulated_workloads import STEP_TIMES, random_requests, random_settings
+
+from batcher.errors import BatchdecodeError
+from batcher.fleet.admission import Admission
+from batcher.fleet.autoscaling import Autoscale
+from batcher.fleet.failures import Failure, Failures
+from batcher.fleet.fleet import Fleet
+from batcher.fleet.life import PAID, State, timeline_of
+from batcher.fleet.managed import ManagedFleet
+from batcher.fleet.management import Management
+from batcher.fleet.replica import ReplicaSettings
+from batcher.fleet.routers import ROUTERS, OwnRouter, router_of
+from batcher.models.simulated import SimulatedModel
+from batcher.settings import SchedulingSettings
+from batcher.simulation.sequence import Turns
+from batcher.simulation.simulator import simulate
+from batcher.simulation.workload import Workload, workload_of
+from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.step_time import TICKS_PER_SECOND
+
+SEEDS = st.integers(0, 2**32)
+
+
+class Observed(ManagedFleet):
+    """A managed fleet that keeps what was sent where and when, and what became of it."""
+
+    def __init__(self, *args):
+        self.sent, self.ended, self.refused = [], [], []
+        super().__init__(*args)
+
+    def _note_sent(self, sequence, view):
+        is_up = self._lives[view.index].state is State.SERVING
+        self.sent.append((sequence, view.index, sequence.arrival_time, is_up))
+        super()._note_sent(sequence, view)
+        limit = self._max_in_flight
+        assert view.num_requests <= limit or sequence.has_siblings
+
+    def _take_ended(self, index):
+        self.ended += [(key_of(one), one.end_ticks) for one in self._replicas[index].ended]
+        super()._take_ended(index)
+
+    def _refuse(self, sequence):
+        self.refused.append(key_of(sequence))
+        super()._refuse(sequence)
+
+    @property
+    def lives(self):
+        return self._lives
+
+
+def key_of(sequence):
+    return sequence.input_index, sequence.index
+
+
+def random_management(random, num_replicas):
+    admission = Admission(
+        max_in_flight=random.randint(1, 4),
+        max_queue=random.choice([0, 2, 50]),
+        max_wait=random.choice([None, 0.5, 20.0]),
+    )
+    failures = Failures(
+        mtbf=random.choice([None, 3.0, 40.0]),
+        restart=random.choice([0.5, 7.0]),
+        seed=random.randint(0, 9),
+        planned=tuple(
+            Failure(
+                replica=random.randrange(num_replicas + 1),
+                at=random.choice([0.0, 1.25, 10.0, 33.3]),
+                back_after=random.choice([None, 2.0, 30.0]),
+            )
+            for _ in range(random.randint(0, 2))
+        ),
+        health_check=random.choice([0.3, 5.0]),
+        retries=random.choice([0, 1, 10]),
+    )
+    autoscale = Autoscale(
+        policy=random.choice(["target-utilisation", "queue", "slo"]),
+        target=0.5,
+        slo="e2e=20",
+        min=random.randint(1, num_replicas),
+        max=random.randint(num_replicas, 5),
+        interval=random.choice([0.7, 5.0]),
+        delay=random.choice([0.0, 1.0]),
+        startup=random.choice([0.0, 3.0]),
+        cooldown=random.choice([0.0, 10.0]),
+    )
+    return Management(
+        admission=random.choice([None, admission]),
+        failures=random.choice([None, failures]),
+        autoscale=random.choice([None, autoscale]),
+    )
+
+
+def random_fleet(random, name, requests):
+    num_slots, scheduling = random_settings(random)
+    replica = ReplicaSettings(
+        num_slots=num_slots, scheduling=scheduling, step_time=random.choice(STEP_TIMES)
+    )
+    workload = workload_of(requests, SimulatedModel())
+    num_replicas = random.randint(1, 3)
+    management = random_management(random, num_replicas)
+    settings = [replica] * num_replicas
+    interval = random.choice([0.7, 30.0])
+    fleet = Observed(Turns(workload), settings, router_of(name), management, interval)
+    return fleet, workload, replica
+
+
+@examples(300)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_every_sequence_comes_to_one_end(seed, name):
+    random = Random(seed)
+    fleet, workload, _ = random_fleet(random, name, random_requests(random, may_stop=False))
+    result = fleet.run()
+    ends = [key for key, _ in fleet.ended] + fleet.refused
+    assert len(ends) == len(set(ends))
+    num_empty = sum(not job.max_tokens for job in workload.jobs)
+    num_served = len(result.times.arrival)
+    assert num_served == sum(replica.num_served for replica in result.replicas)
+    assert len(workload.jobs) - num_empty <= num_served + result.num_failed <= len(workload.jobs)
+    assert (result.times.admitted >= result.times.arrival).all()
+
+
+@examples(300)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_between_two_failures_a_replica_is_the_engine_with_what_it_was_sent(seed, name):
+    random = Random(seed)
+    requests = [one for one in random_requests(random, may_stop=False) if one.session is None]
+    fleet, workload, settings = random_fleet(random, name, requests)
+    fleet.run()
+    ended = dict(fleet.ended)
+    jobs = {(job.input_index, job.index): job for job in workload.jobs}
+    last = {key_of(one): number for number, (one, *_) in enumerate(fleet.sent)}
+    for index, life in enumerate(fleet.lives):
+        moves = [*life.moves, (float("inf"), None)]
+        for (begin, state), (end, after) in pairwise(moves):
+            if state is not State.SERVING:
+                continue
+            sent = [
+                (key_of(one), time, number)
+                for number, (one, to, time, is_up) in enumerate(fleet.sent)
+                if to == index
+                and is_up
+                and begin <= time
+                and (time < end or after is not State.FAILED)
+            ]
+            mine = [replace(jobs[key], arrival_time=time) for key, time, _ in sent]
+            alone = simulate(
+                Workload(mine, len(mine), workload.context),
+                settings.num_slots,
+                settings.scheduling,
+                settings.step_time,
+            )
+            end_ticks = {key_of(one): one.end_ticks for one in alone.sequences}
+            for key, _, number in sent:
+                if last[key] == number and key in ended:
+                    assert ended[key] == end_ticks[key]
+                elif after is not State.DRAINING:
+                    assert end_ticks[key] > end * TICKS_PER_SECOND
+
+
+@examples(200)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_nothing_is_sent_to_a_replica_that_is_known_not_to_serve(seed, name):
+    random = Random(seed)
+    fleet, _, _ = random_fleet(random, name, random_requests(random, may_stop=False))
+    fleet.run()
+    for _, index, time, is_up in fleet.sent:
+        state = [state for since, state in fleet.lives[index].moves if since <= time]
+        assert is_up or state[-1] in (State.FAILED, State.DOWN)
+        assert State.SERVING in state
+
+
+@examples(100)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_a_fleet_that_is_not_managed_in_any_respect_is_the_fleet_to_the_tick(seed, name):
+    random = Random(seed)
+    workload = workload_of(random_requests(random, may_stop=False), SimulatedModel())
+    num_slots, scheduling = random_settings(random)
+    replica = ReplicaSettings(
+        num_slots=num_slots, scheduling=scheduling, step_time=random.choice(STEP_TIMES)
+    )
+    plain = Fleet(Turns(workload), [replica] * 3, router_of(name), 0.7).run()
+    managed = ManagedFleet(Turns(workload), [replica] * 3, router_of(name), Management(), 0.7).run()
+    assert managed.replicas == plain.replicas
+    assert managed.makespan == plain.makespan
+
+
+# -- one thing at a time, in numbers that can be checked by hand -----------------------------------
+
+SECOND_STEPS = ReplicaSettings(
+    num_slots=1, scheduling=SchedulingSettings(), step_time=ConstantStepTime(1.0)
+)
+
+
+def run(arrivals, outputs, num_replicas=1, router="round-robin", settings=SECOND_STEPS, **sections):
+    fleet = Observed(
+        Turns(workload_of_jobs(arrivals, outputs)),
+        [settings] * num_replicas,
+        router_of(router),
+        Management(**sections),
+        1.0,
+    )
+    return fleet, fleet.run()
+
+
+def test_what_a_failure_loses_begins_anew_and_its_times_count_from_when_it_came():
+    failures = Failures(planned=(Failure(replica=0, at=4.5, back_after=3.0),))
+    fleet, result = run([0.0], [10], failures=failures)
+    assert result.times.first_token.tolist() == [8.5]  # it was back at 7.5, which was noticed
+    assert result.times.end.tolist() == [17.5]
+    assert result.times.arrival.tolist() == [0.0]
+    assert result.history.num_lost == 1
+    assert result.totals.computed_tokens == 5 + 10  # the step under way at 4.5 still ended
+    assert fleet.lives[0].moves == [
+        (0.0, State.SERVING),
+        (4.5, State.FAILED),
+        (7.5, State.SERVING),
+    ]
+
+
+def test_until_a_failure_is_noticed_requests_are_sent_there():
+    failures = Failures(planned=(Failure(replica=0, at=0.5),), health_check=4.0)
+    fleet, result = run([0.0, 1.0, 2.0, 3.0, 5.0], [1] * 5, 2, failures=failures)
+    assert [index for _, index, _, _ in fleet.sent] == [0, 1, 0, 1, 1, 1]
+    assert result.times.end.tolist() == [1.0, 2.0, 4.0, 5.0, 6.0]  # lost: what came at 2.0
+    assert fleet.lives[0].moves[1:] == [(0.5, State.FAILED), (4.0, State.DOWN)]
+
+
+def test_what_is_lost_too_often_is_refused():
+    planned = tuple(Failure(replica=0, at=at, back_after=0.25) for at in (0.5, 2.5, 5.5))
+    for retries, num_refused in ((2, 1), (3, 0)):
+        failures = Failures(planned=planned, retries=retries)
+        _, result = run([0.0], [5], failures=failures)
+        assert (result.refused.total(), result.history.num_lost) == (num_refused, 3)
+
+
+def test_where_no_replica_serves_requests_wait_as_many_as_may_and_as_long_as_they_may():
+    failures = Failures(planned=(Failure(replica=0, at=0.5, back_after=9.5),), health_check=1.0)
+    admission = Admission(max_in_flight=8, max_queue=2, max_wait=6.0)
+    fleet, result = run([2.0, 5.0, 6.0, 7.0], [1] * 4, failures=failures, admission=admission)
+    assert fleet.refused == [(2, 0), (3, 0), (0, 0)]  # no room; and one has waited from 2.0 to 8.0
+    assert result.times.end.tolist() == [11.0]
+
+
+def test_who_is_less_urgent_is_refused_first():
+    fleet, _ = run([0.0, 0.1, 0.2, 0.3], [1] * 4, admission=Admission(max_in_flight=1, max_queue=2))
+    assert fleet.refused == [(3, 0)]
+    jobs = workload_of_jobs([0.0, 0.1, 0.2, 0.3], [1] * 4).jobs
+    jobs = [
+        replace(job, priority=priority) for job, priority in zip(jobs, (0, 2, 1, 0), strict=True)
+    ]
+    fleet = Observed(
+        Turns(Workload(jobs, 4)),
+        [SECOND_STEPS],
+        router_of("random"),
+        Management(admission=Admission(max_in_flight=1, max_queue=2)),
+        1.0,
+    )
+    times = fleet.run().times
+    assert fleet.refused == [(1, 0)]
+    assert times.arrival.tolist() == [0.0, 0.3, 0.2]
+    assert times.end.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_request_that_is_refused_by_the_router_itself_is_refused():
+    fleet = ManagedFleet(
+        Turns(workload_of_jobs([0.0, 1.0], [1, 1])),
+        [SECOND_STEPS],
+        OwnRouter("none", lambda *_: None),
+        Management(admission=Admission(max_in_flight=1)),
+        1.0,
+    )
+    assert fleet.run().refused.total() == 2
+
+
+FOUR_SLOTS = ReplicaSettings(
+    num_slots=4, scheduling=SchedulingSettings(), step_time=ConstantStepTime(0.1)
+)
+
+
+def autoscaled(**given):
+    return Autoscale(
+        **({"policy": "target-utilisation", "target": 0.5, "max": 20, "interval": 5.0} | given)
+    )
+
+
+def test_a_load_that_does_not_change_is_given_as_many_replicas_as_have_the_target():
+    autoscale = autoscaled(startup=3.0, cooldown=0.0, tolerance=0.0)
+    arrivals = [number / 10 for number in range(2000)]  # 10 a second, 2 seconds each: 20 at once
+    fleet, result = run(arrivals, [20] * 2000, 2, "least-loaded", FOUR_SLOTS, autoscale=autoscale)
+    timeline = timeline_of(fleet.lives, 190.0)
+    assert timeline[:3] == [(0.0, 2, 2), (5.0, 2, 4), (8.0, 4, 4)]  # all slots: 2 · 1 / 0.5
+    assert 9 <= timeline[-1][1] <= 11  # 20 of 4 slots each, half of which are to be used: 10
+    paid = sum(life.seconds(PAID, 0.0, result.makespan) for life in fleet.lives)
+    assert result.paid_seconds(result.makespan) == pytest.approx(paid)
+
+
+def test_replicas_that_go_end_what_they_have_and_are_paid_for_until_then():
+    autoscale = autoscaled(startup=0.0, cooldown=5.0, min=1, interval=10.0)
+    fleet, result = run(
+        [0.0, 0.0, 50.0], [250, 250, 10], 2, "least-loaded", FOUR_SLOTS, autoscale=autoscale
+    )
+    assert fleet.lives[1].moves == [
+        (0.0, State.SERVING),
+        (20.0, State.DRAINING),
+        (25.0, State.DOWN),
+    ]
+    assert [replica.paid_seconds for replica in result.replicas] == [None, 25.0]
+    assert result.paid_seconds(result.makespan) == 51.0 + 25.0
+    assert len(result.times.end) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"policy": "target"}, "unknown policy"),
+        ({"target": None}, "needs a target"),
+        ({"policy": "slo"}, "needs a slo"),
+        ({"policy": "nowhere:at_all"}, "nowhere"),
+    ],
+)
+def test_a_policy_that_cannot_decide_is_an_error(given, why):
+    with pytest.raises(BatchdecodeError, match=why):
+        run([0.0], [1], autoscale=autoscaled(**given))
+
+
+# -- against theory --------------------------------------------------------------------------------
+
+
+def test_a_replica_serves_as_much_of_the_time_as_theory_says():
+    arrivals = [100.0 * number for number in range(10_000)]
+    failures = Failures(mtbf=200.0, restart=50.0, health_check=5.0)
+    fleet, result = run(arrivals, [1] * 10_000, failures=failures)
+    end = result.makespan
+    assert fleet.lives[0].seconds([State.SERVING], 0.0, end) / end == pytest.approx(0.8, rel=0.02)
+    assert result.history.num_failures == pytest.approx(end / 250, rel=0.05)
+
+
+def loss_of(slots, load, max_queue):
+    """The share of requests that M/M/c/K refuses, by its balance; load: in servers."""
+    weights = [1.0]
+    for number in range(1, slots + max_queue + 1):
+        weights.append(weights[-1] * load / min(number, slots))
+    return weights[-1] / sum(weights)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("max_queue", [0, 4])
+def test_as_much_is_refused_as_theory_says(max_queue):
+    slots, steps, number = 4, 300, 200_000
+    outputs = np.random.default_rng(3).geometric(1 / steps, number)
+    arrivals = poisson(1.0, number, seed=4)
+    load = 4.5
+    arrivals *= number / arrivals[-1] / load
+    settings = ReplicaSettings(
+        num_slots=slots,
+        scheduling=SchedulingSettings(),
+        step_time=ConstantStepTime(1 / float(outputs.mean())),
+    )
+    fleet = ManagedFleet(
+        Turns(workload_of_jobs(arrivals, outputs)),
+        [settings],
+        router_of("round-robin"),
+        Management(admission=Admission(max_in_flight=slots, max_queue=max_queue)),
+        1.0,
+    )
+    refused = fleet.run().refused.total() / number
+    assert refused == pytest.approx(loss_of(slots, load, max_queue), rel=0.02)

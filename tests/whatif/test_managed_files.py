@@ -1,0 +1,102 @@
+"""What a file states of admission, failures and autoscaling: read, carried out, paid for, or an
+error that says where it stands."""
+
+import numpy as np
+import pytest
+from jobs import poisson, workload_of_jobs
+
+from batcher.metrics.slo import Slo
+from batcher.timing.catalog import CatalogError
+from batcher.whatif.comparing import compare
+from batcher.whatif.deployments import AXES, Deployment
+from batcher.whatif.measuring import Question, measure
+from batcher.whatif.prices import Price
+
+GROUP = "{count: 2, profile: h100_llama3.1-8b_tp1, batch: 8}"
+PRICES = {"h100-sxm": Price(dollars_per_hour=3.0, busy_watts=600, idle_watts=100)}
+WAVE = np.concatenate([poisson(40, 800), 40 + poisson(2, 80, seed=1)])
+QUESTION = Question(workload_of_jobs(WAVE, [60] * 880, 100), Slo({"ttft": 0.5}), prices=PRICES)
+
+
+@pytest.fixture
+def fleet_of(tmp_path):
+    """What makes a deployment of the sections of a file."""
+
+    def make(*sections, replicas=GROUP):
+        path = tmp_path / "fleet.yaml"
+        path.write_text("\n".join([f"replicas: [{replicas}]", *sections]))
+        axis = AXES["fleet"]
+        (fleet,) = axis.values(str(path))
+        return axis.set(Deployment(), fleet)
+
+    return make
+
+
+AUTOSCALE = (
+    "autoscale: {policy: target-utilisation, target: 0.5, max: 6, interval: 5, startup: 5, "
+    "cooldown: 10}"
+)
+
+
+def test_gpus_are_paid_while_they_are_there(fleet_of):
+    outcome = measure(QUESTION, fleet_of(AUTOSCALE))
+    use, cost = outcome.fleet, outcome.cost
+    assert 2 < use.most_replicas <= 6
+    assert use.mean_replicas < use.most_replicas
+    assert cost.gpu_hours == pytest.approx(use.replica_seconds / 3600, abs=1e-6)
+    assert cost.dollars_per_hour == pytest.approx(3 * use.mean_replicas, rel=1e-5)
+    assert sum(outcome.binding.shares.values()) == pytest.approx(1, abs=1e-5)
+    assert outcome.groups[0].replicas >= use.most_replicas
+
+
+def test_a_replica_is_paid_for_while_it_is_away(fleet_of):
+    failures = "failures: {planned: [{replica: 0, at: 5, back_after: 10}], health_check: 1}"
+    outcome = measure(QUESTION, fleet_of(failures))
+    assert outcome.fleet.replica_seconds == pytest.approx(2 * outcome.makespan, abs=1e-5)
+    assert outcome.fleet.serving == pytest.approx(1 - 10 / (2 * outcome.makespan), abs=1e-5)
+    assert outcome.fleet.timeline == [(0.0, 2, 2), (5.0, 1, 2), (15.0, 2, 2)]
+    assert outcome.fleet.lost
+
+
+def test_what_is_refused_misses_the_slo_and_is_no_failure(fleet_of):
+    outcome = measure(QUESTION, fleet_of("admission: {max_in_flight: 2}"))
+    assert outcome.refused
+    assert outcome.failed == 0
+    assert outcome.served + outcome.refused == outcome.goodput.requests == 880
+    assert outcome.goodput.missed["failed"] == outcome.refused
+
+
+def test_the_answer_does_not_depend_on_the_number_of_processes(fleet_of):
+    sections = [AUTOSCALE, "failures: {mtbf: 20, restart: 3}", "admission: {max_in_flight: 9}"]
+    grid = [fleet_of(*sections[:number]) for number in (1, 2, 3)]
+    cells = [compare(QUESTION, grid, growth=0.1, num_jobs=jobs, small=0) for jobs in (1, 2)]
+    assert cells[0] == cells[1]
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ("admission: {}", "admission: max_in_flight missing"),
+        ("admission: {max_in_flight: 0}", "expected a whole number of at least 1"),
+        ("admission: {max_in_flight: 1, queue: 3}", "unknown field queue .did you mean max_queue"),
+        ("failures: {restart: 3}", "nothing fails without mtbf or planned"),
+        ("failures: {mtbf: 0}", "mtbf: expected seconds, from 0.001"),
+        ("failures: {planned: [{replica: 2, at: 1}]}", "there is no replica 2, the last is 1"),
+        ("failures: {planned: [{replica: 0, at: 1, after: 2}]}", "expected a list of failures"),
+        ("autoscale: {policy: queue, max: 4}", "policy queue needs a target"),
+        ("autoscale: {policy: queues, max: 4}", "unknown policy queues"),
+        ("autoscale: {policy: queue, target: 1, max: 1}", "begins with 2 replicas"),
+        ("autoscale: {policy: slo, target: 2, max: 4, slo: ttft=1}", "up to 1"),
+        ("autoscale: {policy: slo, target: 1, max: 4, slo: tfft=1}", "unknown metric"),
+        ("autoscale: {policy: queue, target: 1, max: 4, slo: ttft=1}", "slo has no effect"),
+    ],
+)
+def test_what_means_nothing_is_an_error_that_says_where(fleet_of, section, why):
+    with pytest.raises(CatalogError, match=why) as error:
+        fleet_of(section)
+    assert "fleet.yaml: " in str(error.value)
+
+
+def test_only_a_fleet_of_one_group_scales(fleet_of):
+    with pytest.raises(CatalogError, match="several groups does not scale"):
+        fleet_of(AUTOSCALE, replicas=f"{GROUP}, {GROUP}")
