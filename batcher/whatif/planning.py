@@ -1,7 +1,6 @@
 """The smallest setting, or the largest rate, under which enough requests meet an SLO."""
 
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -12,7 +11,8 @@ from batcher.whatif.drafting import Gain, gain_of
 from batcher.whatif.limits import Limit
 from batcher.whatif.measuring import Outcome, Question, good_share, measure, problem_of, score_of
 from batcher.whatif.relief import Analysis, Edge, Relief, Removal
-from batcher.whatif.search import Ladder, LeastSearch, Score, Searched
+from batcher.whatif.search import Ladder, LeastSearch, Score, Searched, likely
+from batcher.whatif.simulations import SMALL, MeasureAll, Simulations
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -71,11 +71,17 @@ def find_plan(
     searched: Searched,
     on_tried: Callable[[int], object] = lambda _: None,
     on_relief: Callable[[int], object] = lambda _: None,
+    *,
+    num_jobs: int = 1,
+    small: int = SMALL,
 ) -> Plan:
     """Return the best value of what is `searched`, all else as in `base`.
 
+    The answer does not depend on `num_jobs`, the processes that work on it.
+
     on_tried: called with how many values were tried, while one is, too.
-    on_relief: called with how many simulations were begun then to see what would help.
+    on_relief: called with how many simulations were done then to see what would help.
+    small: below so many samples no process is started.
 
     Raises:
         BatchdecodeError: the settings make no sense, or there is nothing to search.
@@ -86,7 +92,19 @@ def find_plan(
     problem = problem_of(ladder.deployment_of(ladder.rungs[ladder.start]))
     if problem is not None:
         raise BatchdecodeError(problem)
-    trials = _Trials(question, ladder, on_tried)
+    with Simulations(question, num_jobs, small) as simulations:
+        return _find(question, ladder, simulations, on_tried, on_relief)
+
+
+def _find(
+    question: Question,
+    ladder: Ladder,
+    simulations: Simulations,
+    on_tried: Callable[[int], object],
+    on_relief: Callable[[int], object],
+) -> Plan:
+    """Return the plan for an SLO, by search and then by what would help."""
+    trials = _Trials(question, ladder, simulations, on_tried)
     search = LeastSearch(trials.score, question.asked, ladder.rungs)
     search.run(ladder.start)
     is_met = search.least is not None
@@ -101,13 +119,13 @@ def find_plan(
             number=ends,
             outcome=trials.outcomes[ends],
             enough=search.least,
-            simulate=_counted(question, on_relief),
+            measure_all=_counted(simulations, on_relief),
         )
         analysis = edge.analyse()
     return Plan(
-        searched=searched,
+        searched=ladder.searched,
         asked=question.asked,
-        limits=question.slo.all_limits,
+        limits={} if question.slo is None else question.slo.all_limits,
         is_met=is_met,
         value=ladder.value_of(best),
         deployment=ladder.deployment_of(best),
@@ -144,19 +162,38 @@ class _Trials:
     """Simulates numbers of a ladder, and keeps what they come to."""
 
     def __init__(
-        self, question: Question, ladder: Ladder, on_tried: Callable[[int], object]
+        self,
+        question: Question,
+        ladder: Ladder,
+        simulations: Simulations,
+        on_tried: Callable[[int], object],
     ) -> None:
         self._question, self._ladder, self._on_tried = question, ladder, on_tried
+        self._simulations = simulations
+        self._ahead: dict[int, Outcome] = {}  # of those that were not asked for by now
         self.outcomes: dict[int, Outcome] = {}
 
     def score(self, number: int) -> Score:
         """Return the share of the requests that meet the SLO, and how near the others are to it."""
-        num_tried = len(self.outcomes)
-        deployment = self._ladder.deployment_of(number)
-        outcome = measure(self._question, deployment, lambda _: self._on_tried(num_tried))
-        self.outcomes[number] = outcome
+        if number not in self._ahead:
+            self._measure_ahead()
+        self.outcomes[number] = outcome = self._ahead.pop(number)
         self._on_tried(len(self.outcomes))
         return score_of(self._question, outcome)
+
+    def _measure_ahead(self) -> None:
+        """Measure what is asked for now, and what may be next where processes are free."""
+        known = {
+            number: score_of(self._question, outcome)
+            for number, outcome in (self.outcomes | self._ahead).items()
+        }
+        ladder, num_tried = self._ladder, len(self.outcomes)
+        numbers = likely(
+            known, self._question.asked, ladder.rungs, ladder.start, self._simulations.num_jobs
+        )
+        deployments = [ladder.deployment_of(number) for number in numbers]
+        outcomes = self._simulations.measure(deployments, lambda _: self._on_tried(num_tried))
+        self._ahead.update(zip(numbers, outcomes, strict=True))
 
     def trial_of(self, number: int) -> Trial:
         """Return a number that was tried, for a report."""
@@ -169,15 +206,14 @@ class _Trials:
         )
 
 
-def _counted(
-    question: Question, on_simulated: Callable[[int], object]
-) -> Callable[[Deployment], Outcome]:
-    """Return what simulates a deployment, and tells how many it has."""
-    counts = count(1)
+def _counted(simulations: Simulations, on_simulated: Callable[[int], object]) -> MeasureAll:
+    """Return what measures deployments, and tells how many it has."""
+    num_before = 0
 
-    def simulate(deployment: Deployment) -> Outcome:
-        num_begun = next(counts)
-        on_simulated(num_begun)
-        return measure(question, deployment, lambda _: on_simulated(num_begun))
+    def measure_all(deployments: Sequence[Deployment]) -> list[Outcome]:
+        nonlocal num_before
+        found = simulations.measure(deployments, lambda done: on_simulated(num_before + done))
+        num_before += len(deployments)
+        return found
 
-    return simulate
+    return measure_all

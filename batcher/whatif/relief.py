@@ -3,7 +3,7 @@
 Rule: nothing is inferred but from requests that can never run; every relief is simulated.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import floor
 from typing import Literal
 
@@ -22,13 +22,13 @@ from batcher.whatif.limits import (
 )
 from batcher.whatif.measuring import Outcome, Question, good_share, problem_of, score_of
 from batcher.whatif.search import Ladder, Score
+from batcher.whatif.simulations import Chain, MeasureAll, together
 
 # Doublings, or halvings, of a limit; of a token budget more, as several may change nothing before
 # one sets prompts apart from those that decode.
 MAX_CHANGES: dict[Limit, int] = {"slots": 3, "kv": 3, "tokens": 5, "threshold": 3, "static": 1}
+Change = Callable[[Deployment, Limit], Deployment | None]
 MAX_REACHES = 4  # limits, in a direction, of which it is found how far changing them reaches
-
-Simulate = Callable[[Deployment], Outcome]
 
 
 class Relief(Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ def _relief(attempt: _Attempt, ladder: Ladder) -> Relief:
 class Edge(Struct, frozen=True, kw_only=True):
     """Where a search ended: `number` comes to `outcome`, which is not enough.
 
-    simulate: tells what a deployment comes to.
+    measure_all: tells what deployments come to.
     enough: the least number that is, the next larger one; None if nothing is enough.
     """
 
@@ -108,7 +108,7 @@ class Edge(Struct, frozen=True, kw_only=True):
     number: int
     outcome: Outcome
     enough: int | None
-    simulate: Simulate
+    measure_all: MeasureAll
 
     def analyse(self) -> Analysis:
         """Return what binds there, so that more do not meet the SLO, and what would help.
@@ -120,7 +120,7 @@ class Edge(Struct, frozen=True, kw_only=True):
         never run there are too few blocks, whatever else.
         """
         share, removal = good_share(self.outcome), None
-        attempts = list(self._attempts())
+        attempts = self._attempts()
         if self.enough is not None:
             attempts = self._with_reaches(attempts, self.enough)
         best = min(attempts, key=_rank, default=None)
@@ -144,35 +144,44 @@ class Edge(Struct, frozen=True, kw_only=True):
             removal=removal,
         )
 
-    def _attempts(self) -> Iterator[_Attempt]:
-        """Yield what it comes to there to widen and to narrow each limit but the searched one.
+    def _attempts(self) -> list[_Attempt]:
+        """Return what it comes to there to widen and to narrow each limit but the searched one."""
+        chains = [
+            self._changes(limit, change)
+            for limit, setting in SETTING_OF.items()
+            for change in (wider, narrower)
+            if setting != self.ladder.searched
+        ]
+        return [attempt for found in together(chains, self.measure_all) for attempt in found]
+
+    def _changes(self, limit: Limit, change: Change) -> Chain[list[_Attempt]]:
+        """Return what it comes to there to change a limit, further and further.
 
         One that changes nothing when it is wider was not reached: it is not widened further.
         """
-        ladder = self.ladder
-        for limit, setting in SETTING_OF.items():
-            if setting == ladder.searched:
-                continue
-            for change in (wider, narrower):
-                base, before = ladder.base, self.outcome
-                for _ in range(MAX_CHANGES[limit]):
-                    changed = change(base, limit)
-                    if changed is None or changed == base:
-                        break
-                    deployment = ladder.deployment_of(self.number, changed)
-                    if problem_of(deployment) is not None:
-                        break
-                    base, outcome = changed, self.simulate(deployment)
-                    yield _Attempt(
-                        limit=limit,
-                        is_wider=change is wider,
-                        base=base,
-                        share=good_share(outcome),
-                        score=score_of(self.question, outcome),
-                    )
-                    if change is wider and _without_uses(outcome) == _without_uses(before):
-                        break
-                    before = outcome
+        attempts: list[_Attempt] = []
+        base, before = self.ladder.base, self.outcome
+        for _ in range(MAX_CHANGES[limit]):
+            changed = change(base, limit)
+            if changed is None or changed == base:
+                break
+            deployment = self.ladder.deployment_of(self.number, changed)
+            if problem_of(deployment) is not None:
+                break
+            base, outcome = changed, (yield deployment)
+            attempts.append(
+                _Attempt(
+                    limit=limit,
+                    is_wider=change is wider,
+                    base=base,
+                    share=good_share(outcome),
+                    score=score_of(self.question, outcome),
+                )
+            )
+            if change is wider and _without_uses(outcome) == _without_uses(before):
+                break
+            before = outcome
+        return attempts
 
     def _with_reaches(self, attempts: list[_Attempt], enough: int) -> list[_Attempt]:
         """Return `attempts`; the one of a limit and direction that reaches furthest says how far.
@@ -184,7 +193,8 @@ class Edge(Struct, frozen=True, kw_only=True):
             if attempt.share >= self.question.asked:
                 directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
         best = sorted(directions.values(), key=lambda tried: max(each.score for each in tried))
-        reaches = dict(self._furthest(tried) for tried in best[-MAX_REACHES:])
+        chains = [self._furthest(tried) for tried in best[-MAX_REACHES:]]
+        reaches = dict(together(chains, self.measure_all))
         most = enough - self.ladder.step_at(enough)
         return [
             replace(attempt, reached=reaches[attempt.base])
@@ -193,21 +203,22 @@ class Edge(Struct, frozen=True, kw_only=True):
             for attempt in attempts
         ]
 
-    def _furthest(self, tried: list[_Attempt]) -> tuple[Deployment, int]:
+    def _furthest(self, tried: list[_Attempt]) -> Chain[tuple[Deployment, int]]:
         """Return which of `tried`, all enough there, reaches furthest, and how far it does.
 
         It is looked for further only with those that are enough beyond where one before is.
         """
         step = self.ladder.step_at(self.number)
         best = tried[0].base
-        reached = self._reach(best, self.number)
+        reached = yield from self._reach(best, self.number)
         for attempt in tried[1:]:
             beyond = max(reached - step, self.ladder.rungs[0])
-            if beyond < reached and self._is_enough(attempt.base, beyond):
-                best, reached = attempt.base, self._reach(attempt.base, beyond)
+            if beyond < reached and (yield from self._is_enough(attempt.base, beyond)):
+                best = attempt.base
+                reached = yield from self._reach(best, beyond)
         return best, reached
 
-    def _reach(self, base: Deployment, enough: int) -> int:
+    def _reach(self, base: Deployment, enough: int) -> Chain[int]:
         """Return the least number found to be enough with `base`, with which `enough` is.
 
         The distance is doubled until a number is not enough, and then halved, to about a hundredth.
@@ -216,30 +227,31 @@ class Edge(Struct, frozen=True, kw_only=True):
         distance, too_small = step, bound - 1
         while enough > bound:
             number = max(enough - distance, bound)
-            if not self._is_enough(base, number):
+            if not (yield from self._is_enough(base, number)):
                 too_small = number
                 break
             enough, distance = number, 2 * distance
         while enough - too_small > step:
             middle = (enough + too_small) // 2
-            if self._is_enough(base, middle):
+            if (yield from self._is_enough(base, middle)):
                 enough = middle
             else:
                 too_small = middle
         return enough
 
-    def _is_enough(self, base: Deployment, number: int) -> bool:
+    def _is_enough(self, base: Deployment, number: int) -> Chain[bool]:
         deployment = self.ladder.deployment_of(number, base)
         if problem_of(deployment) is not None:
             return False
-        return good_share(self.simulate(deployment)) >= self.question.asked
+        return good_share((yield deployment)) >= self.question.asked
 
     def _removal(self, share: float) -> Removal | None:
         """Return the fewest limits without which more than `share` meet the SLO, None for none."""
         deployment, workload = self.ladder.deployment_of(self.number), self.question.workload
 
         def share_without(limits: Sequence[Limit]) -> float:
-            return good_share(self.simulate(without(deployment, limits, workload)))
+            (outcome,) = self.measure_all([without(deployment, limits, workload)])
+            return good_share(outcome)
 
         limits = limits_of(deployment)
         reached = share_without(limits)

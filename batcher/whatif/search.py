@@ -5,7 +5,8 @@ every whole number.  It is assumed that what is enough stays enough for all that
 checked around the answer, and whatever was seen against it is reported.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
@@ -162,6 +163,50 @@ class LeastSearch:
         for number in (*near, after):
             if first <= number <= last:
                 self._is_enough(number)
+
+
+ENOUGH, TOO_FEW = (2.0, 0.0), (-1.0, 0.0)  # scores that are assumed
+
+
+class _NotKnown(Exception):  # noqa: N818 - it is no error, but what a search asks for next
+    """A score is not known by now."""
+
+
+def likely(
+    known: Mapping[int, Score], asked: float, rungs: Sequence[int], start: int, count: int
+) -> list[int]:
+    """Return up to `count` numbers whose scores a LeastSearch asks for next, or soon.
+
+    The first is what it asks for next; then come those that it asks for after that, whether that
+    is enough or not, and so on.  known: the scores of numbers that it may ask for.
+    """
+    found = dict[int, None]()
+    branches: deque[dict[int, Score]] = deque([{}])
+    while branches and len(found) < count:
+        assumed = branches.popleft()
+        number = _next_asked({**known, **assumed}, asked, rungs, start)
+        if number is not None:
+            found[number] = None
+            branches += [{**assumed, number: TOO_FEW}, {**assumed, number: ENOUGH}]
+    return list(found)
+
+
+def _next_asked(
+    known: Mapping[int, Score], asked: float, rungs: Sequence[int], start: int
+) -> int | None:
+    """Return the first number whose score a search asks for and that is not known."""
+
+    def score(number: int) -> Score:
+        if number not in known:
+            raise _NotKnown(number)
+        return known[number]
+
+    try:
+        LeastSearch(score, asked, rungs).run(start)
+    except _NotKnown as asks:
+        number: int = asks.args[0]
+        return number
+    return None
 
 
 def doublings(first: int, last: int) -> list[int]:

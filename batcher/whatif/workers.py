@@ -75,7 +75,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
     ) -> Iterator[tuple[int, Answer]]:
         """Yield what other processes answer."""
         places = iter(range(len(tasks)))
-        self._start(min(self._num_jobs, len(tasks)))
+        self._start(min(self._num_jobs, len(tasks)) - len(self._processes))
         busy: dict[Connection, int] = {}
         for connection, place in zip(self._connections, places, strict=False):
             _send(connection, tasks[place])
@@ -94,8 +94,9 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
                 yield done, answer
 
     def _start(self, num_processes: int) -> None:
-        """Start processes that take no notice of signals: it is this one that ends them."""
+        """Start more processes, which take no notice of signals: it is this one that ends them."""
         context = get_context("spawn")
+        num_before = len(self._connections)
         with signals_blocked():
             for _ in range(num_processes):
                 ours, theirs = context.Pipe()
@@ -104,7 +105,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
                 theirs.close()
                 self._processes.append(process)
                 self._connections.append(ours)
-        for connection in self._connections:  # all of them are starting up meanwhile
+        for connection in self._connections[num_before:]:  # they are starting up meanwhile
             _send(connection, self._shared)
 
 

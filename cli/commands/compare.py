@@ -34,6 +34,9 @@ quiet_option = partial(flag, OUTPUT, "No progress and no notes: only problems.",
 prices_option = partial(
     option, FLEET, "What GPUs cost and draw: tells dollars and energy of output tokens.", "FILE"
 )
+jobs_option = partial(
+    option, OUTPUT, "Processes.  [default: one for each core]", "N", "-j", min=1, max=4096
+)
 run_config_option = partial(
     shared.config,
     INPUT,
@@ -130,9 +133,7 @@ class CompareOptions:
     csv: bool = flag(OUTPUT, "The table as CSV.")
     plot: str | None = shared.plot()
     force: bool = shared.force()
-    jobs: int | None = option(
-        OUTPUT, "Processes.  [default: one for each core]", "N", "-j", min=1, max=4096
-    )
+    jobs: int | None = jobs_option()
     model: str = shared.model()
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from .. import shared
 from ..help import OUTPUT, REQUIRED, flag, option
 from ..options import as_command
-from .compare import axes_group, prices_option, quiet_option, run_config_option
+from .compare import axes_group, jobs_option, prices_option, quiet_option, run_config_option
 
 SEARCH = "Search"
 EXAMPLES = (
@@ -49,6 +49,7 @@ class PlanOptions:
     json: bool = flag(OUTPUT, "Print it as JSON.", is_common=True)
     plot: str | None = shared.plot()
     force: bool = shared.force()
+    jobs: int | None = jobs_option()
     model: str = shared.model()
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field

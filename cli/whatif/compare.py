@@ -16,7 +16,7 @@ from .columns import column_of
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_cells
 from .progress import progress_of
-from .reading import check_classes, check_given, priced, read_workload
+from .reading import check_classes, check_given, num_cores, priced, read_workload
 from .tables import best_first, csv_of, json_of, table_of
 
 SERVED, NOTHING_SERVED = 0, 1
@@ -42,7 +42,7 @@ def compare_requests(options: CompareOptions) -> int:
     check_classes(slo, workload)
     if not options.quiet:
         say_of_memory((each.profile, each.scheduling) for each in engines_of(grid))
-    num_jobs = options.jobs or _num_cores()
+    num_jobs = options.jobs or num_cores()
     with progress_of(len(grid), min(num_jobs, len(grid)), quiet=options.quiet) as on_done:
         question = Question(workload, slo, prices=prices)
         cells: list[GridCell] = compare(
@@ -64,8 +64,3 @@ def compare_requests(options: CompareOptions) -> int:
     outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
     has_served = any(outcome.served or not outcome.failed for outcome in outcomes)
     return SERVED if has_served else NOTHING_SERVED  # if there is no request, all are served
-
-
-def _num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -25,7 +25,7 @@ from .columns import good_percent
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan
 from .progress import OnDone, seldom
-from .reading import check_classes, check_given, priced, read_workload
+from .reading import check_classes, check_given, num_cores, priced, read_workload
 from .tables import BINDS, cost_text, memory_of, spread_text
 
 MET, NOT_MET = 0, 1
@@ -51,7 +51,8 @@ def plan_requests(options: PlanOptions) -> int:
         say_of_memory((each.profile, each.scheduling) for each in engines_of([tried]))
     question = Question(workload, slo, options.goodput, prices)
     on_tried, on_relief = _progress(quiet=options.quiet)
-    plan = find_plan(question, base, searched, on_tried, on_relief)
+    num_jobs = options.jobs or num_cores()
+    plan = find_plan(question, base, searched, on_tried, on_relief, num_jobs=num_jobs)
     if options.json:
         print_json(plan)
     else:

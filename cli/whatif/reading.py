@@ -1,5 +1,6 @@
 """What `compare` and `plan` share: from requests to a workload, and how they stop."""
 
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 
@@ -112,3 +113,8 @@ def priced(path: str | None, deployments: Iterable[Deployment]) -> dict[str, Pri
     for profile in {engine.profile: None for engine in engines_of(deployments)}:
         price_of(profile, prices)
     return prices
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -103,7 +103,7 @@ def test_limits_that_only_help_together_are_named_together():
         number=100,
         outcome=outcome,
         enough=None,
-        simulate=lambda deployment: measure(question, deployment),
+        measure_all=lambda deployments: [measure(question, each) for each in deployments],
     )
     found = edge.analyse()
     assert found.binding == ["slots", "kv"]

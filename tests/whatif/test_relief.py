@@ -95,7 +95,12 @@ def test_less_than_a_hundredth_is_no_help():
     ladder = Ladder(question.workload, deployment_of(8), "kv_blocks")
     missed = simulate(ladder.deployment_of(999))
     edge = Edge(
-        question=question, ladder=ladder, number=999, outcome=missed, enough=1000, simulate=simulate
+        question=question,
+        ladder=ladder,
+        number=999,
+        outcome=missed,
+        enough=1000,
+        measure_all=lambda deployments: [simulate(each) for each in deployments],
     )
     found = edge.analyse()
     reached = {relief.value: relief.reached for relief in found.reliefs if relief.reached}

@@ -1,0 +1,87 @@
+"""Plans whose simulations are spread over processes: the same answers, and nothing asked twice."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from served import question_of
+
+from batcher.fleet.streamed import parse_streamed
+from batcher.metrics.slo import parse_slo
+from batcher.settings import SchedulingSettings
+from batcher.whatif.deployments import Deployment
+from batcher.whatif.measuring import Question, measure
+from batcher.whatif.planning import find_plan
+from batcher.whatif.search import LeastSearch, doublings, likely
+from batcher.whatif.simulations import Simulations, together
+
+STREAMED = parse_streamed("synthetic:rate=40,duration=4,prompt=200,output=30")
+
+
+@pytest.mark.parametrize("searched", ["batch", "replicas", "rate"])
+def test_a_plan_does_not_depend_on_the_number_of_processes(searched):
+    question = Question(STREAMED, parse_slo("ttft=0.2,e2e=1"), 0.9)
+    base = Deployment(
+        batch=4,
+        profile="h100_llama3.1-8b_tp1",
+        scheduling=SchedulingSettings(kv_blocks=100, max_batch_tokens=256),
+    )
+    alone, several = (find_plan(question, base, searched, num_jobs=n, small=0) for n in (1, 3))
+    assert alone == several
+    assert alone.reliefs, "what would help was looked for"
+
+
+class Score:
+    """Which numbers are enough, and those that were asked for."""
+
+    def __init__(self, enough):
+        self._enough, self.asked = enough, []
+
+    def __call__(self, number):
+        self.asked.append(number)
+        return (1.0 if number in self._enough else 0.5, -abs(number - 37))
+
+
+@given(st.sets(st.integers(1, 100)), st.integers(1, 6), st.integers(0, 6))
+def test_what_is_likely_begins_with_what_is_next(enough, count, start):
+    score, rungs = Score(enough), doublings(1, 100)
+    LeastSearch(score, 1.0, rungs).run(start)
+    known = {}
+    for number in list(score.asked):
+        numbers = likely(known, 1.0, rungs, start, count)
+        assert numbers[0] == number
+        assert 1 <= len(numbers) <= count
+        assert len(set(numbers)) == len(numbers)
+        assert known.keys().isdisjoint(numbers)
+        known[number] = score(number)
+    assert likely(known, 1.0, rungs, start, count) == []
+
+
+def test_more_processes_look_further_ahead():
+    rungs = doublings(1, 64)
+    assert likely({}, 1.0, rungs, 0, 4) == [1, 2, 4, 3]  # after 2 that is not enough, and that is
+
+
+def test_chains_go_on_with_what_they_asked_for():
+    def chain(*batches):
+        found = []
+        for batch in batches:
+            outcome = yield Deployment(batch=batch)
+            found.append((outcome.steps, outcome.served))
+        return found
+
+    question = question_of(*[(0, 1, 10)] * 8)
+    waves = []
+
+    def measure_all(deployments):
+        waves.append([each.batch for each in deployments])
+        return simulations.measure(deployments)
+
+    with Simulations(question, 1) as simulations:
+        found = together([chain(1, 2), chain(), chain(8, 4, 2)], measure_all)
+    assert waves == [[1, 8], [2, 4], [2]]
+    steps = {n: measure(question, Deployment(batch=n)).steps for n in (1, 2, 4, 8)}
+    assert found == [
+        [(steps[1], 8), (steps[2], 8)],
+        [],
+        [(steps[8], 8), (steps[4], 8), (steps[2], 8)],
+    ]
