@@ -78,6 +78,7 @@ ALLOWED = {
     "load_profile": "read",
     "load_gpu": "read",
     "load_model_shape": "read",
+    "try_to_load_from_cache": "of the library of the Hub",
     "MAX_LOAD": "of a hash table",
     "is_plain": "of a request; in cli/ of what is shown or read",
     "takes_plain": "rows",
