@@ -36,6 +36,7 @@ from simulation import simulation
 from soak import soak
 from speculation import speculation
 from stops import stops
+from workers import workers
 
 from batcher import Engine, Request, SimulatedModel
 
@@ -273,6 +274,7 @@ BENCHMARKS = {
         constraints,
         simulation,
         serving,
+        workers,
         soak,
     )
 }
