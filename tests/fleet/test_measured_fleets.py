@@ -115,3 +115,42 @@ def test_the_wait_for_slots_is_that_of_m_m_c():
     asked = load * slots
     theory = erlang_c(slots, asked) / (slots - asked)
     assert wait - 0.5 / steps == pytest.approx(theory, rel=0.02)  # until the next step begins
+
+
+def wait_for_the_shorter_of_two(load, longest=40):
+    """The mean wait, in services, of two M/M/1 servers of which each request joins the shorter.
+
+    From the balance of the states (first, second) of their lengths, solved by iteration.
+    """
+    first, second = np.indices((longest + 1, longest + 1))
+    to_first = np.where(first == second, 0.5, first < second)
+    rate, state = 2 * load, np.zeros(first.shape)
+    state[0, 0] = 1.0
+    for _ in range(4000):
+        after = np.zeros(first.shape)
+        for joins, moved, its_own in (
+            (to_first, after, state),
+            (1 - to_first, after.T, state.T),  # the same of the second, with axes swapped
+        ):
+            arriving = (state * joins) if its_own is state else (state * joins).T
+            moved[1:] += rate * arriving[:-1]
+            moved[-1] += rate * arriving[-1]
+            moved[:-1] += its_own[1:]
+            moved[0] += its_own[0]
+        state = after / (rate + 2)
+    return (state * (first + second)).sum() / rate - 1  # Little's law
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_the_wait_behind_the_least_loaded_of_two_is_that_for_the_shorter_and_not_m_m_c():
+    load, steps, number = 0.5, 60, 300_000
+    outputs = np.random.default_rng(3).geometric(1 / steps, number)
+    steps = float(outputs.mean())
+    arrivals = poisson(1.0, number)
+    arrivals *= number / arrivals[-1] / (2 * load)
+    wait = mean_wait(workload_of_jobs(arrivals, outputs), 2, 1, "least-loaded", 1 / steps)
+    theory = wait_for_the_shorter_of_two(load)
+    assert wait - 0.5 / steps == pytest.approx(theory, rel=0.02)
+    # Who waits at one replica does not go to the other when that is free.
+    assert theory > 1.2 * erlang_c(2, 2 * load) / (2 - 2 * load)
