@@ -25,6 +25,7 @@ import bare
 import workload
 from constraints import constraints
 from drafts import drafts
+from fleets import fleets
 from models import models
 from paging import paging
 from pictures import pictures
@@ -273,6 +274,7 @@ BENCHMARKS = {
         quality,
         constraints,
         simulation,
+        fleets,
         serving,
         workers,
         soak,
