@@ -72,16 +72,16 @@ def _fleet_of(options: ReplayOptions, log: list[LoggedRequest]) -> tuple[int, Ro
     Raises:
         BatchdecodeError: there is no such router, or an option has no effect.
     """
-    num_named = AsLogged(log).num_replicas
+    num_logged = AsLogged(log).num_replicas
     if log[0].replica is not None and options.router is None:
         for name in ("replicas", "report_interval"):
             if getattr(options, name) is not None:
                 raise BatchdecodeError(
                     f"--{name.replace('_', '-')} has no effect: the log says which of "
-                    f"{counted(num_named, 'replica')} had a request; give a --router to route anew"
+                    f"{counted(num_logged, 'replica')} had a request; give a --router to route anew"
                 )
-        return num_named, None
-    num_replicas, name = options.replicas or num_named, options.router or DEFAULT_ROUTER
+        return num_logged, None
+    num_replicas, name = options.replicas or num_logged, options.router or DEFAULT_ROUTER
     given = [each for each in ("router", "report_interval") if getattr(options, each) is not None]
     check_router(given, [Deployment(replicas=num_replicas, router=name)])
     return num_replicas, router_of(name)
