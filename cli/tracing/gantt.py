@@ -41,7 +41,7 @@ def render_gantt(
     page = _Page(timeline, selection, max(width, MIN_WIDTH), height, ascii_only=ascii_only)
     if not timeline.spans:
         return page.title()
-    zoom, reason = choose_zoom(timeline, selection, page.num_cells)
+    zoom, reasons = choose_zoom(timeline, selection, page.num_cells)
     is_whole = zoom == range(timeline.num_steps)
     if is_whole:
         page.narrow(zoom)
@@ -50,7 +50,7 @@ def render_gantt(
     if is_whole:
         return [*page.title(), *page.caption(zoom, [], held), *page.close_up(zoom, held)]
     overview = page.overview(zoom) if timeline.num_steps > page.num_cells else []
-    what = [f"steps {zoom.start}:{zoom.stop}", *filter(None, [reason])]
+    what = [f"steps {zoom.start}:{zoom.stop}", *reasons]
     close_up = [*page.caption(zoom, what, held), *page.close_up(zoom, held)]
     return [*page.title(), [], *overview, *close_up]
 

@@ -1,13 +1,13 @@
 """Which steps of a run a gantt shows as bars: what was asked for, or the part worth a look."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from operator import attrgetter
 
 from batcher.timeline import Selection, Timeline
+from batcher.timeline.bubbles import worst_bubble
 from batcher.timeline.records import SlotSpan, Wait
-from batcher.timeline.step_counts import Stretch, clip
 
 from ..screen.cells import cell_width
 
@@ -17,22 +17,24 @@ LABEL_MARGIN = 2
 MAX_SHARE = 2 / 3
 
 
-def choose_zoom(timeline: Timeline, selection: Selection, num_cells: int) -> tuple[range, str]:
-    """Return the steps to draw as bars in `num_cells`, and why these ("" where that is plain).
+def choose_zoom(
+    timeline: Timeline, selection: Selection, num_cells: int
+) -> tuple[range, list[str]]:
+    """Return the steps to draw as bars in `num_cells`, and why these, in parts if that is to say.
 
     What `selection` names goes first; a run that nearly fits is shown whole.
     """
     everything = range(timeline.num_steps)
     window = timeline.window(selection)
     if window and window != everything:
-        return window, ""
+        return window, []
     around = _around_requests(timeline, selection.request_ids)
     if around:
-        return around, ""
+        return around, []
     num_steps = _readable_steps(timeline, num_cells)
     if len(everything) <= max(num_cells, num_steps / MAX_SHARE):
-        return everything, ""
-    return _worst_bubble(timeline, num_steps) or _longest_queue(timeline, num_steps)
+        return everything, []
+    return _around_bubble(timeline, num_steps) or _longest_queue(timeline, num_steps)
 
 
 def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
@@ -72,65 +74,24 @@ def usual_length(spans: Iterable[SlotSpan]) -> int:
     return 0
 
 
-def _worst_bubble(timeline: Timeline, num_steps: int) -> tuple[range, str] | None:
-    """Return the `num_steps` with the most idle slot-steps, the bubble in their middle.
-
-    The end of the run, when nothing is left to admit, is not a bubble.
-    """
-    last_admission = max(span.start for span in timeline.spans)
-    worst = first = last = 0
-    start, num_idle = 0, sum(s.total for s in _idle(timeline, last_admission, range(num_steps)))
-    for stop, change in _window_changes(timeline, last_admission, num_steps):
-        if num_idle > worst:
-            worst, first, last = num_idle, start, start
-        if num_idle == worst and not change and last == start:
-            last = stop
-        start, num_idle = stop, num_idle + change * (stop - start)
-    if num_idle > worst:
-        worst, first, last = num_idle, start, start
-    if not worst:
+def _around_bubble(timeline: Timeline, num_steps: int) -> tuple[range, list[str]] | None:
+    """Return `num_steps` with the worst bubble in their middle, or as much of it as they hold."""
+    bubble = worst_bubble(timeline)
+    if bubble is None:
         return None
-    middle = (first + last) // 2
-    reason = f"worst bubble: {worst:,} idle slot-step{'s' * (worst > 1)}"
-    return range(middle, middle + num_steps), reason
+    first = bubble.start - max(num_steps - (bubble.stop - bubble.start), 0) // 2
+    start = min(max(first, 0), timeline.num_steps - num_steps)
+    idle = f"{bubble.num_idle:,} idle slot-step{'s' * (bubble.num_idle > 1)}"
+    return range(start, start + num_steps), [
+        f"worst bubble: steps {bubble.start}:{bubble.stop}",
+        idle,
+    ]
 
 
-def _idle(timeline: Timeline, last_admission: int, steps: range) -> Iterator[Stretch]:
-    """Yield how many slots are idle in `steps`, none from the last admission on."""
-    for start, stop, occupied in clip(timeline.occupied(), steps):
-        if start < last_admission:
-            yield Stretch(start, min(stop, last_admission), timeline.num_slots - occupied)
-        if stop > last_admission:
-            yield Stretch(max(start, last_admission), stop, 0)
-
-
-def _window_changes(
-    timeline: Timeline, last_admission: int, num_steps: int
-) -> Iterator[tuple[int, int]]:
-    """Yield by how much each step changes what is idle in the window of `num_steps` it begins.
-
-    It is the same for each step up to the one that is yielded with it.
-    """
-    end = timeline.num_steps
-    leaving = _idle(timeline, last_admission, range(end - num_steps))
-    coming = _idle(timeline, last_admission, range(num_steps, end))
-    _, left_stop, left = next(leaving, (0, 0, 0))
-    _, right_stop, right = next(coming, (0, 0, 0))
-    start = 0
-    while start < end - num_steps:
-        stop = min(left_stop, right_stop - num_steps)
-        yield stop, right - left
-        start = stop
-        if left_stop == stop:
-            _, left_stop, left = next(leaving, (0, 0, 0))
-        if right_stop == stop + num_steps:
-            _, right_stop, right = next(coming, (0, 0, 0))
-
-
-def _longest_queue(timeline: Timeline, num_steps: int) -> tuple[range, str]:
+def _longest_queue(timeline: Timeline, num_steps: int) -> tuple[range, list[str]]:
     """Return the `num_steps` around the step in which the most requests wait."""
     longest = max(timeline.waiting(), key=attrgetter("num"))
     peak = longest.num
     start = min(max(longest.start - num_steps // 2, 0), timeline.num_steps - num_steps)
     reason = f"longest queue: {peak:,} waiting" if peak else "the start, as nothing ever waited"
-    return range(start, start + num_steps), reason
+    return range(start, start + num_steps), [reason]

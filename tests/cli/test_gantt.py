@@ -124,8 +124,8 @@ def test_without_a_bubble_the_longest_queue_is_looked_at():
     early = [Job(f"r{number}", 40, number // 8 * 40.0) for number in range(600)]
     jobs = sorted([*early, *late], key=lambda job: job.arrival)
     timeline = timeline_of(jobs, 8)
-    zoom, reason = choose_zoom(timeline, EVERYTHING, 64)
-    assert reason == f"longest queue: {max(by_step(timeline.waiting()))} waiting"
+    zoom, reasons = choose_zoom(timeline, EVERYTHING, 64)
+    assert reasons == [f"longest queue: {max(by_step(timeline.waiting()))} waiting"]
     assert 3000 in zoom
 
 
@@ -133,8 +133,8 @@ def test_the_worst_bubble_stands_in_the_middle_of_the_close_up():
     timeline = long_run(gap_after=1)
     occupied = by_step(timeline.occupied())
     idle_stop = next(s for s in range(timeline.num_steps) if occupied[s] == 8)
-    zoom, reason = choose_zoom(timeline, EVERYTHING, 64)
-    assert reason.startswith("worst bubble")
+    zoom, reasons = choose_zoom(timeline, EVERYTHING, 64)
+    assert reasons[0].startswith("worst bubble")
     assert zoom.stop <= idle_stop + len(zoom)
     jobs = [Job(f"r{n}", 50, float(n // 4 * 50 + (100 if n >= 200 else 0))) for n in range(400)]
     jobs.append(Job("cover", 160, 2450.0))
@@ -148,14 +148,14 @@ def test_the_worst_bubble_stands_in_the_middle_of_the_close_up():
 
 def test_the_drain_at_the_end_is_not_a_bubble():
     timeline = timeline_of([*jobs_of(*[50] * 400), Job("last", 3000)], 4)
-    zoom, reason = choose_zoom(timeline, EVERYTHING, 64)
-    assert "queue" in reason
+    zoom, reasons = choose_zoom(timeline, EVERYTHING, 64)
+    assert "queue" in reasons[0]
     assert zoom.stop <= 6000
 
 
 def test_steps_choose_the_close_up():
     timeline = long_run()
-    assert choose_zoom(timeline, Selection(start=10, stop=20), 64) == (range(10, 20), "")
+    assert choose_zoom(timeline, Selection(start=10, stop=20), 64) == (range(10, 20), [])
     lines = render_gantt(timeline, Selection(start=10, stop=20))
     assert any(line.startswith("steps 10:20") for line in lines)
 

@@ -32,6 +32,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.timeline import Timeline
+from batcher.timeline.bubbles import worst_bubble
 from batcher.timeline.records import RequestTimeline, is_follower, label_of
 
 from ...screen.cells import cell_width, printable
@@ -222,23 +223,9 @@ class Recording:
 
     @cached_property
     def worst_bubble(self) -> int | None:
-        """The first of the steps in a row in which most slots stayed empty, all taken together.
-
-        At the end, when nobody is left to come, slots fall empty in every run: that one counts if
-        there is no other.
-        """
-        found: list[tuple[int, int]] = []  # how many slots, less the first step
-        num_slots, start, num_idle = self.timeline.num_slots, None, 0
-        for stretch in self.timeline.occupied():
-            if stretch.num < num_slots:
-                start = stretch.start if start is None else start
-                num_idle += num_slots * (stretch.stop - stretch.start) - stretch.total
-            elif start is not None:
-                found.append((num_idle, -start))
-                start, num_idle = None, 0
-        if not found and start is not None:
-            found.append((num_idle, -start))
-        return -max(found)[1] if found else None
+        """The step with which the worst bubble begins; None if there is none."""
+        bubble = worst_bubble(self.timeline)
+        return None if bubble is None else bubble.start
 
     def _take(self, event: Event, step: int) -> None:
         """Take in an event that is told with `step`, or with a later one if that has come."""

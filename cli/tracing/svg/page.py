@@ -51,7 +51,7 @@ def _draw_charts(
     """Draw the panels that suit the run below `top`, and return where they end."""
     width = drawing.width
     num_cells = int((width - NAME_WIDTH - FIGURE_WIDTH) / CELL_WIDTH * BAR_CELLS)
-    zoom, reason = choose_zoom(timeline, selection, num_cells)
+    zoom, reasons = choose_zoom(timeline, selection, num_cells)
     panel = Panel(timeline, selection, zoom, width, unit, may_have_bars=True)
     whole = range(timeline.num_steps)
     what = [f"steps {zoom.start:,} to {zoom.stop - 1:,}"] if zoom != whole else []
@@ -63,7 +63,7 @@ def _draw_charts(
         corners = [(left, bottom), (right, bottom), (width - FIGURE_WIDTH, top), (NAME_WIDTH, top)]
         path = "L".join(f"{px(x)} {px(y)}" for x, y in corners)
         drawing.add("path", "link", d=f"M{path}Z")
-        what += filter(None, [reason])
+        what += reasons
     return _draw_panel(drawing, panel, what, top)
 
 

@@ -1,0 +1,59 @@
+"""The worst bubble of a run, against all steps in a row there are."""
+
+from fractions import Fraction
+from itertools import combinations
+
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_schedule import Job, jobs_of, play, workloads
+
+from batcher.timeline import EVERYTHING, Timeline
+from batcher.timeline.bubbles import Bubble, worst_bubble
+from cli.tracing.gantt_zoom import choose_zoom
+
+
+def timeline_of(jobs: list[Job], batch: int) -> Timeline:
+    return Timeline.from_events(play(jobs, batch).events)
+
+
+def idle_of(timeline: Timeline) -> list[int]:
+    """How many slots are empty in each step before the last admission."""
+    rows = list(timeline.select_steps())
+    last = max((span.start for span in timeline.spans), default=0)
+    return [row.slots.count(None) for row in rows[:last]]
+
+
+@given(workloads(), st.integers(1, 5))
+@examples(200)
+def test_it_is_the_best_of_all_steps_in_a_row(jobs: list[Job], batch: int) -> None:
+    timeline = timeline_of(jobs, batch)
+    idle = idle_of(timeline)
+    mean = Fraction(sum(idle), max(len(idle), 1))
+    gains = {
+        (start, stop): sum(idle[start:stop]) - mean * (stop - start)
+        for start, stop in combinations(range(len(idle) + 1), 2)
+    }
+    bubble, most = worst_bubble(timeline), max(gains.values(), default=0)
+    assert (bubble is None) == (most == 0)
+    if bubble is not None:
+        steps = bubble.start, bubble.stop
+        assert gains[steps] == most
+        assert bubble.num_idle == sum(idle[slice(*steps)])
+
+
+def test_a_gap_between_full_steps_is_a_bubble_and_the_end_of_the_run_is_none() -> None:
+    gap = [*jobs_of(6, 4), *(Job(f"late{n}", 3, 8.0) for n in range(3)), Job("last", 9, 8.0)]
+    assert worst_bubble(timeline_of(gap, 2)) == Bubble(4, 6, 2)
+    assert worst_bubble(timeline_of(jobs_of(3, 5, 9), 2)) is None
+
+
+def test_every_width_names_the_same_bubble() -> None:
+    jobs = [Job(f"r{n}", 20, n * 7.0 + 300 * (n > 60)) for n in range(200)]
+    timeline = timeline_of(jobs, 8)
+    bubble = worst_bubble(timeline)
+    assert bubble is not None
+    for num_cells in (20, 64, 150, 300):
+        zoom, (named, _) = choose_zoom(timeline, EVERYTHING, num_cells)
+        assert named == f"worst bubble: steps {bubble.start}:{bubble.stop}"
+        assert bubble.start in zoom
