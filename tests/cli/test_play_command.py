@@ -164,7 +164,7 @@ def test_a_pipe_is_played_by_the_keys_of_the_terminal():
 
 def test_a_torn_trace_is_played_up_to_its_end(tmp_path):
     path = tmp_path / "torn.jsonl"
-    path.write_bytes(gzip.decompress(SAMPLE.read_bytes())[:60_000])
+    path.write_bytes(gzip.decompress(SAMPLE.read_bytes())[:64_000])
     with path.open("rb") as lines:
         last = max(getattr(event, "step", 0) for event in read_trace(lines))
     with played("--play", path) as terminal:
