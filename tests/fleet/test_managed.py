@@ -240,6 +240,18 @@ def test_until_a_failure_is_noticed_requests_are_sent_there():
     assert fleet.lives[0].moves[1:] == [(0.5, State.FAILED), (4.0, State.DOWN)]
 
 
+def test_chance_begins_anew_when_a_replica_is_back():
+    by_chance = Failures(mtbf=100.0, seed=1)
+    times = by_chance.times_of(0)
+    first, second = next(times), next(times)
+    planned = (Failure(replica=0, at=first / 2, back_after=first / 4),)
+    arrivals = [float(number) for number in range(int(first + second) + 2)]
+    failures = Failures(mtbf=100.0, seed=1, planned=planned)
+    fleet, _ = run(arrivals, [1] * len(arrivals), failures=failures)
+    failed = [time for time, state in fleet.lives[0].moves if state is State.FAILED]
+    assert failed[:2] == pytest.approx([first / 2, 0.75 * first + second])
+
+
 def test_what_is_lost_too_often_is_refused():
     planned = tuple(Failure(replica=0, at=at, back_after=0.25) for at in (0.5, 2.5, 5.5))
     for retries, num_refused in ((2, 1), (3, 0)):
