@@ -1,6 +1,6 @@
 """Admission control: how many requests a replica is sent at once, and what becomes of the rest.
 
-Rule: whoever is refused, waits or is let in is decided by numbers that the router counts itself.
+Rule: whoever is refused, waits or is sent on is decided by numbers that the router counts itself.
 """
 
 from bisect import insort

@@ -1,4 +1,4 @@
-"""How a fleet is managed, as its file states it: what is let in, what fails, comes and goes.
+"""How a fleet is managed, as its file states it: who is admitted, what fails, comes and goes.
 
 Rule: whatever can have no effect, or no meaning, is an error here.
 """

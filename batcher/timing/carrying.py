@@ -33,13 +33,13 @@ def load_profile(text: str) -> tuple[str, Profile]:
         CatalogError: there is none, it cannot be carried, or nothing can be added to it.
     """
     kernels, overhead = split_overhead(text)
-    name, profile = _load_kernels(kernels)
+    name, profile = _find_carried(kernels)
     if overhead is None:
         return name, profile
     return f"{name}{text.removeprefix(kernels)}", with_overhead(profile, overhead)
 
 
-def _load_kernels(text: str) -> tuple[str, Profile]:
+def _find_carried(text: str) -> tuple[str, Profile]:
     """Return the profile that `text` names, carried to other GPUs if it says so, or raise."""
     measured, colon, gpus = text.rpartition(":")
     if not colon or re.fullmatch("[0-9]+(x[0-9]+)?", gpus) is None:
