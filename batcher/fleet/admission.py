@@ -19,7 +19,7 @@ MAX_QUEUE = Annotated[
 
 
 class Admission(Struct, frozen=True, kw_only=True):
-    """What a router lets in.
+    """What a router admits.
 
     max_in_flight: how many requests one replica is sent before one of them has ended; the samples
     of a request stay together, whatever it is.  max_queue: how many wait at the router while all
