@@ -108,6 +108,7 @@ def _events_of(process: _Process) -> Iterator[TraceEvent]:
         _slices(process),
         _preemptions(process),
         _cache_hits(process),
+        _resumptions(process),
         _forks(process),
         _shared_prefixes(process),
         _wait_starts(process),
@@ -165,8 +166,7 @@ def _key_of(sequence: SlotSpan | SequenceName) -> SequenceKey:
 def _slices(process: _Process) -> Iterator[TraceEvent]:
     """Yield each sequence in its slot, and after it the prefill it encloses."""
     timeline, selection, scale, _ = process
-    flows: dict[SequenceKey, int] = {}  # of the sequences that go on in a later slice
-    for number, span in enumerate(timeline.select_spans(selection), process.first_number):
+    for span in timeline.select_spans(selection):
         start = scale.start_of(span.start)
         place = {"ph": "X", "pid": process.pid, "tid": span.slot + 1, "ts": start}
         yield place | {
@@ -174,24 +174,9 @@ def _slices(process: _Process) -> Iterator[TraceEvent]:
             "cat": "request",
             "dur": scale.end_before(span.end) - start,
             "args": _arguments(span),
-            **_flow_through(span, flows, number),
         }
         duration = scale.end_before(span.start + span.prefill) - start
         yield place | {"name": "prefill", "cat": "prefill", "dur": duration}
-
-
-def _flow_through(span: SlotSpan, flows: dict[SequenceKey, int], number: int) -> TraceEvent:
-    """Return what ties a slice to those before and after it of the same sequence.
-
-    flows: by sequence, the flow that leads on from its last slice.  number: that of a new one.
-    """
-    key = _key_of(span)
-    flow = flows.pop(key, None)
-    ties: TraceEvent = {} if flow is None else {"flow_in": True}
-    if span.preemption is not None:
-        flow = flows[key] = number if flow is None else flow
-        ties["flow_out"] = True
-    return ties | {"bind_id": hex(flow + 1)} if flow is not None else ties
 
 
 def _preemptions(process: _Process) -> Iterator[TraceEvent]:
@@ -236,7 +221,11 @@ class _FlowEnd(msgspec.Struct, frozen=True):
 
 
 class _Flows:
-    """Flows of one category from slot to slot, which may come in any order."""
+    """Flows of one category from slot to slot, which may come in any order.
+
+    All are pairs of "s" and "f": flows by `bind_id` have numbers that Perfetto does not tell from
+    those it gives to pairs.
+    """
 
     def __init__(self, process: _Process, category: str) -> None:
         self._process, self._category = process, category
@@ -266,6 +255,20 @@ class _Flows:
             }
 
 
+def _resumptions(process: _Process) -> Iterator[TraceEvent]:
+    """Yield both ends of a flow from each preempted slice to where its sequence resumes."""
+    flows, preempted = _Flows(process, "preemption"), dict[SequenceKey, SlotSpan]()
+    for span in process.timeline.select_spans(process.selection):
+        key = _key_of(span)
+        before = preempted.pop(key, None)
+        if before is not None:
+            begin, end = (before.end - 1, before.slot), (span.start, span.slot)
+            flows.add(f"resumed: {span.label}", begin, end)
+        if span.preemption is not None:
+            preempted[key] = span
+    yield from flows.events()
+
+
 def _forks(process: _Process) -> Iterator[TraceEvent]:
     """Yield both ends of each fork of which both beams are shown, by time."""
     flows, spans = _Flows(process, "fork"), process.timeline.select_spans(process.selection)
@@ -283,7 +286,7 @@ def _forks(process: _Process) -> Iterator[TraceEvent]:
 def _shared_prefixes(process: _Process) -> Iterator[TraceEvent]:
     """Yield both ends of a flow to each sequence that found tokens of another which is shown.
 
-    One that finds its own again is tied to what it was by `_flow_through`.
+    One that finds its own again is tied to what it was by `_resumptions`.
     """
     flows, (timeline, selection, *_) = _Flows(process, "cache"), process
     found = (span.cached_from for span in timeline.select_spans(selection))

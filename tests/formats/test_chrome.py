@@ -75,24 +75,13 @@ def check_waits_balance(events):
 
 
 def check_flows(events):
-    """A flow goes forward in time, from a slice to another: by bind_id, or from an s to its f.
+    """A flow goes forward in time, from an s in a slice to its f in another.
 
     So it is with Perfetto's importer: an end without a beginning is an error of the file, and so is
-    an s or f that no slice encloses.
+    an s or f that no slice encloses.  A bind_id may be taken for the number of another flow.
     """
+    assert not any({"bind_id", "flow_in", "flow_out"} & event.keys() for event in events)
     slices = [event for event in events if event["ph"] == "X" and event["cat"] == "request"]
-    led_on = {}
-    for event in slices:
-        bind_id = event.get("bind_id")
-        assert (bind_id is not None) == bool({"flow_in", "flow_out"} & event.keys())
-        if "flow_in" in event:
-            name, end = led_on.pop(bind_id)
-            assert name == event["name"]
-            assert end <= event["ts"]
-        if "flow_out" in event:
-            assert int(bind_id, 16) > 0
-            assert bind_id not in led_on
-            led_on[bind_id] = (event["name"], event["ts"] + event["dur"])
     begun = {}
     for event in events:
         if event["ph"] not in "sf":
@@ -110,7 +99,7 @@ def check_flows(events):
             assert key not in begun
             begun[key] = event["ts"]
         else:
-            what = {"fork": "fork", "cache": "cached"}[event["cat"]]
+            what = {"preemption": "resumed", "fork": "fork", "cache": "cached"}[event["cat"]]
             assert event["name"] == f"{what}: {inside['name']}"
             begin = begun.pop(key)
             assert begin < event["ts"] or (what == "cached" and begin == event["ts"])
@@ -359,18 +348,15 @@ def preempted_twice():
 def test_the_slices_of_a_sequence_are_a_flow_from_each_preemption_to_what_it_resumes_in():
     events = list(preempted_twice())
     timeline = Timeline.from_events(events)
-    check_rules(chrome_of(timeline), 1)
-    slices = [e for e in events_of(timeline, "X") if e["cat"] == "request"]
-    ties = [(e["name"], e.get("bind_id"), e.get("flow_in"), e.get("flow_out")) for e in slices]
-    assert ties == [
-        ("a", "0x1", None, True),
-        ("b", "0x2", None, True),
-        ("a", "0x1", True, True),
-        ("b", "0x2", True, True),
-        ("a", "0x1", True, None),
+    assert arrows_of(timeline) == [
+        ("s", "resumed: a", 1, 1 * STEP),
+        ("s", "resumed: b", 1, 3 * STEP),
+        ("f", "resumed: a", 1, 4 * STEP),
+        ("s", "resumed: a", 1, 5 * STEP),
+        ("f", "resumed: b", 1, 6 * STEP),
+        ("f", "resumed: a", 1, 8 * STEP),
     ]
-    later = events_of(timeline, "X", Selection(start=8))
-    assert not any("bind_id" in event for event in later)
+    assert arrows_of(timeline, Selection(start=8)) == []
 
 
 def test_one_that_has_the_name_of_one_that_ended_is_in_no_flow_of_it():
@@ -380,9 +366,8 @@ def test_one_that_has_the_name_of_one_that_ended_is_in_no_flow_of_it():
         FinishEvent(10, 10.0, "a", 0, 0, "length", None, 1),
     ]
     timeline = Timeline.from_events([*preempted_twice(), *again])
-    last = [e for e in events_of(timeline, "X") if e["cat"] == "request"][-1]
-    assert (last["name"], last["ts"]) == ("a", 10 * STEP)
-    assert "bind_id" not in last
+    assert [span.start for span in timeline.spans][-1] == 10
+    assert arrows_of(timeline) == arrows_of(Timeline.from_events(preempted_twice()))
 
 
 def test_what_was_found_in_the_cache_is_an_instant_where_the_slice_begins():
@@ -441,13 +426,13 @@ def test_what_was_found_of_nobody_that_is_shown_is_in_no_flow():
         assert len(arrows_of(Timeline.from_events(finding(source)))) == 2, "that of c alone"
 
 
-def test_one_that_finds_its_own_tokens_is_in_no_flow_but_that_of_its_slices():
+def test_one_that_finds_its_own_tokens_is_in_no_flow_but_those_of_its_preemptions():
     timeline = Timeline.from_events(
         replace(event, cached_from=SequenceName("a", 0)) if getattr(event, "cached", 0) else event
         for event in preempted_twice()
     )
     assert sum(span.cached_from is not None for span in timeline.spans) == 2
-    assert arrows_of(timeline) == []
+    assert arrows_of(timeline) == arrows_of(Timeline.from_events(preempted_twice()))
 
 
 def test_where_the_other_was_preempted_the_flow_comes_from_where_it_runs():

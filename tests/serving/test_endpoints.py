@@ -8,6 +8,7 @@ from in_process import CHATS, COMPLETIONS, served
 
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.metrics.prometheus import GAUGES
+from batcher.metrics.watched import state_of
 from batcher.serving.http import Limits
 from batcher.settings import SchedulingSettings
 
@@ -144,7 +145,7 @@ def test_the_share_of_kv_blocks_is_one_of_their_limit(kv_blocks, share):
     engine = Engine(SimulatedModel(), settings=settings)
     engine.add(Request(prompt=PROMPT, max_tokens=8, ignore_eos=True))
     engine.step()
-    assert GAUGES["vllm:kv_cache_usage_perc"].read(engine) == share
+    assert GAUGES["vllm:kv_cache_usage_perc"].read(state_of(engine)) == share
 
 
 @asked
