@@ -41,7 +41,8 @@ class Fleet:
         self._interval = report_interval
         self._next_report = 0.0 if router.hears_reports else inf
         self._hears_ends = router.hears_ends
-        self._replicas = [Replica(turns, settings) for settings in replicas]
+        self._has_turns = turns.has_sessions  # or others that arrive when something has ended
+        self._replicas = [self._make_replica(settings) for settings in replicas]
         self._views = [view_of(index, each) for index, each in enumerate(replicas)]
         self._columns = Columns()
         self._num_ended = 0
@@ -53,6 +54,9 @@ class Fleet:
         self._responses: list[tuple[float, int, ReplicaView, int]] = []  # a heap by their ends
         router.use(self._views)
 
+    def _make_replica(self, settings: ReplicaSettings) -> Replica:
+        return Replica(self._turns, settings)
+
     def run(self) -> FleetResult:
         """Return what the run comes to.
 
@@ -62,7 +66,7 @@ class Fleet:
         arrivals = iter(self._turns.arrivals())
         first = next(arrivals, None)
         if first is not None:
-            if self._hears_ends or self._turns.has_sessions:
+            if self._hears_ends or self._has_turns:
                 self._run_by_events(first, arrivals)
             else:
                 self._run_by_windows(first, arrivals)
@@ -113,13 +117,13 @@ class Fleet:
         """
         events, turns = self._events, self._turns_ahead
         while True:
-            is_turn = bool(turns) and (ahead is None or turns[0] < (*_order(ahead), ahead))
+            is_turn = bool(turns) and (ahead is None or turns[0] < (*order_of(ahead), ahead))
             sequence = turns[0][-1] if is_turn else ahead
             until = inf if sequence is None else sequence.arrival_time
             due = self._next_due(until)
             is_due = due < inf
             until = min(until, due)
-            sure = min(until, events[0][0][0]) if events and self._turns.has_sessions else until
+            sure = min(until, events[0][0][0]) if events and self._has_turns else until
             is_report = self._next_report <= sure < inf
             if is_report:  # a turn that arrives before the last one might have to know this one
                 until = self._last_report_by(sure)
@@ -141,6 +145,7 @@ class Fleet:
                 ahead = next(arrivals, None)
             view = self._route(sequence)
             if view is not None:
+                self._take_ended(view.index)
                 self._plan(view.index)
 
     def _next_due(self, until: float) -> float:  # noqa: ARG002 - others need it
@@ -169,20 +174,29 @@ class Fleet:
         """Count the sequences that have ended on a replica, and go on with their sessions."""
         replica, view = self._replicas[index], self._views[index]
         for sequence in replica.ended:
-            replica.result.add(sequence, self._columns)
-            self._num_ended += 1
-            if self._hears_ends:
-                response = replica.now, self._num_ended, view, sequence.num_prompt_tokens
-                heappush(self._responses, response)
-            turn = self._next_turn(sequence, replica.now)
-            while turn is not None and turn.has_failed:  # as the one before it has
-                replica.result.add(turn, self._columns)
-                turn = self._next_turn(turn, replica.now)
-            if turn is not None:
-                heappush(self._turns_ahead, (*_order(turn), turn))
+            self._end(view, sequence)
         if replica.ended:
             replica.ended.clear()
             self._on_ended(self._num_ended)
+
+    def _end(self, view: ReplicaView, sequence: SimulatedSequence) -> None:
+        """Take note of a sequence that has ended on a replica; the next turn goes on."""
+        replica = self._replicas[view.index]
+        replica.take(sequence, self._columns)
+        self._tell_end(view, sequence)
+        turn = self._next_turn(sequence, replica.now)
+        while turn is not None and turn.has_failed:  # as the one before it has
+            replica.take(turn, self._columns)
+            turn = self._next_turn(turn, replica.now)
+        if turn is not None:
+            heappush(self._turns_ahead, (*order_of(turn), turn))
+
+    def _tell_end(self, view: ReplicaView, sequence: SimulatedSequence) -> None:
+        """Count a response that has ended, of which the router is going to hear."""
+        self._num_ended += 1
+        if self._hears_ends:
+            now = self._replicas[view.index].now
+            heappush(self._responses, (now, self._num_ended, view, sequence.num_prompt_tokens))
 
     def _next_turn(self, sequence: SimulatedSequence, now: float) -> SimulatedSequence | None:
         """Return the turn that goes on at `now` after one that has ended or failed."""
@@ -200,14 +214,21 @@ class Fleet:
             self._refuse(sequence)
             return None
         self._note_sent(sequence, view)
-        self._replicas[view.index].add(sequence)
+        self._deliver(sequence, view)
         return view
+
+    def _deliver(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
+        self._replicas[view.index].add(sequence)
 
     def _note_sent(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
         """Tell the router where it has sent a sequence."""
         view.num_requests += 1
         view.num_tokens += sequence.num_prompt_tokens
         view.num_unreported += 1
+        self._note(view)
+
+    def _note(self, view: ReplicaView) -> None:
+        """Let the router that sends to a replica know that what is known of it has changed."""
         self._router.note(view)
 
     def _choose(self, sequence: SimulatedSequence) -> ReplicaView | None:
@@ -240,14 +261,14 @@ class Fleet:
         view.num_requests -= 1
         view.num_tokens -= num_tokens
         if self._router.hears_ends:
-            self._router.note(view)
+            self._note(view)
 
     def _hear_reports(self, time: float) -> None:
         """Tell the router how all replicas stand at `time`, up to which they have gone on."""
         self._next_report = time + self._interval
         for view, replica in zip(self._views, self._replicas, strict=True):
             view.report, view.num_unreported = replica.report(time), 0
-            self._router.note(view)
+            self._note(view)
 
     def _last_report_by(self, time: float) -> float:
         """Return when the last reports come that come by `time`."""
@@ -260,5 +281,6 @@ def view_of(index: int, settings: ReplicaSettings) -> ReplicaView:
     return ReplicaView(index, settings.group, settings.num_slots, settings.scheduling.kv_blocks)
 
 
-def _order(sequence: SimulatedSequence) -> tuple[float, int, int]:
+def order_of(sequence: SimulatedSequence) -> tuple[float, int, int]:
+    """Return by what sequences that arrive are in order."""
     return sequence.arrival_time, sequence.input_index, sequence.index

@@ -5,34 +5,56 @@ Rule: what a setting of an engine is called, and may be, is for those to say who
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.fleet.management import SECTIONS, Management, management_of
-from batcher.timing.catalog import CatalogError, as_record, read_mapping
+from batcher.fleet.replica import Role
+from batcher.timing.catalog import (
+    Amount,
+    CatalogError,
+    OptionalPositive,
+    Positive,
+    as_record,
+    read_mapping,
+)
 
 Readers = Mapping[str, Callable[[str], Any]]
 """For each setting what makes a value of a text, or raises what says what it may be."""
 
 MAX_GROUPS = 1024
 MAX_NAME = 40  # characters
+NOT_WHERE_DECODED = ("capacity", "watermark", "prefix_cache", "preempt_for")
 
 
 class ReplicaGroup(Struct, frozen=True, kw_only=True):
     """So many replicas that are alike.
 
-    settings: what is stated of them, by name; all else is as for the fleet.
+    role: see ReplicaSettings.  settings: what is stated of them, by name; all else is as for the
+    fleet.
     """
 
     name: str
     count: int
+    role: Role = "both"
     settings: dict[str, Any]
 
     def __hash__(self) -> int:
         return hash((self.name, self.count))  # a dict has none
+
+
+class TransferLink(Struct, frozen=True, kw_only=True):
+    """What keys and values travel over, from where prompts are computed to where requests decode.
+
+    latency: in seconds.  bytes_per_token: None: as the model has it.
+    """
+
+    gbytes_per_s: Positive
+    latency: Amount = 0.0
+    bytes_per_token: OptionalPositive = None
 
 
 class FleetFile(Struct, frozen=True, kw_only=True):
@@ -43,6 +65,7 @@ class FleetFile(Struct, frozen=True, kw_only=True):
     router: str | None = None
     report_interval: float | None = None
     management: Management | None = None
+    transfer: TransferLink | None = None
 
     def __str__(self) -> str:
         return self.path
@@ -64,6 +87,7 @@ class _Contents(Struct):
     admission: Any = None
     failures: Any = None
     autoscale: Any = None
+    transfer: Any = None
 
 
 def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
@@ -88,23 +112,53 @@ def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
         if group.name in groups:
             raise CatalogError(f"{place}: another group is called {group.name}")
         groups[group.name] = group
+    if contents.transfer is not None:
+        stated["transfer"] = as_record(contents.transfer, TransferLink, f"{path}: transfer")
     fleet = FleetFile(path=path, groups=tuple(groups.values()), **stated)
+    _check_roles(fleet)
     _read(of_fleet["replicas"], fleet.num_replicas, f"{path}: all replicas together")
     sections = {name: getattr(contents, name) for name in SECTIONS}
     management = management_of(sections, fleet.num_replicas, len(groups), path)
+    if management is not None and fleet.transfer is not None:
+        raise CatalogError(f"{path}: {', '.join(SECTIONS)} are not for groups with a role")
     return replace(fleet, management=management)
+
+
+def _check_roles(fleet: FleetFile) -> None:
+    """Make sure that all which prompts are computed for decode somewhere, and how they get there.
+
+    Raises:
+        CatalogError: it is not so.
+    """
+    roles = {group.role for group in fleet.groups}
+    if roles not in ({"both"}, {"prefill", "decode"}):
+        raise CatalogError(
+            f"{fleet.path}: role: expected groups with prefill and with decode, or none with either"
+        )
+    if fleet.transfer is None and "decode" in roles:
+        raise CatalogError(f"{fleet.path}: transfer is missing: gbytes_per_s, and maybe latency")
+    if fleet.transfer is not None and "decode" not in roles:
+        raise CatalogError(f"{fleet.path}: transfer has no effect without groups with role: decode")
 
 
 def _group(values: Any, number: str, place: str, readers: Readers) -> ReplicaGroup:
     """Return a group of a file, which has its number for a name if it states none."""
-    allowed = ["name", *readers]
+    allowed = ["name", "role", *readers]
     if not isinstance(values, dict):
         raise CatalogError(f"{place}: expected a count, and any of {', '.join(allowed)}")
     settings = dict(values)
     name = settings.pop("name", number)
     if not isinstance(name, str | int) or not 0 < len(str(name)) <= MAX_NAME:
         raise CatalogError(f"{place}: name: expected text of up to {MAX_NAME} characters")
+    role = settings.pop("role", "both")
+    if role not in get_args(Role):
+        raise CatalogError(f"{place}: role: expected {', '.join(get_args(Role))}")
     for key in settings:
+        if role == "decode" and key in NOT_WHERE_DECODED:
+            raise CatalogError(
+                f"{place}: {key} has no effect with role: decode, where a request has blocks for "
+                "all its tokens from the outset, and finds none"
+            )
         if key not in readers:
             near = get_close_matches(str(key), allowed, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
@@ -114,7 +168,7 @@ def _group(values: Any, number: str, place: str, readers: Readers) -> ReplicaGro
     if "count" not in settings:
         raise CatalogError(f"{place}: count is missing")
     read = {key: _read(readers[key], value, f"{place}: {key}") for key, value in settings.items()}
-    return ReplicaGroup(name=str(name), count=read.pop("count"), settings=read)
+    return ReplicaGroup(name=str(name), count=read.pop("count"), role=role, settings=read)
 
 
 def _read(reader: Callable[[str], Any], value: Any, place: str) -> Any:

@@ -4,10 +4,11 @@ Rule: it takes exactly the steps that `simulate` takes if all that is sent to it
 """
 
 from math import inf
+from typing import Literal
 
 from msgspec import Struct
 
-from batcher.fleet.result import ReplicaResult
+from batcher.fleet.result import Columns, ReplicaResult
 from batcher.fleet.routers import ReplicaStats
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
@@ -16,18 +17,24 @@ from batcher.simulation.sequence import SimulatedSequence, Turns
 from batcher.simulation.simulator import EventSimulation
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
+Role = Literal["both", "prefill", "decode"]
+
 ENDS, ARRIVES, BEGINS = range(3)
 NOTHING = (inf, BEGINS)
 
 
 class ReplicaSettings(Struct, frozen=True, kw_only=True):
-    """What an engine is made with; see `simulate`.  group: of a file, that it is in."""
+    """What an engine is made with; see `simulate`.  group: of a file, that it is in.
+
+    role: whether it computes prompts, or decodes, if others do the rest.
+    """
 
     num_slots: int
     scheduling: SchedulingSettings
     step_time: StepTime
     drafts: AssumedDrafts | None = None
     group: str = ""
+    role: Role = "both"
 
 
 class Replica(EventSimulation):
@@ -107,6 +114,10 @@ class Replica(EventSimulation):
                 break
             self._go_on()
         self._until = inf
+
+    def take(self, sequence: SimulatedSequence, columns: Columns) -> None:
+        """Count a sequence that has ended here, or failed, and keep its times in `columns`."""
+        self.result.add(sequence, columns)
 
     def report(self, time: float) -> ReplicaStats:
         """Return how it stands at `time`, up to which it has gone on; a step may end after it."""

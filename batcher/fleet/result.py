@@ -68,6 +68,7 @@ class ReplicaResult(Struct):
     last_admission_ticks: when a sequence was last admitted for the first time; None: none was.
     end_ticks: when its last step had ended.  paid_seconds: for how long it was there, from the
     first arrival at the fleet to the end of all steps; None: all that time.
+    stalled_ticks: how long it took no step though requests waited, as blocks were kept for others.
     """
 
     num_slots: int
@@ -81,23 +82,36 @@ class ReplicaResult(Struct):
     last_admission_ticks: int | None = None
     end_ticks: int = 0
     paid_seconds: float | None = None
+    stalled_ticks: int = 0
 
     def add(self, sequence: SimulatedSequence, columns: Columns) -> None:
         """Take in a sequence that has ended, or failed."""
         if sequence.has_failed:
             self.failed[sequence.priority] += 1
             return
+        self.add_output(sequence)
+        self.add_prompt(sequence)
+        if sequence.first_token_ticks != NEVER:
+            self.note_served(sequence.admitted_ticks)
+            columns.add(sequence, sequence.num_output_tokens)
+
+    def add_output(self, sequence: SimulatedSequence) -> None:
+        """Count what was read for the output of a sequence, but for its first token."""
         num_output = sequence.num_output_tokens
         if num_output > 1:
             decoded = num_output - 1
             self.kv_read += decoded * sequence.num_prompt_tokens + decoded * (decoded - 1) // 2
+
+    def add_prompt(self, sequence: SimulatedSequence) -> None:
+        """Count the work of a prompt."""
         if sequence.job.max_tokens:
             self.prefill_work += sequence.num_prompt_tokens**2 - sequence.num_cached_at_first**2
-        if sequence.first_token_ticks != NEVER:
-            self.num_served += 1
-            if sequence.admitted_ticks > (self.last_admission_ticks or NEVER):
-                self.last_admission_ticks = sequence.admitted_ticks
-            columns.add(sequence, num_output)
+
+    def note_served(self, admitted_ticks: int) -> None:
+        """Count a sequence that was admitted then, and given tokens."""
+        self.num_served += 1
+        if admitted_ticks > (self.last_admission_ticks or NEVER):
+            self.last_admission_ticks = admitted_ticks
 
     @property
     def busy_ticks(self) -> int:

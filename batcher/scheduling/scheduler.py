@@ -36,6 +36,7 @@ class Scheduler(Admission[S]):
     windows: of each cache group, see GroupedKVCache.  block_bytes: what a block takes, if known.
     is_paged: whether there are blocks though the settings need none.
     recomputes_drafts: whether drafts that are accepted have to be computed again.
+    kv_cache: the blocks, if they are not simply as the settings say.
 
     Raises:
         BatchdecodeError: the settings contradict each other, or are not what there is.
@@ -52,10 +53,10 @@ class Scheduler(Admission[S]):
         *,
         is_paged: bool = False,
         recomputes_drafts: bool = False,
+        kv_cache: "KVCache[S] | None" = None,
     ) -> None:
         check_settings(num_slots, settings)
-        kv_cache: KVCache[S] | None = None
-        if settings.is_paged or is_paged:
+        if kv_cache is None and (settings.is_paged or is_paged):
             from batcher.scheduling.kv_caches import make_kv_cache  # noqa: PLC0415 - as it says
 
             kv_cache = make_kv_cache(settings, token_contents, windows, block_bytes)

@@ -12,6 +12,7 @@ from batcher.lifecycle import FINISH, State
 from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.clock import BatchStats, ticks_until
 from batcher.scheduling.fast_forward import FastForward
+from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.scheduling.sequence import NEVER
@@ -68,7 +69,12 @@ def simulate_steps(
 
 
 class StepSimulation:
-    """One engine, of which each step takes its time by itself, and a run over all its turns."""
+    """One engine, of which each step takes its time by itself, and a run over all its turns.
+
+    needs_tables: whether it matters which blocks a sequence holds, and not only how many.
+    """
+
+    needs_tables = False
 
     def __init__(
         self,
@@ -85,12 +91,13 @@ class StepSimulation:
         ] = {}  # as they began, the first has the choice
         self._on_ended, self._num_ended, self._num_slots = on_ended, 0, num_slots
         finds = settings.has_prefix_cache or turns.has_siblings
-        needs_tables = finds or settings.preempt_for is not None
+        needs_tables = finds or settings.preempt_for is not None or self.needs_tables
         self._scheduler: Scheduler[SimulatedSequence] = Scheduler(
             num_slots,
             settings,
             SimulatedContents().blocks if needs_tables else None,
             self._estimate,
+            kv_cache=self._make_kv_cache(settings),
         )
         self._fast_forward = FastForward(self._scheduler)
         self._queue, self._batch = self._scheduler.queue, self._scheduler.batch
@@ -104,6 +111,10 @@ class StepSimulation:
         # Then arrivals are only more who wait, if nobody could be admitted ahead of others.
         self._all_wait = settings.preempt_for is None and self._turns.all_wait and self._all_fit()
         self._is_in_order = settings.batching == "static" or settings.policy == "fcfs"
+
+    def _make_kv_cache(self, settings: SchedulingSettings) -> KVCache[SimulatedSequence] | None:  # noqa: ARG002 - of others
+        """Return the blocks; None if they are as the settings say."""
+        return None
 
     def _all_fit(self) -> bool:
         """Whether each sequence can run, none being a later turn of a session."""

@@ -3,8 +3,7 @@
 Rule: whatever can be varied is an axis here; commands, tables and searches know only axes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import product
 from math import isfinite
@@ -18,9 +17,13 @@ from batcher.errors import BatchdecodeError
 from batcher.fleet.fleet_file import FleetFile, read_fleet
 from batcher.fleet.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, router_of
 from batcher.request import MAX_DRAFT_TOKENS
-from batcher.scheduling.checks import check_effects
 from batcher.scheduling.policies import policy_of
-from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
+from batcher.settings import (
+    DEFAULT_SCHEDULING,
+    SETTINGS,
+    SchedulingSettings,
+    Setting,
+)
 from batcher.simulation.drafts import AssumedDrafts
 from batcher.timing.loading import step_time_of
 from batcher.timing.model_shape import load_model_shape
@@ -236,104 +239,12 @@ OF_ROUTING = ("router", "report_interval")
 OF_ENGINE = [name for name in AXES if name not in ("fleet", "replicas", *OF_ROUTING)]
 
 
-class EngineGroup(Struct, frozen=True, kw_only=True):
-    """Replicas of a deployment that are alike; engine: what each of them is.  name: in the file."""
-
-    name: str
-    count: int
-    engine: Deployment
-
-
-def groups_of(deployment: Deployment) -> list[EngineGroup]:
-    """Return the groups of alike replicas, in the order of the file; one if there is no file."""
-    engine = replace(deployment, fleet=None, replicas=1)
-    if deployment.fleet is None:
-        return [EngineGroup(name="", count=deployment.replicas, engine=engine)]
-    groups = []
-    for group in deployment.fleet.groups:
-        own = engine
-        for name, value in group.settings.items():
-            own = AXES[name].set(own, value)
-        groups.append(EngineGroup(name=group.name, count=group.count, engine=own))
-    return groups
-
-
-def engines_of(deployments: Iterable[Deployment]) -> list[Deployment]:
-    """Return what the replicas of `deployments` are."""
-    return [group.engine for deployment in deployments for group in groups_of(deployment)]
-
-
 def show_value(axis: Axis, value: Value) -> str:
     """Return a value as a person gives it."""
     setting = SETTINGS.get(axis.name)
     if setting is not None:
         return setting.shown(value)
     return NO_LIMIT if value is None else str(value)
-
-
-def check_router(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Make sure that what was given of a router has an effect in one of the `alternatives`.
-
-    Raises:
-        BatchdecodeError: it has not.
-    """
-    fleets = [deployment for deployment in alternatives if deployment.replicas > 1]
-    if not fleets:
-        for name in ("router", "report_interval"):
-            if name in given:
-                raise BatchdecodeError(
-                    f"{AXES[name].option} has no effect without --replicas of at least 2"
-                )
-    if "report_interval" in given and not any(
-        router_of(deployment.router).hears_reports for deployment in fleets
-    ):
-        raise BatchdecodeError(
-            "--report-interval has no effect: the router goes by no reports of replicas"
-        )
-
-
-def check_fleets(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Make sure that all that was given beside fleets of files, and in them, has an effect.
-
-    Raises:
-        BatchdecodeError: something has not.
-    """
-    deployments = list(alternatives)
-    if "fleet" in given and "replicas" in given:
-        raise BatchdecodeError("--replicas has no effect with --fleet, whose groups have counts")
-    for deployment in deployments:
-        fleet = deployment.fleet
-        if fleet is None:
-            continue
-        if fleet.report_interval is not None:
-            with _in_file(f"{fleet.path}: "):
-                check_router(["report_interval"], [deployment])
-        for stated, group in zip(fleet.groups, groups_of(deployment), strict=True):
-            with _in_file(f"{fleet.path}: group {group.name}: "):
-                check_effects(stated.settings, [group.engine.scheduling])
-    for name in given:
-        if name in AXES and all(_states(deployment.fleet, name) for deployment in deployments):
-            raise BatchdecodeError(
-                f"{AXES[name].option} has no effect: all replicas of --fleet have a {name} already"
-            )
-
-
-def _states(fleet: FleetFile | None, name: str) -> bool:
-    """Return whether a file leaves nothing of a setting to the command line."""
-    if fleet is None:
-        return False
-    if name in OF_ROUTING:
-        return getattr(fleet, name) is not None
-    return all(name in group.settings for group in fleet.groups)
-
-
-@contextmanager
-def _in_file(place: str) -> Iterator[None]:
-    """Let errors say which file they are about, and where in it."""
-    try:
-        yield
-    except BatchdecodeError as error:
-        raise BatchdecodeError(f"{place}{error}") from None
 
 
 def grid_of(values: Mapping[str, Sequence[Value]], base: Deployment) -> list[Deployment]:

@@ -16,9 +16,8 @@ from batcher.whatif.deployments import (
     OF_ENGINE,
     Deployment,
     Value,
-    engines_of,
-    groups_of,
 )
+from batcher.whatif.fleets import engines_of, groups_of
 
 Limit = Literal["slots", "kv", "tokens", "threshold", "static"]
 Change = Callable[[Deployment], Deployment | None]

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
+from batcher.fleet.disaggregated import DisaggregatedFleet
 from batcher.fleet.fleet import Fleet
 from batcher.fleet.managed import ManagedFleet
 from batcher.fleet.management import Management
@@ -31,8 +32,9 @@ from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 from batcher.whatif.classes import ClassOutcome, kept
-from batcher.whatif.deployments import Deployment, EngineGroup, groups_of
+from batcher.whatif.deployments import Deployment
 from batcher.whatif.draft_memory import beside_draft, draft_memory_of
+from batcher.whatif.fleets import EngineGroup, groups_of, transfer_of
 from batcher.whatif.prices import Cost, Price, cost_of
 from batcher.whatif.spread import (
     FleetUse,
@@ -96,6 +98,7 @@ def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTi
             is_useless = lacking in _IS_ROOM and gain < WORTH_DOUBLING
             named: Constraint = "compute" if is_useless else lacking
             ticks[named] += part.totals.binding_ticks[reason]
+        ticks["kv"] += sum(replica.stalled_ticks for replica in part.replicas)
     num_waiting_ticks = sum(ticks.values())
     drain = sum(map(_drain_of, replicas))
     total = round(result.paid_seconds(result.makespan) * TICKS_PER_SECOND)
@@ -270,7 +273,8 @@ def most_parts(question: Question, deployment: Deployment) -> int:
     is_blind = isinstance(router_of(deployment.router), BlindRouter)
     is_independent = is_blind and _management_of(deployment) is None
     is_streamed = isinstance(question.workload, StreamedWorkload)
-    return deployment.replicas if is_independent and is_streamed else 1
+    is_one = transfer_of(deployment) is not None
+    return deployment.replicas if is_independent and is_streamed and not is_one else 1
 
 
 def measure_part(question: Question, part: Part, on_part: OnPart) -> Outcome | FleetResult:
@@ -313,7 +317,12 @@ def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> Fle
         router = PartRouter(router, part.place, part.num_parts)
         takes = router.takes
     turns = Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload, takes)
-    interval = deployment.report_interval
+    interval, transfer = deployment.report_interval, transfer_of(deployment)
+    if transfer is not None:
+        to_decode = router_of(deployment.router)
+        return DisaggregatedFleet(
+            turns, replicas, router, interval, on_ended, decode_router=to_decode, transfer=transfer
+        ).run()
     if management is None:
         return Fleet(turns, replicas, router, interval, on_ended).run()
     return ManagedFleet(turns, replicas, router, management, interval, on_ended).run()
@@ -331,6 +340,7 @@ def _replica_of(group: EngineGroup) -> ReplicaSettings:
         step_time=step_time_of(engine.profile),
         drafts=engine.drafts,
         group=group.name,
+        role=group.role,
     )
 
 
@@ -385,6 +395,8 @@ def problem_of(deployment: Deployment) -> str | None:
     """Return why the settings of `deployment` make no sense, None if they do."""
     for group in groups_of(deployment):
         problem = _problem_of(group.engine)
+        if group.role == "decode" and group.engine.scheduling.kv_blocks is None:
+            problem = "--kv-blocks is needed where requests decode"
         if problem is not None:
             return f"group {group.name}: {problem}" if group.name else problem
     return None

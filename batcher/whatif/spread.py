@@ -7,9 +7,11 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.fleet.life import State, timeline_of
+from batcher.fleet.replica import Role
 from batcher.fleet.result import FleetResult, ReplicasResult
 from batcher.timing.step_time import TICKS_PER_SECOND
-from batcher.whatif.deployments import AXES, OF_ENGINE, EngineGroup
+from batcher.whatif.deployments import AXES, OF_ENGINE
+from batcher.whatif.fleets import EngineGroup
 
 NUM_DIGITS = 6
 
@@ -31,13 +33,15 @@ class ReplicaSpread(Struct, frozen=True, kw_only=True):
 class GroupUse(Struct, frozen=True, kw_only=True):
     """What the replicas of a group did.
 
-    replicas: all there ever were.  settings: of each.  served, failed: samples.  busy: for which
+    replicas: all there ever were.  role, settings: of each.  served, failed: samples;
+    a prompt that goes on elsewhere counts as served.  busy: for which
     share of the time in which they were there they took steps.  slots_used, kv_used: shares over
     their steps, None without such a limit.
     """
 
     name: str
     replicas: int
+    role: Role
     settings: dict[str, Any]
     served: int
     failed: int
@@ -116,6 +120,7 @@ def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse
         GroupUse(
             name=group.name,
             replicas=len(part.replicas),
+            role=group.role,
             settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
             served=sum(replica.num_served for replica in part.replicas),
             failed=sum(replica.failed.total() for replica in part.replicas),

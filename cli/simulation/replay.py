@@ -11,7 +11,8 @@ from batcher.simulation.replaying import Comparison
 from batcher.simulation.request_log import LoggedRequest
 from batcher.simulation.traced_requests import read_requests
 from batcher.timing.loading import step_time_of
-from batcher.whatif.deployments import Deployment, check_router
+from batcher.whatif.deployments import Deployment
+from batcher.whatif.fleets import check_router
 from batcher.whatif.prices import Cost, cost_of, price_of, read_prices
 from batcher.whatif.spread import spread_of
 

@@ -4,8 +4,9 @@ import os
 
 from batcher.metrics.slo import parse_slos
 from batcher.whatif.comparing import DEFAULT_GROWTH, GridCell, compare
-from batcher.whatif.deployments import AXES, Deployment, engines_of, grid_of
+from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.drafting import beside_none
+from batcher.whatif.fleets import engines_of
 from batcher.whatif.measuring import Question
 
 from ..commands.compare import CompareOptions

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import OTHERS, Goodput, parse_slos
-from batcher.whatif.deployments import AXES, Deployment, Value, engines_of, grid_of
+from batcher.whatif.deployments import AXES, Deployment, Value, grid_of
 from batcher.whatif.drafting import Gain
+from batcher.whatif.fleets import engines_of
 from batcher.whatif.limits import Limit
 from batcher.whatif.measuring import Outcome, Question, good_share
 from batcher.whatif.planning import Plan, find_plan

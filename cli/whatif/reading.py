@@ -11,13 +11,9 @@ from batcher.fleet.streamed import AnyWorkload, parse_streamed
 from batcher.metrics.slo import Slo, class_name
 from batcher.scheduling.checks import check_effects
 from batcher.simulation.workload import workload_of
-from batcher.whatif.deployments import (
-    Deployment,
-    check_fleets,
-    check_router,
-    engines_of,
-)
+from batcher.whatif.deployments import Deployment
 from batcher.whatif.drafting import check_drafts
+from batcher.whatif.fleets import check_fleets, check_router, engines_of
 from batcher.whatif.lengths import decoded_outputs, num_unknown
 from batcher.whatif.prices import Price, price_of, read_prices
 

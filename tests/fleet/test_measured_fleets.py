@@ -14,7 +14,8 @@ from batcher.metrics.slo import Slo
 from batcher.simulation.sequence import Turns
 from batcher.timing.formulas import ConstantStepTime
 from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import Deployment, check_router
+from batcher.whatif.deployments import Deployment
+from batcher.whatif.fleets import check_router
 from batcher.whatif.measuring import Question, measure
 from batcher.whatif.planning import find_plan
 

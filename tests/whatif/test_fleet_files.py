@@ -15,9 +15,10 @@ from batcher.fleet.streamed import parse_streamed
 from batcher.metrics.slo import Slo
 from batcher.settings import SchedulingSettings
 from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import AXES, Deployment, check_fleets, engines_of, grid_of
+from batcher.whatif.deployments import AXES, Deployment, grid_of
+from batcher.whatif.fleets import check_fleets, engines_of, groups_of, transfer_of
 from batcher.whatif.limits import limits_of, narrower, value_at, wider, without
-from batcher.whatif.measuring import Question, measure, problem_of
+from batcher.whatif.measuring import Question, measure, most_parts, problem_of
 from batcher.whatif.planning import find_plan
 from batcher.whatif.prices import Price
 
@@ -27,6 +28,9 @@ replicas:
   - {name: large, count: 1, batch: 8, kv_blocks: 100}
   - {name: small, count: 2, batch: 2, max_batch_tokens: 16, prefix_cache: off}
 """
+LINK = "transfer: {gbytes_per_s: 1}"
+PREFILL = "{count: 2, role: prefill, kv_blocks: 100}"
+DECODE = "{count: 1, role: decode, kv_blocks: 100, batch: 4}"
 BUSY = [(0.4 * number, 10 + number % 7, 5 + number % 9) for number in range(60)]
 
 
@@ -66,7 +70,7 @@ def test_groups_without_a_name_are_numbered_and_yaml_has_its_own_words(fleet_of)
         ("replicas: []", "replicas: expected a list of groups"),
         ("router: least-loaded", "replicas missing"),
         ("replica: []", r"unknown field replica \(did you mean replicas\?\); allowed: replicas"),
-        ("replicas: [3]", "group 1: expected a count, and any of name, profile"),
+        ("replicas: [3]", "group 1: expected a count, and any of name, role, profile"),
         ("replicas: [{batch: 3}]", "group 1: count is missing"),
         ("replicas: [{count: 0}]", "group 1: count 0: expected a whole number from 1 to 65,536"),
         ("replicas: [{count: 1, kv-blocks: 3}]", r"kv-blocks \(did you mean kv_blocks\?\)"),
@@ -78,6 +82,17 @@ def test_groups_without_a_name_are_numbered_and_yaml_has_its_own_words(fleet_of)
         ("replicas: [{count: 1, name: a}, {count: 2, name: a}]", "another group is called a"),
         ("replicas: [{count: 65000}, {count: 65000}]", "all replicas together 130000: expected"),
         ("{router: least-load, replicas: [{count: 1}]}", "did you mean least-loaded"),
+        (f"replicas: [{PREFILL}]", "role: expected groups with prefill and with decode"),
+        (f"replicas: [{PREFILL}, {DECODE}, {{count: 1}}]", "role: expected groups with prefill"),
+        (f"replicas: [{PREFILL}, {DECODE}]", "transfer is missing: gbytes_per_s"),
+        ("{transfer: {gbytes_per_s: 1}, replicas: [{count: 1}]}", "transfer has no effect"),
+        (f"{{transfer: {{gbits: 1}}, replicas: [{PREFILL}]}}", "transfer: unknown field gbits"),
+        (
+            f"{{{LINK}, admission: {{max_in_flight: 3}}, replicas: [{PREFILL}, {DECODE}]}}",
+            "admission, failures, autoscale are not for groups with a role",
+        ),
+        ("replicas: [{count: 1, role: both-of}]", "group 1: role: expected both, prefill, decode"),
+        ("replicas: [{count: 1, role: decode, capacity: on-demand}]", "capacity has no effect"),
         ("{report_interval: 0, replicas: [{count: 1}]}", "report_interval 0: expected seconds"),
     ],
 )
@@ -93,6 +108,11 @@ def test_files_that_are_no_fleets(fleet_of, text, message):
         (MIXED, ["fleet", "router"], "--router has no effect: all replicas of --fleet"),
         (MIXED, ["fleet", "batch"], "--batch has no effect: all replicas of --fleet"),
         ("replicas: [{count: 1, capacity: on-demand}]", ["fleet"], "group 1: --capacity has no"),
+        (
+            f"{{transfer: {{gbytes_per_s: 1}}, replicas: [{PREFILL}, {DECODE}]}}",
+            ["fleet"],
+            "nothing says how large keys and values of a token are with constant: give bytes_per",
+        ),
         ("{report_interval: 1, replicas: [{count: 2}]}", ["fleet"], "goes by no reports"),
     ],
 )
@@ -151,6 +171,45 @@ def test_each_group_is_told_by_itself(fleet_of, tmp_path, monkeypatch):
     assert small.busy == pytest.approx(outcome.replicas.mean * 3 / 2, abs=1e-6)
 
 
+def test_prompts_here_and_decoding_there(fleet_of):
+    transfer = "{gbytes_per_s: 2, latency: 0.5, bytes_per_token: 1e9}"
+    deployment = fleet_of(f"{{transfer: {transfer}, replicas: [{PREFILL}, {DECODE}]}}")
+    _, decoding = groups_of(deployment)
+    assert (decoding.role, decoding.engine.scheduling.capacity) == ("decode", "no-evict")
+    outcome = measure(question_of((0, 4, 6)), deployment)  # 1 + 0.5 + 4 / 2 + 5 seconds
+    assert (outcome.latencies.ttft.max, outcome.latencies.e2e.max) == (1.0, 8.5)
+    assert [(use.role, use.served, use.steps) for use in outcome.groups] == [
+        ("prefill", 1, 1),
+        ("decode", 1, 5),
+    ]
+    without = fleet_of(
+        f"{{transfer: {transfer}, replicas: [{PREFILL}, {{count: 1, role: decode}}]}}"
+    )
+    assert problem_of(without) == "group 2: --kv-blocks is needed where requests decode"
+
+
+def test_bytes_of_a_token_are_those_of_the_model(fleet_of):
+    transfer = "{gbytes_per_s: 131.072}"
+    deployment = fleet_of(
+        f"{{transfer: {transfer}, replicas: [{PREFILL}, {DECODE}]}}",
+        profile="h100_llama3.1-8b_tp1",
+    )
+    assert transfer_of(deployment).seconds(1000) == pytest.approx(1e-3)
+
+
+def test_full_memory_on_either_side_binds(fleet_of):
+    rows = [(0, 32, 30)] * 12
+    link = "gbytes_per_s: 1, latency: 0, bytes_per_token: 1"
+    for prompts, others in ((4, 400), (400, 4)):
+        groups = f"""[{{count: 1, role: prefill, kv_blocks: {prompts}, prefix_cache: off}},
+            {{count: 1, role: decode, kv_blocks: {others}}}]"""
+        slow = link.replace("latency: 0", "latency: 20") if prompts == 4 else link
+        deployment = fleet_of(f"{{transfer: {{{slow}}}, replicas: {groups}}}")
+        outcome = measure(question_of(*rows), deployment)
+        assert outcome.binding.shares["kv"] > 0.3
+        assert sum(outcome.binding.shares.values()) == pytest.approx(1)
+
+
 def test_gpus_of_each_group_have_their_own_price(fleet_of, tmp_path):
     seconds = "t0: 1000.0, w: 0, f: 0, g: 0, d: 0, h: 0, e: 0"
     (tmp_path / "p.yaml").write_text(
@@ -196,6 +255,9 @@ def test_the_answer_does_not_depend_on_the_number_of_processes(fleet_of):
     one, three = (compare(question, grid, growth=0.1, num_jobs=jobs, small=0) for jobs in (1, 3))
     assert one == three
     assert one[0].outcome.groups[1].served == pytest.approx(80, abs=20)
+    link = "{gbytes_per_s: 1, bytes_per_token: 1}"
+    apart = fleet_of(f"{{transfer: {link}, replicas: [{PREFILL}, {DECODE}]}}")
+    assert (most_parts(question, grid[0]), most_parts(question, apart)) == (3, 1)
 
 
 def test_a_group_that_makes_no_sense_is_named(fleet_of):
