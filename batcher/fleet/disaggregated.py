@@ -23,12 +23,17 @@ from batcher.fleet.replica import BEGINS, NOTHING, Replica, ReplicaSettings
 from batcher.fleet.result import Columns, ReplicaResult
 from batcher.fleet.routers import ReplicaStats, ReplicaView, Router
 from batcher.scheduling.clock import ticks_until
-from batcher.scheduling.counted_blocks import CountedBlocks
+from batcher.scheduling.reserved_blocks import ReservedBlocks
 from batcher.settings import SchedulingSettings
+from batcher.simulation.phases import (
+    PROMPT_TOKENS,
+    DecodePhase,
+    PromptPhase,
+    decode_phase,
+    prompt_phase,
+)
 from batcher.simulation.sequence import SimulatedSequence, Turns
 from batcher.timing.step_time import TICKS_PER_SECOND
-
-PROMPT_TOKENS = 1  # of the output: who computes the prompt gives the first
 
 
 class Transfer(Struct, frozen=True, kw_only=True):
@@ -40,21 +45,6 @@ class Transfer(Struct, frozen=True, kw_only=True):
     def seconds(self, num_tokens: int) -> float:
         """Return how long those of so many tokens take."""
         return self.latency + num_tokens * self.seconds_per_token
-
-
-class Phase(SimulatedSequence, eq=False, gc=False, kw_only=True):
-    """The prompt and the first token of a sequence, or all that comes after these.
-
-    whole: the sequence.  source: of what comes after, the replica that has the prompt; else None.
-    """
-
-    whole: SimulatedSequence
-    source: int | None = None
-
-
-def _phase_of(whole: SimulatedSequence, **changes: object) -> Phase:
-    fields = {name: getattr(whole, name) for name in SimulatedSequence.__struct_fields__}
-    return Phase(whole=whole, **(fields | changes))
 
 
 class PrefillReplica(Replica):
@@ -120,35 +110,10 @@ class PrefillReplica(Replica):
     def _end_all(self, ending: Collection[int]) -> None:
         for slot in ending:
             row = self._batch.slots[slot]
-            if isinstance(row, Phase) and row.whole.num_output_tokens > PROMPT_TOKENS:
+            if isinstance(row, PromptPhase) and not row.is_all:
                 self._kept[row.whole] = table = row.block_table.copy()
                 self._pool.share(table)
         super()._end_all(ending)
-
-
-class ReservedBlocks(CountedBlocks[SimulatedSequence]):
-    """Blocks that sequences have before they are admitted, and what came from elsewhere."""
-
-    def reserve(self, sequence: SimulatedSequence) -> bool:
-        """Set aside what a sequence will ever hold; return whether there was room for it."""
-        if not self.has_room(self.num_blocks(sequence.most_tokens)):
-            return False
-        self.extend(sequence, sequence.most_tokens)
-        return True
-
-    def admit(
-        self,
-        sequence: SimulatedSequence,
-        stop: int,
-        max_tokens: int,
-        *,
-        is_alone: bool,  # noqa: ARG002 - others leave room for those that run
-    ) -> int:
-        """Let a sequence go on behind what came: see KVCache; there is room for it."""
-        num_there = sequence.num_prompt_tokens
-        sequence.num_cached_tokens = num_there
-        sequence.num_computed_tokens = max(min(stop, num_there + max_tokens), num_there)
-        return 0
 
 
 class DecodeReplica(Replica):
@@ -162,19 +127,19 @@ class DecodeReplica(Replica):
         turns: Turns,
         settings: ReplicaSettings,
         transfer: Transfer,
-        on_taken: Callable[[Phase, float], object],
+        on_taken: Callable[[DecodePhase, float], object],
     ) -> None:
         super().__init__(turns, settings)
         self._transfer, self._on_taken = transfer, on_taken
-        self._incoming: deque[Phase] = deque()
+        self._incoming: deque[DecodePhase] = deque()
 
-    def _make_kv_cache(self, settings: SchedulingSettings) -> ReservedBlocks:
-        self._blocks = ReservedBlocks(settings)
+    def _make_kv_cache(self, settings: SchedulingSettings) -> ReservedBlocks[SimulatedSequence]:
+        self._blocks = ReservedBlocks[SimulatedSequence](settings)
         return self._blocks
 
     def add(self, sequence: SimulatedSequence) -> None:
         """Take in the second phase of a sequence, whose first has ended when it arrives."""
-        if not isinstance(sequence, Phase):
+        if not isinstance(sequence, DecodePhase):
             raise InvariantError(f"{sequence.id!r} comes to where requests decode, not computed")
         if self._scheduler.why_never(sequence) is not None:
             sequence.fail()
@@ -205,7 +170,7 @@ class DecodeReplica(Replica):
         while incoming and self._blocks.reserve(incoming[0]):
             sequence = incoming.popleft()
             begin = max(self._now, sequence.arrival_time)
-            sequence.arrival_time = begin + self._transfer.seconds(sequence.num_prompt_tokens)
+            sequence.send(begin + self._transfer.seconds(sequence.num_prompt_tokens))
             self._on_taken(sequence, sequence.arrival_time)
             self._queue.add(sequence, self._now)
 
@@ -253,53 +218,43 @@ class DisaggregatedFleet(Fleet):
             return DecodeReplica(self._turns, settings, self._transfer, self._release)
         return PrefillReplica(self._turns, settings)
 
-    def _release(self, sequence: Phase, time: float) -> None:
+    def _release(self, sequence: DecodePhase, time: float) -> None:
         """Let the replica that has the prompt of a sequence keep it until `time` only."""
-        source = self._replicas[sequence.source or 0]
+        source = self._replicas[sequence.source]
         if isinstance(source, PrefillReplica):
             source.release(sequence.whole, time)
-            self._plan(sequence.source or 0)
+            self._plan(sequence.source)
 
     def _note(self, view: ReplicaView) -> None:
         is_decoding = isinstance(self._replicas[view.index], DecodeReplica)
         (self._decode_router if is_decoding else self._router).note(view)
 
     def _choose(self, sequence: SimulatedSequence) -> ReplicaView | None:
-        if isinstance(sequence, Phase):
+        if isinstance(sequence, DecodePhase):
             return self._decode_router.choose(sequence, sequence.arrival_time)
         return super()._choose(sequence)
 
     def _deliver(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
-        if not isinstance(sequence, Phase):
-            sequence = _phase_of(sequence, max_tokens=min(sequence.max_tokens, PROMPT_TOKENS))
-        super()._deliver(sequence, view)
+        is_whole = not isinstance(sequence, DecodePhase)
+        super()._deliver(prompt_phase(sequence) if is_whole else sequence, view)
 
     def _end(self, view: ReplicaView, sequence: SimulatedSequence) -> None:
         """Take note of a phase that has ended: the second one begins, or all is over."""
-        replica = self._replicas[view.index]
-        whole = sequence.whole if isinstance(sequence, Phase) else sequence
-        whole.has_failed, whole.num_preemptions = sequence.has_failed, sequence.num_preemptions
-        whole.admitted_ticks = sequence.admitted_ticks
-        whole.first_token_ticks = sequence.first_token_ticks
-        whole.num_cached_at_first = sequence.num_cached_at_first
-        is_first = isinstance(replica, PrefillReplica)
-        if whole.has_failed or not is_first or whole.num_output_tokens <= PROMPT_TOKENS:
-            whole.end_ticks = sequence.end_ticks
+        if not isinstance(sequence, PromptPhase | DecodePhase):
+            raise InvariantError(f"{sequence.id!r} has ended whole, where phases do")
+        sequence.tell()
+        whole = sequence.whole
+        if whole.has_failed or isinstance(sequence, DecodePhase) or sequence.is_all:
             super()._end(view, whole)
             return
+        replica = self._replicas[view.index]
         replica.take(whole, self._columns)
         self._tell_end(view, whole)
-        rest = _phase_of(
-            whole,
-            source=view.index,
-            arrival_time=replica.now,
-            num_tokens=whole.num_prompt_tokens + PROMPT_TOKENS,
-            has_siblings=False,
-        )
+        rest = decode_phase(whole, view.index, replica.now)
         heappush(self._turns_ahead, (*order_of(rest), rest))
 
     def _refuse(self, sequence: SimulatedSequence) -> None:
-        if isinstance(sequence, Phase):
+        if isinstance(sequence, DecodePhase):
             self._release(sequence, sequence.arrival_time)
             sequence = sequence.whole
         super()._refuse(sequence)
