@@ -27,7 +27,7 @@ Readers = Mapping[str, Callable[[str], Any]]
 
 MAX_GROUPS = 1024
 MAX_NAME = 40  # characters
-NOT_WHERE_DECODED = ("capacity", "watermark", "prefix_cache", "preempt_for")
+NOT_WHERE_DECODED = ("capacity", "watermark", "prefix_cache", "preempt_for", "kv_offload_blocks")
 
 
 class ReplicaGroup(Struct, frozen=True, kw_only=True):

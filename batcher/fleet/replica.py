@@ -13,6 +13,7 @@ from batcher.fleet.routers import ReplicaStats
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
 from batcher.simulation.drafts import AssumedDrafts
+from batcher.simulation.offload import KVOffload
 from batcher.simulation.sequence import SimulatedSequence, Turns
 from batcher.simulation.simulator import EventSimulation
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
@@ -33,6 +34,7 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
     scheduling: SchedulingSettings
     step_time: StepTime
     drafts: AssumedDrafts | None = None
+    offload: KVOffload | None = None
     group: str = ""
     role: Role = "both"
 
@@ -50,7 +52,12 @@ class Replica(EventSimulation):
     ) -> None:
         scheduling = settings.scheduling
         super().__init__(
-            turns, settings.num_slots, scheduling, settings.step_time, drafts=settings.drafts
+            turns,
+            settings.num_slots,
+            scheduling,
+            settings.step_time,
+            drafts=settings.drafts,
+            offload=settings.offload,
         )
         self.ended: list[SimulatedSequence] = []
         if result is None:

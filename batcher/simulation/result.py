@@ -27,6 +27,7 @@ class Totals(Struct, gc=False):
     num_drafts, num_accepted: drafts that were verified, and those of them that were accepted.
     num_draft_rows: the rows that verified some, summed over all steps.  draft_ticks: how long it
     took to make them.  draft_work: what verifying them adds to prefill_work, see StepTime.
+    num_loaded_blocks: read back from a second tier.  loading_ticks: how long that took.
     unread_tokens: how much less all rows read since accepted tokens needed no step of their own.
     """
 
@@ -46,6 +47,8 @@ class Totals(Struct, gc=False):
     num_draft_rows: int = 0
     draft_ticks: int = 0
     draft_work: int = 0
+    num_loaded_blocks: int = 0
+    loading_ticks: int = 0
     unread_tokens: int = 0
     binding_ticks: Counter[str] = field(default_factory=Counter)
 

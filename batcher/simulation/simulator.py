@@ -13,11 +13,13 @@ from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.clock import BatchStats, ticks_until
 from batcher.scheduling.fast_forward import FastForward
 from batcher.scheduling.kv_cache import KVCache
+from batcher.scheduling.offloading_kv_cache import OffloadingKVCache
 from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
 from batcher.simulation.drafts import AssumedDrafts, key_of, work_of_drafts
+from batcher.simulation.offload import KVOffload
 from batcher.simulation.result import SimulationResult, Totals
 from batcher.simulation.sequence import (
     SimulatedContents,
@@ -40,6 +42,7 @@ def simulate(
     step_time: StepTime,
     on_ended: OnEnded = lambda _: None,
     drafts: AssumedDrafts | None = None,
+    offload: KVOffload | None = None,
 ) -> SimulationResult:
     """Return when everything happens to a workload; from event to event where it can be.
 
@@ -50,7 +53,7 @@ def simulate(
         BatchdecodeError: the settings make no sense.
     """
     turns = Turns(workload)
-    return EventSimulation(turns, num_slots, settings, step_time, on_ended, drafts).run()
+    return EventSimulation(turns, num_slots, settings, step_time, on_ended, drafts, offload).run()
 
 
 def simulate_steps(
@@ -59,13 +62,16 @@ def simulate_steps(
     settings: SchedulingSettings,
     step_time: StepTime,
     drafts: AssumedDrafts | None = None,
+    offload: KVOffload | None = None,
 ) -> SimulationResult:
     """Return when everything happens to a workload, with the time of each step by itself.
 
     Raises:
         BatchdecodeError: the settings make no sense.
     """
-    return StepSimulation(Turns(workload), num_slots, settings, step_time, drafts=drafts).run()
+    return StepSimulation(
+        Turns(workload), num_slots, settings, step_time, drafts=drafts, offload=offload
+    ).run()
 
 
 class StepSimulation:
@@ -84,8 +90,9 @@ class StepSimulation:
         step_time: StepTime,
         on_ended: OnEnded = lambda _: None,
         drafts: AssumedDrafts | None = None,
+        offload: KVOffload | None = None,
     ) -> None:
-        self._drafts = drafts
+        self._drafts, self._offload = drafts, offload
         self._drafting: dict[
             SimulatedSequence, None
         ] = {}  # as they began, the first has the choice
@@ -112,9 +119,12 @@ class StepSimulation:
         self._all_wait = settings.preempt_for is None and self._turns.all_wait and self._all_fit()
         self._is_in_order = settings.batching == "static" or settings.policy == "fcfs"
 
-    def _make_kv_cache(self, settings: SchedulingSettings) -> KVCache[SimulatedSequence] | None:  # noqa: ARG002 - of others
+    def _make_kv_cache(self, settings: SchedulingSettings) -> KVCache[SimulatedSequence] | None:
         """Return the blocks; None if they are as the settings say."""
-        return None
+        if self._offload is None:
+            return None
+        contents = SimulatedContents().blocks
+        return OffloadingKVCache(settings, contents, self._offload.num_blocks)
 
     def _all_fit(self) -> bool:
         """Whether each sequence can run, none being a later turn of a session."""
@@ -234,6 +244,8 @@ class StepSimulation:
         ticks = self._step_time.ticks(*stats)
         if self._drafts is not None and scheduled.num_drafts:
             ticks += self._make_drafts(self._drafts, scheduled.num_drafts)
+        if self._offload is not None:
+            ticks += self._read_back(self._offload)
         self._advance(1, ticks, stats.num_tokens)
         if self._drafts is not None and scheduled.num_drafts:
             self._settle(self._drafts, scheduled)
@@ -254,6 +266,16 @@ class StepSimulation:
         ticks = drafts.ticks(self._step_time, batch, num_drafts)
         totals.draft_ticks += ticks
         return ticks
+
+    def _read_back(self, offload: KVOffload) -> int:
+        """Count the blocks that a step reads back; return how many ticks that takes."""
+        kv_cache = self._scheduler.kv_cache
+        if not isinstance(kv_cache, OffloadingKVCache):
+            return 0
+        num_loaded = kv_cache.take_loaded()
+        self._totals.num_loaded_blocks += num_loaded
+        self._totals.loading_ticks += num_loaded * offload.ticks_per_block
+        return num_loaded * offload.ticks_per_block
 
     def _settle(self, drafts: AssumedDrafts, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
         """Let rows keep the drafts that are accepted, none behind the end of their outputs."""

@@ -12,7 +12,8 @@ class GPU(Struct, frozen=True, kw_only=True):
     """A data sheet: dense bfloat16 operations in 10^12/s, bandwidth in 10^9 B/s, memory in 10^9 B.
 
     Dense: without sparsity; with sums in float32.  fp8_tflops: those on 8 bits, None if it has none
-    faster.  link: a name of links.yaml, or a file like it.
+    faster.  link: a name of links.yaml, or a file like it.  host_gb_s: what it reads of the memory
+    of the host, in 10^9 B/s, None if that is not known.
     """
 
     tflops: catalog.Positive
@@ -20,6 +21,7 @@ class GPU(Struct, frozen=True, kw_only=True):
     memory_gb: catalog.Positive
     fp8_tflops: catalog.OptionalPositive = None
     link: catalog.OptionalText = None
+    host_gb_s: catalog.OptionalPositive = None
     source: catalog.Text = "not stated"
 
 

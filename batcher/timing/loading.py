@@ -13,7 +13,7 @@ from batcher.timing.model_shape import ModelShape, load_model_shape
 from batcher.timing.overhead import Overhead, split_overhead
 from batcher.timing.profiles import Profile
 from batcher.timing.roofline import num_kv_tokens, parts_of, roofline
-from batcher.timing.step_time import StepTime
+from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 MAX_STEP_SECONDS = 1e6
 FORMS = (
@@ -135,6 +135,33 @@ def hardware_of(text: str) -> Hardware | None:
     if named is None or named.hardware is None:
         return None
     return Hardware(named.hardware, named.tensor_parallel * named.pipeline_parallel)
+
+
+def ticks_of_loading(text: str, block_size: int) -> int | None:
+    """Return what reading a block from the memory of the host takes, None if it is not known.
+
+    Each GPU reads what it keeps of the block, all at once, at the bandwidth on its data sheet.
+
+    Raises:
+        CatalogError: there is no such step time.
+    """
+    named = _named(text)
+    if isinstance(named, Profile):
+        if named.hardware is None or named.model is None:
+            return None
+        stages = named.tensor_parallel, named.pipeline_parallel
+        try:
+            named = load_model_shape(named.model), load_gpu(named.hardware), *stages
+        except CatalogError:
+            return None
+    if named is None:
+        return None
+    shape, gpu, tensor_parallel, num_stages = named
+    if gpu.host_gb_s is None:
+        return None
+    num_bytes = block_size * shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel)
+    bandwidth = gpu.host_gb_s * 1e9 * tensor_parallel * num_stages
+    return round(num_bytes / bandwidth * TICKS_PER_SECOND)
 
 
 def _named(text: str) -> tuple[ModelShape, GPU, int, int] | Profile | None:

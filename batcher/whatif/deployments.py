@@ -20,6 +20,7 @@ from batcher.request import MAX_DRAFT_TOKENS
 from batcher.scheduling.policies import policy_of
 from batcher.settings import (
     DEFAULT_SCHEDULING,
+    MAX_KV_BLOCKS,
     SETTINGS,
     SchedulingSettings,
     Setting,
@@ -45,6 +46,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     replicas: how many engines there are, each with all the rest.  router, report_interval: which
     of them a request is sent to, and how many seconds apart they report, see batcher.fleet.
     fleet: what a file states of the replicas, which are as many as it has; None: they are alike.
+    kv_offload_blocks: those of a second tier, see offloading.py; None: there is none.
     draft_tokens, draft_acceptance, draft_cost: see AssumedDrafts; None: there are no drafts.
     draft_model: the shape of the model that makes them, None if none does; see draft_memory.py.
     """
@@ -57,6 +59,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     router: str = DEFAULT_ROUTER
     report_interval: float = DEFAULT_REPORT_INTERVAL
     fleet: FleetFile | None = None
+    kv_offload_blocks: int | None = None
     draft_tokens: int | None = None
     draft_acceptance: float = 0.0
     draft_cost: float = 0.0
@@ -212,6 +215,7 @@ AXES = {
             Axis(setting.name, setting.title, _reader(setting))
             for setting in sorted(SETTINGS.values(), key=attrgetter("rank"))
         ),
+        Axis("kv_offload_blocks", "offload", _count(MAX_KV_BLOCKS, has_none=True)),
         Axis("draft_model", "draft model", _draft_model),
         Axis(
             "draft_acceptance",

@@ -35,6 +35,7 @@ from batcher.whatif.classes import ClassOutcome, kept
 from batcher.whatif.deployments import Deployment
 from batcher.whatif.draft_memory import beside_draft, draft_memory_of
 from batcher.whatif.fleets import EngineGroup, groups_of, transfer_of
+from batcher.whatif.offloading import offload_of
 from batcher.whatif.prices import Cost, Price, cost_of
 from batcher.whatif.spread import (
     FleetUse,
@@ -130,12 +131,14 @@ def gain_of_doubling(result: ReplicasResult, step_time: StepTime) -> float:
     prefill_work = round((result.prefill_work + totals.draft_work) / num_steps)
     once = step_time.ticks(num_tokens, num_rows, kv_read, prefill_work)
     twice = step_time.ticks(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
+    loading = totals.loading_ticks / num_steps
     if totals.draft_ticks:  # a draft costs a share of a step that only decodes
         decoding = step_time.ticks(num_rows, num_rows, kv_read, 0)
         making = totals.draft_ticks / num_steps
         doubled = step_time.ticks(2 * num_rows, 2 * num_rows, 2 * kv_read, 0)
-        return 2 * (once + making) / (twice + making * doubled / decoding) - 1
-    return 2 * once / twice - 1
+        making_twice = making * doubled / decoding
+        return 2 * (once + loading + making) / (twice + 2 * loading + making_twice) - 1
+    return 2 * (once + loading) / (twice + 2 * loading) - 1
 
 
 class DraftUse(Struct, frozen=True):
@@ -150,6 +153,16 @@ class DraftUse(Struct, frozen=True):
     acceptance: float
     tokens_per_step: float
     making: float
+
+
+class OffloadUse(Struct, frozen=True):
+    """Blocks that were read back from a second tier.
+
+    loading: the share of the time of all steps that it took.
+    """
+
+    loaded_blocks: int
+    loading: float
 
 
 class Question(Struct, frozen=True):
@@ -175,9 +188,9 @@ class Outcome(Struct, frozen=True, kw_only=True):
     classes: of an SLO that has some, each by its name.
     tails: for each limit of the SLO, what the asked share of the samples that it is of does not
     exceed; None if fewer were served.
-    drafts: None if none were verified.  replicas: None if there is one.  fleet: None if it is not
-    managed.  groups: of the replicas that a file states, None without one.  cost: None without
-    prices.
+    drafts: None if none were verified.  offload: None without a second tier of the KV cache.
+    replicas: None if there is one.  fleet: None if it is not managed.  groups: of the replicas that
+    a file states, None without one.  cost: None without prices.
     """
 
     served: int
@@ -198,6 +211,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     prefix_hits: float | None
     tails: dict[str, float | None]
     drafts: DraftUse | None
+    offload: OffloadUse | None
     binding: Binding
     replicas: ReplicaSpread | None
     fleet: FleetUse | None
@@ -229,7 +243,8 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
     num_tokens, prices = int(times.num_tokens.sum()), question.prices
     groups = groups_of(deployment)
     profiles, parts = [group.engine.profile for group in groups], parts_of(result, groups)
-    has_cache = any(group.engine.scheduling.has_prefix_cache for group in groups)
+    engines = [group.engine for group in groups]
+    has_cache = any(engine.scheduling.has_prefix_cache for engine in engines)
     promise = None if slo is None else kept(slo, result, question.asked)
     return Outcome(
         served=num_served,
@@ -250,6 +265,7 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
         prefix_hits=_rounded(result.hit_rate) if has_cache else None,
         tails={} if promise is None else promise.tails,
         drafts=_draft_use(totals),
+        offload=_offload_use(totals) if any(map(offload_of, engines)) else None,
         binding=binding_of(result, list(zip(parts, map(step_time_of, profiles), strict=True))),
         replicas=spread_of(result) if len(result.replicas) > 1 else None,
         fleet=fleet_use_of(result),
@@ -309,7 +325,15 @@ def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> Fle
     if management is None and len(replicas) == 1 and isinstance(workload, Workload):
         (own,) = replicas
         return result_of_engine(
-            simulate(workload, own.num_slots, own.scheduling, own.step_time, on_ended, own.drafts)
+            simulate(
+                workload,
+                own.num_slots,
+                own.scheduling,
+                own.step_time,
+                on_ended,
+                own.drafts,
+                own.offload,
+            )
         )
     router = router_of(deployment.router)
     takes = always
@@ -339,6 +363,7 @@ def _replica_of(group: EngineGroup) -> ReplicaSettings:
         scheduling=engine.scheduling,
         step_time=step_time_of(engine.profile),
         drafts=engine.drafts,
+        offload=offload_of(engine),
         group=group.name,
         role=group.role,
     )
@@ -368,6 +393,12 @@ def times_of(outcome: Outcome, name: str) -> SecondsDistribution | None:
         latencies = outcome.classes[of_class or OTHERS].latencies
     found: SecondsDistribution | None = getattr(latencies, metric)
     return found
+
+
+def _offload_use(totals: Totals) -> OffloadUse:
+    num_ticks = sum(totals.binding_ticks.values())
+    share = totals.loading_ticks / num_ticks if num_ticks else 0.0
+    return OffloadUse(totals.num_loaded_blocks, round(share, NUM_DIGITS))
 
 
 def good_share(outcome: Outcome) -> float:

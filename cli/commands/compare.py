@@ -68,6 +68,11 @@ def axes_group(*, as_lists: bool) -> OptionGroup:
                 )
                 for name, setting in SETTINGS.items()
             },
+            "kv_offload_blocks": kind(
+                SCHEDULING,
+                "Blocks that the memory of the host holds, to be read back, or none.",
+                "N",
+            ),
             "profile": kind(TIME, _PROFILES, "NAME", is_common=True, offers="profile"),
             "replicas": kind(
                 FLEET, "Engines, each with all of this.  [default: 1]", "N", is_common=True

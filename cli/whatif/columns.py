@@ -102,6 +102,7 @@ COLUMNS = {
         Column("mean-replicas", "replicas", "mean", _part("fleet", "mean_replicas"), number, -1),
         Column("preemptions", "", "preempt", lambda outcome: outcome.preemptions, _count, -1),
         Column("hits", "prefix", "hits", lambda outcome: outcome.prefix_hits, whole_percent),
+        Column("loaded", "blocks", "loaded", _part("offload", "loaded_blocks"), _count, -1),
         Column(
             "accepted",
             "drafts",

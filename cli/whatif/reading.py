@@ -15,6 +15,7 @@ from batcher.whatif.deployments import Deployment
 from batcher.whatif.drafting import check_drafts
 from batcher.whatif.fleets import check_fleets, check_router, engines_of
 from batcher.whatif.lengths import decoded_outputs, num_unknown
+from batcher.whatif.offloading import check_offload
 from batcher.whatif.prices import Price, price_of, read_prices
 
 from ..commands.compare import CompareOptions
@@ -82,6 +83,7 @@ def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> No
     stated = {name for fleet in fleets for group in fleet.groups for name in group.settings}
     check_effects(given, [engine.scheduling for engine in engines])
     check_drafts({*given, *stated}, engines)
+    check_offload({*given, *stated}, engines)
     check_router(given, deployments)
 
 

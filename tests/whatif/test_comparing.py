@@ -152,13 +152,13 @@ def test_the_columns_of_settings_have_their_order():
     limits = ["max_batch_tokens", "long_prefill_threshold"]
     drafts = ["draft_model", "draft_acceptance", "draft_cost", "draft_tokens"]
     fleet = ["fleet", "report_interval", "router", "replicas"]
-    assert list(AXES) == [*first, *memory, *limits, *drafts, *fleet, "batch"]
+    assert list(AXES) == [*first, *memory, *limits, "kv_offload_blocks", *drafts, *fleet, "batch"]
 
 
 def test_every_setting_is_an_axis():
     settings = set(Deployment().scheduling.__struct_fields__)
     assert set(AXES) == settings | {
-        *("batch", "profile"),
+        *("batch", "profile", "kv_offload_blocks"),
         *("draft_tokens", "draft_acceptance", "draft_cost", "draft_model"),
         *("fleet", "replicas", "router", "report_interval"),
     }
