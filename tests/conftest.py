@@ -1,10 +1,15 @@
-"""Random tests draw new examples at every desk; in continuous integration they draw the same."""
+"""What holds for all tests: how random ones draw, how many threads numpy has, what SIGHUP does.
+
+Random tests draw new examples at every desk; in continuous integration they draw the same.
+"""
 
 import os
+import signal
 
 # Two workers with two threads each wait for each other; numpy reads this when it is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import pytest
 from examples import PART, USUAL
 from hypothesis import settings
 
@@ -12,3 +17,13 @@ is_same = "CI" in os.environ
 settings.register_profile("quick", max_examples=USUAL // PART, deadline=None, derandomize=is_same)
 settings.register_profile("thorough", max_examples=USUAL, deadline=None, derandomize=is_same)
 settings.load_profile("quick")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hangups_reach_commands():
+    """Start commands with the SIGHUP of a shell, though nohup has it ignored here.
+
+    What is ignored is inherited, a handler is not; and with one this process lives on, too.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
