@@ -4,6 +4,7 @@ import gc
 import gzip
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from page_runs import short_run
@@ -56,9 +57,8 @@ def folder(tmp_path_factory):
 @pytest.mark.usefixtures("small")
 @given(workloads(), st.sampled_from([1, 2, 5]), st.sampled_from(SETTINGS), st.data())
 @settings(
-    max_examples=30,
+    examples(30),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-    deadline=None,
     phases=[Phase.generate],
 )
 def test_any_step_looks_as_it_did_live(folder, workload, batch, options, data):
@@ -110,7 +110,7 @@ def traces(draw):
 
 @pytest.mark.usefixtures("small")
 @given(traces(), st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_step_looks_the_same_wherever_one_comes_from(events, data):
     try:
         found = record(events)

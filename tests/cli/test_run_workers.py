@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from inner_workers import InnerWorkers
 from killing_model import MODEL
@@ -133,7 +134,7 @@ SETTINGS = (
 )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     requests=REQUESTS,
     number=st.integers(1, 5),

@@ -5,6 +5,7 @@ import gzip
 import socket
 
 import pytest
+from examples import examples
 from fault_server import (
     Exchange,
     FaultServer,
@@ -14,7 +15,7 @@ from fault_server import (
     reset,
     silence,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from remote_runs import QUICK, answered, asking, carry_out, engine_of
 
@@ -309,7 +310,7 @@ BEHAVIOURS = st.sampled_from(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     st.lists(st.lists(BEHAVIOURS, min_size=1, max_size=3), min_size=1, max_size=6),
     st.integers(1, 4),
