@@ -54,7 +54,7 @@ def test_the_name_and_the_source_tell_of_the_engine(engine: Path) -> None:
     assert step_time_of(name).settings["least"] == profile.least
 
 
-@pytest.mark.parametrize("path", ["/home/me@here/mine.yaml", "./me@here/mine.yaml:NAME", "plain"])
+@pytest.mark.parametrize("path", ["/srv/us@here/ours.yaml", "./us@here/ours.yaml:NAME", "plain"])
 def test_an_at_within_a_path_names_no_engine(path: str) -> None:
     assert split_overhead(path) == (path, None)
     assert split_overhead(f"{path}.yaml:2@vllm-2025")[0] == f"{path}.yaml:2"
