@@ -23,7 +23,8 @@ ConcurrencyReason = Literal["overload", "success"]
 SpeculateReason = Literal["gain", "cost", "failure"]
 Role = Literal["sample", "beam", "negative"]
 Layout = Literal["ragged", "padded", "remote"]
-EndReason = FinishReason | Literal["unused"]
+EndReason = FinishReason | Literal["unused", "lost"]
+RestartReason = Literal["killed", "exited", "lost"]
 
 
 class SequenceName(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -203,8 +204,8 @@ class FinishEvent(SampleEvent, frozen=True):
 
     `slot` is None if it never held one.  `tokens` counts what it generated.  Reason: as in its
     result, or "unused" for a sequence that has none of its own: a beam beyond the n that were asked
-    for, or a negative prompt.  limit, error: as in its result.  prompt_tokens: of its prompt,
-    where a server counts them and its `arrive` could not say.
+    for, or a negative prompt; "lost": see RestartEvent.  limit, error: as in its result.
+    prompt_tokens: of its prompt, where a server counts them and its `arrive` could not say.
     """
 
     slot: int | None
@@ -351,6 +352,21 @@ class RejectEvent(SampleEvent, frozen=True):
     reason: str
 
 
+class RestartEvent(_Event, frozen=True):
+    """A worker has died, and another one is in its place, which goes on with `step` at `time`.
+
+    What it had not ended is decoded again, by whichever worker has it then: whoever reads a trace
+    ends it there with the reason "lost", which no other line has.
+    Reason: "killed" (by a signal, which is the code), "exited" (code: its exit status) or "lost"
+    (nothing more was heard of it).
+    """
+
+    step: int
+    time: float
+    reason: RestartReason
+    code: int = 0
+
+
 class EndEvent(_Event, frozen=True):
     """The last line of a trace of a run, or of one of its workers, that came to its end."""
 
@@ -379,6 +395,7 @@ RequestEvent = (
     | DropEvent
     | RejectEvent
     | StepsEvent
+    | RestartEvent
 )
 Event = RunEvent | RequestEvent | EndEvent
 SequenceEvent = (

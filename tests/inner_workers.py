@@ -28,7 +28,7 @@ class InnerWorkers:
         self.options, self.random = options, random.Random(seed)
         self.kill_share, self.max_kills, self.poison = kill_share, max_kills, poison
         self.num_kills, self.num_started = 0, 0
-        self.workers, self.instructions = {}, {}
+        self.workers, self.instructions, self.restarts = {}, {}, {}
 
     def __enter__(self):
         self.report_seconds = worker_module.REPORT_SECONDS
@@ -38,8 +38,9 @@ class InnerWorkers:
     def __exit__(self, *_):
         worker_module.REPORT_SECONDS = self.report_seconds
 
-    def start(self, number):
+    def start(self, number, restart=None):
         self.num_started += 1
+        self.restarts[number] = restart
         self.workers[number], self.instructions[number] = None, deque()
 
     def send(self, number, instruction):
@@ -63,7 +64,7 @@ class InnerWorkers:
         if worker is None:
             try:
                 worker = self.workers[number] = Worker(
-                    self.options, number, Wanted.by(self.options)
+                    self.options, number, Wanted.by(self.options), self.restarts[number]
                 )
             except BatchdecodeError as error:
                 return [Failed(str(error))]
@@ -83,7 +84,7 @@ class InnerWorkers:
     def die(self, number):
         self.num_kills += 1
         del self.workers[number], self.instructions[number]
-        return Died("was killed by signal 9")
+        return Died("was killed by signal 9", "killed", 9)
 
     def wake(self):
         raise AssertionError("there is no pipe")

@@ -17,7 +17,7 @@ from batcher.engine.outputs import Outputs
 from batcher.engine.recorder import Recorder, StepStats
 from batcher.engine.sequence import Sequence
 from batcher.errors import BatchdecodeError, InvariantError, RequestError
-from batcher.events import ArriveReason, EndEvent, RunEvent
+from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent
 from batcher.lifecycle import ABORT
 from batcher.models.base import (
     Model,
@@ -244,6 +244,19 @@ class Engine:
         return EndEvent(self.num_steps, self.now, self.num_tokens, self._outputs.num_requests)
 
     # -- what a driver does ----------------------------------------------------------------------
+
+    def go_on_from(self, step: int, time: float) -> None:
+        """Let the first step be `step`, which starts at `time`: another engine made those before.
+
+        To be called before anything is added.
+        """
+        self._clock.go_on_from(step, time)
+        if self._stats is not None:
+            self._stats.go_on_from(step)
+
+    def tell_steps(self) -> list[RequestEvent]:
+        """Return what steps have computed that no outcome has told of yet, if that is told."""
+        return [self._stats.take()] if self._stats else []
 
     def add(
         self,

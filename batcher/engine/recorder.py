@@ -303,6 +303,10 @@ class StepStats:
         """Whether it is time to tell of the steps."""
         return len(self._ends) >= MAX_STEPS
 
+    def go_on_from(self, step: int) -> None:
+        """Let the first step be `step`, before there was any."""
+        self._num_steps = self._first_step = step
+
     def begin_step(self) -> None:
         """Note what rows decode before a step is scheduled."""
         self._padding = self._scheduler.batch.padding

@@ -17,6 +17,7 @@ from batcher.events import (
     PreemptEvent,
     PrefillEvent,
     ReceiveEvent,
+    RestartEvent,
     RunEvent,
 )
 from batcher.metrics.steps import StepFeed, WholeStep, open_feed
@@ -76,6 +77,7 @@ class PhaseFollower:
 
     def __init__(self) -> None:
         self._fold = RequestFold()
+        self._run: RunEvent | None = None
         self._feed: StepFeed | None = None
         self._begun: dict[int, _Begun] = {}  # by the identity of what the fold has of a sequence
         self._decoding_next: list[tuple[_Begun, int]] = []  # from the next step on, in which slot
@@ -89,10 +91,17 @@ class PhaseFollower:
         """
         found = self._fold.take(event)
         if isinstance(event, RunEvent):
-            self._feed = open_feed(event)
+            self._run, self._feed = event, open_feed(event)
             return
-        if self._feed is None:
+        if self._run is None or self._feed is None:
             raise InvariantError("there is no run event")
+        if isinstance(event, RestartEvent):  # others do again what has not ended
+            yield from self.close(event.step)
+            self._begun.clear()
+            self._decoding_next.clear()
+            self._feed = open_feed(self._run)
+            self._feed.go_on_from(event.step, event.time)
+            return
         for step in self._feed.take(event, found):
             yield from self._step(step)
         if isinstance(event, EndEvent):

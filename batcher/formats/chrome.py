@@ -3,10 +3,11 @@
 Rule: all times are those of the engine's clock, in microseconds.  A worker is a process, and its
 thread `slot + 1` is a slot: on it a sequence encloses its prefill, the steps up to its first token;
 nothing else on a thread overlaps.  A preemption is an instant where its slice ends, what was found
-in the prefix cache one where it begins.  The slices of one sequence are a flow, and so is a fork,
-from the beam that goes on in another to that one, and what was found of another sequence, from the
-last step in which that had its slot by then.  Waits are asynchronous events.  Flows and waits are
-told apart by numbers, of which no two workers have the same.
+in the prefix cache one where it begins, and that its worker was replaced one of the process.  The
+slices of one sequence are a flow, and so is a fork, from the beam that goes on in another to that
+one, and what was found of another sequence, from the last step in which that had its slot by then.
+Waits are asynchronous events.  Flows and waits are told apart by numbers, of which no two workers
+have the same.
 """
 
 from bisect import bisect_left
@@ -108,6 +109,7 @@ def _events_of(process: _Process) -> Iterator[TraceEvent]:
         _slices(process),
         _preemptions(process),
         _cache_hits(process),
+        _restarts(process),
         _resumptions(process),
         _forks(process),
         _shared_prefixes(process),
@@ -200,6 +202,24 @@ def _cache_hits(process: _Process) -> Iterator[TraceEvent]:
             if span.cached_from is not None:
                 told["from"] = label_of_name(span.cached_from)
             yield _instant(f"cached: {span.label}", "cache", span, time, told, process.pid)
+
+
+def _restarts(process: _Process) -> Iterator[TraceEvent]:
+    """Yield an instant of the whole process wherever the worker was replaced."""
+    timeline, selection, scale, _ = process
+    window = timeline.window(selection)
+    for restart in timeline.restarts:
+        if window.start < restart.step <= window.stop:
+            yield {
+                "ph": "i",
+                "s": "p",
+                "pid": process.pid,
+                "tid": 0,
+                "ts": scale.end_before(restart.step),
+                "name": "worker replaced",
+                "cat": "restart",
+                "args": {"reason": restart.reason, "code": restart.code, "step": restart.step},
+            }
 
 
 def _instant(

@@ -330,6 +330,7 @@ _DESCRIPTIONS = {
     "event": "The kind of line.",
     "version": "Of the trace format.",
     "batch": "The number of slots, of each worker.",
+    "RestartEvent.code": "The signal, or the exit status, that it died with.",
     "workers": "The number of workers; left out for one.",
     "worker": "Which worker of the run it is of, from 0; left out if there is one.",
     "policy": "The order of the waiting queue.",

@@ -19,6 +19,7 @@ from batcher.events import (
     JumpEvent,
     PreemptEvent,
     RejectEvent,
+    RestartEvent,
     RunEvent,
 )
 from batcher.metrics.distributions import Histogram
@@ -66,6 +67,7 @@ class RunMetrics:
         self._speculation = SpeculationCount()
         self._slo, self._series = slo, series
         self._run: RunEvent | None = None
+        self._restart: RestartEvent | None = None
         self._timed: TimedMetrics | None = None
         self._first_arrival: float | None = None
         self._num_open = 0  # that have arrived and not ended
@@ -136,6 +138,16 @@ class RunMetrics:
             case _:
                 self._speculation.take(event, found)
 
+    def go_on_from(self, event: RestartEvent) -> None:
+        """Let the steps begin where those of another worker end, behind the first event.
+
+        What the two have done adds up as `in_turn` says.
+        """
+        self._restart, self.num_steps = event, event.step
+        self.slots.go_on_from(event.step)
+        if self._timed is not None:
+            self._timed.go_on_from(event)
+
     def _blocked_until(self, num_steps: int) -> Counter[str] | None:
         """Return how long each reason held in a run of `num_steps`, None if none ever did."""
         steps, blocked = Counter(self._blocked_steps), self.fold.blocked
@@ -203,6 +215,8 @@ class RunMetrics:
             self.prompt_tokens += event.prompt_tokens
         if event.deadline is not None and self._timed is None and self._run is not None:
             self._timed = TimedMetrics(self._run, None, None)  # from the first of them on
+            if self._restart is not None:
+                self._timed.go_on_from(self._restart)
 
     def _admit(self, event: AdmitEvent, found: RequestTimeline) -> None:
         arrive = found.arrive
@@ -275,6 +289,11 @@ class TimedMetrics:
         if series is not None:
             series.total_blocks = self._settings.kv_blocks
             series.has_drafts = bool(run.speculation)
+
+    def go_on_from(self, event: RestartEvent) -> None:
+        """Let the steps begin where those of another worker end."""
+        self._feed.go_on_from(event.step, event.time)
+        self._end = event.time
 
     def observe(self, event: Event, found: RequestTimeline | None) -> None:
         """Take in the next event, which tells of `found`."""

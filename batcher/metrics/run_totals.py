@@ -198,11 +198,10 @@ def of_the_dead(totals: RunTotals) -> RunTotals:
 
 
 def in_turn(earlier: RunTotals, later: RunTotals) -> RunTotals:
-    """Return what adds up of a worker that has died, and of the one in its place."""
+    """Return what adds up of a worker that has died, and of the one that goes on in its place."""
     totals = earlier.copy()
     totals.merge(later)
     totals.num_slots = later.num_slots
-    totals.num_steps = earlier.num_steps + later.num_steps
     return totals
 
 

@@ -54,6 +54,10 @@ class SlotUse:
         self.undecided: list[_Idle] = []  # of all steps
         self._reason: BlockedReason | None = None
 
+    def go_on_from(self, step: int) -> None:
+        """Let the first step be `step`, before there was any."""
+        self.integrated_steps = step
+
     def take(self, step: int, arrive: ArriveEvent) -> None:
         """Occupy a slot from `step` on, with a request that arrived as `arrive` says."""
         if step != self.integrated_steps:

@@ -69,6 +69,10 @@ class StepFeed(ABC):
             yield from self.catch_up(event.steps)
 
     @abstractmethod
+    def go_on_from(self, step: int, time: float) -> None:
+        """Let the first step be `step`, which starts at `time`; before there was any."""
+
+    @abstractmethod
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
         """Yield the steps before `num_steps`, of which no more events come, if they are known."""
 
@@ -108,6 +112,9 @@ class _TimedFeed(StepFeed):
         super().__init__()
         self._told: deque[WholeStep] = deque()  # still without their events and starts
         self._end = 0.0  # of the step before
+
+    def go_on_from(self, step: int, time: float) -> None:  # noqa: ARG002 - each is told of
+        self._end = time
 
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
         while self._told and self._told[0].step < num_steps:
@@ -151,6 +158,9 @@ class _UntimedFeed(StepFeed):
         super().__init__()
         self._step, self._start = 0, 0.0  # the first that is not told of
         self._num_rows = 0  # that go on in it
+
+    def go_on_from(self, step: int, time: float) -> None:
+        self._step, self._start = step, time
 
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
         while self._step < num_steps:

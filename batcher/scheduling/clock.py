@@ -64,6 +64,12 @@ class Clock(Protocol):
     def step_at(self, time: float) -> int:
         """Return the first step that starts at or after `time`, which is not later than now."""
 
+    def go_on_from(self, step: int, time: float) -> None:
+        """Let the first step be `step`, which starts at `time`, after others made elsewhere.
+
+        Of those nothing else is known; they count as equally long.  To be called before all else.
+        """
+
 
 class ConstantClock:
     """A clock whose steps last 1.0 seconds.
@@ -128,6 +134,13 @@ class ConstantClock:
         is_last_run = run + 1 == len(self._first_steps)
         return step if is_last_run else min(step, self._first_steps[run + 1])
 
+    def go_on_from(self, step: int, time: float) -> None:
+        """Let the first step be `step`, which starts at `time`; see Clock."""
+        self.step = self._jumped_at = step
+        self.now = self._jumped_to = time
+        self._first_steps.append(step)
+        self._first_times.append(time)
+
 
 class _RecordedClock:
     """A clock that keeps when each step started: 8 bytes a step.
@@ -149,6 +162,12 @@ class _RecordedClock:
     def step_at(self, time: float) -> int:
         """Return the first step that starts at or after `time`, which is not later than now."""
         return self._first + bisect_left(self._starts, time)
+
+    def go_on_from(self, step: int, time: float) -> None:
+        """Let the first step be `step`, which starts at `time`; see Clock."""
+        self.step, self.now = step, time
+        self._starts = array("d", (time * number / step for number in range(step)))
+        self._starts.append(time)
 
     def _begin_step(self, now: float) -> None:
         self.step += 1
@@ -188,6 +207,11 @@ class FormulaClock(_RecordedClock):
         self.ticks += self._step_ticks(*stats)
         self._begin_step(self.ticks / TICKS_PER_SECOND)
 
+    def go_on_from(self, step: int, time: float) -> None:
+        """Let the first step be `step`, which starts at `time`; see Clock."""
+        super().go_on_from(step, time)
+        self.ticks = ticks_until(time)
+
     def jump(self, time: float) -> None:
         """Let the current step start at the first tick that is not before `time`."""
         self.ticks = ticks_until(time)
@@ -212,6 +236,11 @@ class PacedClock(FormulaClock):
         super().__init__(step_time, max_kept)
         self._measure, self._sleep = measure, sleep
         self._started = measure()
+
+    def go_on_from(self, step: int, time: float) -> None:
+        """Let the first step be `step`, which starts at `time`, and that be now; see Clock."""
+        super().go_on_from(step, time)
+        self._started = self._measure() - time
 
     def elapsed(self) -> float:
         """Return how many seconds it is on the wall since the clock was made."""
@@ -258,6 +287,11 @@ class WallClock(_RecordedClock):
         self._measure, self._sleep = measure, sleep
         self._started: float | None = None
         self._last_seconds = 0.0
+
+    def go_on_from(self, step: int, time: float) -> None:
+        """Let the first step be `step`, which starts at `time`, and that be now; see Clock."""
+        super().go_on_from(step, time)
+        self._started = self._measure() - time
 
     def estimate(self, stats: BatchStats) -> float:  # noqa: ARG002 - see Clock
         """Return how long the last step took."""

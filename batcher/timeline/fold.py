@@ -25,6 +25,7 @@ from batcher.events import (
     PrefillEvent,
     ReceiveEvent,
     RejectEvent,
+    RestartEvent,
     RetryEvent,
     Role,
     RollbackEvent,
@@ -50,12 +51,14 @@ class FoldNews(Struct):
     ended: the sequences that have.  preempted: those that were, with the admission that is over.
     samples: those that have arrived beside the first of their requests.
     withdrawn: the lines that were no requests, and the samples that are no results.
+    restarts: the workers that were replaced.
     """
 
     ended: list[RequestTimeline] = []
     preempted: list[tuple[RequestTimeline, AdmissionRecord]] = []
     samples: list[ArriveEvent] = []
     withdrawn: list[RejectEvent | DropEvent] = []
+    restarts: list[RestartEvent] = []
 
 
 class RequestFold:
@@ -88,6 +91,7 @@ class RequestFold:
             StepsEvent: self._tell,
             RejectEvent: self._withdraw,
             DropEvent: self._withdraw,
+            RestartEvent: self._restart,
         }
         self._open: dict[SequenceKey, RequestTimeline] = {}
         self.num_arrived = self.num_wanted = self._num_back = 0
@@ -101,11 +105,25 @@ class RequestFold:
         """The sequences that have not ended."""
         return self._open.values()
 
-    def begin_again(self) -> None:
-        """Forget the sequences that have not ended: who had them has died, and others do them."""
-        self._open.clear()
-        self.slots.clear()
-        self.blocked = None
+    def ends_at(self, restart: RestartEvent) -> list[FinishEvent]:
+        """Return how all that has not ended ends, since whoever had it has died.
+
+        Raises:
+            InvariantError: some of it was admitted later than that.
+        """
+        ends = []
+        for found in self._open.values():
+            slot, step = None, restart.step
+            if found.admission is not None:
+                slot, step = found.admission.event.slot, restart.step - 1
+                if found.admission.event.step > step:
+                    raise InvariantError(
+                        f"{found.label!r} is admitted in step {found.admission.event.step}, and "
+                        f"the worker replaced before step {restart.step}"
+                    )
+            name, tokens = (found.id, found.index, slot), max(found.tokens_after(step), 0)
+            ends.append(FinishEvent(step, restart.time, *name, "lost", None, tokens, found.role))
+        return ends
 
     def take(self, event: Event) -> RequestTimeline | None:
         """Take in the next event, and return the sequence that it tells of, if it is of one.
@@ -177,7 +195,7 @@ class RequestFold:
                 )
             if admission.told_still > event.step:  # it was aborted before that step
                 admission.num_still -= 1
-            if admission.drafts is not None:
+            if admission.drafts is not None and event.reason != "lost":
                 _check_tokens(event, found, admission, admission.drafts)
         elif event.slot is not None and not found.admissions:
             raise _not_held(event, "leaves")
@@ -336,6 +354,15 @@ class RequestFold:
                     continue
                 admission.num_still += 1
                 admission.told_still = step
+
+    def _restart(self, event: RestartEvent) -> None:
+        """End all that has not ended, and go on with nothing."""
+        for end in self.ends_at(event):
+            self.finish(end)
+        self.slots.clear()
+        self.blocked = None
+        if self.news is not None:
+            self.news.restarts.append(event)
 
     def _withdraw(self, event: RejectEvent | DropEvent) -> None:
         """Take note of what has no sequence, or none any more."""

@@ -4,6 +4,7 @@ Rule: steps of equal number stand beside each other, whenever each of the worker
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -27,6 +28,7 @@ class WorkersTimeline(Timeline):
         self.workers = workers
         for worker, timeline in enumerate(workers):
             self._take(worker, timeline)
+        self.restarts.sort(key=attrgetter("step"))
         if any(timeline.has_figures for timeline in workers):
             self._take_figures()
 
@@ -65,6 +67,7 @@ class WorkersTimeline(Timeline):
         for drafts in timeline.drafts:
             slot = first + drafts.slot
             self.drafts.add((drafts.step, slot), replace(drafts, slot=slot))
+        self.restarts += [replace(restart, worker=worker) for restart in timeline.restarts]
 
     def _take_figures(self) -> None:
         """Take in the figures of the steps that any worker tells of."""

@@ -31,6 +31,7 @@ from batcher.events import (
     PreemptEvent,
     PrefillEvent,
     ReceiveEvent,
+    RestartEvent,
     RetryEvent,
     RollbackEvent,
     RunEvent,
@@ -170,7 +171,8 @@ class TimelineRecords:
 
     spans: by (start, slot).  waits: by start, and those that start together as they joined the
     queue.  wait_ends: ascending.  blocked: by start, and no two at once.  figures: of the steps.
-    drafts: by (step, slot), of the steps that verified some.  failures: how many sequences that
+    drafts: by (step, slot), of the steps that verified some.  restarts: of the worker that made the
+    steps, where it was replaced; as they came.  failures: how many sequences that
     waited on their own account came to which bad end.
     """
 
@@ -184,6 +186,7 @@ class TimelineRecords:
         self.drafts = SortedRecords[StepDrafts](StepDrafts)
         self.figures = StepFigures()
         self.failures = Counter[EndReason]()
+        self.restarts: list[RestartEvent] = []
         self._run: RunEvent | None = None
         self._last_step = -1  # of any event, whether it takes a slot or not
         self._fold = RequestFold() if fold is None else fold
@@ -257,6 +260,8 @@ class TimelineRecords:
         """Take in an event of a kind that is rare."""
         if isinstance(event, _IN_SLOT):
             self._note_step(event)
+        elif isinstance(event, RestartEvent):
+            self._restart(event)
         found = self._fold.take(event)
         match event:
             case PreemptEvent():
@@ -341,6 +346,23 @@ class TimelineRecords:
             )
         if span is not None:
             self._add_span(replace(span, dropped=True))
+
+    def _restart(self, event: RestartEvent) -> None:
+        """End all that has not ended where the worker was replaced."""
+        _check_step(event.step)
+        if event.step < self.num_steps:
+            raise InvariantError(
+                f"the worker is replaced before step {event.step}, and has made {self.num_steps}"
+            )
+        for end in self._fold.ends_at(event):
+            self.add(end)
+        self._settle(list(self._finished))
+        self._over.clear()
+        self._num_alive.clear()
+        self.go_on_to(event.step)
+        self._last_step = max(self._last_step, event.step - 1)
+        self.figures.note_start(event.step, event.time)
+        self.restarts.append(event)
 
     def _draft(self, found: RequestTimeline | None) -> None:
         """Keep the drafts that a step verifies, until it is over."""

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import StatusCode, set_span_in_context
 
 from batcher import __version__
-from batcher.events import Event, RunEvent
+from batcher.events import Event
 from batcher.explaining.phases import EndedSequence, PhaseFollower
 
 MAX_WAITING = 10_000  # sequences that have ended, and are no spans yet
@@ -78,15 +78,6 @@ class SpanSender:
         follower = self._followers[worker]
         for event in events:
             self._hand_over(follower.take(event))
-
-    def begin_again(self, worker: int, run: RunEvent, num_steps: int) -> None:
-        """Take note that after so many steps another one is in the place of a worker.
-
-        run: what began that.  What had not ended, others do again.
-        """
-        self._hand_over(self._followers[worker].close(num_steps))
-        self._followers[worker] = PhaseFollower()
-        self.take([run], worker)
 
     def close(self, num_steps: Iterable[int]) -> None:
         """Send what is left of workers that took so many steps, for a few seconds at most."""

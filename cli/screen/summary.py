@@ -1,7 +1,9 @@
 """The few lines that tell a person how a run went."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from batcher.events import RestartReason
 from batcher.metrics.distributions import Distribution, SecondsDistribution
 from batcher.metrics.slo import Goodput
 from batcher.metrics.speculation import Speculation
@@ -24,6 +26,11 @@ IDLE_CAUSES = {
     "too_few": "too few free",
 }
 
+RESTART_REASONS: Mapping[RestartReason, str] = {
+    "killed": "killed",
+    "exited": "left by itself",
+    "lost": "not heard of any more",
+}
 BLOCKED_CAUSES = {
     "kv": "KV",
     "tokens": "budget",

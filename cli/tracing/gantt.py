@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from batcher.events import RestartEvent
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.records import SlotSpan
@@ -116,6 +117,7 @@ class _Page:
         return [
             *self._axis(scale),
             *self._shades(scale),
+            *self._restarts(scale),
             self._queue(scale),
             self._row("", " " * min(first, scale.num_cells - 2) + mark),
         ]
@@ -157,6 +159,8 @@ class _Page:
         entries = {
             f"{glyphs.admitted} admitted": True,
             f"{glyphs.broken} failed": any(has_failed(span) for span in spans),
+            f"{glyphs.lost} worker replaced": any(span.outcome == "lost" for span in spans)
+            or bool(self._restarts_in(zoom)),
             f"{glyphs.dropped} dropped": any(span.dropped for span in spans),
             f"{glyphs.prefill} prefill": any(span.prefill > 1 for span in spans),
             f"{glyphs.preempted} preempted": any(span.preemption for span in spans),
@@ -171,7 +175,7 @@ class _Page:
         """Return the steps of `zoom` as bars of what is `held` in them; as shades for None."""
         scale = self._scale(zoom)
         rows = self._shades(scale) if held is None else self._bars(scale, held)
-        return [*self._axis(scale), *rows, self._queue(scale)]
+        return [*self._axis(scale), *rows, *self._restarts(scale), self._queue(scale)]
 
     def _scale(self, zoom: range) -> chart.Scale:
         """Return how the steps of `zoom` fill the cells of a row."""
@@ -244,6 +248,18 @@ class _Page:
 
     def _name(self, slots: Sequence[int]) -> str:
         return group_name(slots, self.timeline.run)
+
+    def _restarts_in(self, steps: range) -> list[RestartEvent]:
+        """Return which workers were replaced in `steps`."""
+        return [each for each in self.timeline.restarts if each.step - 1 in steps]
+
+    def _restarts(self, scale: chart.Scale) -> list["Line"]:
+        """Return the row of where workers were replaced, if any was."""
+        restarts = self._restarts_in(scale.steps)
+        if not restarts:
+            return []
+        row = chart.restart_row(restarts, scale, self.glyphs)
+        return [self._row("died", row, str(len(restarts)), ["failed"] * scale.num_cells)]
 
     def _queue(self, scale: chart.Scale) -> "Line":
         """Return the row of how many requests wait."""

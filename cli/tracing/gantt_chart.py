@@ -10,6 +10,7 @@ from os.path import commonprefix
 from string import digits
 from types import MappingProxyType
 
+from batcher.events import RestartEvent
 from batcher.timeline.records import SlotSpan
 from batcher.timeline.step_counts import Stretch, clip
 
@@ -26,8 +27,8 @@ MIN_TICK_GAP = 2
 class ChartGlyphs:
     """What charts are drawn with.
 
-    bars: of sequences that follow each other.  prefill: of one that takes several steps for it.
-    shades, levels: from nothing to everything.
+    lost: where a worker died.  bars: of sequences that follow each other.  prefill: of one that
+    takes several steps for it.  shades, levels: from nothing to everything.
     """
 
     admitted: str
@@ -35,6 +36,7 @@ class ChartGlyphs:
     bars: str
     broken: str
     dropped: str
+    lost: str
     prefill: str
     preempted: str
     shades: str
@@ -47,10 +49,10 @@ class ChartGlyphs:
 
 
 UNICODE = ChartGlyphs(
-    "┃", "╭", "━╌", "x", "o", "▪", "«", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·"
+    "┃", "╭", "━╌", "x", "o", "!", "▪", "«", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·"
 )
 ASCII = ChartGlyphs(
-    "|", "/", "=-", "x", "o", ":", "<", " .+*#", " 123456789", "+", "-", "^^^", "~", "-"
+    "|", "/", "=-", "x", "o", "!", ":", "<", " .+*#", " 123456789", "+", "-", "^^^", "~", "-"
 )
 
 
@@ -196,7 +198,7 @@ def bar_styles(spans: Sequence[SlotSpan], scale: Scale) -> list[str]:
 
 def _end_style(span: SlotSpan) -> str:
     """Return the style of what stands where `span` ends, "" where that is nothing but its bar."""
-    if has_failed(span):
+    if has_failed(span) or span.outcome == "lost":
         return "failed"
     return "preempted" if span.preemption is not None else ""
 
@@ -266,6 +268,8 @@ def _end_mark(span: SlotSpan, glyphs: ChartGlyphs) -> str:
     """Return what stands where `span` ends, "" where that is nothing but its bar."""
     if has_failed(span):
         return glyphs.broken
+    if span.outcome == "lost":
+        return glyphs.lost
     if span.preemption is not None:
         return glyphs.preempted
     return glyphs.dropped if span.dropped else ""
@@ -309,6 +313,23 @@ def _write(cells: list[str], start: int, text: str) -> None:
             continue
         cells[cell : cell + width] = [char] + [""] * (width - 1)
         cell += width
+
+
+def restart_row(restarts: Iterable[RestartEvent], scale: Scale, glyphs: ChartGlyphs) -> str:
+    """Return a row with a mark where each worker was replaced, and which one, if there is room."""
+    cells = [" "] * scale.num_cells
+    marks: dict[int, list[str]] = {}
+    for restart in restarts:
+        if restart.step - 1 in scale.steps:
+            worker = "" if restart.worker is None else f"w{restart.worker}"
+            marks.setdefault(scale.last_cell(restart.step - 1), []).append(worker)
+    free = scale.num_cells
+    for cell, workers in sorted(marks.items(), reverse=True):
+        texts = [glyphs.lost + ",".join(workers), f"{glyphs.lost}{len(workers)}", glyphs.lost]
+        text = next(text for text in texts if len(text) <= free - cell or text == glyphs.lost)
+        _write(cells, cell, text)
+        free = cell - 1
+    return "".join(cells)
 
 
 def axis(scale: Scale, glyphs: ChartGlyphs) -> tuple[str, str]:

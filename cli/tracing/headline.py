@@ -12,8 +12,9 @@ def headline(timeline: Timeline) -> list[str]:
     num_workers, running = timeline.run.workers, set()
     for span in timeline.spans:
         num_busy += span.end - span.start
-        num_sequences += not span.resumed
-        num_requests += not (span.resumed or span.index or is_follower(span))
+        num_new = (not span.resumed) - (span.outcome == "lost")  # which comes again
+        num_sequences += num_new
+        num_requests += 0 if span.index or is_follower(span) else num_new
         num_preemptions += span.preemption is not None
         num_drafted += span.drafted
         num_accepted += span.accepted
@@ -35,6 +36,8 @@ def headline(timeline: Timeline) -> list[str]:
         parts.append(f"{failures['aborted']:,} aborted")
     if num_preemptions:
         parts.append(counted(num_preemptions, "preemption"))
+    if timeline.restarts:
+        parts.append(counted(len(timeline.restarts), "restart"))
     if num_drafted:
         parts.append(f"{num_accepted:,} of {counted(num_drafted, 'draft')} accepted")
     if running:

@@ -326,6 +326,11 @@ def _ending(story: Story) -> Iterator[str]:
         yield f"the trace breaks off while {state}"
         return
     tokens = counted(ended.tokens, "token")
+    if ended.reason == "lost":
+        whose = "the worker" if story.worker is None else f"worker {story.worker}"
+        made = f", {tokens}" if story.spans else ""
+        yield f"lost with {whose}, which died{made}: it is decoded again from the beginning"
+        return
     reason = ended.reason if ended.limit is None else f"{ended.reason} ({ended.limit})"
     yield (
         f"ended with step {ended.step:,} ({time_of(ended.time)}): {reason}, {tokens}"

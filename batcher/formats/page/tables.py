@@ -17,7 +17,7 @@ from batcher.result import FinishReason
 from batcher.timeline import Timeline
 from batcher.timeline.records import BlockedSpan, SlotSpan
 
-OUTCOMES = ("", "preempted", *get_args(FinishReason), "unused")
+OUTCOMES = ("", "preempted", *get_args(FinishReason), "unused", "lost")
 ROLES: tuple[str, ...] = get_args(Role)
 REASONS: tuple[str, ...] = get_args(BlockedReason)
 _RARE_OF_SPANS = ("forks", "preemption", "cached_from")
@@ -143,6 +143,7 @@ def _facts(timeline: Timeline, name: str) -> dict[str, Any]:
         "num_steps": timeline.num_steps,
         "has_times": timeline.has_figures,
         "told_steps": len(timeline.figures.ends),
+        "restarts": timeline.restarts,
         "outcomes": OUTCOMES,
         "roles": ROLES,
         "reasons": REASONS,

@@ -12,6 +12,7 @@ from threading import Event as Flag
 from typing import Any, Self
 
 from batcher.errors import BatchdecodeError, LostModelError
+from batcher.events import RestartEvent
 
 from ...commands.run import RunOptions
 from ..garbage import look_seldom
@@ -72,10 +73,11 @@ class Actors:
         self.close()
         self._ray.shutdown()
 
-    def start(self, number: int) -> None:
+    def start(self, number: int, restart: RestartEvent | None = None) -> None:
         """Start the worker `number`; see Transport."""
         remote = self._ray.remote(scheduling_strategy="SPREAD", **self._resources)(ActorWorker)
-        self._peers[number] = _Peer(remote.remote(self._options, number, self._wanted))
+        actor = remote.remote(self._options, number, self._wanted, restart)
+        self._peers[number] = _Peer(actor)
 
     def send(self, number: int, instruction: Instruction) -> None:
         """Tell a worker something; see Transport."""
@@ -158,8 +160,11 @@ class _Peer:
 class ActorWorker:
     """What an actor is: a worker, which is made by the first call."""
 
-    def __init__(self, options: RunOptions, number: int, wanted: Wanted) -> None:
-        self._options, self._number, self._wanted = options, number, wanted
+    def __init__(
+        self, options: RunOptions, number: int, wanted: Wanted, restart: RestartEvent | None
+    ) -> None:
+        self._options, self._number = options, number
+        self._wanted, self._restart = wanted, restart
         self._worker: Worker | None = None
 
     def exchange(self, instructions: list[bytes]) -> tuple[list[bytes], bool]:
@@ -171,7 +176,7 @@ class ActorWorker:
         reports: list[bytes] = []
         try:
             if self._worker is None:
-                self._worker = Worker(self._options, self._number, self._wanted)
+                self._worker = Worker(self._options, self._number, self._wanted, self._restart)
                 look_seldom()
                 reports.append(encode(self._worker.ready()))
             given = [decode_instruction(instruction) for instruction in instructions]

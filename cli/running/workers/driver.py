@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.events import RunEvent
+from batcher.events import RestartEvent, RunEvent
 
 from .lines import Batch, InputLines
 from .messages import (
@@ -56,9 +56,11 @@ class _Member:
 
     held: the lines it has not answered, by index.  batches: what it has to check, in order.
     is_alone: it has one line that is suspected, and is given no other one.
+    num_steps, now: how many steps were made in its place, and when the next one starts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: int = 0, now: float = 0.0) -> None:
+        self.num_steps, self.now = num_steps, now
         self.is_ready = self.is_alone = False
         self.held: dict[int, Line] = {}
         self.batches: deque[Batch] = deque()
@@ -136,16 +138,18 @@ class Driver:
                 for number, report in self._transport.receive():
                     self._take(number, report, lines)
 
-    def decode(self, lines: InputLines) -> Iterator[tuple[int, Answered | Died]]:
-        """Have all lines decoded; yield what is answered, each line once, and which worker dies."""
+    def decode(self, lines: InputLines) -> Iterator[tuple[int, Answered | RestartEvent]]:
+        """Have all lines decoded; yield what is answered, each line once, and who is replaced."""
         while True:
             self._give_batches(lines)
             self._give_lines(lines)
             if lines.has_ended and not self._has_work:
                 return
             for number, report in self._transport.receive():
-                self._take(number, report, lines)
-                if isinstance(report, Answered | Died):
+                restart = self._take(number, report, lines)
+                if restart is not None:
+                    yield number, restart
+                elif isinstance(report, Answered):
                     yield number, report
 
     def give_up(self, lines: InputLines) -> None:
@@ -181,12 +185,14 @@ class Driver:
     def _has_work(self) -> bool:
         return bool(self._again or self._suspects or any(m.held for m in self._members))
 
-    def _take(self, number: int, report: Report | Died, lines: InputLines | None = None) -> None:
-        """Take in what has come of a worker."""
+    def _take(
+        self, number: int, report: Report | Died, lines: InputLines | None = None
+    ) -> RestartEvent | None:
+        """Take in what has come of a worker; return how it was replaced if it has died."""
         member = self._members[number]
         match report:
             case Answered():
-                self._take_answers(member, report.indexes)
+                self._take_answers(member, report)
             case Checked() if lines is not None:
                 lines.take(member.batches.popleft(), report)
             case Ready():
@@ -199,12 +205,15 @@ class Driver:
             case Interrupted():
                 raise KeyboardInterrupt
             case Died():
-                self._replace(number, report.how)
+                return self._replace(number, report)
             case _:
                 pass
+        return None
 
-    def _take_answers(self, member: _Member, indexes: list[int]) -> None:
-        """Take note that a worker has answered these lines."""
+    def _take_answers(self, member: _Member, report: Answered) -> None:
+        """Take note of the lines that a worker has answered, and how far it is."""
+        indexes = report.indexes
+        member.num_steps, member.now = report.num_steps, report.now
         if self._num_futile_deaths and any(not member.held[index].deaths for index in indexes):
             self._num_futile_deaths = 0
         member.note_answered(indexes)
@@ -265,13 +274,17 @@ class Driver:
 
     # -- deaths -------------------------------------------------------------------------------
 
-    def _replace(self, number: int, how: str) -> None:
+    def _replace(self, number: int, died: Died) -> RestartEvent:
         """Start a worker in place of one that has died, and give out again what that had.
+
+        It goes on where the one before it was when it told something last: so the steps in its
+        place are one line, for the trace, the numbers and the results alike.
 
         A line that was with so many that died is decoded by itself: so one that is the cause is
         found, and its neighbours are not taken for it.
         """
-        member, self._members[number] = self._members[number], _Member()
+        member, how = self._members[number], died.how
+        self._members[number] = _Member(member.num_steps, member.now)
         if not member.is_ready:
             self._num_failed_starts += 1
             if self._num_failed_starts == MAX_FAILED_STARTS:
@@ -298,7 +311,15 @@ class Driver:
                 why = f"{DEATHS_ALONE} workers died that decoded nothing else; the last {how}"
                 self._again.append(replace(line, deaths=why))
         self.num_restarts += 1
-        self._transport.start(number)
+        restart = RestartEvent(
+            worker=number,
+            step=member.num_steps,
+            time=member.now,
+            reason=died.reason,
+            code=died.code,
+        )
+        self._transport.start(number, replace(restart, worker=None))
+        return restart
 
     def _note_failed_check(self, batch: Batch, how: str) -> None:
         """Take note that a worker has died that was to check this batch.

@@ -106,7 +106,8 @@ class Answered(Struct, frozen=True, tag=True):
     num_failed: how many requests have failed.  first_failure: what the model did to the first.
     said: what a person should know, in whole lines.
     events: what has happened, as the trace of the whole run has it, if it is wanted.
-    num_steps: that were taken.  totals: the numbers so far, see decode_totals; b"" for those of the
+    num_steps: that were taken.  now: when the next one starts, in seconds of the engine's clock.
+    totals: the numbers so far, see decode_totals; b"" for those of the
     report before it.  state: how the engine stands, if that is wanted.
     num_begun: lines that are in the engine.
     """
@@ -119,6 +120,7 @@ class Answered(Struct, frozen=True, tag=True):
     said: str = ""
     events: list[Event] = []
     num_steps: int = 0
+    now: float = 0.0
     totals: bytes = b""
     state: EngineState | None = None
     num_begun: int = 0

@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from typing import Generic, Self, TypeVar
 
 from batcher.errors import BatchdecodeError, LostModelError, describe
+from batcher.events import RestartEvent
 from batcher.processes import end_with_parent, signals_blocked, threads_shared
 
 from ...commands.run import RunOptions
@@ -69,11 +70,11 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, number: int) -> None:
+    def start(self, number: int, restart: RestartEvent | None = None) -> None:
         """Start the worker `number`; see Transport."""
         ours, theirs = socket.socketpair()
         process = self._context.Process(
-            target=serve, args=(theirs, self._options, number, self._wanted)
+            target=serve, args=(theirs, self._options, number, self._wanted, restart)
         )
         with signals_blocked(), threads_shared(self._num_workers):
             process.start()
@@ -106,7 +107,7 @@ class Processes:
                 if peer.has_ended:
                     self._selector.unregister(peer.socket)
                     del self._peers[number]
-                    events.append((number, Died(peer.end())))
+                    events.append((number, peer.end()))
         return events
 
     def wake(self) -> None:
@@ -207,17 +208,18 @@ class _Peer:
             self.has_ended = True
         return self._inbox.take()
 
-    def end(self) -> str:
+    def end(self) -> Died:
         """Let go of a process that has ended, or is about to; return how it did."""
         self.socket.close()
         self.process.join(_GRACE)
         code = self.process.exitcode
         if code is None:
             self.process.kill()
-            return "did not answer any more"
+            return Died("did not answer any more")
         if code < 0:
-            return f"was killed by signal {-code}, perhaps for want of memory"
-        return f"left with exit status {code}"
+            how = f"was killed by signal {-code}, perhaps for want of memory"
+            return Died(how, "killed", -code)
+        return Died(f"left with exit status {code}", "exited", code)
 
 
 class _Link:
@@ -246,13 +248,19 @@ class _Link:
         return found
 
 
-def serve(own_end: socket.socket, options: RunOptions, number: int, wanted: Wanted) -> None:
+def serve(
+    own_end: socket.socket,
+    options: RunOptions,
+    number: int,
+    wanted: Wanted,
+    restart: RestartEvent | None,
+) -> None:
     """Be the worker `number`; what a process does."""
     end_with_parent()
     link = _Link(own_end)
     with own_end, suppress(EOFError, ConnectionError):
         try:
-            worker = Worker(options, number, wanted)
+            worker = Worker(options, number, wanted, restart)
             look_seldom()
             link.send(worker.ready())
             while True:

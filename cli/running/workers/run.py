@@ -4,6 +4,7 @@ import time
 from contextlib import AbstractContextManager
 
 from batcher.errors import BatchdecodeError
+from batcher.events import RestartEvent
 
 from ...commands.run import RunOptions
 from ...errors import WriteError
@@ -22,7 +23,7 @@ from ..signals import Interrupted, StopSignals
 from .driver import Driver, FailedWorkerError
 from .lines import FileLines, InputLines, PipeLines
 from .messages import Answered
-from .transport import Died, Transport
+from .transport import Transport
 from .watching import WorkersRecord
 
 BAD_INPUT = 2  # an exit status
@@ -175,8 +176,8 @@ class _WorkersRun:
         stop.before_wait, stop.before_pause = self._show_all, self._record.view.step_aside
         has_given_up = False
         for number, told in self._driver.decode(self._lines):
-            if isinstance(told, Died):
-                self._record.lose(number)
+            if isinstance(told, RestartEvent):
+                self._record.restart(number, told)
                 continue
             self._record.take(number, told)
             self._write(told)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from batcher.engine import DrivenEngine
-from batcher.events import Event, FinishEvent
+from batcher.events import Event, FinishEvent, RestartEvent
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.run_totals import encode_totals
 from batcher.metrics.slo import Slo
@@ -51,9 +51,14 @@ def has_picture(options: RunOptions) -> bool:
 
 
 class Telling:
-    """Takes note of the events of a worker, and hands over what is wanted of them."""
+    """Takes note of the events of a worker, and hands over what is wanted of them.
 
-    def __init__(self, wanted: Wanted, engine: DrivenEngine, number: int) -> None:
+    restart: where the worker goes on, if it is in the place of one that has died.
+    """
+
+    def __init__(
+        self, wanted: Wanted, engine: DrivenEngine, number: int, restart: RestartEvent | None
+    ) -> None:
         self._engine, self._number = engine, number
         self._events: list[Event] | None = [] if wanted.events else None
         self._metrics, self._has_state = None, wanted.state
@@ -61,6 +66,8 @@ class Telling:
         if wanted.numbers or wanted.state:
             self._metrics = WatchedMetrics(wanted.slo) if wanted.state else RunMetrics(wanted.slo)
             self._metrics.observe([engine.run_event()])
+            if restart is not None:
+                self._metrics.go_on_from(restart)
 
     def note(self, events: Sequence[Event]) -> None:
         """Take note of what has happened."""
@@ -69,6 +76,11 @@ class Telling:
         if self._events is not None:
             number, batch_size = self._number, self._engine.batch_size
             self._events += [event_of_worker(event, number, batch_size) for event in events]
+
+    @property
+    def has_events(self) -> bool:
+        """Whether there are any since the last time."""
+        return bool(self._events)
 
     def events(self) -> list[Event]:
         """Return those since the last time."""
@@ -104,4 +116,6 @@ class Telling:
             totals.finish_reasons.subtract(event.reason for event in partial)
             totals.generated_tokens -= sum(event.tokens for event in partial)
             totals.num_unfinished += len(partial)
+            ended_first = {e.id for e in partial if not e.index and e.role == "sample"}
+            totals.num_open += len(ended_first)
         return encode_totals(totals)

@@ -2,13 +2,20 @@
 
 from typing import NamedTuple, Protocol
 
+from batcher.events import RestartEvent, RestartReason
+
 from .messages import Instruction, Report
 
 
 class Died(NamedTuple):
-    """A worker has come to an end that nobody asked for; how: in words."""
+    """A worker has come to an end that nobody asked for.
+
+    how: in words.  reason, code: see RestartEvent.
+    """
 
     how: str
+    reason: RestartReason = "lost"
+    code: int = 0
 
 
 Event = tuple[int, Report | Died]
@@ -18,8 +25,11 @@ Event = tuple[int, Report | Died]
 class Transport(Protocol):
     """Starts workers, which are known by their numbers, and speaks to them."""
 
-    def start(self, number: int) -> None:
-        """Start the worker `number`, whose first report is `Ready`."""
+    def start(self, number: int, restart: RestartEvent | None = None) -> None:
+        """Start the worker `number`, whose first report is `Ready`.
+
+        restart: where it goes on, if it is in the place of one that has died.
+        """
 
     def send(self, number: int, instruction: Instruction) -> None:
         """Tell a worker something; never waits, and never fails: that it died, `receive` tells."""

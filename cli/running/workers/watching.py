@@ -1,7 +1,4 @@
-"""What becomes of what workers tell beside their answers: a trace, a picture and numbers.
-
-Rule: of a worker that has died the trace tells no more.
-"""
+"""What becomes of what workers tell beside their answers: a trace, a picture and numbers."""
 
 import os
 import sys
@@ -9,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batcher.events import Event, RunEvent
+from batcher.events import Event, RestartEvent, RunEvent
 from batcher.metrics.summary import RunSummary, encode_summary
 from batcher.timeline.workers import ByWorker
 
@@ -59,7 +56,6 @@ class WorkersRecord:
     ) -> None:
         self._options, self._run, self._title = options, run, title
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
-        self._lost: set[int] = set()  # workers of which the trace tells no more
         self._standings = Standings(run, num_workers, lines.num_to_answer)
         self._num_steps = [0] * num_workers
         self.view = _open_view(options, run, num_workers, lines.total, title, self)
@@ -80,36 +76,44 @@ class WorkersRecord:
         """Take in what a worker has told."""
         self._standings.take(number, told)
         self._num_steps[number] = told.num_steps
-        if number not in self._lost:
-            self._keep(told.events)
+        events = self._named(told.events)
+        self._keep(events)
         if self._spans is not None:
-            self._spans.take(told.events, number)
-        view = self.view
-        if view.workers is not None:
+            self._spans.take(events, number)
+        view, fold = self.view, self.view.workers or self.view.fold
+        if fold is not None:
             with view.lock:
-                for event in told.events:
-                    view.workers.take(event)
+                for event in events:
+                    fold.take(event)
                 view.paces[number].step = max(told.num_steps - 1, 0)
             view.after_step(max(self._num_steps) - 1, self._standings.num_unread)
 
+    def _named(self, events: list[Event]) -> list[Event]:
+        """Return the events of a worker as the run has them; one alone has no number."""
+        if len(self._num_steps) > 1:
+            return events
+        return [replace(event, worker=None) for event in events if not isinstance(event, RunEvent)]
+
     def _keep(self, events: list[Event]) -> None:
-        """Take in the events of a worker of which the whole story is known."""
+        """Pass events on to the trace and the report."""
         if self._trace is not None:
             self._trace.write(events)
         if self._timelines is not None:
             for event in events:
                 self._timelines.add(event)
 
-    def lose(self, number: int) -> None:
+    def restart(self, number: int, restart: RestartEvent) -> None:
         """Take note that a worker has died, and that there is another one in its place."""
-        self._lost.add(number)
         self._standings.lose(number)
+        events = self._named([restart])
+        self._keep(events)
         if self._spans is not None:
-            self._spans.begin_again(number, self._run, self._num_steps[number])
-        self._num_steps[number] = 0
-        if self.view.workers is not None:
+            self._spans.take(events, number)
+        fold = self.view.workers or self.view.fold
+        if fold is not None:
             with self.view.lock:
-                self.view.workers.workers[number].begin_again()
+                for event in events:
+                    fold.take(event)
 
     def flush(self) -> None:
         """Write what the trace has kept.

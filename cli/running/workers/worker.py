@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import force_setattr
 
-from batcher.engine import StepOutcome
+from batcher.engine import Engine, StepOutcome
 from batcher.errors import BatchdecodeError, LostModelError
-from batcher.events import FinishEvent, RejectEvent
+from batcher.events import FinishEvent, RejectEvent, RestartEvent
 from batcher.foreign import RaisedError
 from batcher.formats.requests import BadLine, ParsedLine
 from batcher.formats.results import make_lost_result
-from batcher.remote.loading import RemoteModel
 from batcher.request import Request
 from batcher.result import ErrorInfo, Result
 
@@ -58,19 +57,28 @@ class Worker:
     number: which worker it is, from 0: it has the slots from number * options.batch on.
     is_idle: it has nothing to do until it is told more.
     wanted: what it is to tell beside answers.
+    restart: where it goes on, if it is in the place of one that has died.
 
     Raises:
         BatchdecodeError: there is no such model, or it cannot have such a batch.
     """
 
-    def __init__(self, options: RunOptions, number: int, wanted: Wanted) -> None:
+    def __init__(
+        self,
+        options: RunOptions,
+        number: int,
+        wanted: Wanted,
+        restart: RestartEvent | None = None,
+    ) -> None:
         setup = EngineSetup(options)
-        if isinstance(setup.model, RemoteModel):
+        if not isinstance(setup.engine, Engine):
             raise BatchdecodeError(
                 f"--workers decode by themselves; {options.model} is a server's: "
                 "--batch says how many requests it is sent at once"
             )
         self._engine = setup.engine
+        if restart is not None:
+            self._engine.go_on_from(restart.step, restart.time)
         self._first_slot = number * options.batch
         self._report = ProblemReport("")
         self._tracebacks = ModelTracebacks(self._report, is_quiet=options.quiet)
@@ -79,7 +87,7 @@ class Worker:
         self._order = AsTheyCome()
         self._answers = Answers(setup.model.name, setup.bytes_of, order=self._order)
         self._loop = Loop(self._engine, self._source, self._answers, keep_going=True)
-        self._telling = Telling(wanted, self._engine, number)
+        self._telling = Telling(wanted, self._engine, number, restart)
         self._num_failed = 0  # that were reported
         self._num_held = 0  # lines without an answer
         self._partial: list[FinishEvent] = []  # of outputs of those
@@ -204,7 +212,11 @@ class Worker:
         """Yield what has come since the last time, if anything has."""
         loop, telling, said = self._loop, self._telling, self._report.take()
         indexes, answers = self._order.take()
-        events, is_overdue = telling.events(), telling.is_overdue
+        is_overdue = telling.is_overdue
+        if indexes or said or telling.has_events or is_overdue:
+            # If it dies after this, nothing is missing of the steps that were made by now.
+            telling.note(self._engine.tell_steps())
+        events = telling.events()
         self._num_held -= len(indexes)
         if indexes or said or events or is_overdue:
             # A request that has failed in part is decoded again if this worker dies before its end.
@@ -219,7 +231,8 @@ class Worker:
                 said,
                 events,
                 self._engine.num_steps,
-                telling.totals(self._partial) if indexes or is_overdue else b"",
+                self._engine.now,
+                telling.totals(self._partial) if indexes or events or is_overdue else b"",
                 telling.state(),
                 self._num_held - len(self._source.lines) - loop.num_ahead,
             )

@@ -16,6 +16,7 @@ from batcher.timeline.records import (
 )
 from batcher.timeline.worker_folds import WorkerFolds
 
+from ..summary import RESTART_REASONS
 from .history import RunHistory
 from .slots import Mark, SlotState, WorkerPace
 
@@ -41,6 +42,7 @@ class RunState:
 
     num_done: requests that came to an end, num_failed: outputs that failed.
     num_preempted: how often a sequence lost its slot, those that came along with it not counted.
+    num_restarts: how often a worker was replaced.
     notes: the newest of what nobody should miss; whoever shows them takes them out.
     ends: how sequences ended, as far as that is kept.
     history: the whole run, in little.
@@ -61,7 +63,7 @@ class RunState:
             for worker in range(num_workers)
             for slot in self._slots_of(worker, batch_size // num_workers)
         ]
-        self.num_done = self.num_failed = self.num_preempted = 0
+        self.num_done = self.num_failed = self.num_preempted = self.num_restarts = 0
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self.ends: deque[FinishEvent] = deque(maxlen=MAX_ENDS)
         self.history = RunHistory(batch_size)
@@ -108,7 +110,11 @@ class RunState:
         ends = (request.finish for request in news.ended)
         self.ends.extend(end for end in ends if end is not None)
         self._finish_all(news.ended)
-        for taken in (news.samples, news.withdrawn, news.preempted, news.ended):
+        for restart in news.restarts:
+            self.num_restarts += 1
+            what = f"replaced: {RESTART_REASONS[restart.reason]}"
+            self.notes.append(Note("failed", f"w{restart.worker or 0}", what))
+        for taken in (news.samples, news.withdrawn, news.preempted, news.ended, news.restarts):
             taken.clear()
 
     @property
@@ -240,6 +246,9 @@ class RunState:
         end, admission = request.finish, request.admission
         if end is None:
             return
+        if end.reason == "lost":
+            self._lose(request, end)
+            return
         has_failed = end.reason in FAILURES
         if has_failed:
             self.num_failed += end.reason == "error"
@@ -257,6 +266,15 @@ class RunState:
                 del self._num_others[end.id]
         elif request.arrive is not None or end.index == 0:
             self.num_done += 1  # of what never arrived, the first stands for all
+
+    def _lose(self, request: RequestTimeline, end: FinishEvent) -> None:
+        """Take in that a sequence has ended with its worker: it is to be decoded again."""
+        self._num_finished_tokens += request.tokens_after(end.step)
+        if request.admission is not None:
+            self._leave(request, request.admission, end.step + 1, "failed")
+        is_other = request.role != "sample" and is_follower(request)
+        if not is_other and self._num_others.get(end.id):
+            self._num_others[end.id] -= 1
 
     def _leave(
         self, request: RequestTimeline, admission: AdmissionRecord, until: int, mark: Mark

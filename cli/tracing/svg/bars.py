@@ -1,7 +1,8 @@
 """What slots held as bars, one for each sequence, in rows of those slots that tell the most.
 
 Rule: what differs in kind differs in shape, too, so that nobody needs colours: prefill is striped,
-what was preempted ends torn, what failed is dashed and ends in a cross, a dropped sample in a ring.
+what was preempted ends torn, what failed is dashed and ends in a cross, a dropped sample in a ring,
+what was lost with its worker in two lines.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,8 +22,8 @@ MAX_ROWS = 32
 MAX_BARS = 4000
 MIN_USUAL_WIDTH = 3  # pixels of the bar in the middle, by length
 
-End = Literal["", "torn", "failed", "ring"]
-"""What a bar ends in: nothing, the tear of a preemption, a cross, the ring of what is dropped."""
+End = Literal["", "torn", "failed", "ring", "lost"]
+"""What a bar ends in: nothing, the tear of a preemption, a cross, a ring, or two lines."""
 
 
 class Bars:
@@ -108,6 +109,8 @@ def end_of(span: SlotSpan) -> End:
         return "failed"
     if span.preemption is not None:
         return "torn"
+    if span.outcome == "lost":
+        return "lost"
     return "ring" if span.dropped else ""
 
 
@@ -135,6 +138,10 @@ def draw_body(drawing: Drawing, left: float, right: float, row: Row, end: End) -
     if end == "torn":
         drawing.add("path", "torn", d=f"M{px(right)} {px(row.top)}{tear}")
         return TOOTH + 1
+    if end == "lost":
+        lines = (f"M{px(right - gap)} {px(row.top)}V{px(row.bottom)}" for gap in (1, 4))
+        drawing.add("path", "cross", d="".join(lines))
+        return 2 * TOOTH
     size = min(row.height - 6, 9)
     middle = row.top + row.height / 2
     if end == "ring":

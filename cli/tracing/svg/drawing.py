@@ -27,6 +27,7 @@ _LIGHT = {
     "cross": "stroke:#b3151c",
     "torn": "stroke:#8e24aa",
     "ring": "stroke:#1f2328",
+    "restart": "stroke:#b3151c",
     "begin": "stroke:#1b6ac9",
     "queue": "fill:#c0a5e4",
     "blocks": "fill:#8fc7a5",
@@ -44,6 +45,7 @@ _DARK = {
     "cross": "stroke:#ff7b72",
     "torn": "stroke:#e58fff",
     "ring": "stroke:#f0f6fc",
+    "restart": "stroke:#ff7b72",
     "begin": "stroke:#79b8ff",
     "queue": "fill:#6e4fa3",
     "blocks": "fill:#2f7d4f",
@@ -61,6 +63,7 @@ _ALWAYS = {
     "cross": "fill:none;stroke-width:2",
     "torn": "fill:none;stroke-width:2",
     "ring": "fill:none;stroke-width:1.5",
+    "restart": "stroke-dasharray:4 3",
     "begin": "stroke-width:1.5",
     "other": "opacity:.3",
 }

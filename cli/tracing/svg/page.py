@@ -18,7 +18,12 @@ WIDTHS = range(320, 8001)
 MARGIN, LINE_HEIGHT, LINK_HEIGHT = 12, 16, 22
 SWATCH = 26  # pixels
 MAX_FRAME_CELLS = 24
-ENDS: dict[End, str] = {"torn": "preempted", "failed": "failed", "ring": "dropped"}
+ENDS: dict[End, str] = {
+    "torn": "preempted",
+    "failed": "failed",
+    "ring": "dropped",
+    "lost": "worker replaced",
+}
 BAR_CELLS = 1.5  # more steps are shown as bars than in a gantt of characters, which are wider
 
 

@@ -6,6 +6,7 @@ from itertools import islice
 from batcher.timeline import Selection, Timeline
 from batcher.timeline.step_counts import Stretch, clip
 
+from ...screen.summary import RESTART_REASONS
 from ..headline import percent_of
 from ..slot_rows import group_name
 from .areas import Areas
@@ -57,6 +58,7 @@ class Panel:
             figure = percent_of(num_busy, len(slots) * num_steps)
             self._name(drawing, row, group_name(slots, self._timeline.run), figure)
         self._chart.draw(drawing, rows)
+        self._draw_restarts(drawing, top, bottom)
         lane_top = rows[-1].bottom
         for name, (kind, stretches, most) in lanes.items():
             row = Row(lane_top + 2 * GAP, LANE_HEIGHT)
@@ -75,6 +77,18 @@ class Panel:
             drawing.add("path", "grid", d=f"M{px(place)} {px(top + 15)}V{px(bottom)}")
             if place < self._axis.right - text_width(number) / 2:  # or else it meets what is beside
                 drawing.text("quiet middle", place, top + 11, number)
+
+    def _draw_restarts(self, drawing: Drawing, top: float, bottom: float) -> None:
+        """Draw a line where a worker was replaced."""
+        for restart in self._timeline.restarts:
+            if not self._axis.steps.start < restart.step <= self._axis.steps.stop:
+                continue
+            place = px(self._axis.place(restart.step - 1, restart.step)[1])
+            worker = "the worker" if restart.worker is None else f"worker {restart.worker}"
+            drawing.open("g")
+            drawing.add("title", "", f"{worker} replaced: {RESTART_REASONS[restart.reason]}")
+            drawing.add("path", "restart", d=f"M{place} {px(top + AXIS_HEIGHT)}V{px(bottom)}")
+            drawing.close()
 
     def _name(self, drawing: Drawing, row: Row, name: str, figure: str) -> None:
         drawing.text("text right", NAME_WIDTH - 8, row.base_line, name)

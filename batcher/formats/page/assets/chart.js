@@ -317,6 +317,7 @@ class Chart {
       context.stroke();
       context.setLineDash([]);
     };
+    for (const { step } of run.facts.restarts) line(step, colors.mark, [2, 3]);
     if (this.marked !== null) line(this.marked, colors.mark, [5, 3]);
     if (view.pointed?.run === run) line(view.pointed.step, colors.faint, [1, 2]);
     const { selected } = view;

@@ -424,6 +424,7 @@ function headline(run) {
     plural(run.sequences.rows, "sequence"),
     plural(run.numSteps, "step"),
     plural(batch, "slot"),
+    ...run.facts.restarts.map(({ step, reason }) => `worker replaced before step ${counted(step)} (${reason})`),
     visible(policy, 40),
     visible(model, 60),
   ].join(", ");

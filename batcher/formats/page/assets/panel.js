@@ -57,7 +57,9 @@ function storyOfRequest(page, run, sequence, goTo) {
     element(
       "p",
       {},
-      ended
+      ended?.reason === "lost"
+        ? `lost with the worker, which died, ${plural(ended.tokens, "token")}: decoded again from the beginning`
+        : ended
         ? `ended with step ${counted(ended.step)} (${decimal(ended.time)} s): ` +
             `${ended.reason}${ended.limit ? ` (${ended.limit})` : ""}, ${plural(ended.tokens, "token")}`
         : "the trace breaks off before its end",

@@ -2,7 +2,7 @@
 // What is looked at: a stretch of time, a request, and those that a filter lets through.
 // Whoever changes any of it calls `changed`, and all that draw it do so in the next frame.
 
-const FAILURES = ["preempted", "error", "aborted"]; // the outcomes that are marked
+const FAILURES = ["preempted", "error", "aborted", "lost"]; // the outcomes that are marked
 const GUTTER = 56; // for names of slots and lanes, in CSS pixels
 
 class View {
