@@ -361,7 +361,6 @@ class TimelineRecords:
         self._num_alive.clear()
         self.go_on_to(event.step)
         self._last_step = max(self._last_step, event.step - 1)
-        self.figures.note_start(event.step, event.time)
         self.restarts.append(event)
 
     def _draft(self, found: RequestTimeline | None) -> None:
