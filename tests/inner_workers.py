@@ -21,22 +21,26 @@ class InnerWorkers:
     """A Transport that takes worker after worker a bit further, in an order that a seed decides.
 
     kill_share: of the turns, in which the worker dies, with a part of what it would have said.
-    max_kills: after so many none is killed.  poison: a worker dies when it takes such a line.
+    max_kills: after so many none is killed.  report_seconds: see REPORT_SECONDS.
+    poison: a worker dies when it takes such a line.
     """
 
-    def __init__(self, options, seed=0, kill_share=0.0, max_kills=10**9, poison=()):
+    def __init__(
+        self, options, seed=0, kill_share=0.0, max_kills=10**9, poison=(), report_seconds=0
+    ):
         self.options, self.random = options, random.Random(seed)
         self.kill_share, self.max_kills, self.poison = kill_share, max_kills, poison
+        self.report_seconds = report_seconds
         self.num_kills, self.num_started = 0, 0
         self.workers, self.instructions, self.restarts = {}, {}, {}
 
     def __enter__(self):
-        self.report_seconds = worker_module.REPORT_SECONDS
-        worker_module.REPORT_SECONDS = 0  # so that there are many turns
+        self.usual_seconds = worker_module.REPORT_SECONDS
+        worker_module.REPORT_SECONDS = self.report_seconds  # by default there are many turns
         return self
 
     def __exit__(self, *_):
-        worker_module.REPORT_SECONDS = self.report_seconds
+        worker_module.REPORT_SECONDS = self.usual_seconds
 
     def start(self, number, restart=None):
         self.num_started += 1

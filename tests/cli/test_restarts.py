@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 
+import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,8 @@ SETTINGS = (
     {"kv_blocks": 24, "block_size": 4},
     {"max_batch_tokens": 9, "long_prefill_threshold": 5},
     {"draft": "ngram"},
-    {"step_time": "h100_llama3.1-8b_tp1"},
+    {"profile": "h100_llama3.1-8b_tp1"},
+    {"profile": "wall"},
 )
 
 
@@ -93,3 +95,41 @@ def test_the_steps_in_the_place_of_a_worker_are_one_line(
     assert summary["requests"] == len(VARIED)
     assert summary["steps"] == timeline.num_steps
     assert summary["busy_slot_steps"] == sum(each.total for each in timeline.occupied())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_report_tells_of_steps_is_complete(tmp_path, seed):
+    events, _, _, workers = run_with_kills(
+        tmp_path,
+        requests=[{"prompt": "Once", "max_tokens": 60, "ignore_eos": True}] * 40,
+        scheduling=SchedulingOptions(profile="h100_llama3.1-8b_tp1"),
+        seed=seed,
+        kill_share=0.3,
+        max_kills=4,
+        report_seconds=0.002,
+    )
+    assert workers.num_kills
+    timeline = read_timeline(events)
+    for worker in timeline.workers:
+        assert len(worker.figures.ends) == worker.num_steps
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_request_of_which_a_part_had_ended_counts_once(tmp_path, seed):
+    requests = [{**SAMPLED, "id": f"s{number}", "n": 3} for number in range(20)]
+    _, _, summary, workers = run_with_kills(
+        tmp_path, requests=requests, num_workers=2, seed=seed, kill_share=0.1, max_kills=4
+    )
+    assert workers.num_kills
+    assert (summary["requests"], summary["outputs"]) == (20, 60)
+
+
+def test_one_worker_has_a_trace_of_one_engine(tmp_path):
+    events, results, _, workers = run_with_kills(
+        tmp_path, requests=workload(20), num_workers=1, seed=3, kill_share=0.2, max_kills=2
+    )
+    assert workers.num_kills == 2
+    assert events[0].workers == 1
+    assert all(event.worker is None for event in events[1:])
+    assert len(read_timeline(events).restarts) == 2
+    assert len(results) == 20
