@@ -4,7 +4,7 @@ Rule: a step belongs to the interval in which it ended, its end included; an int
 nothing began or ended has no row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from math import ceil
 
@@ -168,11 +168,11 @@ class TimeSeries:
                 is_late = step is None or event.step < step.step  # it ended with the step before
                 at = self._bin(self._known_steps if is_late or step is None else step.end)
                 at.joined_slots -= 1
-                at.finished += has_arrived
+                at.finished += has_arrived and event.reason != "lost"
             elif has_arrived:
                 at = self._bin(event.time)
                 at.joined_queue -= 1
-                at.finished += 1
+                at.finished += event.reason != "lost"
 
     def _bin(self, time: float) -> _Bin:
         """Return the interval of `time`, or if its row was given already, the next one."""
@@ -181,6 +181,16 @@ class TimeSeries:
         if found is None:
             found = self._bins[index] = _Bin()
         return found
+
+    @property
+    def interval(self) -> float:
+        """How long one is by now, in seconds."""
+        return self._interval
+
+    def widen(self, interval: float) -> None:
+        """Make intervals as long as `interval`, to which theirs can be doubled."""
+        while self._interval < interval:
+            self._double()
 
     def _double(self) -> None:
         """Make one interval of each two."""
@@ -217,3 +227,10 @@ class TimeSeries:
                 tokens_per_s=round(found.output_tokens / self._interval, 3),
                 ttft_mean=round(found.sum_ttft / num_first, 6) if num_first else None,
             )
+
+
+def with_one_interval(all_series: Collection[TimeSeries]) -> None:
+    """Make the intervals of several as long as the longest, before rows are given at the end."""
+    widest = max(series.interval for series in all_series)
+    for series in all_series:
+        series.widen(widest)

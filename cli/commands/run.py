@@ -43,7 +43,6 @@ MAX_WORKERS = 1024
 _SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go on
 _OF_ONE_ENGINE = (
     "stream",
-    "timeseries",
     "step-delay",
 )
 _EXCLUDING = (

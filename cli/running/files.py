@@ -30,7 +30,7 @@ _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from 
     "--summary-json": re.compile(rb'\{\s*"requests":').match,
     "--report": is_page_start,
     "--metrics-file": re.compile(b"# HELP (vllm:|batchdecode_)").match,
-    "--timeseries": re.compile(b"time,steps,running,").match,
+    "--timeseries": re.compile(b"(worker,)?time,steps,running,").match,
 }
 
 

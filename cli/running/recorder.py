@@ -1,11 +1,8 @@
 """What becomes of the outcomes of a run: results, trace, numbers and the picture."""
 
-import io
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self
-
-from msgspec.structs import astuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Self
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Event, TokenEvent
@@ -31,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..screen.live.driver import LiveView
     from .exposing import Exposition
+    from .series import SeriesWriter
     from .spans import SpanSender
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
 MAX_EVENTS = 1000  # that are kept
@@ -129,53 +127,6 @@ class TraceWriter:
         self._sink.close()
 
 
-class SeriesWriter:
-    """Writes the rows of `series`, the run over time, as CSV, as they become known.
-
-    interval: in seconds, None for what TimeSeries takes.
-
-    Raises, in all but its constructor:
-        WriteError, BrokenPipeError: see Sink.
-    """
-
-    def __init__(self, sink: Sink, interval: float | None) -> None:
-        from batcher.metrics.timeseries import (  # noqa: PLC0415 - few runs need it
-            DRAFT_COLUMNS,
-            SeriesRow,
-            TimeSeries,
-        )
-
-        self._sink, self.series = sink, TimeSeries(interval)
-        self._columns, self._draft_columns = SeriesRow.__struct_fields__, DRAFT_COLUMNS
-        self._has_header = False
-
-    def write_known(self) -> None:
-        """Write the rows that are known by now."""
-        rows = self.series.rows()
-        if rows:
-            self._write(map(astuple, rows))
-
-    def close(self) -> None:
-        """Write the rest of a run that is over, and end the file."""
-        try:
-            self._write(map(astuple, self.series.finish()))
-        finally:
-            self._sink.close()
-
-    def _write(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        import csv  # noqa: PLC0415 - as above
-
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        num_left_out = 0 if self.series.has_drafts else len(self._draft_columns)
-        num_columns = len(self._columns) - num_left_out
-        if not self._has_header:
-            writer.writerow(self._columns[:num_columns])
-            self._has_header = True
-        writer.writerows(row[:num_columns] for row in rows)
-        self._sink.write(text.getvalue().encode())
-
-
 class RunRecorder:
     """Takes what a loop gives to the files and the view; closes the files when it is left.
 
@@ -199,9 +150,7 @@ class RunRecorder:
         spans: "SpanSender | None" = None,
     ) -> None:
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
-        self._series = None
-        if options.timeseries is not None:
-            self._series = SeriesWriter(open_sink(options.timeseries), options.timeseries_interval)
+        self._series = _series_of(options)
         self.metrics: RunMetrics | None
         self._collector = None
         if exposition is None:
@@ -348,24 +297,32 @@ def _num_lines(lines: bytes) -> int:
     return len(lines.split(b"\n")) - 1
 
 
+def _series_of(options: RunOptions) -> "SeriesWriter | None":
+    if options.timeseries is None:
+        return None
+    from .series import SeriesWriter  # noqa: PLC0415 - few runs need it
+
+    return SeriesWriter(open_sink(options.timeseries), options.timeseries_interval)
+
+
 def _metrics_of(
-    options: RunOptions, series: SeriesWriter | None, view: View
+    options: RunOptions, series: "SeriesWriter | None", view: View
 ) -> "RunMetrics | None":
     wanted = (options.summary_json, options.report, series)
     if options.quiet and all(one is None for one in wanted):
         return None
     from batcher.metrics.run_metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
 
-    return RunMetrics(options.limits, None if series is None else series.series, view.fold)
+    return RunMetrics(options.limits, None if series is None else series.only, view.fold)
 
 
 def _collector_of(
-    options: RunOptions, series: SeriesWriter | None, view: View, loop: Loop
+    options: RunOptions, series: "SeriesWriter | None", view: View, loop: Loop
 ) -> "RunCollector":
     from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - as above
     from batcher.metrics.watched import WatchedMetrics  # noqa: PLC0415 - as above
 
-    told = None if series is None else series.series
+    told = None if series is None else series.only
     metrics = WatchedMetrics(options.limits, told, view.fold)
     labels = options.model, "0"
     return RunCollector(metrics, loop.engine, labels, lambda: loop.num_unread)

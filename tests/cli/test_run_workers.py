@@ -412,7 +412,6 @@ def test_a_pipe_ends_at_a_bad_line(folder):
 
 def test_options_of_one_engine_are_refused():
     for option in (
-        ("--timeseries", "x"),
         ("--stream",),
         ("--live", "plain"),
         ("--step-delay", "1"),

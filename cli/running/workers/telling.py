@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
         """Return what the options ask for."""
         all_numbers = (options.summary_json, options.report)
         has_numbers = not options.quiet or any(each is not None for each in all_numbers)
-        all_events = (options.trace, options.report, options.otel)
+        all_events = (options.trace, options.report, options.otel, options.timeseries)
         has_events = has_picture(options) or any(each is not None for each in all_events)
         return cls(has_events, has_numbers, options.is_exposed, options.limits)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from batcher.metrics.prometheus import WorkersCollector
 
     from ..exposing import Exposition
+    from ..series import WorkersSeriesWriter
     from ..spans import SpanSender
 
 
@@ -60,6 +61,7 @@ class WorkersRecord:
         self._num_steps = [0] * num_workers
         self.view = _open_view(options, run, num_workers, lines.total, title, self)
         self._timelines = ByWorker(_new_timeline) if options.report is not None else None
+        self._series = _series_of(options, run, num_workers)
         self._spans = spans
         whole = replace(run, workers=num_workers)
         if self._trace is not None:
@@ -77,7 +79,7 @@ class WorkersRecord:
         self._standings.take(number, told)
         self._num_steps[number] = told.num_steps
         events = self._named(told.events)
-        self._keep(events)
+        self._keep(number, events)
         if self._spans is not None:
             self._spans.take(events, number)
         view, fold = self.view, self.view.workers or self.view.fold
@@ -94,8 +96,10 @@ class WorkersRecord:
             return events
         return [replace(event, worker=None) for event in events if not isinstance(event, RunEvent)]
 
-    def _keep(self, events: list[Event]) -> None:
-        """Pass events on to the trace and the report."""
+    def _keep(self, number: int, events: list[Event]) -> None:
+        """Pass events of a worker on to the files."""
+        if self._series is not None:
+            self._series.take(number, events)
         if self._trace is not None:
             self._trace.write(events)
         if self._timelines is not None:
@@ -106,7 +110,7 @@ class WorkersRecord:
         """Take note that a worker has died, and that there is another one in its place."""
         self._standings.lose(number)
         events = self._named([restart])
-        self._keep(events)
+        self._keep(number, events)
         if self._spans is not None:
             self._spans.take(events, number)
         fold = self.view.workers or self.view.fold
@@ -127,7 +131,7 @@ class WorkersRecord:
     @property
     def has_events(self) -> bool:
         """Whether it is to be told of all that happens."""
-        kept = (self._trace, self._timelines, self._spans)
+        kept = (self._trace, self._timelines, self._series, self._spans)
         return any(each is not None for each in kept)
 
     def read_gauges(self) -> GaugeReading:
@@ -148,6 +152,8 @@ class WorkersRecord:
         self.view.close()
         if self._trace is not None:
             self._trace.close()
+        if self._series is not None:
+            self._series.close(self._num_steps)
 
     def conclude(self, *, is_complete: bool, elapsed: float) -> None:
         """Say what happened, to the person and to the programs that want to know."""
@@ -168,6 +174,7 @@ class WorkersRecord:
                     options.trace,
                     options.report,
                     numbers,
+                    timeseries=options.timeseries,
                     metrics=options.metrics_file,
                 ),
                 is_complete=is_complete,
@@ -195,6 +202,17 @@ def _new_timeline() -> "PageTimeline":
     from batcher.formats.page.records import PageTimeline  # noqa: PLC0415 - as above
 
     return PageTimeline()
+
+
+def _series_of(
+    options: RunOptions, run: RunEvent, num_workers: int
+) -> "WorkersSeriesWriter | None":
+    if options.timeseries is None:
+        return None
+    from ..series import WorkersSeriesWriter  # noqa: PLC0415 - few runs need it
+
+    sink = open_sink(options.timeseries)
+    return WorkersSeriesWriter(sink, options.timeseries_interval, run, num_workers)
 
 
 def _collector_of(options: RunOptions, run: RunEvent, standings: Standings) -> "WorkersCollector":
