@@ -105,6 +105,11 @@ class RequestFold:
         """The sequences that have not ended."""
         return self._open.values()
 
+    @property
+    def num_open(self) -> int:
+        """How many sequences have not ended."""
+        return len(self._open)
+
     def ends_at(self, restart: RestartEvent) -> list[FinishEvent]:
         """Return how all that has not ended ends, since whoever had it has died.
 
@@ -359,7 +364,6 @@ class RequestFold:
         """End all that has not ended, and go on with nothing."""
         for end in self.ends_at(event):
             self.finish(end)
-        self.slots.clear()
         self.blocked = None
         if self.news is not None:
             self.news.restarts.append(event)

@@ -47,6 +47,11 @@ class WorkerFolds:
         return list(chain.from_iterable(fold.open for fold in self.workers))
 
     @property
+    def num_open(self) -> int:
+        """How many have not ended."""
+        return sum(fold.num_open for fold in self.workers)
+
+    @property
     def slots(self) -> dict[int, RequestTimeline]:
         """The newest sequence of each slot that was used."""
         return dict(chain.from_iterable(fold.slots.items() for fold in self.workers))

@@ -160,6 +160,6 @@ def phase_style(phase: str) -> str:
     """Return the style of a phase, or of a reason for an end."""
     if phase in ("beam", "partner"):
         return "decode"
-    if phase in ("error", "aborted"):
+    if phase in ("error", "aborted", "lost"):
         return "failed"
     return "stop" if phase in ("length", "unused") else phase

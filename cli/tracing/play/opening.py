@@ -34,6 +34,7 @@ from ..show import selection_of
 from .player import DEFAULT_SPEED, Player, Span, TerminalGone
 from .recording import Recording
 from .stage import PairStage, Stage
+from .workers import open_recording
 
 READING_SECONDS = 0.3
 """An input that takes longer to read says how far it is, and again after as long."""
@@ -138,7 +139,7 @@ class _Recorder:
         """Yield `events`, which are recorded as they are read."""
         for event in events:
             if isinstance(event, RunEvent):
-                self._recording = Recording(event)
+                self._recording = open_recording(event)
             elif self._recording is not None:
                 self._recording.add(event)
             yield event
@@ -173,9 +174,8 @@ def play_trace(options: TraceOptions) -> int:
     def make(terminal: InteractiveTerminal) -> Player:
         recorder = _Recorder()
         told = events_of(path, source, options.run_options, options.preset)
-        events = of_one_worker(told, source.name, "--play")
         with contradictions_named(source.name):
-            for _ in recorder.record(terminal.with_progress(events, source.name)):
+            for _ in recorder.record(terminal.with_progress(told, source.name)):
                 pass
             recording = recorder.close()
         window = recording.timeline.window(selection_of(recording.timeline, options))

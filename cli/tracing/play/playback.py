@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from batcher.events import RestartEvent
 from batcher.timeline.recording import MAX_STEPS
 from batcher.timeline.records import is_follower
 
@@ -75,22 +76,28 @@ class Playback:
     def __init__(self, recording: Recording, title: str, glyphs: Glyphs) -> None:
         run = recording.timeline.run
         self.recording, self.step = recording, -1
-        self._num_blocks = run.scheduling.get("kv_blocks")
+        blocks = run.scheduling.get("kv_blocks")
+        self._num_blocks = blocks if blocks is None else blocks * run.workers
         self._has_blocks = self._num_blocks is not None or any(recording.timeline.figures.blocks)
         plan = RunPlan(
-            title, run.policy, run.batch, recording.num_requests, is_timed=bool(run.step_time)
+            title,
+            run.policy,
+            recording.timeline.num_slots,
+            recording.num_requests,
+            is_timed=bool(run.step_time),
+            num_workers=run.workers,
         )
         self._state = recording.state_before(0)
         self._told = recording.events_from(0)
         self._ahead = next(self._told, None)
         self._held = set[int]()  # the slots that are, after the step
-        self._lately = Lately(run.batch)
+        self._lately = Lately(recording.timeline.num_slots)
         self._samples: deque[tuple[int, int]] = deque(maxlen=NUM_SAMPLES + 1)  # step and tokens
         self._strips = StepStrips(self._state.slots, glyphs, -1)
         self.scene = Scene(
             self._state,
             plan,
-            GaugeReading(0.0, run.batch, None, None),
+            GaugeReading(0.0, recording.timeline.num_slots, None, None),
             glyphs,
             self._strips,
             Moment(-1, None, 0, 0.0, None, None),
@@ -137,6 +144,10 @@ class Playback:
                 slot = getattr(event, "slot", None)
                 if slot is not None:
                     slots.add(slot)
+                elif isinstance(event, RestartEvent):
+                    batch = self.recording.timeline.run.batch
+                    first = (event.worker or 0) * batch
+                    slots.update(range(first, first + batch))
             self._state.keep_up()
             self._ahead = next(self._told, None)
         self._state.catch_up()

@@ -9,7 +9,7 @@ import pickle
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import (
@@ -28,12 +29,15 @@ from batcher.events import (
     FinishEvent,
     PreemptEvent,
     RejectEvent,
+    RestartEvent,
     RunEvent,
     StepsEvent,
 )
 from batcher.timeline import Timeline
 from batcher.timeline.bubbles import worst_bubble
+from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import RequestTimeline, is_follower, label_of
+from batcher.timeline.workers import ByWorker
 
 from ...screen.cells import cell_width, printable
 from ...screen.live.grid import MAX_REQUEST, Longest
@@ -71,6 +75,42 @@ class Admission(NamedTuple):
     arrived: int | None
 
 
+class ToldSteps:
+    """With which step a view is told of the events of an engine, which come one by one."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._is_measured = False
+        self._early: list[Event] = []
+
+    def take(self, event: Event) -> list[tuple[int, Event]]:
+        """Return what is told since `event` has come, in order, each with the step."""
+        step = self._step
+        match event:
+            case ArriveEvent() if not self._is_measured:
+                # Read when a slot was free for it: in the step that the next event tells.
+                self._early.append(event)
+                return []
+            case StepsEvent():  # stands before all else that the last of these steps has told
+                self._is_measured = True
+                step = event.step + len(event.ends) - 1
+            case RestartEvent():
+                step = event.step - 1
+            case (
+                EndEvent() | ArriveEvent() | RunEvent()
+            ):  # a second start is the reader's to refuse
+                pass
+            case _:
+                step = event.step
+        self._step = max(self._step, step)
+        return [*self.rest(), (self._step, event)]
+
+    def rest(self) -> list[tuple[int, Event]]:
+        """Return the arrivals that were to be told with the next step."""
+        early, self._early = self._early, []
+        return [(self._step, event) for event in early]
+
+
 class Recording:
     """Takes in what followed the start of a run, event by event, up to `close`.
 
@@ -83,11 +123,11 @@ class Recording:
     """
 
     def __init__(self, run: RunEvent) -> None:
-        Timeline().add(run)  # which refuses what is no batch
-        self._run = RunState(run.batch)
+        ByWorker(Timeline).add(run)  # which refuses what is no batch
+        self._run = RunState(run.batch * run.workers, run.workers)
         self._run.ends = deque(maxlen=MAX_ENDS)  # each chapter has them
         self.timeline = Timeline(self._run.only_fold)
-        self.timeline.add(run)
+        self.timeline.add(replace(run, workers=1))
         self.preemptions, self.failures = array("q"), array("q")
         self.longest = Longest()
         self._chapters: list[Chapter] = []
@@ -95,8 +135,8 @@ class Recording:
         # Of who was admitted on its own account: the step, and the number of the event.
         self._admit_steps, self._admit_numbers = array("q"), array("q")
         self._step = self._num_events = 0
-        self._is_measured = False
-        self._early: list[ArriveEvent] = []
+        self._told = ToldSteps()
+        self._again: Counter[str] = Counter()  # by id: requests that were lost, and come again
         self._state = _packed(self._run)
         self._steps: list[int] = []  # with which the events of the chapter were told
         self._events: list[Event] = []
@@ -118,20 +158,13 @@ class Recording:
         Raises:
             InvariantError, BatchdecodeError: see Timeline.from_events.
         """
-        match event:
-            case ArriveEvent() if not self._is_measured:
-                # Read when a slot was free for it: in the step that the next event tells.
-                self._early.append(event)
-            case StepsEvent():  # stands before all else that the last of these steps has told
-                self._is_measured = True
-                self._take(event, event.step + len(event.ends) - 1)
-            case EndEvent():
-                self._take_early()
-                self.timeline.add(event)
-            case ArriveEvent() | RunEvent():  # a second start is the reader's to refuse
-                self._take(event, self._step)
-            case _:
-                self._take(event, event.step)
+        if isinstance(event, RestartEvent) and self._run.only_fold is not None:
+            self._lose(self._run.only_fold)
+        for step, told in self._told.take(event):
+            if isinstance(told, EndEvent):
+                self.timeline.add(told)
+            else:
+                self._take(told, step)
 
     def close(self) -> None:
         """Take what was added for all there is.
@@ -140,11 +173,20 @@ class Recording:
             InvariantError: it contradicts itself.
             BatchdecodeError: it has no steps.
         """
-        self._take_early()
+        for step, told in self._told.rest():
+            self._take(told, step)
+        self._close_chapters()
+        self.timeline.close()
+        self._check()
+
+    def _close_chapters(self) -> None:
+        """End the last chapter."""
         for found in self._run.fold.open:
             self._see_tokens(found, found.max_tokens)
         self._end_chapter(self._step)
-        self.timeline.close()
+
+    def _check(self) -> None:
+        """Make sure that there is something to play, which can have happened."""
         self.timeline.check_integrity()
         if not self.num_steps:
             raise BatchdecodeError("there is nothing to play: no request took a slot")
@@ -228,25 +270,41 @@ class Recording:
         return None if bubble is None else bubble.start
 
     def _take(self, event: Event, step: int) -> None:
-        """Take in an event that is told with `step`, or with a later one if that has come."""
-        self._step = step = max(self._step, step)
-        self._take_early()
+        """Take in an event that is told with `step`, which is none before that of the last one."""
+        self._step = step
         if len(self._events) >= self._chapter_size and step > self._steps[-1]:
             self._end_chapter(step)
         self._steps.append(step)
         self._events.append(event)
         if isinstance(event, AdmitEvent) and not 0 <= event.slot < len(self._run.slots):
             raise InvariantError(f"{event.id!r} is in slot {event.slot} of {len(self._run.slots)}")
-        found = self.timeline.add(event)
+        found = self._fold(event)
         self._run.keep_up()
         if found is not None and found.first_event is event:
-            if not is_follower(found) and not found.index:
+            if self._is_new(found):
                 self._request_steps.append(step)
             self._see_name(found)
         if isinstance(event, FinishEvent) and found is not None:
             self._see_tokens(found, event.tokens)
         self._note(event, step)
         self._num_events += 1
+
+    def _fold(self, event: Event) -> RequestTimeline | None:
+        """Take the event to what is shown; return the sequence that it tells of."""
+        return self.timeline.add(event)
+
+    def _is_new(self, found: RequestTimeline) -> bool:
+        """Return whether a sequence that has become known is the first of a new request."""
+        if is_follower(found) or found.index:
+            return False
+        if self._again and self._again[found.id]:
+            self._again[found.id] -= 1
+            return False
+        return True
+
+    def _lose(self, fold: RequestFold) -> None:
+        """Take note that all that `fold` has open comes again, and is counted by now."""
+        self._again.update({found.id for found in fold.open})
 
     def _note(self, event: Event, step: int) -> None:
         """Note what somebody may look for."""
@@ -267,16 +325,10 @@ class Recording:
             case _:
                 pass
 
-    def _take_early(self) -> None:
-        """Take in the arrivals that were to be told with the step that has come."""
-        early, self._early = self._early, []
-        for event in early:
-            self._take(event, self._step)
-
     @property
     def _chapter_size(self) -> int:
         """How many events it has at least: packing the state costs as much as some of them."""
-        return max(MIN_EVENTS, 2 * len(self._run.fold.open), len(self._run.slots))
+        return max(MIN_EVENTS, 2 * self._run.fold.num_open, len(self._run.slots))
 
     def _end_chapter(self, step: int) -> None:
         """Pack what was told; the next chapter begins with `step`."""

@@ -41,8 +41,12 @@ class Stage:
         return self.recording.num_steps
 
     def points_of_interest(self) -> list[int]:
-        """Return the steps with a preemption or a failure, and where the worst bubble begins."""
-        found = {*self.recording.preemptions, *self.recording.failures}
+        """Return the steps with a preemption, a failure or the last before a restart.
+
+        And where the worst bubble begins.
+        """
+        restarts = (max(each.step - 1, 0) for each in self.recording.timeline.restarts)
+        found = {*self.recording.preemptions, *self.recording.failures, *restarts}
         bubble = self.recording.worst_bubble
         return sorted(found if bubble is None else {*found, bubble})
 
