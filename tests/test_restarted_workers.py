@@ -94,12 +94,13 @@ def places(drawn, num_workers, seed, kind):
     return run, [lives for _, lives in found], list(read_trace(trace.splitlines(keepends=True)))
 
 
-cases = given(
+ARGUMENTS = (
     st.lists(english_requests(), min_size=1, max_size=12),
     st.integers(2, 4),
     st.integers(0, 2**32),
     st.sampled_from(list(SETTINGS)),
 )
+cases = given(*ARGUMENTS)
 
 
 @cases

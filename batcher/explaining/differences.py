@@ -5,7 +5,7 @@ Latency is from arrival to the end of the last step, a wait is all steps in the 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -138,6 +138,21 @@ class RunTotals(Struct, frozen=True, omit_defaults=True):
     e2e: SecondsDistribution | None = None
 
 
+class Agreement(Struct, frozen=True):
+    """How far the results of two runs agree, where schedules of workers cannot be compared.
+
+    workers_a, workers_b: how many there are.  differing: labels of samples that ended for another
+    reason or with another number of tokens.  is_whole_a, is_whole_b: whether the trace has the end
+    of each worker; what has no end is not compared.
+    """
+
+    workers_a: int
+    workers_b: int
+    differing: list[str]
+    is_whole_a: bool
+    is_whole_b: bool
+
+
 class RunComparison(Struct, frozen=True):
     """How two runs differ.
 
@@ -147,6 +162,7 @@ class RunComparison(Struct, frozen=True):
     changes: of those that went another way, the one that changed most first.
     breaks_off_a, breaks_off_b: the step at which the trace breaks off, None if it does not; all
     else is then of the steps before, and of requests that are known in both by then.
+    agreement: of runs of which one has several workers, whose schedules are not compared.
     """
 
     settings: list[DifferentSetting]
@@ -161,11 +177,15 @@ class RunComparison(Struct, frozen=True):
     totals_b: RunTotals
     breaks_off_a: int | None = None
     breaks_off_b: int | None = None
+    agreement: Agreement | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether the schedules are, of equal workloads, as far as both traces go."""
-        return self.parting is None and not (self.only_a or self.only_b or self.altered)
+        """Whether the schedules are, or results of workers, of equal workloads, as far as told."""
+        differing = [] if self.agreement is None else self.agreement.differing
+        return self.parting is None and not (
+            self.only_a or self.only_b or self.altered or differing
+        )
 
 
 def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparison:
@@ -199,7 +219,7 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
         ],
         only_a=only_a if until is None else [],  # the other one may not have read them yet
         only_b=only_b if until is None else [],
-        altered=[request.label for request, other in pairs if _is_altered(request, other)],
+        altered=[request.label for request, other in pairs if is_altered(request, other)],
         num_compared=len(ended),
         changes=changes_of(a.timeline, b.timeline, ended),
         totals_a=totals_of(a.timeline, a.all),
@@ -293,7 +313,7 @@ def _key_of(decision: Decision) -> bytes:
     return msgspec.json.encode(decision)  # it may hold a list
 
 
-def _is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:
+def is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:
     """Return whether the two are not the same request, as far as their arrivals tell."""
     if a.arrive is None or b.arrive is None:
         return a.arrive is not b.arrive
@@ -334,6 +354,11 @@ def changes_of(
         a, b = figures_of(timeline_a, request_a), figures_of(timeline_b, request_b)
         if a != b:
             changes.append(Change(request_a.id, request_a.index, a, b))
+    return ordered_changes(changes)
+
+
+def ordered_changes(changes: list[Change]) -> list[Change]:
+    """Return `changes`, the one whose latency changed most first."""
     return sorted(
         changes,
         key=lambda change: (
@@ -394,13 +419,18 @@ def _distribution(times: Iterable[float | None]) -> SecondsDistribution | None:
 
 def totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunTotals:
     """Return the sums over all requests of a run."""
-    figures = [figures_of(timeline, request) for request in requests]
+    return sums_of([timeline], (figures_of(timeline, request) for request in requests))
+
+
+def sums_of(timelines: Sequence[Timeline], found: Iterable[RequestFigures]) -> RunTotals:
+    """Return the sums over `found`, how it went for the requests of the workers of a run."""
+    figures = list(found)
     ended = [found for found in figures if found.latency is not None]
     num_ended = max(1, len(ended))
-    last = timeline.num_steps - 1
+    last = [(timeline.figures, timeline.num_steps - 1) for timeline in timelines]
     return RunTotals(
-        steps=timeline.num_steps,
-        time=round(timeline.figures.end_of(last), NUM_DIGITS) if last >= 0 else 0.0,
+        steps=max(timeline.num_steps for timeline in timelines),
+        time=round(max(f.end_of(step) if step >= 0 else 0.0 for f, step in last), NUM_DIGITS),
         ended=sum(found.outcome is not None for found in figures),
         tokens=sum(found.tokens for found in figures),
         latency=round(sum(found.latency or 0.0 for found in ended) / num_ended, NUM_DIGITS),

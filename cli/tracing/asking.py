@@ -11,6 +11,7 @@ from batcher.events import Event
 from batcher.explaining.differences import compare
 from batcher.explaining.reading import KeptRequests, read_requests
 from batcher.explaining.story import answer_of
+from batcher.explaining.worker_differences import compare_workers
 from batcher.formats.page import is_page_start
 
 from ..commands.trace import DiffOptions, WhyOptions
@@ -21,7 +22,15 @@ from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import counted, printable, wrapped
 from ..screen.terminal import terminal_size
 from .difference_text import describe, results_of
-from .events import STDIN, alike_names, contradictions_named, events_of, of_one_worker, open_twice
+from .events import (
+    STDIN,
+    alike_names,
+    contradictions_named,
+    events_of,
+    num_workers_of,
+    open_twice,
+    refuse_workers,
+)
 from .story_text import SHORT, WHOLE, tell, tell_reject
 
 EQUAL, DIFFERENT = 0, 1
@@ -35,7 +44,7 @@ class _Events:
     source: OpenInput
 
     def __iter__(self) -> Iterator[Event]:
-        return of_one_worker(events_of(self.path, self.source, {}), self.source.name, "trace diff")
+        return events_of(self.path, self.source, {})
 
 
 def show_why(options: WhyOptions) -> None:
@@ -157,9 +166,13 @@ def show_diff(options: DiffOptions) -> int:
     (path_a, source_a), (path_b, source_b) = open_both(options)
     _check_page_options(options, source_a, source_b)
     events_a, events_b = _Events(path_a, source_a), _Events(path_b, source_b)
+    if options.html:
+        refuse_workers("trace diff --html", source_a, source_b)
+    has_workers = max(map(num_workers_of, (source_a, source_b))) > 1
     with user_code_prints_to_stderr():
         try:
-            comparison = compare(events_a, events_b)
+            how = compare_workers if has_workers else compare
+            comparison = how(events_a, events_b)
         except InvariantError as error:
             raise BatchdecodeError(
                 f"{source_a.name} or {source_b.name}: events contradict each other: {error}"

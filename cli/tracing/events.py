@@ -84,18 +84,33 @@ def events_of(
     )
 
 
-def of_one_worker(events: Iterator[Event], name: str, view: str) -> Iterator[Event]:
-    """Yield the events of the input `name` for a view that shows no more than one worker.
+def num_workers_of(source: OpenInput) -> int:
+    """Return of how many workers an input is: a trace of those that it says, requests of one.
 
     Raises:
-        BatchdecodeError: they are of several.
+        BatchdecodeError: it is a trace of another version, or cannot be read.
     """
-    for event in events:
-        if isinstance(event, RunEvent) and event.workers > 1:
+    first_line = next(_lines(source), b"")
+    if not is_trace(first_line):
+        return 1
+    run = next(read_trace([first_line], source.name), None)
+    return run.workers if isinstance(run, RunEvent) else 1
+
+
+def refuse_workers(view: str, *sources: OpenInput) -> None:
+    """Make sure that inputs are of one worker each, for a view that shows schedules in step.
+
+    Raises:
+        BatchdecodeError: one is of several.
+    """
+    for source in sources:
+        number = num_workers_of(source)
+        if number > 1:
             raise BatchdecodeError(
-                f"{view} is for a run of one worker, and {name} is of {event.workers}"
+                f"{view} shows two schedules in step, and each of the {number} workers of "
+                f"{source.name} has steps and a clock of its own; trace diff compares their "
+                "requests and totals"
             )
-        yield event
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from ...screen.terminal import (
     wants_color,
 )
 from ..asking import open_both
-from ..events import contradictions_named, events_of, of_one_worker, open_twice
+from ..events import contradictions_named, events_of, open_twice, refuse_workers
 from ..show import selection_of
 from .player import DEFAULT_SPEED, Player, Span, TerminalGone
 from .recording import Recording
@@ -117,7 +117,7 @@ class _RecordedInput:
 
     def __iter__(self) -> Iterator[Event]:
         name = self.source.name
-        told = of_one_worker(events_of(self._path, self.source, {}), name, "trace diff")
+        told = events_of(self._path, self.source, {})
         events = self._terminal.with_progress(told, name)
         if self._is_recorded:
             return events
@@ -200,6 +200,7 @@ def play_diff(options: DiffOptions) -> int:
     if options.html or options.output is not None:
         raise BatchdecodeError("--html is for a browser, and --play for a terminal")
     inputs = open_both(options)
+    refuse_workers("trace diff --play", *(source for _, source in inputs))
     _check_terminal()
 
     def make(terminal: InteractiveTerminal) -> Player:
