@@ -77,10 +77,11 @@ def _read(events: Iterable[Event]) -> _Run:
 
     Of a request that was lost with a worker and decoded again, that is all there is.
     """
-    by_worker, num_ends = ByWorker(KeptRequests), 0
+    by_worker, begun, ended = ByWorker(KeptRequests), set[int](), set[int]()
     for event in events:
         by_worker.add(event)
-        num_ends += isinstance(event, EndEvent)
+        if not isinstance(event, RunEvent):  # one that came too late for all has no line
+            (ended if isinstance(event, EndEvent) else begun).add(event.worker or 0)
     workers = by_worker.close()
     requests, timelines = list[RequestTimeline](), dict[int, Timeline]()
     for kept in workers:
@@ -90,7 +91,8 @@ def _read(events: Iterable[Event]) -> _Run:
         timelines |= {id(request): kept.timeline for request in kept.all}
     run = by_worker.run
     found = _without_lost(requests)
-    return _Run(run, [k.timeline for k in workers], found, timelines, num_ends == run.workers)
+    is_whole = bool(ended) and begun <= ended
+    return _Run(run, [kept.timeline for kept in workers], found, timelines, is_whole)
 
 
 def _without_lost(requests: list[RequestTimeline]) -> list[RequestTimeline]:
