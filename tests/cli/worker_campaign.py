@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from process import COMMAND, lines_of, start, workload
+from process import COMMAND, ENVIRONMENT, lines_of, start, workload
 
 MODEL = """
 import time
@@ -77,7 +77,11 @@ def main():
         killed = kill_some(running, options.kills, random.Random(options.seed))
         _, told = running.communicate()
         alone = subprocess.run(
-            [*COMMAND, *map(str, command), "-q"], cwd=folder, capture_output=True, check=True
+            [*COMMAND, *map(str, command), "-q"],
+            cwd=folder,
+            capture_output=True,
+            check=True,
+            env=ENVIRONMENT,
         )
         found = list(map(without_schedule, (folder / "out.jsonl").read_bytes().splitlines()))
         expected = list(map(without_schedule, alone.stdout.splitlines()))
