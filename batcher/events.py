@@ -366,6 +366,11 @@ class RestartEvent(_Event, frozen=True):
     reason: RestartReason
     code: int = 0
 
+    @property
+    def last_step(self) -> int:
+        """The last step of the worker that has died, behind which a view marks it; 0 for none."""
+        return max(self.step - 1, 0)
+
 
 class EndEvent(_Event, frozen=True):
     """The last line of a trace of a run, or of one of its workers, that came to its end."""

@@ -35,6 +35,8 @@ from batcher.speculation.settings import SpeculationSettings
 from batcher.timeline import Timeline
 from batcher.timeline.merged import read_timeline
 from batcher.timing.loading import step_time_of
+from cli.tracing.gantt import render_gantt
+from cli.tracing.svg.page import render_svg
 
 BATCH = 3
 TIMED = {"step_time": step_time_of("h100_llama3.1-8b_tp1")}
@@ -213,3 +215,14 @@ def test_a_clock_on_the_wall_goes_on_from_the_time_it_is_told():
     clock.go_on_from(4, 7.0)
     clock.advance(None)
     assert (clock.step, clock.now) == (5, 7.5)
+
+
+def test_a_worker_that_died_before_its_first_step_is_marked_at_the_first():
+    restart = RestartEvent(step=0, time=0.0, reason="killed", code=9)
+    finish = FinishEvent(4, 4.0, "a", 0, 0, "stop", None, 2)
+    timeline = Timeline.from_events([RUN, restart, ARRIVE, replace(ADMIT, step=0), finish])
+    shown = b"".join(encode_chrome(timeline))
+    assert b'"worker replaced"' in shown
+    gantt = ["".join(text for text, _ in line) for line in render_gantt(timeline, width=60)]
+    assert any(line.split()[:2] == ["died", "!"] for line in gantt if line)
+    assert b"restart" in render_svg(timeline).partition(b"</style>")[2]

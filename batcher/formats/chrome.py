@@ -209,7 +209,7 @@ def _restarts(process: _Process) -> Iterator[TraceEvent]:
     timeline, selection, scale, _ = process
     window = timeline.window(selection)
     for restart in timeline.restarts:
-        if window.start < restart.step <= window.stop:
+        if restart.last_step in window:
             yield {
                 "ph": "i",
                 "s": "p",

@@ -251,7 +251,7 @@ class _Page:
 
     def _restarts_in(self, steps: range) -> list[RestartEvent]:
         """Return which workers were replaced in `steps`."""
-        return [each for each in self.timeline.restarts if each.step - 1 in steps]
+        return [each for each in self.timeline.restarts if each.last_step in steps]
 
     def _restarts(self, scale: chart.Scale) -> list["Line"]:
         """Return the row of where workers were replaced, if any was."""

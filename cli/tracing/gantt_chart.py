@@ -320,9 +320,9 @@ def restart_row(restarts: Iterable[RestartEvent], scale: Scale, glyphs: ChartGly
     cells = [" "] * scale.num_cells
     marks: dict[int, list[str]] = {}
     for restart in restarts:
-        if restart.step - 1 in scale.steps:
+        if restart.last_step in scale.steps:
             worker = "" if restart.worker is None else f"w{restart.worker}"
-            marks.setdefault(scale.last_cell(restart.step - 1), []).append(worker)
+            marks.setdefault(scale.last_cell(restart.last_step), []).append(worker)
     free = scale.num_cells
     for cell, workers in sorted(marks.items(), reverse=True):
         texts = [glyphs.lost + ",".join(workers), f"{glyphs.lost}{len(workers)}", glyphs.lost]

@@ -95,7 +95,7 @@ class ToldSteps:
                 self._is_measured = True
                 step = event.step + len(event.ends) - 1
             case RestartEvent():
-                step = event.step - 1
+                step = event.last_step
             case (
                 EndEvent() | ArriveEvent() | RunEvent()
             ):  # a second start is the reader's to refuse

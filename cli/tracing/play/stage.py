@@ -45,7 +45,7 @@ class Stage:
 
         And where the worst bubble begins.
         """
-        restarts = (max(each.step - 1, 0) for each in self.recording.timeline.restarts)
+        restarts = (each.last_step for each in self.recording.timeline.restarts)
         found = {*self.recording.preemptions, *self.recording.failures, *restarts}
         bubble = self.recording.worst_bubble
         return sorted(found if bubble is None else {*found, bubble})

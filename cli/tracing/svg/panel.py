@@ -81,9 +81,9 @@ class Panel:
     def _draw_restarts(self, drawing: Drawing, top: float, bottom: float) -> None:
         """Draw a line where a worker was replaced."""
         for restart in self._timeline.restarts:
-            if not self._axis.steps.start < restart.step <= self._axis.steps.stop:
+            if restart.last_step not in self._axis.steps:
                 continue
-            place = px(self._axis.place(restart.step - 1, restart.step)[1])
+            place = px(self._axis.place(restart.last_step, restart.step)[1])
             worker = "the worker" if restart.worker is None else f"worker {restart.worker}"
             drawing.open("g")
             drawing.add("title", "", f"{worker} replaced: {RESTART_REASONS[restart.reason]}")
