@@ -54,6 +54,11 @@ def check_files(options: RunOptions, input_status: os.stat_result) -> None:
     check_distinct(input_status, outputs)
     for name, path in outputs:
         if path is not None:
+            if "://" in path:
+                raise OutputError(
+                    f"{name} {path}: only the input may be at a URL: give a file, which can be "
+                    "copied when the run has ended, or pipe the results on"
+                )
             check_writable(path)
             if name in _WRITTEN_ANEW and not options.force:
                 check_replaceable(name, path, _WRITTEN_ANEW[name])

@@ -114,11 +114,18 @@ class OpenInput:
 
 
 def open_input(path: str | None, waiting: Waiting) -> OpenInput:
-    """Return the opened input; `-` or None is stdin.  `waiting` is entered while a FIFO opens.
+    """Return the opened input; `-` or None is stdin.
+
+    waiting: entered while a FIFO opens, or what is at a URL is copied.
 
     Raises:
         InputError: there is no such input, or it cannot be read.
     """
+    if path is not None and "://" in path:
+        from .urls import fetched, shown  # noqa: PLC0415 - few inputs are elsewhere
+
+        with waiting():
+            return OpenInput(fetched(path), shown(path))
     name = "<stdin>" if path in (None, "-") else str(path)
     try:
         if path is None or path == "-":

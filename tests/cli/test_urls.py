@@ -1,0 +1,202 @@
+"""Inputs at URLs, which fsspec opens; http stands for all stores."""
+
+import gzip
+import re
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import pytest
+from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start
+
+from cli.running.intake import InputError, open_input
+
+REQUESTS = lines_of(*({"prompt": f"Tell of number {n}", "max_tokens": 9} for n in range(40)))
+
+
+class Store(ThreadingHTTPServer):
+    """Gives out `files`, by name; asked: for which names; is_asked: once it was for any."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        self.files, self.asked, self.is_asked = {}, [], threading.Event()
+        super().__init__(("127.0.0.1", 0), Answer)
+
+    def url(self, name, owner=""):
+        return f"http://{owner}127.0.0.1:{self.server_port}/{name}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        name = self.path.strip("/").partition("?")[0]
+        self.server.asked.append(name)
+        self.server.is_asked.set()
+        if name == "hangs":
+            threading.Event().wait(30)
+        if name == "secret":
+            self.send_error(403, "Forbidden")
+            return
+        if (held := self.server.files.get(name)) is None:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        is_torn = name == "torn"
+        self.send_header("Content-Length", str(len(held) + 1000 * is_torn))
+        self.end_headers()
+        self.wfile.write(held)
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def store():
+    with Store() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        server.files["requests.jsonl"] = REQUESTS
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def local(tmp_path):
+    (tmp_path / "requests.jsonl").write_bytes(REQUESTS)
+    return tmp_path / "requests.jsonl"
+
+
+@pytest.mark.parametrize("more", [[], ["--workers", 2, "--keep-order"]])
+def test_a_run_of_a_url_is_that_of_the_file_and_asks_once(store, local, more):
+    here = batchdecode("run", local, "-q", "--keep-order")
+    there = batchdecode("run", store.url("requests.jsonl"), "-q", "--keep-order", *more)
+    assert (here.returncode, there.returncode) == (0, 0)
+    without_steps = [
+        [line.split(b',"slot"')[0] for line in d.stdout.splitlines()] for d in (here, there)
+    ]
+    assert without_steps[0] == without_steps[1] != []
+    assert store.asked == ["requests.jsonl"]
+
+
+def test_what_is_compressed_is_unpacked(store, local):
+    store.files["requests.jsonl.gz"] = gzip.compress(REQUESTS)
+    done = batchdecode("run", store.url("requests.jsonl.gz"), "-q")
+    assert done.stdout == batchdecode("run", local, "-q").stdout != b""
+
+
+def test_a_run_of_a_url_is_resumed(store, local, tmp_path):
+    whole = batchdecode("run", local, "-q").stdout
+    results, url = tmp_path / "results.jsonl", store.url("requests.jsonl")
+    assert batchdecode("run", url, "-q", "-o", results).returncode == 0
+    kept = results.read_bytes().splitlines(keepends=True)
+    results.write_bytes(b"".join(kept[:15]))
+    assert batchdecode("run", url, "-q", "-o", results, "--resume").returncode == 0
+    assert sorted(results.read_bytes().splitlines()) == sorted(whole.splitlines())
+    store.files["requests.jsonl"] = REQUESTS.replace(b"number 3", b"number 4")
+    refused = batchdecode("run", url, "-q", "-o", results, "--resume")
+    assert refused.returncode == 2
+
+
+@pytest.mark.parametrize("command", ["check", "trace"])
+def test_other_commands_read_urls(store, local, command):
+    here, there = batchdecode(command, local), batchdecode(command, store.url("requests.jsonl"))
+    assert (here.returncode, there.returncode) == (0, 0)
+    names = str(local), store.url("requests.jsonl")
+    assert here.stdout.decode().replace(names[0], "X") == there.stdout.decode().replace(
+        names[1], "X"
+    )
+
+
+def test_fsspec_has_files_and_memory(local):
+    done = batchdecode("run", f"file://{local}", "-q")
+    assert done.stdout == batchdecode("run", local, "-q").stdout != b""
+    with fsspec.open("memory://held.jsonl", "wb") as held:
+        held.write(REQUESTS)
+    with open_input("memory://held.jsonl", nullcontext) as source:
+        assert source.is_file
+        assert source.lines().read() == REQUESTS.splitlines(keepends=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("none.jsonl?signature=hidden", "none.jsonl: there is no such file"),
+        ("secret?signature=hidden", "403"),
+        ("torn", ""),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_that_tells_no_secret(store, name, why):
+    store.files["torn"] = REQUESTS
+    done = batchdecode("run", store.url(name, "someone:hidden@"))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert f"cannot read {store.url('')}" in done.stderr
+    assert why in done.stderr
+    assert "hidden" not in done.stderr
+
+
+def test_an_unknown_store_and_one_that_is_not_installed():
+    for url, why in [("nowhere://a/b", "nowhere"), ("adl://a/b", "install")]:
+        done = batchdecode("run", url)
+        assert done.returncode == 2
+        assert f"cannot read {url}: " in done.stderr
+        assert why in done.stderr.lower()
+
+
+def test_without_fsspec_the_error_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fsspec"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(InputError, match=r"pip install 'batchdecode\[fsspec\]'"):
+        open_input("s3://bucket/requests.jsonl", nullcontext)
+
+
+def test_a_signal_breaks_off_a_store_that_hangs(store):
+    with start("run", store.url("hangs"), command=COMMAND) as process:
+        assert store.is_asked.wait(30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+def test_a_disk_without_room_is_an_error(store, tmp_path):
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *COMMAND]
+    store.files["requests.jsonl"] = REQUESTS * 4
+    done = subprocess.run(
+        [*limited, "run", store.url("requests.jsonl")],
+        env=ENVIRONMENT,
+        capture_output=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"File too large" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--output", "--trace", "--metrics-file", "--report"])
+def test_outputs_are_files_of_this_machine(local, option):
+    done = batchdecode("run", local, option, "s3://bucket/file")
+    assert done.returncode == 2
+    assert f"{option} s3://bucket/file: only the input may be at a URL" in done.stderr
+
+
+def test_every_extra_that_is_named_is_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    code = [*(ROOT / "cli").rglob("*.py"), *(ROOT / "batcher").rglob("*.py")]
+    named = {
+        extra
+        for path in [*pages, *code]
+        for several in re.findall(r"(?:batchdecode|-e \"\.)\[([a-z,]+)\]", Path(path).read_text())
+        for extra in several.split(",")
+    }
+    assert "fsspec" in named
+    assert named <= extras.keys()
