@@ -117,13 +117,16 @@ class PhaseFollower:
                     yield from self._finish(event, found, self._last_end)
 
     def _step(self, step: WholeStep) -> Iterator[EndedSequence]:
+        for event, found in step.events:
+            if isinstance(event, FinishEvent) and event.step < step.step:
+                yield from self._finish(event, found, self._last_end)  # aborted between two steps
         for begun, slot in self._decoding_next:
             begun.marks.append(("decode", step.start, slot))
         self._decoding_next.clear()
         for event, found in step.events:
             if isinstance(event, FinishEvent):
-                is_late = event.step < step.step  # it was aborted between two steps
-                yield from self._finish(event, found, self._last_end if is_late else step.end)
+                if event.step >= step.step:
+                    yield from self._finish(event, found, step.end)
             elif found.arrive is not None and not is_follower(found):
                 self._move(event, found, found.arrive, step)
         self._last_end = step.end

@@ -18,6 +18,7 @@ from batcher.explaining.reading import read_requests
 from batcher.explaining.story import story_of
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Slo
+from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 
 DRAFTS = SpeculationSettings(draft="simulated:0.7")
@@ -55,6 +56,16 @@ def drained(engine, wanted, aborted):
                 engine.abort(ids[engine.num_steps % len(ids)])
         events += engine.step().events
     return [*events, engine.end_event()]
+
+
+def test_no_phase_goes_on_while_the_clock_jumps_behind_an_abort():
+    wanted = [Request(prompt="", max_tokens=1, arrival_time=3), Request(prompt="", max_tokens=2)]
+    settings = SchedulingSettings(aging=4.0)  # so the trace tells of each step
+    events = drained(Engine(SimulatedModel(), 3, settings=settings), wanted, {1})
+    follower = PhaseFollower()
+    aborted, other = [one for event in events for one in follower.take(event)]
+    assert (aborted.end, aborted.phases) == (1.0, [("prefill", 0.0, 1.0, 0)])
+    assert (other.end, other.phases) == (4.0, [("prefill", 3.0, 4.0, 0)])
 
 
 @given(

@@ -60,7 +60,7 @@ def actors():
 def test_the_results_are_those_of_one_engine(folder):
     out, told = command_in(folder, "--workers", "2", "--on", "ray").communicate()
     assert results_of(out) == alone(folder)
-    assert b"2 workers of 2 slots" in told
+    assert "2 workers · 4 slots".encode() in told
 
 
 def test_a_killed_actor_is_replaced(folder):
