@@ -73,7 +73,7 @@ def test_a_killed_actor_is_replaced(folder):
     os.kill(found[0], signal.SIGKILL)
     out, told = running.communicate()
     assert results_of(out) == alone(folder, *model)
-    assert b"1 replaced" in told
+    assert b"1 worker replaced" in told
 
 
 def test_a_poison_request_fails_alone(folder):
@@ -83,7 +83,7 @@ def test_a_poison_request_fails_alone(folder):
     results = [json.loads(line) for line in out.splitlines()]
     failed = [each["error"]["code"] for each in results if each["finish_reason"] == "error"]
     assert (running.returncode, len(results), failed) == (1, 40, ["worker-died"])
-    assert b"5 replaced" in told
+    assert b"5 workers replaced" in told
 
 
 def test_a_killed_driver_leaves_no_actor_and_goes_on(folder):
