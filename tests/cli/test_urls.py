@@ -23,10 +23,11 @@ REQUESTS = lines_of(*({"prompt": f"Tell of number {n}", "max_tokens": 9} for n i
 class Store(ThreadingHTTPServer):
     """Gives out `files`, by name; asked: for which names; is_asked: once it was for any."""
 
-    daemon_threads = True
+    daemon_threads = False  # so that none outlives its test
 
     def __init__(self):
-        self.files, self.asked, self.is_asked = {}, [], threading.Event()
+        self.files, self.asked = {}, []
+        self.is_asked, self.has_ended = threading.Event(), threading.Event()
         super().__init__(("127.0.0.1", 0), Answer)
 
     def url(self, name, owner=""):
@@ -39,7 +40,8 @@ class Answer(BaseHTTPRequestHandler):
         self.server.asked.append(name)
         self.server.is_asked.set()
         if name == "hangs":
-            threading.Event().wait(30)
+            self.server.has_ended.wait()
+            return
         if name == "secret":
             self.send_error(403, "Forbidden")
             return
@@ -64,6 +66,7 @@ def store():
         thread.start()
         server.files["requests.jsonl"] = REQUESTS
         yield server
+        server.has_ended.set()
         server.shutdown()
         thread.join()
 
