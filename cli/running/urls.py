@@ -58,6 +58,8 @@ def _reason(error: Exception) -> str:
     """Return in one line what went wrong, as far as the store tells."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
+    if isinstance(error, FileExistsError):  # a folder, which fsspec wants to make here
+        return "it is a folder"
     if isinstance(error, TimeoutError):
         return f"nothing came for {PATIENCE} s"
     told = _URL.sub(lambda url: shown(url[0]), reason_of(error))

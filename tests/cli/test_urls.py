@@ -145,6 +145,12 @@ def test_what_cannot_be_read_is_an_error_that_tells_no_secret(store, name, why):
     assert "hidden" not in done.stderr
 
 
+def test_a_folder_is_no_input(tmp_path):
+    done = batchdecode("run", f"file://{tmp_path}")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert f"cannot read file://{tmp_path}: it is a folder" in done.stderr
+
+
 def test_an_unknown_store_and_one_that_is_not_installed():
     for url, why in [("nowhere://a/b", "nowhere"), ("adl://a/b", "install")]:
         done = batchdecode("run", url)
