@@ -301,8 +301,10 @@ def run(options: RunOptions) -> int:
 
 
 def _continuing_command() -> str:
-    """Return the command line that continues this run."""
-    arguments = [argument for argument in sys.argv[1:] if argument not in _SAID_ONCE]
+    """Return the command line that continues this run, *** where a URL has a secret."""
+    from ..running.urls import masked  # noqa: PLC0415 - as above
+
+    arguments = [masked(each) for each in sys.argv[1:] if each not in _SAID_ONCE]
     return shlex.join(
         ["batchdecode", *arguments, *([] if "--resume" in arguments else ["--resume"])]
     )

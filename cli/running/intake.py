@@ -17,6 +17,7 @@ from batcher.errors import BatchdecodeError
 from ..errors import reason_of
 from ..screen.cells import printable_lines
 from .unpacking import CHUNK_BYTES, GZIP, PerhapsPacked, Unpacked, compression_of
+from .urls import is_url, shown
 
 MAX_LINE_BYTES = 64 * 2**20
 _BOM = b"\xef\xbb\xbf"
@@ -121,8 +122,8 @@ def open_input(path: str | None, waiting: Waiting) -> OpenInput:
     Raises:
         InputError: there is no such input, or it cannot be read.
     """
-    if path is not None and "://" in path:
-        from .urls import fetched, shown  # noqa: PLC0415 - few inputs are elsewhere
+    if path is not None and is_url(path):
+        from .fetching import fetched  # noqa: PLC0415 - few inputs are elsewhere
 
         with waiting():
             return OpenInput(fetched(path), shown(path))

@@ -9,13 +9,16 @@ import threading
 import tomllib
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 
 import fsspec
 import pytest
 from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start
 
+from cli.commands.run import _continuing_command
 from cli.running.intake import InputError, open_input
+from cli.running.urls import is_url, shown
 
 REQUESTS = lines_of(*({"prompt": f"Tell of number {n}", "max_tokens": 9} for n in range(40)))
 
@@ -116,6 +119,56 @@ def test_other_commands_read_urls(store, local, command):
     assert here.stdout.decode().replace(names[0], "X") == there.stdout.decode().replace(
         names[1], "X"
     )
+
+
+def test_trace_of_requests_asks_once(store, local):
+    done = batchdecode("trace", store.url("requests.jsonl"), "--format", "spans")
+    assert done.stdout == batchdecode("trace", local, "--format", "spans").stdout != b""
+    assert store.asked == ["requests.jsonl"]
+
+
+def test_a_path_that_holds_what_a_scheme_ends_with_is_none(tmp_path, local):
+    for name in ["a b://c.jsonl", "./s3://bucket.jsonl", "1://c.jsonl"]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(REQUESTS)
+        done = batchdecode("run", name, "-q", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("a?b", None),
+        ("a b://c", None),
+        ("/s3://c", None),
+        ("s3://bucket/key?versionId=1", "s3://bucket/key"),
+        ("ftp://me:hidden@host/a@b", "ftp://host/a@b"),
+        ("simplecache::https://host/a?sig=hidden", "simplecache::https://host/a"),
+    ],
+)
+def test_what_is_a_url_and_how_it_is_shown(path, name):
+    assert is_url(path) == (name is not None)
+    assert shown(path) == (name or path)
+
+
+def test_the_command_that_continues_a_run_has_no_secret(monkeypatch):
+    line = ["batchdecode", "run", "https://me:hidden@host/a?sig=hidden", "-o", "b?", "--force"]
+    monkeypatch.setattr(sys, "argv", line)
+    told = "batchdecode run 'https://***@host/a?***' -o 'b?' --resume"
+    assert _continuing_command() == told
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_missing_package_is_told_with_what_installs_it(scheme, monkeypatch):
+    package = {"s3": "s3fs", "gs": "gcsfs"}[scheme]
+    loaded = import_module("fsspec.registry")._registry
+    monkeypatch.delitem(loaded, scheme, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError) as told:
+        open_input(f"{scheme}://bucket/requests.jsonl", nullcontext)
+    need = f"{scheme}:// needs {package}: pip install {package}"
+    assert str(told.value) == f"cannot read {scheme}://bucket/requests.jsonl: {need}"
 
 
 def test_fsspec_has_files_and_memory(local):
