@@ -332,12 +332,11 @@ class Engine:
         If nothing can run but something will arrive, the clock jumps there first.  If nothing is
         left to run, no step is counted.
         """
-        clock = self._clock
+        clock, inputs, stats, speculator = self._clock, self._inputs, self._stats, self._speculator
         if self._queue.num_pending:
-            self._inputs.join_arrivals()
-        if self._stats is not None:
-            self._stats.begin_step()
-        speculator = self._speculator
+            inputs.join_arrivals()
+        if stats is not None:
+            stats.begin_step()
         num_wanted = NO_DRAFTS if speculator is None else speculator.wanted(self._batch)
         scheduled = self.scheduler.schedule(clock.step, clock.now, num_wanted)
         if scheduled is not NO_CHANGES:
@@ -345,12 +344,12 @@ class Engine:
         is_idle = self._batch.num_free == self.batch_size
         if not is_idle:
             self._update(scheduled, self._execute(scheduled))
-        if self._inputs.has_sessions:
-            self._inputs.continue_sessions()
+        if inputs.has_sessions:
+            inputs.continue_sessions()
         if self._is_checked:
             self.scheduler.check()
         tokens = self._runner.decoder.take_streamed() if self._is_streaming else ()
-        if self._recorder.events or (self._stats is not None and self._stats.is_full):
+        if self._recorder.events or (stats is not None and stats.is_full):
             return StepOutcome(self._recorder.take(), self._outputs.take_results(), tokens)
         if is_idle:
             self._check_progress()
@@ -403,15 +402,16 @@ class Engine:
 
     def _execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
         """Let the model compute the step; return what rows were given beside one token each."""
-        if self._speculator is not None:
-            self._speculator.compute(self._runner.chunks)
+        runner, speculator = self._runner, self._speculator
+        if speculator is not None:
+            speculator.compute(runner.chunks)
         if not scheduled.is_decode_step:
-            return self._runner.compute_prompts()
-        if self._runner.num_replayed < self.batch_size - self._batch.num_free:
-            if self._speculator is not None:
-                return self._speculate(scheduled, self._speculator)
-            return self._runner.step(self._clock.step)
-        return NOTHING_DECODED
+            return runner.compute_prompts()
+        if runner.num_replayed and runner.num_replayed == self._batch.num_occupied:
+            return NOTHING_DECODED
+        if speculator is not None:
+            return self._speculate(scheduled, speculator)
+        return runner.step(self._clock.step)
 
     def _speculate(self, scheduled: SchedulerOutput[Sequence], speculator: "Speculator") -> Decoded:
         """Let the model compute the step, with drafts of the rows that speculate."""
@@ -439,9 +439,9 @@ class Engine:
 
     def _update(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
         """Take in what the step has computed, and end it."""
-        clock, stats = self._clock, self._stats
+        clock, stats, speculator = self._clock, self._stats, self._speculator
         measured = None if stats is None else stats.measure(scheduled)
-        if scheduled.num_drafts:
+        if speculator is not None and scheduled.num_drafts:
             self._settle_drafts(scheduled, decoded)
         ending = self.scheduler.update(scheduled)
         if ending or decoded is not NOTHING_DECODED:
@@ -449,8 +449,8 @@ class Engine:
         clock.advance(measured)
         if stats is not None:
             stats.end_step(clock.now)
-        if self._speculator is not None:
-            self._go_on_with_drafts(scheduled, self._speculator, measured)
+        if speculator is not None:
+            self._go_on_with_drafts(scheduled, speculator, measured)
 
     def _go_on_with_drafts(
         self,

@@ -121,7 +121,7 @@ class Inputs:
             first.arrived_step = step
             for other in first.others:
                 other.arrived_step = step
-            arrived(first)
+            arrived(first, step)
             extras, failure, has_none = first.extras, None, first.max_tokens == 0
             if extras is not None:
                 failure, replayed = extras.failure, extras.replayed

@@ -17,7 +17,7 @@ from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_pag
 from batcher.models.draft_trees import moves_along
 from batcher.result import FinishReason
 from batcher.scheduling.output import SchedulerOutput
-from batcher.scheduling.sequence import NEVER, NO_SLOT
+from batcher.scheduling.sequence import NO_SLOT
 
 if TYPE_CHECKING:
     from batcher.scheduling.kv_cache import KVCache
@@ -94,7 +94,7 @@ class ModelRunner:
         for first in admitted:
             if first.extras is not None and first.extras.replayed is not None:
                 self.num_replayed += first.num_slots
-            elif first.admitted_step == NEVER:
+            elif first.admitted_step is None:
                 forced = self.decoder.open(first)
                 if forced:
                     self._note_forced(first, forced)

@@ -9,7 +9,7 @@ from batcher.decoding.stops.output import Output, read_output
 from batcher.engine.decoded import Decoded, Generated
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.recorder import Recorder
-from batcher.engine.sequence import Sequence
+from batcher.engine.sequence import Sequence, SequenceExtras
 from batcher.errors import Failure
 from batcher.lifecycle import ABORT, FINISH, Move
 from batcher.models.base import Tokenizer, join_bytes
@@ -18,7 +18,7 @@ from batcher.request import Request
 from batcher.result import ErrorInfo, FinishReason, Result, Segment, StepTimes, Usage
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
-from batcher.scheduling.sequence import NEVER, NO_SLOT
+from batcher.scheduling.sequence import NO_SLOT
 
 
 class Outputs:
@@ -91,13 +91,14 @@ class Outputs:
         for slot in failed:
             reasons[slot] = "error"
         batch = self._scheduler.batch
-        for slot in sorted(reasons):
-            row = batch.slots[slot]
+        slots, first_of = batch.slots, batch.first_of
+        for slot in sorted(reasons) if len(reasons) > 1 else reasons:
+            row = slots[slot]
             if row is not None:  # else its group has just ended by another row
-                first, failure = batch.first_of(row), failed.get(slot)
-                self.finish_running(first, reasons[slot], step, FINISH, failure)
+                failure = failed.get(slot) if failed else None
+                self.finish_running(first_of(row), reasons[slot], step, FINISH, failure)
         for source, target in decoded.forks:
-            self._fork(batch.slots[source], batch.slots[target])
+            self._fork(slots[source], slots[target])
         if jumps:  # these rows go on: see RowDecoder
             self._scheduler.lengthen(jumps)
             for first in jumps:
@@ -164,7 +165,7 @@ class Outputs:
         """End a group that has no slot, perhaps any more, and give its sequences their results."""
         move = ABORT if reason == "aborted" else FINISH
         self._scheduler.finish_waiting(first, move)
-        if first.admitted_step != NEVER:
+        if first.admitted_step is not None:
             outputs = self._runner.close_suspended(first, reason)
         else:
             num_results = first.request.n if first.role == "beam" else 1
@@ -177,7 +178,7 @@ class Outputs:
         """Give the sequences of a group what they have come to, after `step`."""
         self._finish(first, outputs[0], step, failure)
         if first.others:
-            was_admitted = first.admitted_step != NEVER
+            was_admitted = first.admitted_step is not None
             for other, output in zip_longest(first.others, outputs[1:]):
                 if output is not None:
                     self._finish(other, output, step, failure)
@@ -226,34 +227,28 @@ class Outputs:
 
         failure: what went wrong in that step, if that is why.
         """
-        request, tokens = sequence.request, generated.tokens
-        automaton, has_stopped = sequence.automaton, generated.reason == "stop"
-        if has_stopped and len(tokens) < request.min_tokens:  # stops do not act there
-            automaton = automaton.until_eos
-        extras = sequence.extras
-        output = read_output(
-            automaton,
-            tokens,
-            self._tokenizer,
-            has_stopped=has_stopped,
-            skip=0 if extras is None else len(extras.healing),
-            keeps_stop=request.include_stop_str_in_output,
-        )
+        tokens, reason, extras = generated.tokens, generated.reason, sequence.extras
         num_prompt_tokens = sequence.num_prompt_tokens
-        if extras is not None:
+        if extras is None:
+            output = read_output(
+                sequence.automaton, tokens, self._tokenizer, has_stopped=reason == "stop"
+            )
+        else:
+            output = self._read(sequence, extras, generated)
             num_prompt_tokens += extras.num_healed
+        slot = sequence.slot
         result = Result(
             id=sequence.id,
             index=sequence.index,
             text=output.text.decode("utf-8", "replace"),
             tokens=tokens,
-            finish_reason=generated.reason,
+            finish_reason=reason,
             stop_reason=output.stop_reason,
             usage=Usage(num_prompt_tokens, len(tokens)),
-            slot=None if sequence.slot == NO_SLOT else sequence.slot,
+            slot=None if slot == NO_SLOT else slot,
             steps=StepTimes(
-                None if sequence.arrived_step == NEVER else sequence.arrived_step,
-                None if sequence.admitted_step == NEVER else sequence.admitted_step,
+                sequence.arrived_step,
+                sequence.admitted_step,
                 sequence.first_token_step if tokens else None,
                 step,
             ),
@@ -262,6 +257,21 @@ class Outputs:
         if extras is None and failure is None:
             return result
         return self._with_more(result, sequence, generated, output, failure)
+
+    def _read(self, sequence: Sequence, extras: SequenceExtras, generated: Generated) -> Output:
+        """Return what a sequence that is not plain has come to."""
+        request, tokens, automaton = sequence.request, generated.tokens, sequence.automaton
+        has_stopped = generated.reason == "stop"
+        if has_stopped and len(tokens) < request.min_tokens:  # stops do not act there
+            automaton = automaton.until_eos
+        return read_output(
+            automaton,
+            tokens,
+            self._tokenizer,
+            has_stopped=has_stopped,
+            skip=len(extras.healing),
+            keeps_stop=request.include_stop_str_in_output,
+        )
 
     def _with_more(
         self,

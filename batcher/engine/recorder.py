@@ -31,7 +31,7 @@ from batcher.scheduling.batch import RunningBatch
 from batcher.scheduling.clock import BatchStats, Clock, WallClock
 from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
-from batcher.scheduling.sequence import NEVER, NO_SLOT
+from batcher.scheduling.sequence import NO_SLOT
 
 if TYPE_CHECKING:
     from batcher.speculation.proposal import Proposal
@@ -62,13 +62,13 @@ class Recorder:
             return [self.steps.take(), *events]
         return events
 
-    def arrived(self, sequence: Sequence) -> None:
-        """Tell that a sequence joined the waiting queue, at its own time and not at this one."""
+    def arrived(self, sequence: Sequence, step: int) -> None:
+        """Tell that a sequence joined the waiting queue, at its own step and time, not now."""
         request, extras = sequence.request, sequence.extras
         dropped = NOTHING_DROPPED if extras is None else extras.dropped
         self.events.append(
             ArriveEvent(
-                sequence.arrived_step,
+                step,
                 sequence.arrival_time,
                 sequence.id,
                 sequence.index,
@@ -94,7 +94,7 @@ class Recorder:
             for row in (first, *first.others) if first.others else (first,):
                 slot = row.slot
                 num_generated = num_tokens = 0
-                if first.admitted_step != NEVER:  # below 0: a beam before the first fork
+                if first.admitted_step is not None:  # below 0: a beam before the first fork
                     num_generated = max(row.num_generated, 0)
                 elif (num_forced or first.others) and (
                     row.role == "negative" or first in num_forced

@@ -17,7 +17,15 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct, structs
 
-from batcher.models.base import Batch, Chunk, FloatArray, IntArray, ModelOutput, OutputKind
+from batcher.models.base import (
+    NO_SLOTS,
+    Batch,
+    Chunk,
+    FloatArray,
+    IntArray,
+    ModelOutput,
+    OutputKind,
+)
 from batcher.models.simulated_attentive import AttentivePages
 from batcher.models.simulated_cells import Drafts, pages_of
 from batcher.models.simulated_hash import (
@@ -155,7 +163,8 @@ class SimulatedModel:
             output, does_yield = self._take_in(batch)
             if not does_yield:
                 return output
-        self._lines = lines = self.lines[tokens]
+        lines = self._lines
+        self.lines.take(tokens, None, lines, "clip")
         np.add(hashes, self._tokens_unsigned, hashes)
         np.multiply(hashes, self._multiplier, hashes)
         np.right_shift(hashes, self._shift, index)
@@ -164,7 +173,7 @@ class SimulatedModel:
         if pages is not None:
             pages.store(hashes)
         slots = batch.logit_slots
-        if not slots.size:
+        if slots is NO_SLOTS or not slots.size:
             return output
         parts = lines[slots] // NUM_CHOICES
         logits = self._logit_table.gather(parts, hashes[slots], tokens[slots])

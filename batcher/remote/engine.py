@@ -31,7 +31,6 @@ from batcher.result import FinishReason, Result
 from batcher.scheduling.clock import WallClock
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH
 from batcher.scheduling.queue import WaitingQueue, ordering_of
-from batcher.scheduling.sequence import NEVER
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 Waiting = Callable[[], AbstractContextManager[None]]
@@ -247,8 +246,8 @@ class RemoteEngine:
             arrival = queue.next_arrival
             if arrival is not None and arrival > clock.now:
                 clock.jump(arrival)
-        for row in self._inputs.arrive(clock):
-            self._recorder.arrived(row)
+        for row, step in self._inputs.arrive(clock):
+            self._recorder.arrived(row, step)
             if row.max_tokens == 0:
                 self._finish(row, "length", None, clock.step)
             else:
@@ -309,7 +308,7 @@ class RemoteEngine:
         """Take in what was heard in the step that is over; return what is streamed of it."""
         step, recorder, tokens = self._clock.step - 1, self._recorder, []
         for row, num_tokens in sorted(news.received.items(), key=lambda item: item[0].slot):
-            if row.first_token_step == NEVER:
+            if row.first_token_step is None:
                 row.first_token_step = step
             recorder.received(row, num_tokens)
             if self._is_streaming:

@@ -1,6 +1,6 @@
 """Requests on their way to a server's queue: as sequences, at their time, turn by turn."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from batcher.engine.sessions import Session, Turn
@@ -86,12 +86,11 @@ class RemoteInputs:
         session.said = _with_answer(sequence.request, session.said, result)
         return self._begin(session, session.turns.popleft(), now) if session.turns else []
 
-    def arrive(self, clock: Clock) -> list[RemoteSequence]:
-        """Return those that have arrived by now, each with the step in which it has."""
-        arrived = self._queue.take_arrivals(clock.now)
-        for sequence in arrived:
-            sequence.arrived_step = clock.step_at(sequence.arrival_time)
-        return arrived
+    def arrive(self, clock: Clock) -> Iterator[tuple[RemoteSequence, int]]:
+        """Yield those that have arrived by now, each with the step in which it has."""
+        for sequence in self._queue.take_arrivals(clock.now):
+            sequence.arrived_step = step = clock.step_at(sequence.arrival_time)
+            yield sequence, step
 
     def why_broken(self, request: Request) -> str:
         """Return why no turn of a session can go on."""

@@ -39,11 +39,11 @@ class RemoteRecorder:
         events, self.events = self.events, []
         return events
 
-    def arrived(self, row: RemoteSequence) -> None:
-        """Tell that a row joined the waiting queue, at its own time."""
+    def arrived(self, row: RemoteSequence, step: int) -> None:
+        """Tell that a row joined the waiting queue, at its own time and step."""
         self.events.append(
             ArriveEvent(
-                row.arrived_step,
+                step,
                 row.arrival_time,
                 row.id,
                 row.index,

@@ -3,7 +3,7 @@
 from batcher.errors import Failure
 from batcher.remote.sequence import RemoteSequence
 from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
-from batcher.scheduling.sequence import NEVER, NO_SLOT
+from batcher.scheduling.sequence import NO_SLOT
 
 
 def result_of(
@@ -27,12 +27,7 @@ def result_of(
         stop_reason=reply.stop_reason,
         usage=Usage(num_prompt_tokens, reply.num_tokens),
         slot=None if row.slot == NO_SLOT else row.slot,
-        steps=StepTimes(
-            None if row.arrived_step == NEVER else row.arrived_step,
-            None if row.admitted_step == NEVER else row.admitted_step,
-            None if row.first_token_step == NEVER else row.first_token_step,
-            step,
-        ),
+        steps=StepTimes(row.arrived_step, row.admitted_step, row.first_token_step, step),
         error=error,
         logprobs=None if request.logprobs is None else reply.logprobs,
         tool_calls=reply.tool_calls,

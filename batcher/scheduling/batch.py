@@ -76,20 +76,21 @@ class RunningBatch(Generic[S]):
         slots, free = self.slots, self._free
         self._num_admissions = number = self._num_admissions + 1
         self.num_free -= first.num_slots
-        for sequence in (first, *first.others) if first.others else (first,):
+        others = first.others
+        for sequence in (first, *others) if others else (first,):
             sequence.state = ADMIT[sequence.state]
             sequence.slot = slot = heappop(free)
             if slots[slot] is not None:
                 raise InvariantError(f"slot {slot} is free and held")
             slots[slot] = sequence
             sequence.admission = number
-        for other in first.others:
+        for other in others:
             self._first_of[other] = first
 
     def vacate(self, first: S, last_step: int, move: Move) -> None:
         """Take the slots from the sequences of a group, which used them in `last_step` at last."""
-        slots, last_used, free = self.slots, self.last_used, self._free
-        for sequence in (first, *first.others) if first.others else (first,):
+        slots, last_used, free, others = self.slots, self.last_used, self._free, first.others
+        for sequence in (first, *others) if others else (first,):
             slot = sequence.slot
             if slots[slot] is not sequence:
                 raise InvariantError(f"slot {slot} is vacated by who does not hold it")
@@ -97,7 +98,7 @@ class RunningBatch(Generic[S]):
             slots[slot] = None
             last_used[slot] = last_step
             heappush(free, slot)
-        for other in first.others:
+        for other in others:
             del self._first_of[other]
         self.num_free += first.num_slots
         if first.last_decode_step != NEVER:
@@ -175,11 +176,12 @@ class RunningBatch(Generic[S]):
 
     def end_decode_step(self) -> Collection[int]:
         """Go on to the next decode step; return the slots whose holders have all their tokens."""
-        step, slots = self.decode_step, self.slots
+        step = self.decode_step
         self.decode_step = step + 1
-        if step not in self.ending:
+        ended = self.ending.pop(step, None)
+        if ended is None:
             return ()
-        ended = self.ending.pop(step)
+        slots = self.slots
         for slot in ended:
             if (first := slots[slot]) is not None:
                 first.last_decode_step = NEVER

@@ -17,7 +17,7 @@ from batcher.scheduling.checks import check_settings
 from batcher.scheduling.clock import BatchStats, one_second
 from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.queue import ordering_of
-from batcher.scheduling.sequence import NEVER, S
+from batcher.scheduling.sequence import S
 from batcher.scheduling.urgency import Estimate, Urgency
 from batcher.settings import ONE_GROUP, CacheWindows, SchedulingSettings
 
@@ -328,28 +328,28 @@ class Scheduler(Admission[S]):
 
     def update(self, output: SchedulerOutput[S]) -> Collection[int]:
         """Take note that the step has been computed; return the slots of rows that end with it."""
-        if output.admitted or output.prefill_finished:
+        if output is not NO_CHANGES:
             self._note_step(output)
-        if self.kv_cache is not None:
-            self.kv_cache.end_step()
-            for first in output.prefill_finished:
-                if first.has_siblings:
-                    self.kv_cache.note_sibling(first)
         return self.batch.end_decode_step() if output.is_decode_step else ()
 
     def _note_step(self, output: SchedulerOutput[S]) -> None:
         """Let groups know the step that first admitted them, and that of their first token."""
-        step = self._step
+        step, kv_cache = self._step, self.kv_cache
         for first in output.admitted:
-            if first.admitted_step == NEVER:
+            if first.admitted_step is None:
                 first.admitted_step = step
                 for other in first.others:
                     other.admitted_step = step
         for first in output.prefill_finished:
-            if first.first_token_step == NEVER:
+            if first.first_token_step is None:
                 first.first_token_step = step
                 for other in first.others:
                     other.first_token_step = step
+        if kv_cache is not None:
+            kv_cache.end_step()
+            for first in output.prefill_finished:
+                if first.has_siblings:
+                    kv_cache.note_sibling(first)
 
     def lengthen(self, num_more: dict[S, int]) -> None:
         """Let decoding groups that were given so many tokens more at once catch up with them."""

@@ -8,7 +8,7 @@ from batcher.events import Role, SequenceName
 from batcher.lifecycle import State
 from batcher.scheduling.cached_blocks import ROOT, BlockHash, BlockRun, CachedPrefix
 
-NEVER = -1  # the step of what has not happened
+NEVER = -1  # the step or the number of what has not happened
 NO_SLOT = -1
 
 
@@ -29,10 +29,10 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     cache_salt: whose blocks it may share.  skips_prefix_cache: it starts from no blocks but those
     of other samples of its request.
     segment_ends: where segments of the prompt end, each with the eviction priority of its blocks.
-    arrived_step: the first one at or after its arrival time.
+    arrived_step: the first one at or after its arrival time; None before that.
 
     Where it stands; set by the scheduler (scheduling/):
-    admitted_step, first_token_step: the steps in which each happened first.
+    admitted_step, first_token_step: the steps in which each happened first; None before.
     num_tokens: of those it starts with and those it has generated, when it began to compute them.
     num_computed_tokens: how many of them are.  Once it decodes, `offset` counts for both: the
     position of the token it computes in a decode step is the number of that step plus `offset`.
@@ -63,12 +63,12 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     others: tuple[Self, ...] = ()
     num_slots: int = 1
     has_siblings: bool = False
-    arrived_step: int = NEVER
+    arrived_step: int | None = None
 
     state: State = State.PENDING
     slot: int = NO_SLOT
-    admitted_step: int = NEVER
-    first_token_step: int = NEVER
+    admitted_step: int | None = None
+    first_token_step: int | None = None
     num_tokens: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0

@@ -22,7 +22,7 @@ def test_an_answer_is_a_result():
 
 def test_each_request_has_the_answer_that_it_asked_for_and_slots_are_never_more_than_the_batch():
     prompts = [f"p{number}" for number in range(40)]
-    behaviours = {prompt: [answer(prompt, "!", gap=0.002)] for prompt in prompts}
+    behaviours = {prompt: [answer(prompt, "!", gap=0.03)] for prompt in prompts}
     server = FaultServer(behaviours)
     run = answered(server, asking(*prompts), batch=5)
     assert {result.id: result.text for result in run.results} == {p: f"{p}!" for p in prompts}
