@@ -10,16 +10,16 @@ from .running.problems import say
 from .screen.cells import printable
 
 
-def say_of_memory(pairs: Iterable[tuple[str, SchedulingSettings]]) -> None:
-    """Say so, each thing once, of profiles and the settings that they go with."""
-    notes = (_note(profile, settings) for profile, settings in pairs)
+def say_of_memory(engines: Iterable[tuple[str, SchedulingSettings, int]]) -> None:
+    """Say so, each thing once, of profiles, their settings, and how many ranks share experts."""
+    notes = (_note(*engine) for engine in engines)
     for note in dict.fromkeys(filter(None, notes)):
         say(f"{printable(note)}\n")
 
 
-def _note(profile: str, settings: SchedulingSettings) -> str | None:
+def _note(profile: str, settings: SchedulingSettings, num_ranks: int) -> str | None:
     """Return what is to be said of the memory of a profile, None if nothing is."""
-    room = None if profile == WALL else kv_room_of(profile)
+    room = None if profile == WALL else kv_room_of(profile, num_ranks)
     if room is None:
         return None
     if room.num_tokens == 0:

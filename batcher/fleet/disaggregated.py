@@ -55,8 +55,10 @@ class PrefillReplica(Replica):
 
     needs_tables = True
 
-    def __init__(self, turns: Turns, settings: ReplicaSettings) -> None:
-        super().__init__(turns, settings)
+    def __init__(
+        self, turns: Turns, settings: ReplicaSettings, result: ReplicaResult | None = None
+    ) -> None:
+        super().__init__(turns, settings, result)
         self._kept: dict[SimulatedSequence, list[int]] = {}
         self._releases: list[tuple[float, int, SimulatedSequence]] = []  # a heap
         self._num_releases = 0
@@ -128,8 +130,9 @@ class DecodeReplica(Replica):
         settings: ReplicaSettings,
         transfer: Transfer,
         on_taken: Callable[[DecodePhase, float], object],
+        result: ReplicaResult | None = None,
     ) -> None:
-        super().__init__(turns, settings)
+        super().__init__(turns, settings, result)
         self._transfer, self._on_taken = transfer, on_taken
         self._incoming: deque[DecodePhase] = deque()
 
@@ -213,10 +216,12 @@ class DisaggregatedFleet(Fleet):
         router.use(sides[False])
         decode_router.use(sides[True])
 
-    def _make_replica(self, settings: ReplicaSettings) -> Replica:
+    def _make_replica(
+        self, settings: ReplicaSettings, results: Sequence[ReplicaResult] = ()
+    ) -> Replica:
         if settings.role == "decode":
-            return DecodeReplica(self._turns, settings, self._transfer, self._release)
-        return PrefillReplica(self._turns, settings)
+            return DecodeReplica(self._turns, settings, self._transfer, self._release, *results)
+        return PrefillReplica(self._turns, settings, *results)
 
     def _release(self, sequence: DecodePhase, time: float) -> None:
         """Let the replica that has the prompt of a sequence keep it until `time` only."""
@@ -238,19 +243,18 @@ class DisaggregatedFleet(Fleet):
         is_whole = not isinstance(sequence, DecodePhase)
         super()._deliver(prompt_phase(sequence) if is_whole else sequence, view)
 
-    def _end(self, view: ReplicaView, sequence: SimulatedSequence) -> None:
+    def _end(self, view: ReplicaView, engine: Replica, sequence: SimulatedSequence) -> None:
         """Take note of a phase that has ended: the second one begins, or all is over."""
         if not isinstance(sequence, PromptPhase | DecodePhase):
             raise InvariantError(f"{sequence.id!r} has ended whole, where phases do")
         sequence.tell()
         whole = sequence.whole
         if whole.has_failed or isinstance(sequence, DecodePhase) or sequence.is_all:
-            super()._end(view, whole)
+            super()._end(view, engine, whole)
             return
-        replica = self._replicas[view.index]
-        replica.take(whole, self._columns)
-        self._tell_end(view, whole)
-        rest = decode_phase(whole, view.index, replica.now)
+        engine.take(whole, self._columns)
+        self._tell_end(view, whole, engine.now)
+        rest = decode_phase(whole, view.index, engine.now)
         heappush(self._turns_ahead, (*order_of(rest), rest))
 
     def _refuse(self, sequence: SimulatedSequence) -> None:

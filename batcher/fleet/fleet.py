@@ -7,10 +7,11 @@ it is known what is sent to it up to then; the router is told of nothing that is
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
-from math import floor, inf
+from math import inf
 
+from batcher.fleet.ranks import RankedReplica, last_report_by, ranked_replica
 from batcher.fleet.replica import ARRIVES, NOTHING, Replica, ReplicaSettings
-from batcher.fleet.result import Columns, FleetResult
+from batcher.fleet.result import Columns, FleetResult, ReplicaResult
 from batcher.fleet.routers import ReplicaView, Router
 from batcher.simulation.sequence import SimulatedSequence, Turns
 
@@ -23,7 +24,8 @@ OnEnded = Callable[[int], object]
 class Fleet:
     """One run over `turns` on replicas behind a router.
 
-    report_interval: seconds from each report of all replicas to the next, the first at 0.
+    report_interval: seconds from each report of all replicas to the next, the first at 0; those of
+    ranks to the balancer of their replica come as often.
 
     Raises:
         BatchdecodeError: the settings of a replica make no sense.
@@ -54,8 +56,13 @@ class Fleet:
         self._responses: list[tuple[float, int, ReplicaView, int]] = []  # a heap by their ends
         router.use(self._views)
 
-    def _make_replica(self, settings: ReplicaSettings) -> Replica:
-        return Replica(self._turns, settings)
+    def _make_replica(
+        self, settings: ReplicaSettings, results: Sequence[ReplicaResult] = ()
+    ) -> Replica | RankedReplica:
+        """Return a replica; results: of its engines before it, with which it goes on."""
+        if settings.ranks > 1:
+            return ranked_replica(self._turns, settings, self._interval, results)
+        return Replica(self._turns, settings, *results)
 
     def run(self) -> FleetResult:
         """Return what the run comes to.
@@ -74,7 +81,7 @@ class Fleet:
 
     def _result(self, first_arrival: float | None) -> FleetResult:
         return FleetResult(
-            [replica.close() for replica in self._replicas],
+            [engine.close() for replica in self._replicas for engine in replica.engines],
             self._columns.times,
             self._columns.priorities,
             first_arrival,
@@ -172,30 +179,29 @@ class Fleet:
 
     def _take_ended(self, index: int) -> None:
         """Count the sequences that have ended on a replica, and go on with their sessions."""
-        replica, view = self._replicas[index], self._views[index]
-        for sequence in replica.ended:
-            self._end(view, sequence)
-        if replica.ended:
-            replica.ended.clear()
-            self._on_ended(self._num_ended)
+        view = self._views[index]
+        for engine in self._replicas[index].engines:
+            if engine.ended:
+                for sequence in engine.ended:
+                    self._end(view, engine, sequence)
+                engine.ended.clear()
+                self._on_ended(self._num_ended)
 
-    def _end(self, view: ReplicaView, sequence: SimulatedSequence) -> None:
-        """Take note of a sequence that has ended on a replica; the next turn goes on."""
-        replica = self._replicas[view.index]
-        replica.take(sequence, self._columns)
-        self._tell_end(view, sequence)
-        turn = self._next_turn(sequence, replica.now)
+    def _end(self, view: ReplicaView, engine: Replica, sequence: SimulatedSequence) -> None:
+        """Take note of a sequence that has ended on an engine; the next turn goes on."""
+        engine.take(sequence, self._columns)
+        self._tell_end(view, sequence, engine.now)
+        turn = self._next_turn(sequence, engine.now)
         while turn is not None and turn.has_failed:  # as the one before it has
-            replica.take(turn, self._columns)
-            turn = self._next_turn(turn, replica.now)
+            engine.take(turn, self._columns)
+            turn = self._next_turn(turn, engine.now)
         if turn is not None:
             heappush(self._turns_ahead, (*order_of(turn), turn))
 
-    def _tell_end(self, view: ReplicaView, sequence: SimulatedSequence) -> None:
-        """Count a response that has ended, of which the router is going to hear."""
+    def _tell_end(self, view: ReplicaView, sequence: SimulatedSequence, now: float) -> None:
+        """Count a response that has ended at `now`, of which the router is going to hear."""
         self._num_ended += 1
         if self._hears_ends:
-            now = self._replicas[view.index].now
             heappush(self._responses, (now, self._num_ended, view, sequence.num_prompt_tokens))
 
     def _next_turn(self, sequence: SimulatedSequence, now: float) -> SimulatedSequence | None:
@@ -272,13 +278,15 @@ class Fleet:
 
     def _last_report_by(self, time: float) -> float:
         """Return when the last reports come that come by `time`."""
-        last = max(self._next_report, floor(time / self._interval) * self._interval)
-        return min(last, time)  # a product is rounded
+        return last_report_by(time, self._interval, self._next_report)
 
 
 def view_of(index: int, settings: ReplicaSettings) -> ReplicaView:
     """Return what a router knows of a replica that it has sent nothing yet."""
-    return ReplicaView(index, settings.group, settings.num_slots, settings.scheduling.kv_blocks)
+    num_blocks, ranks = settings.scheduling.kv_blocks, settings.ranks
+    if num_blocks is not None:
+        num_blocks *= ranks
+    return ReplicaView(index, settings.group, settings.num_slots * ranks, num_blocks)
 
 
 def order_of(sequence: SimulatedSequence) -> tuple[float, int, int]:

@@ -18,7 +18,7 @@ from batcher.fleet.failures import Failures
 from batcher.fleet.fleet import Fleet, OnEnded, view_of
 from batcher.fleet.life import PAID, Life, State
 from batcher.fleet.management import Management
-from batcher.fleet.replica import NOTHING, Replica, ReplicaSettings
+from batcher.fleet.replica import NOTHING, ReplicaSettings
 from batcher.fleet.result import Columns, FleetHistory, FleetResult
 from batcher.fleet.routers import ReplicaView, Router
 from batcher.metrics.arrays import goodput_of
@@ -81,9 +81,10 @@ class ManagedFleet(Fleet):
             self._refuse(self._held.pop())  # no replica will ever serve again
         result = super()._result(first_arrival)
         begin = first_arrival or 0.0
-        for replica, life in zip(result.replicas, self._lives, strict=True):
+        for replica, life in zip(self._replicas, self._lives, strict=True):
             if life.moves != [(0.0, State.SERVING)]:
-                replica.paid_seconds = life.seconds(PAID, begin, begin + result.makespan)
+                for engine in replica.engines:
+                    engine.result.paid_seconds = life.seconds(PAID, begin, begin + result.makespan)
         return replace(result, history=self._history)
 
     # -- the timetable ---------------------------------------------------------------------------
@@ -145,6 +146,7 @@ class ManagedFleet(Fleet):
             self._offer()
         if self._lives[index].state is State.SERVING:
             self._replicas[index].add(sequence)
+            self._take_ended(index)
             self._plan(index)
 
     def _goes_with_siblings(self, sequence: SimulatedSequence) -> bool:
@@ -168,8 +170,9 @@ class ManagedFleet(Fleet):
 
     def _take_ended(self, index: int) -> None:
         flying = self._flying[index]
-        for sequence in self._replicas[index].ended:
-            del flying[sequence]
+        for engine in self._replicas[index].engines:
+            for sequence in engine.ended:
+                del flying[sequence]
         super()._take_ended(index)
 
     def _hear_end(self, time: float, view: ReplicaView, num_tokens: int) -> None:
@@ -211,8 +214,8 @@ class ManagedFleet(Fleet):
         self._replicas[index].advance(now)
         self._take_ended(index)
         self._next_events[index] = NOTHING
-        ended = self._replicas[index].close()
-        self._replicas[index] = Replica(self._turns, self._settings[index], ended)
+        results = [engine.close() for engine in self._replicas[index].engines]
+        self._replicas[index] = self._make_replica(self._settings[index], results)
         self._history.num_failures += 1
         is_draining = life.state is State.DRAINING
         life.move(State.DOWN if is_draining else State.FAILED, now)
@@ -271,7 +274,7 @@ class ManagedFleet(Fleet):
             time=now,
             serving=counts[State.SERVING],
             starting=counts[State.STARTING] + counts[State.FAILED],
-            slots=self._settings[-1].num_slots,
+            slots=self._settings[-1].num_slots * self._settings[-1].ranks,
             running=sum(report.running for report in serving),
             waiting=sum(report.waiting for report in serving) + len(self._held),
             ended=num_ended,
@@ -294,7 +297,7 @@ class ManagedFleet(Fleet):
         """Let a new replica start."""
         autoscale, settings, index = self._autoscale, self._settings[-1], len(self._views)
         self._views.append(view_of(index, settings))
-        self._replicas.append(Replica(self._turns, settings))
+        self._replicas.append(self._make_replica(settings))
         self._settings.append(settings)
         self._next_events.append(NOTHING)
         self._flying.append({})

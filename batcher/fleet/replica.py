@@ -3,8 +3,9 @@
 Rule: it takes exactly the steps that `simulate` takes if all that is sent to it is its workload.
 """
 
+from collections.abc import Sequence
 from math import inf
-from typing import Literal
+from typing import Literal, Self
 
 from msgspec import Struct
 
@@ -28,6 +29,7 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
     """What an engine is made with; see `simulate`.  group: of a file, that it is in.
 
     role: whether it computes prompts, or decodes, if others do the rest.
+    ranks: how many such engines the replica is made of, see batcher.fleet.ranks.
     """
 
     num_slots: int
@@ -37,6 +39,7 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
     offload: KVOffload | None = None
     group: str = ""
     role: Role = "both"
+    ranks: int = 1
 
 
 class Replica(EventSimulation):
@@ -62,7 +65,10 @@ class Replica(EventSimulation):
         self.ended: list[SimulatedSequence] = []
         if result is None:
             result = ReplicaResult(
-                settings.num_slots, scheduling.kv_blocks, scheduling.max_batch_tokens
+                settings.num_slots,
+                scheduling.kv_blocks,
+                scheduling.max_batch_tokens,
+                group=settings.group,
             )
         self.result, self._totals = result, result.totals
         self._until = inf  # steps that begin later are not taken
@@ -72,6 +78,11 @@ class Replica(EventSimulation):
     def now(self) -> float:
         """When the last step it has taken ended, in seconds."""
         return self._now
+
+    @property
+    def engines(self) -> Sequence[Self]:
+        """The engines that it is made of: itself."""
+        return (self,)
 
     def add(self, sequence: SimulatedSequence) -> None:
         """Take in a sequence, which arrives when no step begun by now can know of it."""

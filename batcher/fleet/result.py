@@ -69,6 +69,7 @@ class ReplicaResult(Struct):
     end_ticks: when its last step had ended.  paid_seconds: for how long it was there, from the
     first arrival at the fleet to the end of all steps; None: all that time.
     stalled_ticks: how long it took no step though requests waited, as blocks were kept for others.
+    group: of a file, that it is in.
     """
 
     num_slots: int
@@ -83,6 +84,7 @@ class ReplicaResult(Struct):
     end_ticks: int = 0
     paid_seconds: float | None = None
     stalled_ticks: int = 0
+    group: str = ""
 
     def add(self, sequence: SimulatedSequence, columns: Columns) -> None:
         """Take in a sequence that has ended, or failed."""
@@ -197,7 +199,7 @@ class ReplicasResult(Struct, frozen=True, dict=True):
 
 
 class FleetResult(ReplicasResult, frozen=True, dict=True):
-    """What all replicas of a fleet did.
+    """What all replicas of a fleet did, of one with several ranks each by itself.
 
     times: of all that were served.  priorities: theirs [request].  refused: sequences that the
     router refused, by their priorities.
@@ -242,11 +244,16 @@ def whole_of(parts: Sequence[FleetResult]) -> FleetResult:
     )
 
 
-def result_of_engine(run: SimulationResult) -> FleetResult:
-    """Return the same of a run of one engine."""
+def result_of_engine(run: SimulationResult, group: str = "") -> FleetResult:
+    """Return the same of a run of one engine; group: of a file, that it is in."""
     columns = Columns()
     replica = ReplicaResult(
-        run.num_slots, run.num_blocks, run.max_batch_tokens, run.totals, end_ticks=run.end_ticks
+        run.num_slots,
+        run.num_blocks,
+        run.max_batch_tokens,
+        run.totals,
+        end_ticks=run.end_ticks,
+        group=group,
     )
     for sequence in run.sequences:
         replica.add(sequence, columns)

@@ -244,6 +244,14 @@ class LeastTokens(LeastOf):
         return replica.num_tokens
 
 
+def queue_weight(replica: ReplicaView) -> int:
+    """Return the weight of what it reported, and of what it was sent since, all of which waits."""
+    report, waiting = replica.report, replica.num_unreported
+    if report is None:
+        return WAITING_WEIGHT * waiting
+    return WAITING_WEIGHT * (waiting + report.waiting) + report.running
+
+
 class ShortestQueue(LeastOf):
     """To the one that reported the shortest queue, and was sent the least since.
 
@@ -254,10 +262,7 @@ class ShortestQueue(LeastOf):
 
     def load(self, replica: ReplicaView) -> float:
         """Return the weight of what it reported, and of what it was sent since."""
-        report, waiting = replica.report, replica.num_unreported
-        if report is None:
-            return WAITING_WEIGHT * waiting
-        return WAITING_WEIGHT * (waiting + report.waiting) + report.running
+        return queue_weight(replica)
 
 
 class _Prefix(Struct, eq=False):

@@ -215,15 +215,20 @@ class StepSimulation:
 
         In those before it rows decode, and nothing else happens but to the last of them.
         """
-        num_wanted: Mapping[SimulatedSequence, int] = NO_DRAFTS
-        if self._drafts is not None:
-            self._drafting = {row: None for row in self._drafting if row.state is State.RUNNING}
-            num_wanted = self._drafts.wanted(self._drafting, self._batch.decode_step)
+        num_wanted = NO_DRAFTS if self._drafts is None else self._wanted_of(self._drafts)
         num_steps, until = (0, 0.0) if num_wanted else self._fast_forward.num_steps(self._now)
         if not num_steps:
             self._take_step(num_wanted)
             return
-        num_steps, ticks = self._time_of(num_steps, until)
+        self._skip(*self._time_of(num_steps, until))
+
+    def _wanted_of(self, drafts: AssumedDrafts) -> Mapping[SimulatedSequence, int]:
+        """Return how many drafts are wanted of which rows."""
+        self._drafting = {row: None for row in self._drafting if row.state is State.RUNNING}
+        return drafts.wanted(self._drafting, self._batch.decode_step)
+
+    def _skip(self, num_steps: int, ticks: int) -> None:
+        """Let steps pass in which rows decode, and nothing else happens but to the last of them."""
         self._advance(num_steps, ticks, num_steps * self._batch.num_decoding)
         num_block_steps, ending = self._fast_forward.skip(num_steps)
         self._totals.block_steps += num_block_steps
@@ -234,22 +239,38 @@ class StepSimulation:
 
         num_wanted: how many drafts are wanted of which rows.
         """
-        scheduler, batch = self._scheduler, self._batch
-        scheduled = scheduler.schedule(self._step, self._now, num_wanted)
+        scheduled = self._schedule(num_wanted)
+        if self._batch.num_free < self._num_slots:
+            stats = self._scheduler.batch_stats(scheduled)
+            ticks = self._step_time.ticks(*stats) + self._ticks_beside(scheduled)
+            self._end_step(scheduled, ticks, stats.num_tokens)
+
+    def _schedule(
+        self, num_wanted: Mapping[SimulatedSequence, int]
+    ) -> SchedulerOutput[SimulatedSequence]:
+        """Plan the next step."""
+        scheduled = self._scheduler.schedule(self._step, self._now, num_wanted)
         if scheduled is not NO_CHANGES:
             self._note(scheduled)
-        if batch.num_free == self._num_slots:
-            return
-        stats = scheduler.batch_stats(scheduled)
-        ticks = self._step_time.ticks(*stats)
+        return scheduled
+
+    def _ticks_beside(self, scheduled: SchedulerOutput[SimulatedSequence]) -> int:
+        """Return what a step takes beside its rows: for drafts, and for blocks to be read back."""
+        ticks = 0
         if self._drafts is not None and scheduled.num_drafts:
-            ticks += self._make_drafts(self._drafts, scheduled.num_drafts)
+            ticks = self._make_drafts(self._drafts, scheduled.num_drafts)
         if self._offload is not None:
             ticks += self._read_back(self._offload)
-        self._advance(1, ticks, stats.num_tokens)
+        return ticks
+
+    def _end_step(
+        self, scheduled: SchedulerOutput[SimulatedSequence], ticks: int, num_tokens: int
+    ) -> None:
+        """Let a step pass that takes so many ticks, and end those that have all their tokens."""
+        self._advance(1, ticks, num_tokens)
         if self._drafts is not None and scheduled.num_drafts:
             self._settle(self._drafts, scheduled)
-        ending = scheduler.update(scheduled)
+        ending = self._scheduler.update(scheduled)
         for sequence in scheduled.prefill_finished:
             if sequence.first_token_ticks == NEVER:
                 sequence.first_token_ticks = self._ticks

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import isqrt
 from typing import Any, Generic, TypeVar
 
-from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
+from batcher.timing.step_time import TICKS_PER_SECOND, RankTicks, StepTime
 
 S = TypeVar("S", bound=StepTime)
 
@@ -89,6 +89,9 @@ class ConstantStepTime:
         """Return the least number of steps that take `ticks` together."""
         return -(-ticks // self._ticks)
 
+    def of_rank(self, num_ranks: int) -> None:
+        """Return None: nothing is known of experts."""
+
 
 def of_experts(
     num_experts: int, per_token: int, ticks: int, parts: int = 1
@@ -112,7 +115,7 @@ def of_experts(
 def _of_tokens(
     ticks: dict[str, int],
     by_tokens: Sequence[tuple[int, float]],
-    experts: tuple[int, int] | None,
+    experts: Callable[[int], int] | None,
     parts: int,
 ) -> Callable[[int], int]:
     """Return what tells, from the terms of a profile in ticks, all that so many tokens take."""
@@ -124,12 +127,11 @@ def _of_tokens(
     else:
         alone = _floor(ticks["w"], ticks["f"])
     sent = ticks.get("c", 0)
-    read = of_experts(*experts, ticks["x"], parts) if experts else None
 
     @lru_cache(_MAX_KEPT)
     def ticks_of(num_tokens: int) -> int:
         total = alone(num_tokens) + sent * num_tokens
-        return total if read is None else total + read(num_tokens)
+        return total if experts is None else total + experts(num_tokens)
 
     return ticks_of
 
@@ -148,6 +150,7 @@ class ProfileStepTime:
     __slots__ = (
         "_base",
         "_curve",
+        "_experts",
         "_half_per_work",
         "_least",
         "_most_tokens_of_least",
@@ -155,6 +158,7 @@ class ProfileStepTime:
         "_per_kv_with_prefill",
         "_per_sequence",
         "_per_token",
+        "_without_experts",
         "name",
         "settings",
     )
@@ -176,12 +180,16 @@ class ProfileStepTime:
         # f*T <= w, without the product: most steps are so
         self._most_tokens_of_least = ticks["w"] // ticks["f"] if ticks["f"] else sys.maxsize
         self._curve: Callable[[int], int] | None = None
+        self._experts: Callable[[int], int] | None = None
         if by_tokens:
             self.settings["by_tokens"] = [list(point) for point in by_tokens]
         if experts:
+            self._experts = of_experts(*experts, ticks["x"], parts)
+            dense = {term: amount for term, amount in terms.items() if term != "x"}
+            self._without_experts = ProfileStepTime(name, dense, by_tokens, None, parts)
             self.settings |= dict(zip(("num_experts", "num_experts_per_tok"), experts, strict=True))
         if by_tokens or ticks.get("c") or experts:
-            self._curve = _of_tokens(ticks, by_tokens, experts, parts)
+            self._curve = _of_tokens(ticks, by_tokens, self._experts, parts)
             self._most_tokens_of_least = 0
         self._per_kv = ticks["d"]
         self._per_kv_with_prefill = ticks["d"] + ticks["h"]
@@ -209,6 +217,16 @@ class ProfileStepTime:
         first = self.ticks(num_sequences, num_sequences, kv_read, 0)
         return least_steps(first, num_sequences * self._per_kv, ticks)
 
+    def of_rank(self, num_ranks: int) -> RankTicks | None:
+        """Return what a step takes a rank that reads its part of the experts which are hit."""
+        experts = self._experts
+        if experts is None:
+            return None
+        own = self._without_experts.ticks
+        return lambda tokens, sequences, read, work, all_tokens: (
+            own(tokens, sequences, read, work) + experts(all_tokens) // num_ranks
+        )
+
 
 class RooflineStepTime:
     """A step takes what its arithmetic takes, or its memory traffic, whichever is more.
@@ -218,9 +236,10 @@ class RooflineStepTime:
     memory: ticks for the weights (at least one), each token and each cached token read.
     communication: ticks that a step, and each of its tokens, takes on top of both.
     experts: what tells the ticks of memory for the experts that so many tokens hit.
+    expert_work: how many of the ticks of a token are the arithmetic of experts.
     """
 
-    __slots__ = ("_compute", "_experts", "_memory", "name", "settings")
+    __slots__ = ("_compute", "_expert_work", "_experts", "_memory", "name", "settings")
 
     def __init__(
         self,
@@ -230,8 +249,10 @@ class RooflineStepTime:
         memory: tuple[int, int, int],
         communication: tuple[int, int] = (0, 0),
         experts: Callable[[int], int] | None = None,
+        expert_work: int = 0,
     ) -> None:
-        self.name, self.settings, self._experts = name, settings, experts
+        self.name, self.settings = name, settings
+        self._experts, self._expert_work = experts, expert_work
         # max(a, b) + c is max(a + c, b + c), which is as soon said as max(a, b)
         per_step, per_token = communication
         self._compute = per_step, compute[0] + per_token, *compute[1:]
@@ -278,6 +299,21 @@ class RooflineStepTime:
         if crossing is None or before >= ticks:
             return least_steps(first, slope, ticks)
         return crossing + least_steps(then + steeper * crossing, steeper, ticks - before)
+
+    def of_rank(self, num_ranks: int) -> RankTicks | None:
+        """Return what a step takes a rank that has its part of the experts and of their work."""
+        experts, expert_work = self._experts, self._expert_work
+        if experts is None:
+            return None
+        weights, per_token, per_kv = self._memory
+
+        def ticks(tokens: int, sequences: int, read: int, work: int, all_tokens: int) -> int:
+            beside = (tokens - -(-all_tokens // num_ranks)) * expert_work
+            compute = self.compute_ticks(tokens, sequences, read, work) - beside
+            dense = weights + tokens * per_token + read * per_kv
+            return max(compute, dense + experts(all_tokens) // num_ranks)
+
+        return ticks
 
     def _ramps(
         self, num_sequences: int, kv_read: int
@@ -328,3 +364,13 @@ class PipelineStepTime(Generic[S]):
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
         """Return the least number of such steps that take `ticks` together."""
         return self.pass_of(num_sequences).num_decodes_until(num_sequences, kv_read, ticks)
+
+    def of_rank(self, num_ranks: int) -> RankTicks | None:
+        """Return what a step takes a rank of as many stages; None if there are no experts."""
+        passes = [found for one in self._passes if (found := one.of_rank(num_ranks)) is not None]
+        if not passes:
+            return None
+        last = len(passes) - 1
+        return lambda tokens, sequences, *others: passes[min(sequences - 1, last)](
+            tokens, sequences, *others
+        )

@@ -7,7 +7,7 @@ lifted come first.
 from typing import Any
 
 from batcher.timing.formulas import TICKS_PER_MILLISECOND, whole_ticks
-from batcher.timing.step_time import StepTime
+from batcher.timing.step_time import RankTicks, StepTime
 
 
 class LeastStepTime:
@@ -45,6 +45,11 @@ class LeastStepTime:
             num_sequences, kv_read + lifted * num_sequences, ticks - lifted * self._least
         )
         return lifted + rest
+
+    def of_rank(self, num_ranks: int) -> RankTicks | None:
+        """Return what a step takes a rank, but at least the least; None if there are no experts."""
+        ticks, least = self._step_time.of_rank(num_ranks), self._least
+        return None if ticks is None else lambda *stats: max(ticks(*stats), least)
 
     def _num_lifted(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
         """Return how many of the first `num_steps` steps would be shorter than the least."""

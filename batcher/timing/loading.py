@@ -91,8 +91,10 @@ def usable_blocks(num_blocks: int) -> int:
     return max(num_blocks - 1, 0)
 
 
-def kv_room_of(text: str) -> KvRoom | None:
+def kv_room_of(text: str, num_ranks: int = 1) -> KvRoom | None:
     """Return what is known of the memory where steps take what `text` names, None if nothing is.
+
+    num_ranks: data-parallel ranks that share the experts, if there are any.
 
     Raises:
         CatalogError: there is no such step time.
@@ -101,10 +103,10 @@ def kv_room_of(text: str) -> KvRoom | None:
     if named is None:
         return None
     if isinstance(named, tuple):
-        return KvRoom(num_kv_tokens(*named), is_reported=False)
-    if named.kv_tokens is not None:
+        return KvRoom(num_kv_tokens(*named, num_ranks), is_reported=False)
+    if named.kv_tokens is not None and (num_ranks == 1 or named.experts is None):
         return KvRoom(named.kv_tokens, is_reported=True)
-    num_tokens = num_tokens_that_fit(named)
+    num_tokens = num_tokens_that_fit(named, num_ranks)
     return None if num_tokens is None else KvRoom(num_tokens, is_reported=False)
 
 
@@ -185,12 +187,16 @@ def _known_shape(name: str) -> ModelShape | None:
         return None
 
 
-def num_tokens_that_fit(profile: Profile) -> int | None:
-    """Return the room beside the weights; None if the hardware or the model is not known."""
+def num_tokens_that_fit(profile: Profile, num_ranks: int = 1) -> int | None:
+    """Return the room beside the weights; None if the hardware or the model is not known.
+
+    num_ranks: see kv_room_of.
+    """
     if profile.hardware is None or profile.model is None:
         return None
     try:
         shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
     except CatalogError:
         return None
-    return num_kv_tokens(shape, gpu, profile.tensor_parallel, profile.pipeline_parallel)
+    stages = profile.tensor_parallel, profile.pipeline_parallel
+    return num_kv_tokens(shape, gpu, *stages, num_ranks)

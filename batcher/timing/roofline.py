@@ -78,11 +78,12 @@ def roofline_of_part(
     per_read, per_pair = shape.operations_per_pair
     kv_bytes = shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel) / parts
     per_step, per_token = communication_seconds(shape, gpu, stages, is_measured=False)
+    computed = _ticks(2 * shape.weights_per_token / parts, fast)
     return RooflineStepTime(
         name,
         settings,
         compute=(
-            _ticks(2 * shape.weights_per_token / parts, fast),
+            computed,
             _ticks(2 * shape.output_weights / parts, flops),
             _ticks(per_read / parts, flops),
             _ticks(per_pair / parts / 2, flops),  # P * (2 * context + P) is twice their number
@@ -95,6 +96,7 @@ def roofline_of_part(
         communication=(_ticks(per_step + overhead, 1), _ticks(per_token / parts, 1)),
         experts=shape.experts
         and of_experts(*shape.experts, _ticks(shape.expert_bytes, bandwidth), parts),
+        expert_work=computed - _ticks(2 * shape.layer_weights / parts, fast),
     )
 
 
@@ -123,15 +125,21 @@ def communication_seconds(
 
 
 def num_kv_tokens(
-    shape: ModelShape, gpu: GPU, tensor_parallel: int = 1, pipeline_parallel: int = 1
+    shape: ModelShape,
+    gpu: GPU,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    num_ranks: int = 1,
 ) -> int:
     """Return how many tokens fit beside the weights, in USABLE_MEMORY; 0 if not even these do.
 
+    num_ranks: data-parallel ranks, each of which has a part of the experts and all other weights.
     What else an engine keeps is left out; what a real one reports is the better number.
     """
     memory = gpu.memory_gb * 1e9 * USABLE_MEMORY * tensor_parallel * pipeline_parallel
     num_bytes = shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel)
-    return max(int((memory - shape.weight_bytes) // num_bytes), 0)
+    elsewhere = shape.expert_bytes * (num_ranks - 1) // num_ranks
+    return max(int((memory - shape.weight_bytes + elsewhere) // num_bytes), 0)
 
 
 def parts_of(text: str) -> tuple[ModelShape, GPU, int, int]:

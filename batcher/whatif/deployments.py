@@ -33,6 +33,7 @@ MAX_COUNT = 2**40
 MAX_BATCH = 2**20  # slots
 MAX_DRAFT_COST = 1000  # steps
 MAX_REPLICAS = 2**16
+MAX_RANKS = 1024
 MAX_REPORT_INTERVAL = 1e6  # seconds
 NO_LIMIT = "none"
 
@@ -43,8 +44,10 @@ class Deployment(Struct, frozen=True, kw_only=True):
     """A way to serve a workload.
 
     profile: the name of a step time.  rate: how many times as fast as in the file requests arrive.
-    replicas: how many engines there are, each with all the rest.  router, report_interval: which
-    of them a request is sent to, and how many seconds apart they report, see batcher.fleet.
+    replicas: how many there are, each with all the rest.  ranks: how many engines each of them is
+    made of, each with a batch and blocks of its own; see batcher.fleet.ranks.
+    router, report_interval: which of the replicas a request is sent to, and how many seconds apart
+    they report, see batcher.fleet.
     fleet: what a file states of the replicas, which are as many as it has; None: they are alike.
     kv_offload_blocks: those of a second tier, see offloading.py; None: there is none.
     draft_tokens, draft_acceptance, draft_cost: see AssumedDrafts; None: there are no drafts.
@@ -56,6 +59,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     profile: str = "constant"
     rate: float = 1.0
     replicas: int = 1
+    ranks: int = 1
     router: str = DEFAULT_ROUTER
     report_interval: float = DEFAULT_REPORT_INTERVAL
     fleet: FleetFile | None = None
@@ -236,6 +240,7 @@ AXES = {
         ),
         Axis("router", "router", _name_for(router_of)),
         Axis("replicas", "replicas", _count(MAX_REPLICAS)),
+        Axis("ranks", "ranks", _count(MAX_RANKS)),
         Axis("batch", "batch", _count(MAX_BATCH)),
     )
 }

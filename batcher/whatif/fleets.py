@@ -89,15 +89,17 @@ def check_router(given: Collection[str], alternatives: Iterable[Deployment]) -> 
     Raises:
         BatchdecodeError: it has not.
     """
-    fleets = [deployment for deployment in alternatives if deployment.replicas > 1]
+    deployments = list(alternatives)
+    fleets = [deployment for deployment in deployments if deployment.replicas > 1]
+    has_ranks = any(engine.ranks > 1 for engine in engines_of(deployments))
     if not fleets:
-        for name in ("router", "report_interval"):
+        for name in ("router", *["report_interval"] * (not has_ranks)):
             if name in given:
                 raise BatchdecodeError(
                     f"{AXES[name].option} has no effect without --replicas of at least 2"
                 )
-    if "report_interval" in given and not any(
-        router_of(deployment.router).hears_reports for deployment in fleets
+    if "report_interval" in given and not (
+        has_ranks or any(router_of(deployment.router).hears_reports for deployment in fleets)
     ):
         raise BatchdecodeError(
             "--report-interval has no effect: the router goes by no reports of replicas"

@@ -5,7 +5,7 @@ the first arrival to the end is shared out among what was lacking, and the large
 docs/compare.md has the definition.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Literal, get_args
 
@@ -30,7 +30,7 @@ from batcher.simulation.sequence import Turns
 from batcher.simulation.simulator import simulate
 from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
-from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
+from batcher.timing.step_time import TICKS_PER_SECOND
 from batcher.whatif.classes import ClassOutcome, kept
 from batcher.whatif.deployments import Deployment
 from batcher.whatif.draft_memory import beside_draft, draft_memory_of
@@ -49,6 +49,9 @@ from batcher.whatif.spread import (
 from batcher.whatif.workers import OnPart
 
 Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
+
+StepTicks = Callable[[int, int, int, int], int]
+"""Tells how long a step takes, see StepTime.ticks."""
 
 WORTH_DOUBLING = 0.1  # a doubled step that gains less is as good as none
 NUM_DIGITS = 6
@@ -79,12 +82,12 @@ class Binding(Struct, frozen=True):
     doubling: float
 
 
-def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTime]]) -> Binding:
+def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTicks]]) -> Binding:
     """Return what bound a simulated run; of a fleet, what did mostly.
 
     The time that is shared out is, for each replica, all from the first arrival to the end of all
     in which it was there.
-    parts: of the replicas, those with the same step time together.
+    parts: of the replicas, those with the same step time together, and what tells that.
     """
     replicas = result.replicas
     num_admitted = sum(replica.last_admission_ticks is not None for replica in replicas)
@@ -92,8 +95,8 @@ def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTi
         return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to share out
     ticks = dict.fromkeys(get_args(Constraint), 0)
     doubling, num_busy = 0.0, result.busy_ticks
-    for part, step_time in parts:
-        gain = gain_of_doubling(part, step_time)
+    for part, ticks_of in parts:
+        gain = gain_of_doubling(part, ticks_of)
         doubling += gain * (part.busy_ticks / num_busy if num_busy else 0.0)
         for reason, lacking in _LACKS.items():
             is_useless = lacking in _IS_ROOM and gain < WORTH_DOUBLING
@@ -119,7 +122,7 @@ def _drain_of(replica: ReplicaResult) -> int:
     return min(drain, replica.totals.binding_ticks["arrivals"])
 
 
-def gain_of_doubling(result: ReplicasResult, step_time: StepTime) -> float:
+def gain_of_doubling(result: ReplicasResult, ticks_of: StepTicks) -> float:
     """Return by how much a step twice as large as the mean one gives more tokens per second."""
     totals = result.totals
     num_steps = totals.num_steps
@@ -129,13 +132,13 @@ def gain_of_doubling(result: ReplicasResult, step_time: StepTime) -> float:
     num_tokens = max(num_rows, round(totals.computed_tokens / num_steps))
     kv_read = round((result.kv_read - totals.unread_tokens) / num_steps)
     prefill_work = round((result.prefill_work + totals.draft_work) / num_steps)
-    once = step_time.ticks(num_tokens, num_rows, kv_read, prefill_work)
-    twice = step_time.ticks(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
+    once = ticks_of(num_tokens, num_rows, kv_read, prefill_work)
+    twice = ticks_of(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
     loading = totals.loading_ticks / num_steps
     if totals.draft_ticks:  # a draft costs a share of a step that only decodes
-        decoding = step_time.ticks(num_rows, num_rows, kv_read, 0)
+        decoding = ticks_of(num_rows, num_rows, kv_read, 0)
         making = totals.draft_ticks / num_steps
-        doubled = step_time.ticks(2 * num_rows, 2 * num_rows, 2 * kv_read, 0)
+        doubled = ticks_of(2 * num_rows, 2 * num_rows, 2 * kv_read, 0)
         making_twice = making * doubled / decoding
         return 2 * (once + loading + making) / (twice + 2 * loading + making_twice) - 1
     return 2 * (once + loading) / (twice + 2 * loading) - 1
@@ -266,7 +269,7 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
         tails={} if promise is None else promise.tails,
         drafts=_draft_use(totals),
         offload=_offload_use(totals) if any(map(offload_of, engines)) else None,
-        binding=binding_of(result, list(zip(parts, map(step_time_of, profiles), strict=True))),
+        binding=binding_of(result, list(zip(parts, map(_mean_step_of, engines), strict=True))),
         replicas=spread_of(result) if len(result.replicas) > 1 else None,
         fleet=fleet_use_of(result),
         groups=None if deployment.fleet is None else uses_of(result, groups),
@@ -290,6 +293,7 @@ def most_parts(question: Question, deployment: Deployment) -> int:
     is_independent = is_blind and _management_of(deployment) is None
     is_streamed = isinstance(question.workload, StreamedWorkload)
     is_one = transfer_of(deployment) is not None
+    is_one |= any(group.engine.ranks > 1 for group in groups_of(deployment))
     return deployment.replicas if is_independent and is_streamed and not is_one else 1
 
 
@@ -322,8 +326,9 @@ def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> Fle
         on_part(min(num_ended / num_samples, 1.0))
 
     management = _management_of(deployment)
-    if management is None and len(replicas) == 1 and isinstance(workload, Workload):
-        (own,) = replicas
+    own = replicas[0]
+    is_engine = management is None and len(replicas) == 1 and own.ranks == 1
+    if is_engine and isinstance(workload, Workload):
         return result_of_engine(
             simulate(
                 workload,
@@ -333,7 +338,8 @@ def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> Fle
                 on_ended,
                 own.drafts,
                 own.offload,
-            )
+            ),
+            own.group,
         )
     router = router_of(deployment.router)
     takes = always
@@ -352,6 +358,17 @@ def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> Fle
     return ManagedFleet(turns, replicas, router, management, interval, on_ended).run()
 
 
+def _mean_step_of(engine: Deployment) -> StepTicks:
+    """Return what tells how long a step of an engine takes, if all its ranks compute as much."""
+    step_time, ranks = step_time_of(engine.profile), engine.ranks
+    ticks = step_time.of_rank(ranks) if ranks > 1 else None
+    if ticks is None:
+        return step_time.ticks
+    return lambda tokens, sequences, read, work: ticks(
+        tokens, sequences, read, work, ranks * tokens
+    )
+
+
 def _management_of(deployment: Deployment) -> Management | None:
     return None if deployment.fleet is None else deployment.fleet.management
 
@@ -366,6 +383,7 @@ def _replica_of(group: EngineGroup) -> ReplicaSettings:
         offload=offload_of(engine),
         group=group.name,
         role=group.role,
+        ranks=engine.ranks,
     )
 
 
@@ -428,6 +446,8 @@ def problem_of(deployment: Deployment) -> str | None:
         problem = _problem_of(group.engine)
         if group.role == "decode" and group.engine.scheduling.kv_blocks is None:
             problem = "--kv-blocks is needed where requests decode"
+        if group.role != "both" and group.engine.ranks > 1:
+            problem = "--ranks are not simulated where prompts are computed and others decode"
         if problem is not None:
             return f"group {group.name}: {problem}" if group.name else problem
     return None

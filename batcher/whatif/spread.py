@@ -1,12 +1,11 @@
 """How the work of a fleet was spread: over its replicas, and over the groups that are alike."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 from msgspec import Struct
 
-from batcher.fleet.life import State, timeline_of
+from batcher.fleet.life import PAID, State, timeline_of
 from batcher.fleet.replica import Role
 from batcher.fleet.result import FleetResult, ReplicasResult
 from batcher.timing.step_time import TICKS_PER_SECOND
@@ -20,7 +19,7 @@ class ReplicaSpread(Struct, frozen=True, kw_only=True):
     """How the work was spread over the replicas of a fleet.
 
     busiest, mean, idlest: for which share of the time in which it was there one took steps.
-    most_served, least_served: how many samples.
+    most_served, least_served: how many samples.  Of replicas with ranks each of these counts.
     """
 
     busiest: float
@@ -75,7 +74,8 @@ def fleet_use_of(result: FleetResult) -> FleetUse | None:
     history, begin, makespan = result.history, result.first_arrival or 0.0, result.makespan
     if history is None:
         return None
-    end, seconds = begin + makespan, result.paid_seconds(makespan)
+    end = begin + makespan
+    seconds = sum(life.seconds(PAID, begin, end) for life in history.lives)
     serving = sum(life.seconds([State.SERVING], begin, end) for life in history.lives)
     timeline = timeline_of(history.lives, end)
     return FleetUse(
@@ -90,12 +90,11 @@ def fleet_use_of(result: FleetResult) -> FleetUse | None:
 
 
 def parts_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[ReplicasResult]:
-    """Return what the replicas of each group did, which stand in their order in `result`.
-
-    Those that have come later are of the last group.
-    """
-    ends = [*accumulate(group.count for group in groups[:-1]), len(result.replicas)]
-    return [ReplicasResult(result.replicas[begin:end]) for begin, end in pairwise([0, *ends])]
+    """Return what the replicas of each group did, with several ranks each of these by itself."""
+    return [
+        ReplicasResult([each for each in result.replicas if each.group == group.name])
+        for group in groups
+    ]
 
 
 def spread_of(result: FleetResult) -> ReplicaSpread:
@@ -119,7 +118,7 @@ def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse
     return [
         GroupUse(
             name=group.name,
-            replicas=len(part.replicas),
+            replicas=len(part.replicas) // group.engine.ranks,
             role=group.role,
             settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
             served=sum(replica.num_served for replica in part.replicas),

@@ -75,7 +75,12 @@ def axes_group(*, as_lists: bool) -> OptionGroup:
             ),
             "profile": kind(TIME, _PROFILES, "NAME", is_common=True, offers="profile"),
             "replicas": kind(
-                FLEET, "Engines, each with all of this.  [default: 1]", "N", is_common=True
+                FLEET, "Replicas, each with all of this.  [default: 1]", "N", is_common=True
+            ),
+            "ranks": kind(
+                FLEET,
+                "Engines of a replica, as --data-parallel-size in vLLM.  [default: 1]",
+                "N",
             ),
             "router": kind(
                 FLEET,

@@ -284,7 +284,7 @@ class Run:
             if scheduling.profile is not None:
                 from ..memory_note import say_of_memory  # noqa: PLC0415 - with it comes yaml
 
-                say_of_memory([(scheduling.profile, scheduling.settings())])
+                say_of_memory([(scheduling.profile, scheduling.settings(), 1)])
         if options.summary_json is not None:
             from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - as above
 

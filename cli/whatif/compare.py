@@ -42,7 +42,8 @@ def compare_requests(options: CompareOptions) -> int:
     workload = read_workload(options)
     check_classes(slo, workload)
     if not options.quiet:
-        say_of_memory((each.profile, each.scheduling) for each in engines_of(grid))
+        engines = engines_of(grid)
+        say_of_memory((each.profile, each.scheduling, each.ranks) for each in engines)
     num_jobs = options.jobs or num_cores()
     with progress_of(len(grid), min(num_jobs, len(grid)), quiet=options.quiet) as on_done:
         question = Question(workload, slo, prices=prices)

@@ -49,7 +49,8 @@ def plan_requests(options: PlanOptions) -> int:
     workload = read_workload(options)
     check_classes(slo, workload)
     if not options.quiet:
-        say_of_memory((each.profile, each.scheduling) for each in engines_of([tried]))
+        engines = engines_of([tried])
+        say_of_memory((each.profile, each.scheduling, each.ranks) for each in engines)
     question = Question(workload, slo, options.goodput, prices)
     on_tried, on_relief = _progress(quiet=options.quiet)
     num_jobs = options.jobs or num_cores()

@@ -50,7 +50,8 @@ class Observed(ManagedFleet):
         assert view.num_requests <= limit or sequence.has_siblings
 
     def _take_ended(self, index):
-        self.ended += [(key_of(one), one.end_ticks) for one in self._replicas[index].ended]
+        for engine in self._replicas[index].engines:
+            self.ended += [(key_of(one), one.end_ticks) for one in engine.ended]
         super()._take_ended(index)
 
     def _refuse(self, sequence):
@@ -105,10 +106,13 @@ def random_management(random, num_replicas):
     )
 
 
-def random_fleet(random, name, requests):
+def random_fleet(random, name, requests, most_ranks=1):
     num_slots, scheduling = random_settings(random)
     replica = ReplicaSettings(
-        num_slots=num_slots, scheduling=scheduling, step_time=random.choice(STEP_TIMES)
+        num_slots=num_slots,
+        scheduling=scheduling,
+        step_time=random.choice(STEP_TIMES),
+        ranks=random.randint(1, most_ranks),
     )
     workload = workload_of(requests, SimulatedModel())
     num_replicas = random.randint(1, 3)
@@ -123,7 +127,7 @@ def random_fleet(random, name, requests):
 @given(SEEDS, st.sampled_from(sorted(ROUTERS)))
 def test_every_sequence_comes_to_one_end(seed, name):
     random = Random(seed)
-    fleet, workload, _ = random_fleet(random, name, random_requests(random, may_stop=False))
+    fleet, workload, _ = random_fleet(random, name, random_requests(random, may_stop=False), 3)
     result = fleet.run()
     ends = [key for key, _ in fleet.ended] + fleet.refused
     assert len(ends) == len(set(ends))

@@ -151,7 +151,7 @@ def test_the_columns_of_settings_have_their_order():
     memory = ["prefix_cache", "capacity", "watermark", "block_size", "kv_blocks"]
     limits = ["max_batch_tokens", "long_prefill_threshold"]
     drafts = ["draft_model", "draft_acceptance", "draft_cost", "draft_tokens"]
-    fleet = ["fleet", "report_interval", "router", "replicas"]
+    fleet = ["fleet", "report_interval", "router", "replicas", "ranks"]
     assert list(AXES) == [*first, *memory, *limits, "kv_offload_blocks", *drafts, *fleet, "batch"]
 
 
@@ -160,7 +160,7 @@ def test_every_setting_is_an_axis():
     assert set(AXES) == settings | {
         *("batch", "profile", "kv_offload_blocks"),
         *("draft_tokens", "draft_acceptance", "draft_cost", "draft_model"),
-        *("fleet", "replicas", "router", "report_interval"),
+        *("fleet", "replicas", "ranks", "router", "report_interval"),
     }
     for name in AXES.keys() - {"fleet"}:  # which says what others are
         changed = AXES[name].set(deployment_of(8), "x")
