@@ -39,7 +39,11 @@ class Exposition:
                 "--metrics-port and --metrics-file need prometheus-client: "
                 "install it with `pip install 'batchdecode[metrics]'`"
             )
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - an extra
+        from prometheus_client import (  # noqa: PLC0415 - an extra
+            CollectorRegistry,
+            make_wsgi_app,
+            start_http_server,
+        )
 
         self._registry = CollectorRegistry()
         self._path = None if path is None else os.path.realpath(path)  # wherever a model goes
@@ -59,6 +63,9 @@ class Exposition:
                 raise BatchdecodeError(
                     f"--metrics-port: cannot listen at {address}, port {port}: {reason_of(error)}"
                 ) from error
+            answer = make_wsgi_app(self._registry)
+            # As OpenMetrics, which Prometheus likes best, the library tells vllm_x for vllm:x.
+            self._server.set_app(lambda asked, begin: answer(asked | {"HTTP_ACCEPT": ""}, begin))
             host = f"[{address}]" if ":" in address else address
             self.url = f"http://{host}:{self._server.server_port}/metrics"
 

@@ -6,12 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, workload
 
 REQUESTS = lines_of(*workload(12))
+ACCEPTED = (  # by Prometheus
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
 LIMITS = ("--kv-blocks", "30", "--block-size", "1", "-b", "4")
 
 
@@ -69,9 +73,9 @@ def test_a_run_may_be_asked_while_it_goes_on_and_a_stopped_one_has_told_all(tmp_
     process.stdin.write(REQUESTS)
     process.stdin.close()
     url = process.stderr.readline().decode().removeprefix("metrics at ").strip()
-    told = {}
+    asked, told = Request(url, headers={"Accept": ACCEPTED}), {}  # noqa: S310 - as below
     while told.get("batchdecode_steps_total", 0) < 5:
-        with urlopen(url) as answer:  # noqa: S310 - of our own run
+        with urlopen(asked) as answer:  # noqa: S310 - of our own run
             told = numbers(answer.read().decode())
     assert told["vllm:num_requests_running"] > 0
     assert told["batchdecode_slots"] == 4

@@ -1,0 +1,178 @@
+"""Prometheus itself scrapes a run: it counts as the summary does, and each panel has data.
+
+It needs `apt install prometheus`.
+"""
+
+import json
+import shutil
+import subprocess
+import urllib.parse
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from runs import LIMITS, ROOT, free_port, requests, start, wait_for
+
+from batcher.metrics.prometheus import COUNTS, GAUGES, SPREADS, UNREAD
+
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+DASHBOARD = json.loads((ROOT / "samples/grafana/batchdecode.json").read_text())
+CONFIGURATION = """
+scrape_configs:
+  - job_name: batchdecode
+    scrape_interval: 200ms
+    scrape_timeout: 200ms
+    static_configs:
+      - targets: ["{}"]
+"""
+
+if PROMETHEUS is None:
+    pytest.skip("prometheus is not installed", allow_module_level=True)
+
+
+class Server:
+    """A Prometheus that scrapes one target, and what it has found there."""
+
+    def __init__(self, folder: Path, target: str):
+        (folder / "prometheus.yml").write_text(CONFIGURATION.format(target))
+        self._port = free_port()
+        self._process = subprocess.Popen(
+            [
+                *(PROMETHEUS, "--config.file=prometheus.yml", "--storage.tsdb.path=data"),
+                *(f"--web.listen-address=127.0.0.1:{self._port}", "--log.level=error"),
+            ],
+            cwd=folder,
+        )
+
+    def ask(self, expression):
+        """Return the value of `expression` now, by the labels of its series."""
+        query = urllib.parse.urlencode({"query": expression})
+        with urlopen(f"http://127.0.0.1:{self._port}/api/v1/query?{query}") as answer:
+            said = json.load(answer)
+        assert said["status"] == "success"
+        return {
+            tuple(sorted(series["metric"].items())): float(series["value"][1])
+            for series in said["data"]["result"]
+        }
+
+    def total(self, expression):
+        """Return the sum of all series of `expression`; None while the server does not answer."""
+        try:
+            return sum(self.ask(expression).values())
+        except OSError:
+            return None
+
+    def close(self):
+        self._process.terminate()
+        self._process.wait(20)
+
+
+# Until it is known that nothing arrives before it, which the end of the pipe tells, the run waits.
+LAST = b'{"id": "last", "prompt": [9], "arrival_time": 1e6}\n'
+OPTIONS = (*LIMITS, "--draft", "ngram")
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory):
+    """Return the summary of a run to its end."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = start(folder, *OPTIONS)
+    _, said = run.communicate(requests(30))
+    assert run.returncode == 0, said
+    return json.loads((folder / "summary").read_text())
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory, summary):
+    """Return a server that has scraped the same, and a file of it."""
+    folder = tmp_path_factory.mktemp("run")
+    run = start(folder, *OPTIONS, "--metrics-port", "0", "--metrics-file", "m.prom")
+    url = run.stderr.readline().decode().removeprefix("metrics at ").strip()
+    server = Server(folder, urllib.parse.urlsplit(url).netloc)
+    wait_for(lambda: server.total("up"))
+    run.stdin.write(requests(30) + LAST)
+    run.stdin.flush()
+    wait_for(lambda: server.total("vllm:request_success_total") == summary["outputs"])
+    num_scrapes = server.total("count_over_time(up[1h])")
+    wait_for(lambda: server.total("count_over_time(up[1h])") > num_scrapes + 2)
+    yield server, folder / "m.prom"
+    _, said = run.communicate()
+    assert run.returncode == 0, said
+    server.close()
+
+
+def test_prometheus_has_each_metric(scraped):
+    server, _ = scraped
+    names = {*GAUGES, UNREAD, *(f"{name}_total" for name in COUNTS)}
+    names |= {f"{name}_{of}" for name in SPREADS for of in ("bucket", "sum", "count")}
+    names -= {UNREAD, "batchdecode_dropped_samples_total"}  # of a file, and of `best_of`
+    assert [name for name in sorted(names) if not server.ask(name)] == []
+
+
+def expressions():
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            if UNREAD not in target["expr"]:  # of a file, and this run reads a pipe
+                yield pytest.param(target["expr"], id=f"{panel['title']}: {target['legendFormat']}")
+
+
+@pytest.mark.parametrize("expression", [*expressions()])
+def test_a_panel_has_data(scraped, expression):
+    server, _ = scraped
+    for name, value in {
+        "$__rate_interval": "1m",
+        "$job": "batchdecode",
+        "$model_name": ".*",
+    }.items():
+        expression = expression.replace(name, value)
+    assert server.ask(expression)
+
+
+def test_what_is_scraped_is_the_summary(scraped, summary):
+    server, _ = scraped
+    told = {name: server.ask(f"{name}_total") for name in COUNTS}
+
+    def total(name, **labels):
+        return sum(
+            value
+            for series, value in told[name].items()
+            if all((label, wanted) in series for label, wanted in labels.items())
+        )
+
+    assert total("vllm:prompt_tokens") == summary["prompt_tokens"]
+    assert total("vllm:generation_tokens") == summary["generated_tokens"]
+    assert total("batchdecode_steps") == summary["steps"]
+    assert total("vllm:num_preemptions") == summary["preemptions"]["count"] > 0
+    assert total("vllm:prefix_cache_queries") == summary["prefix_cache"]["asked"]
+    assert total("vllm:prefix_cache_hits") == summary["prefix_cache"]["found"]
+    for reason in ("stop", "length", "error"):
+        finished = summary["finish_reasons"][reason]
+        assert total("vllm:request_success", finished_reason=reason) == finished
+    for reason, steps in summary["blocked"].items():
+        assert total("batchdecode_blocked_steps", reason=reason) == steps
+    drafts = summary["speculation"]
+    assert total("vllm:spec_decode_num_drafts") == drafts["steps"]
+    assert total("vllm:spec_decode_num_draft_tokens") == drafts["drafted"]
+    assert total("vllm:spec_decode_num_accepted_tokens") == drafts["accepted"]
+    for name, of in {
+        "vllm:time_to_first_token_seconds": "ttft",
+        "vllm:inter_token_latency_seconds": "itl",
+        "vllm:request_time_per_output_token_seconds": "tpot",
+        "vllm:e2e_request_latency_seconds": "e2e",
+        "vllm:request_queue_time_seconds": "queue",
+    }.items():
+        times = summary["latencies"][of]
+        assert server.total(f"{name}_count") == times["count"]
+        assert server.total(f"{name}_sum") == pytest.approx(
+            times["mean"] * times["count"], rel=1e-5
+        )
+
+
+def test_promtool_reads_the_file(scraped):
+    """A file that it cannot read has another status than names that it would not have chosen."""
+    _, path = scraped
+    wait_for(path.exists)
+    done = subprocess.run(
+        [PROMTOOL, "check", "metrics"], input=path.read_bytes(), capture_output=True, check=False
+    )
+    assert done.returncode in (0, 3), done.stderr
