@@ -25,8 +25,9 @@ Share = Annotated[
 
 
 class Autoscale(Struct, frozen=True, kw_only=True):
-    """How a fleet grows and shrinks.
+    """How a group of a fleet grows and shrinks.
 
+    group: its name; None: the only one.
     policy: one of POLICIES, or module:function.  target: what it aims at.
     min, max: how many replicas there are.  interval: seconds from each decision to the next.
     delay: seconds by which what is decided by is old then.  startup: seconds that a new replica
@@ -45,6 +46,7 @@ class Autoscale(Struct, frozen=True, kw_only=True):
     cooldown: Amount = 300.0
     tolerance: Share = 0.1
     slo: OptionalText = None
+    group: OptionalText = None
 
     @property
     def limits(self) -> dict[str, float]:
@@ -57,12 +59,12 @@ class Autoscale(Struct, frozen=True, kw_only=True):
 
 
 class FleetState(Struct, frozen=True, kw_only=True):
-    """What is known of a fleet at `time`.
+    """What is known of a group of a fleet at `time`.
 
     serving, starting: replicas that do, those that have failed and will be back among the latter.
     slots: of a replica.  running, waiting: requests in all that serve; waiting also at the router.
-    ended, good, refused: requests since the last decision: that ended, that ended and met the SLO
-    of the policy, that were refused.
+    ended, good, refused: requests since the last decision: that ended there, that ended and met the
+    SLO of the policy, that the router refused.
     """
 
     time: float

@@ -118,7 +118,8 @@ def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
     _check_roles(fleet)
     _read(of_fleet["replicas"], fleet.num_replicas, f"{path}: all replicas together")
     sections = {name: getattr(contents, name) for name in SECTIONS}
-    management = management_of(sections, fleet.num_replicas, len(groups), path)
+    counts = {group.name: group.count for group in fleet.groups}
+    management = management_of(sections, counts, path)
     if management is not None and fleet.transfer is not None:
         raise CatalogError(f"{path}: {', '.join(SECTIONS)} are not for groups with a role")
     return replace(fleet, management=management)

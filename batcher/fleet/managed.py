@@ -4,6 +4,7 @@ Rule: the router learns of a failure only when it is noticed; what a failed repl
 lost there, and begins anew elsewhere.
 """
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,15 +14,15 @@ from math import inf
 from msgspec.structs import replace
 
 from batcher.fleet.admission import RouterQueue
-from batcher.fleet.autoscaling import Autoscaler, FleetState
+from batcher.fleet.autoscaling import FleetState
 from batcher.fleet.failures import Failures
 from batcher.fleet.fleet import Fleet, OnEnded, view_of
 from batcher.fleet.life import PAID, Life, State
 from batcher.fleet.management import Management
-from batcher.fleet.replica import NOTHING, ReplicaSettings
-from batcher.fleet.result import Columns, FleetHistory, FleetResult
+from batcher.fleet.replica import NOTHING, Replica, ReplicaSettings
+from batcher.fleet.result import FleetHistory, FleetResult
 from batcher.fleet.routers import ReplicaView, Router
-from batcher.metrics.arrays import goodput_of
+from batcher.fleet.scaled_group import ScaledGroup
 from batcher.simulation.sequence import SimulatedSequence, Turns
 
 Action = Callable[[float], None]
@@ -29,7 +30,7 @@ Action = Callable[[float], None]
 
 
 class ManagedFleet(Fleet):
-    """One run over `turns` on replicas that are managed; new ones are as the last of `replicas`.
+    """One run over `turns` on replicas that are managed; new ones are as others of their group.
 
     Raises:
         BatchdecodeError: the settings of a replica, or of the policy, make no sense.
@@ -70,11 +71,10 @@ class ManagedFleet(Fleet):
             )
         for index in range(len(replicas)):
             self._draw_failure(index, 0.0)
-        self._autoscale = autoscale = management.autoscale
-        if autoscale is not None:
-            self._autoscaler = Autoscaler(autoscale)
-            self._recent = Recent(self._columns, autoscale.limits)
-            self._at(autoscale.interval, self._look)
+        self._served_by = array("i")  # which replica served each in the columns
+        for autoscale in management.autoscale:
+            group = ScaledGroup(autoscale, replicas, self._columns, self._served_by)
+            self._at(autoscale.interval, partial(self._look, group))
 
     def _result(self, first_arrival: float | None) -> FleetResult:
         while self._held:
@@ -168,6 +168,11 @@ class ManagedFleet(Fleet):
 
     # -- what the router hears -------------------------------------------------------------------
 
+    def _end(self, view: ReplicaView, engine: Replica, sequence: SimulatedSequence) -> None:
+        num_before = len(self._columns)
+        super()._end(view, engine, sequence)
+        self._served_by.extend([view.index] * (len(self._columns) - num_before))
+
     def _take_ended(self, index: int) -> None:
         flying = self._flying[index]
         for engine in self._replicas[index].engines:
@@ -253,28 +258,26 @@ class ManagedFleet(Fleet):
 
     # -- autoscaling -----------------------------------------------------------------------------
 
-    def _look(self, now: float) -> None:
-        """Decide how many replicas there are to be, which is carried out a little later."""
-        autoscale = self._autoscale
-        if autoscale is not None:
-            wish = self._autoscaler.decide(self._state(now))
-            self._at(now + autoscale.delay, partial(self._scale_to, wish))
-            self._at(now + autoscale.interval, self._look)
+    def _look(self, group: ScaledGroup, now: float) -> None:
+        """Decide how many replicas of a group there are to be, which is carried out a bit later."""
+        wish = group.autoscaler.decide(self._state(group, now))
+        self._at(now + group.autoscale.delay, partial(self._scale_to, group, wish))
+        self._at(now + group.autoscale.interval, partial(self._look, group))
 
-    def _state(self, now: float) -> FleetState:
-        """Return what replicas report now, and what has ended since this was asked last."""
-        counts = Counter(life.state for life in self._lives)
+    def _state(self, group: ScaledGroup, now: float) -> FleetState:
+        """Return what replicas of a group report now, and what has ended since the last time."""
+        counts = Counter(self._lives[index].state for index in group.members)
         serving = [
             self._replicas[index].report(now)
-            for index, life in enumerate(self._lives)
-            if life.state is State.SERVING
+            for index in group.members
+            if self._lives[index].state is State.SERVING
         ]
-        num_ended, num_good, num_refused = self._recent.take(now, self._refused.total())
+        num_ended, num_good, num_refused = group.recent.take(now, self._refused.total())
         return FleetState(
             time=now,
             serving=counts[State.SERVING],
             starting=counts[State.STARTING] + counts[State.FAILED],
-            slots=self._settings[-1].num_slots * self._settings[-1].ranks,
+            slots=group.settings.num_slots * group.settings.ranks,
             running=sum(report.running for report in serving),
             waiting=sum(report.waiting for report in serving) + len(self._held),
             ended=num_ended,
@@ -282,20 +285,21 @@ class ManagedFleet(Fleet):
             refused=num_refused,
         )
 
-    def _scale_to(self, number: int, now: float) -> None:
+    def _scale_to(self, group: ScaledGroup, number: int, now: float) -> None:
         """Let replicas start or go: first those that do not serve, then those that came last."""
         by_state = defaultdict(list)
-        for index, life in enumerate(self._lives):
-            by_state[life.state].append(index)
+        for index in group.members:
+            by_state[self._lives[index].state].append(index)
         there = by_state[State.SERVING] + by_state[State.FAILED] + by_state[State.STARTING]
         for _ in range(number - len(there)):
-            self._start(now)
+            self._start(group, now)
         for index in there[number:]:
             self._retire(index, now)
 
-    def _start(self, now: float) -> None:
-        """Let a new replica start."""
-        autoscale, settings, index = self._autoscale, self._settings[-1], len(self._views)
+    def _start(self, group: ScaledGroup, now: float) -> None:
+        """Let a new replica of a group start."""
+        settings, index = group.settings, len(self._views)
+        group.members.append(index)
         self._views.append(view_of(index, settings))
         self._replicas.append(self._make_replica(settings))
         self._settings.append(settings)
@@ -303,8 +307,7 @@ class ManagedFleet(Fleet):
         self._flying.append({})
         self._uptimes.append(self._failures.times_of(index))
         self._lives.append(Life(State.STARTING, now))
-        startup = 0.0 if autoscale is None else autoscale.startup
-        self._at(now + startup, partial(self._come_up, index))
+        self._at(now + group.autoscale.startup, partial(self._come_up, index))
 
     def _come_up(self, index: int, now: float) -> None:
         if self._lives[index].state is State.STARTING:
@@ -331,30 +334,3 @@ class ManagedFleet(Fleet):
         self._known.append(self._views[index])
         self._offer()
         self._draw_failure(index, now)
-
-
-class Recent:
-    """What has ended or was refused since that was asked last.
-
-    limits: of the SLO that good ones meet; without any all are good.
-    """
-
-    def __init__(self, columns: Columns, limits: dict[str, float]) -> None:
-        self._columns, self._limits = columns, limits
-        self._place = self._num_refused = 0  # of the first in `columns` that may count
-        self._last = -inf  # when it was asked
-
-    def take(self, now: float, num_refused: int) -> tuple[int, int, int]:
-        """Return how many have ended by `now`, and of them were good, and how many were refused.
-
-        num_refused: all up to now.
-        """
-        times = self._columns.since(self._place)
-        is_later = times.end > now
-        self._place += int(is_later.argmax()) if is_later.any() else len(is_later)
-        is_recent = ~is_later & (times.end > self._last)
-        recent = times.where(is_recent)
-        good = goodput_of(self._limits, recent, 0, recent.makespan).good
-        refused, self._num_refused = num_refused - self._num_refused, num_refused
-        self._last = now
-        return len(recent.end), good, refused

@@ -3,9 +3,11 @@
 Rule: whatever can have no effect, or no meaning, is an error here.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.fleet.admission import Admission
@@ -13,44 +15,71 @@ from batcher.fleet.autoscaling import POLICIES, SLO, Autoscale, policy_of
 from batcher.fleet.failures import Failures
 from batcher.timing.catalog import CatalogError, as_record
 
+R = TypeVar("R", bound=Struct)
+
 
 class Management(Struct, frozen=True, kw_only=True):
-    """How a fleet is managed; None: not in this respect."""
+    """How a fleet is managed; None, or nothing: not in this respect.
+
+    autoscale: of each group that scales.
+    """
 
     admission: Admission | None = None
     failures: Failures | None = None
-    autoscale: Autoscale | None = None
+    autoscale: tuple[Autoscale, ...] = ()
 
 
-SECTIONS: dict[str, type[Struct]] = {
-    "admission": Admission,
-    "failures": Failures,
-    "autoscale": Autoscale,
-}
+SECTIONS = ("admission", "failures", "autoscale")
 
 
 def management_of(
-    sections: dict[str, Any], num_replicas: int, num_groups: int, place: str
+    sections: Mapping[str, Any], counts: Mapping[str, int], place: str
 ) -> Management | None:
     """Return what the sections of a file state, None being left out; None if all are.
+
+    counts: the replicas of each group.
 
     Raises:
         CatalogError: something in them is not allowed; `place` says where they stand.
     """
-    records: dict[str, Any] = {
-        name: as_record(values, SECTIONS[name], f"{place}: {name}")
-        for name, values in sections.items()
-        if values is not None
-    }
-    if not records:
+    admission, failures, autoscale = (sections[name] for name in SECTIONS)
+    if admission is None and failures is None and autoscale is None:
         return None
-    management = Management(**records)
+    management = Management(
+        admission=_record(admission, Admission, f"{place}: admission"),
+        failures=_record(failures, Failures, f"{place}: failures"),
+        autoscale=_scaled_groups(autoscale, counts, f"{place}: autoscale"),
+    )
     if management.failures is not None:
-        is_fixed = management.autoscale is None
-        _check_failures(management.failures, num_replicas if is_fixed else None, place)
-    if management.autoscale is not None:
-        _check_autoscale(management.autoscale, num_replicas, num_groups, place)
+        num_replicas = None if management.autoscale else sum(counts.values())
+        _check_failures(management.failures, num_replicas, place)
     return management
+
+
+def _record(values: Any, kind: type[R], place: str) -> R | None:
+    return None if values is None else as_record(values, kind, place)
+
+
+def _scaled_groups(values: Any, counts: Mapping[str, int], place: str) -> tuple[Autoscale, ...]:
+    """Return how groups scale, each of which is named if there are several."""
+    scaled: dict[str, Autoscale] = {}
+    for each in values if isinstance(values, list) else [values] * (values is not None):
+        if isinstance(each, dict) and isinstance(each.get("group"), int):
+            each["group"] = str(each["group"])  # as groups without a name are called
+        autoscale = as_record(each, Autoscale, place)
+        name = autoscale.group
+        if name is None and len(counts) > 1:
+            raise CatalogError(
+                f"{place}: expected a list, each with its group: {', '.join(counts)}"
+            )
+        name = next(iter(counts)) if name is None else name
+        if name not in counts:
+            raise CatalogError(f"{place}: there is no group {name}; known: {', '.join(counts)}")
+        if name in scaled:
+            raise CatalogError(f"{place}: group {name} is there twice")
+        _check_autoscale(autoscale, counts[name], place)
+        scaled[name] = replace(autoscale, group=name)
+    return tuple(scaled.values())
 
 
 def _check_failures(failures: Failures, num_replicas: int | None, place: str) -> None:
@@ -64,16 +93,14 @@ def _check_failures(failures: Failures, num_replicas: int | None, place: str) ->
             )
 
 
-def _check_autoscale(autoscale: Autoscale, num_replicas: int, num_groups: int, place: str) -> None:
-    if num_groups > 1:
-        raise CatalogError(f"{place}: autoscale: a fleet of several groups does not scale")
+def _check_autoscale(autoscale: Autoscale, num_replicas: int, place: str) -> None:
     if not autoscale.min <= num_replicas <= autoscale.max:
         raise CatalogError(
-            f"{place}: autoscale: it begins with {num_replicas} replicas, which is not from min "
+            f"{place}: it begins with {num_replicas} replicas, which is not from min "
             f"{autoscale.min} to max {autoscale.max}"
         )
     if autoscale.slo is not None and autoscale.policy in POLICIES and autoscale.policy != SLO:
-        raise CatalogError(f"{place}: autoscale: slo has no effect on {autoscale.policy}")
+        raise CatalogError(f"{place}: slo has no effect on {autoscale.policy}")
     try:
         policy_of(autoscale)
         _ = autoscale.limits

@@ -29,6 +29,9 @@ class Columns:
         self._columns = tuple(array("d") for _ in ServedTimes._fields)
         self._priorities = array("i")
 
+    def __len__(self) -> int:
+        return len(self._priorities)
+
     def add(self, sequence: SimulatedSequence, num_output_tokens: int) -> None:
         """Take in one that was given tokens."""
         arrival, admitted, first_token, end, num_tokens = self._columns

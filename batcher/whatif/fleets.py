@@ -3,8 +3,9 @@
 Rule: whoever simulates a deployment asks here what its replicas are, file or not.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from math import gcd
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -54,6 +55,21 @@ def groups_of(deployment: Deployment) -> list[EngineGroup]:
             own = replace(own, scheduling=replace(own.scheduling, **WHERE_DECODED))
         groups.append(EngineGroup(name=group.name, count=group.count, role=group.role, engine=own))
     return groups
+
+
+def least_fleet(fleet: FleetFile) -> FleetFile:
+    """Return the fewest replicas that are in the proportion of the groups of a file."""
+    return _with_counts(fleet, lambda count: count // gcd(*(group.count for group in fleet.groups)))
+
+
+def times(fleet: FleetFile, number: int) -> FleetFile:
+    """Return a fleet of so many times as many replicas of each group."""
+    return _with_counts(fleet, lambda count: count * number)
+
+
+def _with_counts(fleet: FleetFile, count_of: Callable[[int], int]) -> FleetFile:
+    groups = tuple(replace(group, count=count_of(group.count)) for group in fleet.groups)
+    return replace(fleet, groups=groups)
 
 
 def transfer_of(deployment: Deployment) -> Transfer | None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError
 from batcher.fleet.streamed import AnyWorkload
 from batcher.whatif.deployments import AXES, MAX_BATCH, MAX_REPLICAS, Deployment, Value
+from batcher.whatif.fleets import least_fleet, times
 
 Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "replicas", "rate"]
 
@@ -34,7 +35,15 @@ class Ladder:
 
     def value_of(self, number: int) -> Value:
         """Return what a whole number stands for."""
-        return 2 ** (-number / STEPS_OF_DOUBLING) if self.searched == "rate" else number
+        if self.searched == "rate":
+            return 2 ** (-number / STEPS_OF_DOUBLING)
+        return number * self._num_replicas if self.searched == "replicas" else number
+
+    @property
+    def _num_replicas(self) -> int:
+        """How many replicas are added at once, all groups in proportion."""
+        fleet = self.base.fleet
+        return 1 if fleet is None else least_fleet(fleet).num_replicas
 
     def step_at(self, number: int) -> int:
         """Return how far from `number` another one is that differs by about a hundredth."""
@@ -45,6 +54,8 @@ class Ladder:
         base, value = base or self.base, self.value_of(number)
         if self.searched == "rate":
             return replace(base, rate=value)
+        if self.searched == "replicas" and base.fleet is not None:
+            return AXES["fleet"].set(base, times(least_fleet(base.fleet), number))
         return AXES[self.searched].set(base, value)
 
     def _make_rungs(self, workload: AnyWorkload) -> tuple[Sequence[int], int]:
@@ -58,7 +69,7 @@ class Ladder:
         if self.searched == "batch":
             most = min(workload.num_samples, MAX_BATCH, scheduling.max_batch_tokens or MAX_BATCH)
         elif self.searched == "replicas":
-            most = min(workload.num_samples, MAX_REPLICAS)
+            most = min(workload.num_samples, MAX_REPLICAS) // self._num_replicas
         elif self.searched == "max_batch_tokens":
             first = max(self.base.batch, scheduling.block_size if scheduling.is_paged else 1)
             most = workload.num_tokens

@@ -7,6 +7,7 @@ from typing import get_args
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
+from batcher.fleet.fleet_file import FleetFile
 from batcher.metrics.slo import OTHERS, Goodput, parse_slos
 from batcher.whatif.deployments import AXES, Deployment, Value, grid_of
 from batcher.whatif.drafting import Gain
@@ -92,15 +93,27 @@ def _base_of(options: PlanOptions, searched: Searched) -> tuple[Deployment, Depl
         if len(values[name]) > 1:
             raise BatchdecodeError(f"{axis.option} {text}: a plan takes one value, compare several")
     (base,) = grid_of(values, Deployment())
-    tried = AXES[searched].set(base, 1) if searched in AXES else base
-    if base.fleet is not None and searched != "rate":
-        raise BatchdecodeError(
-            f"--search {options.search}: of a fleet from a file only the largest rate can be "
-            "searched: --search rate"
-        )
-    is_fleet = searched == "replicas"
+    tried = AXES[searched].set(base, 1) if searched in AXES and base.fleet is None else base
+    if base.fleet is not None:
+        _check_search_of(base.fleet, options.search)
+    is_fleet = searched == "replicas" and base.fleet is None
     check_given(axes.keys() - options.preset, [replace(tried, replicas=2) if is_fleet else tried])
     return base, tried
+
+
+def _check_search_of(fleet: FleetFile, search: str) -> None:
+    """Make sure that it can be searched for in a fleet from a file.
+
+    Raises:
+        BatchdecodeError: it cannot.
+    """
+    if search not in ("rate", "replicas"):
+        raise BatchdecodeError(
+            f"--search {search}: of a fleet from a file the fewest replicas or the largest rate "
+            "can be searched: --search replicas or --search rate"
+        )
+    if search == "replicas" and fleet.management is not None and fleet.management.autoscale:
+        raise BatchdecodeError(f"--search replicas: how many {fleet} has is said by its autoscale")
 
 
 WIDTH, TITLE_WIDTH = 80, 11

@@ -12,6 +12,8 @@ from cli.whatif.plan import plan_requests
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 EIGHT = lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8)
 
+AUTOSCALED = ROOT / "samples" / "what-if" / "autoscaled.yaml"
+
 
 def plan(*arguments, stdin=EIGHT):
     return batchdecode("plan", "-", *arguments, stdin=stdin)
@@ -75,6 +77,16 @@ def test_the_largest_rate_of_a_fleet_with_what_its_groups_did():
     assert re.search(r"group +rtx4090 \(2 replicas\) busy \d+%, slots \d+%, KV \d+%, ", shown)
 
 
+def test_the_fewest_replicas_of_a_fleet_with_its_groups_in_proportion():
+    samples = ROOT / "samples" / "what-if"
+    command = ("--slo", "ttft=0.12", "--search", "replicas", "--fleet", samples / "fleet.yaml")
+    found = json.loads(batchdecode("plan", samples / "chat.jsonl", *command, "--json").stdout)
+    assert found["is_met"]
+    assert all(trial["value"] % 3 == 0 for trial in found["trials"])
+    first, second = found["outcome"]["groups"]
+    assert (first["replicas"], second["replicas"]) == (found["value"] // 3, found["value"] // 3 * 2)
+
+
 def test_json_has_all_of_it():
     found = json.loads(plan("--slo", "e2e=25", "--json").stdout)
     assert (found["is_met"], found["value"], found["next_value"]) == (True, 4, 3)
@@ -98,7 +110,11 @@ def test_json_has_all_of_it():
         (["--slo", "e2e=1", "--aging", "5"], "--aging has no effect without a --policy other"),
         (
             ["--slo", "e2e=1", "--fleet", ROOT / "samples" / "what-if" / "fleet.yaml"],
-            "--search batch: of a fleet from a file only the largest rate can be searched",
+            "--search batch: of a fleet from a file the fewest replicas or the largest rate can be",
+        ),
+        (
+            [*("--slo", "e2e=1", "--search", "replicas", "--fleet"), AUTOSCALED],
+            "--search replicas: how many",
         ),
         (["--slo", "e2e=1", "--profile", "x"], "unknown profile x; known: rtx4090"),
     ],

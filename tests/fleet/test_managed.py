@@ -102,7 +102,7 @@ def random_management(random, num_replicas):
     return Management(
         admission=random.choice([None, admission]),
         failures=random.choice([None, failures]),
-        autoscale=random.choice([None, autoscale]),
+        autoscale=random.choice([(), (autoscale,)]),
     )
 
 
@@ -317,7 +317,9 @@ def autoscaled(**given):
 def test_a_load_that_does_not_change_is_given_as_many_replicas_as_have_the_target():
     autoscale = autoscaled(startup=3.0, cooldown=0.0, tolerance=0.0)
     arrivals = [number / 10 for number in range(2000)]  # 10 a second, 2 seconds each: 20 at once
-    fleet, result = run(arrivals, [20] * 2000, 2, "least-loaded", FOUR_SLOTS, autoscale=autoscale)
+    fleet, result = run(
+        arrivals, [20] * 2000, 2, "least-loaded", FOUR_SLOTS, autoscale=(autoscale,)
+    )
     timeline = timeline_of(fleet.lives, 190.0)
     assert timeline[:3] == [(0.0, 2, 2), (5.0, 2, 4), (8.0, 4, 4)]  # all slots: 2 · 1 / 0.5
     assert 9 <= timeline[-1][1] <= 11  # 20 of 4 slots each, half of which are to be used: 10
@@ -328,7 +330,7 @@ def test_a_load_that_does_not_change_is_given_as_many_replicas_as_have_the_targe
 def test_replicas_that_go_end_what_they_have_and_are_paid_for_until_then():
     autoscale = autoscaled(startup=0.0, cooldown=5.0, min=1, interval=10.0)
     fleet, result = run(
-        [0.0, 0.0, 50.0], [250, 250, 10], 2, "least-loaded", FOUR_SLOTS, autoscale=autoscale
+        [0.0, 0.0, 50.0], [250, 250, 10], 2, "least-loaded", FOUR_SLOTS, autoscale=(autoscale,)
     )
     assert fleet.lives[1].moves == [
         (0.0, State.SERVING),
@@ -351,7 +353,66 @@ def test_replicas_that_go_end_what_they_have_and_are_paid_for_until_then():
 )
 def test_a_policy_that_cannot_decide_is_an_error(given, why):
     with pytest.raises(BatchdecodeError, match=why):
-        run([0.0], [1], autoscale=autoscaled(**given))
+        run([0.0], [1], autoscale=(autoscaled(**given),))
+
+
+def of_their_group(request, replicas):
+    """Send requests with an even number to the group a, and others to b."""
+    name = "ab"[int(request.id) % 2]
+    places = [place for place, each in enumerate(replicas) if each.group == name]
+    return min(places, key=lambda place: (replicas[place].num_requests, replicas[place].index))
+
+
+def random_group(random, name):
+    """Return what its replicas are, and how it scales."""
+    replica = ReplicaSettings(
+        num_slots=random.randint(1, 3),
+        scheduling=SchedulingSettings(),
+        step_time=ConstantStepTime(random.choice([0.1, 0.3])),
+        group=name,
+        ranks=random.randint(1, 2),
+    )
+    return replica, autoscaled(
+        policy=random.choice(["target-utilisation", "queue", "slo"]),
+        slo="e2e=5",
+        group=name,
+        interval=random.choice([3.0, 5.0]),
+        cooldown=random.choice([0.0, 7.0]),
+        startup=random.choice([0.0, 4.0]),
+        max=random.randint(2, 9),
+    )
+
+
+def run_groups(jobs, replicas, *scaled):
+    router, management = OwnRouter("own", of_their_group), Management(autoscale=scaled)
+    fleet = Observed(Turns(Workload(jobs, len(jobs))), replicas, router, management, 1.0)
+    fleet.run()
+    return fleet
+
+
+@examples(100)
+@given(SEEDS)
+def test_each_group_scales_as_if_it_were_alone(seed):
+    random = Random(seed)
+    arrivals = sorted(random.uniform(0, 60) for _ in range(80))
+    jobs = workload_of_jobs(arrivals, [random.randint(1, 40) for _ in arrivals]).jobs
+    groups = {name: random_group(random, name) for name in "ab"}
+    replicas = [groups[name][0] for name in random.choice(["ab", "aab", "abb"])]
+    fleet = run_groups(jobs, replicas, *(scaled for _, scaled in groups.values()))
+    for parity, (name, (_, scaled)) in enumerate(groups.items()):
+        mine = [job for job in jobs if job.input_index % 2 == parity]
+        alone = run_groups(mine, [each for each in replicas if each.group == name], scaled)
+        ended = {key: end for key, end in fleet.ended if key[0] % 2 == parity}
+        assert dict(alone.ended) == ended
+        all_lives = zip(fleet.lives, fleet._settings, strict=True)
+        lives = [life.moves for life, each in all_lives if each.group == name]
+        last = max(end for _, end in alone.ended) / TICKS_PER_SECOND  # it is looked no further
+        assert moves_by(last, lives) == moves_by(last, [life.moves for life in alone.lives])
+
+
+def moves_by(time, lives):
+    begun = [[move for move in moves if move[0] <= time] for moves in lives]
+    return [moves for moves in begun if moves]
 
 
 # -- against theory --------------------------------------------------------------------------------

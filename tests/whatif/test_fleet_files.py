@@ -55,6 +55,16 @@ def test_what_a_group_leaves_out_is_as_it_is_for_all(fleet_of):
     assert hash(deployment) == hash(fleet_of(MIXED, batch=4, scheduling=deployment.scheduling))
 
 
+def test_the_fewest_of_a_file_are_those_of_the_same_without_one(fleet_of):
+    question = replace(question_of(*BUSY), slo=Slo({"e2e": 30.0}), asked=0.99)
+    engine = {"batch": 2, "scheduling": SchedulingSettings(kv_blocks=20)}
+    of_file = fleet_of("replicas: [{count: 4}]", **engine)
+    plans = [find_plan(question, base, "replicas") for base in (of_file, Deployment(**engine))]
+    one, other = plans
+    assert (one.is_met, one.value, one.trials) == (True, other.value, other.trials)
+    assert one.value > 1
+
+
 def test_groups_without_a_name_are_numbered_and_yaml_has_its_own_words(fleet_of):
     text = "replicas: [{count: 1, kv_blocks: none, prefix_cache: on}, {count: 2, aging: 5e-6}]"
     deployment = fleet_of(text)

@@ -97,6 +97,29 @@ def test_what_means_nothing_is_an_error_that_says_where(fleet_of, section, why):
     assert "fleet.yaml: " in str(error.value)
 
 
-def test_only_a_fleet_of_one_group_scales(fleet_of):
-    with pytest.raises(CatalogError, match="several groups does not scale"):
-        fleet_of(AUTOSCALE, replicas=f"{GROUP}, {GROUP}")
+TWO_GROUPS = f"{GROUP}, {GROUP}"
+SCALED = "{policy: target-utilisation, target: 0.2, max: 4, interval: 5, startup: 5"
+
+
+def test_of_several_groups_each_may_scale(fleet_of):
+    scaled = f"autoscale: [{SCALED}, group: 2}}]"
+    outcome = measure(QUESTION, fleet_of(scaled, "router: least-loaded", replicas=TWO_GROUPS))
+    first, second = outcome.groups
+    assert first.replicas == 2 < second.replicas
+    assert outcome.fleet.most_replicas > 4
+    assert outcome.cost.gpu_hours == pytest.approx(outcome.fleet.replica_seconds / 3600, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        (f"autoscale: {SCALED}}}", "autoscale: expected a list, each with its group: 1, 2"),
+        (f"autoscale: [{SCALED}, group: 3}}]", "there is no group 3; known: 1, 2"),
+        (f"autoscale: [{SCALED}, group: 2}}, {SCALED}, group: 2}}]", "group 2 is there twice"),
+        (f"autoscale: [{SCALED}, group: 2, min: 3}}]", "begins with 2 replicas"),
+        ("autoscale: [3]", "autoscale: expected policy"),
+    ],
+)
+def test_a_group_that_scales_is_one_of_the_file(fleet_of, section, why):
+    with pytest.raises(CatalogError, match=why):
+        fleet_of(section, replicas=TWO_GROUPS)
