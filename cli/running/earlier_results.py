@@ -107,8 +107,10 @@ class ResultLines:
             raise ResumeError(f"it cannot have held a slot from step {admitted} to {finished}")
 
 
-def written_lines(output: str) -> Callable[[bytes], bool]:
+def written_lines(output: str, name: str) -> Callable[[bytes], bool]:
     """Return a function that tells whether runs have written a line to `output`.
+
+    name: as messages call that.
 
     Raises:
         ResumeError: there are no sums of its lines.
@@ -120,8 +122,8 @@ def written_lines(output: str) -> Callable[[bytes], bool]:
         data = Path(path).read_bytes()
     except FileNotFoundError:
         raise ResumeError(
-            f"cannot resume {output}: {path} is missing, so nothing says which lines the run "
-            f"has written. To go on, put it back; to keep {output}, give it another name. "
+            f"cannot resume {name}: {sums_path(name)} is missing, so nothing says which lines the "
+            f"run has written. To go on, put it back; to keep {name}, give it another name. "
             "--force starts over."
         ) from None
     data = data[: len(data) - len(data) % SUM_BYTES]

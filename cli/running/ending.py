@@ -4,10 +4,10 @@ from typing import Protocol
 
 from ..commands.run import RunOptions
 from ..screen.cells import counted, printable_lines
-from .files import OutputLock
 from .intake import InputError
 from .problems import InvalidInput, ProblemReport, say
 from .recorder import ResultWriter
+from .results_file import ResultsFile
 from .resume import Resumption
 
 
@@ -30,20 +30,21 @@ class ReadInput(Protocol):
 def tell_ending(
     options: RunOptions,
     results: ResultWriter,
-    lock: OutputLock,
+    file: ResultsFile,
     resumption: Resumption,
     remark: str,
     what_now: str,
 ) -> None:
     """Say why the run ends, where its results are if there are any, and how to go on."""
-    where = lock.whereabouts()
+    file.save()
+    where = file.whereabouts()
     if results.num_written or results.num_token_events:
         went = counted(results.num_written, "result")
         if options.stream:
             went += f" and {counted(results.num_token_events, 'token event')}"
         remark += f"; {went} went to {where}"
     say(printable_lines(f"{remark}\n"))
-    if resumption.is_possible and where == options.output:
+    if resumption.is_possible and file.is_in_place:
         say(printable_lines(f"{what_now}\n"))
 
 

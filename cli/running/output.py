@@ -16,6 +16,7 @@ from batcher.errors import BatchdecodeError
 from ..errors import WriteError, reason_of
 from ..screen.cells import printable_json
 from .stdout import stdout_descriptor
+from .urls import is_url
 
 NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
@@ -140,11 +141,15 @@ class TerminalJson:
 
 
 def open_sink(path: str, *, append: bool = False) -> Sink:
-    """Return a sink for `path`, compressed if its name ends in .gz.
+    """Return a sink for `path`, compressed if its name ends in .gz; a URL gets all at its end.
 
     Raises:
         OutputError: the file cannot be opened.
     """
+    if is_url(path):
+        from .storing import StoredSink  # noqa: PLC0415 - few files are elsewhere
+
+        return StoredSink(path)
     try:
         raw = io.FileIO(opened_as(path), "a" if append else "w", opener=_open_at_end)
     except (OSError, ValueError) as error:

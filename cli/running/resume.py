@@ -23,9 +23,10 @@ from batcher.validation import ModelCapabilities
 from ..commands.run import RunOptions
 from ..options import WALL
 from ..screen.cells import counted
-from .files import rest_path
+from .files import record_path, rest_path
 from .intake import OpenInput
 from .output import OutputError, ResumeError, Sink, open_sink
+from .results_file import ResultsFile
 
 if TYPE_CHECKING:
     from .earlier_results import EarlierResults
@@ -63,11 +64,14 @@ class Resumption:
     """
 
     def __init__(
-        self, output: str | None, record: RunRecord | None, earlier: "EarlierResults | None"
+        self,
+        leftover: "Leftover",
+        record: RunRecord | None = None,
+        earlier: "EarlierResults | None" = None,
     ) -> None:
         self.earlier = earlier
         self.is_possible = record is not None and record.input_sha256 is not None
-        self._output, self._record = output, record
+        self._file, self._output, self._record = leftover.file, leftover.output, record
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +84,7 @@ class Resumption:
         """Return a line of what is there already, of so many requests; nothing of a new run."""
         if self.earlier is None or num_requests is None:
             return ""
-        there = f"{self._output} has {counted(self.earlier.num_results, 'result')}"
+        there = f"{self._file.name} has {counted(self.earlier.num_results, 'result')}"
         left = f"{num_requests - self.earlier.num_answered:,} of {counted(num_requests, 'request')}"
         return f"going on: {there}, {left} have none yet\n"
 
@@ -90,7 +94,7 @@ class Resumption:
         Raises:
             OutputError: it cannot be opened.
         """
-        results = open_sink(output, append=self.earlier is not None)
+        results = self._file.guarded(open_sink(output, append=self.earlier is not None))
         if not self.is_possible:
             return results
         from .sums import SummedSink  # noqa: PLC0415 - with it comes hashlib
@@ -103,55 +107,60 @@ class Resumption:
         The file of results must be open by then, and so rid of those of another run.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError, WriteError: it cannot be written.
         """
         if self._output is not None and self._record is not None:
             if self.earlier is None:
                 Path(rest_path(self._output)).unlink(missing_ok=True)
             _write_record(self._output, self._record)
+            self._file.begin()
 
     def finish(self) -> None:
         """Write down that the run has come to its end.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError, WriteError: it cannot be written.
         """
         if self._output is not None and self._record is not None:
             _write_record(self._output, replace(self._record, finished=True))
             Path(rest_path(self._output)).unlink(missing_ok=True)
+            self._file.finish()
 
 
 class Leftover(NamedTuple):
     """What is there where the results of a run go.
 
-    output: None unless that is a plain file.  record: of the run that the results are of.
+    file: the file of results.  output: its path, None unless that is a plain file.
+    record: of the run that the results are of.
     """
 
+    file: ResultsFile
     output: str | None = None
     record: RunRecord | None = None
     has_results: bool = False
 
 
-def find_leftover(options: RunOptions, requests: OpenInput) -> Leftover:
+def find_leftover(options: RunOptions, requests: OpenInput, file: ResultsFile) -> Leftover:
     """Find what there is to resume, and see to it that no results are lost.
+
+    file: that of the results, which is held.
 
     Raises:
         ResumeError: there are results, and they are not to be resumed, or cannot be.
     """
-    output = options.output
+    output = file.path
     path = None if output is None else Path(output)
     if output is None or path is None or (path.exists() and not path.is_file()):
         if options.resume:
             raise ResumeError("--resume continues a file of results: it needs --output FILE")
-        return Leftover()
+        return Leftover(file)
     if options.resume:
         _check_repeatable(options, requests)
-    is_filled = Path(rest_path(output)).exists() or (path.exists() and path.stat().st_size > 0)
-    has_results = is_filled and not options.force
-    earlier = None if options.force else _read_record(output)
+    has_results = file.is_filled and not options.force
+    earlier = None if options.force else _read_record(output, file.name or output)
     if has_results and not options.resume:
-        raise ResumeError(f"{output} {_why_not_replaced(earlier)}")
-    return Leftover(output, earlier, has_results)
+        raise ResumeError(f"{file.name} {_why_not_replaced(earlier)}")
+    return Leftover(file, output, earlier, has_results)
 
 
 def prepare(
@@ -165,9 +174,10 @@ def prepare(
         ResumeError: it is not of such a run.
         OutputError: the end of the results cannot be repaired.
     """
-    output, earlier, has_results = leftover
+    file, output, earlier, has_results = leftover
     if output is None:
-        return Resumption(None, None, None)
+        return Resumption(leftover)
+    name = file.name or output
     is_timed = options.follow or options.scheduling.profile == WALL
     is_repeatable = requests.is_file and not (is_timed or options.stream)
     record = RunRecord(
@@ -184,10 +194,10 @@ def prepare(
     )
     taken_over = None
     if has_results:
-        _check_same_run(output, earlier, record)
+        _check_same_run(name, earlier, record)
         record = _with_slots_of(record, earlier)
-        taken_over = _take_over(output, record, options, requests)
-    return Resumption(output, record, taken_over)
+        taken_over = _take_over(output, name, record, options, requests)
+    return Resumption(leftover, record, taken_over)
 
 
 def _with_slots_of(record: RunRecord, earlier: RunRecord | None) -> RunRecord:
@@ -198,9 +208,12 @@ def _with_slots_of(record: RunRecord, earlier: RunRecord | None) -> RunRecord:
 
 
 def _take_over(
-    output: str, record: RunRecord, options: RunOptions, requests: OpenInput
+    output: str, name: str, record: RunRecord, options: RunOptions, requests: OpenInput
 ) -> "EarlierResults":
-    """Return what the run before has left in `output`, without what is decoded again."""
+    """Return what the run before has left in `output`, without what is decoded again.
+
+    name: as messages call it.
+    """
     from .earlier_results import ResultLines, written_lines  # noqa: PLC0415 - most runs begin anew
     from .taking_over import Omission, take_over  # noqa: PLC0415 - as above
 
@@ -211,8 +224,11 @@ def _take_over(
     return take_over(
         output,
         ResultLines(
-            record.batch * (record.workers or 1), written_lines(output), is_repairing=options.repair
+            record.batch * (record.workers or 1),
+            written_lines(output, name),
+            is_repairing=options.repair,
         ),
+        name=name,
         expected=_expected(requests) if options.keep_order else None,
         omission=omission,
     )
@@ -273,7 +289,7 @@ def _check_repeatable(options: RunOptions, requests: OpenInput) -> None:
         )
 
 
-def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> None:
+def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> None:
     """Make sure that the results of `earlier` are those that `now` would give.
 
     Raises:
@@ -281,13 +297,13 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
     """
     if earlier is None:
         raise ResumeError(
-            f"cannot resume {output}: {_record_path(output)} is missing, "
+            f"cannot resume {name}: {record_path(name)} is missing, "
             "so nothing says which model and input the results are of. To go on, put it back; "
-            f"to keep {output}, give it another name. --force overwrites it."
+            f"to keep {name}, give it another name. --force overwrites it."
         )
     if earlier.input_sha256 is None:
         raise ResumeError(
-            f"cannot resume {output}: that run read a pipe, or used --follow, --stream or "
+            f"cannot resume {name}: that run read a pipe, or used --follow, --stream or "
             "--profile wall. "
             "--force starts over."
         )
@@ -309,7 +325,7 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
         reasons.append(f"it was begun {'with' if earlier.chat else 'without'} --chat")
     if reasons:
         raise ResumeError(
-            f"cannot resume {output}: {'; '.join(reasons)}. "
+            f"cannot resume {name}: {'; '.join(reasons)}. "
             "Resume with what it was begun with, or start over with --force."
         )
 
@@ -380,19 +396,14 @@ def _setting(name: str, value: Any) -> str:
     return "not set" if value is None else str(value)
 
 
-def _record_path(output: str) -> Path:
-    return Path(f"{output}.run.json")
-
-
-def _read_record(output: str) -> RunRecord | None:
-    """Return the record beside `output`, None if there is none.
+def _read_record(output: str, name: str) -> RunRecord | None:
+    """Return the record beside `output`, which messages call `name`; None if there is none.
 
     Raises:
         ResumeError: it cannot be read.
     """
-    path = _record_path(output)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        return msgspec.json.decode(Path(record_path(output)).read_bytes(), type=RunRecord)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -402,8 +413,8 @@ def _read_record(output: str) -> RunRecord | None:
         what = f"its `{where}` is not" if where else "it is damaged, or not"
         reason = f"{what} what this version of batchdecode writes"
     raise ResumeError(
-        f"cannot read {path}, the record of a run: {reason}. To go on, put it back as it was; "
-        f"to keep {output}, give it another name. --force starts over."
+        f"cannot read {record_path(name)}, the record of a run: {reason}. To go on, put it back as "
+        f"it was; to keep {name}, give it another name. --force starts over."
     )
 
 
@@ -413,7 +424,7 @@ def _write_record(output: str, record: RunRecord) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    path = _record_path(output)
+    path = Path(record_path(output))
     try:
         new = Path(f"{path}.new")
         new.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")

@@ -28,7 +28,7 @@ from ..screen.view import RunPlan, View
 from .answers import Answers, InputOrder, Replaying
 from .ending import refuse_rest, tell_ending
 from .engine_setup import EngineSetup
-from .files import OutputLock, check_files
+from .files import check_files
 from .garbage import look_seldom
 from .intake import InputError, OpenInput, Waiting, open_input
 from .loop import Loop
@@ -36,6 +36,7 @@ from .observing import close_spans, opened_exposition, opened_spans
 from .output import NAMES_OF_STDOUT, OutputError, ResumeError
 from .problems import ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
+from .results_file import ResultsFile, results_file
 from .resume import Resumption, find_leftover, prepare
 from .signals import Interrupted, StepWatch, StopSignals
 from .sources import open_source
@@ -151,15 +152,19 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
     with open_input(options.input, stop.waiting) as requests:
         check_files(options, requests.status)
         spans = opened_spans(options)
-        with OutputLock(options.output) as lock, opened_exposition(options) as exposition:
-            leftover = find_leftover(options, requests)  # a model may take minutes to load
+        with (
+            results_file(options, stop.waiting) as file,
+            opened_exposition(options) as exposition,
+        ):
+            options = replace(options, output=file.path)
+            leftover = find_leftover(options, requests, file)  # a model may take minutes to load
             setup = RunSetup(options, requests, stop.waiting)
             with (
                 closing(setup.engine),
                 prepare(setup.options, requests, leftover, setup.engine.run_event()) as resumption,
             ):
-                lock.renew()
-                return Run(setup, lock, resumption, stop, command, exposition, spans).carry_out()
+                file.renew()
+                return Run(setup, file, resumption, stop, command, exposition, spans).carry_out()
 
 
 class Run:
@@ -175,7 +180,7 @@ class Run:
     def __init__(
         self,
         setup: RunSetup,
-        lock: OutputLock,
+        file: ResultsFile,
         resumption: Resumption,
         stop: StopSignals,
         command: str,
@@ -185,7 +190,7 @@ class Run:
         look_seldom()
         self._started = time.monotonic()
         self._setup, self._options = setup, setup.options
-        self._lock, self._resumption = lock, resumption
+        self._file, self._resumption = file, resumption
         self._stop, self._command = stop, command
         self._loop = setup.loop(resumption.earlier)
         if not setup.options.quiet:
@@ -213,7 +218,8 @@ class Run:
             with self._view, self._recorder, watch, tracebacks:
                 resumption.begin()
                 self._recorder.record(setup.report, stop)
-            self._lock.settle()
+            stop.before_wait = None
+            self._file.settle()
             if loop.is_complete:
                 resumption.finish()
         except KeyboardInterrupt as error:
@@ -256,7 +262,7 @@ class Run:
             text = render_summary(
                 summary,
                 RunFiles(
-                    options.output,
+                    self._file.name,
                     options.trace,
                     options.report,
                     None if options.summary_json == STDOUT else options.summary_json,
@@ -309,8 +315,8 @@ class Run:
 
     def _tell(self, remark: str, what_now: str) -> None:
         """Say why the run ends, where its results are if there are any, and how to go on."""
-        results, lock = self._recorder.results, self._lock
-        tell_ending(self._options, results, lock, self._resumption, remark, what_now)
+        results, file = self._recorder.results, self._file
+        tell_ending(self._options, results, file, self._resumption, remark, what_now)
 
     def _say_waiting(self, received: signal.Signals) -> None:
         """Say what a signal waits for: a step of a model that cannot be broken off."""

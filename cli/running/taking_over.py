@@ -47,11 +47,13 @@ def take_over(
     output: str,
     reader: ResultLines,
     *,
+    name: str | None = None,
     expected: Iterable[Expected] | None = None,
     omission: Omission = Omission(),  # noqa: B008 - it never changes
 ) -> EarlierResults:
     """Return the results in the file `output` and repair its end, so that it can be appended to.
 
+    name: as messages call it, if not so.
     expected: the lines of the input, if the results are in their order.
 
     Raises:
@@ -88,7 +90,7 @@ def take_over(
                 lines.close()
             on_failure.pop_all()
     except ResumeError as error:
-        raise ResumeError(f"cannot resume {output}: {error}") from error
+        raise ResumeError(f"cannot resume {name or output}: {error}") from error
     except OSError as error:
         raise OutputError(f"cannot continue {output}: {error.strerror}") from error
     return earlier
@@ -225,12 +227,12 @@ def _open(output: str) -> tuple[bool, BinaryIO]:
         return True, Path(output).open("r+b")
     lines = _temporary()
     with Path(output).open("rb") as packed:
-        is_whole = _unpack(packed, lines)
+        is_whole = unpack(packed, lines)
     lines.flush()
     return is_whole, lines
 
 
-def _unpack(packed: BinaryIO, lines: BinaryIO) -> bool:
+def unpack(packed: BinaryIO, lines: BinaryIO) -> bool:
     """Write to `lines` what `packed` holds before any damage; return whether there is none."""
     decompressor = zlib.decompressobj(wbits=31)
     is_whole = True

@@ -14,6 +14,8 @@ from ..errors import reason_of
 PATIENCE = 60  # seconds, in which something comes of a server
 _PATIENCE_OF_A_TRY = 15  # seconds, with a package that tries several times itself
 TRIES = 4
+_CHUNK_BYTES, _MAX_CHUNKS = 2**24, 4  # of a file that are in memory, where packages take 500 MB
+_MAX_PARTS, _UNIT = 10_000, 2**18  # S3 takes no more parts of a file, Google's store multiples
 FIRST_WAIT = 1.0  # seconds, twice as many before each try after that
 _MAX_REASON = 300  # characters
 # fsspec's own form: a scheme, before it others that are applied to what it gives.
@@ -47,7 +49,7 @@ def masked(text: str) -> str:
     return _URL.sub(mask, text)
 
 
-class StoreError(Exception):
+class StoreError(OSError):
     """What a store cannot do, or does not allow; the message says it in one line."""
 
 
@@ -134,13 +136,29 @@ class Store:
             size = os.fstat(file.fileno()).st_size
             if self._scheme in _FOLDERS:
                 self._files.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH120 - no path of this machine
-            self._files.put_file(f"/dev/fd/{file.fileno()}", path)
+            self._files.put_file(f"/dev/fd/{file.fileno()}", path, **self._chunks(size))
             self._files.invalidate_cache()
             arrived = int(self._files.info(path)["size"])
             if arrived != size:
                 raise OSError(f"of {size:,} bytes {arrived:,} have arrived")
 
         _tried(copy, _reason)
+
+    def _chunks(self, size: int) -> dict[str, int]:
+        """Return how a store is to be sent a file of so many bytes."""
+        if self._scheme not in _BUCKETS:
+            return {}
+        units = max(_CHUNK_BYTES // _UNIT, -(-size // (_MAX_PARTS * _UNIT)))
+        return {"chunksize": units * _UNIT}
+
+    def write(self, path: str, content: bytes) -> None:
+        """Let `path` hold `content`, in place of what was there."""
+        import tempfile  # noqa: PLC0415 - few files are elsewhere
+
+        with tempfile.TemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            self.put(path, file)
 
     def remove(self, paths: Iterable[str]) -> None:
         """Let nothing be at `paths` any more."""
@@ -149,9 +167,14 @@ class Store:
             _tried(lambda: self._files.rm(found), _reason)
 
     def remove_folder(self, path: str) -> None:
-        """Let there be no folder at `path`, which is empty, where a store knows of any."""
+        """Let there be no folder at `path`, where a store knows of any."""
+
+        def remove() -> None:
+            if self._files.exists(path):
+                self._files.rm(path, recursive=True)
+
         if self._scheme in _FOLDERS:
-            _tried(lambda: self._files.rmdir(path), _reason)
+            _tried(remove, _reason)
 
 
 def _tried(call: Callable[[], AnyAnswer], reason: Callable[[Exception], str]) -> AnyAnswer:
@@ -232,8 +255,10 @@ def _what_is_missing(scheme: str, error: ImportError) -> str:
 
 def _options(scheme: str) -> dict[str, Any]:
     """Return what a store is to be told beside the URL: by default some wait for an hour."""
-    if scheme in {"s3", "s3a"}:  # s3fs tries five times, and would each time have botocore do so
-        return {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
+    if scheme in {"s3", "s3a"}:
+        once = {"retries": {"total_max_attempts": 1}}  # of botocore: s3fs tries five times
+        chunks = {"default_block_size": _CHUNK_BYTES, "max_concurrency": _MAX_CHUNKS}
+        return {"config_kwargs": once, **chunks}
     if scheme not in {"http", "https", "gs", "gcs"}:
         return {}
     from aiohttp import ClientTimeout  # noqa: PLC0415 - these need it, no others

@@ -9,6 +9,7 @@ from batcher.metrics.slo import Goodput
 from batcher.metrics.speculation import Speculation
 from batcher.metrics.summary import RunSummary, WorkerSummary
 
+from ..running.urls import shown
 from .cells import counted, duration, fill, number, percent, printable, whole_percent
 from .terminal import can_print
 
@@ -355,6 +356,7 @@ def _files(summary: RunSummary, files: RunFiles) -> list[str]:
     """Return where the results and all else are, and how to look at the trace."""
     from shlex import quote  # noqa: PLC0415 - most runs that must start fast write no file
 
+    files = RunFiles(*(path if path is None else shown(path) for path in files))
     parts = []
     if files.results is not None:
         parts.append(f"{printable(files.results)} ({summary.outputs - summary.unfinished:,})")

@@ -202,8 +202,8 @@ def _check_page_options(options: DiffOptions, *sources: OpenInput) -> None:
     if options.json:
         raise BatchdecodeError("--html and --json exclude each other")
     check_no_terminal("--html", options.output)
-    for source in sources:
-        check_distinct(source.status, [("--output", options.output)])
+    for source, path in zip(sources, (options.a, options.b), strict=True):
+        check_distinct(source.status, [("--output", options.output)], path)
     if options.output is not None and not options.force:
         check_replaceable("--output", options.output, is_page_start)
 

@@ -52,7 +52,7 @@ def show_trace(options: TraceOptions) -> None:
     if options.format == "html":
         check_no_terminal("--format html", options.output)
     path, source = open_twice(options.input)
-    check_distinct(source.status, [("--output", options.output)])
+    check_distinct(source.status, [("--output", options.output)], options.input)
     if options.output is not None and not options.force:
         check_replaceable("--output", options.output, _VIEW_START.match)
     with user_code_prints_to_stderr():

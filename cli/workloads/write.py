@@ -110,7 +110,7 @@ def read_lines(path: str) -> Iterator[NumberedLine]:
 
 def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
     """Write what the trace holds, at the times that were asked for."""
-    check_distinct(trace.status, [("--output", options.output)])
+    check_distinct(trace.status, [("--output", options.output)], options.file)
     _check_replaceable(options)
 
     def read_entries(checks: TraceChecks) -> Iterable[WorkloadEntry]:

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RestartEvent
@@ -11,13 +12,14 @@ from ...errors import WriteError
 from ...screen.cells import counted, printable_lines
 from ..answers import InputOrder
 from ..ending import refuse_rest, tell_ending
-from ..files import OutputLock, check_files
+from ..files import check_files
 from ..garbage import look_seldom
 from ..intake import InputError, OpenInput, open_input
 from ..observing import opened_exposition, opened_spans
 from ..output import OutputError, ResumeError
 from ..problems import ProblemReport, say
 from ..recorder import ResultWriter, stdout_beside
+from ..results_file import ResultsFile, results_file
 from ..resume import Resumption, find_leftover, prepare
 from ..signals import Interrupted, StopSignals
 from .driver import Driver, FailedWorkerError
@@ -50,14 +52,18 @@ def run_by_workers(
     with open_input(options.input, stop.waiting) as requests:
         check_files(options, requests.status)
         spans = opened_spans(options, num_workers)
-        with OutputLock(options.output) as lock, opened_exposition(options) as exposition:
-            leftover = find_leftover(options, requests)
+        with (
+            results_file(options, stop.waiting) as file,
+            opened_exposition(options) as exposition,
+        ):
+            options = replace(options, output=file.path)
+            leftover = find_leftover(options, requests, file)
             with workers or _workers_of(options, num_workers, stop) as transport:
                 driver = Driver(transport, num_workers, options.batch)
                 try:
                     start = driver.start()
                     with prepare(options, requests, leftover, start) as resumption:
-                        lock.renew()
+                        file.renew()
                         report = ProblemReport(requests.name, options.color)
                         lines = _lines_of(options, requests, report, resumption, transport)
                         if isinstance(lines, FileLines):
@@ -66,7 +72,7 @@ def run_by_workers(
                         record = WorkersRecord(
                             options, start, num_workers, lines, title, exposition, spans
                         )
-                        run = _WorkersRun(options, driver, lines, report, lock, resumption, record)
+                        run = _WorkersRun(options, driver, lines, report, file, resumption, record)
                         return run.carry_out(stop, command)
                 except FailedWorkerError as error:
                     say(printable_lines(error.traceback))
@@ -86,14 +92,14 @@ class _WorkersRun:
         driver: Driver,
         lines: InputLines,
         report: ProblemReport,
-        lock: OutputLock,
+        file: ResultsFile,
         resumption: Resumption,
         record: WorkersRecord,
     ) -> None:
         look_seldom()
         self._started = time.monotonic()
         self._options, self._driver, self._lines = options, driver, lines
-        self._report, self._lock, self._resumption = report, lock, resumption
+        self._report, self._file, self._resumption = report, file, resumption
         if not options.quiet:
             say(printable_lines(resumption.describe(lines.total)))
         earlier = resumption.earlier
@@ -112,7 +118,7 @@ class _WorkersRun:
         say(self._report.closing())
         elapsed = time.monotonic() - self._started
         if not self._is_over:
-            self._record.conclude(is_complete=self._is_complete, elapsed=elapsed)
+            self._record.conclude(self._file.name, is_complete=self._is_complete, elapsed=elapsed)
         num_restarts = self._driver.num_restarts
         if num_restarts and not self._options.quiet:
             say(f"  {counted(num_restarts, 'worker')} replaced, which had died\n")
@@ -124,8 +130,8 @@ class _WorkersRun:
             remark = f"stopped after {counted(self._num_failed, 'failed request')}"
             what_now = "to go on, add --resume and raise --max-errors"
         if remark:
-            results, lock, resumption = self._results, self._lock, self._resumption
-            tell_ending(self._options, results, lock, resumption, remark, what_now)
+            results, file, resumption = self._results, self._file, self._resumption
+            tell_ending(self._options, results, file, resumption, remark, what_now)
         return status or (1 if self._num_failed else 0)
 
     def _carry_out(self, stop: StopSignals) -> tuple[int, str]:
@@ -139,7 +145,7 @@ class _WorkersRun:
                 stop.before_wait = None
                 self._write_rest()
                 self._record.close()
-            self._lock.settle()
+            self._file.settle()
             if not (self._has_given_up or lines.has_refused or lines.broken):
                 self._is_complete = True
                 resumption.finish()

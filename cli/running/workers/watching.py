@@ -155,22 +155,27 @@ class WorkersRecord:
         if self._series is not None:
             self._series.close(self._num_steps)
 
-    def conclude(self, *, is_complete: bool, elapsed: float) -> None:
-        """Say what happened, to the person and to the programs that want to know."""
+    def conclude(self, results: str | None, *, is_complete: bool, elapsed: float) -> None:
+        """Say what happened, to the person and to the programs that want to know.
+
+        results: what messages call the file of results, if there is one.
+        """
         options = self._options
         if Wanted.by(options).numbers:
             summary = self._standings.summary(options.limits)
-            self._summarize(summary, is_complete=is_complete, elapsed=elapsed)
+            self._summarize(summary, results, is_complete=is_complete, elapsed=elapsed)
         close_spans(self._spans, self._num_steps, is_quiet=options.quiet)
 
-    def _summarize(self, summary: RunSummary, *, is_complete: bool, elapsed: float) -> None:
+    def _summarize(
+        self, summary: RunSummary, results: str | None, *, is_complete: bool, elapsed: float
+    ) -> None:
         options = self._options
         if not options.quiet:
             numbers = None if options.summary_json == STDOUT else options.summary_json
             text = render_summary(
                 summary,
                 RunFiles(
-                    options.output,
+                    results,
                     options.trace,
                     options.report,
                     numbers,

@@ -1,0 +1,306 @@
+"""Results that go to a URL: a file of this machine, of which a store has parts while it grows.
+
+No store takes a line at the end of what it has.  So a run writes, resumes and checks its results in
+a file here, as ever; what comes to that is added to the parts there, and when the run has come to
+its end all of it is put at the URL as one, with the files that stand beside results, and the parts
+are removed.  Rule: at any moment the store alone has enough for a resume, on whatever machine.
+"""
+
+import hashlib
+import io
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from ..errors import WriteError
+from ..screen.cells import printable_lines
+from .files import record_path, rest_path
+from .intake import Waiting
+from .output import FileSink, GzipSink, OutputError, Sink
+from .parts import Parts, Saved
+from .problems import say
+from .spool import Spool
+from .sums import sums_path
+from .taking_over import unpack
+from .uploads import Uploads
+from .urls import Store, StoreError, shown
+
+LAST_SECONDS = 60.0  # for what is left of a run that was stopped
+
+
+class StoredResults:
+    """The results at a URL, while a run has them; see ResultsFile for what it does.
+
+    waiting: entered while the store is waited for.
+    is_continued, is_forced: what is there is gone on with; it may be lost.
+
+    Raises, in what a run calls before it begins:
+        OutputError: the store cannot be read or written, or this machine has no room.
+    """
+
+    def __init__(self, url: str, waiting: Waiting, *, is_continued: bool, is_forced: bool) -> None:
+        self.name = shown(url)
+        try:
+            self._store = Store(url)
+        except StoreError as error:
+            raise OutputError(f"cannot write {self.name}: {error}") from error
+        self._waiting = waiting
+        self._is_continued, self._is_forced = is_continued, is_forced
+        self._spool = Spool(self.name)
+        self.path = str(self._spool.now / "results.jsonl")
+        self._parts = Parts(self._store)
+        self._uploads: Uploads | None = None
+        self.is_filled = False
+        self._is_tried = self._has_failed = self._is_finished = False
+        self._has_whole = False  # and nothing is known to be different from that
+        self._before, self._earlier = Saved(), _digests(Saved(), self.path)
+
+    def __enter__(self) -> Self:
+        self._spool.__enter__()
+        try:
+            with self._waiting(), self._named(OutputError):
+                Path(self.path).touch()
+                self._look()
+        except BaseException:
+            self._spool.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._uploads is not None:
+            self._uploads.stop()
+            self._spool.keeps_before = False
+            self._spool.keeps_now = not (self._is_finished or self._uploads.is_all_saved)
+        elif self._is_tried:
+            with suppress(StoreError):
+                self._parts.remove_trial()
+        self._spool.__exit__()
+
+    # -- before a run, what one before it has left ---------------------------------------------
+
+    def _look(self) -> None:
+        """Find out what is there, have it here if it is gone on with, and claim the place."""
+        store, parts = self._store, self._parts
+        parts.look()
+        size = store.size(store.path)
+        self.is_filled = parts.is_there or bool(size)
+        if self.is_filled and not self._is_forced:
+            if parts.is_there:
+                self._write_here(record_path(self.path), parts.read_record())
+            elif store.size(f"{store.path}.run.json") is not None:
+                record = store.read(f"{store.path}.run.json", 2**20)
+                self._write_here(record_path(self.path), record)
+            if not self._is_continued:
+                return  # which is an error of its own
+            if parts.is_there:
+                parts.fetch(self.path)
+                self._before = parts.saved
+            else:
+                self._fetch_whole()
+                self._has_whole = True
+            self._earlier = _digests(self._before, self.path)
+            if parts.is_there:
+                self._take_over_spool()
+        self._is_tried = True
+        parts.try_writing()
+
+    def _write_here(self, path: str, content: bytes) -> None:
+        Path(path).write_bytes(content)
+
+    def _fetch_whole(self) -> None:
+        """Have here what a run has left that has come to its end."""
+        store = self._store
+        with Path(self.path).open("r+b") as results:
+            if store.path.endswith(".gz"):
+                with tempfile.TemporaryFile() as packed:
+                    store.get(store.path, packed)
+                    unpack(packed, results)
+            else:
+                store.get(store.path, results)
+        if store.size(f"{store.path}.run.sums") is not None:
+            with Path(sums_path(self.path)).open("wb") as sums:
+                store.get(f"{store.path}.run.sums", sums)
+        sums_here = Path(sums_path(self.path))
+        size_of_sums = sums_here.stat().st_size if sums_here.exists() else 0
+        self._before = Saved(Path(self.path).stat().st_size, size_of_sums)
+
+    def _take_over_spool(self) -> None:
+        """Go on with what a killed run has left on this machine, if that is the same and more."""
+        before = str(self._spool.before / Path(self.path).name)
+        with suppress(FileNotFoundError):
+            records = [Path(record_path(path)).read_bytes() for path in (before, self.path)]
+            is_longer = Path(before).stat().st_size > self._before.results
+            if (
+                is_longer
+                and records[0] == records[1]
+                and _digests(self._before, before) == self._earlier
+            ):
+                self._spool.take_over()
+
+    # -- a run -----------------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Nothing: the folder is held, whatever files are in it."""
+
+    def guarded(self, results: Sink) -> Sink:
+        """Return `results`, which take no more once the store does not."""
+        return _GuardedSink(results, self._raise_failure)
+
+    def begin(self) -> None:
+        """Let the store know of the run."""
+        parts = self._parts
+        is_as_it_was = _digests(self._before, self.path) == self._earlier
+        self._has_whole = self._has_whole and is_as_it_was
+        with self._waiting(), self._named(OutputError):
+            parts.claim()
+            if parts.is_there and is_as_it_was:
+                parts.put_record(self.path)
+            elif not self._has_whole:
+                parts.begin_anew(self.path)
+        num_saved = self._before.results if self._has_whole else parts.saved.results
+        self._uploads = Uploads(self.path, num_saved, self._add)
+
+    def settle(self) -> None:
+        """Have all in the store, as parts.
+
+        Raises:
+            WriteError: the store does not take it.
+        """
+        if self._uploads is not None:
+            with self._waiting(), self._named(WriteError):
+                self._uploads.flush()
+
+    def finish(self) -> None:
+        """Have all at the URL, and no parts.
+
+        Raises:
+            WriteError: the store does not take it.
+        """
+        store, parts = self._store, self._parts
+        with self._waiting(), self._named(WriteError):
+            if not self._has_whole:
+                self._put_whole()
+            with _opened(record_path(self.path)) as record:
+                store.put(f"{store.path}.run.json", record)
+            self._is_finished = True
+            try:
+                parts.remove()
+            except StoreError as error:
+                if parts.is_there:
+                    parts.put_record(self.path)  # which says that the run has come to its end
+                say(printable_lines(f"warning: cannot remove {parts.folder}: {error}\n"))
+
+    def save(self) -> None:
+        """Have in the store what it takes of a run that was stopped; the rest stays here."""
+        uploads = self._uploads
+        if uploads is None or self._is_finished or uploads.is_all_saved:
+            return
+        try:
+            uploads.flush(LAST_SECONDS)
+        except StoreError as error:
+            if not self._has_failed:
+                say(printable_lines(f"error: cannot write {self.name}: {error}\n"))
+        except KeyboardInterrupt:  # a second signal: whoever sends it does not want to wait
+            return
+
+    def whereabouts(self) -> str:
+        """Return where the results are."""
+        if self._is_finished:
+            return self.name
+        is_there = self._uploads is None or self._uploads.is_all_saved
+        return self._parts.folder if is_there else self.path
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether a run that goes on finds them: there, or here."""
+        return True
+
+    def _put_whole(self) -> None:
+        store = self._store
+        with _packed(self.path) if store.path.endswith(".gz") else _opened(self.path) as whole:
+            store.put(store.path, whole)
+        if Path(sums_path(self.path)).exists():
+            with _opened(sums_path(self.path)) as sums:
+                store.put(f"{store.path}.run.sums", sums)
+
+    def _add(self) -> int:
+        """Add what has come since; return how much is in the store then."""
+        if self._has_whole:  # and it was not known that there would be more
+            self._parts.begin_anew(self.path)
+            self._has_whole = False
+        else:
+            self._parts.add(self.path)
+        return self._parts.saved.results
+
+    def _raise_failure(self) -> None:
+        if self._uploads is not None and (error := self._uploads.error) is not None:
+            self._has_failed = True
+            raise WriteError(self.name, error)
+
+    @contextmanager
+    def _named(self, kind: type[OutputError] | type[WriteError]) -> Iterator[None]:
+        """Let an error be of this kind, and say what cannot be written."""
+        try:
+            yield
+        except StoreError as error:
+            self._has_failed = True
+            if kind is WriteError:
+                raise WriteError(self.name, error) from error
+            raise OutputError(f"cannot write {self.name}: {error}") from error
+        except OSError as error:
+            self._has_failed = True
+            raise WriteError(self.path, error) from error
+
+
+class _GuardedSink:
+    """Passes results on, unless `check` raises."""
+
+    def __init__(self, results: Sink, check: Callable[[], None]) -> None:
+        self._results, self._check = results, check
+        self.is_file = results.is_file
+
+    def write(self, lines: bytes) -> None:
+        self._check()
+        self._results.write(lines)
+
+    def close(self) -> None:
+        """End the file."""
+        self._results.close()
+
+
+def _digests(saved: Saved, output: str) -> list[bytes | None]:
+    """Return what tells the files of results from others, up to what the store has of them."""
+    sizes = (saved.results, output), (saved.sums, sums_path(output)), (None, rest_path(output))
+    return [_digest(path, size) for size, path in sizes]
+
+
+def _digest(path: str, size: int | None) -> bytes | None:
+    """Return a digest of the first `size` bytes of a file, of all if that is None."""
+    digest = hashlib.blake2b()
+    left = size
+    try:
+        with Path(path).open("rb") as file:
+            while left != 0 and (chunk := file.read(2**20 if left is None else min(2**20, left))):
+                digest.update(chunk)
+                left = None if left is None else left - len(chunk)
+    except FileNotFoundError:
+        return None if size is None else digest.digest()
+    return digest.digest()
+
+
+def _opened(path: str) -> BinaryIO:
+    return Path(path).open("rb")
+
+
+def _packed(path: str) -> BinaryIO:
+    """Return a file without a name that holds what is at `path`, compressed."""
+    packed = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by whoever asks for it
+    raw = io.FileIO(packed.fileno(), "w", closefd=False)
+    sink = GzipSink(FileSink(raw, tempfile.gettempdir()), is_needed=True)
+    with Path(path).open("rb") as file:
+        while chunk := file.read(2**20):
+            sink.write(chunk)
+    sink.close()
+    return packed
