@@ -69,6 +69,10 @@ class PrefillReplica(Replica):
         self._num_releases += 1
         heappush(self._releases, (time, self._num_releases, whole))
 
+    def keeps_any(self, now: float) -> bool:
+        """Return whether it has to keep blocks of a prompt at `now`, to which it has gone on."""
+        return len(self._kept) > sum(time <= now for time, *_ in self._releases)
+
     def next_event(self) -> tuple[float, int]:
         """Return what Replica does; if no block is free, when that may change."""
         if not self._is_stuck:

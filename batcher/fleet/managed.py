@@ -9,7 +9,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
+from itertools import chain
 from math import inf
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,10 +21,12 @@ from batcher.fleet.failures import Failures
 from batcher.fleet.fleet import Fleet, OnEnded, view_of
 from batcher.fleet.life import PAID, Life, State
 from batcher.fleet.management import Management
+from batcher.fleet.pool import Pool
 from batcher.fleet.replica import NOTHING, Replica, ReplicaSettings
 from batcher.fleet.result import FleetHistory, FleetResult
 from batcher.fleet.routers import ReplicaView, Router
 from batcher.fleet.scaled_group import ScaledGroup
+from batcher.simulation.phases import whole_of
 from batcher.simulation.sequence import SimulatedSequence, Turns
 
 Action = Callable[[float], None]
@@ -44,17 +48,17 @@ class ManagedFleet(Fleet):
         management: Management,
         report_interval: float,
         on_ended: OnEnded = lambda _: None,
+        **more: Any,
     ) -> None:
-        super().__init__(turns, replicas, router, report_interval, on_ended)
+        super().__init__(turns, replicas, router, report_interval, on_ended, **more)
         admission = management.admission
         self._hears_ends = True
         self._settings = list(replicas)
         self._lives = [Life(State.SERVING, 0.0) for _ in replicas]
         self._flying: list[dict[SimulatedSequence, None]] = [{} for _ in replicas]
-        self._known = list(self._views)  # those that the router takes for serving
-        self._open = list(self._views)  # of these, those that have room
-        self._max_in_flight = inf if admission is None else admission.max_in_flight
-        router.use(self._open)
+        max_in_flight = inf if admission is None else admission.max_in_flight
+        self._pool = Pool(router, self._views, max_in_flight)
+        self._pools = [self._pool]
         self._held = RouterQueue(
             0 if admission is None else admission.max_queue,
             None if admission is None else admission.max_wait,
@@ -121,7 +125,7 @@ class ManagedFleet(Fleet):
 
     def _admit(self, sequence: SimulatedSequence, now: float) -> None:
         """Send a sequence to a replica that has room, or let it wait, or refuse it."""
-        if self._open or self._goes_with_siblings(sequence):
+        if self._pool.open or self._goes_with_siblings(sequence):
             self._send(sequence, now)
             return
         refused = self._held.push(sequence, now)
@@ -130,7 +134,7 @@ class ManagedFleet(Fleet):
 
     def _send_held(self, now: float) -> None:
         """Send those that wait where there is room."""
-        while self._held and self._open:
+        while self._held and self._pool.open:
             self._send(self._held.pop(), now)
 
     def _send(self, sequence: SimulatedSequence, now: float) -> None:
@@ -140,31 +144,26 @@ class ManagedFleet(Fleet):
             self._refuse(sequence)
             return
         index = view.index
-        self._flying[index][sequence] = None
+        self._flying[index][whole_of(sequence)] = None
         self._note_sent(sequence, view)
-        if view.num_requests == self._max_in_flight:
-            self._offer()
+        self._pool_of(view).note_sent(view)
         if self._lives[index].state is State.SERVING:
-            self._replicas[index].add(sequence)
+            self._deliver(sequence, view)
             self._take_ended(index)
             self._plan(index)
 
     def _goes_with_siblings(self, sequence: SimulatedSequence) -> bool:
         number, view = self._siblings
-        return sequence.has_siblings and number == sequence.input_index and view in self._known
+        return sequence.has_siblings and number == sequence.input_index and view in self._pool.known
 
-    def _offer(self) -> None:
-        """Let the router send to those that have room from now on."""
-        self._open = [view for view in self._known if view.num_requests < self._max_in_flight]
-        if self._open:
-            self._router.use(self._open)
+    def _pool_of(self, view: ReplicaView) -> Pool:  # noqa: ARG002 - others have several
+        """Return the replicas among which this one is chosen."""
+        return self._pool
 
     def _withdraw(self, view: ReplicaView) -> None:
         """Let the router send nothing to a replica from now on, nor samples after others."""
-        if view in self._known:
-            self._known.remove(view)
+        if self._pool_of(view).withdraw(view):
             self._siblings = -1, None
-            self._offer()
 
     # -- what the router hears -------------------------------------------------------------------
 
@@ -177,23 +176,21 @@ class ManagedFleet(Fleet):
         flying = self._flying[index]
         for engine in self._replicas[index].engines:
             for sequence in engine.ended:
-                del flying[sequence]
+                del flying[whole_of(sequence)]
         super()._take_ended(index)
 
     def _hear_end(self, time: float, view: ReplicaView, num_tokens: int) -> None:
-        was_full = view.num_requests >= self._max_in_flight
         super()._hear_end(time, view, num_tokens)
-        if was_full and view.num_requests < self._max_in_flight:
-            self._offer()
+        self._pool_of(view).note_end(view)
         self._go_down_if_drained(view.index, time)
 
     def _hear_reports(self, time: float) -> None:
         self._next_report = time + self._interval
-        for view in self._known:
+        for view in chain.from_iterable(pool.known for pool in self._pools):
             if self._lives[view.index].state is State.SERVING:
                 view.report = self._replicas[view.index].report(time)
                 view.num_unreported = 0
-                self._router.note(view)
+                self._note(view)
 
     # -- failures --------------------------------------------------------------------------------
 
@@ -279,7 +276,7 @@ class ManagedFleet(Fleet):
             starting=counts[State.STARTING] + counts[State.FAILED],
             slots=group.settings.num_slots * group.settings.ranks,
             running=sum(report.running for report in serving),
-            waiting=sum(report.waiting for report in serving) + len(self._held),
+            waiting=sum(report.waiting for report in serving) + group.num_told(len(self._held)),
             ended=num_ended,
             good=num_good,
             refused=num_refused,
@@ -331,6 +328,5 @@ class ManagedFleet(Fleet):
     def _serve(self, index: int, now: float) -> None:
         """Let the router send to a replica that has started."""
         self._lives[index].move(State.SERVING, now)
-        self._known.append(self._views[index])
-        self._offer()
+        self._pool_of(self._views[index]).add(self._views[index])
         self._draw_failure(index, now)

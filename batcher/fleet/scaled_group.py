@@ -34,13 +34,18 @@ class ScaledGroup:
         name = replicas[-1].group if autoscale.group is None else autoscale.group
         self.members = [index for index, each in enumerate(replicas) if each.group == name]
         self.settings = replicas[self.members[0]]
-        self.recent = Recent(columns, served_by, self.members, autoscale.limits)
+        own = self.members if self.settings.role == "both" else None
+        self.recent = Recent(columns, served_by, own, autoscale.limits)
+
+    def num_told(self, num_held: int) -> int:
+        """Return how many of the requests that wait at the router wait for this group."""
+        return 0 if self.settings.role == "decode" else num_held
 
 
 class Recent:
     """What has ended on some replicas, or was refused, since that was asked last.
 
-    served_by: the replica of each in `columns`.  members: those replicas.
+    served_by: the replica of each in `columns`.  members: those replicas; None: all.
     limits: of the SLO that good ones meet; without any all are good.
     """
 
@@ -48,7 +53,7 @@ class Recent:
         self,
         columns: Columns,
         served_by: MutableSequence[int],
-        members: Sequence[int],
+        members: Sequence[int] | None,
         limits: dict[str, float],
     ) -> None:
         self._columns, self._served_by, self._members = columns, served_by, members
@@ -65,7 +70,9 @@ class Recent:
         served_by = np.array(self._served_by[self._place :], np.int32)
         is_later = times.end > now
         self._place += int(is_later.argmax()) if is_later.any() else len(is_later)
-        is_recent = ~is_later & (times.end > self._last) & np.isin(served_by, self._members)
+        is_recent = ~is_later & (times.end > self._last)
+        if self._members is not None:
+            is_recent &= np.isin(served_by, self._members)
         recent = times.where(is_recent)
         good = goodput_of(self._limits, recent, 0, recent.makespan).good
         refused, self._num_refused = num_refused - self._num_refused, num_refused

@@ -27,6 +27,11 @@ class Phase(SimulatedSequence, eq=False, gc=False, kw_only=True):
         whole.num_cached_at_first = self.num_cached_at_first
 
 
+def whole_of(sequence: SimulatedSequence) -> SimulatedSequence:
+    """Return what a phase is of; of a sequence that is no phase that itself."""
+    return sequence.whole if isinstance(sequence, Phase) else sequence
+
+
 class PromptPhase(Phase, eq=False, gc=False, kw_only=True):
     """The prompt and the first token."""
 

@@ -15,6 +15,7 @@ from batcher.errors import BatchdecodeError
 from batcher.fleet.disaggregated import DisaggregatedFleet
 from batcher.fleet.fleet import Fleet
 from batcher.fleet.managed import ManagedFleet
+from batcher.fleet.managed_disaggregated import ManagedDisaggregatedFleet
 from batcher.fleet.management import Management
 from batcher.fleet.replica import ReplicaSettings
 from batcher.fleet.result import FleetResult, ReplicaResult, ReplicasResult, result_of_engine
@@ -350,8 +351,25 @@ def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> Fle
     interval, transfer = deployment.report_interval, transfer_of(deployment)
     if transfer is not None:
         to_decode = router_of(deployment.router)
-        return DisaggregatedFleet(
-            turns, replicas, router, interval, on_ended, decode_router=to_decode, transfer=transfer
+        if management is None:
+            return DisaggregatedFleet(
+                turns,
+                replicas,
+                router,
+                interval,
+                on_ended,
+                decode_router=to_decode,
+                transfer=transfer,
+            ).run()
+        return ManagedDisaggregatedFleet(
+            turns,
+            replicas,
+            router,
+            management,
+            interval,
+            on_ended,
+            decode_router=to_decode,
+            transfer=transfer,
         ).run()
     if management is None:
         return Fleet(turns, replicas, router, interval, on_ended).run()

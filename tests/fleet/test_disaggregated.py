@@ -6,9 +6,15 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
+from batcher.fleet.admission import Admission
+from batcher.fleet.autoscaling import Autoscale
 from batcher.fleet.disaggregated import DisaggregatedFleet, Transfer
+from batcher.fleet.life import STEPPING, State
+from batcher.fleet.managed_disaggregated import ManagedDisaggregatedFleet
+from batcher.fleet.management import Management
 from batcher.fleet.replica import ReplicaSettings
 from batcher.fleet.routers import ROUTERS, router_of
 from batcher.request import Request
@@ -40,12 +46,49 @@ def run(workload, replicas, transfer=FAST, router="round-robin", interval=1.0):
     turns = Turns(workload)
     names = {"decode_router": router_of(router), "transfer": transfer}
     fleet = DisaggregatedFleet(turns, replicas, router_of(router), interval, **names)
+    return turns.sequences, run_out(fleet)
+
+
+def run_managed(workload, replicas, management, transfer=FAST, router="round-robin", interval=1.0):
+    turns = Turns(workload)
+    fleet = Observed(
+        turns,
+        replicas,
+        router_of(router),
+        management,
+        interval,
+        decode_router=router_of(router),
+        transfer=transfer,
+    )
+    return turns.sequences, run_out(fleet), fleet
+
+
+def run_out(fleet):
     result = fleet.run()
     for each in fleet._replicas:
         assert each._pool.num_used == 0
         left = each._queue.num_slots, each._queue.num_pending, each._batch.num_occupied
         assert left == (0, 0, 0)
-    return turns.sequences, result
+    return result
+
+
+class Observed(ManagedDisaggregatedFleet):
+    """A managed fleet in which limits are looked after."""
+
+    def _note_sent(self, sequence, view):
+        super()._note_sent(sequence, view)
+        limit = self._pool_of(view)._max_in_flight
+        assert view.num_requests <= limit or sequence.has_siblings
+        assert self._lives[view.index].state is State.SERVING
+
+    def _take_ended(self, index):
+        life, replica = self._lives[index], self._replicas[index]
+        assert not replica.ended or life.state in STEPPING
+        super()._take_ended(index)
+
+    def _release(self, sequence, time):
+        assert self._lives[sequence.source].state in STEPPING
+        super()._release(sequence, time)
 
 
 def workload(*rows):
@@ -152,12 +195,8 @@ def test_who_never_has_room_to_decode_fails_and_leaves_no_block_behind():
     assert (result.num_failed, result.replicas[1].failed.total()) == (1, 1)
 
 
-@examples(200)
-@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
-def test_every_sequence_comes_to_one_end_and_every_block_is_free(seed, name):
-    random = Random(seed)
-    requests = random_requests(random, may_stop=False)
-    work = workload_of(requests, BoundedModel(random.choice([None, None, 60])))
+def random_sides(random):
+    """Replicas of both roles, and how long it is from one to the other."""
     replicas = []
     for role in ["prefill"] * random.randint(1, 3) + ["decode"] * random.randint(1, 3):
         num_slots, settings = random_settings(random)
@@ -176,6 +215,20 @@ def test_every_sequence_comes_to_one_end_and_every_block_is_free(seed, name):
     transfer = Transfer(
         seconds_per_token=random.choice([0.0, 0.01, 1.0]), latency=random.choice([0.0, 0.3])
     )
+    return replicas, transfer
+
+
+def random_work(random):
+    requests = random_requests(random, may_stop=False)
+    return workload_of(requests, BoundedModel(random.choice([None, None, 60])))
+
+
+@examples(200)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_every_sequence_comes_to_one_end_and_every_block_is_free(seed, name):
+    random = Random(seed)
+    work = random_work(random)
+    replicas, transfer = random_sides(random)
     interval = random.choice([0.1, 1.0, 50.0])
     sequences, result = run(work, replicas, transfer, name, interval)
     served = [one for one in sequences if not one.has_failed and one.max_tokens]
@@ -190,3 +243,88 @@ def test_every_sequence_comes_to_one_end_and_every_block_is_free(seed, name):
             assert one.end > one.first_token + transfer.seconds(one.num_prompt_tokens) - 1e-9
     again, _ = run(work, replicas, transfer, name, interval)
     assert seconds(again, "end_ticks") == seconds(sequences, "end_ticks")
+
+
+@examples(100)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_with_nothing_to_manage_it_is_the_same_to_the_tick(seed, name):
+    random = Random(seed)
+    work, (replicas, transfer) = random_work(random), random_sides(random)
+    sequences, result = run(work, replicas, transfer, name)
+    managed, same, _ = run_managed(work, replicas, Management(), transfer, name)
+    assert seconds(managed, "end_ticks") == seconds(sequences, "end_ticks")
+    assert same.replicas == result.replicas
+
+
+def scaled(random, role, count):
+    return Autoscale(
+        policy=random.choice(["target-utilisation", "queue", "slo"]),
+        target=0.5,
+        slo="e2e=20",
+        min=1,
+        max=random.randint(count, 5),
+        interval=random.choice([0.7, 5.0]),
+        startup=random.choice([0.0, 3.0]),
+        cooldown=random.choice([0.0, 10.0]),
+        group=role,
+    )
+
+
+@examples(200)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_what_is_managed_comes_to_one_end_and_every_block_is_free(seed, name):
+    random = Random(seed)
+    work, (replicas, transfer) = random_work(random), random_sides(random)
+    kinds = {each.role: replace(each, group=each.role) for each in replicas}
+    replicas = [kinds[each.role] for each in replicas]
+    counts = {role: sum(each.role == role for each in replicas) for role in kinds}
+    admission = Admission(
+        max_in_flight=random.randint(1, 4),
+        max_queue=random.choice([0, 2, 50]),
+        max_wait=random.choice([None, 0.5, 20.0]),
+    )
+    roles = random.choice([[], ["prefill"], ["decode"], ["decode", "prefill"]])
+    management = Management(
+        admission=random.choice([None, admission]),
+        autoscale=tuple(scaled(random, role, counts[role]) for role in roles),
+    )
+    interval = random.choice([0.1, 1.0, 50.0])
+    sequences, result, fleet = run_managed(work, replicas, management, transfer, name, interval)
+    served = [one for one in sequences if not one.has_failed and one.max_tokens]
+    assert len(result.times.arrival) == len(served)
+    assert sum(one.has_failed for one in sequences) == result.num_failed
+    for one in served:
+        assert one.first_arrival <= one.admitted <= one.first_token <= one.end
+    for role in kinds.keys() - set(roles):
+        assert sum(each.role == role for each in fleet._settings) == counts[role]
+
+
+def test_requests_wait_at_the_router_while_prompts_are_computed_and_not_while_others_decode():
+    management = Management(admission=Admission(max_in_flight=1, max_queue=1))
+    rows = [(0, 4, 9), (0, 4, 9), (0, 4, 9), (1, 4, 3)]
+    replicas = [replica("prefill"), replica("decode")]
+    sequences, result, _ = run_managed(workload(*rows), replicas, management)
+    assert [one.has_failed for one in sequences] == [False, False, True, False]
+    first = [one.first_token for one in sequences if not one.has_failed]
+    assert first == [1.0, 2.0, 3.0]
+    assert result.refused.total() == 1
+
+
+def test_a_replica_that_drains_keeps_prompts_until_they_are_gone():
+    autoscale = Autoscale(
+        policy="target-utilisation", target=0.5, max=2, interval=3.0, cooldown=0.0, group="prefill"
+    )
+    replicas = [
+        replace(replica("prefill"), group="prefill"),
+        replace(replica("prefill"), group="prefill"),
+        replica("decode"),
+    ]
+    slow = Transfer(seconds_per_token=0.0, latency=10.0)
+    rows = [(0, 4, 9), (0, 4, 9), (30, 4, 9)]
+    management = Management(autoscale=(autoscale,))
+    _, _, fleet = run_managed(workload(*rows), replicas, management, slow)
+    assert fleet._lives[1].moves == [
+        (0.0, State.SERVING),
+        (6.0, State.DRAINING),  # at 3.0 it was only seen that nothing runs
+        (11.0, State.DOWN),  # computed at 1.0, and on its way for ten seconds
+    ]

@@ -46,7 +46,7 @@ class Observed(ManagedFleet):
         is_up = self._lives[view.index].state is State.SERVING
         self.sent.append((sequence, view.index, sequence.arrival_time, is_up))
         super()._note_sent(sequence, view)
-        limit = self._max_in_flight
+        limit = self._pool._max_in_flight
         assert view.num_requests <= limit or sequence.has_siblings
 
     def _take_ended(self, index):

@@ -98,8 +98,8 @@ def test_groups_without_a_name_are_numbered_and_yaml_has_its_own_words(fleet_of)
         ("{transfer: {gbytes_per_s: 1}, replicas: [{count: 1}]}", "transfer has no effect"),
         (f"{{transfer: {{gbits: 1}}, replicas: [{PREFILL}]}}", "transfer: unknown field gbits"),
         (
-            f"{{{LINK}, admission: {{max_in_flight: 3}}, replicas: [{PREFILL}, {DECODE}]}}",
-            "admission, failures, autoscale are not for groups with a role",
+            f"{{{LINK}, failures: {{mtbf: 9}}, replicas: [{PREFILL}, {DECODE}]}}",
+            "failures are not simulated of groups with a role",
         ),
         ("replicas: [{count: 1, role: both-of}]", "group 1: role: expected both, prefill, decode"),
         ("replicas: [{count: 1, role: decode, capacity: on-demand}]", "capacity has no effect"),
