@@ -16,21 +16,30 @@ from cli.running.workers.telling import Wanted
 from cli.running.workers.transport import Died
 from cli.running.workers.worker import Worker
 
+KILLED = Died("was killed by signal 9", "killed", 9)
+
 
 class InnerWorkers:
     """A Transport that takes worker after worker a bit further, in an order that a seed decides.
 
     kill_share: of the turns, in which the worker dies, with a part of what it would have said.
     max_kills: after so many none is killed.  report_seconds: see REPORT_SECONDS.
-    poison: a worker dies when it takes such a line.
+    poison: a worker dies when it takes such a line.  death: how workers die.
     """
 
     def __init__(
-        self, options, seed=0, kill_share=0.0, max_kills=10**9, poison=(), report_seconds=0
+        self,
+        options,
+        seed=0,
+        kill_share=0.0,
+        max_kills=10**9,
+        poison=(),
+        report_seconds=0,
+        death=KILLED,
     ):
         self.options, self.random = options, random.Random(seed)
         self.kill_share, self.max_kills, self.poison = kill_share, max_kills, poison
-        self.report_seconds = report_seconds
+        self.report_seconds, self.death = report_seconds, death
         self.num_kills, self.num_started = 0, 0
         self.workers, self.instructions, self.restarts = {}, {}, {}
 
@@ -88,7 +97,7 @@ class InnerWorkers:
     def die(self, number):
         self.num_kills += 1
         del self.workers[number], self.instructions[number]
-        return Died("was killed by signal 9", "killed", 9)
+        return self.death
 
     def wake(self):
         raise AssertionError("there is no pipe")

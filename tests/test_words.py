@@ -97,6 +97,7 @@ ALLOWED_IN = {  # part of a name, folder or file -> its sense
     ("nodes?", "batcher/speculation/"): "of suffix trees",
     ("nodes?", "batcher/timing/catalog.py"): "of YAML",
     ("nodes?", "cli/config.py"): "of YAML",
+    ("nodes?", "cli/running/workers/"): "machines, as Ray calls them",
     ("plain", "batcher/formats/schema.py"): "words without Markdown",
     ("plain", "batcher/simulation/workload.py"): "a value that asks for nothing",
 }

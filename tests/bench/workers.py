@@ -1,4 +1,4 @@
-"""What several workers cost beside one process: processor time of all processes, for a request."""
+"""What several workers cost: processor time of all processes, beside one, and of the command."""
 
 import ctypes
 import json
@@ -6,13 +6,16 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from report import Row
 
 TOOL = str(Path(sys.executable).with_name("batchdecode"))
 NUM_REQUESTS, NUM_WORKERS, NUM_ROUNDS = 300_000, 2, 3
+NUM_FEW = 1_000  # requests of a run that only starts, so to speak
 _PR_SET_CHILD_SUBREAPER = 36  # of prctl(2): orphans are waited for here
 
 
@@ -30,14 +33,32 @@ def cpu_of(command: list[str]) -> float:
         total += usage.ru_utime + usage.ru_stime
 
 
+def own_cpu_of(command: list[str]) -> float:
+    """Run a command; return the processor time of its own process, in seconds."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    total, stat = 0, Path(f"/proc/{process.pid}/stat")
+    while process.poll() is None:
+        fields = stat.read_text().rpartition(")")[2].split()
+        total = max(total, int(fields[11]) + int(fields[12]))  # utime and stime of proc(5)
+        time.sleep(0.02)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed")
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def write_requests(path: Path, num_requests: int) -> None:
+    """Write so many short requests into a file."""
+    with path.open("w") as file:
+        for number in range(num_requests):
+            row = {"id": f"r{number}", "prompt": f"Tell of number {number}", "max_tokens": 16}
+            file.write(f"{json.dumps(row)}\n")
+
+
 def workers(folder: Path) -> Iterator[Row]:
     """Compare two workers with one process, file to file."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     requests, out = folder / "short.jsonl", folder / "workers.out.jsonl"
-    with requests.open("w") as file:
-        for number in range(NUM_REQUESTS):
-            row = {"id": f"r{number}", "prompt": f"Tell of number {number}", "max_tokens": 16}
-            file.write(f"{json.dumps(row)}\n")
+    write_requests(requests, NUM_REQUESTS)
     command = [TOOL, "run", str(requests), "-q", "-b", "64", "--force", "-o", str(out)]
     ratios = []
     for _ in range(NUM_ROUNDS):
@@ -46,3 +67,31 @@ def workers(folder: Path) -> Iterator[Row]:
     ratio = statistics.median(ratios)
     name = f"processor time of `run --workers 2`, {NUM_REQUESTS:,} short requests, against one"
     yield Row(f"{name} process", f"{ratio:.2f}x", "<= 1.18x, 1.7x as fast on two cores")
+    if find_spec("ray") is not None:
+        yield from actors(folder)
+
+
+def actors(folder: Path) -> Iterator[Row]:
+    """Compare the command with two workers on Ray with two processes: what it takes itself."""
+    few, many = folder / "few.jsonl", folder / "short.jsonl"
+    write_requests(few, NUM_FEW)
+    seconds = {}
+    for where in ((), ("--on", "ray")):
+        more = [
+            "-q",
+            "-b",
+            "64",
+            "--force",
+            "-o",
+            "/dev/null",
+            "--workers",
+            str(NUM_WORKERS),
+            *where,
+        ]
+        first, last = (own_cpu_of([TOOL, "run", str(path), *more]) for path in (few, many))
+        seconds[where] = (last - first) / (NUM_REQUESTS - NUM_FEW)
+    plain, on_ray = (1e6 * each for each in seconds.values())
+    name = (
+        f"processor time of the command for a request, --workers 2 --on ray; {plain:.0f} µs without"
+    )
+    yield Row(name, f"{on_ray:.0f} µs", "<= 50 µs")

@@ -27,6 +27,7 @@ from cli.running.runner import run
 from cli.running.signals import StopSignals
 from cli.running.workers import driver
 from cli.running.workers.run import run_by_workers
+from cli.running.workers.transport import Died
 
 ROW = {
     "custom_id": "row",
@@ -179,6 +180,15 @@ def test_a_request_that_kills_workers_fails_alone(folder, seed):
     assert "3 workers died that decoded nothing else" in failed[0]["error"]["message"]
     others = [result for result in expected if result["id"] != "poison"]
     assert as_set(result for result in found if result["id"] != "poison") == as_set(others)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_machines_are_held_against_no_request(folder, seed):
+    lost = Died("was lost with its machine", is_machine=True)
+    status, _ = run_inner(options_of(folder), seed=seed, kill_share=0.1, death=lost)
+    expected, expected_status = alone(folder)
+    assert status == expected_status
+    assert as_set(written(folder / "results.jsonl")) == as_set(expected)
 
 
 class OneIsSlow(InnerWorkers):

@@ -1,38 +1,44 @@
 """Workers as actors of Ray, on whatever machines of a cluster have room for them.
 
 Rule: of each actor at most CALLS calls are on their way, so that it goes on with the next while the
-reports of the last one travel; a call that tells it nothing lets it go on with what it has.
+reports of the last one travel; a call that tells it nothing lets it go on with what it has.  The
+run goes on without those that have no room yet.
 """
 
-import socket
+import os
+import re
+import time
+import traceback
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
+from pathlib import Path
 from threading import Event as Flag
 from typing import Any, Self
 
-from batcher.errors import BatchdecodeError, LostModelError
+from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import RestartEvent
 
 from ...commands.run import RunOptions
 from ..garbage import look_seldom
+from ..problems import say
+from .cluster import Cluster, Share, Waiting, share_of
 from .messages import Failed, Instruction, Interrupted, decode_instruction, decode_report, encode
 from .telling import Wanted
 from .transport import Died, Event
 from .worker import Worker
 
 CALLS = 2
-KNOCK_SECONDS = 5.0
 LOOK_SECONDS = 0.1  # after which more of a pipe is noticed
-
-Waiting = Callable[[], AbstractContextManager[None]]
+NOTE_SECONDS = 20.0  # after which a person is told that there is no room
+ROOM_SECONDS = 300.0  # that a cluster which grows may need for a machine
+_FIELD = re.compile(r"\w+: ?")
+_LOST_MACHINE = "its node has died"
 
 
 class Actors:
     """A Transport to actors; a context manager that ends them.
 
-    address: of a cluster; "" is the one that RAY_ADDRESS names, or else one of this machine alone.
-    waiting: entered while nothing comes.
+    address, waiting: see Cluster.
 
     Raises:
         BatchdecodeError: Ray is not installed or, when it is entered, there is no such cluster.
@@ -47,36 +53,28 @@ class Actors:
             message = "--on ray needs Ray: pip install 'batchdecode[ray]'"
             raise BatchdecodeError(message) from None
         self._ray: Any = ray
-        self._options, self._num_workers = options, num_workers
-        self._address, self._waiting = address, waiting
+        self._cluster = Cluster(ray, address, waiting)
+        self._options, self._num_workers, self._waiting = options, num_workers, waiting
         self._wanted = Wanted.by(options)
+        self._share = Share(1.0, 0.0)
         self._peers: dict[int, _Peer] = {}
         self._has_woken = Flag()
-        self._resources: dict[str, float] = {}
+        self._had_room_at, self._has_noted = 0.0, False
 
     def __enter__(self) -> Self:
-        ray = self._ray
-        try:
-            with self._waiting():
-                _knock_at(self._address)
-                ray.init(self._address or None, log_to_driver=False, logging_level="ERROR")
-        except (OSError, ValueError, RuntimeError) as error:
-            where = f" at {self._address}" if self._address else ""
-            raise BatchdecodeError(f"there is no cluster of Ray{where}: {error}") from error
-        there = ray.cluster_resources()
-        # All of them must have room at once: one that waits for a processor would wait for ever.
-        self._resources["num_cpus"] = min(1.0, there.get("CPU", 1) // self._num_workers or 0.01)
-        self._resources["num_gpus"] = float(there.get("GPU", 0) >= self._num_workers)
+        self._cluster.__enter__()
+        self._share = share_of(self._cluster.machines(), self._num_workers)
+        self._had_room_at = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        self._ray.shutdown()
+        self._cluster.__exit__()
 
     def start(self, number: int, restart: RestartEvent | None = None) -> None:
         """Start the worker `number`; see Transport."""
-        remote = self._ray.remote(scheduling_strategy="SPREAD", **self._resources)(ActorWorker)
-        actor = remote.remote(self._options, number, self._wanted, restart)
+        remote = self._ray.remote(scheduling_strategy="SPREAD", **self._share._asdict())
+        actor = remote(ActorWorker).remote(self._options, number, self._wanted, restart, Path.cwd())
         self._peers[number] = _Peer(actor)
 
     def send(self, number: int, instruction: Instruction) -> None:
@@ -84,9 +82,15 @@ class Actors:
         self._peers[number].unsent.append(encode(instruction))
 
     def receive(self) -> list[Event]:
-        """Wait until something has come; see Transport."""
+        """Wait until something has come; see Transport.
+
+        Raises:
+            BatchdecodeError: the cluster is lost, or has no room.
+        """
         events: list[Event] = []
         while not (events or self._has_woken.is_set()):
+            self._cluster.check()
+            self._check_room()
             for peer in self._peers.values():
                 peer.go_on()
             first = {peer.calls[0]: n for n, peer in self._peers.items() if peer.calls}
@@ -116,56 +120,110 @@ class Actors:
         """Return what has come of the first call of a worker, which is over."""
         peer = self._peers[number]
         try:
-            reports, peer.is_idle = self._ray.get(peer.calls.popleft())
+            answer = self._ray.get(peer.calls.popleft())
         except self._ray.exceptions.RayError as error:
             self._kill(self._peers.pop(number))
-            return [(number, Died(f"was lost: {str(error).strip().splitlines()[0]}"))]
+            return [(number, self._death(peer, error))]
+        if not peer.machine_id:
+            peer.machine_id = answer
+            return []
+        reports, peer.is_idle = answer
         return [(number, decode_report(report)) for report in reports]
+
+    def _death(self, peer: "_Peer", error: Exception) -> Died:
+        """Return how a worker has died of which a call has ended so.
+
+        Ray gives the cause in words alone: after its first line, and lines like `ip: 10.0.0.1`.
+        """
+        exceptions = self._ray.exceptions
+        if isinstance(error, exceptions.RayTaskError):
+            return Died(f"was lost: {error.cause}")
+        if isinstance(error, exceptions.ActorUnavailableError):
+            return Died("could not be reached", is_machine=True)
+        lines = [line.strip() for line in str(error).splitlines()]
+        if getattr(error, "actor_init_failed", False):
+            return Died(f"was lost: {lines[-1]}")
+        causes = [line for line in lines[1:] if line and not _FIELD.match(line)]
+        # One that has died beside a machine that lives has a cause at once.
+        if isinstance(error, exceptions.ActorDiedError) and not causes:
+            return Died("could not be reached", is_machine=True)
+        how = f"was lost: {(causes or lines)[0]}"
+        is_gone = bool(peer.machine_id) and not self._cluster.has(peer.machine_id)
+        return Died(how, is_machine=is_gone or _LOST_MACHINE in how)
+
+    def _check_room(self) -> None:
+        """Tell of it if no worker has room.
+
+        Raises:
+            BatchdecodeError: none has had any for too long.
+        """
+        now = time.monotonic()
+        if any(peer.machine_id for peer in self._peers.values()):
+            self._had_room_at, self._has_noted = now, False
+        seconds = now - self._had_room_at
+        if seconds < NOTE_SECONDS or (self._has_noted and seconds < ROOM_SECONDS):
+            return
+        why = (
+            f"no worker has started in {seconds:.0f} seconds: each of {self._num_workers} wants "
+            f"{self._share}, and the cluster is {self._cluster.describe_room()}"
+        )
+        if seconds > ROOM_SECONDS:
+            raise BatchdecodeError(why)
+        self._has_noted = True
+        if not self._options.quiet:
+            say(f"{why}\n")
 
     def _kill(self, peer: "_Peer") -> None:
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(peer.actor)
 
 
-def _knock_at(address: str) -> None:
-    """Make sure that somebody is at an address with a port: Ray would try for two minutes.
-
-    Raises:
-        OSError: nobody is.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
-
-
 class _Peer:
     """An actor, and the calls of it that are on their way, first to last.
 
+    machine_id: where it is; "" as long as it has no room.
     unsent: what it is to be told.  is_idle: when the last call was over that has come back.
     """
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
+        self.machine_id = ""
         self.unsent: list[bytes] = []
-        self.calls: deque[Any] = deque()
+        self.calls: deque[Any] = deque([actor.machine_id.remote()])
         self.is_idle = False
 
     def go_on(self) -> None:
         """Call it as often as there is something to do."""
-        while len(self.calls) < CALLS and (self.unsent or not self.is_idle):
+        while self.machine_id and len(self.calls) < CALLS and (self.unsent or not self.is_idle):
             self.calls.append(self.actor.exchange.remote(self.unsent))
             self.unsent = []
 
 
 class ActorWorker:
-    """What an actor is: a worker, which is made by the first call."""
+    """What an actor is: a worker, which is made by the first exchange.
+
+    folder: where the command runs, and this does if there is such a one on its machine.
+    """
 
     def __init__(
-        self, options: RunOptions, number: int, wanted: Wanted, restart: RestartEvent | None
+        self,
+        options: RunOptions,
+        number: int,
+        wanted: Wanted,
+        restart: RestartEvent | None,
+        folder: Path,
     ) -> None:
         self._options, self._number = options, number
         self._wanted, self._restart = wanted, restart
         self._worker: Worker | None = None
+        if folder.is_dir():
+            os.chdir(folder)
+
+    def machine_id(self) -> str:
+        """Return on which machine this is, as Ray names it."""
+        import ray  # noqa: PLC0415 - it is there wherever this is called
+
+        return str(ray.get_runtime_context().get_node_id())
 
     def exchange(self, instructions: list[bytes]) -> tuple[list[bytes], bool]:
         """Do what is said, and go on for a while; return reports, and whether it is idle.
@@ -180,11 +238,14 @@ class ActorWorker:
                 look_seldom()
                 reports.append(encode(self._worker.ready()))
             given = [decode_instruction(instruction) for instruction in instructions]
-            reports += [encode(report) for report in self._worker.exchange(given)]
+            # As they come: what is told before an exception counts.
+            reports.extend(encode(report) for report in self._worker.exchange(given))
         except LostModelError:
             raise
         except KeyboardInterrupt:  # while the model was loaded
-            return [encode(Interrupted())], True
+            return [*reports, encode(Interrupted())], True
         except BatchdecodeError as error:
-            return [encode(Failed(str(error)))], True
+            return [*reports, encode(Failed(str(error)))], True
+        except Exception as error:  # noqa: BLE001 - it is told where the others are
+            return [*reports, encode(Failed(describe(error), traceback.format_exc()))], True
         return reports, self._worker.is_idle

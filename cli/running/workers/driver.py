@@ -281,28 +281,29 @@ class Driver:
         place are one line, for the trace, the numbers and the results alike.
 
         A line that was with so many that died is decoded by itself: so one that is the cause is
-        found, and its neighbours are not taken for it.
+        found, and its neighbours are not taken for it.  What dies with its machine tells nothing of
+        lines.
         """
-        member, how = self._members[number], died.how
+        member, how, num_faults = self._members[number], died.how, int(not died.is_machine)
         self._members[number] = _Member(member.num_steps, member.now)
         if not member.is_ready:
-            self._num_failed_starts += 1
+            self._num_failed_starts += num_faults
             if self._num_failed_starts == MAX_FAILED_STARTS:
                 raise BatchdecodeError(
                     f"{MAX_FAILED_STARTS} workers in a row died while they started; the last {how}"
                 )
         if member.held:
-            self._num_futile_deaths += 1
+            self._num_futile_deaths += num_faults
             if self._num_futile_deaths == MAX_FUTILE_DEATHS:
                 raise BatchdecodeError(
                     f"{MAX_FUTILE_DEATHS} workers in a row died, and none has answered anything; "
                     f"the last {how}"
                 )
         self._unchecked.extend(member.batches)
-        if member.batches:
+        if member.batches and num_faults:
             self._note_failed_check(member.batches[0], how)
         for index, line in member.held.items():
-            num_deaths = self._deaths[index] = self._deaths.get(index, 0) + 1
+            num_deaths = self._deaths[index] = self._deaths.get(index, 0) + num_faults
             if num_deaths < DEATHS_TOGETHER:
                 self._again.append(line)
             elif num_deaths < DEATHS_TOGETHER + DEATHS_ALONE or not member.is_alone:

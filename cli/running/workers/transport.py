@@ -11,11 +11,13 @@ class Died(NamedTuple):
     """A worker has come to an end that nobody asked for.
 
     how: in words.  reason, code: see RestartEvent.
+    is_machine: its machine has, or the way there: that is held against no line.
     """
 
     how: str
     reason: RestartReason = "lost"
     code: int = 0
+    is_machine: bool = False
 
 
 Event = tuple[int, Report | Died]

@@ -1,0 +1,60 @@
+"""What a worker takes of a machine of Ray, for which no Ray is needed."""
+
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.running.workers.cluster import Share, share_of
+
+THIRD = 0.3333
+
+
+@pytest.mark.parametrize(
+    ("machines", "num_workers", "share"),
+    [
+        ([{"CPU": 2.0}], 2, (1, 0)),
+        ([{"CPU": 2.0}], 3, (0.5, 0)),
+        ([{"CPU": 1.0}, {"CPU": 1.0}], 5, (THIRD, 0)),
+        ([{"CPU": 8.0, "GPU": 2.0}], 2, (1, 1)),
+        ([{"CPU": 8.0, "GPU": 2.0}], 6, (1, THIRD)),
+        ([{"CPU": 64.0}, {"CPU": 4.0, "GPU": 8.0}], 8, (0.5, 1)),  # where the GPUs are
+        ([{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}], 2, (1, 0.5)),
+        ([{"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}], 3, (1, 0.5)),
+        ([{}], 2, (1, 0)),  # it waits for a machine
+        ([], 1, (1, 0)),
+    ],
+)
+def test_there_is_room_for_all_workers_at_once(machines, num_workers, share):
+    assert share_of(machines, num_workers) == pytest.approx(share)
+
+
+MACHINES = st.lists(
+    st.fixed_dictionaries({}, optional={"CPU": st.integers(0, 9), "GPU": st.integers(0, 4)}),
+    max_size=5,
+)
+
+
+@examples(100)
+@given(machines=MACHINES, num_workers=st.integers(1, 40))
+def test_no_larger_part_would_do(machines, num_workers):
+    share = share_of(machines, num_workers)
+    parts = [int(10_000 / number) / 10_000 for number in range(1, num_workers + 1)]
+    gpus = parts if any(machine.get("GPU") for machine in machines) else [0.0]
+    fitting = [
+        (num_gpus, num_cpus)
+        for num_gpus in gpus
+        for num_cpus in parts
+        if sum(num_placed(machine, num_cpus, num_gpus) for machine in machines) >= num_workers
+    ]
+    num_gpus, num_cpus = max(fitting, default=(gpus[0], 1.0))
+    assert share == Share(num_cpus, num_gpus)
+
+
+def num_placed(machine, num_cpus, num_gpus):
+    """How many workers a machine takes, placed one by one, in ten thousandths as Ray counts."""
+    cpus, gpus = machine.get("CPU", 0) * 10_000, machine.get("GPU", 0) * 10_000
+    num_cpus, num_gpus, number = round(num_cpus * 10_000), round(num_gpus * 10_000), 0
+    while cpus >= num_cpus and gpus >= num_gpus:
+        cpus, gpus, number = cpus - num_cpus, gpus - num_gpus, number + 1
+    return number
