@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import takewhile
+from struct import pack
 from typing import TypeGuard
 
 import numpy as np
@@ -17,7 +18,7 @@ from batcher.errors import EncodingError, RequestError, not_encoded
 from batcher.models.base import Model, Tokenizer
 from batcher.models.simulated_logits import scramble
 from batcher.request import PromptInput, PromptSegment
-from batcher.tokens import MANY, NO_TOKENS, Tokens, compact, joined, packed, typecode_of
+from batcher.tokens import MANY, NO_TOKENS, Tokens, compact, joined, typecode_of
 
 FIRST_ORDINARY_TOKEN = 3  # ids below are often special
 DEFAULT_VOCAB_SIZE = 512  # for a model that takes any id
@@ -256,6 +257,7 @@ class BlockContents(Struct, gc=False):
     memory after somebody has looked for it.
 
     output: of what follows the prompt, the tokens that are among them.
+    typecode: of tokens in its items.
     drawn: of a long prompt, where the tokens that were drawn last begin, and these.
     """
 
@@ -264,25 +266,26 @@ class BlockContents(Struct, gc=False):
     start: int
     stop: int
     size: int
-    vocab_size: int | None
+    typecode: str
     drawn: tuple[int, Tokens] = (0, [])
 
     def __iter__(self) -> "BlockContents":
         return self
 
     def __next__(self) -> bytes:
-        start, prompt = self.start, self.prompt
+        start = self.start
         if start >= self.stop:
             raise StopIteration
         self.start = stop = min(start + self.size, self.stop)
-        num_prompt = prompt.num_tokens
-        if stop <= num_prompt <= MANY:
-            return array(typecode_of(self.vocab_size), prompt.tokens[start:stop]).tobytes()
-        parts = [self._draw(start, min(stop, num_prompt))] if start < num_prompt else []
+        drawn = self.prompt.drawn
+        if isinstance(drawn, list) and stop <= len(drawn):
+            return pack(f"{stop - start}{self.typecode}", *drawn[start:stop])
+        num_prompt = self.prompt.num_tokens
+        tokens = [*self._draw(start, min(stop, num_prompt))] if start < num_prompt else []
         if stop > num_prompt:
             first = self.stop - len(self.output)  # the place of the first of the output
-            parts.append(self.output[max(start, num_prompt) - first : stop - first])
-        return packed(parts, self.vocab_size).tobytes()
+            tokens += self.output[max(start, num_prompt) - first : stop - first]
+        return pack(f"{stop - start}{self.typecode}", *tokens)
 
     def _draw(self, start: int, stop: int) -> Tokens:
         """Return tokens of the prompt; more and more are drawn at once, as most ask for few."""

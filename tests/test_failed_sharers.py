@@ -21,7 +21,8 @@ class FailsOnAToken(SimulatedModel):
         bad = {chunk.slot for chunk in batch.chunks if BAD_TOKEN in chunk.token_ids}
         kept, is_yielding = batch.chunks, batch._is_yielding.copy()
         batch.chunks = [chunk for chunk in kept if chunk.slot not in bad]
-        batch._is_yielding[list(bad)] = False
+        for slot in bad:
+            batch._is_yielding[slot] = False
         output = super().forward(batch)
         batch.chunks, batch._is_yielding = kept, is_yielding
         return ModelOutput(output.tokens, dict.fromkeys(bad, "boom"), output.logits)

@@ -144,7 +144,7 @@ def test_a_part_of_a_prompt_is_that_part_of_the_whole(data):
     stop = data.draw(st.integers(start, len(known)))
     after = known[max(start, len(whole)) : stop]
     for kept in (prompt, Prompt(whole)):
-        blocks = [*BlockContents(kept, after, start, stop, size, 512)]
+        blocks = [*BlockContents(kept, after, start, stop, size, "H")]
         parts = [known[at : min(at + size, stop)] for at in range(start, stop, size)]
         assert blocks == [array("H", part).tobytes() for part in parts]
     assert isinstance(prompt.drawn, list | array) == (len(whole) <= MANY), "no long one is kept"

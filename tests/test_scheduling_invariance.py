@@ -163,7 +163,8 @@ class FailingModel(SimulatedModel):
         whole = batch.chunks, batch._is_yielding
         batch.chunks = [chunk for chunk in batch.chunks if chunk.slot not in failed]
         batch._is_yielding = batch._is_yielding.copy()
-        batch._is_yielding[list(failed)] = False
+        for slot in failed:
+            batch._is_yielding[slot] = False
         output = super().forward(batch)
         batch.chunks, batch._is_yielding = whole
         return ModelOutput(output.tokens, dict.fromkeys(failed, "no memory"), output.logits)

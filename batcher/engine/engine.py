@@ -37,7 +37,7 @@ from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
 from batcher.timing.step_time import StepTime
-from batcher.tokens import Tokens
+from batcher.tokens import NO_TOKENS, typecode_of
 from batcher.validation import ModelCapabilities, checked_copy
 
 if TYPE_CHECKING:
@@ -121,10 +121,11 @@ class Engine:
         decoder = self._runner.decoder
         decoder.grammar_timeout = grammar_timeout
         self._is_streaming, self._is_checked = is_streaming, is_checked
-        self._layout = layout_of(self._model)
+        self._layout, self._typecode = layout_of(self._model), typecode_of(self._model.vocab_size)
         is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)
         is_measured |= self._layout == "padded"
-        self._stats = StepStats(self.scheduler, clock) if is_measured else None
+        has_costs = self._speculator is not None and self._speculator.costs is not None
+        self._stats = StepStats(self.scheduler, clock, has_costs=has_costs) if is_measured else None
         self._recorder = Recorder(clock, self._stats)
         self._outputs = Outputs(self.scheduler, self._runner, self._recorder, self._model.tokenizer)
         self._inputs = Inputs(
@@ -470,12 +471,11 @@ class Engine:
 
     def _token_contents(self, row: Sequence, start: int, stop: int, size: int) -> Iterator[bytes]:
         """Return what stands for the tokens start..stop of a sequence, by blocks."""
-        output: Tokens = []
-        num_prompt = row.num_prompt_tokens
+        num_prompt, output = row.num_prompt_tokens, NO_TOKENS
         if stop > num_prompt:
-            begin, end = max(start - num_prompt, 0), stop - num_prompt
+            begin = start - num_prompt if start > num_prompt else 0
             if row.generated is None:
-                output = self._runner.decoder.read(row.slot, begin, end)
+                output = self._runner.decoder.read(row.slot, begin, stop - num_prompt)
             else:
-                output = row.generated[begin:end]
-        return BlockContents(row.prompt, output, start, stop, size, self._model.vocab_size)
+                output = row.generated[begin : stop - num_prompt]
+        return BlockContents(row.prompt, output, start, stop, size, self._typecode)

@@ -239,13 +239,18 @@ class ModelRunner:
         self, output: SchedulerOutput[Sequence], pages: Pages, decode_step: int
     ) -> None:
         """Tell the model where the tokens of its rows are."""
+        tables = pages.tables
         for first in output.admitted:
-            for row in (first, *first.others) if first.others else (first,):
-                _show(pages, row)
+            if first.others or pages.group_tables:
+                for row in first.group:
+                    _show(pages, row)
+            else:
+                tables[first.slot] = first.block_table
         if self._kv_cache is not None:
             pages.copies = self._kv_cache.take_copies()
             pages.num_blocks = self._kv_cache.pool.num_total
-        pages.moved |= {row.slot: decode_step + row.offset for row in output.grown}
+        if output.grown:
+            pages.moved |= {row.slot: decode_step + row.offset for row in output.grown}
 
     def add_drafts(self, drafts: "Mapping[Sequence, Proposal]", decode_step: int) -> None:
         """Have drafts of rows computed in the next step, behind the tokens they generated last."""

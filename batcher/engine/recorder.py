@@ -28,7 +28,7 @@ from batcher.events import (
 )
 from batcher.result import Result
 from batcher.scheduling.batch import RunningBatch
-from batcher.scheduling.clock import BatchStats, Clock, WallClock
+from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
 from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import NO_SLOT
@@ -268,14 +268,17 @@ class Recorder:
 
 
 class StepStats:
-    """What each step computes; an engine whose steps nobody asks about does without."""
+    """What each step computes; an engine whose steps nobody asks about does without.
+
+    has_costs: whether somebody wants to know what steps take even if all take the same.
+    """
 
     __slots__ = (
+        "_batch",
         "_clock",
-        "_drafts",
         "_ends",
         "_first_step",
-        "_num_steps",
+        "_is_even",
         "_padding",
         "_pool",
         "_scheduler",
@@ -283,13 +286,14 @@ class StepStats:
         "_timed",
     )
 
-    def __init__(self, scheduler: Scheduler[Sequence], clock: Clock) -> None:
-        self._scheduler, self._clock = scheduler, clock
+    def __init__(self, scheduler: Scheduler[Sequence], clock: Clock, *, has_costs: bool) -> None:
+        self._scheduler, self._batch, self._clock = scheduler, scheduler.batch, clock
+        self._is_even = isinstance(clock, ConstantClock) and not has_costs
         self._pool = None if scheduler.kv_cache is None else scheduler.kv_cache.pool
-        self._num_steps = self._first_step = self._padding = 0
+        self._first_step = self._padding = 0
         self._ends: list[float] = []
-        self._stats: list[tuple[int, ...]] = []  # of each step, as StepsEvent names them
-        self._drafts: list[int] = []  # of each step
+        # Of each step, as StepsEvent names them; and its drafts.
+        self._stats: list[tuple[int, ...]] = []
         # Of times on the wall: when a step began, what it read, and its prefill_work.
         self._timed: list[tuple[float, int, int]] | None = (
             [] if isinstance(clock, WallClock) else None
@@ -305,19 +309,20 @@ class StepStats:
 
     def go_on_from(self, step: int) -> None:
         """Let the first step be `step`, before there was any."""
-        self._num_steps = self._first_step = step
+        self._first_step = step
 
     def begin_step(self) -> None:
         """Note what rows decode before a step is scheduled."""
-        self._padding = self._scheduler.batch.padding
+        self._padding = self._batch.padding
 
-    def measure(self, output: SchedulerOutput[Sequence]) -> BatchStats:
-        """Return what a scheduled step computes, before it has ended."""
-        stats, pool = self._scheduler.batch_stats(output), self._pool
-        num_tokens, num_rows, kv_read, prefill_work = stats
-        if self._timed is not None:
-            self._timed.append((self._clock.now, kv_read, prefill_work))
-        num_prefill = prefill_padding = num_drafts = 0
+    def measure(self, output: SchedulerOutput[Sequence]) -> BatchStats | None:
+        """Return what a scheduled step computes, before it has ended; None if nobody wants it."""
+        stats, pool, num_prefill, prefill_padding, num_drafts = None, self._pool, 0, 0, 0
+        if not self._is_even:
+            stats = self._scheduler.batch_stats(output)
+            if self._timed is not None:
+                self._timed.append((self._clock.now, stats.kv_read, stats.prefill_work))
+        num_decodes, num_rows = self._scheduler.count_rows(output)
         if output.num_scheduled_tokens:
             sizes = output.num_scheduled_tokens.values()
             num_prefill = sum(sizes)
@@ -325,30 +330,30 @@ class StepStats:
         if output.num_drafts:
             num_drafts = sum(output.num_drafts.values())
             num_prefill += num_drafts
-        self._drafts.append(num_drafts)
         num_blocks = 0 if pool is None else pool.num_total - pool.num_free
         padding = self._padding if output.is_decode_step else 0
         self._stats.append(
-            (num_tokens - num_prefill, num_prefill, num_rows, num_blocks, prefill_padding, padding)
+            (num_decodes, num_prefill, num_rows, num_blocks, prefill_padding, padding, num_drafts)
         )
         return stats
 
     def end_step(self, end: float) -> None:
         """Note when the step that was measured last ended."""
         self._ends.append(end)
-        self._num_steps += 1
 
     def take(self) -> StepsEvent:
         """Return the event of all steps since the last call, of which there are some."""
+        ends = self._ends
         columns = map(list, zip(*self._stats))  # noqa: B905 - alike, and most often only one
-        event = StepsEvent(self._first_step, self._ends, *columns)
-        if any(self._drafts):
-            event = replace(event, drafts=self._drafts)
+        *told, drafts = columns
+        event = StepsEvent(self._first_step, ends, *told)
+        if any(drafts):
+            event = replace(event, drafts=drafts)
         if self._timed:
             starts, kv_read, prefill_work = map(list, zip(*self._timed, strict=True))
-            seconds = [end - start for start, end in zip(starts, self._ends, strict=True)]
+            seconds = [end - start for start, end in zip(starts, ends, strict=True)]
             event = replace(event, seconds=seconds, kv_read=kv_read, prefill_work=prefill_work)
             self._timed = []
-        self._ends, self._stats, self._drafts = [], [], []
-        self._first_step = self._num_steps
+        self._ends, self._stats = [], []
+        self._first_step += len(ends)
         return event

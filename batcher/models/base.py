@@ -117,12 +117,12 @@ class Batch:
         self.tokens: IntArray = np.zeros(num_slots, np.int64)
         self.logit_slots = NO_SLOTS
         self.pages = pages
-        self._is_yielding = np.zeros(num_slots, np.bool_)
+        self._is_yielding = bytearray(num_slots)  # by slot, whether it does
 
     @property
     def slots(self) -> IntArray:
         """[rows] the slots whose rows yield a token in this step, ascending; one for each."""
-        return self._is_yielding.nonzero()[0]
+        return np.frombuffer(self._is_yielding, np.bool_).nonzero()[0]
 
     def join(self, chunk: Chunk) -> None:
         """Take in the last chunk of a prompt, or the only one; the row yields from now on."""
@@ -170,7 +170,7 @@ class Batch:
         What a model writes into `tokens` inside is undone; no logits are wanted.
         """
         is_yielding, tokens, logit_slots = self._is_yielding, self.tokens.copy(), self.logit_slots
-        self._is_yielding = np.zeros_like(is_yielding)
+        self._is_yielding = bytearray(len(is_yielding))
         self.logit_slots = NO_SLOTS
         try:
             yield

@@ -21,11 +21,12 @@ NUM_FIXED = 2
 class Cells:
     """A number for every cell of every block, behind a few fixed ones.
 
+    num_blocks: how many there are so far.
     view: of the same memory; Python reads and writes it several times as fast one by one.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self.values: Hashes = np.zeros(NUM_FIXED + num_blocks * block_size, np.uint64)
         self.view = self.values.data
 
@@ -34,11 +35,11 @@ class Cells:
         if pages.moves:
             sources, targets = np.array(pages.moves).T + NUM_FIXED
             self.values[targets] = self.values[sources]
-        if pages.num_blocks > self._num_blocks:
-            num_more = max(pages.num_blocks - self._num_blocks, self._num_blocks)
+        if pages.num_blocks > self.num_blocks:
+            num_more = max(pages.num_blocks - self.num_blocks, self.num_blocks)
             more = np.zeros(num_more * pages.block_size, np.uint64)
             self.values = np.concatenate([self.values, more])
-            self.view, self._num_blocks = self.values.data, self._num_blocks + num_more
+            self.view, self.num_blocks = self.values.data, self.num_blocks + num_more
         size = pages.block_size
         for source, target in pages.copies:
             first, last = NUM_FIXED + source * size, NUM_FIXED + target * size

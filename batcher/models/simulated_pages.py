@@ -124,6 +124,9 @@ class PagedHashes:
         self._read: IntArray = np.full(num_slots, SCRATCH)
         self._write: IntArray = np.full(num_slots, SCRATCH)
         self._strides: IntArray = np.zeros(num_slots, np.int64)  # 1 where a row decodes
+        # Of the same memory, as one by one Python reads and writes these several times as fast.
+        self._reads, self._writes = self._read.data, self._write.data
+        self._stride_of = self._strides.data
         self.drafts: Drafts | None = None  # of the step
 
     def load(self, batch: Batch, tokens: IntArray, hashes: Hashes) -> bool:
@@ -132,11 +135,12 @@ class PagedHashes:
         tokens: [num_slots] gets the last token of every chunk.
         """
         pages, chunks, self.drafts = pages_of(batch), batch.chunks, None
-        self._cells.prepare(pages)
-        for source, target in pages.copies:  # in order, as a target may be the next source
-            self._computed.pop(target, None)
-            if source in self._computed:
-                self._computed[target] = self._computed[source]
+        if pages.copies or pages.moves or pages.num_blocks > self._cells.num_blocks:
+            self._cells.prepare(pages)
+            for source, target in pages.copies:  # in order, as a target may be the next source
+                self._computed.pop(target, None)
+                if source in self._computed:
+                    self._computed[target] = self._computed[source]
         if chunks:
             return self._compute_chunks(chunks, batch, pages, tokens, hashes)
         self._move_on(pages)
@@ -148,16 +152,34 @@ class PagedHashes:
     ) -> bool:
         """Do that in a step that has chunks."""
         values, goes_on = self._cells.values, False  # perhaps after what others compute now
+        has_drafts, strides = False, self._stride_of
         for chunk in chunks:
-            if self._strides[chunk.slot]:
+            if strides[chunk.slot]:
                 self.release(chunk.slot)
-            goes_on |= chunk.start > 0
+            if chunk.start:
+                goes_on = True
+            if chunk.num_drafts:
+                has_drafts = True
         does_yield = batch.holds(chunk.slot) or batch.slots.size > 0
         if does_yield:
             self._move_on(pages)
             if goes_on:
                 values.take(self._read, None, hashes, "clip")
                 values[self._write] = (hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER)
+        if has_drafts:
+            entered = self._compute_with_drafts(chunks, batch, pages, tokens)
+        else:
+            entered = self._compute_others(chunks, batch, pages, tokens)
+        if does_yield:
+            values.take(self._read, None, hashes, "clip")
+        for slot, before in entered.items():
+            hashes[slot] = before
+        return does_yield
+
+    def _compute_with_drafts(
+        self, chunks: list[Chunk], batch: Batch, pages: Pages, tokens: IntArray
+    ) -> dict[int, int]:
+        """Do that for chunks of which some have drafts; return what `_compute_others` does."""
         entered: dict[int, int] = {}
         drafts: list[Drafts] = []
         for has_drafts, group in groupby(chunks, _has_drafts):
@@ -165,24 +187,27 @@ class PagedHashes:
                 drafts += self._compute_drafts(group, pages, tokens)
             else:
                 entered |= self._compute_others(group, batch, pages, tokens)
-        if drafts:
-            self.drafts = together(drafts)
-        if does_yield:
-            values.take(self._read, None, hashes, "clip")
-        for slot, before in entered.items():
-            hashes[slot] = before
-        return does_yield
+        self.drafts = together(drafts)
+        return entered
 
     def _compute_others(
         self, chunks: Iterable[Chunk], batch: Batch, pages: Pages, tokens: IntArray
     ) -> dict[int, int]:
         """Do that for chunks without drafts; return by slot the hash before the last token."""
-        entered = {}
+        entered, size = {}, pages.block_size
         for chunk in chunks:
-            before = self._compute(chunk, pages)
-            if batch.holds(chunk.slot):
-                tokens[chunk.slot] = chunk.token_ids[-1] if chunk.token_ids else BEGIN_TOKEN_ID
-                entered[chunk.slot] = self._enter(chunk, before, pages)
+            slot, token_ids, before = chunk.slot, chunk.token_ids, self._compute(chunk, pages)
+            if not batch.holds(slot):
+                continue
+            if not token_ids:
+                tokens[slot], entered[slot] = BEGIN_TOKEN_ID, self._seed_hash
+                continue
+            # As if it went on by the last of its tokens.
+            last = len(token_ids) - 1
+            tokens[slot], entered[slot] = token_ids[last], hash_after_first(before, token_ids, last)
+            position = chunk.start + last
+            cell = pages.tables[slot][position // size] * size + position % size
+            self._writes[slot], self._stride_of[slot] = NUM_FIXED + cell, 1
         return entered
 
     def store(self, hashes: Hashes) -> None:
@@ -191,8 +216,8 @@ class PagedHashes:
 
     def release(self, slot: int) -> None:
         """Let `slot` neither read nor write."""
-        self._read[slot] = self._write[slot] = SCRATCH
-        self._strides[slot] = 0
+        self._reads[slot] = self._writes[slot] = SCRATCH
+        self._stride_of[slot] = 0
 
     def hash_before(self, chunk: Chunk, pages: Pages) -> int:
         """Return the hash after all tokens before a chunk, which are computed by now."""
@@ -211,42 +236,43 @@ class PagedHashes:
     def _move_on(self, pages: Pages) -> None:
         """Let every slot that decodes compute its next token."""
         self._read, self._write = read, write = self._write, self._read
+        self._reads, self._writes = reads, writes = self._writes, self._reads
         np.add(read, self._strides, write)
         if not pages.moved:
             return
         size, tables, computed = pages.block_size, pages.tables, self._computed
-        reads, writes, strides = read.data, write.data, self._strides.data
-        last = NUM_FIXED + size - 1  # cell of a block
+        strides, before = self._stride_of, NUM_FIXED - 1
         for slot, position in pages.moved.items():
-            table, place, offset = tables[slot], position // size, position % size
+            table, place = tables[slot], position // size
             block = table[place]
-            writes[slot] = cell = NUM_FIXED + block * size + offset
             strides[slot] = 1
-            if offset:
+            if offset := position % size:
                 self._settle(block, position - offset, size)
+                writes[slot] = cell = NUM_FIXED + block * size + offset
                 reads[slot] = cell - 1
-            else:
-                reads[slot] = table[place - 1] * size + last if place else BEGIN
-                if block in computed:
-                    del computed[block]
+                continue
+            writes[slot] = NUM_FIXED + block * size
+            reads[slot] = (table[place - 1] + 1) * size + before if place else BEGIN
+            if block in computed:
+                del computed[block]
 
     def _compute(self, chunk: Chunk, pages: Pages) -> int:
         """Let the hash after each token of a chunk be found in its cell; return that before it."""
-        start, token_ids = chunk.start, chunk.token_ids
+        start, token_ids, size = chunk.start, chunk.token_ids, pages.block_size
         before = self.hash_before(chunk, pages) if start else self._begin_hash
-        if not token_ids:
+        stop = start + len(token_ids)
+        if start == stop:
             return before
-        size, table = pages.block_size, pages.tables[chunk.slot]
-        cells, unmade = self._cells.view, self._unmade
-        place, offset = start // size, start % size
-        if offset:
-            self._settle(table[place], start - offset, size)
-        computed = _Computed(before, token_ids, start)
-        for block in table[place : -(-(start + len(token_ids)) // size)]:
-            self._computed[block] = computed
-            cell = NUM_FIXED + block * size
+        blocks = pages.tables[chunk.slot][start // size : -(-stop // size)]
+        cells, unmade, offset = self._cells.view, self._unmade, start % size
+        if offset:  # some of the first block is there
+            self._settle(blocks[0], start - offset, size)
+            cell = NUM_FIXED + blocks[0] * size
             cells[cell + offset : cell + size] = unmade[offset:]
-            offset = 0
+        for block in blocks[1:] if offset else blocks:
+            cell = NUM_FIXED + block * size
+            cells[cell : cell + size] = unmade
+        self._computed.update(dict.fromkeys(blocks, _Computed(before, token_ids, start)))
         return before
 
     def _compute_drafts(
@@ -309,17 +335,3 @@ class PagedHashes:
             part = computed.hashes[max(first - computed.start, 0) :][: size - begin]
             cell = NUM_FIXED + block * size + begin
             self._cells.values[cell : cell + len(part)] = part
-
-    def _enter(self, chunk: Chunk, before: int, pages: Pages) -> int:
-        """Let a slot compute the last token of its chunk, as if it went on by that one.
-
-        Returns the hash before that.
-        """
-        slot, token_ids, size = chunk.slot, chunk.token_ids, pages.block_size
-        if not token_ids:
-            return self._seed_hash
-        position = chunk.start + len(token_ids) - 1
-        block = pages.tables[slot][position // size]
-        self._write[slot] = NUM_FIXED + block * size + position % size
-        self._strides[slot] = 1
-        return hash_after_first(before, token_ids, len(token_ids) - 1)

@@ -199,7 +199,7 @@ class Admission(Generic[S]):
         ):
             self._note_blocked(output, first, "kv", refusal.num_needed)
             return None
-        is_alone = not self.batch.num_occupied
+        is_alone = self.batch.num_free == len(self.batch.slots)
         if first.others:
             room = self._room_for(kv_cache, first, budget, num_kept, is_alone=is_alone)
             num_needed = 0 if kv_cache.has_room(room.num_needed) else room.num_needed
@@ -279,7 +279,8 @@ class Admission(Generic[S]):
     def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
         """Give a block to every decoding row whose next token begins one, by admission."""
         batch = self.batch
-        rows, step = batch.at_boundary, batch.decode_step
+        step = batch.decode_step
+        rows = batch.rows_at_boundary()
         num_sure, num_groups = len(rows), kv_cache.num_groups
         if kv_cache.has_windows:
             for row in rows:
@@ -287,7 +288,7 @@ class Admission(Generic[S]):
         if not kv_cache.has_room(num_sure * num_groups):
             rows.sort(key=lambda row: (row.admission, row.slot))
             num_sure = kv_cache.pool.num_free // num_groups
-        if not batch.has_groups:  # without beams each needs one block at most
+        if rows and not batch.has_groups:  # without beams each needs one block at most
             output.grown, rows = rows[:num_sure], rows[num_sure:]
             kv_cache.grow_all(output.grown)
         for row in rows:

@@ -11,6 +11,7 @@ by one, and sums over all of them follow from the sum of the offsets.
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from heapq import heappop, heappush
+from itertools import count
 from operator import attrgetter
 from typing import Generic
 
@@ -18,6 +19,7 @@ from batcher.errors import InvariantError
 from batcher.lifecycle import ADMIT, Move
 from batcher.scheduling.sequence import NEVER, S
 
+NOWHERE = -(2**62)  # less than any offset
 _offset_of, _is_decoding = attrgetter("offset"), attrgetter("is_decoding")
 
 
@@ -34,9 +36,11 @@ class RunningBatch(Generic[S]):
     """
 
     __slots__ = (
+        "_by_offset",
         "_first_of",
         "_forked",
         "_free",
+        "_max_later",
         "_max_offset",
         "_num_admissions",
         "_sum_of_offsets",
@@ -66,6 +70,9 @@ class RunningBatch(Generic[S]):
         self._first_of: dict[S, S] = {}  # running sequence -> the first of its group, if another
         self._sum_of_offsets = 0
         self._max_offset: int | None = None  # None: it has to be looked for
+        # Rows by offset, ascending, as it was last looked for; and the largest of who came since.
+        self._by_offset: list[tuple[int, int, S]] = []
+        self._max_later = NOWHERE
         self.by_boundary: defaultdict[int, dict[S, None]] = defaultdict(dict)
         self._forked: dict[S, None] = {}
 
@@ -144,8 +151,10 @@ class RunningBatch(Generic[S]):
             row.offset = offset = row.num_tokens - 1 - step
             self.num_decoding += 1
             self._sum_of_offsets += offset
-            if self._max_offset is not None and offset > self._max_offset:
-                self._max_offset = offset
+            if offset > self._max_later:
+                self._max_later = offset
+                if self._max_offset is not None and offset > self._max_offset:
+                    self._max_offset = offset
             if size:
                 self.by_boundary[-offset % size][row] = None
         if first.last_decode_step == NEVER:
@@ -173,6 +182,7 @@ class RunningBatch(Generic[S]):
             row.offset, row.last_decode_step = offset, last_step
         self._sum_of_offsets += sum(num_more.values())
         self._max_offset = None
+        self._by_offset.clear()
 
     def end_decode_step(self) -> Collection[int]:
         """Go on to the next decode step; return the slots whose holders have all their tokens."""
@@ -237,14 +247,33 @@ class RunningBatch(Generic[S]):
         if not self.num_decoding:
             return 0
         if self._max_offset is None:
-            self._max_offset = max(map(_offset_of, filter(_is_decoding, self.holders)))
+            self._max_offset = self._find_max_offset()
         return self._max_offset * self.num_decoding - self._sum_of_offsets
+
+    def _find_max_offset(self) -> int:
+        """Return the largest offset: that of a row which came early, so that it is the next to go.
+
+        So rows are sorted once for many of them that go.
+        """
+        by_offset = self._by_offset
+        while by_offset:
+            offset, _, row = by_offset[-1]
+            if row.is_decoding and row.offset == offset:
+                if offset >= self._max_later:
+                    return offset
+                break
+            by_offset.pop()
+        rows = [*filter(_is_decoding, self.holders)]
+        self._by_offset = by_offset = sorted(
+            zip(map(_offset_of, rows), count(), rows, strict=False)
+        )
+        self._max_later = NOWHERE
+        return by_offset[-1][0]
 
     # -- rows that need a block ------------------------------------------------------------------
 
-    @property
-    def at_boundary(self) -> list[S]:
-        """The rows that compute the first token of a block in the current decode step."""
+    def rows_at_boundary(self) -> list[S]:
+        """Return the rows that compute the first token of a block in the current decode step."""
         return list(self.by_boundary.get(self.decode_step % self.block_size, ()))
 
     @property

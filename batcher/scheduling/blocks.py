@@ -97,24 +97,27 @@ class BlockPool:
             InvariantError: there are not so many; ask has_room first.
         """
         blank = self._blank
-        if num_blocks > (len(blank) if self._is_growing else self.num_free):
+        num_more = num_blocks - len(blank)
+        if num_more > 0 and (self._is_growing or num_blocks > self.num_free):
             self._grow(num_blocks)
+            num_more = num_blocks - len(blank)
         self.num_free -= num_blocks
-        if num_blocks <= len(blank):
-            first = len(blank) - num_blocks
-            blocks = blank[first:]
-            blocks.reverse()
-            del blank[first:]
+        if num_more <= 0:
+            blocks = blank[-1 : -1 - num_blocks : -1]
+            del blank[-num_more:]
             return blocks
-        blocks = blank[::-1]
-        blank.clear()
+        blocks = []
+        if blank:
+            blocks = blank[::-1]
+            blank.clear()
         for idle in self._idle:
-            evicted = idle.take(num_blocks - len(blocks))
-            if evicted:
+            if idle.num_blocks:
+                evicted = idle.take(num_more)
                 self._evict(evicted)
                 blocks += evicted
-            if len(blocks) == num_blocks:
-                break
+                num_more -= len(evicted)
+                if not num_more:
+                    break
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -149,30 +152,37 @@ class BlockPool:
 
         The last of them are the first to be taken again.
         """
-        extra, hashes, is_idle = self._extra_holders, self._hashes, self._is_idle
-        freed = blocks[::-1]
-        if extra and not extra.keys().isdisjoint(freed):
-            shared = [block for block in freed if block in extra]
-            freed = [block for block in freed if block not in extra]
-            for block in shared:
-                if extra[block] > 1:
-                    extra[block] -= 1
-                else:
-                    del extra[block]
+        freed, is_idle = blocks[::-1], self._is_idle
+        if self._extra_holders:
+            freed = self._without_shared(freed)
         self.num_free += len(freed)
         if not self.num_cached:
             self._blank += freed
             return
-        idle = [*compress(freed, map(hashes.__getitem__, freed))]
+        are_cached = [*map(self._hashes.__getitem__, freed)]
+        idle = [*compress(freed, are_cached)]
         if len(idle) < len(freed):
-            self._blank += compress(freed, map(not_, map(hashes.__getitem__, freed)))
+            self._blank += compress(freed, map(not_, are_cached))
         for block in idle:
             is_idle[block] = 1
         if self._has_priorities:
             for priority, alike in groupby(idle, self._priorities.__getitem__):
                 self._idle[priority].extend([*alike])
-        else:
+        elif idle:
             self._idle[0].extend(idle)
+
+    def _without_shared(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Return those of `blocks` that one held; the others have a holder less."""
+        extra = self._extra_holders
+        if extra.keys().isdisjoint(blocks):
+            return blocks
+        own = [block for block in blocks if block not in extra]
+        for block in filter(extra.__contains__, blocks):
+            if extra[block] > 1:
+                extra[block] -= 1
+            else:
+                del extra[block]
+        return own
 
     # -- cached and found ------------------------------------------------------------------------
 
@@ -189,10 +199,14 @@ class BlockPool:
         contents: of what comes after the blocks that `prefix` has; as far as they are found.
         """
         hashes = self._hashes
+        found, runs = self._found, self._runs
         parent = prefix.hashes[-1] if prefix.hashes else root
         prefix.missed = None
         for content in contents:
-            block = self.find(parent, content)
+            run = runs.get(parent)  # as in `find`, which this would call for every block
+            if run is not None and run.num_keys < len(run.blocks):
+                self._make_key(run)
+            block = found.get((parent, content), NO_BLOCK)
             if block == NO_BLOCK:
                 prefix.missed = content
                 break
@@ -234,29 +248,38 @@ class BlockPool:
         filler: the sequence that fills the blocks, for `filler_of`.
         Returns the hash of the last content, and the run of the last block if that may go on.
         """
-        hashes = self._hashes
+        hashes, found, runs = self._hashes, self._found, self._runs
         for place, block in enumerate(blocks):
             if place or content is None:
                 content = next(contents)
-            holder = self.find(parent, content)
-            if holder != NO_BLOCK:
-                parent = hashes[holder]
-            elif hashes[block] != NO_HASH:
-                self._more_keys.setdefault(block, []).append(self._found_by(parent, content, block))
+            before = runs.get(parent)  # as in `follow`
+            if before is not None and before.num_keys < len(before.blocks):
+                self._make_key(before)
+            key = parent, content
+            if key in found:
+                parent = hashes[found[key]]
+                continue
+            if (before := runs.pop(parent, None)) is not None:
+                before.is_open = False
+            found[key] = block
+            if hashes[block] != NO_HASH:
+                self._more_keys.setdefault(block, []).append(key)
                 if priority:
                     self._raise_priority([block], priority)
                 parent = hashes[block]
-            else:
-                rest = blocks[place:]
-                if not any(map(hashes.__getitem__, rest)):
-                    num_contents, size_limit = room[0] - place, max(room[1] - place, len(rest))
-                    run = BlockRun(self._next_hash, rest, size_limit, [contents], num_contents)
-                    run.filler = filler
-                    self._add(run, parent, content, priority)
-                    return run.first + len(rest) - 1, run
+                continue
+            self._keys[block] = key
+            rest = blocks[place:]
+            if any(map(hashes.__getitem__, rest)):
                 run = BlockRun(self._next_hash, [block], 1, [], 1, filler=filler)
-                self._add(run, parent, content, priority)
-                parent = run.first
+            else:
+                limit = room[1] - place if room[1] > len(blocks) else len(rest)
+                run = BlockRun(
+                    self._next_hash, rest, limit, [contents], room[0] - place, filler=filler
+                )
+            parent = self._begin(run, priority)
+            if run.blocks is rest:
+                return parent, run
         return parent, None
 
     def extend(self, run: BlockRun, blocks: Sequence[int]) -> BlockHash:
@@ -264,14 +287,14 @@ class BlockPool:
 
         Returns the hash of the last of them.
         """
-        hashes, block_hash = self._hashes, run.first + len(run.blocks) - 1
-        fillers, filler = self._fillers, run.filler
-        for block in blocks:
-            hashes[block] = block_hash = block_hash + 1
+        hashes, fillers, filler = self._hashes, self._fillers, run.filler
+        first = run.first + len(run.blocks)
+        for block_hash, block in enumerate(blocks, first):
+            hashes[block] = block_hash
             fillers[block] = filler
         run.blocks += blocks
         self.num_cached += len(blocks)
-        return block_hash
+        return first + len(blocks) - 1
 
     def cache_beside(self, block: int, neighbour: int, group: int) -> None:
         """Let a held block be found as what another cache group has beside a cached block.
@@ -312,28 +335,22 @@ class BlockPool:
             self._evict([block])
             self.give_back([block])
 
-    def _found_by(self, parent: BlockHash, content: Hashable, block: int) -> BlockKey:
-        """Let `block` be found by a key for which no other is, and return that."""
-        before = self._runs.pop(parent, None)
-        if before is not None:
-            before.is_open = False
-        self._found[parent, content] = block
-        return parent, content
+    def _begin(self, run: BlockRun, priority: int) -> BlockHash:
+        """Let the blocks of a new run, of which the first has its key, be found.
 
-    def _add(self, run: BlockRun, parent: BlockHash, content: Hashable, priority: int) -> None:
-        """Let the blocks of a new run be found, the first of them by its content."""
-        blocks, block_hash, hashes = run.blocks, run.first, self._hashes
-        fillers, filler = self._fillers, run.filler
-        self._keys[blocks[0]] = self._found_by(parent, content, blocks[0])
-        self._runs[block_hash] = run
+        Returns the hash of the last of them.
+        """
+        blocks, filler, hashes, fillers = run.blocks, run.filler, self._hashes, self._fillers
+        self._runs[run.first] = run
         self._next_hash += run.size_limit
         self.num_cached += len(blocks)
-        for block in blocks:
+        block_hash = NO_HASH
+        for block_hash, block in enumerate(blocks, run.first):
             hashes[block] = block_hash
             fillers[block] = filler
-            block_hash += 1
         if priority:
             self._raise_priority(blocks, priority)
+        return block_hash
 
     def _raise_priority(self, blocks: Iterable[int], priority: int) -> None:
         self._has_priorities = True

@@ -135,7 +135,7 @@ class IdleBlocks:
                     blocks.append(queue[stop])
                 stop += 1
         self.num_blocks -= len(blocks)
-        if 2 * stop > len(queue):
+        if stop > len(queue) // 2:
             del queue[:stop]
             stop = 0
         self._first = stop

@@ -37,8 +37,8 @@ class GroupedKVCache(KVCache[S]):
         windows: CacheWindows,
         block_bytes: int | None = None,
     ) -> None:
-        super().__init__(settings, contents, block_bytes)
         self.num_groups = len(windows)
+        super().__init__(settings, contents, block_bytes)
         size, most = self.block_size, settings.max_batch_tokens
         # Of each group how many blocks before the one that is computed in are read (None: all), and
         # how many a sequence holds at most (None: all, or they are promised from the outset).

@@ -52,6 +52,7 @@ class KVCache(Generic[S]):
     max_blocks: how many blocks there can be, None for as many as are asked for.  Then up to 2^21
     blocks, 2^25 tokens and 2^30 bytes, or twice as many, are kept for the sake of what can be found
     again.
+    sure_tokens: a sequence of so many may hold all of them, whatever its table is like.
     num_groups: how many tables a sequence has, all of one length; has_windows: whether blocks are
     freed while their sequence runs; see GroupedKVCache.
     """
@@ -70,6 +71,7 @@ class KVCache(Generic[S]):
         self.has_room = self.pool.has_room
         self._copies: list[tuple[int, int]] = []
         self._capacity = settings.capacity
+        self.sure_tokens = (self.max_blocks or 0) // self.num_groups * self.block_size
         self.num_spare = int(settings.watermark * (self.max_blocks or 0))
         self._has_prefix_cache = settings.has_prefix_cache
         self._contents = contents
@@ -88,9 +90,7 @@ class KVCache(Generic[S]):
 
         Looking does not change what is evicted next.
         """
-        found = NO_MATCH
-        if self._has_prefix_cache:
-            found = self._match_prefix(sequence)
+        found = self._match_prefix(sequence) if self._has_prefix_cache else NO_MATCH
         if not self._siblings or sequence.role != "sample":
             return found
         sibling = self._siblings.get(sequence.id)
@@ -153,18 +153,20 @@ class KVCache(Generic[S]):
 
         is_alone: whether nobody else runs.
         """
-        match = self.match(sequence)
+        match, capacity = self.match(sequence), self._capacity
         sequence.num_computed_tokens = start = match.num_tokens
-        stop = max(min(stop, start + max_tokens), start)
+        if stop > start + max_tokens or stop < start:
+            stop = max(min(stop, start + max_tokens), start)
         num_held = stop
-        if self._capacity == "no-evict":
+        if capacity == "no-evict":
             num_held = sequence.most_tokens
         elif stop == start:  # its last token, if any, may be computed in this very step
             num_held = sequence.num_tokens
-        num_counted, num_spare = num_held, 0
-        if self._capacity == "watermark":
-            num_counted, num_spare = sequence.num_tokens, 0 if is_alone else self.num_spare
-        num_needed = self.num_blocks_to_take(match, num_counted) + num_spare
+        if capacity == "watermark":
+            num_needed = self.num_blocks_to_take(match, sequence.num_tokens)
+            num_needed += 0 if is_alone else self.num_spare
+        else:
+            num_needed = self.num_blocks_to_take(match, num_held)
         if not self.has_room(num_needed):
             return num_needed
         self.attach(sequence, match)
@@ -178,13 +180,14 @@ class KVCache(Generic[S]):
 
     def attach(self, sequence: S, match: PrefixMatch) -> None:
         """Give `sequence` what was found for it, which nobody can take from it any more."""
-        if match.blocks:
-            self.pool.share(match.blocks)
-        sequence.block_table, sequence.prefix = match.blocks.copy(), None
-        sequence.num_cached_tokens = sequence.num_computed_tokens = match.num_tokens
+        num_tokens, blocks = match.num_tokens, match.blocks.copy()
+        if blocks:
+            self.pool.share(blocks)
+        sequence.block_table = blocks
+        sequence.prefix = sequence.run = None
+        sequence.num_cached_tokens = sequence.num_computed_tokens = num_tokens
         sequence.num_cached_blocks, sequence.parent = match.num_cached_blocks, match.parent
-        sequence.run = None
-        sequence.cached_from = self._filler_of(match) if match.num_tokens else None
+        sequence.cached_from = self._filler_of(match) if num_tokens else None
 
     def _filler_of(self, match: PrefixMatch) -> SequenceName | None:
         """Return the sequence that computed the last token of what was found."""
@@ -288,7 +291,7 @@ class KVCache(Generic[S]):
         """Give rows that decode, each by itself, the block that they begin in this step."""
         if self._capacity == "no-evict":
             return  # they have it already
-        for row, block in zip(rows, self.pool.take(len(rows)), strict=True):
+        for row, block in zip(rows, self.pool.take(len(rows))):  # noqa: B905 - as many
             row.block_table.append(block)
 
     def fork(self, parent: S, child: S, num_computed_tokens: int) -> None:
@@ -380,22 +383,21 @@ class KVCache(Generic[S]):
 
     def _match_prefix(self, sequence: S) -> PrefixMatch:
         size, pool, num_tokens = self.block_size, self.pool, sequence.num_tokens
-        parent, prefix = root_of(sequence), sequence.prefix
+        parent, prefix, start = root_of(sequence), sequence.prefix, 0
         if sequence.skips_prefix_cache:
             return PrefixMatch([], 0, parent=parent)
         if prefix is None:
             prefix = sequence.prefix = CachedPrefix(num_lost=pool.num_lost)
         else:
             pool.cut(prefix)
-        blocks = prefix.blocks
-        start = len(blocks) * size
-        contents = self._contents(sequence, start, num_tokens // size * size, size)
+            start = len(prefix.blocks) * size
+        contents = self._contents(sequence, start, num_tokens - num_tokens % size, size)
         num_more = (num_tokens - 1 - start) // size
         if num_more > 0:
             pool.follow(prefix, parent, islice(contents, num_more))
+        blocks, source = prefix.blocks, NO_BLOCK
         if blocks:
             start, parent = len(blocks) * size, prefix.hashes[-1]
-        source = NO_BLOCK
         if sequence.segment_ends:
             start, source = self._source(sequence, parent, len(blocks))
         return PrefixMatch(blocks, start, source, len(blocks), parent, prefix.missed, contents)
@@ -415,13 +417,12 @@ class KVCache(Generic[S]):
 
         match: what was found of it, if none of its own can be found yet.
         """
-        size, first = self.block_size, sequence.num_cached_blocks
+        size, first, run = self.block_size, sequence.num_cached_blocks, sequence.run
         if sequence.role != "sample":  # of the others, only the prompt is told
             num_blocks = min(num_blocks, sequence.num_prompt_tokens // size)
         if first >= num_blocks:
             return
-        blocks, run = sequence.block_table[first:num_blocks], sequence.run
-        sequence.num_cached_blocks = num_blocks
+        sequence.num_cached_blocks, blocks = num_blocks, sequence.block_table[first:num_blocks]
         if run is not None and run.is_open and len(run.blocks) + len(blocks) <= run.size_limit:
             sequence.parent = self.pool.extend(run, blocks)
             num_missing = len(run.blocks) - run.num_contents
@@ -430,19 +431,20 @@ class KVCache(Generic[S]):
                 run.contents.append(self._contents(sequence, start, num_blocks * size, size))
                 run.num_contents += num_missing
             return
-        num_prompt, num_known = sequence.num_prompt_tokens, sequence.num_tokens // size
+        num_known, segment_ends = sequence.num_tokens // size, sequence.segment_ends
         missed, contents = match.missed, match.contents
         if contents is None:
-            num_known = max(num_blocks, num_prompt // size)
+            num_known = max(num_blocks, sequence.num_prompt_tokens // size)
             contents = self._contents(sequence, first * size, num_known * size, size)
-        if sequence.segment_ends and any(priority for _, priority in sequence.segment_ends):
+        if segment_ends and any(priority for _, priority in segment_ends):
             unread = contents if missed is None else chain((missed,), contents)
             self._cache_by_priority(sequence, blocks, unread)
             return
-        most = (num_prompt + sequence.max_tokens) // size
+        most = (sequence.num_prompt_tokens + sequence.max_tokens) // size
         room = num_known - first, most - first
+        name = SequenceName(sequence.id, sequence.index, sequence.role)
         sequence.parent, sequence.run = self.pool.cache(
-            blocks, sequence.parent, contents, 0, room, missed, sequence.name
+            blocks, sequence.parent, contents, 0, room, missed, name
         )
 
     def _cache_by_priority(

@@ -204,16 +204,13 @@ class Scheduler(Admission[S]):
     def batch_stats(self, output: SchedulerOutput[S]) -> BatchStats:
         """Return what the step computes, as far as its duration depends on that, before its end."""
         batch, scheduled = self.batch, output.num_scheduled_tokens
-        num_decodes = num_read = num_empty = 0
-        if output.is_decode_step:
-            num_decodes, num_read = batch.num_decoding, batch.num_read
-            for first in output.prefill_finished:  # they compute chunks
-                for row in (first,) if not first.others else first.computed_group:
-                    num_decodes -= 1
-                    num_read -= row.offset + batch.decode_step
-                num_empty += not first.num_tokens  # it has no chunk
+        num_decodes, num_rows = self.count_rows(output)
+        num_read = batch.num_read if output.is_decode_step else 0
         if not (scheduled or output.prefill_finished or output.num_drafts):
-            return BatchStats(num_decodes, num_decodes, num_read, 0)
+            return BatchStats(num_decodes, num_rows, num_read, 0)
+        for first in output.prefill_finished:  # they compute chunks
+            for row in (first,) if not first.others else first.computed_group:
+                num_read -= row.offset + batch.decode_step
         num_prefill = work = 0
         for row, num_tokens in scheduled.items():
             num_prefill += num_tokens
@@ -222,8 +219,18 @@ class Scheduler(Admission[S]):
             num_prefill += num_tokens
             stop = batch.decode_step + row.offset + 1 + num_tokens
             work += num_tokens * (2 * stop - num_tokens)
-        num_rows = num_decodes + len(scheduled) + num_empty
         return BatchStats(num_decodes + num_prefill, num_rows, num_read, work)
+
+    def count_rows(self, output: SchedulerOutput[S]) -> tuple[int, int]:
+        """Return how many rows only decode in the step, and how many it computes in all."""
+        num_decodes = num_empty = 0
+        if output.is_decode_step:
+            num_decodes = self.batch.num_decoding
+            for first in output.prefill_finished:  # they compute chunks
+                num_decodes -= len(first.computed_group) if first.others else 1
+                if not first.num_tokens:  # it has no chunk
+                    num_empty += 1
+        return num_decodes, num_decodes + len(output.num_scheduled_tokens) + num_empty
 
     # -- who may not wait ------------------------------------------------------------------------
 
@@ -411,6 +418,8 @@ class Scheduler(Admission[S]):
         """Return why a group could never end, if so: all blocks together cannot hold it."""
         kv_cache = self.kv_cache
         if kv_cache is None or kv_cache.max_blocks is None:
+            return None
+        if first.num_prompt_tokens + first.max_tokens <= kv_cache.sure_tokens and not first.others:
             return None
         num_needed = kv_cache.most_blocks(first.most_tokens)
         for other in first.others:

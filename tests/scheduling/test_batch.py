@@ -149,7 +149,7 @@ def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tup
         assert batch.num_read == sum(positions)
         assert batch.padding == sum(max(positions) - position for position in positions)
         at_boundary = [row for row in rows if (row.offset + step) % SIZE == 0]
-        assert set(batch.at_boundary) == set(at_boundary)
+        assert set(batch.rows_at_boundary()) == set(at_boundary)
         assert batch.may_need_blocks == bool(at_boundary)
         by_boundary = {at: set(some) for at, some in batch.by_boundary.items() if some}
         assert by_boundary == {
