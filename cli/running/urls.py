@@ -13,7 +13,7 @@ from ..errors import reason_of
 
 PATIENCE = 60  # seconds, in which something comes of a server
 _PATIENCE_OF_A_TRY = 15  # seconds, with a package that tries several times itself
-TRIES = 4
+TRIES, _TRIES_OF_BUCKETS = 4, 2  # s3fs and gcsfs each time try five times or six themselves
 _CHUNK_BYTES, _MAX_CHUNKS = 2**24, 4  # of a file that are in memory, where packages take 500 MB
 _MAX_PARTS, _UNIT = 10_000, 2**18  # S3 takes no more parts of a file, Google's store multiples
 FIRST_WAIT = 1.0  # seconds, twice as many before each try after that
@@ -91,11 +91,21 @@ class Store:
 
     def get(self, path: str, file: BinaryIO) -> None:
         """Let the empty `file` hold what is at `path`."""
-        _tried(lambda: self._files.get_file(path, f"/dev/fd/{file.fileno()}"), _reason_of_reading)
+        place = f"/dev/fd/{file.fileno()}"
+
+        def copy() -> None:
+            try:
+                self._files.get_file(path, place)
+            except PermissionError as error:
+                if error.filename == place and isinstance(error.__context__, Exception):
+                    raise error.__context__ from None  # gcsfs would remove what it cannot fill
+                raise
+
+        self._tried(copy, _reason_of_reading)
 
     def read(self, path: str, num_bytes: int) -> bytes:
         """Return the beginning of what is at `path`, so many bytes at most."""
-        return _tried(lambda: self._files.cat_file(path, start=0, end=num_bytes), _reason)  # type: ignore[no-any-return]  # fsspec says nothing of its types
+        return self._tried(lambda: self._files.cat_file(path, start=0, end=num_bytes), _reason)  # type: ignore[no-any-return]  # fsspec says nothing of its types
 
     def size(self, path: str) -> int | None:
         """Return how many bytes are at `path`; None if nothing is there.
@@ -116,7 +126,7 @@ class Store:
                 raise IsADirectoryError("it is a folder")
             return int(info["size"])
 
-        return _tried(ask, _reason)
+        return self._tried(ask, _reason)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return how many bytes the files below `folder` have, by their names from there."""
@@ -127,7 +137,7 @@ class Store:
             start = len(folder) + 1
             return {name[start:]: int(info["size"]) for name, info in found.items()}
 
-        return _tried(ask, _reason)
+        return self._tried(ask, _reason)
 
     def put(self, path: str, file: BinaryIO) -> None:
         """Let `path` hold all of `file`, in place of what was there."""
@@ -142,7 +152,7 @@ class Store:
             if arrived != size:
                 raise OSError(f"of {size:,} bytes {arrived:,} have arrived")
 
-        _tried(copy, _reason)
+        self._tried(copy, _reason)
 
     def _chunks(self, size: int) -> dict[str, int]:
         """Return how a store is to be sent a file of so many bytes."""
@@ -164,7 +174,7 @@ class Store:
         """Let nothing be at `paths` any more."""
         found = list(paths)
         if found:
-            _tried(lambda: self._files.rm(found), _reason)
+            self._tried(lambda: self._files.rm(found), _reason)
 
     def remove_folder(self, path: str) -> None:
         """Let there be no folder at `path`, where a store knows of any."""
@@ -174,32 +184,33 @@ class Store:
                 self._files.rm(path, recursive=True)
 
         if self._scheme in _FOLDERS:
-            _tried(remove, _reason)
+            self._tried(remove, _reason)
 
+    def _tried(
+        self, call: Callable[[], AnyAnswer], reason: Callable[[Exception], str]
+    ) -> AnyAnswer:
+        """Return what `call` does, tried again while it is worth it.
 
-def _tried(call: Callable[[], AnyAnswer], reason: Callable[[Exception], str]) -> AnyAnswer:
-    """Return what `call` does, tried again while it is worth it.
+        Raises:
+            StoreError: it is not any more.
+        """
+        from tenacity import (  # noqa: PLC0415 - few files are elsewhere
+            Retrying,
+            retry_if_exception,
+            stop_after_attempt,
+            wait_exponential,
+        )
 
-    Raises:
-        StoreError: it is not any more.
-    """
-    from tenacity import (  # noqa: PLC0415 - few files are elsewhere
-        Retrying,
-        retry_if_exception,
-        stop_after_attempt,
-        wait_exponential,
-    )
-
-    tries = Retrying(
-        retry=retry_if_exception(_may_pass),
-        stop=stop_after_attempt(TRIES),
-        wait=wait_exponential(multiplier=FIRST_WAIT),
-        reraise=True,
-    )
-    try:
-        return tries(call)
-    except Exception as error:  # each store has its own
-        raise StoreError(reason(error)) from error
+        tries = Retrying(
+            retry=retry_if_exception(_may_pass),
+            stop=stop_after_attempt(_TRIES_OF_BUCKETS if self._scheme in _BUCKETS else TRIES),
+            wait=wait_exponential(multiplier=FIRST_WAIT),
+            reraise=True,
+        )
+        try:
+            return tries(call)
+        except Exception as error:  # each store has its own
+            raise StoreError(reason(error)) from error
 
 
 # What another try finds as it is, and what has taken its time already.

@@ -102,6 +102,7 @@ def test_a_run_of_a_url_is_resumed(store, local, tmp_path):
     whole = batchdecode("run", local, "-q").stdout
     results, url = tmp_path / "results.jsonl", store.url("requests.jsonl")
     assert batchdecode("run", url, "-q", "-o", results).returncode == 0
+    assert store.asked == ["requests.jsonl"]
     kept = results.read_bytes().splitlines(keepends=True)
     results.write_bytes(b"".join(kept[:15]))
     assert batchdecode("run", url, "-q", "-o", results, "--resume").returncode == 0
@@ -239,13 +240,6 @@ def test_a_disk_without_room_is_an_error(store, tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"File too large" in done.stderr
-
-
-@pytest.mark.parametrize("option", ["--output", "--trace", "--metrics-file", "--report"])
-def test_outputs_are_files_of_this_machine(local, option):
-    done = batchdecode("run", local, option, "s3://bucket/file")
-    assert done.returncode == 2
-    assert f"{option} s3://bucket/file: only the input may be at a URL" in done.stderr
 
 
 def test_every_extra_that_is_named_is_there():
