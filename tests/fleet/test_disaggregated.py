@@ -328,3 +328,15 @@ def test_a_replica_that_drains_keeps_prompts_until_they_are_gone():
         (6.0, State.DRAINING),  # at 3.0 it was only seen that nothing runs
         (11.0, State.DOWN),  # computed at 1.0, and on its way for ten seconds
     ]
+
+
+def test_who_waits_at_the_router_waits_for_a_prompt_to_be_computed():
+    admission = Admission(max_in_flight=1, max_queue=50)
+    replicas = [replace(replica(role), group=role) for role in ("prefill", "decode")]
+    for role, expected in (("prefill", 5), ("decode", 1)):
+        autoscale = Autoscale(
+            policy="queue", target=1, max=5, interval=2.0, startup=1.0, group=role
+        )
+        management = Management(admission=admission, autoscale=(autoscale,))
+        _, _, fleet = run_managed(workload(*[(0, 4, 2)] * 20), replicas, management)
+        assert sum(each.role == role for each in fleet._settings) == expected
