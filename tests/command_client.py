@@ -11,17 +11,28 @@ import socket
 import sys
 
 
-def main(path: str, *arguments: str) -> None:
-    """Have the server run the command here, and end as it does."""
+def ask(
+    path: str,
+    arguments: tuple[str, ...],
+    folder: str,
+    environment: dict[str, str],
+    descriptors: list[int],
+) -> socket.socket:
+    """Have the server at `path` begin a command; return where it tells its process and status."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     os.umask(umask := os.umask(0))
     file_size = resource.getrlimit(resource.RLIMIT_FSIZE)
-    what = (os.getcwd(), dict(os.environ), umask, file_size, arguments)  # noqa: PTH109 - pathlib is slow
-    told = repr(what).encode()
-    socket.send_fds(connection, [len(told).to_bytes(8, "big")], [0, 1, 2])
+    told = repr((folder, environment, umask, file_size, arguments)).encode()
+    socket.send_fds(connection, [len(told).to_bytes(8, "big")], descriptors)
     connection.sendall(told)
-    answers = connection.makefile()
+    return connection
+
+
+def main(path: str, *arguments: str) -> None:
+    """Have the server run the command here, and end as it does."""
+    folder = os.getcwd()  # noqa: PTH109 - pathlib is slow
+    answers = ask(path, arguments, folder, dict(os.environ), [0, 1, 2]).makefile()
     process = int(answers.readline())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda sent, _: _pass_on(process, sent))

@@ -1,10 +1,11 @@
-"""What holds for all tests: how random ones draw, how many threads numpy has, what SIGHUP does.
+"""What holds for all tests: how random ones draw, threads of numpy, bytecode, what SIGHUP does.
 
 Random tests draw new examples at every desk; in continuous integration they draw the same.
 """
 
 import os
 import signal
+import sys
 
 # Two workers with two threads each wait for each other; numpy reads this when it is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -12,6 +13,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 from examples import PART, USUAL
 from hypothesis import settings
+
+# A command that has to compile its modules takes twice as long to start, and many are started.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 is_same = "CI" in os.environ
 settings.register_profile("quick", max_examples=USUAL // PART, deadline=None, derandomize=is_same)

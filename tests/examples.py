@@ -1,15 +1,29 @@
-"""How many examples the random tests draw: a third of them, and all in the profile `thorough`.
+"""How much of what could be tried is: a fifth of the examples of random tests, and some cases.
 
-`pytest -m hypothesis --hypothesis-profile thorough` is run by continuous integration.
+`pytest -m "heavy or hypothesis" --hypothesis-profile thorough` tries all; continuous integration
+runs it.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 USUAL = 100  # where a test does not say how many
-PART = 3
+PART = 5
 
 
 def examples(number: int) -> settings:
     """Return the settings of a test that draws so many examples when it is thorough."""
     is_thorough = settings.default is settings.get_profile("thorough")
     return settings(max_examples=number if is_thorough else -(-number // PART))
+
+
+def mostly_heavy(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """Return the cases of a test, of which all but the quick ones are tried with what is heavy."""
+    every = list(cases)
+    assert all(case in every for case in quick), "a quick case is none of them"
+    return [
+        case if case in quick else pytest.param(case, marks=pytest.mark.heavy) for case in every
+    ]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from control_requests import control_requests
 from engine_runs import Run, drained
-from examples import examples
+from examples import examples, mostly_heavy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markov import DRAFTED, LETTERS, WANTED, Good, Target, Weak
@@ -121,9 +121,9 @@ HEAVY = pytest.mark.heavy  # thousands of outputs each
 @pytest.mark.parametrize(
     ("draft", "num_drafts", "setting"),
     [
-        ("Fair", 2, "plain"),
+        pytest.param("Fair", 2, "plain", marks=HEAVY),
         ("Weak", 3, "plain"),
-        ("Weak", 3, "top-p"),
+        pytest.param("Weak", 3, "top-p", marks=HEAVY),
         ("Weak", 3, "penalties"),
         pytest.param("Good", 3, "plain", marks=HEAVY),
         pytest.param("Fair", 1, "plain", marks=HEAVY),
@@ -220,7 +220,7 @@ def test_a_rule_that_is_biased_is_found_out(
 # -- what else is promised -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draft", ["Good", "Fair", "Weak"])
+@pytest.mark.parametrize("draft", mostly_heavy(["Good", "Fair", "Weak"], "Fair"))
 def test_drafts_are_accepted_as_often_as_both_overlap(draft: str) -> None:
     fields = {"temperature": 1.0}
     share = {"Good": 0.255, "Fair": 0.581, "Weak": 1.0}[draft]

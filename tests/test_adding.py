@@ -132,6 +132,7 @@ except BatchdecodeError as error:
 """
 
 
+@pytest.mark.heavy
 def test_a_setting_is_added_in_the_table_and_where_it_is_used(copy: Copy) -> None:
     copy.insert("batcher/settings.py", "    prefill_order: Annotated[", SETTING)
     copy.insert(

@@ -38,19 +38,30 @@ PATHS = [page for page in PAGES if page.parent.parent == DOCS]
 
 
 # Their commands take seconds together, so only the installed ones are tried, with what is heavy.
-LONG_PAGES = (
-    *("acceptance.md", "calibrating.md", "compare.md", "draft-trees.md", "managed-fleets.md"),
-    *(
-        "model-protocol.md",
-        "models.md",
-        "own-models.md",
-        "pieces.md",
-        "plan.md",
-        "planned-drafts.md",
-        "planning.md",
-    ),
-    *("python.md", "scheduling.md", "speculation.md", "verify.md"),
-)
+LONG_PAGES = [
+    "acceptance.md",
+    "calibrating.md",
+    "compare.md",
+    "draft-trees.md",
+    "fleets.md",
+    "from-a-real-log.md",
+    "managed-fleets.md",
+    "model-protocol.md",
+    "models.md",
+    "own-models.md",
+    "pieces.md",
+    "plan.md",
+    "planned-drafts.md",
+    "planning.md",
+    "python.md",
+    "replay.md",
+    "rooflines.md",
+    "scheduling.md",
+    "speculation.md",
+    "timing.md",
+    "verify.md",
+    "workloads.md",
+]
 
 
 def check_commands(page: Path, tool: list[str]) -> None:

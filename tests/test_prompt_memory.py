@@ -5,6 +5,7 @@ import tracemalloc
 from array import array
 
 import pytest
+from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def test_prompts_by_length_take_no_memory_until_they_are_admitted(policy):
     assert peak_of(lambda: run(engine)) < 50 * MEGABYTE
 
 
+@pytest.mark.heavy
 def test_who_waits_is_looked_for_in_the_prefix_cache_without_being_drawn():
     settings = SchedulingSettings(policy="lpm", prefix_cache=True)
     engine = Engine(SimulatedModel(), 1, settings=settings)
@@ -68,7 +70,7 @@ def test_who_waits_is_looked_for_in_the_prefix_cache_without_being_drawn():
 
 @pytest.mark.parametrize(
     "text",
-    ["Once upon a time the brave fox, found. ", "0123456789", "x"],
+    mostly_heavy(["Once upon a time the brave fox, found. ", "0123456789", "x"], "0123456789"),
     ids=["words", "digits", "one word"],
 )
 def test_a_long_text_takes_at_most_eight_times_its_size(text):

@@ -10,7 +10,7 @@ from batcher.engine.sequence import Sequence
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_requests", [3000, pytest.param(20_000, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("num_requests", [1000, pytest.param(20_000, marks=pytest.mark.heavy)])
 def test_nothing_is_left_of_requests_that_have_ended(num_requests: int) -> None:
     soaked = soak(num_requests)
     assert soaked.kept == {}

@@ -251,6 +251,7 @@ def test_drafts_are_kept_as_their_step_is_over(workload, start, stop):
     assert found == sorted((v.step, v.slot) for v in run.verified if v.step in steps)
 
 
+@pytest.mark.heavy
 def test_a_long_run_keeps_its_drafts_in_order():
     run = play_drafts([DraftedJob("a", 3, 40_000), DraftedJob("b", 3, 40_000)], 2, 7)
     timeline = Timeline.from_events(run.events)

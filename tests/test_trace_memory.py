@@ -3,6 +3,7 @@
 import tracemalloc
 
 import pytest
+from examples import mostly_heavy
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent
 from batcher.explaining.reading import read_requests
@@ -99,9 +100,7 @@ def test_the_story_of_a_request_goes_from_event_to_event():
     assert peak < 300_000
 
 
-@pytest.mark.parametrize(
-    "view", [pytest.param(name, marks=pytest.mark.heavy if name == "svg" else ()) for name in VIEWS]
-)
+@pytest.mark.parametrize("view", mostly_heavy(VIEWS, "spans", "html"))
 def test_a_request_costs_nothing_once_it_has_ended(view, monkeypatch):
     monkeypatch.setattr(sorted_records, "MAX_HELD", 64, raising=False)
     monkeypatch.setattr(blocks, "ROWS_OF_BLOCK", 64)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from control_requests import control_requests
 from engine_runs import fields, of_kind, run
-from examples import examples
+from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -206,6 +206,7 @@ def test_beams_end_with_a_stop_or_for_their_length_each_for_itself() -> None:
         assert (result.finish_reason == "stop") == (stop in result.tokens)
 
 
+@pytest.mark.heavy
 def test_text_stops_of_beams_are_found_in_any_slots() -> None:
     [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
     for start in range(len(free.text) - 3):
@@ -248,7 +249,7 @@ def test_each_beam_may_stop_from_min_tokens_on(min_tokens: int) -> None:
     assert seen == {"stop", "length"}
 
 
-@pytest.mark.parametrize("min_tokens", [3, 6])
+@pytest.mark.parametrize("min_tokens", mostly_heavy([3, 6], 6))
 def test_text_stops_of_beams_act_from_min_tokens_on(min_tokens: int) -> None:
     token_bytes = SimulatedModel().tokenizer.token_bytes
     [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results

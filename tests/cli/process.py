@@ -9,10 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from command_runs import run_command
 from command_server import command_line
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from cli.start import main; main()"]
+ON_A_FULL_DISK = [  # a file has room for a KiB; Python would leave half a .pyc
+    *("bash", "-c", 'ulimit -f 1; PYTHONDONTWRITEBYTECODE=1 exec "$@"', "bash"),
+    *COMMAND,
+]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("BATCHDECODE_")},
     "PYTHONPATH": str(ROOT),
@@ -23,14 +28,8 @@ ENVIRONMENT = {
 
 def batchdecode(*arguments, cwd=None, stdin=b"", **environment):
     """Run the command to its end; stdout and stderr are bytes and text."""
-    done = subprocess.run(
-        [*command_line(), *map(str, arguments)],
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        env=ENVIRONMENT | environment,
-        timeout=60,
-        check=False,
+    done = run_command(
+        list(map(str, arguments)), str(cwd or Path.cwd()), ENVIRONMENT | environment, stdin, 60
     )
     done.stderr = done.stderr.decode()
     assert "Traceback" not in done.stderr

@@ -13,6 +13,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from emulated_run import Screen
+from examples import mostly_heavy
 from process import ROOT, batchdecode, lines_of, start
 from sample_checkpoint import write
 from tiny_checkpoints import config_json, random_tensors, write_gguf
@@ -61,7 +62,7 @@ def test_the_sample_is_what_its_script_writes(tmp_path):
     assert TINY.stat().st_size < 300_000
 
 
-@pytest.mark.parametrize("weights", ["fp32", "int8", "int8-channel"])
+@pytest.mark.parametrize("weights", mostly_heavy(["fp32", "int8", "int8-channel"], "int8"))
 def test_results_are_the_same_bytes_in_every_batch_and_those_of_the_golden(weights):
     expected = told(run("--batch", 3, "--weights", weights))
     for batch in (3, 8):
@@ -95,6 +96,7 @@ def alike(value, distance):
     return pytest.approx(value, abs=distance) if isinstance(value, float) else value
 
 
+@pytest.mark.heavy
 def test_verify_proves_it_with_log_probabilities():
     requests = [json.loads(line) for line in REQUESTS.read_text().splitlines()]
     assert any("logprobs" in request for request in requests)
@@ -206,12 +208,18 @@ def test_a_layout_shows_in_the_trace_and_the_summary_and_in_no_result(tmp_path):
     ("begun", "resumed", "why"),
     [
         ([], ["--weights", "int8"], "--weights was fp32, now it is int8"),
-        (["--fast-math"], [], "--fast-math was on, now it is off"),
-        ([], ["--max-context", "64"], "--max-context was not set, now it is 64"),
-        (
+        pytest.param(
+            *(["--fast-math"], [], "--fast-math was on, now it is off"), marks=pytest.mark.heavy
+        ),
+        pytest.param(
+            *([], ["--max-context", "64"], "--max-context was not set, now it is 64"),
+            marks=pytest.mark.heavy,
+        ),
+        pytest.param(
             ["--fast-math"],
             ["--fast-math", "--layout", "padded"],
             "--layout was ragged, now it is padded",
+            marks=pytest.mark.heavy,
         ),
         (["--chat"], [], "it was begun with --chat"),
         ([], ["--kv-memory", "64KiB"], "--kv-blocks was not set, now it is 8"),
@@ -250,7 +258,7 @@ def interrupt(output):
 CHAT = "Tell me of the fox"
 
 
-@pytest.mark.parametrize("model", [TINY, "simulated"])
+@pytest.mark.parametrize("model", mostly_heavy([TINY, "simulated"], TINY))
 @pytest.mark.parametrize("has_order", [True, False])
 def test_a_text_is_a_user_message_with_chat(model, has_order, tmp_path):
     last, first = (0, 0) if has_order else (2, 1)
@@ -484,6 +492,7 @@ def test_a_row_ends_in_the_context_and_fails_alone_if_it_has_no_room(folder):
     assert (plan["max_context"], plan["too_long"], plan["may_outgrow"]) == (128, 0, 0)
 
 
+@pytest.mark.heavy
 def test_a_run_in_a_context_goes_on_where_it_was_stopped(folder):
     rows = [
         {"id": f"r{n}", "prompt": [9 + n] * (3 * n), "max_tokens": 14, "ignore_eos": True}

@@ -3,6 +3,7 @@ import re
 import msgspec
 import pytest
 from by_step import by_step
+from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_drafts import DraftedJob, drafted_workloads, play_drafts
@@ -89,7 +90,7 @@ def long_run(num_jobs=400, batch=8, gap_after=200):
     return timeline_of(jobs, batch)
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+@pytest.mark.parametrize("width", mostly_heavy([40, 60, 80, 120, 200], 40, 120))
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_no_line_is_wider_than_asked_for(width, ascii_only):
     for timeline in (long_run(), timeline_of(jobs_of(*[40] * 600), 256)):
@@ -630,7 +631,7 @@ def test_each_cell_of_a_bar_has_the_style_of_what_holds_the_slot(workload):
 
 
 @pytest.mark.parametrize("height", [12, 24, 50, 100, 300])
-@pytest.mark.parametrize("slots", [8, 64, 256])
+@pytest.mark.parametrize("slots", mostly_heavy([8, 64, 256], 64))
 def test_a_terminal_is_filled_and_not_overflown(height, slots):
     for timeline in (timeline_of(jobs_of(*[30] * slots), slots), long_run(batch=slots)):
         lines = render_lines(timeline, width=80, height=height)

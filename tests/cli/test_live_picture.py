@@ -4,7 +4,7 @@ import re
 
 import pytest
 from emulated_run import Clock, Gauges, Run, Screen, feed, long_requests
-from examples import examples
+from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, PagedJob, play_paged
@@ -195,7 +195,7 @@ def busy_in_map(screen, shape, num_slots):
     return busy
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", mostly_heavy(SIZES, *SIZES[::3]))
 @pytest.mark.parametrize("num_slots", NUM_SLOTS)
 def test_every_slot_is_on_the_screen_once(size, num_slots, monkeypatch):
     shapes = []

@@ -352,6 +352,7 @@ def test_a_strip_that_is_full_scrolls_and_a_frame_without_steps_adds_nothing():
     assert strips.cells[0].endswith("·✗")
 
 
+@pytest.mark.heavy
 def test_strips_of_very_many_slots_stay_small():
     state = RunState(100_000)
     strips = Strips(state.slots, UNICODE)

@@ -233,6 +233,7 @@ def test_a_second_try_that_is_killed_is_continued(tmp_path, flaky, order):
 def test_the_command_that_continues_says_what_is_left_to_do(tmp_path, flaky):
     (tmp_path / "out").write_text("notes")
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+    limit += "import sys; sys.dont_write_bytecode = True\n"  # half a .pyc would be left
     (tmp_path / "flaky_model.py").write_text(limit + FLAKY)
     done = flaky("out", "--force")
     assert done.returncode == 1

@@ -69,6 +69,7 @@ def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monk
     assert "looking for what would help: 1 simulation so far" in told
 
 
+@pytest.mark.heavy
 def test_the_largest_rate_of_a_fleet_with_what_its_groups_did():
     samples = ROOT / "samples" / "what-if"
     command = ("--slo", "ttft=1", "--search", "rate", "--fleet", samples / "fleet.yaml")

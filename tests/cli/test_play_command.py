@@ -112,6 +112,7 @@ def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(number):
         assert USUAL_SCREEN in terminal.written
 
 
+@pytest.mark.heavy
 def test_a_quit_leaves_the_terminal_as_it_was():
     with played("--play", SAMPLE) as terminal:
         terminal.until("steps/s")

@@ -6,6 +6,7 @@ import warnings
 from xml.etree import ElementTree as ET
 
 import pytest
+from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from process import batchdecode, lines_of
@@ -101,6 +102,7 @@ def test_of_many_that_come_to_the_same_few_are_named():
     assert [point.label for point in ttft.lines[""]] == ["128 ... 8 knee ... 32"]
 
 
+@pytest.mark.heavy
 def test_a_long_label_does_not_squeeze_its_panel():
     points = [Point(5.0, 5.0, "1,536, " * 40, is_good=True), Point(6.0, 6.0, "8", is_good=True)]
     chart = Chart("points: blocks", "TTFT p99 (s)", {"": points}, None)
@@ -166,7 +168,7 @@ def test_colours_are_those_the_user_chose_and_only_if_asked_for():
     assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
+@pytest.mark.parametrize("kind", mostly_heavy(["svg", "png"], "svg"))
 def test_the_same_charts_give_the_same_bytes(kind):
     charts = charts_of({"batch": [1, 2, 4], "policy": [*POLICIES][:2]}, "ttft=30,e2e=15")
     assert encode_picture(charts, kind) == encode_picture(charts, kind)

@@ -113,7 +113,7 @@ def test_the_union_is_what_one_run_gives_wherever_it_was_cut(tmp_path, whole, en
     assert (tmp_path / "out.trace").read_bytes() == (tmp_path / "whole.trace").read_bytes()
 
 
-@pytest.mark.parametrize("keep_order", [False, True])
+@pytest.mark.parametrize("keep_order", [False, pytest.param(True, marks=pytest.mark.heavy)])
 def test_requests_of_all_kinds_are_continued_wherever_they_were_cut(tmp_path, keep_order):
     options = {"requests": VARIED, "keep_order": keep_order}
     decode(tmp_path, "whole", **options)
@@ -406,7 +406,9 @@ def test_a_pipe_is_not_resumed_and_its_results_are_not_lost(tmp_path, whole):
     assert '"finished": true' in (tmp_path / "whole.run.json").read_text()
 
 
-@pytest.mark.parametrize(("seed", "requests"), [(0, REQUESTS), (1, VARIED)])
+@pytest.mark.parametrize(
+    ("seed", "requests"), [pytest.param(0, REQUESTS, marks=pytest.mark.heavy), (1, VARIED)]
+)
 def test_whatever_ends_it_and_whenever_the_run_can_be_continued(tmp_path, seed, requests):
     draw = random.Random(seed)
     decode(tmp_path, "whole", requests=requests)

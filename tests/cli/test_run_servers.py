@@ -8,6 +8,7 @@ import time
 from typing import get_args
 
 import pytest
+from examples import mostly_heavy
 from fault_server import FaultServer, answer, chunks, refusal, reset
 from process import COMMAND, batchdecode, lines_of, start
 
@@ -203,7 +204,9 @@ def test_options_of_servers_are_for_servers(folder):
     assert "--max-rate is for the model of a server; simulated is none" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", mostly_heavy([signal.SIGKILL, signal.SIGINT, signal.SIGTERM], signal.SIGINT)
+)
 def test_what_is_stopped_goes_on_and_nothing_is_lost_or_asked_twice(folder, number):
     slow = {f"p{index}": [answer("a", "b", gap=30), answer("well")] for index in (4, 6)}
     with FaultServer(slow, usual=answer("well")) as server:

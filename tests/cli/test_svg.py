@@ -203,6 +203,7 @@ def test_what_was_asked_for_stands_out():
     assert pale == ["other", "other", "other", None]
 
 
+@pytest.mark.heavy
 def test_a_long_run_is_areas_and_a_close_up_and_stays_small():
     timeline = long_run(10_000, 64)
     picture = render_svg(timeline)

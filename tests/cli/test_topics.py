@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {path.stem: path for path in DOCS.rglob("*.md") if path.stem != "README"}
 
 
+KEPT = {name: cache(getattr(topics, name)) for name in ("topics", "_key")}
+
+
+@pytest.fixture
+def pages_read_once(monkeypatch):
+    for name, kept in KEPT.items():
+        monkeypatch.setattr(topics, name, kept)
+
+
 def test_every_page_is_listed_on_a_line_of_its_own():
     lines = batchdecode("help").stdout.decode().splitlines()
     listed = [line.split()[0] for line in lines if re.match(r"  [a-z-]+  +\S", line)]
@@ -27,11 +37,13 @@ def test_every_page_is_listed_on_a_line_of_its_own():
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.usefixtures("pages_read_once")
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_a_topic_by_its_name(page):
     assert find(page)[0].text == PAGES[page].read_text()
 
 
+@pytest.mark.usefixtures("pages_read_once")
 def test_every_command_option_and_field_is_a_topic():
     group = typer.main.get_command(app)
     options = set()
@@ -174,6 +186,7 @@ def test_a_pager_that_cannot_be_started_leaves_the_text_to_the_terminal(command)
     assert "input index" in without_styles(shown)
 
 
+@pytest.mark.heavy
 def test_a_reader_may_leave_a_long_page_at_its_beginning(pager):
     shown, status = read_on_a_terminal("cli", PAGER=pager("exec head -c 9"))
     assert (status, len(shown)) == (0, 9)

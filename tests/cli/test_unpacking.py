@@ -139,6 +139,7 @@ def test_a_packed_pipe_is_followed_as_far_as_it_was_flushed():
     run.stderr.close()
 
 
+@pytest.mark.heavy
 def test_a_long_packed_pipe_is_unpacked_in_little_memory():
     line = lines_of({"prompt": "x", "max_tokens": 0})
     run = subprocess.Popen(

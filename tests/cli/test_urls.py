@@ -14,7 +14,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start
+from process import COMMAND, ENVIRONMENT, ON_A_FULL_DISK, ROOT, batchdecode, lines_of, start
 
 from cli.commands.run import _continuing_command
 from cli.running.intake import InputError, open_input
@@ -229,10 +229,9 @@ def test_a_signal_breaks_off_a_store_that_hangs(store):
 
 
 def test_a_disk_without_room_is_an_error(store, tmp_path):
-    limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *COMMAND]
     store.files["requests.jsonl"] = REQUESTS * 4
     done = subprocess.run(
-        [*limited, "run", store.url("requests.jsonl")],
+        [*ON_A_FULL_DISK, "run", store.url("requests.jsonl")],
         env=ENVIRONMENT,
         capture_output=True,
         check=False,

@@ -1,11 +1,11 @@
 """A full disk, or an error on the way, leaves every file of a command as it was."""
 
 import pytest
-from process import COMMAND, ROOT, batchdecode, start
+from examples import mostly_heavy
+from process import ON_A_FULL_DISK, ROOT, batchdecode, start
 
 SAMPLES = ROOT / "samples"
 BLOCK_BYTES = 1024  # of `ulimit -f`
-ON_A_FULL_DISK = ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *COMMAND]
 
 COMMANDS = {
     "a page": f"trace {SAMPLES}/requests.jsonl --format html --force -o OUT.html",
@@ -20,7 +20,11 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    mostly_heavy(COMMANDS.values(), COMMANDS["a page"], COMMANDS["numbers of workers"]),
+    ids=COMMANDS,
+)
 def test_a_full_disk_leaves_what_was_there(tmp_path, command):
     if "--plot" in command:
         pytest.importorskip("matplotlib")

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from examples import mostly_heavy
 from page_reader import parts_of, spans_of
 from process import batchdecode, lines_of, workload
 from prometheus_client.parser import text_string_to_metric_families
@@ -70,7 +71,7 @@ def observed(options, monkeypatch, **how):
     return all_told, workers
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_heavy(range(3), 0))
 def test_counts_only_grow_whoever_dies_and_nobody_is_left_in_the_end(tmp_path, monkeypatch, seed):
     (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(60)))
     options = options_of(tmp_path, metrics_file=str(tmp_path / "m.prom"))

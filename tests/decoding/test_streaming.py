@@ -4,6 +4,7 @@ from itertools import product
 from os.path import commonprefix
 
 import pytest
+from examples import mostly_heavy
 from random_automata import IDS, LONE, NOTHING, PIECES, Case, random_case
 from slow_automaton import SlowReader
 
@@ -90,7 +91,7 @@ class Futures:
         return text
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", mostly_heavy(range(4), 0))
 def test_exactly_what_is_certain_has_been_told_at_every_time(block: int) -> None:
     """What no continuation takes back is told; what one takes back is not."""
     for seed in range(block * 24, block * 24 + 24):
@@ -111,7 +112,7 @@ def test_exactly_what_is_certain_has_been_told_at_every_time(block: int) -> None
         assert told + stream.finish() == decoded(slow.final_text())
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", mostly_heavy(range(4), 0))
 def test_so_it_is_with_each_segment(block: int) -> None:
     for seed in range(block * 24, block * 24 + 24):
         case = random_case(seed)

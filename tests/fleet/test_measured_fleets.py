@@ -37,6 +37,7 @@ def test_replicas_each_serve_their_share_and_the_rest_is_told_of_all():
     assert sum(two.binding.shares.values()) == pytest.approx(1)
 
 
+@pytest.mark.heavy
 def test_who_knows_more_balances_better():
     lengths = np.random.default_rng(2).geometric(1 / 60, 3000)
     question = Question(workload_of_jobs(poisson(24, 3000), lengths, 100))
@@ -45,6 +46,7 @@ def test_who_knows_more_balances_better():
     assert queue["least-loaded"] < queue["shortest-queue"] < queue["round-robin"]
 
 
+@pytest.mark.heavy
 def test_the_answer_does_not_depend_on_the_number_of_processes():
     grid = [fleet_of(number, name) for number in (2, 3) for name in sorted(ROUTERS)]
     cells = [compare(QUESTION, grid, growth=0.1, num_jobs=jobs, small=0) for jobs in (1, 2)]

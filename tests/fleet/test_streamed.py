@@ -3,6 +3,7 @@
 from itertools import takewhile
 
 import pytest
+from examples import mostly_heavy
 
 from batcher.errors import BatchdecodeError
 from batcher.fleet.streamed import parse_streamed
@@ -78,8 +79,12 @@ def test_a_prompt_that_never_fits_fails_alone():
     assert outcome.failed > 0
 
 
-@pytest.mark.parametrize("kv_blocks", [1, 12, 200])  # of which none, some and all can run
-@pytest.mark.parametrize("router", ["random", "round-robin", "shortest-queue"])
+@pytest.mark.parametrize(
+    "kv_blocks", mostly_heavy([1, 12, 200], 12)
+)  # of which none, some and all can run
+@pytest.mark.parametrize(
+    "router", mostly_heavy(["random", "round-robin", "shortest-queue"], "shortest-queue")
+)
 def test_parts_in_processes_come_to_the_same(router, kv_blocks):
     question, grid = Question(parse_streamed(TEXT), SLO), [deployment(5, router, kv_blocks)]
     alone, parts = (compare(question, grid, growth=0.1, num_jobs=n, small=0) for n in (1, 3))

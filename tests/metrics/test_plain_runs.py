@@ -152,7 +152,7 @@ def timed_run(num_requests, batch):
 HEAVY = pytest.param(100_000, marks=pytest.mark.heavy)
 
 
-@pytest.mark.parametrize("num_requests", [10_000, HEAVY])
+@pytest.mark.parametrize("num_requests", [3_000, HEAVY])
 def test_memory_does_not_grow_with_the_number_of_requests(num_requests):
     metrics = RunMetrics(SLO, TimeSeries())
     tracemalloc.start()

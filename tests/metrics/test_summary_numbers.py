@@ -3,6 +3,7 @@ from fractions import Fraction
 
 import msgspec
 import pytest
+from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
@@ -211,7 +212,7 @@ def steady_events(num_requests, batch):
         yield FinishEvent(step, float(step), str(index), 0, slot, "length", None, 1)
 
 
-@pytest.mark.parametrize("num_requests", [2_000, 20_000])
+@pytest.mark.parametrize("num_requests", mostly_heavy([2_000, 20_000], 2_000))
 def test_memory_does_not_grow_with_the_number_of_requests(num_requests):
     tracemalloc.start()
     try:

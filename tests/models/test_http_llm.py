@@ -91,12 +91,18 @@ def response(status: int, body: bytes) -> bytes:
     ("fault", "message"),
     [
         (b"", "raised RemoteDisconnected"),
-        (b"garbage\r\n\r\n", "raised BadStatusLine: garbage"),
-        (response(200, b"<html>"), "raised JSONDecodeError"),
+        pytest.param(b"garbage\r\n\r\n", "raised BadStatusLine: garbage", marks=pytest.mark.heavy),
+        pytest.param(response(200, b"<html>"), "raised JSONDecodeError", marks=pytest.mark.heavy),
         (response(200, b'{"logits": [1, 2]}'), "returned 2 logits, not 257"),
-        (response(200, b'{"error": "busy"}'), "raised KeyError: 'logits'"),
+        pytest.param(
+            response(200, b'{"error": "busy"}'),
+            "raised KeyError: 'logits'",
+            marks=pytest.mark.heavy,
+        ),
         (response(500, b"oops"), "raised HTTPError: HTTP Error 500"),
-        (response(400, b"no"), "raised HTTPError: HTTP Error 400: X"),
+        pytest.param(
+            response(400, b"no"), "raised HTTPError: HTTP Error 400: X", marks=pytest.mark.heavy
+        ),
     ],
 )
 def test_a_server_that_goes_wrong_fails_the_request_that_it_was_asked_for(

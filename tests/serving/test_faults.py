@@ -143,6 +143,7 @@ def test_a_client_that_hangs_up_in_a_body_leaves_nothing():
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_a_client_that_stops_reading_is_given_up_and_keeps_nobody_waiting():
     async def main():
         async with listening(limits=LIMITS) as server:

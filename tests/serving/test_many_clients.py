@@ -5,6 +5,7 @@ import json
 import random
 
 import pytest
+from examples import mostly_heavy
 from in_process import CHATS, COMPLETIONS, served
 
 from batcher import decode
@@ -71,7 +72,9 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "paged", "budget"])
+@pytest.mark.parametrize(
+    "settings", mostly_heavy(SETTINGS, SETTINGS[1]), ids=["plain", "paged", "budget"]
+)
 def test_each_client_gets_the_tokens_that_run_gives_whatever_others_do(settings):
     draw = random.Random(f"{settings}")
     bodies = [any_body(draw) for _ in range(NUM_CLIENTS)]

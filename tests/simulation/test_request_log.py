@@ -164,6 +164,7 @@ def test_a_profile_is_found_again_from_the_times_of_requests() -> None:
     assert fit.held_out == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "gap"), [("a roofline", 0.3), ("too slow", 0.2)])
 def test_a_fit_is_found_from_afar(name: str, gap: float) -> None:
     log = simulated_log(SMOOTH.step_time("p"), 60, gap)

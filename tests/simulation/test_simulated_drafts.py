@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 from assumed_drafter import AssumedDrafter
-from examples import examples
+from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_workloads import STEP_TIMES, random_settings, run_engine
@@ -83,7 +83,7 @@ def test_it_is_the_engine_with_drafts_as_right_step_for_step_and_tick_for_tick(
 
 @pytest.mark.parametrize("capacity", ["watermark", "on-demand", "no-evict"])
 @pytest.mark.parametrize("block_size", [1, 4])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_heavy(range(3), 0))
 def test_blocks_that_are_only_counted_are_as_many(
     capacity: Capacity, block_size: int, seed: int
 ) -> None:
@@ -131,7 +131,7 @@ def served_alone(num_tokens: int) -> Workload:
     )
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 0.9, 1.0])
+@pytest.mark.parametrize("acceptance", mostly_heavy([0.0, 0.3, 0.7, 0.9, 1.0], 0.7))
 @pytest.mark.parametrize(("num_drafts", "cost"), [(1, 0.3), (4, 0.05), (8, 0.0)])
 def test_a_row_alone_gains_what_theory_says(
     acceptance: float, num_drafts: int, cost: float
@@ -195,8 +195,10 @@ def test_luck_belongs_to_the_place_in_the_output_and_not_to_the_schedule() -> No
     assert len(lengths) > 1, "each sample has a luck of its own"
 
 
-@pytest.mark.parametrize("rate", ["0.5", "0.9"])
-@pytest.mark.parametrize("profile", ["constant", "h100_llama3.1-8b_tp1"])
+@pytest.mark.parametrize("rate", mostly_heavy(["0.5", "0.9"], "0.5"))
+@pytest.mark.parametrize(
+    "profile", mostly_heavy(["constant", "h100_llama3.1-8b_tp1"], "h100_llama3.1-8b_tp1")
+)
 def test_a_run_with_drafts_of_a_model_is_as_fast_as_assumed_of_its_acceptance(
     rate: str, profile: str
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import mostly_heavy
 
 from batcher import Request, decode
 from batcher.errors import BatchdecodeError
@@ -153,7 +154,10 @@ FAULTS: dict[str, tuple[str, Callable[[], Model], dict[str, object], dict[str, A
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+QUICK = ("weak", "a setting", "stale", "late", "other letters")  # one of each cause
+
+
+@pytest.mark.parametrize("fault", mostly_heavy(FAULTS, *QUICK))
 def test_a_planted_fault_is_named(fault: str) -> None:
     cause, make_draft, draft_fields, fields = FAULTS[fault]
     diagnosis = found(make_draft(), draft_fields, **fields)

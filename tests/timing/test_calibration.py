@@ -78,6 +78,7 @@ def test_the_term_of_experts_is_found_again() -> None:
     assert fit_steps(log, "log").errors.mape > 0.05
 
 
+@pytest.mark.heavy
 def test_errors_are_what_they_say() -> None:
     log = made_log(SMOOTH, 1000, 0.1)
     fit = fit_steps(log, "log")
@@ -101,6 +102,7 @@ def test_held_out_steps_have_no_part_in_the_fit_they_judge() -> None:
     assert fit_steps(doubled, "log").errors.held_out_mape == pytest.approx(0.5, abs=1e-3)
 
 
+@pytest.mark.heavy
 def test_the_fit_is_the_best_there_is_nearby() -> None:
     log = made_log(SMOOTH, 300, 0.1)
     terms, weights = fit_steps(log, "log").terms, weights_of(log)
@@ -112,6 +114,7 @@ def test_the_fit_is_the_best_there_is_nearby() -> None:
         assert loss(terms | {term: terms[term] * factor}) >= loss(terms) * (1 - 1e-4)
 
 
+@pytest.mark.heavy
 def test_the_same_log_gives_the_same_profile() -> None:
     log = made_log(SMOOTH, 100, 0.1)
     assert fit_steps(log, "log") == fit_steps(log, "log")

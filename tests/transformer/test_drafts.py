@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 from drafted_trees import is_line, random_parents, way_to
+from examples import mostly_heavy
 from kinds import KINDS
 from rank_threads import RankThreads, ThreadedDecoder
 from tiny import tiny_config, tiny_model
@@ -285,12 +286,12 @@ def check(model: TransformerModel, reference: TransformerModel, num_seeds: int =
         assert min(drafting.num_accepted, drafting.num_rejected) > 10
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_heavy(KINDS, "plain", "window", "gemma3"))
 def test_drafts_are_verified_to_the_bit(kind: str) -> None:
     check(tiny_model(**KINDS[kind]), tiny_model(**KINDS[kind]))
 
 
-@pytest.mark.parametrize("kind", ["plain", "gemma3", "qwen3-next"])
+@pytest.mark.parametrize("kind", mostly_heavy(["plain", "gemma3", "qwen3-next"], "gemma3"))
 def test_drafts_are_padded_as_other_tokens_are(kind: str) -> None:
     check(tiny_model(**KINDS[kind], layout="padded"), tiny_model(**KINDS[kind]))
 

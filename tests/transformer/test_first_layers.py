@@ -200,6 +200,7 @@ def test_first_layers_have_no_cache_by_slot() -> None:
         draft.forward(batch)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "shape", [{"draft_tree": "3x3"}, pytest.param({"draft_tokens": 3}, marks=pytest.mark.heavy)]
 )

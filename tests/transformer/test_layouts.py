@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -25,7 +26,7 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_heavy(KINDS, "plain", "gemma3"))
 def test_padding_shows_in_no_bit(kind: str) -> None:
     ragged, _ = run(tiny_model(**KINDS[kind]), 9)
     for settings in SCHEDULES[:: 1 if kind == "plain" else 3]:

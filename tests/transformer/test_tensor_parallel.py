@@ -183,7 +183,7 @@ CASES = [
     pytest.param(kind, world_size, marks=() if is_light else pytest.mark.heavy)
     for name, kind in (KINDS | {"odd": ODD, "odd-int8": ODD | {"weights": "int8"}}).items()
     for world_size in (1, 2, 4)
-    for is_light in [world_size == 2 or (name == "odd" and world_size == 4)]
+    for is_light in [(name, world_size) in {("plain", 2), ("gemma3", 2), ("odd", 4)}]
 ]
 
 
@@ -287,6 +287,7 @@ def test_what_nobody_needs_any_more_ends():
     assert are_gone(pids)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

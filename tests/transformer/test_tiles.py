@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +38,7 @@ class OddBlas:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("num_out", [7, 70])
+@pytest.mark.parametrize("num_out", mostly_heavy([7, 70], 7))
 def test_only_places_with_equal_bits_are_good(
     kernel: str, num_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,9 +41,7 @@ DRAFT = tiny_model(**KINDS["plain"])
 each_kind = pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(
-            kind, marks=() if kind in {"plain", "gemma3", "qwen3-next"} else pytest.mark.heavy
-        )
+        pytest.param(kind, marks=() if kind in {"gemma3", "qwen3-next"} else pytest.mark.heavy)
         for kind in KINDS
     ],
 )

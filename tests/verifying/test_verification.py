@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from examples import examples
+from examples import examples, mostly_heavy
 from grouped_model import GroupedModel
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,14 +44,17 @@ FEW, MANY = (10, 21), (40, 0)  # settings, and the seed of what is drawn
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "scheduling/requests.jsonl",
-        "prompts/sessions.jsonl",
-        "decoding/beams.jsonl",
-        "decoding/healing.jsonl",
-        "decoding/states.jsonl",
-        "decoding/sampling.jsonl",
-    ],
+    mostly_heavy(
+        [
+            "scheduling/requests.jsonl",
+            "prompts/sessions.jsonl",
+            "decoding/beams.jsonl",
+            "decoding/healing.jsonl",
+            "decoding/states.jsonl",
+            "decoding/sampling.jsonl",
+        ],
+        *("scheduling/requests.jsonl", "decoding/beams.jsonl"),
+    ),
 )
 @pytest.mark.parametrize(
     ("num_settings", "seed"), [FEW, pytest.param(*MANY, marks=pytest.mark.heavy)]

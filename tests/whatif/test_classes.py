@@ -132,6 +132,7 @@ def test_what_is_refused_has_missed_what_its_class_was_promised():
     assert outcome.goodput.missed == {"priority=1:failed": 3}
 
 
+@pytest.mark.heavy
 def test_classes_of_a_streamed_workload_in_several_processes():
     text = "synthetic:rate=50,duration=6,prompt=100,output=20,priority=0:0.8:1:0.2"
     question = Question(parse_streamed(text), parse_slos(["ttft=1", "priority=1:ttft=0.05"]))

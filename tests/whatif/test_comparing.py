@@ -26,6 +26,7 @@ def test_a_grid_is_all_combinations_and_batch_changes_fastest():
     assert grid() == [Deployment()]
 
 
+@pytest.mark.heavy
 def test_one_process_and_four_give_the_same_in_the_order_of_the_grid():
     deployments = grid(batch="1,2,4", kv_blocks="none,8", block_size="4", policy="fcfs,ljf")
     question = question_of(*ROWS, slo=parse_slo("ttft=5"))

@@ -259,6 +259,7 @@ def test_what_binds_is_found_for_each_group_by_its_own_steps(fleet_of, tmp_path)
     assert shares["ab"]["slots"] == pytest.approx(shares["a"]["slots"] / 2)
 
 
+@pytest.mark.heavy
 def test_the_answer_does_not_depend_on_the_number_of_processes(fleet_of):
     question = Question(parse_streamed("synthetic:rate=2,duration=60,prompt=20,output=5"))
     grid = [fleet_of(MIXED.replace("least-loaded", name)) for name in ("round-robin", "random")]

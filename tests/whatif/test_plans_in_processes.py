@@ -1,6 +1,7 @@
 """Plans whose simulations are spread over processes: the same answers, and nothing asked twice."""
 
 import pytest
+from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from served import question_of
@@ -17,7 +18,7 @@ from batcher.whatif.simulations import Simulations, together
 STREAMED = parse_streamed("synthetic:rate=40,duration=4,prompt=200,output=30")
 
 
-@pytest.mark.parametrize("searched", ["batch", "replicas", "rate"])
+@pytest.mark.parametrize("searched", mostly_heavy(["batch", "replicas", "rate"], "batch"))
 def test_a_plan_does_not_depend_on_the_number_of_processes(searched):
     question = Question(STREAMED, parse_slo("ttft=0.2,e2e=1"), 0.9)
     base = Deployment(

@@ -206,6 +206,7 @@ def definitions(num_rules, link):
     return {"$ref": "#/$defs/d0", "$defs": {**names, f"d{num_rules}": {"type": "null"}}}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "constraint", "output"),
     [

@@ -359,6 +359,7 @@ def test_outputs_of_a_regex_that_may_go_on_alike_are_told_apart_from_others(rege
     check_outputs("regex", regex, rng, 6, 12)
 
 
+@pytest.mark.heavy
 @settings(deadline=None)
 @given(objects_of(SCHEMAS) | arrays_of(SCHEMAS), st.randoms(use_true_random=False))
 def test_json_that_may_go_on_alike_is_told_apart_from_other(schema, rng):
@@ -434,7 +435,11 @@ def test_a_state_is_forgotten_once_there_is_no_room(monkeypatch, constraint):
     ("kind", "constraint", "message"),
     [
         ("lark", 'start: e\ne: e e | "a" | "b"', "Parser Error: Current row has 3"),
-        ("json_schema", {"type": "string", "minLength": 1_000_000}, "lexer error: too many states"),
+        pytest.param(
+            *("json_schema", {"type": "string", "minLength": 1_000_000}),
+            "lexer error: too many states",
+            marks=pytest.mark.heavy,
+        ),
     ],
 )
 def test_a_row_that_reaches_a_limit_fails_alone(kind, constraint, message, monkeypatch):

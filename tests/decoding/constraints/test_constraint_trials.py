@@ -30,12 +30,14 @@ def test_what_takes_too_long_is_refused_and_the_next_one_is_not(fresh):
     assert fresh.make(GOOD, 10) is None
 
 
+@pytest.mark.heavy
 def test_what_takes_too_much_memory_is_refused_and_the_next_one_is_not(fresh):
     error = fresh.make(HUGE, 100)
     assert str(error) == "it takes more than 128 MiB of memory to compile"
     assert fresh.make(GOOD, 10) is None
 
 
+@pytest.mark.heavy
 def test_a_compiler_never_takes_it_in(monkeypatch):
     monkeypatch.setattr(trials, "BASE_MEMORY", 2**20)
     with pytest.raises(GrammarError, match="it takes more than 1 MiB of memory"):

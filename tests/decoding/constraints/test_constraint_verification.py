@@ -92,6 +92,7 @@ def test_where_nothing_independent_can_tell_the_look_says_so(kind, constraint, o
     assert Verifier(source(kind, constraint)).look(output) == UNDECIDED
 
 
+@pytest.mark.heavy
 def test_a_check_that_leads_nowhere_is_given_up():
     """Each level of the output is looked at twice for each look at the one around it."""
     branch = {"properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["b"]}
