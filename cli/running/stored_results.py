@@ -54,7 +54,7 @@ class StoredResults:
         self._uploads: Uploads | None = None
         self.is_filled = False
         self._is_tried = self._has_failed = self._is_finished = False
-        self._has_whole = False  # and nothing is known to be different from that
+        self._has_parts = self._has_whole = False  # here, as far as is known
         self._before, self._earlier = Saved(), _digests(Saved(), self.path)
 
     def __enter__(self) -> Self:
@@ -96,7 +96,7 @@ class StoredResults:
                 return  # which is an error of its own
             if parts.is_there:
                 parts.fetch(self.path)
-                self._before = parts.saved
+                self._has_parts, self._before = True, parts.saved
             else:
                 self._fetch_whole()
                 self._has_whole = True
@@ -155,7 +155,7 @@ class StoredResults:
         self._has_whole = self._has_whole and is_as_it_was
         with self._waiting(), self._named(OutputError):
             parts.claim()
-            if parts.is_there and is_as_it_was:
+            if self._has_parts and is_as_it_was:
                 parts.put_record(self.path)
             elif not self._has_whole:
                 parts.begin_anew(self.path)

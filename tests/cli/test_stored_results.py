@@ -299,6 +299,20 @@ def test_of_two_runs_the_later_one_goes_on(place):
     assert place.names() == WHOLE
 
 
+def test_a_run_that_starts_over_leaves_nothing_of_the_one_before(place):
+    for num_parts, more in ((5, []), (1, ["--force", "--seed", 1])):
+        place.log.unlink(missing_ok=True)
+        process = place.start_slowly(*more)
+        place.wait_for(lambda wanted=num_parts: len(set(place.puts())) > 2 * wanted + 3)
+        process.kill()
+        process.communicate()
+        place.machine("b")
+    assert place.run("-b", 2, "--seed", 1, "--resume") == (0, "")
+    results = (place.store / "out.jsonl").read_bytes()
+    expected = local_run(place.folder, "-b", 2, "--seed", 1)
+    assert sorted(results.splitlines()) == sorted(expected.splitlines())
+
+
 def test_what_was_changed_in_the_store_is_found(place):
     process = place.start_slowly()
     process.kill()
