@@ -85,14 +85,17 @@ class InnerWorkers:
         else:
             given = list(self.instructions[number])
             self.instructions[number].clear()
-            lines = [line for each in given if isinstance(each, Decode) for line in each.lines]
-            if any(line.text in self.poison and not line.deaths for line in lines):
+            if any(self.is_deadly(each.lines) for each in given if isinstance(each, Decode)):
                 return [self.die(number)]
             reports = list(worker.exchange(given))
         reports = [decode_report(encode(report)) for report in reports]
         if self.num_kills < self.max_kills and self.random.random() < self.kill_share:
             reports = [*reports[: self.random.randint(0, len(reports))], self.die(number)]
         return reports
+
+    def is_deadly(self, lines):
+        lost = {index for index, remark in lines.remarks.items() if remark.deaths}
+        return any(row[2] in self.poison and row[0] not in lost for row in lines.rows())
 
     def die(self, number):
         self.num_kills += 1

@@ -9,13 +9,16 @@ that errs as rarely takes half the memory and thirty probes for each id it takes
 
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from os import SEEK_END
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from batcher.errors import BatchdecodeError, FieldProblem
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_RECENT = 50_000  # ids in the dict: about 6 MB
 MIN_PLACES = 1 << 19  # of the table; a power of two
@@ -49,14 +52,40 @@ class IdRegistry:
         if line is not None:
             return line
         recent[request_id] = line_number
-        if len(recent) == MAX_RECENT:
-            try:
-                self._old.extend(recent)
-            except OSError as error:
-                message = f"cannot write the ids read so far to a temporary file: {error}"
-                raise BatchdecodeError(message) from error
-            recent.clear()
+        if len(recent) >= MAX_RECENT:
+            self._settle()
         return None
+
+    def add_new(self, request_ids: Sequence[str], line_numbers: Sequence[int]) -> bool:
+        """Take note of all these ids, or of none; return whether it was of all.
+
+        It is if each is sure to be new, which is cheaper to find out for many than for each.
+
+        Raises:
+            BatchdecodeError: there is no room for the temporary file.
+        """
+        new = dict(zip(request_ids, line_numbers, strict=True))
+        if len(new) < len(request_ids) or not self._recent.keys().isdisjoint(new):
+            return False
+        if self._old.num_ids and self._old.may_have_any(new):
+            return False
+        self._recent |= new
+        if len(self._recent) >= MAX_RECENT:
+            self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """Move the newest ids to the file.
+
+        Raises:
+            BatchdecodeError: there is no room for it.
+        """
+        try:
+            self._old.extend(self._recent)
+        except OSError as error:
+            message = f"cannot write the ids read so far to a temporary file: {error}"
+            raise BatchdecodeError(message) from error
+        self._recent.clear()
 
 
 def duplicate_id(request_id: str, first_line: int) -> FieldProblem:
@@ -89,6 +118,20 @@ class _IdFile:
             place = (place + 1) & last
         return None
 
+    def may_have_any(self, request_ids: Collection[str]) -> bool:
+        """Return whether the mark of any of these ids is here, by chance or not."""
+        import numpy as np  # noqa: PLC0415 - few runs need it
+
+        table = np.frombuffer(self._marks, np.uint32)
+        marks, places = self._marks_of(request_ids)
+        while len(places):
+            found = table[places]
+            if (found == marks).any():
+                return True
+            is_taken = found != 0
+            marks, places = marks[is_taken], (places[is_taken] + 1) & (len(table) - 1)
+        return False
+
     def extend(self, lines: dict[str, int]) -> None:
         """Add ids that are not here yet, with their lines."""
         if self._file is None:
@@ -99,22 +142,36 @@ class _IdFile:
         self.num_ids += len(lines)
         if self.num_ids > len(self._marks) * MAX_LOAD:
             num_places = 2 * len(self._marks) or MIN_PLACES
+            while self.num_ids > num_places * MAX_LOAD:
+                num_places *= 2
             self._marks = array("I")  # the old table goes before the new one comes
             self._marks = array("I", bytes(num_places * self._marks.itemsize))
             for chunk in self._read_chunks():
-                self._add_marks(request_id for request_id, _ in _decode_lines(chunk))
+                self._add_marks([request_id for request_id, _ in _decode_lines(chunk)])
         self._file.seek(0, SEEK_END)
         self._file.write(_encode_lines(list(lines.items())))
         self._file.flush()
         self._add_marks(lines)
 
-    def _add_marks(self, ids: Iterable[str]) -> None:
-        marks, last = self._marks, len(self._marks) - 1
-        for code in map(hash, ids):
-            place = (code >> MARK_BITS) & last
-            while marks[place]:
-                place = (place + 1) & last
-            marks[place] = (code & LARGEST_MARK) or 1
+    def _add_marks(self, request_ids: Collection[str]) -> None:
+        import numpy as np  # noqa: PLC0415 - few runs need it
+
+        table = np.frombuffer(self._marks, np.uint32)
+        marks, places = self._marks_of(request_ids)
+        while len(places):
+            is_free = table[places] == 0
+            table[places[is_free]] = marks[is_free]
+            # Of several for one place the last is there; equal marks need only one.
+            is_left = table[places] != marks
+            marks, places = marks[is_left], (places[is_left] + 1) & (len(table) - 1)
+
+    def _marks_of(self, request_ids: Collection[str]) -> "tuple[np.ndarray, np.ndarray]":
+        """Return the marks of ids, and the places where each is looked for first."""
+        import numpy as np  # noqa: PLC0415 - few runs need it
+
+        codes = np.fromiter(map(hash, request_ids), np.int64, len(request_ids))
+        marks = np.maximum(codes & LARGEST_MARK, 1).astype(np.uint32)
+        return marks, (codes >> MARK_BITS) & (len(self._marks) - 1)
 
     def _search(self, request_id: str) -> int | None:
         """Return the line of the id as the file says; None if it is not there."""

@@ -4,6 +4,7 @@ Of each result only where it stands is held in memory.  Rule: what is found by a
 candidate; whoever asks reads it and compares.
 """
 
+import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from batcher.request import Request
 from batcher.result import Result
 
 from .output import ResumeError
-from .sums import SUM_BYTES, sum_of, sums_path
+from .sums import SUM_BYTES, sums_of, sums_path
 
 REPAIR = "--resume=repair drops such lines, and decodes again what they were for"
 
@@ -130,7 +131,7 @@ def written_lines(output: str, name: str) -> Callable[[bytes], bool]:
     sums = array("q", np.sort(np.frombuffer(data, np.int64)).tobytes())
 
     def was_written(line: bytes) -> bool:
-        wanted = int.from_bytes(sum_of(line), "little", signed=True)
+        wanted = int.from_bytes(sums_of([line]), sys.byteorder, signed=True)
         place = bisect_left(sums, wanted)
         return place < len(sums) and sums[place] == wanted
 

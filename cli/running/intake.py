@@ -8,9 +8,10 @@ import os
 import select
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import BinaryIO, Self
+from itertools import islice
+from typing import BinaryIO, NamedTuple, Self
 
 from batcher.errors import BatchdecodeError
 
@@ -23,6 +24,7 @@ MAX_LINE_BYTES = 64 * 2**20
 _BOM = b"\xef\xbb\xbf"
 
 Waiting = Callable[[], AbstractContextManager[None]]
+_Buffered = io.BufferedReader | io.BufferedRandom
 
 
 class InputError(BatchdecodeError):
@@ -50,7 +52,7 @@ class OpenInput:
         self._notes: list[str] = []
         self._num_taken = 0
         self._raw = raw
-        self._stream: BinaryIO | None = None
+        self._stream: io.BufferedReader | None = None
         self._unpacked: BinaryIO | None = None
 
     def __enter__(self) -> Self:
@@ -94,9 +96,9 @@ class OpenInput:
         """Return the SHA-256 of the file's bytes, in hexadecimal."""
         import hashlib  # noqa: PLC0415 - only for runs that can be resumed
 
-        return hashlib.file_digest(self._from_start(), "sha256").hexdigest()  # type: ignore[arg-type]  # a BinaryIO reads into buffers
+        return hashlib.file_digest(self._from_start(), "sha256").hexdigest()
 
-    def _from_start(self, waiting: Waiting = nullcontext) -> BinaryIO:
+    def _from_start(self, waiting: Waiting = nullcontext) -> io.BufferedReader:
         """Return the input's bytes, a file's from the first one on."""
         if self._stream is None:
             raw: io.RawIOBase = self._raw
@@ -137,10 +139,17 @@ def open_input(path: str | None, waiting: Waiting) -> OpenInput:
         raise InputError(f"cannot read {name}: {_reason(error)}") from error
 
 
-def _unpacked(packed: BinaryIO) -> BinaryIO:
+def _unpacked(packed: io.BufferedReader) -> io.BufferedReader:
     """Return a buffered reader of what is compressed in `packed`."""
     unpacked: io.RawIOBase = Unpacked(packed)
     return io.BufferedReader(unpacked, CHUNK_BYTES)
+
+
+class Block(NamedTuple):
+    """Lines that follow one another, without blank ones, and the number of each."""
+
+    numbers: Sequence[int]
+    texts: list[bytes]
 
 
 class LineReader:
@@ -151,7 +160,7 @@ class LineReader:
     notes: takes what is odd about the input as a whole.
     """
 
-    def __init__(self, stream: BinaryIO, name: str, notes: list[str]) -> None:
+    def __init__(self, stream: _Buffered, name: str, notes: list[str]) -> None:
         self.name, self.number, self.start, self.num_blank = name, 0, 0, 0
         self._stream, self._notes = stream, notes
         self._next_start = 0
@@ -176,6 +185,36 @@ class LineReader:
                 return line
             self.num_blank += 1
         return None
+
+    def read_block(self, max_lines: int) -> Block:
+        """Return the lines that come next, at least one and none only at the end.
+
+        They are those that are whole in the buffer, so a pipe is not waited for to send more; and
+        none is too long, since the buffer is smaller than that.
+
+        Raises:
+            InputError: the input is damaged or gone.
+        """
+        while self.number:  # the first line may tell what the whole is
+            texts = list(islice(io.BytesIO(self._peek()), max_lines))
+            if texts and not texts[-1].endswith(b"\n"):
+                texts.pop()
+            if not texts:
+                break
+            num_bytes = sum(map(len, texts))
+            self._stream.read(num_bytes)
+            numbers = range(self.number + 1, self.number + 1 + len(texts))
+            self.number += len(texts)
+            self.start = self._next_start + num_bytes - len(texts[-1])
+            self._next_start += num_bytes
+            if not any(map(bytes.isspace, texts)):
+                return Block(numbers, texts)
+            filled = [n for n, text in zip(numbers, texts, strict=True) if not text.isspace()]
+            self.num_blank += len(texts) - len(filled)
+            if filled:
+                return Block(filled, [texts[number - numbers[0]] for number in filled])
+        text = self.read()
+        return Block([], []) if text is None else Block([self.number], [text])
 
     def go_to(self, start: int, number: int) -> None:
         """Go on with line `number`, which starts at the offset `start`."""
@@ -213,10 +252,18 @@ class LineReader:
         try:
             return self._stream.readline(max_bytes)
         except (OSError, EOFError, zlib.error) as error:
-            kind = CutOffError if isinstance(error, EOFError) else InputError
-            raise kind(
-                f"cannot read {self.name} after line {self.number}: {_reason(error)}"
-            ) from error
+            raise self._broken(error) from error
+
+    def _peek(self) -> bytes:
+        try:
+            return self._stream.peek()
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> InputError:
+        """Return what the input is that cannot be read on."""
+        kind = CutOffError if isinstance(error, EOFError) else InputError
+        return kind(f"cannot read {self.name} after line {self.number}: {_reason(error)}")
 
     def _skip_line(self, part: bytes) -> None:
         """Read on to the end of the line that begins with `part`."""

@@ -65,7 +65,7 @@ class RequestReader:
         if line is None:
             return None
         self.line, number = line, lines.number
-        parsed = _parse(self._parser, line, number)
+        parsed = parse_line(self._parser, line, number)
         if isinstance(parsed, ParsedLine):
             first = self._ids.add(id_of(parsed), number)
             if first is not None:
@@ -137,7 +137,7 @@ class LineParser:
 
     def parse(self, line: bytes, number: int, index: int) -> Line:
         """Return what the line with this number, at this index, is."""
-        parsed = _parse(self._parser, line, number)
+        parsed = parse_line(self._parser, line, number)
         first = self._duplicates.first_number(index)
         if first is None or isinstance(parsed, BadLine):
             return parsed
@@ -149,7 +149,8 @@ def checksum_of(line: bytes, parsed: Line) -> int:
     return crc32(line) if isinstance(parsed, ParsedLine) else 0
 
 
-def _parse(parser: RequestParser, line: bytes, number: int) -> Line:
+def parse_line(parser: RequestParser, line: bytes, number: int) -> Line:
+    """Return what a line with this number is by itself."""
     if len(line) > MAX_LINE_BYTES:
         return line_too_long(line, number)
     return parser.parse(line, number)

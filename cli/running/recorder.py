@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING, Self
 
 from batcher.errors import BatchdecodeError
@@ -293,8 +294,8 @@ class _ViewSink:
 
 
 def _num_lines(lines: bytes) -> int:
-    """Return how many lines there are; bytes.count() takes three times as long."""
-    return len(lines.split(b"\n")) - 1
+    """Return how many lines there are; bytes.count() takes many times as long."""
+    return len(BytesIO(lines).readlines())
 
 
 def _series_of(options: RunOptions) -> "SeriesWriter | None":

@@ -40,9 +40,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     input_sha256: None if the run cannot be continued: its input cannot be read again, what it did
     depended on how fast it was, or there are token events among the results.
     workers: the most of any run that has gone on with it; None if it decodes in one engine.
+    version: 2 since sums.py has other checksums.
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     finished: bool = False
     model: str
     settings: dict[str, Any]
@@ -97,7 +98,7 @@ class Resumption:
         results = self._file.guarded(open_sink(output, append=self.earlier is not None))
         if not self.is_possible:
             return results
-        from .sums import SummedSink  # noqa: PLC0415 - with it comes hashlib
+        from .sums import SummedSink  # noqa: PLC0415 - only for runs that can be resumed
 
         return SummedSink(results, output, append=self.earlier is not None)
 

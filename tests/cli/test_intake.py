@@ -5,6 +5,8 @@ import threading
 from contextlib import ExitStack, nullcontext
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli.running import intake
 from cli.running.intake import InputError, LineReader, open_input
@@ -36,6 +38,36 @@ def read_all(data):
 )
 def test_lines_are_numbered_and_placed_and_blank_ones_skipped(data, lines, num_blank):
     assert read_all(data)[:2] == (lines, num_blank)
+
+
+@given(
+    pieces=st.lists(
+        st.sampled_from([b"a\n", b"bb b\n", b"\n", b" \t\r\n", b"c\rc\r\n", b"\xef\xbb\xbf"])
+    ),
+    last=st.sampled_from([b"", b"z", b" "]),
+    buffer_size=st.integers(1, 20),
+    most=st.integers(1, 4),
+)
+def test_blocks_of_lines_are_the_lines(pieces, last, buffer_size, most):
+    data, notes = b"".join(pieces) + last, []
+    reader = LineReader(io.BufferedReader(io.BytesIO(data), buffer_size), "in", notes)
+    found = []
+    while (block := reader.read_block(most)).texts:
+        assert len(block.texts) <= most
+        found += zip(block.numbers, block.texts, strict=True)
+    lines, num_blank, expected_notes = read_all(data)
+    assert found == [(number, line) for number, _, line in lines]
+    assert reader.number == len(io.BytesIO(data).readlines())
+    assert (reader.num_blank, notes) == (num_blank, expected_notes)
+
+
+def test_a_block_of_a_pipe_is_what_has_come():
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb", buffering=0) as pipe, os.fdopen(reader, "rb") as stream:
+        lines = LineReader(stream, "in", [])
+        pipe.write(b"1\n2\n3\n4")
+        assert lines.read_block(9) == ([1], [b"1\n"])
+        assert lines.read_block(9) == (range(2, 4), [b"2\n", b"3\n"])
 
 
 def test_a_byte_order_mark_is_noted_once():

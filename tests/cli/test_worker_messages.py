@@ -3,7 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.running.workers.messages import Answered, decode_report, encode
+from cli.running.workers.messages import (
+    Answered,
+    Decode,
+    Line,
+    Lines,
+    Remark,
+    decode_instruction,
+    decode_report,
+    encode,
+)
 from cli.running.workers.processes import _CHUNK_BYTES, _LENGTH, _Inbox
 
 
@@ -39,3 +48,30 @@ def test_messages_are_whole_and_in_order(lengths, sizes):
 def test_an_answer_is_taken_apart_by_line():
     answered = Answered([3, 1, 2], b"a\nb\nbb\n", [2, 0, 5])
     assert list(answered.by_line()) == [(3, b"a\n"), (1, b""), (2, b"b\nbb\n")]
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=9),
+    st.lists(st.integers(1, 9), max_size=9),
+)
+def test_lines_come_out_as_they_went_in(going_in, coming_out):
+    lines, found, kept, remarks = Lines(), Lines(), [], {}
+    for is_odd, count in going_in:
+        more = Lines()
+        for index in range(len(kept), len(kept) + count):
+            line = Line(index, index + 1, b"%d\n" % index, 7 * index)
+            remark = Remark(first_number=index) if is_odd else None
+            if remark is not None:
+                remarks[index] = remark
+            more.append(line, remark)
+            kept.append((index, index + 1, line.text, 7 * index))
+        lines.extend(more)
+    for most in coming_out:
+        taken = lines.take(most)
+        assert taken.remarks.keys() <= set(taken.indexes)
+        assert len(taken) == min(most, len(taken) + len(lines))
+        found.extend(decode_instruction(encode(Decode(taken))).lines)
+    assert lines.remarks.keys() <= set(lines.indexes)
+    assert [*found.rows(), *lines.rows()] == kept
+    assert found.remarks | lines.remarks == remarks
+    assert not kept or list(Lines.of(kept).rows()) == kept

@@ -53,6 +53,31 @@ def test_the_registry_answers_as_a_dict_would(names, mark_bits):
             lines.setdefault(name, line)
 
 
+@pytest.mark.usefixtures("small")
+@given(
+    st.lists(st.lists(NAMES, min_size=1, max_size=8), max_size=20),
+    st.sampled_from([2, 32]),
+    st.booleans(),
+)
+def test_many_ids_are_taken_at_once_only_if_all_are_new(blocks, mark_bits, is_mixed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ids, "MARK_BITS", mark_bits)
+        patch.setattr(ids, "LARGEST_MARK", 2**mark_bits - 1)
+        registry, lines, line = IdRegistry(), {}, 0
+        for names in blocks:
+            numbers = range(line + 1, line + 1 + len(names))
+            line += len(names)
+            are_new = len(lines | dict.fromkeys(names)) == len(lines) + len(names)
+            if not (is_mixed and line % 2) and registry.add_new(names, numbers):
+                assert are_new
+                lines |= zip(names, numbers, strict=True)
+                continue
+            assert not are_new or mark_bits == 2 or is_mixed
+            for name, number in zip(names, numbers, strict=True):
+                assert registry.add(name, number) == lines.get(name)
+                lines.setdefault(name, number)
+
+
 def test_a_hundred_thousand_ids_are_told_apart():
     registry = IdRegistry()
     lines = range(1, 120_001)
@@ -61,6 +86,9 @@ def test_a_hundred_thousand_ids_are_told_apart():
         registry.add(f"r-{line}", 0) == line for line in (1, 49_999, 50_000, 50_001, 120_000)
     )
     assert registry.add("r-0", 5) is None
+    assert not registry.add_new(["s-1", "r-7"], [6, 7])
+    assert registry.add_new([f"s-{line}" for line in lines], lines)
+    assert registry.add("s-77777", 8) == 77_777
     assert len(registry._recent) < ids.MAX_RECENT
 
 

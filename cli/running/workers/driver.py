@@ -7,6 +7,7 @@ out again, so that nothing is lost, and nothing written twice.
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -26,8 +27,11 @@ from .messages import (
     Finished,
     Interrupted,
     Line,
+    Lines,
     Ready,
+    Remark,
     Report,
+    Row,
 )
 from .transport import Died, Transport
 
@@ -41,6 +45,7 @@ MAX_BATCHES = 2  # that a worker has to check
 AHEAD_SECONDS = 0.2  # for which a worker has lines beside those in its slots
 MAX_AHEAD_LINES, MAX_AHEAD_BYTES = 4096, 4 * 2**20
 _NEWEST = 0.3  # how much of a rate is what was measured last
+_text_of = itemgetter(Line.__struct_fields__.index("text"))
 
 
 class FailedWorkerError(BatchdecodeError):
@@ -54,7 +59,8 @@ class FailedWorkerError(BatchdecodeError):
 class _Member:
     """A worker as the driver knows it.
 
-    held: the lines it has not answered, by index.  batches: what it has to check, in order.
+    held: what makes a `Line` of each that it has not answered, by index.  remarks: see Lines.
+    batches: what it has to check, in order.
     is_alone: it has one line that is suspected, and is given no other one.
     num_steps, now: how many steps were made in its place, and when the next one starts.
     """
@@ -62,15 +68,16 @@ class _Member:
     def __init__(self, num_steps: int = 0, now: float = 0.0) -> None:
         self.num_steps, self.now = num_steps, now
         self.is_ready = self.is_alone = False
-        self.held: dict[int, Line] = {}
+        self.held: dict[int, Row] = {}
+        self.remarks: dict[int, Remark] = {}
         self.batches: deque[Batch] = deque()
         self._num_bytes, self._rate, self._last = 0, 0.0, time.monotonic()
 
-    def give(self, lines: list[Line]) -> None:
+    def give(self, lines: Lines) -> None:
         """Take note that the worker is given lines."""
-        for line in lines:
-            self.held[line.index] = line
-            self._num_bytes += len(line.text)
+        self.held.update(zip(lines.indexes, lines.rows(), strict=True))
+        self.remarks |= lines.remarks
+        self._num_bytes += sum(map(len, lines.texts))
 
     def note_answered(self, indexes: list[int]) -> None:
         """Take note that lines were answered."""
@@ -83,8 +90,10 @@ class _Member:
 
     def release(self, indexes: list[int]) -> None:
         """Take note that the worker has lines no more."""
-        for index in indexes:
-            self._num_bytes -= len(self.held.pop(index).text)
+        self._num_bytes -= sum(map(len, map(_text_of, map(self.held.pop, indexes))))
+        if self.remarks:
+            for index in indexes:
+                self.remarks.pop(index, None)
 
     def num_wanted(self, num_slots: int) -> int:
         """Return how many lines more keep it busy until it is asked again; 0 for a few."""
@@ -116,8 +125,7 @@ class Driver:
         self._members = [_Member() for _ in range(num_workers)]
         self._num_failed_starts = self._num_futile_deaths = 0
         self._unchecked: deque[Batch] = deque()  # with workers that died
-        self._again: deque[Line] = deque()
-        self._suspects: deque[Line] = deque()
+        self._again, self._suspects = Lines(), Lines()
         self._deaths: dict[int, int] = {}  # of lines, by index, as long as they have no answer
         self._failed_checks: Counter[int] = Counter()  # by batch
 
@@ -155,8 +163,7 @@ class Driver:
     def give_up(self, lines: InputLines) -> None:
         """Give out no more, and have workers begin no more."""
         lines.close()
-        self._again.clear()
-        self._suspects.clear()
+        self._again, self._suspects = Lines(), Lines()
         for number, member in enumerate(self._members):
             if member.held:
                 self._transport.send(number, Drop())
@@ -214,8 +221,10 @@ class Driver:
         """Take note of the lines that a worker has answered, and how far it is."""
         indexes = report.indexes
         member.num_steps, member.now = report.num_steps, report.now
-        if self._num_futile_deaths and any(not member.held[index].deaths for index in indexes):
-            self._num_futile_deaths = 0
+        if self._num_futile_deaths:
+            lost = {index for index, remark in member.remarks.items() if remark.deaths}
+            if not lost.issuperset(indexes):
+                self._num_futile_deaths = 0
         member.note_answered(indexes)
         if self._deaths:
             for index in indexes:
@@ -231,7 +240,8 @@ class Driver:
                 if batch is None:
                     return
                 member.batches.append(batch)
-                self._transport.send(number, Check(batch.lines))
+                numbers, texts = batch.lines
+                self._transport.send(number, Check(list(numbers), texts))
 
     def _give_lines(self, lines: InputLines) -> None:
         """Give lines to be decoded to workers that have few: to all of them in turn."""
@@ -241,16 +251,16 @@ class Driver:
                 continue
             if self._suspects and not member.held:
                 member.is_alone = True
-                self._give(number, [self._suspects.popleft()])
+                self._give(number, self._suspects.take(1))
             elif wanted := member.num_wanted(self._num_slots):
                 wanting.append((number, wanted))
-        given: dict[int, list[Line]] = {number: [] for number, _ in wanting}
+        given = {number: Lines() for number, _ in wanting}
         share = max(1, self._num_slots // 4)
         while wanting:
             left = []
             for number, wanted in wanting:
                 portion = self._next_lines(lines, min(wanted, share))
-                given[number] += portion
+                given[number].extend(portion)
                 if len(portion) == share < wanted:
                     left.append((number, wanted - share))
             wanting = left
@@ -258,17 +268,15 @@ class Driver:
             if portion:
                 self._give(number, portion)
 
-    def _next_lines(self, lines: InputLines, num_wanted: int) -> list[Line]:
+    def _next_lines(self, lines: InputLines, num_wanted: int) -> Lines:
         """Return as many lines as are there, those first that were with a worker that died."""
-        found: list[Line] = []
-        while len(found) < num_wanted:
-            line = self._again.popleft() if self._again else lines.next_line()
-            if line is None:
-                break
-            found.append(line)
+        if not self._again:
+            return lines.next_lines(num_wanted)
+        found = self._again.take(num_wanted)
+        found.extend(lines.next_lines(num_wanted - len(found)))
         return found
 
-    def _give(self, number: int, lines: list[Line]) -> None:
+    def _give(self, number: int, lines: Lines) -> None:
         self._members[number].give(lines)
         self._transport.send(number, Decode(lines))
 
@@ -302,15 +310,16 @@ class Driver:
         self._unchecked.extend(member.batches)
         if member.batches and num_faults:
             self._note_failed_check(member.batches[0], how)
-        for index, line in member.held.items():
+        for index, row in member.held.items():
+            line, remark = Line(*row), member.remarks.get(index)
             num_deaths = self._deaths[index] = self._deaths.get(index, 0) + num_faults
             if num_deaths < DEATHS_TOGETHER:
-                self._again.append(line)
+                self._again.append(line, remark)
             elif num_deaths < DEATHS_TOGETHER + DEATHS_ALONE or not member.is_alone:
-                self._suspects.append(line)
+                self._suspects.append(line, remark)
             else:
                 why = f"{DEATHS_ALONE} workers died that decoded nothing else; the last {how}"
-                self._again.append(replace(line, deaths=why))
+                self._again.append(line, replace(remark or Remark(), deaths=why))
         self.num_restarts += 1
         restart = RestartEvent(
             worker=number,
@@ -330,7 +339,8 @@ class Driver:
         """
         self._failed_checks[batch.number] += 1
         if self._failed_checks[batch.number] == DEATHS_TOGETHER + DEATHS_ALONE:
-            first, last = batch.lines[0].number, batch.lines[-1].number
+            numbers = batch.lines.numbers
+            first, last = numbers[0], numbers[-1]
             raise BatchdecodeError(
                 f"each worker died that was to read lines {first} to {last}; the last {how}"
             )

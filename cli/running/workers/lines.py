@@ -7,8 +7,9 @@ beside those before it (an id given twice, an arrival that goes back) is found o
 import queue
 import threading
 from array import array
-from collections import deque
 from collections.abc import Callable
+from itertools import starmap
+from operator import lt
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -20,25 +21,26 @@ from batcher.formats.results import decode_result_line, is_result
 from batcher.request import Request
 
 from ..earlier_results import EarlierResults
-from ..intake import InputError, OpenInput
+from ..intake import Block, InputError, OpenInput
 from ..problems import InvalidInput, ProblemReport, arrival_goes_back, id_given_before
 from ..reading import Duplicates
-from .messages import Checked, Line, Several
+from .messages import Checked, Line, Lines, Remark, Several
 
-BATCH_LINES, BATCH_BYTES = 1024, 2**20
+BATCH_LINES = 1024
 MAX_AHEAD = 4 * BATCH_LINES  # lines of a pipe that no worker has
 _ONE = Several(1, 1)
 
 
 class Batch(NamedTuple):
-    """Lines that are checked together; number: of the batch, from 0."""
+    """Lines that are checked together, from the index `first` on; number: of the batch, from 0."""
 
     number: int
-    lines: list[Line]
+    first: int
+    lines: Block
 
 
 class InputLines:
-    """Lines on their way to workers, which are checked in batches and given out one by one.
+    """Lines on their way to workers, which are checked in batches, and given out.
 
     num_read: how many were checked.  num_bad: of them, those that are no requests.
     total: how many there are, if that is known.
@@ -81,8 +83,8 @@ class InputLines:
         """
         raise NotImplementedError
 
-    def next_line(self) -> Line | None:
-        """Return a line that is to be answered; None while there is none.
+    def next_lines(self, most: int) -> Lines:
+        """Return lines that are to be answered, up to so many; less while there are no more.
 
         Raises:
             InputError: the input is damaged or gone, or shorter than it was.
@@ -109,26 +111,43 @@ class InputLines:
         """Return what of the answer to a line is to be written."""
         return answer
 
-    def _new_batch(self, found: list[tuple[int, bytes]]) -> Batch | None:
-        """Return a batch of the lines that come next, each with its number; None if none do."""
-        if not found:
-            return None
-        lines = [Line(index, *each) for index, each in enumerate(found, self._num_lines)]
-        self._num_lines += len(lines)
+    def _new_batch(self, lines: Block) -> Batch:
+        """Return a batch of the lines that come next."""
+        batch = Batch(self._num_batches, self._num_lines, lines)
+        self._num_lines += len(lines.texts)
         self._num_batches += 1
-        return Batch(self._num_batches - 1, lines)
+        return batch
 
     def _look_at(self, batch: Batch, checked: Checked) -> None:
-        """Find out what each line of a batch is beside those before it."""
+        """Find out what the lines of a batch are beside those before them.
+
+        Most are requests with new ids, in the order of their arrival: that is seen at a glance.
+        """
+        numbers, texts = batch.lines
+        indexes = range(batch.first, batch.first + len(texts))
         if checked.sessions:
             place, session = min(checked.sessions.items())
             raise BatchdecodeError(
-                f"line {batch.lines[place].number} is a turn of session {session!r}: turns go on "
+                f"line {numbers[place]} is a turn of session {session!r}: turns go on "
                 "from one another in one engine, so run these requests without --workers"
             )
-        add, ids, checksums, bad = self._ids.add, checked.ids, checked.checksums, checked.bad
+        if self._is_closed:
+            return
+        lines = Lines(list(indexes), list(numbers), texts, checked.checksums)
+        times = checked.arrivals or [0.0]
+        is_late = times[0] < self._last_arrival or any(map(lt, times[1:], times))
+        if not (checked.bad or is_late) and self._ids.add_new(checked.ids, numbers):
+            self.num_read += len(lines)
+            self._last_arrival = times[-1]
+            self._keep(lines, checked.ids, checked.several)
+        else:
+            self._look_at_each(lines, checked)
+
+    def _look_at_each(self, lines: Lines, checked: Checked) -> None:
+        """Find out what each of these lines is beside those before it."""
+        add, ids, bad = self._ids.add, checked.ids, checked.bad
         several, arrivals = checked.several, checked.arrivals
-        for place, line in enumerate(batch.lines):
+        for place, line in enumerate(starmap(Line, lines.rows())):
             if self._is_closed:
                 return
             self.num_read += 1
@@ -137,17 +156,18 @@ class InputLines:
                 continue
             first = add(ids[place], line.number)
             if first is not None:
-                self._take_bad(*_with_id_of(line, ids[place], first))
+                self._take_bad(line, _with_id_of(line, ids[place], first), Remark(first))
                 continue
             arrival = arrivals[place] if arrivals else 0.0
             if arrival < self._last_arrival:
                 self._take_late(line, ids[place], arrival)
             else:
                 self._last_arrival = arrival
-                known = Line(line.index, line.number, line.text, checksums[place])
-                self._keep(known, ids[place], several.get(place, _ONE))
+                known = Lines()
+                known.append(line)
+                self._keep(known, [ids[place]], {0: several.get(place, _ONE)})
 
-    def _take_bad(self, line: Line, bad: BadLine) -> None:
+    def _take_bad(self, line: Line, bad: BadLine, remark: Remark | None = None) -> None:
         """Take in a line that is no request."""
         if not line.index and is_result(line.text):
             raise InputError(
@@ -156,21 +176,25 @@ class InputLines:
             )
         self.num_bad += 1
         self._report.add(bad)
-        self._keep(line, bad.id, None)
+        self._keep_bad(replace(line, checksum=0), bad.id, remark)
 
     def _take_late(self, line: Line, request_id: str, arrival: float) -> None:
         """Take in a request that arrives before the one before it."""
         raise NotImplementedError
 
-    def _keep(self, line: Line, request_id: str, several: Several | None) -> None:
-        """Take in a line that is known; several: None of a bad one."""
+    def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:
+        """Take in requests with these ids; several: see Checked."""
+        raise NotImplementedError
+
+    def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:
+        """Take in a line that is no request, or not one beside others."""
         raise NotImplementedError
 
 
 class FileLines(InputLines):
     """Those of a file, which is checked whole before a line is given out.
 
-    earlier: the results that are there.  Of a line 5 bytes are held in memory.
+    earlier: the results that are there.  Of a line 4 bytes are held in memory, with those 5.
     """
 
     def __init__(
@@ -185,9 +209,9 @@ class FileLines(InputLines):
         self._earlier = earlier
         self._reader = requests.lines()
         self._checksums, self._duplicates = array("I"), Duplicates()
-        self._is_answered = bytearray()
+        self._is_answered = bytearray()  # of each line, if there are earlier results
         self._found: dict[int, set[int]] = {}
-        self._num_given = 0
+        self._num_read_again, self._ahead = 0, Lines()
 
     @property
     def num_to_answer(self) -> int | None:
@@ -197,20 +221,15 @@ class FileLines(InputLines):
     @property
     def has_ended(self) -> bool:
         """Whether no more lines will be given out."""
-        return self._is_closed or (self.total is not None and self._num_given == self.total)
+        return self._is_closed or (self._num_read_again == self.total and not self._ahead)
 
     def next_batch(self) -> Batch | None:
         """Return lines that are to be checked; see InputLines."""
-        found: list[tuple[int, bytes]] = []
-        num_bytes, reader = 0, self._reader
-        while not self._has_read_all and len(found) < BATCH_LINES and num_bytes < BATCH_BYTES:
-            text = reader.read()
-            if text is None:
-                self._has_read_all = True
-            else:
-                found.append((reader.number, text))
-                num_bytes += len(text)
-        return self._new_batch(found)
+        if self._has_read_all:
+            return None
+        lines = self._reader.read_block(BATCH_LINES)
+        self._has_read_all = not lines.texts
+        return self._new_batch(lines) if lines.texts else None
 
     def begin(self) -> None:
         """Give out from here on what was checked.
@@ -224,18 +243,40 @@ class FileLines(InputLines):
         self.total = self.num_read
         self._reader = self._requests.lines()
 
-    def next_line(self) -> Line | None:
-        """Return a line that is to be answered; see InputLines."""
-        while not self.has_ended:
-            index, text = self._num_given, self._reader.read()
-            if text is None:
-                raise InputError("the input has become shorter while it was read")
-            self._num_given += 1
-            if not self._is_answered[index]:
-                checksum = self._checksums[index]
-                first = 0 if checksum else self._duplicates.first_number(index) or 0
-                return Line(index, self._reader.number, text, checksum, first)
-        return None
+    def next_lines(self, most: int) -> Lines:
+        """Return lines that are to be answered; see InputLines."""
+        found = self._ahead.take(most)
+        while len(found) < most and not self.has_ended:
+            self._read_again()
+            found.extend(self._ahead.take(most - len(found)))
+        return found
+
+    def close(self) -> None:
+        """Read no more, and give out no more."""
+        super().close()
+        self._ahead = Lines()
+
+    def _read_again(self) -> None:
+        """Read the lines that come next, without those that are answered.
+
+        Raises:
+            InputError: there are none, where some were when they were checked.
+        """
+        first = self._num_read_again
+        numbers, texts = self._reader.read_block(BATCH_LINES)
+        if not texts:
+            raise InputError("the input has become shorter while it was read")
+        checksums = self._checksums[first : first + len(texts)].tolist()
+        indexes = range(first, first + len(checksums))  # what was added since then is left out
+        self._num_read_again = indexes.stop
+        rows = zip(indexes, numbers, texts, checksums, strict=False)
+        if 0 not in checksums and not self._is_answered:
+            self._ahead = Lines.of(rows)
+            return
+        for line in starmap(Line, rows):
+            if not (self._is_answered and self._is_answered[line.index]):
+                number = None if line.checksum else self._duplicates.first_number(line.index)
+                self._ahead.append(line, None if number is None else Remark(number))
 
     def lacking(self, index: int, answer: bytes) -> bytes:
         """Return what of the answer to a line is to be written; see InputLines."""
@@ -253,19 +294,25 @@ class FileLines(InputLines):
             "or run them without --workers"
         )
 
-    def _keep(self, line: Line, request_id: str, several: Several | None) -> None:
-        self._checksums.append(line.checksum)
-        if line.first_number:
-            self._duplicates.add(line.index, line.first_number)
-        is_answered, earlier = False, self._earlier
-        if earlier is not None and several is None:
-            is_answered = earlier.has_rejected(request_id, line.number)
-        elif earlier is not None and several is not None:
-            found = set(earlier.find(request_id, several.num_outputs))
-            is_answered = len(found) >= several.num_results
+    def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:
+        self._checksums.extend(lines.checksums)
+        earlier = self._earlier
+        if earlier is None:
+            return
+        for place, (index, request_id) in enumerate(zip(lines.indexes, ids, strict=True)):
+            num_results, num_outputs = several.get(place, _ONE)
+            found = set(earlier.find(request_id, num_outputs))
+            is_answered = len(found) >= num_results
             if found and not is_answered:
-                self._found[line.index] = found
-        self._is_answered.append(is_answered)
+                self._found[index] = found
+            self._is_answered.append(is_answered)
+
+    def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:
+        self._checksums.append(0)
+        if remark is not None:
+            self._duplicates.add(line.index, remark.first_number)
+        if self._earlier is not None:
+            self._is_answered.append(self._earlier.has_rejected(request_id, line.number))
 
 
 class PipeLines(InputLines):
@@ -284,8 +331,8 @@ class PipeLines(InputLines):
     ) -> None:
         super().__init__(requests, report, keep_going=keep_going)
         self._wake = wake
-        self._read: queue.Queue[tuple[int, bytes] | Exception | None] = queue.Queue(BATCH_LINES)
-        self._ready: deque[Line] = deque()
+        self._read: queue.Queue[Block | Exception | None] = queue.Queue(1)
+        self._ready = Lines()
         threading.Thread(target=self._read_all, daemon=True).start()
 
     @property
@@ -295,27 +342,24 @@ class PipeLines(InputLines):
 
     def next_batch(self) -> Batch | None:
         """Return lines that are to be checked; see InputLines."""
-        found: list[tuple[int, bytes]] = []
-        num_bytes, num_ahead = 0, self._num_lines - self.num_read + len(self._ready)
-        while not self._has_read_all and num_ahead + len(found) < MAX_AHEAD:
-            if len(found) == BATCH_LINES or num_bytes >= BATCH_BYTES or self._read.empty():
-                break
-            item = self._read.get()
-            if isinstance(item, tuple):
-                found.append(item)
-                num_bytes += len(item[1])
-            else:
-                self._end_reading(item)
-        return self._new_batch(found)
+        num_ahead = self._num_lines - self.num_read + len(self._ready)
+        is_full = num_ahead > MAX_AHEAD - BATCH_LINES
+        if self._has_read_all or is_full or self._read.empty():
+            return None
+        item = self._read.get()
+        if isinstance(item, Block):
+            return self._new_batch(item)
+        self._end_reading(item)
+        return None
 
-    def next_line(self) -> Line | None:
-        """Return a line that is to be answered; see InputLines."""
-        return self._ready.popleft() if self._ready else None
+    def next_lines(self, most: int) -> Lines:
+        """Return lines that are to be answered; see InputLines."""
+        return self._ready.take(most)
 
     def close(self) -> None:
         """Read no more, and give out no more."""
         super().close()
-        self._ready.clear()
+        self._ready = Lines()
 
     def _end_reading(self, error: Exception | None) -> None:
         """Read no more: the pipe is at its end, or broken."""
@@ -330,21 +374,24 @@ class PipeLines(InputLines):
         request = Request(id=request_id, prompt="", arrival_time=arrival)
         last, text = self._last_arrival, line.text
         bad = arrival_goes_back(ParsedLine(request), text, line.number, last)
-        self._take_bad(replace(line, last_arrival=last), bad)
+        self._take_bad(line, bad, Remark(last_arrival=last))
 
-    def _keep(self, line: Line, request_id: str, several: Several | None) -> None:  # noqa: ARG002 - see InputLines
-        if several is not None or self._keep_going:
-            self._ready.append(line)
+    def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:  # noqa: ARG002 - see InputLines
+        self._ready.extend(lines)
+
+    def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:  # noqa: ARG002 - see InputLines
+        if self._keep_going:
+            self._ready.append(line, remark)
         else:
             self.has_refused = self._is_closed = self._has_read_all = True
 
     def _read_all(self) -> None:
         """Put all lines into the queue, then None, or the exception that ended the reading."""
-        item: tuple[int, bytes] | Exception | None
+        item: Block | Exception | None
         lines = self._requests.lines()
         try:
-            while (text := lines.read()) is not None:
-                self._read.put((lines.number, text))
+            while (block := lines.read_block(BATCH_LINES)).texts:
+                self._read.put(block)
                 self._wake()
             item = None
         except Exception as error:  # it is raised again where the others are: # noqa: BLE001
@@ -353,8 +400,7 @@ class PipeLines(InputLines):
         self._wake()
 
 
-def _with_id_of(line: Line, request_id: str, first_number: int) -> tuple[Line, BadLine]:
-    """Return a line whose id the line `first_number` has already, and what is wrong with it."""
+def _with_id_of(line: Line, request_id: str, first_number: int) -> BadLine:
+    """Return what is wrong with a line whose id the line `first_number` has already."""
     parsed = ParsedLine(Request(id=request_id, prompt=""))
-    bad = id_given_before(parsed, line.text, line.number, first_number)
-    return replace(line, first_number=first_number), bad
+    return id_given_before(parsed, line.text, line.number, first_number)

@@ -4,7 +4,7 @@ Rule: a line of the input is known by its index, from 0, without blank ones.  Wh
 itself, a worker finds out; what it is beside others (an id given before), the driver does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -15,24 +15,94 @@ from batcher.formats.diagnostics import Problem
 from batcher.formats.openai import Form
 from batcher.metrics.watched import EngineState
 
+Row = tuple[int, int, bytes, int]
+"""What makes a `Line`, where a thousand of them are handled at once."""
 
-class Line(Struct, frozen=True, gc=False, array_like=True):
+
+class Line(Struct, frozen=True, gc=False):
     """A line of the input.
 
     number: as a person counts, from 1.  checksum: that of a line that is known to be a request, see
     LineParser; 0 of one that is to be looked at.
-    first_number: which line has the id of this one already; 0 if none has.
-    last_arrival: that of the line before it, if this one goes back behind it.
-    deaths: why the workers died that had it alone, if they were so many that it has failed.
     """
 
     index: int
     number: int
     text: bytes
-    checksum: int = 0
+    checksum: int
+
+
+class Remark(Struct, frozen=True):
+    """What is odd about a line beside others.
+
+    first_number: which line has the id of this one already; 0 if none has.
+    last_arrival: that of the line before it, if this one goes back behind it.
+    deaths: why the workers died that had it alone, if they were so many that it has failed.
+    """
+
     first_number: int = 0
     last_arrival: float | None = None
     deaths: str = ""
+
+
+class Lines(Struct, array_like=True):
+    """Lines of the input, in its order, by what a `Line` has of each; remarks: by their indexes.
+
+    Millions go by in thousands, so nothing is done for one of them that is not done in C.
+    """
+
+    indexes: list[int] = []
+    numbers: list[int] = []
+    texts: list[bytes] = []
+    checksums: list[int] = []
+    remarks: dict[int, Remark] = {}
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> "Lines":
+        """Return the lines of such rows, of which nothing is odd."""
+        indexes, numbers, texts, checksums = map(list, zip(*rows, strict=True))
+        return cls(indexes, numbers, texts, checksums)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.indexes)
+
+    def rows(self) -> Iterable[Row]:
+        """Return those that there are now, one by one."""
+        return zip(self.indexes, self.numbers, self.texts, self.checksums, strict=True)
+
+    def append(self, line: Line, remark: Remark | None = None) -> None:
+        """Add one more."""
+        self.indexes.append(line.index)
+        self.numbers.append(line.number)
+        self.texts.append(line.text)
+        self.checksums.append(line.checksum)
+        if remark is not None:
+            self.remarks[line.index] = remark
+
+    def extend(self, more: "Lines") -> None:
+        """Add those that come next."""
+        self.indexes += more.indexes
+        self.numbers += more.numbers
+        self.texts += more.texts
+        self.checksums += more.checksums
+        self.remarks |= more.remarks
+
+    def take(self, most: int) -> "Lines":
+        """Return the first of them, up to so many, which are here no longer."""
+        indexes, numbers, texts, checksums = columns = (
+            self.indexes,
+            self.numbers,
+            self.texts,
+            self.checksums,
+        )
+        taken = Lines(indexes[:most], numbers[:most], texts[:most], checksums[:most])
+        for column in columns:
+            del column[:most]
+        if self.remarks:
+            first = set(taken.indexes).intersection(self.remarks)
+            taken.remarks = {index: self.remarks.pop(index) for index in first}
+        return taken
 
 
 class Several(NamedTuple):
@@ -56,13 +126,14 @@ class Refused(NamedTuple):
 class Check(Struct, frozen=True, tag=True):
     """Tell what these lines are; they are not decoded yet.  Answered by `Checked`."""
 
-    lines: list[Line]
+    numbers: list[int]
+    texts: list[bytes]
 
 
 class Decode(Struct, frozen=True, tag=True):
     """Answer these lines, in whatever order; in steps of all that are there."""
 
-    lines: list[Line]
+    lines: Lines
 
 
 class Finish(Struct, frozen=True, tag=True):

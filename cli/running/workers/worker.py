@@ -6,8 +6,9 @@ Rule: it takes instructions and gives reports, and knows nothing of how these tr
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 
-from msgspec.structs import force_setattr
+from msgspec.structs import astuple, force_setattr
 
 from batcher.engine import Engine, StepOutcome
 from batcher.errors import BatchdecodeError, LostModelError
@@ -24,7 +25,7 @@ from ..engine_setup import EngineSetup
 from ..intake import InputError
 from ..loop import Loop
 from ..problems import ModelTracebacks, ProblemReport, arrival_goes_back, id_given_before, id_of
-from ..reading import Duplicates, LineParser, checksum_of
+from ..reading import Duplicates, LineParser, checksum_of, parse_line
 from ..sources import Source
 from .messages import (
     Answered,
@@ -39,9 +40,12 @@ from .messages import (
     Instruction,
     Interrupted,
     Line,
+    Lines,
     Ready,
     Refused,
+    Remark,
     Report,
+    Row,
     Several,
 )
 from .telling import Telling, Wanted
@@ -82,8 +86,8 @@ class Worker:
         self._first_slot = number * options.batch
         self._report = ProblemReport("")
         self._tracebacks = ModelTracebacks(self._report, is_quiet=options.quiet)
-        self._parser = LineParser(setup.parser(self._report.tell), Duplicates())
-        self._source = GivenLines(self._parser)
+        self._parser = setup.parser(self._report.tell)
+        self._source = GivenLines(LineParser(self._parser, Duplicates()))
         self._order = AsTheyCome()
         self._answers = Answers(setup.model.name, setup.bytes_of, order=self._order)
         self._loop = Loop(self._engine, self._source, self._answers, keep_going=True)
@@ -107,8 +111,8 @@ class Worker:
             try:
                 for instruction in instructions:
                     match instruction:
-                        case Check(lines):
-                            yield self._check(lines)
+                        case Check(numbers, texts):
+                            yield self._check(numbers, texts)
                         case Decode(lines):
                             self._take(lines)
                         case Finish():
@@ -127,13 +131,13 @@ class Worker:
                 is_input = isinstance(error, InputError)
                 yield Failed(str(error), traceback, is_input=is_input)
 
-    def _check(self, lines: list[Line]) -> Checked:
+    def _check(self, numbers: list[int], texts: list[bytes]) -> Checked:
         """Return what lines are by themselves."""
         checked = Checked([], [], {}, {}, [], {})
         arrivals = []
-        for place, line in enumerate(lines):
-            parsed = self._parser.parse(line.text, line.number, line.index)
-            checked.checksums.append(checksum_of(line.text, parsed))
+        for place, (number, text) in enumerate(zip(numbers, texts, strict=True)):
+            parsed = parse_line(self._parser, text, number)
+            checked.checksums.append(checksum_of(text, parsed))
             if isinstance(parsed, BadLine):
                 checked.bad[place] = Refused(parsed.id, parsed.problems, parsed.form)
                 checked.ids.append(parsed.id)
@@ -150,28 +154,39 @@ class Worker:
             checked.arrivals.extend(arrivals)
         return checked
 
-    def _take(self, lines: list[Line]) -> None:
+    def _take(self, lines: Lines) -> None:
         """Take in lines to be answered; those that are lost are so at once."""
         self._num_held += len(lines)
-        for line in lines:
-            if not line.deaths:
-                self._source.lines.append(line)
+        if not lines.remarks:
+            self._source.lines.extend(lines.rows())
+            return
+        for line in starmap(Line, lines.rows()):
+            remark = lines.remarks.get(line.index)
+            if remark is not None and remark.deaths:
+                self._lose(line, remark.deaths)
                 continue
-            parsed = self._source.parse(line)
-            if isinstance(parsed, ParsedLine):
-                self._answers.open(parsed.request, parsed.form, line.index)
-                self._answers.take(_lost(parsed.request, line.deaths))
-                self._loop.note_failure(id_of(parsed), line.deaths)
-                name, engine = id_of(parsed), self._engine
-                event = RejectEvent(engine.num_steps, engine.now, name, 0, DIED)
-                self._telling.note([event])
+            self._source.lines.append(astuple(line))
+            if remark is not None:
+                self._source.remarks[line.index] = remark
+
+    def _lose(self, line: Line, why: str) -> None:
+        """Answer a line that no worker has survived."""
+        parsed = self._source.parse(*astuple(line))
+        if isinstance(parsed, ParsedLine):
+            self._answers.open(parsed.request, parsed.form, line.index)
+            self._answers.take(_lost(parsed.request, why))
+            self._loop.note_failure(id_of(parsed), why)
+            name, engine = id_of(parsed), self._engine
+            event = RejectEvent(engine.num_steps, engine.now, name, 0, DIED)
+            self._telling.note([event])
 
     def _drop(self) -> Dropped:
         """Forget the lines that have not begun."""
         lines = self._source.lines
-        dropped = Dropped([line.index for line in lines])
+        dropped = Dropped([index for index, *_ in lines])
         self._num_held -= len(lines)
         lines.clear()
+        self._source.remarks.clear()
         return dropped
 
     def _decode(self) -> Iterator[Report]:
@@ -241,11 +256,12 @@ class Worker:
 class GivenLines(Source):
     """The lines that a worker was given and has not begun.
 
-    is_closed: there will be no more.
+    lines: what makes a `Line` of each.  remarks: see Lines.  is_closed: there will be no more.
     """
 
     def __init__(self, parser: LineParser) -> None:
-        self.lines: deque[Line] = deque()
+        self.lines: deque[Row] = deque()
+        self.remarks: dict[int, Remark] = {}
         self.is_closed = False
         self._parser = parser
 
@@ -254,22 +270,23 @@ class GivenLines(Source):
         if not self.lines:
             self.has_ended = self.is_closed
             return None
-        line = self.lines.popleft()
-        self.input_index = line.index
-        return self.parse(line)
+        row = self.lines.popleft()
+        self.input_index = row[0]
+        return self.parse(*row)
 
-    def parse(self, line: Line) -> ParsedLine | BadLine:
+    def parse(self, index: int, number: int, text: bytes, checksum: int) -> ParsedLine | BadLine:
         """Return what a line is, beside the lines before it.
 
         Raises:
             InputError: it is not what it was when it was checked.
         """
-        parsed = self._parser.parse_again(line.text, line.number, line.index, line.checksum)
-        if isinstance(parsed, ParsedLine):
-            if line.first_number:
-                return id_given_before(parsed, line.text, line.number, line.first_number)
-            if line.last_arrival is not None:
-                return arrival_goes_back(parsed, line.text, line.number, line.last_arrival)
+        parsed = self._parser.parse_again(text, number, index, checksum)
+        remark = self.remarks.pop(index, None) if self.remarks else None
+        if remark is not None and isinstance(parsed, ParsedLine):
+            if remark.first_number:
+                return id_given_before(parsed, text, number, remark.first_number)
+            if remark.last_arrival is not None:
+                return arrival_goes_back(parsed, text, number, remark.last_arrival)
         return parsed
 
     def wait(self) -> None:
