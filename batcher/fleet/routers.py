@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import chain
 from random import Random
 from typing import TYPE_CHECKING
@@ -29,8 +29,8 @@ SEED = 0
 WAITING_WEIGHT = 4  # of one that waits, against one that runs: as vLLM weighs them
 PREFIX_BLOCK = 16  # tokens
 MAX_PREFIXES = 2**20  # blocks of prompts that are remembered, those seen last
+MAX_QUEUES = 8  # for each replica
 MAX_OVERLOAD = 1.25  # of the mean load, as in consistent hashing with bounded loads
-MAX_ENTRIES = 8  # of a heap, for each replica
 
 
 class ReplicaStats(Struct, frozen=True, gc=False):
@@ -172,14 +172,14 @@ class RandomTwo(Router):
 class LeastOf(Router):
     """To the replica of which a number is least; of equals to the one whose has been for longest.
 
-    The replicas are a heap; an entry that is not the last of its replica is skipped.
+    Replicas of equal loads are in one queue, and the loads of the queues are a heap.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._heap: list[tuple[float, int, ReplicaView]] = []
-        self._loads: dict[ReplicaView, tuple[float, int]] = {}  # and the number of the entry
-        self._num_entries = 0
+        self._loads: dict[ReplicaView, float] = {}
+        self._queues: dict[float, dict[ReplicaView, None]] = {}  # by load; some are empty
+        self._heap: list[float] = []  # all loads that have a queue
         self._total = 0.0  # of all loads
 
     def load(self, replica: ReplicaView) -> float:
@@ -189,7 +189,7 @@ class LeastOf(Router):
     def use(self, replicas: Sequence[ReplicaView]) -> None:
         """Send to these from now on."""
         super().use(replicas)
-        self._heap, self._loads, self._total = [], {}, 0.0
+        self._loads, self._queues, self._heap, self._total = {}, {}, [], 0.0
         for replica in replicas:
             self._place(replica)
 
@@ -200,28 +200,31 @@ class LeastOf(Router):
     @property
     def least(self) -> ReplicaView:
         """The replica with the least load."""
-        heap, loads = self._heap, self._loads
-        while True:
-            load, entry, replica = heap[0]
-            if loads.get(replica) == (load, entry):
-                return replica
-            heappop(heap)
+        heap, queues = self._heap, self._queues
+        while not (queue := queues[heap[0]]):
+            del queues[heappop(heap)]
+        return next(iter(queue))
 
     def note(self, replica: ReplicaView) -> None:
         """Put a replica where it is now, unless nothing is sent to it any more."""
-        if replica in self._loads:
-            self._total -= self._loads[replica][0]
+        load = self._loads.get(replica)
+        if load is not None:
+            del self._queues[load][replica]
+            self._total -= load
             self._place(replica)
 
     def _place(self, replica: ReplicaView) -> None:
-        load, heap = self.load(replica), self._heap
-        self._num_entries = entry = self._num_entries + 1
-        self._loads[replica] = load, entry
+        """Put a replica behind all of equal load."""
+        load = self._loads[replica] = self.load(replica)
         self._total += load
-        heappush(heap, (load, entry, replica))
-        if len(heap) > MAX_ENTRIES * len(self._loads):
-            heap[:] = [(*found, replica) for replica, found in self._loads.items()]
-            heapify(heap)
+        queue = self._queues.get(load)
+        if queue is None:
+            if len(self._heap) > MAX_QUEUES * len(self._loads):
+                self._queues = {each: queue for each, queue in self._queues.items() if queue}
+                self._heap = sorted(self._queues)
+            queue = self._queues[load] = {}
+            heappush(self._heap, load)
+        queue[replica] = None
 
 
 class LeastLoaded(LeastOf):

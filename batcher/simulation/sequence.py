@@ -73,7 +73,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     @property
     def num_output_tokens(self) -> int:
         """How many tokens it is given."""
-        return 0 if self.has_failed else self.output.length
+        return 0 if self.has_failed else min(self.job.output.length, self.max_tokens)
 
     @property
     def output(self) -> Piece:

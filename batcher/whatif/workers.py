@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, Self, TypeVar, cast
 
 from batcher.errors import BatchdecodeError, InvariantError
+from batcher.garbage import look_seldom
 from batcher.processes import signals_blocked
 
 Shared = TypeVar("Shared")
@@ -113,6 +114,7 @@ def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:
     """Take what is shared, and answer the tasks that come; what a process does."""
     with suppress(EOFError, OSError):
         shared = connection.recv()
+        look_seldom()
         while True:
             on_part = _seldom(lambda share: connection.send(("part", share)))
             connection.send(_message(work, shared, connection.recv(), on_part))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.foreign import RaisedError
+from batcher.garbage import look_seldom
 from batcher.models.base import number_of
 from batcher.models.simulated import SimulatedModel
 from batcher.remote.loading import RemoteModel
@@ -29,7 +30,6 @@ from .answers import Answers, InputOrder, Replaying
 from .ending import refuse_rest, tell_ending
 from .engine_setup import EngineSetup
 from .files import check_files
-from .garbage import look_seldom
 from .intake import InputError, OpenInput, Waiting, open_input
 from .loop import Loop
 from .observing import close_spans, opened_exposition, opened_spans

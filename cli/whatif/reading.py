@@ -8,6 +8,7 @@ from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.fleet.streamed import PREFIX as STREAMED
 from batcher.fleet.streamed import AnyWorkload, parse_streamed
+from batcher.garbage import look_seldom
 from batcher.metrics.slo import Slo, class_name
 from batcher.scheduling.checks import check_effects
 from batcher.simulation.workload import workload_of
@@ -31,6 +32,7 @@ from ..screen.cells import counted
 
 def until_stopped(command: Callable[[], int]) -> int:
     """Return the exit status of `command`, or that of a signal, which ends it at once."""
+    look_seldom()
     with user_code_prints_to_stderr(), StopSignals() as stop:
         try:
             with stop.waiting():

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import RestartEvent
+from batcher.garbage import look_seldom
 
 from ...commands.run import RunOptions
-from ..garbage import look_seldom
 from ..problems import say
 from .cluster import Cluster, Share, Waiting, share_of
 from .messages import Failed, Instruction, Interrupted, decode_instruction, decode_report, encode

@@ -20,10 +20,10 @@ from typing import Generic, Self, TypeVar
 
 from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import RestartEvent
+from batcher.garbage import look_seldom
 from batcher.processes import end_with_parent, signals_blocked, threads_shared
 
 from ...commands.run import RunOptions
-from ..garbage import look_seldom
 from .messages import (
     Failed,
     Instruction,

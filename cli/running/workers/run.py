@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RestartEvent
+from batcher.garbage import look_seldom
 
 from ...commands.run import RunOptions
 from ...errors import WriteError
@@ -13,7 +14,6 @@ from ...screen.cells import counted, printable_lines
 from ..answers import InputOrder
 from ..ending import refuse_rest, tell_ending
 from ..files import check_files
-from ..garbage import look_seldom
 from ..intake import InputError, OpenInput, open_input
 from ..observing import opened_exposition, opened_spans
 from ..output import OutputError, ResumeError
