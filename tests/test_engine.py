@@ -172,6 +172,20 @@ def test_an_idle_engine_wants_all_that_arrive_together() -> None:
     assert len(outcome.results) == 3
 
 
+@pytest.mark.parametrize("before", [plain("z", 0), plain("z", 90)], ids=["no tokens", "too large"])
+def test_all_that_arrive_together_are_wanted_behind_what_ends_without_a_slot(
+    before: Request,
+) -> None:
+    settings = SchedulingSettings(policy="priority", kv_blocks=4)
+    engine = Engine(SimulatedModel(), 1, settings=settings)
+    late = replace(plain("x", 3, arrival_time=1), priority=5)
+    waiting = [before, late, plain("y", 2, arrival_time=1)]
+    while engine.wants_request and waiting:
+        engine.add(waiting.pop(0))
+    _, results = drain(engine)
+    assert [result.id for result in results] == ["z", "y", "x"]
+
+
 @pytest.mark.parametrize("batch_size", [0, -1, 2**20 + 1, 2.5, "8", None])
 def test_a_batch_size_out_of_range_is_refused(batch_size: int) -> None:
     with pytest.raises(BatchdecodeError, match="batch size"):

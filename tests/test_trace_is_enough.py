@@ -1,14 +1,21 @@
 """Invariant 9: the trace alone reproduces the schedule and every number of the summary."""
 
+from collections.abc import Iterator
+
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from reference import english_requests
+from scheduling_settings import scheduling_settings, sharing
 
 from batcher import Engine, Request, Result, SimulatedModel
+from batcher.events import FinishEvent, RequestEvent
 from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics.run_metrics import RunMetrics
+from batcher.settings import SchedulingSettings
 from batcher.timeline import Timeline
+from batcher.timeline.fold import RequestFold
 
 
 def traced(
@@ -48,3 +55,45 @@ def test_schedule_and_numbers_from_the_trace(requests: list[Request], batch_size
     summary = again.summary()
     assert summary.generated_tokens == sum(len(result.tokens) for result in results)
     assert summary.requests == len(results)
+
+
+@st.composite
+def limited_runs(draw: st.DrawFn) -> tuple[list[Request], int, SchedulingSettings]:
+    """Requests, some with an empty prompt, with slots and limits to decode them in."""
+    num_slots = draw(st.sampled_from([1, 2, 3, 8]))
+    requests = draw(st.lists(sharing(english_requests()), min_size=1, max_size=9))
+    settings = draw(scheduling_settings(num_slots, st.none(), 4))
+    return (
+        [replace(one, prompt="") if draw(st.integers(0, 3)) == 0 else one for one in requests],
+        num_slots,
+        settings,
+    )
+
+
+@given(limited_runs())
+@examples(60)
+def test_first_tokens_are_those_of_the_trace_under_limits(
+    run: tuple[list[Request], int, SchedulingSettings],
+) -> None:
+    requests, num_slots, settings = run
+    engine, fold, results = (
+        Engine(SimulatedModel(), num_slots, settings=settings),
+        RequestFold(),
+        [],
+    )
+    for request in requests:
+        engine.add(request)
+    first_tokens: dict[str, int | None] = {}
+    for event in [engine.run_event(), *_events_of(engine, results), engine.end_event()]:
+        found = fold.take(event)
+        if isinstance(event, FinishEvent) and found is not None:
+            told = [one.first_token for one in found.admissions if one.first_token is not None]
+            first_tokens[event.id] = told[0] if told and event.tokens else None
+    assert first_tokens == {result.id: result.steps.first_token for result in results}
+
+
+def _events_of(engine: Engine, results: list[Result]) -> Iterator[RequestEvent]:
+    while engine.has_work:
+        outcome = engine.step()
+        results += outcome.results
+        yield from outcome.events

@@ -200,11 +200,15 @@ class Engine:
         reads_all = self._reads_all or inputs.has_sessions  # turns arrive later than they are read
         if reads_all and inputs.latest_arrival <= clock.now:
             return True
-        if self._queue.num_pending:
-            self._inputs.join_arrivals()
+        queue, batch = self._queue, self._batch
+        if queue.num_pending:
+            inputs.join_arrivals()
+        while queue.num_pending and not (queue.num_waiting or batch.num_occupied):
+            inputs.continue_sessions()  # all that had arrived has ended without a slot
+            inputs.join_arrivals()
         if inputs.latest_arrival > clock.now:
             return False
-        return reads_all or self._batch.num_free > self._queue.num_slots
+        return reads_all or batch.num_free > queue.num_slots
 
     @property
     def first_waiting(self) -> Sequence | None:

@@ -100,6 +100,9 @@ class Recorder:
                     row.role == "negative" or first in num_forced
                 ):  # in this order, since it is asked for every request
                     num_tokens = row.num_tokens
+                num_left = row.num_tokens - row.num_computed_tokens
+                if not (row.is_decoding or row.num_tokens) and row in first.computed_group:
+                    num_left = 1  # an empty prompt that this step gives no token
                 events.append(
                     AdmitEvent(
                         step,
@@ -111,7 +114,7 @@ class Recorder:
                         row.role,
                         num_generated,
                         row.num_cached_tokens,
-                        row.num_tokens - row.num_computed_tokens,
+                        num_left,
                         num_tokens,
                         row.cached_from,
                     )
@@ -122,9 +125,14 @@ class Recorder:
     def prefilled(
         self, scheduled: SchedulerOutput[Sequence], batch: RunningBatch[Sequence]
     ) -> None:
-        """Tell what is computed of groups admitted before, but for those that jumped just now."""
+        """Tell what is computed of groups admitted before, but for those that jumped just now.
+
+        An empty prompt counts as a token, as where it is admitted.
+        """
         clock = self._clock
-        for row, num_tokens in scheduled.num_scheduled_tokens.items():
+        finished = (row for first in scheduled.prefill_finished for row in first.computed_group)
+        without_tokens = dict.fromkeys((row for row in finished if not row.num_tokens), 1)
+        for row, num_tokens in (scheduled.num_scheduled_tokens | without_tokens).items():
             first = batch.first_of(row)
             has_jumped = first.extras is not None and first.extras.jumped_step == clock.step - 1
             if (has_jumped and first.is_decoding) or first in scheduled.admitted:

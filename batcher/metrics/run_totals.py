@@ -267,6 +267,6 @@ def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> 
         }
     if settings.has_prefix_cache:
         numbers["prefix_cache"] = timed.cache.prefix()
-    if settings.kv_blocks is not None:
+    if settings.kv_blocks is not None or settings.preempt_for is not None:
         numbers["preemptions"] = timed.cache.preemptions()
     return numbers

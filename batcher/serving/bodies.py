@@ -10,7 +10,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from batcher.formats.json_spans import JsonError, Span, parse
+from batcher.formats.json_spans import (
+    JsonError,
+    Span,
+    find_doubles,
+    find_value,
+    has_doubles,
+    parse,
+)
 from batcher.formats.openai import Form
 from batcher.formats.requests import BadLine, RequestParser, find_too_many
 from batcher.formats.spellings import SPELLINGS
@@ -114,12 +121,24 @@ def _fields_of(data: bytes) -> dict[str, Any]:
         raise of_problems([too_many])
     try:
         fields = msgspec.json.decode(data)
+        if isinstance(fields, dict) and len(fields) < data.count(b":"):  # else each is a key
+            _refuse_doubles(data.decode())
     except (ValueError, RecursionError):
         raise ApiError(BAD_REQUEST, "invalid-json", _why_no_json(data)) from None
     if not isinstance(fields, dict):
         message = f"the body is a JSON object, not {_kind_of(fields)}"
         raise ApiError(BAD_REQUEST, "invalid-json", message)
     return fields
+
+
+def _refuse_doubles(text: str) -> None:
+    """Raise an ApiError if an object in `text` has a name twice."""
+    if has_doubles(text):
+        path, span, first = next(find_doubles(text, find_value(text, ()).start))
+        message = (
+            f"field `{path[-1]}` is given twice ({_place(text, first)}, and {_place(text, span)})"
+        )
+        raise ApiError(BAD_REQUEST, "duplicate-field", message, str(path[0]))
 
 
 def _why_no_json(data: bytes) -> str:

@@ -87,6 +87,17 @@ def test_few_blocks_preempt_and_hold_back():
     assert summary.idle.kv > 0
 
 
+def test_preemptions_for_who_is_more_urgent_are_told_without_a_limit_of_blocks():
+    engine = Engine(SimulatedModel(), 1, settings=SchedulingSettings(preempt_for="priority"))
+    engine.add(Request(prompt=[5], id="a", max_tokens=9, ignore_eos=True, priority=5))
+    engine.add(Request(prompt=[6], id="v", max_tokens=2, ignore_eos=True, arrival_time=3.0))
+    events = [engine.run_event()]
+    while engine.has_work:
+        events += engine.step().events
+    preemptions = summary_of([*events, engine.end_event()]).preemptions
+    assert (preemptions.count, preemptions.recomputed_tokens) == (1, 3)
+
+
 def test_slots_idle_before_a_preemption_wait_for_who_arrives_next():
     settings = SchedulingSettings(kv_blocks=5)
     engine = Engine(SimulatedModel(), 3, settings=settings)

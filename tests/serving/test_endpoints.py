@@ -94,6 +94,20 @@ def test_the_chunks_of_a_stream_make_up_the_whole_answer(more):
 
 
 @asked
+async def test_a_name_that_is_given_twice_is_refused_at_any_depth(server):
+    for body, name in [
+        ('{"prompt":"a","prompt":"b"}', "prompt"),
+        ('{"prompt":"a","logit_bias":{"5":1,"5":2}}', "logit_bias"),
+    ]:
+        answer = await server.client.post(COMPLETIONS, content=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "duplicate-field")
+        assert error["param"] == name
+    colons = await server.client.post(COMPLETIONS, content='{"prompt":"a: b: c","max_tokens":1}')
+    assert colons.status_code == 200
+
+
+@asked
 async def test_a_streamed_chat_tells_the_role_once_and_the_logprobs_as_they_come(server):
     body = {"messages": SAID, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
     whole = (await server.post(CHATS, **body)).json()["choices"][0]
