@@ -166,6 +166,46 @@ def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tup
             check_steps_ahead(batch, rows)
 
 
+def check_padding(batch: RunningBatch[Schedulable], rows: list[Schedulable]) -> None:
+    offsets = [row.offset for row in rows]
+    assert batch.padding == sum(max(offsets) - offset for offset in offsets)
+
+
+def batch_with_a_longest_row(*positions: int) -> tuple[RunningBatch[Schedulable], list]:
+    """Return a batch in which the longest row was looked for among rows at these positions."""
+    batch: RunningBatch[Schedulable] = RunningBatch(6, SIZE)
+    longer, *rows = [row_at(batch, position) for position in (9, *positions)]
+    check_padding(batch, [longer, *rows])
+    batch.stop_decoding(longer)
+    check_padding(batch, rows)
+    return batch, rows
+
+
+def test_the_longest_row_may_be_one_that_came_later() -> None:
+    batch, (short, long) = batch_with_a_longest_row(1, 5)
+    later = row_at(batch, 3)
+    check_padding(batch, [short, long, later])
+    batch.stop_decoding(long)
+    check_padding(batch, [short, later])
+    batch.stop_decoding(later)
+    check_padding(batch, [short])
+
+
+def test_the_longest_row_may_be_one_that_was_given_more_tokens() -> None:
+    batch, (short, long) = batch_with_a_longest_row(1, 5)
+    batch.advance({short: 8})
+    check_padding(batch, [short, long])
+
+
+def test_the_longest_row_may_be_one_that_has_come_back() -> None:
+    batch, (short, middle, long) = batch_with_a_longest_row(1, 4, 5)
+    batch.stop_decoding(middle)
+    middle.num_tokens = 3
+    batch.begin_decoding(middle, (middle,))
+    batch.stop_decoding(long)
+    check_padding(batch, [short, middle])
+
+
 def check_steps_ahead(batch: RunningBatch[Schedulable], rows: list[Schedulable]) -> None:
     step = batch.decode_step
 
