@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from control_requests import control_requests
 from engine_runs import fields, of_kind, run
-from examples import examples, mostly_heavy
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -249,7 +249,8 @@ def test_each_beam_may_stop_from_min_tokens_on(min_tokens: int) -> None:
     assert seen == {"stop", "length"}
 
 
-@pytest.mark.parametrize("min_tokens", mostly_heavy([3, 6], 6))
+@pytest.mark.heavy
+@pytest.mark.parametrize("min_tokens", [3, 6])
 def test_text_stops_of_beams_act_from_min_tokens_on(min_tokens: int) -> None:
     token_bytes = SimulatedModel().tokenizer.token_bytes
     [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results

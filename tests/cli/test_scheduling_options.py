@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from examples import mostly_heavy
 from process import batchdecode, lines_of, workload
 
 from batcher.settings import SchedulingSettings
@@ -228,9 +227,8 @@ def test_sessions_are_continued(folder):
 LEVIATHAN = ["--draft", "simulated:0.5", "--acceptance", "leviathan"]
 
 
-@pytest.mark.parametrize(
-    "options", mostly_heavy([LEVIATHAN, [*LEVIATHAN, *LIMITS]], [*LEVIATHAN, *LIMITS])
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("options", [LEVIATHAN, [*LEVIATHAN, *LIMITS]])
 def test_a_run_whose_outputs_depend_on_drafts_is_continued_as_if_it_had_never_stopped(
     folder, options
 ):

@@ -94,6 +94,7 @@ def test_a_product_of_several_ranks_is_that_of_one(
         assert all(np.array_equal(found, expected) for found in ranks.map(of_rank))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "shape", [(960, 576), (576, 576), (3072, 576), (576, 1536), (2048, 256), (1411, 300)]
 )

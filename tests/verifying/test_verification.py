@@ -127,6 +127,7 @@ def test_a_model_that_differs_from_itself_is_told_apart(name):
     assert found.num_settings == 0
 
 
+@pytest.mark.heavy
 def test_a_model_of_the_same_file_that_looks_at_its_rows_alone_is_proven():
     assert verdict_of(PLAIN, model_of("honest")).difference is None
 
