@@ -105,8 +105,8 @@ class ManagedFleet(Fleet):
         due = self._timetable[0][0] if self._timetable else inf
         if self._held:
             due = min(due, self._held.next_limit)
-            if self._responses:
-                due = min(due, self._responses[0][0])
+        if self._responses and (self._held or until == inf):  # they may be the last to end
+            due = min(due, self._responses[0][0])
         return due if due <= until else inf
 
     def _do_due(self, now: float) -> None:

@@ -236,6 +236,13 @@ def test_what_a_failure_loses_begins_anew_and_its_times_count_from_when_it_came(
     ]
 
 
+def test_nothing_fails_once_all_have_ended():
+    failures = Failures(planned=(Failure(replica=0, at=5000.0, back_after=3.0),))
+    fleet, result = run([0.0, 0.0], [3, 5], failures=failures)
+    assert result.history.num_failures == 0
+    assert [life.state for life in fleet.lives] == [State.SERVING]
+
+
 def test_until_a_failure_is_noticed_requests_are_sent_there():
     failures = Failures(planned=(Failure(replica=0, at=0.5),), health_check=4.0)
     fleet, result = run([0.0, 1.0, 2.0, 3.0, 5.0], [1] * 5, 2, failures=failures)
