@@ -62,10 +62,12 @@ def collector(receiver):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(lambda: is_open(port))
-    yield f"http://127.0.0.1:{port}", process
-    process.terminate()
-    process.wait(20)
+    try:
+        wait_for(lambda: is_open(port))
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 def is_open(port):

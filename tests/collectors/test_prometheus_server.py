@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import urllib.parse
+from contextlib import closing
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -86,19 +87,18 @@ def summary(tmp_path_factory):
 def scraped(tmp_path_factory, summary):
     """Return a server that has scraped the same, and a file of it."""
     folder = tmp_path_factory.mktemp("run")
-    run = start(folder, *OPTIONS, "--metrics-port", "0", "--metrics-file", "m.prom")
-    url = run.stderr.readline().decode().removeprefix("metrics at ").strip()
-    server = Server(folder, urllib.parse.urlsplit(url).netloc)
-    wait_for(lambda: server.total("up"))
-    run.stdin.write(requests(30) + LAST)
-    run.stdin.flush()
-    wait_for(lambda: server.total("vllm:request_success_total") == summary["outputs"])
-    num_scrapes = server.total("count_over_time(up[1h])")
-    wait_for(lambda: server.total("count_over_time(up[1h])") > num_scrapes + 2)
-    yield server, folder / "m.prom"
-    _, said = run.communicate()
-    assert run.returncode == 0, said
-    server.close()
+    with start(folder, *OPTIONS, "--metrics-port", "0", "--metrics-file", "m.prom") as run:
+        url = run.stderr.readline().decode().removeprefix("metrics at ").strip()
+        with closing(Server(folder, urllib.parse.urlsplit(url).netloc)) as server:
+            wait_for(lambda: server.total("up"))
+            run.stdin.write(requests(30) + LAST)
+            run.stdin.flush()
+            wait_for(lambda: server.total("vllm:request_success_total") == summary["outputs"])
+            num_scrapes = server.total("count_over_time(up[1h])")
+            wait_for(lambda: server.total("count_over_time(up[1h])") > num_scrapes + 2)
+            yield server, folder / "m.prom"
+            _, said = run.communicate()
+            assert run.returncode == 0, said
 
 
 def test_prometheus_has_each_metric(scraped):
