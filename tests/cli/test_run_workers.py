@@ -163,6 +163,15 @@ def test_whoever_dies_no_result_is_lost_or_there_twice(
     assert found == expected or not keep_order
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_an_id_given_twice_is_bad_when_its_line_is_given_out_again(tmp_path, seed):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(8), *workload(8)))
+    expected, _ = alone(tmp_path)
+    _, workers = run_inner(options_of(tmp_path), 2, kill_share=0.4, max_kills=4, seed=seed)
+    assert workers.num_kills
+    assert as_set(written(tmp_path / "results.jsonl")) == as_set(expected)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_request_that_kills_workers_fails_alone(folder, seed):
     poisonous = {**SAMPLED, "id": "poison", "n": 2}
