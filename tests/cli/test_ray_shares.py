@@ -1,11 +1,14 @@
-"""What a worker takes of a machine of Ray, for which no Ray is needed."""
+"""What a worker takes of a machine of Ray, and clusters that do not start: no Ray is needed."""
+
+from contextlib import nullcontext
 
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.running.workers.cluster import Share, share_of
+from batcher.errors import BatchdecodeError
+from cli.running.workers.cluster import Cluster, Share, share_of
 
 THIRD = 0.3333
 
@@ -58,3 +61,16 @@ def num_placed(machine, num_cpus, num_gpus):
     while cpus >= num_cpus and gpus >= num_gpus:
         cpus, gpus, number = cpus - num_cpus, gpus - num_gpus, number + 1
     return number
+
+
+class LateRay:
+    """A Ray that is too slow to start, of which it tells by a bare Exception."""
+
+    def init(self, *_, **__):
+        raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as it does
+
+
+def test_a_cluster_that_does_not_start_is_an_error_of_the_run():
+    message = "cannot connect to a cluster of Ray: The current node timed out during startup."
+    with pytest.raises(BatchdecodeError, match=message), Cluster(LateRay(), "", nullcontext):
+        pass

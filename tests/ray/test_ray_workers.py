@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from running import actors, alone, command_in, fill, kill, results_of, wait_for
+from running import ROOT, actors, alone, command_in, fill, kill, results_of, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -18,6 +18,22 @@ def test_the_results_are_those_of_one_engine(folder):
     out, told = command_in(folder, "--workers", "2", "--on", "ray").communicate()
     assert results_of(out) == alone(folder)
     assert "2 workers · 4 slots".encode() in told
+
+
+def test_replicas_of_a_checkpoint_give_the_results_of_one(folder):
+    pytest.importorskip("tokenizers", reason="it is of the extra `models`")
+    model = ("--model", ROOT / "samples" / "tiny.gguf")
+    out, told = command_in(folder, *model, "--workers", "2", "--on", "ray", "-q").communicate()
+    assert not told
+    assert results_of(out) == alone(folder, *model)
+
+
+@pytest.mark.parametrize("num_workers", [1, 8])
+def test_there_may_be_more_workers_than_processors(folder, num_workers):
+    running = command_in(folder, "--workers", num_workers, "--on", "ray", "-q")
+    out, told = running.communicate()
+    assert not told
+    assert results_of(out) == alone(folder)
 
 
 def test_a_killed_actor_is_replaced(folder):

@@ -85,7 +85,7 @@ class Cluster:
             with self._waiting():
                 _knock_at(address)
                 ray.init(address or None, log_to_driver=False, logging_level="ERROR")
-        except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        except Exception as error:  # Ray raises all kinds, bare ones included
             where = f" at {address}" if address else ""
             hint = "; RAY_AUTH_MODE=token where the cluster asks for a token" if address else ""
             message = f"cannot connect to a cluster of Ray{where}: {str(error).strip()}{hint}"
