@@ -6,18 +6,23 @@ from batcher.metrics.slo import parse_slos
 from batcher.whatif.comparing import DEFAULT_GROWTH, GridCell, compare
 from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.drafting import beside_none
-from batcher.whatif.fleets import engines_of
 from batcher.whatif.measuring import Question
 
 from ..commands.compare import CompareOptions
-from ..memory_note import say_of_memory
 from ..printing import print_text
 from ..screen.terminal import terminal_size
 from .columns import column_of
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_cells
 from .progress import progress_of
-from .reading import check_classes, check_given, num_cores, priced, read_workload
+from .reading import (
+    check_classes,
+    check_given,
+    num_cores,
+    priced,
+    read_workload,
+    say_of_engines,
+)
 from .tables import best_first, csv_of, json_of, table_of
 
 SERVED, NOTHING_SERVED = 0, 1
@@ -42,8 +47,7 @@ def compare_requests(options: CompareOptions) -> int:
     workload = read_workload(options)
     check_classes(slo, workload)
     if not options.quiet:
-        engines = engines_of(grid)
-        say_of_memory((each.profile, each.scheduling, each.ranks) for each in engines)
+        say_of_engines(grid, slo)
     num_jobs = options.jobs or num_cores()
     with progress_of(len(grid), min(num_jobs, len(grid)), quiet=options.quiet) as on_done:
         question = Question(workload, slo, prices=prices)

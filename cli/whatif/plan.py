@@ -11,7 +11,6 @@ from batcher.fleet.fleet_file import FleetFile
 from batcher.metrics.slo import OTHERS, Goodput, parse_slos
 from batcher.whatif.deployments import AXES, Deployment, Value, grid_of
 from batcher.whatif.drafting import Gain
-from batcher.whatif.fleets import engines_of
 from batcher.whatif.limits import Limit
 from batcher.whatif.measuring import Outcome, Question, good_share
 from batcher.whatif.planning import Plan, find_plan
@@ -20,14 +19,20 @@ from batcher.whatif.search import Searched
 from batcher.whatif.spread import GroupUse
 
 from ..commands.plan import PlanOptions
-from ..memory_note import say_of_memory
 from ..printing import print_json, print_text
 from ..screen.cells import counted, duration, fill, listed, number, printable, whole_percent
 from .columns import good_percent
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan
 from .progress import OnDone, seldom
-from .reading import check_classes, check_given, num_cores, priced, read_workload
+from .reading import (
+    check_classes,
+    check_given,
+    num_cores,
+    priced,
+    read_workload,
+    say_of_engines,
+)
 from .tables import BINDS, cost_text, memory_of, spread_text
 
 MET, NOT_MET = 0, 1
@@ -50,8 +55,7 @@ def plan_requests(options: PlanOptions) -> int:
     workload = read_workload(options)
     check_classes(slo, workload)
     if not options.quiet:
-        engines = engines_of([tried])
-        say_of_memory((each.profile, each.scheduling, each.ranks) for each in engines)
+        say_of_engines([tried], slo)
     question = Question(workload, slo, options.goodput, prices)
     on_tried, on_relief = _progress(quiet=options.quiet)
     num_jobs = options.jobs or num_cores()

@@ -21,6 +21,7 @@ from batcher.whatif.prices import Price, price_of, read_prices
 
 from ..commands.compare import CompareOptions
 from ..commands.plan import PlanOptions
+from ..memory_note import say_of_memory
 from ..models import capabilities_of, load
 from ..running.intake import open_input
 from ..running.problems import say
@@ -87,6 +88,14 @@ def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> No
     check_drafts({*given, *stated}, engines)
     check_offload({*given, *stated}, engines)
     check_router(given, deployments)
+
+
+def say_of_engines(deployments: Sequence[Deployment], slo: Slo | None) -> None:
+    """Say what their memory has room for, and that an SLO in seconds wants steps of a profile."""
+    engines = engines_of(deployments)
+    say_of_memory((each.profile, each.scheduling, each.ranks) for each in engines)
+    if slo is not None and any(each.profile == Deployment().profile for each in engines):
+        say("each step takes 1 second: --profile says how long steps take\n")
 
 
 def check_classes(slo: Slo | None, workload: AnyWorkload) -> None:

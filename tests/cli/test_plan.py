@@ -12,6 +12,7 @@ from cli.whatif.plan import plan_requests
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 EIGHT = lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8)
 
+PACED = "each step takes 1 second: --profile says how long steps take"
 AUTOSCALED = ROOT / "samples" / "what-if" / "autoscaled.yaml"
 
 
@@ -65,7 +66,7 @@ def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monk
     options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])
     assert plan_requests(options) == 0
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == "0 values tried"
+    assert told[:2] == [PACED, "0 values tried"]
     assert "looking for what would help: 1 simulation so far" in told
 
 
@@ -161,3 +162,9 @@ def test_a_gpu_without_a_price_is_told_before_anything_is_read(command, profile,
     done = batchdecode(*command, "missing", "--prices", prices, "--profile", profile)
     assert (done.returncode, done.stdout) == (2, b"")
     assert message in done.stderr
+
+
+def test_an_slo_without_a_profile_is_told_that_steps_take_a_second():
+    assert plan("--slo", "e2e=25").stderr == f"{PACED}\n"
+    assert plan("--slo", "e2e=25", "--quiet").stderr == ""
+    assert PACED not in plan("--slo", "e2e=25", "--profile", "constant:0.1").stderr
