@@ -10,7 +10,7 @@ from batcher.metrics.distributions import Distribution, SecondsDistribution
 from batcher.metrics.summary import RunSummary, WorkerSummary
 
 from .cells import aligned, counted, duration, fill, number, percent
-from .summary import BLOCKED_CAUSES, IDLE_CAUSES, INDENT, WIDTH
+from .summary import BLOCKED_CAUSES, INDENT, WIDTH, idle_causes
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints.compiler import ConstraintTimes
@@ -96,7 +96,7 @@ def _tokens(summary: RunSummary) -> list[str]:
 
 def _slots(summary: RunSummary) -> list[str]:
     total = summary.busy_slot_steps + summary.idle_slot_steps
-    idle = {cause: getattr(summary.idle, field) for field, cause in IDLE_CAUSES.items()}
+    idle = {cause: getattr(summary.idle, field) for field, cause in idle_causes(summary).items()}
     idle |= {
         f"blocked by {cause}": getattr(summary.idle, field)
         for field, cause in BLOCKED_CAUSES.items()

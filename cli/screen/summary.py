@@ -32,6 +32,9 @@ RESTART_REASONS: Mapping[RestartReason, str] = {
     "exited": "left by itself",
     "lost": "not heard of any more",
 }
+NO_LINE = (
+    "too few free or no line yet"  # of several workers, which are handed lines as they end some
+)
 BLOCKED_CAUSES = {
     "kv": "KV",
     "tokens": "budget",
@@ -165,6 +168,11 @@ def _spread(distribution: Distribution) -> str:
     return _median(distribution) + tail
 
 
+def idle_causes(summary: RunSummary) -> dict[str, str]:
+    """Return what the causes of idle slots are called, by the fields that count them."""
+    return IDLE_CAUSES | {"too_few": NO_LINE} if summary.workers else IDLE_CAUSES
+
+
 def _idle(summary: RunSummary) -> str:
     """Return which share of the slot-steps went unused, and why."""
     total = summary.busy_slot_steps + summary.idle_slot_steps
@@ -172,7 +180,7 @@ def _idle(summary: RunSummary) -> str:
         return ""
     causes = [
         f"{percent(getattr(summary.idle, field), total)} {cause}"
-        for field, cause in IDLE_CAUSES.items()
+        for field, cause in idle_causes(summary).items()
         if getattr(summary.idle, field)
     ]
     blocked = sum(getattr(summary.idle, reason) for reason in BLOCKED_CAUSES)

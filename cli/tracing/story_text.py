@@ -93,6 +93,8 @@ def why_waiting(part: Part, story: Story) -> str:
         verb = "was" if len(part.by) == 1 else "were"
         return f"for {wanted}: {len(part.by)} of {story.batch} {verb} taken, by {names(part.by)}"
     if part.cause == "queue":
+        if story.worker is not None:  # whose queue holds what it will be handed, too
+            return "in the queue: its worker had not been handed it, or slots were too few"
         return "in the queue: one before it needed more slots than were free"
     whose = "it" if part.behind is None else part.behind
     reason = {

@@ -7,6 +7,7 @@ from reference_units import beams, guided, play_units, samples
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, RunEvent
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.speculation import DraftChanges, PositionAcceptance
+from batcher.metrics.summary import WorkerSummary
 from cli.screen.summary import RunFiles, render_summary
 
 
@@ -278,5 +279,8 @@ def test_a_plain_run_says_nothing_of_constraints_and_beams():
 
 
 def test_slots_that_were_too_few_for_a_request_are_named():
-    units = [*samples("a", 4), *beams("wide", 2, 4)]
-    assert "  idle: 25.0% too few free" in lines_of(unit_summary(units, batch=2))
+    summary = unit_summary([*samples("a", 4), *beams("wide", 2, 4)], batch=2)
+    assert "  idle: 25.0% too few free" in lines_of(summary)
+    each = WorkerSummary(requests=1, generated_tokens=4, steps=4, busy_share=0.75)
+    of_workers = lines_of(replace(summary, workers=[each, each]))
+    assert "  idle: 25.0% too few free or no line yet" in of_workers
