@@ -14,7 +14,7 @@ from ..errors import reason_of
 PATIENCE = 60  # seconds, in which something comes of a server
 _PATIENCE_OF_A_TRY = 15  # seconds, with a package that tries several times itself
 TRIES, _TRIES_OF_BUCKETS = 4, 2  # s3fs and gcsfs each time try five times or six themselves
-_CHUNK_BYTES, _MAX_CHUNKS = 2**24, 4  # of a file that are in memory, where packages take 500 MB
+_CHUNK_BYTES, _MAX_CHUNKS = 2**23, 4  # of a file that are in memory, where packages take 500 MB
 _MAX_PARTS, _UNIT = 10_000, 2**18  # S3 takes no more parts of a file, Google's store multiples
 FIRST_WAIT = 1.0  # seconds, twice as many before each try after that
 _MAX_REASON = 300  # characters
