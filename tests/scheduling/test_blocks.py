@@ -187,6 +187,21 @@ def test_the_end_of_a_chain_is_evicted_before_its_beginning() -> None:
     assert found.blocks == [0]
 
 
+def test_a_run_is_found_as_far_as_it_is_there_though_only_its_first_block_has_a_key() -> None:
+    pool = BlockPool(4)
+    table = pool.take(4)
+    _, run = pool.cache(table[:3], ROOT, iter("abcd"), 0, (4, 4))
+    assert run is not None
+    assert list(pool._found) == [(ROOT, "a")]
+    pool.follow(found := CachedPrefix(), ROOT, "abc")
+    assert found.blocks == table[:3]
+    pool.extend(run, table[3:])
+    parent, _ = pool.cache(table[3:], run.first + 2, iter("d"))
+    assert parent == run.first + 3, "it is in the run"
+    pool.follow(found := CachedPrefix(), ROOT, "abcd")
+    assert found.blocks == table
+
+
 def test_a_run_goes_on_until_somebody_else_has_cached_a_block_behind_it() -> None:
     pool = BlockPool(6)
     table, other = pool.take(3), pool.take(2)
