@@ -9,6 +9,7 @@ OTHER_NAMES = {
     "--chunked-prefill-size": "--max-batch-tokens",
     "--context-length": "--max-context",
     "--ctx-size": "--max-context",
+    "--data-parallel-size": "--ranks",
     "--decode-concurrency": "--batch",
     "--disable-radix-cache": "--prefix-cache off",
     "--draft-max": "--draft-tokens",
