@@ -9,6 +9,7 @@ from importlib.resources import files
 
 import msgspec
 import pytest
+from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from page_reader import parts_of, spans_of, unpacked
@@ -152,7 +153,8 @@ def test_the_same_run_gives_the_same_bytes():
     assert page_of(events_of(3)) == page_of(events_of(3))
 
 
-def test_a_span_takes_few_bytes():
-    page = page_of(short_run([f"r{number}" for number in range(5_000)]))
+@pytest.mark.parametrize("num_spans", mostly_heavy([5_000, 20_000], 5_000))
+def test_a_span_takes_few_bytes(num_spans):
+    page = page_of(short_run([f"r{number}" for number in range(num_spans)]))
     [packed] = re.findall(rb'class="run">(.*?)</script>', page, re.DOTALL)
-    assert len(packed) < 12 * 5_000
+    assert len(packed) < 12 * num_spans
