@@ -1,6 +1,7 @@
 """Workers on clusters of several nodes on this machine, which come and go."""
 
 import re
+import sys
 
 import pytest
 from nodes import Nodes
@@ -151,7 +152,8 @@ def test_a_run_that_gets_no_room_says_what_there_is_and_ends(few):
         try:
             other = ray.remote(num_cpus=1)(type("Other", (), {})).remote()
             ray.get(other.__ray_ready__.remote())
-            running = command_in(few, "--workers", 2, *nodes.on, command=("python", "-c", code))
+            patched = (sys.executable, "-c", code)
+            running = command_in(few, "--workers", 2, *nodes.on, command=patched)
             _, told = running.communicate(timeout=100)
         finally:
             ray.shutdown()
