@@ -174,6 +174,7 @@ class Story(Struct, frozen=True, omit_defaults=True):
     arrived: None if it was aborted before.  ended: None if the events break off before.
     batch, kv_blocks: how many slots and blocks the run had; kv_blocks is None without a limit.
     worker: whose request it was, of several: they have a batch and blocks each.
+    is_timed: whether a step may last another time than 1.0, so that times are seconds.
     """
 
     id: str
@@ -189,6 +190,7 @@ class Story(Struct, frozen=True, omit_defaults=True):
     steps: PhaseTotals
     seconds: PhaseTotals
     worker: int | None = None
+    is_timed: bool = False
 
 
 class RequestStories(Struct, frozen=True):
@@ -240,6 +242,7 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
         ended=_ending_of(timeline, request),
         steps=_totals(parts, [part.num_steps for part in parts]),
         seconds=_totals(parts, _seconds(timeline, request, parts)),
+        is_timed=bool(timeline.run.step_time),
     )
 
 

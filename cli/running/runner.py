@@ -259,6 +259,7 @@ class Run:
                 render_summary,
             )
 
+            is_timed = bool(engine.run_event().step_time)
             text = render_summary(
                 summary,
                 RunFiles(
@@ -274,6 +275,7 @@ class Run:
                 elapsed=time.monotonic() - self._started,
                 encoding=encoding_of(sys.stderr.encoding, os.environ),
                 has_color=wants_color(options.color, 2, os.environ),
+                is_timed=is_timed,
                 kv_bytes=NOT_TOLD
                 if isinstance(model, RemoteModel)
                 else BytesPerToken(
@@ -285,7 +287,7 @@ class Run:
             if options.stats:
                 from ..screen.stats import render_stats  # noqa: PLC0415 - few runs tell so much
 
-                say(render_stats(summary, engine.constraint_times))
+                say(render_stats(summary, engine.constraint_times, is_timed=is_timed))
             scheduling = options.scheduling
             if scheduling.profile is not None:
                 from ..memory_note import say_of_memory  # noqa: PLC0415 - with it comes yaml

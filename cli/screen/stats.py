@@ -10,7 +10,7 @@ from batcher.metrics.distributions import Distribution, SecondsDistribution
 from batcher.metrics.summary import RunSummary, WorkerSummary
 
 from .cells import aligned, counted, duration, fill, number, percent
-from .summary import BLOCKED_CAUSES, INDENT, WIDTH, idle_causes
+from .summary import BLOCKED_CAUSES, INDENT, WIDTH, Unit, idle_causes, unit_of
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints.compiler import ConstraintTimes
@@ -19,10 +19,13 @@ _TITLE_WIDTH = 14
 _COLUMNS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
 
 
-def render_stats(summary: RunSummary, times: "ConstraintTimes | None") -> str:
+def render_stats(
+    summary: RunSummary, times: "ConstraintTimes | None", *, is_timed: bool = True
+) -> str:
     """Return the tables as lines of text.
 
     times: what constraints took, which is no number of the summary: it is of the wall.
+    is_timed: as in RunPlan.
     """
     groups = {
         "finish reasons": _counts(summary.finish_reasons),
@@ -41,7 +44,7 @@ def render_stats(summary: RunSummary, times: "ConstraintTimes | None") -> str:
         f"worker {number}": _worker(worker) for number, worker in enumerate(summary.workers or ())
     }
     lines = [line for title, parts in groups.items() if parts for line in _row(title, parts)]
-    lines += _distributions(summary)
+    lines += _distributions(summary, unit_of(summary, is_timed=is_timed))
     return "".join(f"{INDENT}{line}\n" for line in lines)
 
 
@@ -52,18 +55,18 @@ def _row(title: str, parts: Sequence[str]) -> list[str]:
     return [f"{t:<{_TITLE_WIDTH}}  {line}" for t, line in zip(titles, lines, strict=True)]
 
 
-def _distributions(summary: RunSummary) -> list[str]:
-    """Return a table of how long requests took: in seconds where those are told, or in steps."""
+def _distributions(summary: RunSummary, unit: Unit) -> list[str]:
+    """Return tables of how long requests took: latencies, where those are told, and in steps."""
     found = summary.latencies
-    seconds: Mapping[str, SecondsDistribution | None] = {}
+    latencies: Mapping[str, SecondsDistribution | None] = {}
     if found is not None:
-        seconds = {name: getattr(found, name) for name in found.__struct_fields__}
+        latencies = {name: getattr(found, name) for name in found.__struct_fields__}
     steps = {
         "wait": summary.wait,
         "first token": summary.first_token,
         "latency": summary.latency,
     }
-    return [*_table("seconds", seconds), *_table("steps", steps)]
+    return [*_table(unit, latencies), *_table("steps", steps)]
 
 
 def _table(

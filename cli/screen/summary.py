@@ -1,7 +1,7 @@
 """The few lines that tell a person how a run went."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from batcher.events import RestartReason
 from batcher.metrics.distributions import Distribution, SecondsDistribution
@@ -12,6 +12,9 @@ from batcher.metrics.summary import RunSummary, WorkerSummary
 from ..running.urls import shown
 from .cells import counted, duration, fill, number, percent, printable, whole_percent
 from .terminal import can_print
+
+Unit = Literal["seconds", "steps"]
+PER: Mapping[Unit, str] = {"seconds": "s", "steps": "step"}
 
 MAX_SECONDS = 60
 WIDTH = 80
@@ -88,11 +91,12 @@ def render_summary(
     elapsed: float,
     encoding: str,
     has_color: bool,
+    is_timed: bool = True,
     kv_bytes: BytesPerToken = NOT_TOLD,
 ) -> str:
     """Return the summary as lines of text; `elapsed` is in seconds, `encoding` the terminal's.
 
-    kv_bytes: what the cache takes.
+    kv_bytes: what the cache takes.  is_timed: as in RunPlan.
     is_complete: every request of the input was read and has come to its end.
     num_unread: requests that were not even read, as far as that is known.
     """
@@ -105,7 +109,7 @@ def render_summary(
         _times(summary),
         _idle(summary),
         _least_steps(summary),
-        *timed_lines(summary, kv_bytes),
+        *timed_lines(summary, kv_bytes, unit_of(summary, is_timed=is_timed)),
         *_control(summary),
         *_drafts(summary.speculation),
         *_workers(summary),
@@ -204,31 +208,40 @@ def _least_steps(summary: RunSummary) -> str:
     )
 
 
-def timed_lines(summary: RunSummary, kv_bytes: BytesPerToken = NOT_TOLD) -> list[str]:
+def unit_of(summary: RunSummary, *, is_timed: bool) -> Unit:
+    """Return what latencies are in: steps, where each takes 1 second and nobody gave a time."""
+    return "seconds" if is_timed or summary.goodput is not None else "steps"
+
+
+def timed_lines(
+    summary: RunSummary, kv_bytes: BytesPerToken = NOT_TOLD, unit: Unit = "seconds"
+) -> list[str]:
     """Return the lines on what steps computed and, where they are not alike, how long they took."""
     memory = _memory(summary, kv_bytes)
-    groups = [_latencies(summary), _rates(summary), memory, _steps(summary)]
+    groups = [_latencies(summary, unit), _rates(summary, unit), memory, _steps(summary)]
     return [f"{INDENT}{line}" for parts in groups if parts for line in fill(parts, GAP, WIDTH - 2)]
 
 
-def _latencies(summary: RunSummary) -> list[str]:
-    """Return how long requests took, in seconds."""
+def _latencies(summary: RunSummary, unit: Unit) -> list[str]:
+    """Return how long requests took."""
     found = summary.latencies
     if found is None:
         return []
     named = {"queue": found.queue, "ttft": found.ttft, "tpot": found.tpot}
     named |= {"itl": found.itl, "e2e": found.e2e}
-    return [f"{name} {_seconds(times)}" for name, times in named.items() if times is not None]
+    return [
+        f"{name} {_times_of(times, unit)}" for name, times in named.items() if times is not None
+    ]
 
 
-def _rates(summary: RunSummary) -> list[str]:
-    """Return what was done in a second, and how much of it was good."""
+def _rates(summary: RunSummary, unit: Unit) -> list[str]:
+    """Return what was done in a second or a step, and how much of it was good."""
     parts = []
     if summary.throughput is not None:
-        rates = summary.throughput
+        rates, per = summary.throughput, PER[unit]
         parts.append(
-            f"throughput {number(rates.requests)} requests/s, "
-            f"{number(rates.output_tokens)} output tokens/s"
+            f"throughput {number(rates.requests)} requests/{per}, "
+            f"{number(rates.output_tokens)} output tokens/{per}"
         )
     if summary.goodput is not None:
         parts += _goodput(summary.goodput)
@@ -293,12 +306,14 @@ def _steps(summary: RunSummary) -> list[str]:
     return parts
 
 
-def _seconds(times: SecondsDistribution) -> str:
+def _times_of(times: SecondsDistribution, unit: Unit) -> str:
     """Return the median and the tail in the unit that suits the tail; of one number, itself."""
-    scale, unit = (1, "s") if times.p99 >= 1 or not times.p99 else (1000, "ms")
+    scale, name = (1, "s") if times.p99 >= 1 or not times.p99 else (1000, "ms")
+    if unit == "steps":
+        scale, name = 1, "steps"
     if times.count == 1:
-        return f"{number(times.p50 * scale)} {unit}"
-    return f"p50 {number(times.p50 * scale)} p99 {number(times.p99 * scale)} {unit}"
+        return f"{number(times.p50 * scale)} {name}"
+    return f"p50 {number(times.p50 * scale)} p99 {number(times.p99 * scale)} {name}"
 
 
 def _control(summary: RunSummary) -> list[str]:

@@ -55,8 +55,9 @@ def tell(story: Story, length: Length = SHORT) -> list[str]:
         return [f"{story.label}: aborted before it arrived"]
     asked = f"{counted(arrived.prompt_tokens, 'prompt token')}, at most {arrived.max_tokens:,} more"
     rows = f", {story.num_rows} slots at once" if story.num_rows > 1 else ""
+    came = _when(story, arrived.step, arrived.time)
     lines = [
-        f"arrived at step {arrived.step:,} ({time_of(arrived.time)}){_dropped(arrived)}",
+        f"arrived at step {arrived.step:,}{came}{_dropped(arrived)}",
         *_spans_and_waits(story, length),
         *_ending(story),
         _sums(story),
@@ -203,7 +204,8 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
     verb = "admitted to" if previous is None else "resumed in"
     slots = f"slot {span.slot}" if story.num_rows == 1 else f"slot {span.slot} and others"
     slots += "" if story.worker is None else f" of worker {story.worker}"
-    yield f"{verb} {slots} at step {span.start:,} ({time_of(span.time)}){_found(story, span)}"
+    when = _when(story, span.start, span.time)
+    yield f"{verb} {slots} at step {span.start:,}{when}{_found(story, span)}"
     if span.is_remote:
         yield from _asked(story, span)
         return
@@ -334,8 +336,9 @@ def _ending(story: Story) -> Iterator[str]:
         yield f"lost with {whose}, which died{made}: it is decoded again from the beginning"
         return
     reason = ended.reason if ended.limit is None else f"{ended.reason} ({ended.limit})"
+    when = _when(story, ended.step + 1, ended.time)
     yield (
-        f"ended with step {ended.step:,} ({time_of(ended.time)}): {reason}, {tokens}"
+        f"ended with step {ended.step:,}{when}: {reason}, {tokens}"
         if story.parts
         else f"ended where it arrived ({reason}), without a slot"
     )
@@ -344,18 +347,26 @@ def _ending(story: Story) -> Iterator[str]:
 
 
 def _sums(story: Story) -> str:
-    """Return what its time went into; in seconds, too, if not each of its steps took one."""
+    """Return what its time went into; in seconds, too, where they are not as many as steps."""
     names = ("waiting", "preempted", "prefill", "decode", "standing still")
-    is_timed = story.seconds != story.steps
+    has_times = story.is_timed and story.seconds != story.steps
     parts = [
-        f"{counted(int(number), 'step')} {what}{f' ({time_of(seconds)})' if is_timed else ''}"
+        f"{counted(int(number), 'step')} {what}{f' ({time_of(seconds)})' if has_times else ''}"
         for what, number, seconds in zip(
             names, astuple(story.steps), astuple(story.seconds), strict=True
         )
         if number
     ]
     of_what = f": {', '.join(parts)}" if parts else ""
-    return f"in all {counted(int(story.steps.sum), 'step')}, {time_of(story.seconds.sum)}{of_what}"
+    time = f", {time_of(story.seconds.sum)}" if story.is_timed else ""
+    return f"in all {counted(int(story.steps.sum), 'step')}{time}{of_what}"
+
+
+def _when(story: Story, num_steps: int, time: float) -> str:
+    """Return when something was, to follow its step; nothing where that is the number of steps."""
+    if story.is_timed:
+        return f" ({time_of(time)})"
+    return "" if time == num_steps else f" (time {time:,.10g})"
 
 
 def time_of(seconds: float) -> str:

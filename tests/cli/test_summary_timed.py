@@ -14,7 +14,7 @@ from batcher.metrics.resources import (
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Goodput, parse_slo
 from cli.screen.cells import number, percent, whole_percent
-from cli.screen.summary import RunFiles, render_summary, timed_lines
+from cli.screen.summary import RunFiles, render_summary, timed_lines, unit_of
 
 
 def summary_of(slo="ttft=0.5,tpot=50ms", **changes):
@@ -49,6 +49,27 @@ def test_seconds_take_the_place_of_steps_where_steps_are_not_alike():
         "  goodput 50.0% of requests (0.5/s) within ttft 0.5 s, tpot 50 ms",
         "  missed: 1 ttft",
         "  computed 12 positions, no padding   right padding would add 40.0% to prefills",
+    ]
+
+
+def test_where_each_step_takes_a_second_and_nobody_gave_a_time_steps_are_told():
+    text = render_summary(
+        summary_of(None),
+        RunFiles(),
+        is_complete=True,
+        elapsed=1.0,
+        encoding="utf-8",
+        has_color=False,
+        is_timed=False,
+    )
+    assert text.splitlines()[2:5] == [
+        "  queue p50 0 p99 0.3 steps   ttft p50 0.2 p99 2 steps   tpot 0.05 steps",
+        "  itl p50 0.05 p99 0.05 steps   e2e p50 0.3 p99 2 steps",
+        "  throughput 1 requests/step, 2 output tokens/step",
+    ]
+    assert [unit_of(summary_of(slo), is_timed=False) for slo in (None, "ttft=1")] == [
+        "steps",
+        "seconds",
     ]
 
 

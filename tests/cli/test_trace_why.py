@@ -198,7 +198,7 @@ def test_what_went_wrong_is_told_of_a_request_that_failed(tmp_path):
     (tmp_path / "r.jsonl").write_bytes(lines_of(ASKED))
     told = batchdecode("trace", "why", "a", "r.jsonl", "--model", "tired:f", cwd=tmp_path)
     assert told.stdout.decode().splitlines()[-3:-1] == [
-        "  ended with step 0 (1.0 s): error, 0 tokens",
+        "  ended with step 0: error, 0 tokens",
         r"  model-error: step 0: tired:f raised RuntimeError: no \x1b[31m",
     ]
 
@@ -348,6 +348,44 @@ def test_of_many_names_some_are_told(labels, text):
 )
 def test_times_have_as_many_digits_as_they_need(seconds, text):
     assert time_of(seconds) == text
+
+
+def test_where_each_step_takes_a_second_only_times_that_are_no_number_of_steps_are_told():
+    late = [
+        {"id": "a", "prompt": "x", "max_tokens": 3, "ignore_eos": True, "arrival_time": at}
+        for at in (0, 9.5)
+    ]
+    late[1]["id"] = "b"
+    first, second = (told_of(late, name) for name in "ab")
+    assert first == [
+        "a: 1 prompt token, at most 3 more",
+        "  arrived at step 0",
+        "  admitted to slot 0 at step 0",
+        "  computed its prompt in 1 step (step 0); the first token came with step 0",
+        "  generated for 2 steps (steps 1-2)",
+        "  ended with step 2: length, 3 tokens",
+        "  in all 3 steps: 1 step prefill, 2 steps decode",
+    ]
+    assert second[1:3] == [
+        "  arrived at step 3 (time 9.5)",
+        "  admitted to slot 0 at step 3 (time 9.5)",
+    ]
+    assert second[-2:] == [
+        "  ended with step 5 (time 12.5): length, 3 tokens",
+        "  in all 3 steps: 1 step prefill, 2 steps decode",
+    ]
+
+
+def told_of(requests, name, **settings):
+    """The story of the request `name` of a run of one slot."""
+    engine = Engine(SimulatedModel(), 1, settings=SchedulingSettings(**settings))
+    for request in requests:
+        engine.add(Request(**request))
+    events = [engine.run_event()]
+    while engine.has_work:
+        events += engine.step().events
+    (story,) = answer_of(read_requests([*events, engine.end_event()], name)).stories
+    return tell(story)
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,7 @@ class WorkersRecord:
         options = self._options
         if not options.quiet:
             numbers = None if options.summary_json == STDOUT else options.summary_json
+            is_timed = bool(self._run.step_time)
             text = render_summary(
                 summary,
                 RunFiles(
@@ -186,12 +187,13 @@ class WorkersRecord:
                 elapsed=elapsed,
                 encoding=encoding_of(sys.stderr.encoding, os.environ),
                 has_color=wants_color(options.color, 2, os.environ),
+                is_timed=is_timed,
             )
             say(text)
             if options.stats:
                 from ...screen.stats import render_stats  # noqa: PLC0415 - few runs tell so much
 
-                say(render_stats(summary, None))
+                say(render_stats(summary, None, is_timed=is_timed))
         if options.summary_json is not None:
             to_stdout = options.summary_json == STDOUT
             with output_sink(None if to_stdout else options.summary_json) as sink:
