@@ -28,6 +28,7 @@ from batcher.explaining.reading import KeptRequests
 from batcher.explaining.story_drafts import StoryDrafts
 from batcher.result import ErrorInfo, LengthLimit
 from batcher.timeline import Timeline
+from batcher.timeline.aging import aging_of, is_aged
 from batcher.timeline.records import (
     AdmissionRecord,
     BlockedSpan,
@@ -114,6 +115,7 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
     with; None if none was.  cached, generated, cached_from: as in an AdmitEvent.
     drafts: None without any.
     is_remote: whether a server answered it; retries: how often it had to be asked again.
+    aging: the time that it had waited for, so that it went first; None if it went by the policy.
     """
 
     slot: int
@@ -128,6 +130,7 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
     is_remote: bool = False
     retries: tuple[StoryRetry, ...] = ()
     cached_from: SequenceName | None = None
+    aging: float | None = None
 
 
 class RequestEnd(Struct, frozen=True, omit_defaults=True):
@@ -248,6 +251,7 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
 
 def _span_of(timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord) -> StorySpan:
     admit, preempt = admission.event, admission.preempt
+    aging = aging_of(timeline.run)
     return StorySpan(
         admit.slot,
         admit.step,
@@ -261,6 +265,7 @@ def _span_of(timeline: Timeline, request: RequestTimeline, admission: AdmissionR
         timeline.run.layout == "remote",
         tuple(StoryRetry.by(event) for event in admission.retries or ()),
         admit.cached_from,
+        aging if aging is not None and is_aged(admit, request.arrive, aging) else None,
     )
 
 

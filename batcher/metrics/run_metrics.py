@@ -32,6 +32,7 @@ from batcher.metrics.slots import SlotUse
 from batcher.metrics.speculation import SpeculationCount
 from batcher.metrics.steps import WholeStep, is_untimed, open_feed
 from batcher.metrics.summary import ConstraintCounts, RunSummary
+from batcher.timeline.aging import aging_of, is_aged
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import RequestTimeline
 
@@ -285,6 +286,7 @@ class TimedMetrics:
         self._steps = StepUse()
         self._cache = CacheUse()
         self._goodput = GoodputCount()
+        self._aging, self._num_aged = aging_of(run), 0
         self._end = 0.0  # of the last step
         if series is not None:
             series.total_blocks = self._settings.kv_blocks
@@ -301,6 +303,8 @@ class TimedMetrics:
             self._take(step)
         if found is not None:
             self._cache.observe(event, found)
+            if self._aging is not None and isinstance(event, AdmitEvent):
+                self._num_aged += is_aged(event, found.arrive, self._aging)
         elif isinstance(event, EndEvent):
             rest = self._feed.take_events()
             for ended in self._times.interrupt(rest):
@@ -316,7 +320,9 @@ class TimedMetrics:
     def totals(self) -> TimedTotals:
         """Return what adds up of the steps so far."""
         times = self._times.times
-        return TimedTotals(times, self._steps, self._cache, self._goodput, self._end)
+        return TimedTotals(
+            times, self._steps, self._cache, self._goodput, self._end, self._num_aged
+        )
 
     def close(self, num_steps: int) -> None:
         """Tell the series all that is left of a run of `num_steps`, which may be broken off."""

@@ -31,6 +31,7 @@ from batcher.metrics.summary import (
 )
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.speculation.settings import Acceptance
+from batcher.timeline.aging import aging_of
 from batcher.totals import Totals, decode_mapping
 
 
@@ -38,6 +39,7 @@ class TimedTotals(Totals):
     """What adds up of the times of a run.
 
     times: by what they are of, see Latencies.  end: of the last step, in seconds.
+    num_aged: admissions that `--aging` decided.
     """
 
     LARGEST: ClassVar = frozenset({"end"})
@@ -47,6 +49,7 @@ class TimedTotals(Totals):
     cache: CacheUse = field(default_factory=CacheUse)
     goodput: GoodputCount = field(default_factory=GoodputCount)
     end: float = 0.0
+    num_aged: int = 0
 
 
 class EndedTotals(Totals):
@@ -269,4 +272,6 @@ def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> 
         numbers["prefix_cache"] = timed.cache.prefix()
     if settings.kv_blocks is not None or settings.preempt_for is not None:
         numbers["preemptions"] = timed.cache.preemptions()
+    if aging_of(run) is not None:
+        numbers["aged"] = timed.num_aged
     return numbers

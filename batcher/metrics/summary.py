@@ -71,7 +71,8 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     The others are None, and not written, where they say nothing: latencies and throughput, in
     seconds, if a step may last another time than 1.0 or compute less than all there is, or an SLO
     is given; goodput for an SLO or deadlines; computed, kv, budget, prefix_cache, preemptions and
-    blocked where there are such limits; speculation where there were drafts.  workers: what each
+    blocked where there are such limits; speculation where there were drafts; aged, how many
+    admissions `--aging` decided, under another policy than the default.  workers: what each
     did, of several; docs/summary.md says what the numbers of several are together.
     """
 
@@ -112,6 +113,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     blocked: BlockedSteps | None = None
     computed: Computed | None = None
     speculation: Speculation | None = None
+    aged: int | None = None
     workers: list[WorkerSummary] | None = None
 
 

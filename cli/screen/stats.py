@@ -35,6 +35,7 @@ def render_stats(
         "KV": _kv(summary),
         "prefix cache": _prefix_cache(summary),
         "preemptions": _preemptions(summary),
+        "aging": [counted(summary.aged, "admission")] if summary.aged else [],
         "budget": _budget(summary),
         "steps blocked": _blocked(summary),
         "drafts": _drafts(summary),

@@ -281,8 +281,10 @@ def _memory(summary: RunSummary, kv_bytes: BytesPerToken) -> list[str]:
 
 
 def _steps(summary: RunSummary) -> list[str]:
-    """Return how full the steps were, what blocked others, and what padding costs or would cost."""
+    """Return who was let in by age, how full steps were, what blocked them and what is padding."""
     parts = []
+    if summary.aged:
+        parts.append(f"{counted(summary.aged, 'admission')} by --aging, whatever the policy")
     if summary.budget is not None:
         full = counted(summary.budget.full_steps, "step")
         parts.append(

@@ -12,7 +12,7 @@ from batcher.explaining.story import Arrival, Cause, Part, Story, StorySpan
 from batcher.explaining.story_drafts import DraftChange, StoryDrafts
 from batcher.timeline.records import SpanPreemption, label_of_name
 
-from ..screen.cells import counted, whole_percent
+from ..screen.cells import counted, duration, number, whole_percent
 
 MAX_NAMES = 3
 MAX_POSITIONS = 8  # of drafts
@@ -205,7 +205,7 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
     slots = f"slot {span.slot}" if story.num_rows == 1 else f"slot {span.slot} and others"
     slots += "" if story.worker is None else f" of worker {story.worker}"
     when = _when(story, span.start, span.time)
-    yield f"{verb} {slots} at step {span.start:,}{when}{_found(story, span)}"
+    yield f"{verb} {slots} at step {span.start:,}{when}{_aged(story, span)}{_found(story, span)}"
     if span.is_remote:
         yield from _asked(story, span)
         return
@@ -225,6 +225,14 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
         yield from _drafts(span.drafts)
     if span.preemption is not None:
         yield _preemption(story, span, span.preemption)
+
+
+def _aged(story: Story, span: StorySpan) -> str:
+    """Return that the policy was overruled, where it was, to follow when a slot span began."""
+    if span.aging is None:
+        return ""
+    how_long = duration(span.aging) if story.is_timed else f"{number(span.aging)} steps"
+    return f", by --aging first whatever the policy: it had arrived {how_long} before, or more"
 
 
 def _found(story: Story, span: StorySpan) -> str:
