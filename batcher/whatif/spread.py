@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batcher.fleet.life import PAID, State, timeline_of
+from batcher.fleet.life import PAID, Life, State, timeline_of
 from batcher.fleet.replica import Role
 from batcher.fleet.result import FleetResult, ReplicasResult
 from batcher.timing.step_time import TICKS_PER_SECOND
@@ -32,8 +32,8 @@ class ReplicaSpread(Struct, frozen=True, kw_only=True):
 class GroupUse(Struct, frozen=True, kw_only=True):
     """What the replicas of a group did.
 
-    replicas: all there ever were.  role, settings: of each.  served, failed: samples;
-    a prompt that goes on elsewhere counts as served.  busy: for which
+    replicas: all there ever were.  most_replicas: at once.  role, settings: of each.
+    served, failed: samples; a prompt that goes on elsewhere counts as served.  busy: for which
     share of the time in which they were there they took steps.  slots_used, kv_used: shares over
     their steps, None without such a limit.
     """
@@ -49,6 +49,7 @@ class GroupUse(Struct, frozen=True, kw_only=True):
     slots_used: float
     kv_used: float | None
     preemptions: int
+    most_replicas: int
 
 
 class FleetUse(Struct, frozen=True, kw_only=True):
@@ -115,6 +116,7 @@ def spread_of(result: FleetResult) -> ReplicaSpread:
 
 def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse]:
     """Return what the replicas of each group did."""
+    most = _most_at_once(result, groups)
     return [
         GroupUse(
             name=group.name,
@@ -128,9 +130,28 @@ def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse
             slots_used=round(part.slot_utilisation, NUM_DIGITS),
             kv_used=None if (used := part.kv_utilisation) is None else round(used, NUM_DIGITS),
             preemptions=part.totals.num_preemptions,
+            most_replicas=most.get(group.name, len(part.replicas) // group.engine.ranks),
         )
         for group, part in zip(groups, parts_of(result, groups), strict=True)
     ]
+
+
+def _most_at_once(result: FleetResult, groups: Sequence[EngineGroup]) -> dict[str, int]:
+    """Return how many replicas of each group there were at once, at most; {} if all always were."""
+    if result.history is None:
+        return {}
+    num_ranks = {group.name: group.engine.ranks for group in groups}
+    lives: dict[str, list[Life]] = {group.name: [] for group in groups}
+    index = 0  # of the first rank of the next replica
+    for life in result.history.lives:
+        name = result.replicas[index].group
+        lives[name].append(life)
+        index += num_ranks[name]
+    end = (result.first_arrival or 0.0) + result.makespan
+    return {
+        name: max((paid for _, _, paid in timeline_of(of_group, end)), default=0)
+        for name, of_group in lives.items()
+    }
 
 
 def _share(ticks: int, seconds: float) -> float:

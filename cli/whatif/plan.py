@@ -193,7 +193,7 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
 
 def _group(use: GroupUse) -> list[str]:
     """Return what the replicas of a group did."""
-    name = f"{printable(use.name)} ({counted(use.replicas, 'replica')})"
+    name = f"{printable(use.name)} ({counted(use.most_replicas, 'replica')})"
     parts = [f"{name} busy {whole_percent(use.busy)}", f"slots {whole_percent(use.slots_used)}"]
     if use.kv_used is not None:
         parts.append(f"KV {whole_percent(use.kv_used)}")

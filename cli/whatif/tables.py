@@ -116,14 +116,18 @@ def _rows(cells: Sequence[GridCell], axes: Sequence[Axis], columns: Sequence[Col
 
 def _group_rows(cells: Sequence[GridCell], axes: Sequence[Axis]) -> list[str]:
     """Return the lines of a second table: what each group of a fleet did; none without groups."""
-    head = [*(axis.title for axis in axes), "group", "replicas", "requests", "busy", "slots", "KV"]
+    uses = [(cell, use) for cell in cells for use in (cell.outcome and cell.outcome.groups) or ()]
+    has_gone = any(use.replicas != use.most_replicas for _, use in uses)
+    counted_as = ["at once", "started"] if has_gone else ["replicas"]
+    head = [*(axis.title for axis in axes), "group", *counted_as]
+    head += ["requests", "busy", "slots", "KV"]
     rows = []
-    for cell in cells:
-        for use in (cell.outcome and cell.outcome.groups) or ():
-            kv_used = "-" if use.kv_used is None else whole_percent(use.kv_used)
-            shares = [whole_percent(use.busy), whole_percent(use.slots_used), kv_used]
-            counts = [f"{use.replicas:,}", f"{use.served:,}"]
-            rows.append([*_settings(cell, axes), printable(use.name), *counts, *shares])
+    for cell, use in uses:
+        kv_used = "-" if use.kv_used is None else whole_percent(use.kv_used)
+        shares = [whole_percent(use.busy), whole_percent(use.slots_used), kv_used]
+        counts = [f"{use.most_replicas:,}", f"{use.replicas:,}"][: len(counted_as)]
+        group = [printable(use.name), *counts, f"{use.served:,}"]
+        rows.append([*_settings(cell, axes), *group, *shares])
     return ["", *aligned([head, *rows], range(len(head)))] if rows else []
 
 

@@ -7,10 +7,11 @@ from jobs import poisson, workload_of_jobs
 
 from batcher.metrics.slo import Slo
 from batcher.timing.catalog import CatalogError
-from batcher.whatif.comparing import compare
+from batcher.whatif.comparing import GridCell, compare
 from batcher.whatif.deployments import AXES, Deployment
 from batcher.whatif.measuring import Question, measure
 from batcher.whatif.prices import Price
+from cli.whatif.tables import table_of
 
 GROUP = "{count: 2, profile: h100_llama3.1-8b_tp1, batch: 8}"
 PRICES = {"h100-sxm": Price(dollars_per_hour=3.0, busy_watts=600, idle_watts=100)}
@@ -46,7 +47,32 @@ def test_gpus_are_paid_while_they_are_there(fleet_of):
     assert cost.gpu_hours == pytest.approx(use.replica_seconds / 3600, abs=1e-6)
     assert cost.dollars_per_hour == pytest.approx(3 * use.mean_replicas, rel=1e-5)
     assert sum(outcome.binding.shares.values()) == pytest.approx(1, abs=1e-5)
-    assert outcome.groups[0].replicas >= use.most_replicas
+    (group,) = outcome.groups
+    assert group.replicas >= use.most_replicas == group.most_replicas
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_group_tells_how_many_replicas_it_had_at_once_and_how_many_ever_started(fleet_of, ranks):
+    scaled = AUTOSCALE.replace("{", "[{group: scaled, ") + "]"
+    alike = "batch: 8, profile: h100_qwen3-30b-a3b"
+    groups = (
+        f"{{name: fixed, count: 1, {alike}}}, {{name: scaled, ranks: {ranks}, count: 2, {alike}}}"
+    )
+    deployment = fleet_of(scaled, replicas=groups)
+    times = np.concatenate([WAVE, 100 + WAVE])
+    outcome = measure(Question(workload_of_jobs(times, [60] * len(times), 100)), deployment)
+    fixed, grown = outcome.groups
+    assert (fixed.replicas, fixed.most_replicas) == (1, 1)
+    assert grown.most_replicas <= 6
+    assert grown.replicas > grown.most_replicas >= outcome.fleet.most_replicas - 1
+    (head, *rows) = (
+        table_of([GridCell(deployment=deployment, outcome=outcome)]).split("\n\n")[1].splitlines()
+    )
+    assert head.split()[:3] == ["group", "at", "once"]
+    assert [row.split()[:3] for row in rows] == [
+        ["fixed", "1", "1"],
+        ["scaled", str(grown.most_replicas), str(grown.replicas)],
+    ]
 
 
 def test_a_replica_is_paid_for_while_it_is_away(fleet_of):
