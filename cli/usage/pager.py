@@ -18,6 +18,7 @@ class ChosenPager(Pager):
     def show(self, content: str) -> None:
         """Show a text, and come back when its reader has left it."""
         installed = filter(shutil.which, ("less", "more"))
+        os.environ.setdefault("LESS", "FRX")  # as git has it: colors, and no pager for what fits
         command = os.environ.get("PAGER", "").strip() or next(installed, None)
         if command is None or _status_of(command, content) in _NOT_STARTED:
             print_text(content)

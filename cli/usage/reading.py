@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..printing import print_text
@@ -30,7 +30,12 @@ def list_pages() -> None:
     page.paragraph(
         "A heading, a command, an option, a field and a word of the glossary are topics, too."
     )
-    print_text(f"{page}\n")
+    if os.isatty(1):
+        from .pager import ChosenPager  # noqa: PLC0415 - only on a terminal
+
+        ChosenPager().show(f"{page}\n")
+    else:
+        print_text(f"{page}\n")
 
 
 def open_topic(words: str) -> None:
@@ -66,20 +71,20 @@ def _page_through(text: str) -> None:
 
     from .pager import ChosenPager  # noqa: PLC0415 - as above
 
-    os.environ.setdefault("LESS", "FRX")  # as git has it: colors, and no pager for what fits
     console = Console(theme=Theme({"markdown.code": "cyan", "markdown.code_block": ""}))
-    readable = "".join(map(_readable, text.splitlines(keepends=True)))
+    names = {page.page for group in pages().values() for page in group}
+    readable = "".join(_readable(line, names) for line in text.splitlines(keepends=True))
     with console.pager(ChosenPager(), styles=not console.no_color):
         page = Markdown(readable, code_theme="ansi_dark", hyperlinks=False)
         console.print(page, width=min(console.width, MAX_WIDTH))
 
 
-def _readable(line: str) -> str:
+def _readable(line: str, known: Collection[str]) -> str:
     """Return a line of Markdown without what is no use on a terminal: pictures, and links.
 
     Where it leads to other pages, the commands that open them take the place of the links.
+    known: the names of the pages.
     """
-    known = {page.page for group in pages().values() for page in group}
     leads_on = _LEADS_ON.search(line) is not None
 
     def told(link: re.Match[str]) -> str:

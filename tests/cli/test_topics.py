@@ -3,7 +3,7 @@
 import os
 import pty
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -122,12 +122,15 @@ def test_what_goes_to_a_pipe_is_markdown_and_names_the_other_places():
         assert find(title)
 
 
-def read_on_a_terminal(topic, keys=b"", **environment):
-    """Return what a terminal shows of a topic, and the status; type keys when it says WAITS."""
+def read_on_a_terminal(*topics, keys=b"", **environment):
+    """Return what a terminal shows of a topic, or of them all, and the status.
+
+    keys: what is typed when it says WAITS.
+    """
     process, terminal = pty.fork()
     if not process:
         environment = ENVIRONMENT | {"TERM": "xterm-256color"} | environment
-        os.execve(COMMAND[0], [*COMMAND, "help", topic], environment)
+        os.execve(COMMAND[0], [*COMMAND, "help", *topics], environment)
     shown = b""
     try:
         while read := os.read(terminal, 65536):
@@ -169,14 +172,35 @@ def test_a_terminal_gets_it_laid_out_through_the_pager(pager):
 
 
 def test_on_a_terminal_what_leads_on_names_its_command():
-    assert reading._readable("Next: [KV blocks](kv-blocks.md)\n") == (
+    told = partial(reading._readable, known=PAGES)
+    assert told("Next: [KV blocks](kv-blocks.md)\n") == (
         "Next: KV blocks (`batchdecode help kv-blocks`)\n"
     )
-    line = reading._readable("In full: [paged KV](../scheduling.md#paged-kv).")
+    line = told("In full: [paged KV](../scheduling.md#paged-kv).")
     assert line == "In full: paged KV (`batchdecode help scheduling paged-kv`)."
     assert find("scheduling paged-kv")[0].page == "scheduling"
-    assert reading._readable("See also: [us](../../README.md)") == "See also: us"
-    assert reading._readable("as [docs](cli.md) say") == "as docs say"
+    assert told("See also: [us](../../README.md)") == "See also: us"
+    assert told("as [docs](cli.md) say") == "as docs say"
+
+
+def test_the_list_of_pages_is_read_in_the_pager_too(pager):
+    shown, status = read_on_a_terminal(PAGER=pager("echo PAGED\nexec cat"))
+    assert status == 0
+    assert shown.startswith("PAGED\r\nUsage: batchdecode help TOPIC\r\n")
+
+
+def test_the_pages_are_read_once_however_long_the_one_that_is_shown(monkeypatch):
+    num_read = 0
+
+    def read_pages():
+        nonlocal num_read
+        num_read += 1
+        return topics.pages()
+
+    monkeypatch.setattr(reading, "pages", read_pages)
+    monkeypatch.setattr("cli.usage.pager.ChosenPager.show", lambda _self, _text: None)
+    reading._page_through(PAGES["cli"].read_text())
+    assert num_read == 1
 
 
 @pytest.mark.parametrize("command", ["no-such-pager", "/", " "])
