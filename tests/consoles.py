@@ -32,7 +32,8 @@ COMMAND = re.compile(r"^\$ (.*<<'EOF'.*\n(?:.*\n)*?EOF|(?:.*\\\n)*.*)\n", re.MUL
 ELAPSED = re.compile(r"(?<= · )\d+\.\d s$", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^):]+)\)")
 PROGRESS = re.compile(  # of a command that takes more than five seconds
-    r"^([\d,]+ of [\d,]+ cells?, .* of the work|[\d,]+ values? tried|looking for .* so far)\n",
+    r"^([\d,]+ of [\d,]+ cells?, .* of the work|"
+    r"trying .*, [\d,]+ values? tried before|looking for .* so far)\n",
     re.MULTILINE,
 )
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.whatif.deployments import Deployment, Value
@@ -13,6 +14,8 @@ from batcher.whatif.measuring import Outcome, Question, good_share, measure, pro
 from batcher.whatif.relief import Analysis, Edge, Relief, Removal
 from batcher.whatif.search import Ladder, LeastSearch, Score, Searched, likely
 from batcher.whatif.simulations import SMALL, MeasureAll, Simulations
+
+OnTried = Callable[[int, Value], object]
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -57,20 +60,21 @@ class Plan(Struct, frozen=True, kw_only=True):
     next_value: Value
     next_outcome: Outcome | None
     binding_classes: list[str]
-    binding: list[Limit | Literal["compute"]]
-    reliefs: list[Relief]
-    removal: Removal | None
+    binding: list[Limit | Literal["compute"]] = []
+    reliefs: list[Relief] = []
+    removal: Removal | None = None
     contradictions: list[Trial]
     trials: list[Trial]
-    gain: Gain | None
+    gain: Gain | None = None
 
 
 def find_plan(
     question: Question,
     base: Deployment,
     searched: Searched,
-    on_tried: Callable[[int], object] = lambda _: None,
+    on_tried: OnTried = lambda _num_tried, _value: None,
     on_relief: Callable[[int], object] = lambda _: None,
+    on_found: Callable[["Plan"], object] = lambda _: None,
     *,
     num_jobs: int = 1,
     small: int = SMALL,
@@ -79,8 +83,9 @@ def find_plan(
 
     The answer does not depend on `num_jobs`, the processes that work on it.
 
-    on_tried: called with how many values were tried, while one is, too.
+    on_tried: called with how many values were tried, and with the one that is tried next.
     on_relief: called with how many simulations were done then to see what would help.
+    on_found: called before that with the plan, but for what binds, what helps and the gain.
     small: below so many samples no process is started.
 
     Raises:
@@ -93,25 +98,35 @@ def find_plan(
     if problem is not None:
         raise BatchdecodeError(problem)
     with Simulations(question, num_jobs, small) as simulations:
-        return _find(question, ladder, simulations, on_tried, on_relief)
+        trials = _Trials(question, ladder, simulations, on_tried)
+        found, edge = _search(question, ladder, trials, _counted(simulations, on_relief))
+        on_found(found)
+        analysis = Analysis(binding=[], reliefs=[]) if edge is None else edge.analyse()
+    gain = gain_of(
+        found.deployment,
+        question.workload.num_samples,
+        lambda deployment: measure(question, deployment).tokens_per_s,
+    )
+    return replace(
+        found,
+        binding=analysis.binding,
+        reliefs=analysis.reliefs,
+        removal=analysis.removal,
+        gain=gain,
+    )
 
 
-def _find(
-    question: Question,
-    ladder: Ladder,
-    simulations: Simulations,
-    on_tried: Callable[[int], object],
-    on_relief: Callable[[int], object],
-) -> Plan:
-    """Return the plan for an SLO, by search and then by what would help."""
-    trials = _Trials(question, ladder, simulations, on_tried)
+def _search(
+    question: Question, ladder: Ladder, trials: "_Trials", measure_all: MeasureAll
+) -> tuple[Plan, Edge | None]:
+    """Return the plan for an SLO, and where its search ended; None if all were enough."""
     search = LeastSearch(trials.score, question.asked, ladder.rungs)
     search.run(ladder.start)
     is_met = search.least is not None
     best = search.nearest if search.least is None else search.least
     after = max((number for number in search.scores if number < best and is_met), default=None)
     ends = after if is_met else best
-    analysis = Analysis(binding=[], reliefs=[])
+    edge = None
     if ends is not None:
         edge = Edge(
             question=question,
@@ -119,10 +134,9 @@ def _find(
             number=ends,
             outcome=trials.outcomes[ends],
             enough=search.least,
-            measure_all=_counted(simulations, on_relief),
+            measure_all=measure_all,
         )
-        analysis = edge.analyse()
-    return Plan(
+    found = Plan(
         searched=ladder.searched,
         asked=question.asked,
         limits={} if question.slo is None else question.slo.all_limits,
@@ -135,17 +149,10 @@ def _find(
         next_value=None if after is None else ladder.value_of(after),
         next_outcome=None if after is None else trials.outcomes[after],
         binding_classes=[] if ends is None else _too_few(question, trials.outcomes[ends]),
-        binding=analysis.binding,
-        reliefs=analysis.reliefs,
-        removal=analysis.removal,
         contradictions=[trials.trial_of(number) for number in search.contradictions],
         trials=[trials.trial_of(number) for number in sorted(search.scores)],
-        gain=gain_of(
-            ladder.deployment_of(best),
-            question.workload.num_samples,
-            lambda deployment: measure(question, deployment).tokens_per_s,
-        ),
     )
+    return found, edge
 
 
 def _too_few(question: Question, outcome: Outcome) -> list[str]:
@@ -166,7 +173,7 @@ class _Trials:
         question: Question,
         ladder: Ladder,
         simulations: Simulations,
-        on_tried: Callable[[int], object],
+        on_tried: OnTried,
     ) -> None:
         self._question, self._ladder, self._on_tried = question, ladder, on_tried
         self._simulations = simulations
@@ -178,7 +185,6 @@ class _Trials:
         if number not in self._ahead:
             self._measure_ahead()
         self.outcomes[number] = outcome = self._ahead.pop(number)
-        self._on_tried(len(self.outcomes))
         return score_of(self._question, outcome)
 
     def _measure_ahead(self) -> None:
@@ -192,7 +198,10 @@ class _Trials:
             known, self._question.asked, ladder.rungs, ladder.start, self._simulations.num_jobs
         )
         deployments = [ladder.deployment_of(number) for number in numbers]
-        outcomes = self._simulations.measure(deployments, lambda _: self._on_tried(num_tried))
+        value = ladder.value_of(numbers[0])
+        outcomes = self._simulations.measure(
+            deployments, lambda _: self._on_tried(num_tried, value)
+        )
         self._ahead.update(zip(numbers, outcomes, strict=True))
 
     def trial_of(self, number: int) -> Trial:

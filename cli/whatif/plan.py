@@ -1,6 +1,6 @@
 """`batchdecode plan`, from its options to what is enough, what binds, and the headroom left."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import get_args
 
@@ -13,7 +13,7 @@ from batcher.whatif.deployments import AXES, Deployment, Value, grid_of
 from batcher.whatif.drafting import Gain
 from batcher.whatif.limits import Limit
 from batcher.whatif.measuring import Outcome, Question, good_share
-from batcher.whatif.planning import Plan, find_plan
+from batcher.whatif.planning import OnTried, Plan, find_plan
 from batcher.whatif.relief import Relief
 from batcher.whatif.search import Searched
 from batcher.whatif.spread import GroupUse
@@ -24,7 +24,7 @@ from ..screen.cells import counted, duration, fill, listed, number, printable, w
 from .columns import good_percent
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan
-from .progress import OnDone, seldom
+from .progress import seldom
 from .reading import (
     check_classes,
     check_given,
@@ -57,25 +57,36 @@ def plan_requests(options: PlanOptions) -> int:
     if not options.quiet:
         say_of_engines([tried], slo)
     question = Question(workload, slo, options.goodput, prices)
-    on_tried, on_relief = _progress(quiet=options.quiet)
+    on_tried, on_relief = _progress(searched, quiet=options.quiet)
     num_jobs = options.jobs or num_cores()
-    plan = find_plan(question, base, searched, on_tried, on_relief, num_jobs=num_jobs)
+    plan = find_plan(
+        question,
+        base,
+        searched,
+        on_tried,
+        on_relief,
+        (lambda _: None) if options.json else (lambda found: print_text(f"{headline(found)}\n")),
+        num_jobs=num_jobs,
+    )
     if options.json:
         print_json(plan)
     else:
-        print_text("".join(f"{line}\n" for line in describe(plan)))
+        print_text("".join(f"{line}\n" for line in details(plan)))
     if options.plot is not None:
         show_plot(options.plot, charts_of_plan(plan), options.color)
     return MET if plan.is_met else NOT_MET
 
 
-def _progress(*, quiet: bool) -> tuple[OnDone, OnDone]:
-    """Return what shows how many values were tried, and how many changes of them."""
+def _progress(searched: Searched, *, quiet: bool) -> tuple[OnTried, Callable[[int], object]]:
+    """Return what shows which value is tried after how many, and how many changes of them."""
     if quiet:
-        return lambda _: None, lambda _: None
-    tried = seldom(lambda done: f"{counted(int(done), 'value')} tried")
+        return lambda _done, _value: None, lambda _: None
+
+    def trying(num_tried: int, value: Value) -> str:
+        return f"trying {_named(searched, value)}, {counted(num_tried, 'value')} tried before"
+
     relief = "looking for what would help: "
-    return tried, seldom(lambda done: f"{relief}{counted(int(done), 'simulation')} so far")
+    return seldom(trying), seldom(lambda done: f"{relief}{counted(done, 'simulation')} so far")
 
 
 def _base_of(options: PlanOptions, searched: Searched) -> tuple[Deployment, Deployment]:
@@ -132,20 +143,21 @@ _BINDS = {**BINDS, "threshold": "prefill threshold"}
 MAX_SHOWN = 5  # of what contradicts the assumption
 
 
-def describe(plan: Plan) -> list[str]:
-    """Return the lines that tell of a plan."""
-    lines = [_headline(plan)]
-    details = list(_details(plan))
-    width = max(TITLE_WIDTH, *(len(title) + 1 for title, _ in details))
-    for title, parts in details:
+def details(plan: Plan) -> list[str]:
+    """Return the lines that tell of a plan, below its headline."""
+    lines = []
+    told = list(_details(plan))
+    width = max(TITLE_WIDTH, *(len(title) + 1 for title, _ in told))
+    for title, parts in told:
         texts = fill([f"{part}," for part in parts[:-1]] + parts[-1:], " ", WIDTH - width - 2)
         heads = [title, *("" for _ in texts[1:])]
         lines += [f"  {head:<{width}}{text}" for head, text in zip(heads, texts, strict=True)]
     return lines
 
 
-def _headline(plan: Plan) -> str:
-    named = f"{_name(plan)} {_short(plan, plan.value)}"
+def headline(plan: Plan) -> str:
+    """Return what was found, which is known before it is what would help."""
+    named = _named(plan.searched, plan.value)
     reached = good_percent(good_share(plan.outcome))
     requests = 0 if plan.outcome.goodput is None else plan.outcome.goodput.requests
     asked = f"{plan.asked * 100:g}%" + " of each class" * bool(plan.outcome.classes)
@@ -352,5 +364,13 @@ def _name(plan: Plan) -> str:
     return plan.searched.replace("_", "-")
 
 
+def _named(searched: Searched, value: Value) -> str:
+    return f"{searched.replace('_', '-')} {_short_of(searched, value)}"
+
+
 def _short(plan: Plan, value: Value) -> str:
-    return f"{value:.3g}x" if plan.searched == "rate" else f"{value:,}"
+    return _short_of(plan.searched, value)
+
+
+def _short_of(searched: Searched, value: Value) -> str:
+    return f"{value:.3g}x" if searched == "rate" else f"{value:,}"

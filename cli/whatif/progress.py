@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec
 
 from ..running.problems import say
 from ..screen.cells import counted
@@ -16,23 +17,24 @@ from ..screen.terminal import can_animate
 LARGE_GRID = 100  # cells: more are announced
 LINE_INTERVAL = 5.0  # seconds
 
+P = ParamSpec("P")
 OnDone = Callable[[float], object]
 """Called with how many are done, a part of one counted as such."""
 
 
-def seldom(text: Callable[[float], str], interval: float | None = None) -> OnDone:
-    """Return what says the `text` of how many are done, at most every `interval` seconds.
+def seldom(text: Callable[P, str], interval: float | None = None) -> Callable[P, None]:
+    """Return what says the `text` of how far it is, at most every `interval` seconds.
 
     interval: None for LINE_INTERVAL.
     """
     pause = LINE_INTERVAL if interval is None else interval
     due = time.monotonic() + pause
 
-    def show(num_done: float) -> None:
+    def show(*args: P.args, **kwargs: P.kwargs) -> None:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + pause
-            say(f"{text(num_done)}\n")
+            say(f"{text(*args, **kwargs)}\n")
 
     return show
 

@@ -66,8 +66,23 @@ def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monk
     options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])
     assert plan_requests(options) == 0
     told = capsys.readouterr().err.splitlines()
-    assert told[:2] == [PACED, "0 values tried"]
+    assert told[:2] == [PACED, "trying batch 1, 0 values tried before"]
+    assert "trying batch 3, 3 values tried before" in told
     assert "looking for what would help: 1 simulation so far" in told
+
+
+def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkeypatch, capfdbinary):
+    (tmp_path / "r").write_bytes(EIGHT)
+
+    def interrupted(_edge):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("batcher.whatif.relief.Edge.analyse", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        plan_requests(PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"]))
+    assert capfdbinary.readouterr().out == (
+        b"batch 4 is the smallest that meets the SLO: 100% of 8 requests do, 99% is asked\n"
+    )
 
 
 @pytest.mark.heavy
