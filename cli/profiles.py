@@ -1,5 +1,6 @@
 """`batchdecode profiles`: step times, listed or one by one, with what their hardware allows."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,12 @@ from batcher.timing.profiles import Profile, is_file, read_profiles, shipped_pro
 from batcher.timing.roofline import num_kv_tokens, parts_of
 
 from .printing import print_json, print_text
-from .screen.cells import aligned, printable
+from .screen.cells import aligned, aligned_within, cell_width, printable, wrapped
+from .screen.terminal import terminal_size
 
 _TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
 _HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
-_POINTS_IN_A_LINE = 6
+_POINTS_IN_A_LINE = 4
 _NO_TERMS = ("by_tokens", "num_experts", "num_experts_per_tok", "pipeline_parallel")
 
 MEASURED = "* for each token beyond its by_tokens, which batchdecode profiles NAME shows"
@@ -58,8 +60,9 @@ def show_step_times(name: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json(reports)
     else:
+        width = terminal_size(1, os.environ).columns if os.isatty(1) else None
         is_one = name is not None and len(reports) == 1
-        print_text(details_of(reports[0]) if is_one else table_of(reports))
+        print_text(details_of(reports[0], width) if is_one else table_of(reports, width))
 
 
 def _reports(name: str | None) -> list[StepTimeReport]:
@@ -120,11 +123,14 @@ def _num_blocks(num_tokens: int) -> int:
     return usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE)
 
 
-def table_of(reports: Sequence[StepTimeReport]) -> str:
-    """Return profiles as tables: their terms, then how good they are, then where they are from."""
+def table_of(reports: Sequence[StepTimeReport], width: int | None = None) -> str:
+    """Return profiles as tables: their terms, then how good they are, then where they are from.
+
+    width: how many cells a line may have, None for any number.
+    """
     terms = [_HEADS, *(_terms_row(report) for report in reports)]
     sources = list(dict.fromkeys(report.source for report in reports))
-    notes = [("profile", "physics", "source", "error")]
+    notes: list[tuple[str, ...]] = [("profile", "physics", "source", "error")]
     for report in reports:
         physics = report.physics
         notes.append(
@@ -143,18 +149,29 @@ def table_of(reports: Sequence[StepTimeReport]) -> str:
     ]
     measured = [MEASURED] if any("by_tokens" in report.settings for report in reports) else []
     experts = [EXPERTS] if any("x" in report.settings for report in reports) else []
-    estimated = [ESTIMATED] if any(row[-1].startswith("~") for row in terms) else []
+    rooms = [row[-1] for row in terms]
+    estimated = [ESTIMATED] if any(room.startswith("~") for room in rooms) else []
+    tables = aligned(terms, range(1, len(_HEADS))), aligned(notes, ())
+    if width is not None and max(map(cell_width, tables[0])) > width:
+        terms = [_HEADS[:-1], *(_terms_row(report, num_digits=3)[:-1] for report in reports)]
+        notes = [(name, room, *rest) for room, (name, *rest) in zip(rooms, notes, strict=True)]
+        tables = aligned(terms, range(1, len(_HEADS))), aligned_within(notes, (1,), width)
     blocks = [
-        [*aligned(terms, range(1, len(_HEADS))), *measured, *experts, *estimated],
-        aligned(notes, ()),
-        listed,
-        beaten,
+        [*tables[0], *_lines([*measured, *experts, *estimated], width)],
+        tables[1],
+        _lines(listed, width),
+        _lines(beaten, width),
     ]
     return "\n".join("".join(f"{line}\n" for line in block) for block in blocks if block)
 
 
-def details_of(report: StepTimeReport) -> str:
-    """Return one step time with all that is known of it, and what it predicts."""
+def _lines(texts: Sequence[str], width: int | None) -> list[str]:
+    """Return texts as lines of so many cells at most, None for any number."""
+    return [line for text in texts for line in ([text] if width is None else wrapped(text, width))]
+
+
+def details_of(report: StepTimeReport, width: int | None = None) -> str:
+    """Return one step time with all that is known of it, and what it predicts; width: as above."""
     rows = [
         ("terms", "  ".join(_shown_settings(report))),
         *_shown_times(report),
@@ -166,7 +183,11 @@ def details_of(report: StepTimeReport) -> str:
         ("physics", str(report.physics or "")),
     ]
     lines = [printable(report.name)]
-    lines += [f"  {title:<10}{printable(text)}" for title, text in rows if text]
+    told = [(title, printable(text)) for title, text in rows if text]
+    if width is None:
+        lines += [f"  {title:<10}{text}" for title, text in told]
+    else:
+        lines += aligned_within([[f"  {title}", text] for title, text in told], (), width)
     table = [("step", "ms", "at least", "times", "limit")]
     for prediction in report.predictions:
         least = prediction.least_seconds
@@ -179,12 +200,14 @@ def details_of(report: StepTimeReport) -> str:
     return "".join(f"{line}\n" for line in [*lines, "", *aligned(table, range(1, len(table[0])))])
 
 
-def _terms_row(report: StepTimeReport) -> tuple[str, ...]:
-    terms = {term: f"{report.settings[term] * unit:.4g}" for term, unit in _TO_UNITS.items()}
+def _terms_row(report: StepTimeReport, num_digits: int = 4) -> tuple[str, ...]:
+    terms = {
+        term: f"{report.settings[term] * unit:.{num_digits}g}" for term, unit in _TO_UNITS.items()
+    }
     if "by_tokens" in report.settings:
         terms["f"] = f"*{terms['f']}"
     if "x" in report.settings:
-        terms["w"] += f"+{report.settings['x']:.4g}"
+        terms["w"] += f"+{report.settings['x']:.{num_digits}g}"
     room = "?" if report.kv_tokens_that_fit is None else f"~{report.kv_tokens_that_fit:,}"
     if report.kv_tokens is not None:
         room = f"{report.kv_tokens:,}"

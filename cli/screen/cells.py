@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from math import floor
 
 HANGING_INDENT = "  "
+MIN_COLUMN = 12  # cells: a column is not wrapped to less
 _ROUNDING_ERROR = 1e-9
 _NUM_DIGITS = 3  # that count, of a number that is no whole one
 _UNIT = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|.", re.DOTALL)
@@ -106,6 +107,18 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
             cells.append(room + text if place in right else text + room)
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def aligned_within(rows: Sequence[Sequence[str]], right: Collection[int], width: int) -> list[str]:
+    """Return the same in lines of at most `width` cells if the words of the last column allow."""
+    *others, _ = zip(*rows, strict=True)
+    taken = sum(max(map(cell_width, column)) + 2 for column in others)
+    room = max(width - taken, MIN_COLUMN)
+    parts = []
+    for *cells, last in rows:
+        first, *rest = fill(last.split(" "), " ", room)
+        parts += [[*cells, first], *([*("" for _ in cells), more] for more in rest)]
+    return aligned(parts, right)
 
 
 def counted(number: int, noun: str) -> str:

@@ -178,7 +178,9 @@ def show_diff(options: DiffOptions) -> int:
                 f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
             ) from error
     told = describe(comparison, source_a.name, source_b.name)
-    results = results_of(comparison, options.top)
+    has_page = options.html or not os.isatty(1)
+    width = None if has_page else terminal_size(1, os.environ).columns
+    results = results_of(comparison, options.top, width)
     if options.json:
         print_json(comparison)
     elif options.html:

@@ -24,11 +24,12 @@ from batcher.explaining.differences import (
 from batcher.explaining.story import Story
 from batcher.timeline.records import label_of, label_of_name
 
-from ..screen.cells import aligned, counted, cut_middle
+from ..screen.cells import aligned, cell_width, counted, cut_middle, listed, wrapped
 from .story_text import names, span_of, time_of, why_waiting
 
 MAX_DECISIONS = 5
 MAX_LABEL_CELLS = 24
+_LEAST_WANTED = {"ended": 8, "preempted": 6, "wait": 4}  # columns of changes: where they begin
 _TOTALS = {
     "steps": "steps",
     "time": "seconds",
@@ -198,16 +199,34 @@ def _doing(story: Story, step: int) -> str:
     return f"holds slot {slot}{still} and {what} ({steps})"
 
 
-def results_of(comparison: RunComparison, max_rows: int) -> Iterator[str]:
-    """Yield what came of it in tables, with at most `max_rows` samples that changed."""
+def results_of(comparison: RunComparison, max_rows: int, width: int | None = None) -> Iterator[str]:
+    """Yield what came of it in tables, with at most `max_rows` samples that changed.
+
+    width: how many cells a line may have, None for any number; columns that have no room are left
+    out.
+    """
     changes, num_compared = comparison.changes, comparison.num_compared
     if changes:
         shown = changes[:max_rows]
         which = "" if len(shown) == len(changes) else f"; the {len(shown)} that changed most"
         yield f"{len(changes):,} of {counted(num_compared, 'sample')} went another way{which}:"
-        yield from _table(_change_rows(shown))
+        yield from _fitting(list(_change_rows(shown)), width)
     yield "totals:"
     yield from _table(_total_rows(comparison.totals_a, comparison.totals_b))
+
+
+def _fitting(rows: list[list[str]], width: int | None) -> Iterator[str]:
+    """Yield the table of changes, without those of its last columns that have no room."""
+    lines, without = _table(rows), list[str]()
+    for name, place in _LEAST_WANTED.items():
+        if width is None or max(map(cell_width, lines)) <= width:
+            break
+        rows = [row[:place] for row in rows]
+        lines = _table(rows)
+        without.insert(0, name)
+    yield from lines
+    if width is not None and without:
+        yield from wrapped(f"  no room for {listed(without, 'and')}: a pipe and --json tell", width)
 
 
 def _change_rows(changes: Sequence[Change]) -> Iterator[list[str]]:

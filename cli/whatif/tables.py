@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 import msgspec
@@ -18,6 +18,7 @@ from ..screen.cells import (
     aligned,
     cell_width,
     counted,
+    cut_middle,
     listed,
     number,
     printable,
@@ -37,7 +38,14 @@ LEAST_WANTED = (  # where there is no room for all, in the order in which they g
     "ttft-p50",
     "preemptions",
     "e2e-p99",
+    "energy",
+    "idlest",
+    "busiest",
+    "lost",
+    "price",
+    "mean-replicas",
 )
+SHORT_SETTINGS = (32, 28, 24, 20, 16)  # cells of a setting, where leaving out columns does not do
 ONLY_IF_NOT_0 = {"preemptions", "lost", "refused", "failed"}
 
 
@@ -86,17 +94,37 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
             columns.remove(COLUMNS[name])
             without.append(name)
             lines = _rows(cells, axes, columns)
-    lines += _group_rows(cells, [AXES[name] for name in AXES if name in differing])
-    notes = dict.fromkeys(note for cell in cells for note in _notes(cell))
-    notes |= dict.fromkeys(_where_drafts_gain(cells, axes))
-    if width is not None and without:
-        note = f"no room for {listed(without, 'and')}: a pipe, --csv and --json have them"
-        lines += wrapped(note, width)
+    named = [AXES[name] for name in AXES if name in differing]
+    lines = _fitting(lines, width, lambda cut: _rows(cells, axes, columns, cut))
+    lines += _fitting(_group_rows(cells, named), width, lambda cut: _group_rows(cells, named, cut))
+    notes = list(dict.fromkeys(note for cell in cells for note in _notes(cell)))
+    notes += dict.fromkeys(_where_drafts_gain(cells, axes))
+    if without:
+        notes.insert(0, f"no room for {listed(without, 'and')}: a pipe, --csv and --json have them")
+    if width is not None:
+        notes = [line for note in notes for line in wrapped(note, width)]
     return "".join(f"{line}\n" for line in [*lines, *notes])
 
 
-def _rows(cells: Sequence[GridCell], axes: Sequence[Axis], columns: Sequence[Column]) -> list[str]:
-    """Return the lines of a table: two of its head, and one for each cell."""
+def _fitting(lines: list[str], width: int | None, draw: Callable[[int], list[str]]) -> list[str]:
+    """Return lines of a table, drawn with settings cut shorter where they are wider than that."""
+    for cut in SHORT_SETTINGS:
+        if width is None or max(map(cell_width, lines), default=0) <= width:
+            break
+        lines = draw(cut)
+    return lines
+
+
+def _rows(
+    cells: Sequence[GridCell],
+    axes: Sequence[Axis],
+    columns: Sequence[Column],
+    cut: int | None = None,
+) -> list[str]:
+    """Return the lines of a table: two of its head, and one for each cell.
+
+    cut: see _settings.
+    """
     before = [None, *(column.group for column in columns)]
     groups = [
         "" if column.group == last else column.group
@@ -109,12 +137,14 @@ def _rows(cells: Sequence[GridCell], axes: Sequence[Axis], columns: Sequence[Col
     for cell in cells:
         numbers = [column.text_of(cell) for column in columns]
         rows.append(
-            [*_settings(cell, axes), *numbers, _binding(cell), "knee" if cell.is_knee else ""]
+            [*_settings(cell, axes, cut), *numbers, _binding(cell), "knee" if cell.is_knee else ""]
         )
     return aligned(rows, range(len(axes) + len(columns)))
 
 
-def _group_rows(cells: Sequence[GridCell], axes: Sequence[Axis]) -> list[str]:
+def _group_rows(
+    cells: Sequence[GridCell], axes: Sequence[Axis], cut: int | None = None
+) -> list[str]:
     """Return the lines of a second table: what each group of a fleet did; none without groups."""
     uses = [(cell, use) for cell in cells for use in (cell.outcome and cell.outcome.groups) or ()]
     has_gone = any(use.replicas != use.most_replicas for _, use in uses)
@@ -127,13 +157,14 @@ def _group_rows(cells: Sequence[GridCell], axes: Sequence[Axis]) -> list[str]:
         shares = [whole_percent(use.busy), whole_percent(use.slots_used), kv_used]
         counts = [f"{use.most_replicas:,}", f"{use.replicas:,}"][: len(counted_as)]
         group = [printable(use.name), *counts, f"{use.served:,}"]
-        rows.append([*_settings(cell, axes), *group, *shares])
+        rows.append([*_settings(cell, axes, cut), *group, *shares])
     return ["", *aligned([head, *rows], range(len(head)))] if rows else []
 
 
-def _settings(cell: GridCell, axes: Sequence[Axis]) -> list[str]:
-    """Return the values of `axes` as people give them."""
-    return [printable(show_value(axis, axis.value_of(cell.deployment))) for axis in axes]
+def _settings(cell: GridCell, axes: Sequence[Axis], cut: int | None) -> list[str]:
+    """Return the values of `axes` as people give them, in at most `cut` cells."""
+    values = [printable(show_value(axis, axis.value_of(cell.deployment))) for axis in axes]
+    return values if cut is None else [cut_middle(value, cut, "~") for value in values]
 
 
 def csv_of(cells: Sequence[GridCell]) -> str:

@@ -16,8 +16,9 @@ from batcher.metrics.slo import parse_slo
 from batcher.models.simulated import SimulatedModel
 from batcher.simulation.workload import workload_of
 from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import Deployment, grid_of
+from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.measuring import Question
+from batcher.whatif.prices import Price
 from cli.whatif.columns import good_percent
 from cli.whatif.progress import progress_of
 from cli.whatif.tables import LEAST_WANTED, table_of
@@ -69,6 +70,30 @@ def test_a_table_is_as_wide_as_the_terminal_and_says_what_has_no_room(width, wan
     assert wanted not in left_out
     assert len(table[1].split()) == len(whole[1].split()) - len(left_out)
     assert table[0].split().count("ttft") == 1  # told over what is left of its group
+
+
+def test_long_settings_are_cut_where_leaving_out_columns_does_not_do(tmp_path):
+    path = tmp_path / "a-folder-with-a-long-name" / "and-a-file-with-one.yaml"
+    path.parent.mkdir()
+    path.write_text(
+        "replicas: [{count: 2, profile: h100_llama3.1-8b_tp1, batch: 8, kv_blocks: 99}]"
+    )
+    other = path.with_name("another-one.yaml")
+    other.write_text(path.read_text())
+    requests = [Request(prompt=[1, 2, 3], max_tokens=10, ignore_eos=True)] * 80
+    prices = {"h100-sxm": Price(dollars_per_hour=3.0, busy_watts=600, idle_watts=100)}
+    question = Question(
+        workload_of(requests, SimulatedModel()), parse_slo("ttft=30"), prices=prices
+    )
+    fleets = AXES["fleet"].values(f"{path},{other}")
+    cells = compare(
+        question, [AXES["fleet"].set(Deployment(), each) for each in fleets], growth=0.1
+    )
+    lines, whole = table_of(cells, 80).splitlines(), table_of(cells)
+    assert max(map(len, lines)) <= 80
+    assert str(path) in whole
+    assert [line.split()[0][-8:] for line in lines if ".yaml" in line] == ["one.yaml"] * 4
+    assert " price" in " ".join(lines)
 
 
 def test_memory_that_is_unlimited_is_said_once_for_each_profile():

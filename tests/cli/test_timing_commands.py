@@ -1,12 +1,14 @@
 """`batchdecode profiles` and `batchdecode calibrate`, from their arguments to their output."""
 
 import json
+import re
 
 import pytest
 import yaml
 from process import ROOT, batchdecode
 
 from batcher.timing.profiles import shipped_profiles
+from cli.profiles import _reports, details_of, table_of
 
 SAMPLES = ROOT / "samples" / "timing"
 
@@ -28,6 +30,21 @@ def test_profiles_lists_all_with_terms_error_source_room_and_verdict():
     assert "~ no engine has reported it: 90 % of the memory on the data sheet" in text
     assert "possible" in text
     assert "too fast" not in text
+
+
+def test_profiles_are_as_wide_as_the_terminal_and_tell_the_same():
+    def words_of(text):
+        return {word for word in re.split(r"[\s;]+", text) if re.search("[a-z]|~", word)}
+
+    reports = _reports(None)
+    narrow, wide = table_of(reports, 80), table_of(reports)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert words_of(wide) - words_of(narrow) == set()
+    for name in ("rtx4090_llama3.1-8b", "roofline:llama-3.1-8b:h100-sxm", "constant:0.02"):
+        (report,) = _reports(name)
+        told = details_of(report, 80)
+        assert max(map(len, told.splitlines())) <= 80
+        assert told.split() == details_of(report).split()
 
 
 def test_a_room_that_no_engine_reported_says_so():

@@ -5,6 +5,10 @@ import json
 import pytest
 from process import batchdecode, lines_of
 
+from batcher import Engine, Request, SimulatedModel
+from batcher.explaining.differences import compare
+from cli.tracing.difference_text import results_of
+
 # Three share eight tokens, which are found; one gets all it asks for at once, without a slot.
 REQUESTS = lines_of(
     {"id": "a", "prompt": [*range(1, 9), 9], "max_tokens": 12, "ignore_eos": True},
@@ -118,6 +122,34 @@ def test_runs_of_workers_are_compared_by_their_results(tmp_path):
         "trace", "diff", "-", "t2", cwd=tmp_path, stdin=(tmp_path / "t5").read_bytes()
     )
     assert "results: equal" in from_pipe.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("width", "without"),
+    [(None, []), (80, ["preempted", "ended"]), (70, ["wait", "preempted", "ended"])],
+)
+def test_what_changed_is_as_wide_as_the_terminal_and_says_what_has_no_room(width, without):
+    name = "a-request-with-a-long-name-of-its-own"
+    requests = [
+        Request(prompt=[1], id=f"{name}-{n}", max_tokens=9000, ignore_eos=True) for n in range(4)
+    ]
+    comparison = compare(*(events_of(requests, batch) for batch in (1, 4)))
+    lines = list(results_of(comparison, 9, width))
+    widest = max(map(len, lines))
+    assert widest > 80 if width is None else widest <= width
+    head = lines[1].split()
+    assert [title for title in ("wait", "preempted", "ended") if title not in head] == without
+    assert any("no room for" in line for line in lines) is bool(without)
+
+
+def events_of(requests, batch):
+    engine = Engine(SimulatedModel(), batch)
+    for request in requests:
+        engine.add(request)
+    events = [engine.run_event()]
+    while engine.has_work:
+        events += engine.step().events
+    return [*events, engine.end_event()]
 
 
 def test_workers_whose_results_differ_are_told(tmp_path):
