@@ -16,6 +16,7 @@ from batcher.settings import SETTINGS
 from batcher.speculation.settings import SPECULATION_SETTINGS
 
 from .errors import reason_of
+from .usage.other_names import name_here
 
 if TYPE_CHECKING:
     import yaml
@@ -123,6 +124,11 @@ def _option_value(place: Place, key: str, written: Any, known: dict[str, Any]) -
     name = key.replace("-", "_")
     if name not in known:
         names = {name.replace("_", "-") for name in known}.union(MODEL_SECTIONS)
+        meant = name_here(key)
+        setting, _, value = (meant or "").removeprefix("--").partition(" ")
+        if setting in names:
+            here = f"{setting}: {value}" if value else setting
+            raise SettingError(place, f"unknown setting {key}; here it is {here}")
         raise SettingError(place, _unknown(key, sorted(names)))
     types, expected = _KINDS.get(known[name].type.name, _TEXT_KIND)
     value = written

@@ -14,7 +14,7 @@ from batcher.request import Request
 
 from ..environment import variable_of
 from ..screen.cells import listed
-from .other_names import OTHER_NAMES
+from .other_names import name_here
 
 _READING_REQUESTS = {"run", "check"}
 _SEVERAL = {
@@ -23,6 +23,7 @@ _SEVERAL = {
 }
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _FROM_ENVIRONMENT = "ENVIRONMENT"
+_CLOSE = 0.75  # how alike an option of another command has to be
 _MAX_COMMANDS = 3  # that have an option, named in a message
 
 
@@ -89,7 +90,7 @@ def _named(param: Any) -> str:
 def _alike(name: str, context: Any) -> str:
     """Return the end of a message: the option that may be meant, and the commands that have it."""
     own = [opt for param in context.command.get_params(context) for opt in param.opts]
-    meant = OTHER_NAMES.get(name, name)
+    meant = name_here(name) or name
     option = meant.partition(" ")[0]
     if option in own:
         return f"; here it is {meant}"
@@ -101,6 +102,8 @@ def _alike(name: str, context: Any) -> str:
         elsewhere.setdefault(opt, []).append(command)
     known = [*own, *elsewhere]  # of equals the own one goes first
     found = next(iter(get_close_matches(option, known, n=1)), name)
+    if found not in own:
+        found = next(iter(get_close_matches(option, elsewhere, n=1, cutoff=_CLOSE)), name)
     if found in own:
         return f"; did you mean {found}?"
     commands = elsewhere.get(found, [])

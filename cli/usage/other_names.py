@@ -3,6 +3,15 @@
 Rule: the tables in docs/glossary.md and docs/from-*.md say the same; a test compares them.
 """
 
+
+def name_here(name: str) -> str | None:
+    """Return what an option of theirs is called here, with its value if it has one; or None.
+
+    However its words are joined: they have some options with `_`, or both.
+    """
+    return OTHER_NAMES.get("--" + name.removeprefix("--").replace("_", "-"))
+
+
 OTHER_NAMES = {
     "--batch-size": "--max-batch-tokens",
     "--cache-prompt": "--prefix-cache on",
@@ -45,6 +54,7 @@ OTHER_NAMES = {
     "--speculative-algorithm": "--draft",
     "--speculative-config": "--draft",
     "--speculative-num-draft-tokens": "--draft-tokens",
+    "--swap-space": "--kv-offload-blocks",
     "--tensor-parallel-size": "--tensor-parallel",
     "--tp-size": "--tensor-parallel",
 }

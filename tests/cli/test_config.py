@@ -48,6 +48,12 @@ def test_one_file_serves_all_commands(check):
             "bacth: 3",
             ":1:1: unknown setting bacth; did you mean batch?",
         ),
+        ("max_num_seqs: 8\n", ":1:1: unknown setting max_num_seqs; here it is batch"),
+        ("enable-prefix-caching: true\n", "caching; here it is prefix-cache: on"),
+        (
+            "tensor_parallel_size: 2\nbacth: 3\n",
+            ":2:1: unknown setting bacth; did you mean batch?",
+        ),
         ("batch: 3\n\nquit: true", ":3:1: unknown setting quit; did you mean quiet?"),
         ("config: x.yaml", ":1:1: unknown setting config"),
         ("help: true", ":1:1: unknown setting help"),
