@@ -25,10 +25,14 @@ NUM_DIGITS = 6
 
 OTHERS = "others"  # the class of what is in no other
 
+# Seconds from which on a number without a unit may have been meant in milliseconds.
+_DOUBTFUL = {"ttft": 100.0, "tpot": 1.0}
+
 _LIMIT = re.compile(r"([^=]*)=([^=]*)")
 _CLASS = re.compile(r"\s*priority\s*=([^:]*):(.*)", re.DOTALL)
 _PRIORITY = re.compile(r"[+-]?[0-9]{1,10}")
 _TIME = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) ?([^\d\s]*)")
+_BARE = re.compile(r"(\w+)\s*=\s*([\d.eE+]+)\s*(?=,|$)")
 
 
 class Slo(Struct, frozen=True):
@@ -176,6 +180,16 @@ def parse_slos(texts: Sequence[str]) -> Slo | None:
         return None
     general = slos.pop(None, Slo({}))
     return Slo(general.limits, {p: slo for p, slo in slos.items() if p is not None})
+
+
+def doubtful_limits(texts: Sequence[str]) -> list[str]:
+    """Return remarks on limits of valid SLOs that are more seconds than anybody promises."""
+    return [
+        f"{name}={number} is {number} seconds; for milliseconds: {name}={number}ms"
+        for text in texts
+        for name, number in _BARE.findall(text)
+        if float(number) >= _DOUBTFUL.get(name, float("inf"))
+    ]
 
 
 def _priority(text: str, place: str) -> int:

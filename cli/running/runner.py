@@ -145,6 +145,10 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         raise BatchdecodeError(
             "the results and --summary-json - cannot both go to stdout: give one of them a file"
         )
+    if options.slo is not None and options.scheduling.profile is not None and not options.quiet:
+        from ..slo_note import say_of_slo  # noqa: PLC0415 - few runs have an SLO
+
+        say_of_slo([options.slo])
     if options.workers is not None:
         from .workers.run import run_by_workers  # noqa: PLC0415 - few runs have some
 

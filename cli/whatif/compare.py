@@ -47,7 +47,7 @@ def compare_requests(options: CompareOptions) -> int:
     workload = read_workload(options)
     check_classes(slo, workload)
     if not options.quiet:
-        say_of_engines(grid, slo)
+        say_of_engines(grid, options.slo or [])
     num_jobs = options.jobs or num_cores()
     with progress_of(len(grid), min(num_jobs, len(grid)), quiet=options.quiet) as on_done:
         question = Question(workload, slo, prices=prices)

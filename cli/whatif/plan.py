@@ -55,7 +55,7 @@ def plan_requests(options: PlanOptions) -> int:
     workload = read_workload(options)
     check_classes(slo, workload)
     if not options.quiet:
-        say_of_engines([tried], slo)
+        say_of_engines([tried], options.slo)
     question = Question(workload, slo, options.goodput, prices)
     on_tried, on_relief = _progress(searched, quiet=options.quiet)
     num_jobs = options.jobs or num_cores()

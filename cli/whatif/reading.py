@@ -29,6 +29,7 @@ from ..running.reading import read_requests
 from ..running.signals import Interrupted, StopSignals, die_of_closed_pipe
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import counted
+from ..slo_note import say_of_slo
 
 
 def until_stopped(command: Callable[[], int]) -> int:
@@ -90,12 +91,16 @@ def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> No
     check_router(given, deployments)
 
 
-def say_of_engines(deployments: Sequence[Deployment], slo: Slo | None) -> None:
+def say_of_engines(deployments: Sequence[Deployment], slo_texts: Sequence[str]) -> None:
     """Say what their memory has room for, and that an SLO in seconds wants steps of a profile."""
     engines = engines_of(deployments)
     say_of_memory((each.profile, each.scheduling, each.ranks) for each in engines)
-    if slo is not None and any(each.profile == Deployment().profile for each in engines):
+    if not slo_texts:
+        return
+    if any(each.profile == Deployment().profile for each in engines):
         say("each step takes 1 second: --profile says how long steps take\n")
+    else:
+        say_of_slo(slo_texts)
 
 
 def check_classes(slo: Slo | None, workload: AnyWorkload) -> None:

@@ -71,6 +71,20 @@ def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monk
     assert "looking for what would help: 1 simulation so far" in told
 
 
+@pytest.mark.parametrize("command", ["plan", "compare", "run"])
+def test_a_limit_of_more_seconds_than_anybody_promises_is_remarked(tmp_path, command):
+    (tmp_path / "r").write_bytes(EIGHT)
+    for profile, slo, told in (
+        ("constant:0.02", "tpot=30", "--slo: tpot=30 is 30 seconds; for milliseconds: tpot=30ms\n"),
+        ("constant:0.02", "tpot=30s", ""),
+        (None, "tpot=30", ""),
+    ):
+        given = () if profile is None else ("--profile", profile)
+        done = batchdecode(command, tmp_path / "r", "--slo", slo, *given)
+        assert done.returncode == 0
+        assert re.findall("--slo: .*\n", done.stderr) == [told] * bool(told)
+
+
 def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkeypatch, capfdbinary):
     (tmp_path / "r").write_bytes(EIGHT)
 

@@ -1,7 +1,7 @@
 import pytest
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.slo import Slo, parse_slo, parse_slos
+from batcher.metrics.slo import Slo, doubtful_limits, parse_slo, parse_slos
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,26 @@ def test_what_is_no_slo_is_refused_and_says_what_is(text, message):
     with pytest.raises(BatchdecodeError) as refused:
         parse_slo(text)
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "remarks"),
+    [
+        ("tpot=30", ["tpot=30 is 30 seconds; for milliseconds: tpot=30ms"]),
+        (
+            "priority=1:ttft=500, tpot = 1.5 ,e2e=900",
+            [
+                "ttft=500 is 500 seconds; for milliseconds: ttft=500ms",
+                "tpot=1.5 is 1.5 seconds; for milliseconds: tpot=1.5ms",
+            ],
+        ),
+        ("tpot=30s,ttft=500 s", []),
+        ("tpot=0.03,ttft=2,queue=900,e2e=86400", []),
+    ],
+)
+def test_a_number_that_may_be_meant_in_milliseconds_is_remarked(text, remarks):
+    parse_slos([text])
+    assert doubtful_limits([text]) == remarks
 
 
 A_PRIORITY = "expected a whole number from -2,147,483,647 to 2,147,483,647"
