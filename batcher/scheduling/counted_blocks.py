@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from batcher.errors import InvariantError
+from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.sequence import S
 from batcher.settings import SchedulingSettings
+
+
+class CountedPool(BlockPool):
+    """As many blocks as a BlockPool has, in no list: none is known by itself."""
+
+    def __init__(self, num_blocks: int | None) -> None:
+        super().__init__(0)
+        self._is_growing = num_blocks is None
+        self.num_total = self.num_free = num_blocks or 0
 
 
 class CountedBlocks(KVCache[S]):
@@ -25,6 +35,9 @@ class CountedBlocks(KVCache[S]):
         self._given: dict[S, int] = {}  # how many a sequence took before it decoded
         self._grown: list[S] = []
         self._held: dict[S, int] = {}  # by rows whose drafts have blocks of their own
+
+    def _make_pool(self, max_grown: int) -> BlockPool:  # noqa: ARG002 - others keep some
+        return CountedPool(self.max_blocks)
 
     def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
         """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
