@@ -173,15 +173,27 @@ class StopMatcher:
         if not self.watched:
             return []
         columns = self._columns.of_all(tokens) if self._columns.are_shared else tokens
-        np.add(self.states, columns, self._index)
-        self._flat.take(self._index, None, self.states, "clip")
-        np.less(self.states, self._zeros, self._is_special)
-        if 1 not in self._flags:
+        states, index, flags = self.states, self._index, self._flags
+        np.add(states, columns, index)
+        self._flat.take(index, None, states, "clip")
+        np.less(states, self._zeros, self._is_special)
+        slot = flags.find(1)
+        if slot < 0:
             return []
-        slots = self._is_special.nonzero()[0]
-        self.states[slots] = self._index[slots] // self._width * self._width
-        read = zip(slots.tolist(), tokens[slots].tolist(), strict=True)
-        return [slot for slot, token_id in read if self._ends_with(slot, token_id)]
+        ended, unknown = [], []
+        while slot >= 0:  # one by one: there are few
+            if states.item(slot) == ENDED and slot in self.watched:
+                states[slot] = FREE_LINE
+                ended.append(slot)
+            else:
+                entry = index.item(slot)
+                states[slot] = entry - entry % self._width
+                unknown.append(slot)
+            slot = flags.find(1, slot + 1)
+        if unknown:
+            ended += [slot for slot in unknown if self._ends_with(slot, tokens.item(slot))]
+            ended.sort()
+        return ended
 
     def advance_some(self, slots: Iterable[int], tokens: IntArray) -> list[int]:
         """Let the rows in `slots` alone read their tokens; return those that have ended.
