@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from .taking_over import Expected
 
 
+AGAIN = (
+    "these are decoded again, though not written: with a policy, limits, drafts or a profile only "
+    "that tells what the batch did"
+)
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What decides the results of a run, and whether it has come to its end.
 
@@ -81,13 +87,20 @@ class Resumption:
         if self.earlier is not None:
             self.earlier.close()
 
-    def describe(self, num_requests: int | None) -> str:
-        """Return a line of what is there already, of so many requests; nothing of a new run."""
+    def describe(self, num_requests: int | None, *, is_decoded_again: bool = False) -> str:
+        """Return lines of what is there already, of so many requests; nothing of a new run.
+
+        is_decoded_again: whether that costs as much as it did, since only so it is known what the
+        batch did.
+        """
         if self.earlier is None or num_requests is None:
             return ""
         there = f"{self._file.name} has {counted(self.earlier.num_results, 'result')}"
         left = f"{num_requests - self.earlier.num_answered:,} of {counted(num_requests, 'request')}"
-        return f"going on: {there}, {left} have none yet\n"
+        lines = f"going on: {there}, {left} have none yet\n"
+        if is_decoded_again and self.earlier.num_results:
+            lines += f"{AGAIN}\n"
+        return lines
 
     def open_results(self, output: str) -> Sink:
         """Return what results are written to, behind those that were there; others are gone.

@@ -71,7 +71,9 @@ class RunSetup(EngineSetup):
         """Whether nobody asks for it, but a pipe is not waited for: a server's time goes on."""
         return isinstance(self.model, RemoteModel) and not self.requests.is_file
 
-    def _replaying(self) -> Replaying:
+    @property
+    def replaying(self) -> Replaying:
+        """What becomes of the results of an earlier run; see Answers."""
         if isinstance(self.model, RemoteModel):
             return "whole"
         return "steps" if self.options.scheduling.has_default_schedule else "never"
@@ -102,7 +104,7 @@ class RunSetup(EngineSetup):
         return Loop(
             self.engine,
             source,
-            Answers(self.model.name, self.bytes_of, earlier, order, replaying=self._replaying()),
+            Answers(self.model.name, self.bytes_of, earlier, order, replaying=self.replaying),
             keep_going=keep_going,
             max_errors=options.max_errors,
             on_bad_line=None if is_reported else self.report.add,
@@ -198,7 +200,9 @@ class Run:
         self._stop, self._command = stop, command
         self._loop = setup.loop(resumption.earlier)
         if not setup.options.quiet:
-            say(printable_lines(resumption.describe(self._loop.source.total)))
+            again = setup.replaying == "never"
+            told = resumption.describe(self._loop.source.total, is_decoded_again=again)
+            say(printable_lines(told))
         gc.freeze()  # nor among the requests that are read already
         pace = Pace(setup.options.step_delay)
         self._view = _open_view(setup, self._loop, pace)

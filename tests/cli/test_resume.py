@@ -12,6 +12,7 @@ from batcher.errors import BatchdecodeError
 from batcher.models.simulated import SimulatedModel
 from cli.commands.run import RunOptions
 from cli.running.output import ResumeError
+from cli.running.resume import AGAIN
 from cli.running.runner import run
 from cli.running.signals import StopSignals
 
@@ -218,6 +219,22 @@ def test_no_model_is_loaded_for_results_that_are_in_the_way(tmp_path, arguments)
     assert (done.returncode, done.stderr.count("loaded")) == (2, 0)
 
 
+@pytest.mark.parametrize(
+    "options", [("--policy", "sjf"), ("--kv-blocks", "90"), ("--profile", "constant:2")]
+)
+def test_a_resumed_run_says_that_it_decodes_again_what_is_there(tmp_path, options):
+    (tmp_path / "in").write_bytes(lines_of(*workload(6)))
+    command = ["run", "in", "-o", "out", *options]
+    assert AGAIN not in batchdecode(*command, cwd=tmp_path).stderr
+    whole = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    for num_kept, times in ((3, 1), (0, 0)):
+        (tmp_path / "out").write_bytes(b"".join(whole[:num_kept]))
+        done = batchdecode(*command, "--resume", cwd=tmp_path)
+        assert (done.returncode, done.stderr.count(AGAIN)) == (0, times)
+        assert sorted((tmp_path / "out").read_bytes().splitlines(keepends=True)) == sorted(whole)
+        assert AGAIN not in batchdecode(*command, "--resume", "-q", cwd=tmp_path).stderr
+
+
 @pytest.mark.parametrize("keep_order", [False, True])
 def test_a_resumed_run_says_what_is_there_and_what_is_left(tmp_path, keep_order):
     sampled = [{"prompt": "Once", "n": 3, "max_tokens": 2, "temperature": 1}] * 3
@@ -232,6 +249,7 @@ def test_a_resumed_run_says_what_is_there_and_what_is_left(tmp_path, keep_order)
     done = batchdecode(*command, "--resume", cwd=tmp_path)
     said = "6 results, 3 of 5" if keep_order else "7 results, 2 of 5"
     assert f"going on: out has {said} requests have none yet\n" in done.stderr
+    assert AGAIN not in done.stderr
     assert sorted((tmp_path / "out").read_bytes().splitlines(keepends=True)) == sorted(whole)
     again = batchdecode(*command, "--resume", "-q", cwd=tmp_path)
     assert "going on" not in again.stderr
