@@ -187,7 +187,9 @@ def _arrivals(plan: InputPlan) -> str:
     span = plan.arrivals
     if span is None or span.first == span.last:
         return f"all at {span.first if span else 0:g}"
-    order = "in order" if plan.arrivals_in_order else "out of order in the input"
+    order = (
+        "in order" if plan.arrivals_in_order else "out of order in the input, so not for --workers"
+    )
     return f"from {span.first:g} to {span.last:g}, {order}"
 
 

@@ -134,3 +134,17 @@ def test_a_constraint_that_takes_too_long_to_compile_is_a_problem_of_its_line(tm
 
 def test_the_options_know_how_long_a_constraint_may_take():
     assert CheckOptions().grammar_timeout == settings.GRAMMAR_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        ((0, 3), "from 0 to 3, in order\n"),
+        ((3, 1), "from 1 to 3, out of order in the input, so not for --workers\n"),
+    ],
+)
+def test_arrivals_that_workers_do_not_take_are_said_to_be_such(tmp_path, times, told):
+    (tmp_path / "in").write_bytes(lines_of(*({"prompt": "x", "arrival_time": at} for at in times)))
+    assert told in batchdecode("check", "in", cwd=tmp_path).stdout.decode()
+    decoded = batchdecode("run", "in", "-q", "--workers", 2, "-o", "out", cwd=tmp_path)
+    assert (decoded.returncode == 0) == ("not for" not in told)
