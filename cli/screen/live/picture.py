@@ -119,12 +119,14 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
         busy = whole_percent(min(float(shares.mean()), 1.0))
         name = f"{_name(slots):>{label - 1}} "
         lines.append([(name, LABEL), *joined(cells), (f" {busy:>4}", "figure")])
-    if scene.moment.num_queued:  # how long those wait, nobody knows yet
-        return lines
+    name = f"{'waiting':>{label - 1}} "
+    if scene.moment.num_queued:  # since when, nobody knows of those that are not read
+        told = f"{scene.moment.num_queued:,} or still to be read"
+        return [*lines, [(name, LABEL), (told[: width - label], "queue")]]
     waiting = history.waiting(num_steps, num_cells, scene.run.open_waits())
     if waiting.any():
         levels = [level(share, scene.glyphs) if share else " " for share in waiting / waiting.max()]
-        name, peak = f"{'waiting':>{label - 1}} ", f" {waiting.max():>4,.0f}"
+        peak = f" {waiting.max():>4,.0f}"
         lines.append([(name, LABEL), ("".join(levels), "queue"), (peak, "figure")])
     return lines
 
