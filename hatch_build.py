@@ -27,7 +27,8 @@ class RenamedFolder(BuildHookInterface):
             return
         self._generated = TemporaryDirectory()
         package = Path(self._generated.name, "__init__.py")
-        package.write_text(f"__path__ = [{str(folder)!r}]\n", encoding="utf-8")
+        code = (folder / "__init__.py").read_text("utf-8")
+        package.write_text(f"{code}\n\n__path__ = [{str(folder)!r}]\n", encoding="utf-8")
         build_data["force_include_editable"][str(package)] = f"{_PACKAGE}/__init__.py"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 - hatchling calls it so

@@ -63,6 +63,25 @@ def test_an_install_has_the_command_and_no_package_named_cli(scripts, tmp_path):
     assert output_of(scripts / "python", "-m", "batchdecode", "--version", cwd=tmp_path) == shown
 
 
+@pytest.mark.parametrize(
+    ("name", "where"), [("decode", "batcher.decode"), ("nothing", "import batcher")]
+)
+def test_who_looks_for_the_library_in_the_command_is_told_its_name(name, where):
+    with pytest.raises(AttributeError, match=rf"the library is called batcher \({where}\)"):
+        getattr(cli, name)
+
+
+@pytest.mark.heavy
+def test_an_install_says_what_the_library_is_called(scripts, tmp_path):
+    asked = "import batchdecode; batchdecode.decode"
+    status, _, said = output_of(scripts / "python", "-c", asked, cwd=tmp_path)
+    assert status == 1
+    assert said.endswith(
+        "AttributeError: module 'batchdecode' has no attribute 'decode': this is the command line; "
+        "the library is called batcher (batcher.decode)\n"
+    )
+
+
 @pytest.mark.heavy
 def test_an_install_has_the_pages_that_help_shows(scripts, tmp_path):
     shown = output_of(scripts / "batchdecode", "help", "chunked-prefill", cwd=tmp_path)
