@@ -98,7 +98,7 @@ class _Page:
 
     def title(self) -> list["Line"]:
         """Return what run it is."""
-        lines = fill(headline(self.timeline), f" {self.glyphs.dot} ", self.page_width)
+        lines = fill(headline(self.timeline, self.slots), f" {self.glyphs.dot} ", self.page_width)
         return [[(line, "title")] for line in lines]
 
     def narrow(self, steps: range) -> None:

@@ -1,13 +1,20 @@
 """What run a picture of it shows, in figures."""
 
+from collections.abc import Collection
+
 from batcher.timeline import Timeline
 from batcher.timeline.records import is_follower
 
-from ..screen.cells import counted, whole_percent
+from ..screen.cells import counted, listed, whole_percent
+
+MAX_NAMED = 3  # stretches of slots
 
 
-def headline(timeline: Timeline) -> list[str]:
-    """Return how much a run was, and what became of it, part by part."""
+def headline(timeline: Timeline, slots: Collection[int] = ()) -> list[str]:
+    """Return how much a run was, and what became of it, part by part.
+
+    slots: those that are shown, all if there are none.
+    """
     num_busy = num_requests = num_sequences = num_preemptions = num_drafted = num_accepted = 0
     num_workers, running = timeline.run.workers, set()
     for span in timeline.spans:
@@ -23,7 +30,7 @@ def headline(timeline: Timeline) -> list[str]:
     parts = [
         counted(timeline.num_steps, "step"),
         *([counted(num_workers, "worker")] if num_workers > 1 else []),
-        counted(timeline.num_slots, "slot"),
+        counted(timeline.num_slots, "slot") + _shown(slots, timeline),
         f"{percent_of(num_busy, timeline.num_steps * timeline.num_slots)} busy",
         counted(num_requests, "request"),
     ]
@@ -43,6 +50,22 @@ def headline(timeline: Timeline) -> list[str]:
     if running:
         parts.append(f"{len(running):,} still running")
     return parts
+
+
+def _shown(slots: Collection[int], timeline: Timeline) -> str:
+    """Return which slots are shown of all, to follow their number."""
+    if not slots or len(slots) == timeline.num_slots:
+        return ""
+    stretches: list[list[int]] = []
+    for slot in sorted(slots):
+        if stretches and stretches[-1][-1] == slot - 1:
+            stretches[-1].append(slot)
+        else:
+            stretches.append([slot])
+    if len(stretches) > MAX_NAMED:
+        return f", {len(slots):,} of them shown"
+    names = [f"{s[0]}" if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in stretches]
+    return f", {listed(names, 'and')} shown"
 
 
 def percent_of(part: int, whole: int) -> str:

@@ -34,6 +34,8 @@ from cli.tracing.gantt_chart import (
 from cli.tracing.gantt_color import colored
 from cli.tracing.gantt_drafts import draft_marks
 from cli.tracing.gantt_zoom import choose_zoom
+from cli.tracing.headline import headline
+from cli.tracing.svg.page import render_svg
 
 
 def timeline_of(jobs, batch=2):
@@ -178,6 +180,23 @@ def test_chosen_slots_are_the_only_rows():
     lines = render_gantt(long_run(), Selection(slots=frozenset({1, 6})))
     names = {line.split("  ")[0][:6] for line in lines if line.startswith("slot")}
     assert names == {"slot 1", "slot 6"}
+    assert "8 slots, 1 and 6 shown · " in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("slots", "told"),
+    [
+        ({3}, "8 slots, 3 shown"),
+        ({0, 1, 2, 5, 7}, "8 slots, 0-2, 5 and 7 shown"),
+        ({0, 2, 4, 6}, "8 slots, 4 of them shown"),
+        (set(range(8)), "8 slots"),
+        (set(), "8 slots"),
+    ],
+)
+def test_the_title_says_which_slots_are_shown_of_all(slots, told):
+    assert headline(long_run(), slots)[1] == told
+    drawn = render_svg(long_run(), Selection(slots=frozenset(slots))).decode()
+    assert f" · {told} · " in drawn
 
 
 def test_many_slots_are_groups_above_and_a_choice_below():

@@ -40,7 +40,7 @@ def render_svg(
     stands out.  Of a long run it is all of it, and below that the part worth a look.
     """
     drawing = begin_drawing(width)
-    title = " · ".join(headline(timeline))
+    title = " · ".join(headline(timeline, selection.slots))
     top = float(MARGIN + NORMAL)
     for line in fill(title.split(" · "), " · ", int((width - 2 * MARGIN) / CELL_WIDTH)):
         drawing.text("text title", MARGIN, top, line)
