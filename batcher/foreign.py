@@ -136,12 +136,15 @@ def import_object(spec: str, kind: str, known: str) -> object:
         from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
 
         near = get_close_matches(spec, known.split(", "), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        hint = f" (did you mean {near[0]}?)" if near else _as_module(spec, "NAME")
         raise BatchdecodeError(
             f"unknown {kind} {spec!r}{hint}, known: {known}, package.module:name"
         )
     if not _is_dotted(module_name) or module_name.endswith(".py"):
-        raise BatchdecodeError(f"unknown {kind} {spec!r}: {module_name!r} is no package.module")
+        hint = _as_module(module_name, name)
+        raise BatchdecodeError(
+            f"unknown {kind} {spec!r}: {module_name!r} is no package.module{hint}"
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -158,6 +161,20 @@ def import_object(spec: str, kind: str, known: str) -> object:
             hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
             raise BatchdecodeError(f"{module_name} has no {name!r}{hint}")
     return cast(object, found)
+
+
+def _as_module(path: str, name: str) -> str:
+    """Return what is meant where a file stands in the place of its module; "" for no such file."""
+    file = Path(path if path.endswith(".py") else f"{path}.py").resolve()
+    if not file.is_file():
+        return ""
+    here = Path.cwd().resolve()
+    folder = here if file.is_relative_to(here) else file.parent
+    module = ".".join(file.relative_to(folder).with_suffix("").parts)
+    if not _is_dotted(module):
+        return ""
+    where = "" if folder == here else f", with PYTHONPATH={folder}"
+    return f" (did you mean {module}:{name}{where}?)"
 
 
 def _is_dotted(text: str) -> bool:

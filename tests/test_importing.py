@@ -51,6 +51,32 @@ def test_what_the_module_itself_raises_is_told_with_its_line(module, text, messa
     assert "importlib" not in caught.value.raised.traceback
 
 
+@pytest.mark.parametrize(
+    ("spec", "meant"),
+    [
+        ("own.py:model", "own:model?"),
+        ("./own.py:model", "own:model?"),
+        ("own.py", "own:NAME?"),
+        ("below/own.py:model", "below.own:model?"),
+        ("below/own:model", "below.own:model?"),
+        ("../elsewhere/own.py:model", "own:model, with PYTHONPATH={}/elsewhere?"),
+        ("odd-name.py:model", None),
+        ("missing.py:model", None),
+    ],
+)
+def test_a_file_in_the_place_of_a_module_is_answered_with_the_module(
+    spec, meant, tmp_path, monkeypatch
+):
+    for file in ("here/own.py", "here/below/own.py", "here/odd-name.py", "elsewhere/own.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(BatchdecodeError) as caught:
+        import_object(spec, "model", "simulated")
+    hint = f"(did you mean {meant.format(tmp_path.resolve())})" if meant else None
+    assert (hint in str(caught.value)) if hint else "did you mean" not in str(caught.value)
+
+
 def test_ctrl_c_while_a_module_is_imported_is_no_error_of_it(module):
     name = module("\nraise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
