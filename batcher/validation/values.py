@@ -270,7 +270,7 @@ _SEED = cast(Range, REQUEST_FIELDS["seed"].range)
 
 _CONTENTS = ("text", "tokens", "length")
 _ONE_OF_THEM = "give one of `text`, `tokens` and `length`"
-_IF_SEVERAL = "write one line, or one row, for each prompt"
+_IF_SEVERAL = "each prompt is a request of its own"
 _DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
 
 

@@ -281,7 +281,7 @@ def _memory(summary: RunSummary, kv_bytes: BytesPerToken) -> list[str]:
 
 
 def _steps(summary: RunSummary) -> list[str]:
-    """Return who was let in by age, how full steps were, what blocked them and what is padding."""
+    """Return whom age admitted, how full steps were, what blocked others and what is padding."""
     parts = []
     if summary.aged:
         parts.append(f"{counted(summary.aged, 'admission')} by --aging, whatever the policy")

@@ -345,8 +345,8 @@ def test_the_name_that_another_tool_uses_gets_ours(name, ours):
 @pytest.mark.parametrize(
     ("fields", "hint"),
     [
-        ({"prompt": ["Hi", "Ho"]}, "write one line, or one row, for each prompt"),
-        ({"prompt": [[1, 2], [3]]}, "write one line, or one row, for each prompt"),
+        ({"prompt": ["Hi", "Ho"]}, "each prompt is a request of its own"),
+        ({"prompt": [[1, 2], [3]]}, "each prompt is a request of its own"),
         ({"prompt": ["7", 8]}, "remove the quotes"),
         ({"prompt": ["7", "8"]}, "remove the quotes"),
         ({"prompt": [1, "x"]}, None),
