@@ -163,9 +163,9 @@ def _gantt(
     """Return the gantt: on a terminal as high as that is, and in its colours."""
     from .gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
 
-    encoding = sys.stdout.encoding if options.output is None else "utf-8"
-    if to_terminal:
-        encoding = encoding_of(encoding, os.environ)
+    encoding = "utf-8"
+    if options.output is None:
+        encoding = encoding_of(sys.stdout.encoding, os.environ)
     size = terminal_size(1, os.environ)
     gantt = render_gantt(
         timeline,

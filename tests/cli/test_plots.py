@@ -245,6 +245,12 @@ def test_without_the_extra_it_says_how_to_install_it(monkeypatch, plot, needed):
         check_plot(plot, force=False, is_for_programs=False)
 
 
+def test_where_the_locale_knows_no_braille_none_is_printed():
+    done = batchdecode("plan", "-", "--slo", "e2e=25", "--plot", "terminal", LC_ALL="C")
+    assert done.returncode == 2
+    assert "the encoding of stdout, ascii, lacks" in done.stderr
+
+
 def test_an_encoding_without_braille_is_told_before_anything_is_simulated(monkeypatch):
     monkeypatch.setattr(plotting, "_encoding", lambda: "ascii")
     message = "is drawn in Braille, which the encoding of stdout, ascii, lacks: give FILE.svg"

@@ -302,6 +302,16 @@ def test_no_variable_colours_a_pipe(shown, design_trace, monkeypatch):
     assert shown(design_trace, format="gantt") == plain
 
 
+def test_in_a_pipe_of_no_locale_the_gantt_is_ascii_and_in_a_file_it_is_not(design_trace, tmp_path):
+    command = [*COMMAND, "trace", str(design_trace), "--format", "gantt"]
+    environment = ENVIRONMENT | {"LC_ALL": "C"}
+    shown = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+    assert b"|a=" in shown
+    assert shown.isascii()
+    subprocess.run([*command, "-o", tmp_path / "file"], env=environment, check=True)
+    assert "┃a━" in (tmp_path / "file").read_text("utf-8")
+
+
 def test_on_a_terminal_of_no_locale_the_gantt_is_ascii(tmp_path):
     file = tmp_path / "requests.jsonl"
     file.write_text('{"id": "a", "prompt": "x", "max_tokens": 4}\n')

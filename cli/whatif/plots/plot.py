@@ -10,7 +10,7 @@ from batcher.errors import BatchdecodeError
 
 from ...printing import output_sink, print_text
 from ...running.files import check_replaceable, check_writable
-from ...screen.terminal import ColorChoice, can_print, terminal_size, wants_color
+from ...screen.terminal import ColorChoice, can_print, encoding_of, terminal_size, wants_color
 from .points import Chart
 
 TERMINAL = "terminal"
@@ -83,7 +83,7 @@ def _kind_of(plot: str) -> str:
 
 
 def _encoding() -> str:
-    return (sys.__stdout__ or sys.stdout).encoding
+    return encoding_of((sys.__stdout__ or sys.stdout).encoding, os.environ)
 
 
 def _is_plot(start: bytes) -> bool:
