@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.running.workers.frames import CHUNK_BYTES, Inbox, frame_of
 from cli.running.workers.messages import (
     Answered,
     Decode,
@@ -13,7 +14,6 @@ from cli.running.workers.messages import (
     decode_report,
     encode,
 )
-from cli.running.workers.processes import _CHUNK_BYTES, _LENGTH, _Inbox
 
 
 class Trickle:
@@ -29,20 +29,30 @@ class Trickle:
         return len(part)
 
 
-@given(
-    st.lists(st.sampled_from([0, 1, 7, 300, _CHUNK_BYTES, 5 * _CHUNK_BYTES]), max_size=6),
-    st.lists(st.integers(1, 2000), max_size=40),
+REPORTS = st.lists(st.sampled_from([0, 1, 7, 300, CHUNK_BYTES, 5 * CHUNK_BYTES]), max_size=6).map(
+    lambda sizes: [Answered([n], bytes([n]) * size, [size]) for n, size in enumerate(sizes)]
 )
-def test_messages_are_whole_and_in_order(lengths, sizes):
-    reports = [Answered([n], bytes([n]) * length, [length]) for n, length in enumerate(lengths)]
-    frames = [encode(report) for report in reports]
-    content = b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames)
-    inbox, source, found = _Inbox(decode_report), Trickle(content, sizes), []
+
+
+@given(REPORTS, st.lists(st.integers(1, 2000), max_size=40))
+def test_messages_are_whole_and_in_order(reports, sizes):
+    source = Trickle(b"".join(map(frame_of, reports)), sizes)
+    inbox, found = Inbox(decode_report), []
     while source.content:
         assert inbox.read(source)
         found += inbox.take()
     assert found == reports
     assert inbox.read(source) == 0
+
+
+@given(REPORTS, st.integers(100, 3 * CHUNK_BYTES))
+def test_messages_in_pieces_are_whole_and_in_order(reports, size):
+    content = b"".join(map(frame_of, reports))
+    inbox, found = Inbox(decode_report), []
+    for start in range(0, len(content), size):
+        inbox.add(content[start : start + size])
+        found += inbox.take()
+    assert found == reports
 
 
 def test_an_answer_is_taken_apart_by_line():

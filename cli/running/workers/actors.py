@@ -3,6 +3,9 @@
 Rule: of each actor at most CALLS calls are on their way, so that it goes on with the next while the
 reports of the last one travel; a call that tells it nothing lets it go on with what it has.  The
 run goes on without those that have no room yet.
+
+Messages travel as one stream, in pieces that go with the calls themselves: what is larger, Ray puts
+into its object store, which others may have filled, and the disk that it moves objects to.
 """
 
 import os
@@ -10,7 +13,8 @@ import re
 import time
 import traceback
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event as Flag
 from typing import Any, Self
@@ -22,12 +26,15 @@ from batcher.garbage import look_seldom
 from ...commands.run import RunOptions
 from ..problems import say
 from .cluster import Cluster, Share, Waiting, share_of
-from .messages import Failed, Instruction, Interrupted, decode_instruction, decode_report, encode
+from .frames import Inbox, frame_of
+from .messages import Failed, Instruction, Interrupted, Report, decode_instruction, decode_report
 from .telling import Wanted
 from .transport import Died, Event
 from .worker import Worker
 
 CALLS = 2
+PIECE_BYTES = 90 * 2**10  # Ray stores what is larger than 100 KiB,
+MAX_PIECES = 64  # and what makes more than 10 MB of a call
 LOOK_SECONDS = 0.1  # after which more of a pipe is noticed
 NOTE_SECONDS = 20.0  # after which a person is told that there is no room
 ROOM_SECONDS = 300.0  # that a cluster which grows may need for a machine
@@ -74,25 +81,27 @@ class Actors:
     def start(self, number: int, restart: RestartEvent | None = None) -> None:
         """Start the worker `number`; see Transport."""
         remote = self._ray.remote(scheduling_strategy="SPREAD", **self._share._asdict())
-        actor = remote(ActorWorker).remote(self._options, number, self._wanted, restart, Path.cwd())
-        self._peers[number] = _Peer(actor)
+        what = self._options, number, self._wanted, restart, Path.cwd()
+        with self._room("where the command runs"):
+            self._peers[number] = _Peer(remote(ActorWorker).remote(*what))
 
     def send(self, number: int, instruction: Instruction) -> None:
         """Tell a worker something; see Transport."""
-        self._peers[number].unsent.append(encode(instruction))
+        self._peers[number].unsent += frame_of(instruction)
 
     def receive(self) -> list[Event]:
         """Wait until something has come; see Transport.
 
         Raises:
-            BatchdecodeError: the cluster is lost, or has no room.
+            BatchdecodeError: the cluster is lost, or has no room for workers or what they tell.
         """
         events: list[Event] = []
         while not (events or self._has_woken.is_set()):
             self._cluster.check()
             self._check_room()
-            for peer in self._peers.values():
-                peer.go_on()
+            with self._room("where the command runs"):
+                for peer in self._peers.values():
+                    peer.go_on()
             first = {peer.calls[0]: n for n, peer in self._peers.items() if peer.calls}
             with self._waiting():
                 if first:
@@ -117,18 +126,24 @@ class Actors:
         self._peers.clear()
 
     def _taken(self, number: int) -> list[Event]:
-        """Return what has come of the first call of a worker, which is over."""
+        """Return what has come of the first call of a worker, which is over.
+
+        Raises:
+            BatchdecodeError: Ray has no room for what it tells.
+        """
         peer = self._peers[number]
         try:
-            answer = self._ray.get(peer.calls.popleft())
+            with self._room(f"where worker {number} runs"):
+                answer = self._ray.get(peer.calls.popleft())
         except self._ray.exceptions.RayError as error:
             self._kill(self._peers.pop(number))
             return [(number, self._death(peer, error))]
         if not peer.machine_id:
             peer.machine_id = answer
             return []
-        reports, peer.is_idle = answer
-        return [(number, decode_report(report)) for report in reports]
+        piece, peer.is_idle = answer
+        peer.inbox.add(piece)
+        return [(number, report) for report in peer.inbox.take()]
 
     def _death(self, peer: "_Peer", error: Exception) -> Died:
         """Return how a worker has died of which a call has ended so.
@@ -173,6 +188,22 @@ class Actors:
         if not self._options.quiet:
             say(f"{why}\n")
 
+    @contextmanager
+    def _room(self, where: str) -> Iterator[None]:
+        """Hand something to Ray that it may store, or take it.
+
+        Raises:
+            BatchdecodeError: it has no room, though it has been set up to store small objects, too.
+        """
+        exceptions = self._ray.exceptions
+        try:
+            yield
+        except (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError) as error:
+            raise BatchdecodeError(
+                f"the object store of Ray is full {where}, and no disk takes what it holds: "
+                "`ray memory` shows whose that is"
+            ) from error
+
     def _kill(self, peer: "_Peer") -> None:
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(peer.actor)
@@ -182,21 +213,30 @@ class _Peer:
     """An actor, and the calls of it that are on their way, first to last.
 
     machine_id: where it is; "" as long as it has no room.
-    unsent: what it is to be told.  is_idle: when the last call was over that has come back.
+    unsent: what it is to be told.  inbox: what it has told.
+    is_idle: when the last call was over that has come back.
     """
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
         self.machine_id = ""
-        self.unsent: list[bytes] = []
+        self.unsent, self.inbox = bytearray(), Inbox(decode_report)
         self.calls: deque[Any] = deque([actor.machine_id.remote()])
         self.is_idle = False
 
     def go_on(self) -> None:
         """Call it as often as there is something to do."""
         while self.machine_id and len(self.calls) < CALLS and (self.unsent or not self.is_idle):
-            self.calls.append(self.actor.exchange.remote(self.unsent))
-            self.unsent = []
+            most = min(len(self.unsent), MAX_PIECES * PIECE_BYTES)
+            pieces = [_taken(self.unsent) for _ in range(0, most, PIECE_BYTES)]
+            self.calls.append(self.actor.exchange.remote(*pieces))
+
+
+def _taken(stream: bytearray) -> bytes:
+    """Return the first piece of a stream, which is there no longer."""
+    piece = bytes(stream[:PIECE_BYTES])
+    del stream[:PIECE_BYTES]
+    return piece
 
 
 class ActorWorker:
@@ -216,6 +256,7 @@ class ActorWorker:
         self._options, self._number = options, number
         self._wanted, self._restart = wanted, restart
         self._worker: Worker | None = None
+        self._inbox, self._unsent = Inbox(decode_instruction), bytearray()
         if folder.is_dir():
             os.chdir(folder)
 
@@ -225,27 +266,40 @@ class ActorWorker:
 
         return str(ray.get_runtime_context().get_node_id())
 
-    def exchange(self, instructions: list[bytes]) -> tuple[list[bytes], bool]:
-        """Do what is said, and go on for a while; return reports, and whether it is idle.
+    def exchange(self, *pieces: bytes) -> tuple[bytes, bool]:
+        """Take in what is said, and go on for a while; return a piece, and whether that is all.
+
+        As long as there is another whole piece to tell, it goes no further.
 
         Raises:
             LostModelError: another worker may go on with what this one cannot.
         """
-        reports: list[bytes] = []
+        for piece in pieces:
+            self._inbox.add(piece)
+        if len(self._unsent) >= PIECE_BYTES:
+            return _taken(self._unsent), False
+        for report in self._reports():
+            self._unsent += frame_of(report)
+        piece = _taken(self._unsent)
+        return piece, not self._unsent and (self._worker is None or self._worker.is_idle)
+
+    def _reports(self) -> Iterator[Report]:
+        """Do what was said, and go on for a while; yield what comes of it.
+
+        Raises:
+            LostModelError: as above.
+        """
         try:
             if self._worker is None:
                 self._worker = Worker(self._options, self._number, self._wanted, self._restart)
                 look_seldom()
-                reports.append(encode(self._worker.ready()))
-            given = [decode_instruction(instruction) for instruction in instructions]
-            # As they come: what is told before an exception counts.
-            reports.extend(encode(report) for report in self._worker.exchange(given))
+                yield self._worker.ready()
+            yield from self._worker.exchange(self._inbox.take())
         except LostModelError:
             raise
         except KeyboardInterrupt:  # while the model was loaded
-            return [*reports, encode(Interrupted())], True
+            yield Interrupted()
         except BatchdecodeError as error:
-            return [*reports, encode(Failed(str(error)))], True
+            yield Failed(str(error))
         except Exception as error:  # noqa: BLE001 - it is told where the others are
-            return [*reports, encode(Failed(describe(error), traceback.format_exc()))], True
-        return reports, self._worker.is_idle
+            yield Failed(describe(error), traceback.format_exc())

@@ -8,7 +8,6 @@ import os
 import select
 import selectors
 import socket
-import struct
 import sys
 import traceback
 from collections import deque
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
-from typing import Generic, Self, TypeVar
+from typing import Self
 
 from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import RestartEvent
@@ -24,6 +23,7 @@ from batcher.garbage import look_seldom
 from batcher.processes import end_with_parent, signals_blocked, threads_shared
 
 from ...commands.run import RunOptions
+from .frames import CHUNK_BYTES, Inbox, frame_of
 from .messages import (
     Failed,
     Instruction,
@@ -31,17 +31,13 @@ from .messages import (
     Report,
     decode_instruction,
     decode_report,
-    encode,
 )
 from .telling import Wanted
 from .transport import Died, Event
 from .worker import Worker
 
-_LENGTH = struct.Struct("<Q")
-_CHUNK_BYTES = 2**18
 _GRACE = 5.0  # seconds, in which the end of a process is known
 
-AnyMessage = TypeVar("AnyMessage")
 Waiting = Callable[[], AbstractContextManager[None]]
 
 
@@ -86,7 +82,7 @@ class Processes:
     def send(self, number: int, instruction: Instruction) -> None:
         """Tell a worker something; see Transport."""
         peer = self._peers[number]
-        peer.send(encode(instruction))
+        peer.send(frame_of(instruction))
         self._watch(number, peer)
 
     def receive(self) -> list[Event]:
@@ -96,7 +92,7 @@ class Processes:
             ready = self._selector.select()
         for key, mask in ready:
             if key.data is None:
-                os.read(self._woken, _CHUNK_BYTES)
+                os.read(self._woken, CHUNK_BYTES)
                 continue
             number, peer = key.data, self._peers[key.data]
             if mask & selectors.EVENT_WRITE:
@@ -130,42 +126,6 @@ class Processes:
         self._selector.modify(peer.socket, events, number)
 
 
-class _Inbox(Generic[AnyMessage]):
-    """What has come through a socket, message by message; decode: makes one of a frame."""
-
-    def __init__(self, decode: Callable[[memoryview], AnyMessage]) -> None:
-        self._decode = decode
-        self._buffer, self._end = bytearray(_CHUNK_BYTES), 0
-
-    def read(self, source: socket.socket) -> int:
-        """Take in what has come; return how many bytes, 0 if nothing more will come.
-
-        Raises:
-            OSError: nothing has come yet, or nothing more will.
-        """
-        if self._end == len(self._buffer):
-            self._buffer.extend(bytes(self._end))
-        with memoryview(self._buffer) as buffer:
-            num_read = source.recv_into(buffer[self._end :])
-        self._end += num_read
-        return num_read
-
-    def take(self) -> list[AnyMessage]:
-        """Return the messages that are whole by now."""
-        found, start = [], 0
-        with memoryview(self._buffer) as buffer:
-            while self._end - start >= _LENGTH.size:
-                first = start + _LENGTH.size
-                end = first + _LENGTH.unpack_from(buffer, start)[0]
-                if end > self._end:
-                    break
-                found.append(self._decode(buffer[first:end]))
-                start = end
-            self._end -= start
-            buffer[: self._end] = buffer[start : start + self._end]
-        return found
-
-
 class _Peer:
     """A process, and this end of the socket to it.
 
@@ -176,11 +136,11 @@ class _Peer:
         self.process, self.socket = process, own_end
         self.unsent: deque[memoryview] = deque()
         self.has_ended = False
-        self._inbox = _Inbox(decode_report)
+        self._inbox = Inbox(decode_report)
 
     def send(self, frame: bytes) -> None:
         """Send a frame, as much of it as can be now."""
-        self.unsent.append(memoryview(_LENGTH.pack(len(frame)) + frame))
+        self.unsent.append(memoryview(frame))
         self.flush()
 
     def flush(self) -> None:
@@ -227,12 +187,11 @@ class _Link:
 
     def __init__(self, own_end: socket.socket) -> None:
         self._socket = own_end
-        self._inbox = _Inbox(decode_instruction)
+        self._inbox = Inbox(decode_instruction)
 
     def send(self, report: Report) -> None:
         """Send a report; wait until it is taken."""
-        frame = encode(report)
-        self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+        self._socket.sendall(frame_of(report))
 
     def receive(self, *, is_waiting: bool) -> list[Instruction]:
         """Return what has come; wait for something if that is wanted.
