@@ -7,9 +7,14 @@ store tells.  What may pass is tried again, a few times.
 import os
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from ..errors import reason_of
+from .patience import Patience, watching
+
+if TYPE_CHECKING:
+    from aiohttp import TraceConfig
 
 PATIENCE = 60  # seconds, in which something comes of a server
 _PATIENCE_OF_A_TRY = 15  # seconds, with a package that tries several times itself
@@ -277,9 +282,15 @@ def _options(scheme: str) -> dict[str, Any]:
     if scheme in {"gs", "gcs"}:
         patience = _PATIENCE_OF_A_TRY
         timeout = ClientTimeout(total=None, sock_connect=patience, sock_read=patience)
-        return {"requests_timeout": timeout}
+        return {"requests_timeout": timeout, "session_kwargs": {"trace_configs": [_watched()]}}
     timeout = ClientTimeout(total=None, sock_connect=PATIENCE, sock_read=PATIENCE)
     return {"client_kwargs": {"timeout": timeout}}
+
+
+@cache
+def _watched() -> "TraceConfig":
+    """Return what gives a server up: one for all, as fsspec keeps one session for equal options."""
+    return watching(Patience(PATIENCE))
 
 
 def _reason_of_reading(error: Exception) -> str:

@@ -252,3 +252,21 @@ def test_a_server_that_is_not_there_is_told(tmp_path):
     status, told = Bucket("s3://b", None, environment, tmp_path).run("s3://b/a.jsonl")
     assert (status, told.count("\n")) == (2, 1)
     assert told.startswith("error: cannot read s3://b/a.jsonl: ")
+
+
+IMPATIENT = "from cli.running import urls; urls.PATIENCE = 2; from cli.start import main; main()"
+
+
+def test_googles_store_is_given_up_soon_though_its_package_would_try_for_minutes(tmp_path):
+    environment = PLAIN | {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{free_port()}"}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPATIENT, "run", "gs://b/a.jsonl"],
+        capture_output=True,
+        check=False,
+        text=True,
+        env=ENVIRONMENT | environment,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: cannot read gs://b/a.jsonl: Connect call failed")
