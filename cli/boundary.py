@@ -1,7 +1,9 @@
 """The boundary: where the command line begins, and where errors become messages and exit codes."""
 
+import errno
 import io
 import os
+import resource
 import select
 import signal
 import sys
@@ -41,6 +43,9 @@ def main() -> None:
     except KeyboardInterrupt:  # of somebody else's code: before and after a run SIGINT ends us
         _fail("aborted", FAILURE)
     except OSError as error:
+        if error.errno == errno.EMFILE:  # whichever file it was, of ours or of Python's
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            _fail(f"too many files are open at once: `ulimit -n` allows {most}", FAILURE)
         where = f"{error.filename}: " if error.filename is not None else ""
         _fail(f"{where}{error.strerror or error}", FAILURE)
     finally:

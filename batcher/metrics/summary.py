@@ -1,5 +1,7 @@
 """Every number of a run, as one record."""
 
+from typing import Literal
+
 import msgspec
 from msgspec import Struct
 
@@ -17,6 +19,8 @@ from batcher.metrics.resources import (
 from batcher.metrics.slo import Goodput
 from batcher.metrics.slots import IdleCauses
 from batcher.metrics.speculation import Speculation
+
+Unit = Literal["seconds", "steps"]
 
 
 class FinishCounts(Struct, frozen=True):
@@ -115,6 +119,14 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     speculation: Speculation | None = None
     aged: int | None = None
     workers: list[WorkerSummary] | None = None
+
+
+def unit_of(summary: RunSummary, *, is_timed: bool) -> Unit:
+    """Return what people call the unit of latencies: steps, where nobody gave a time.
+
+    is_timed: whether a step may last another time than 1.0.
+    """
+    return "seconds" if is_timed or summary.goodput is not None else "steps"
 
 
 def encode_summary(summary: RunSummary) -> bytes:

@@ -183,7 +183,9 @@ def check_states(states: object, path: Path, capabilities: ModelCapabilities) ->
         yield wrong("invalid-type", path, "an object of states", states)
         return
     if not states.keys() - {ANY_STATE}:
-        yield FieldProblem("invalid-value", path, f"{quote(path)} declares no state")
+        ways_out = f'"{ANY_STATE}" is none, but holds ways out of all: ' if states else ""
+        hint = ways_out + 'add one, such as "text": []'
+        yield FieldProblem("invalid-value", path, f"{quote(path)} declares no state", hint)
     for name, transitions in states.items():
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not is_text(name):
             expected = f"a state's name is a string of 1 to {MAX_NAME} characters"
@@ -257,6 +259,8 @@ def _destinations(transitions: list[Transition]) -> set[str]:
 
 def _declared(states: Mapping[Any, object]) -> str:
     names = [show(name) for name in states if name != ANY_STATE]
+    if not names:
+        return "no state is"
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"the states are {', '.join(names[:MAX_NAMED])}{more}"
 

@@ -9,10 +9,10 @@ from batcher.formats.page.report import render_report
 from batcher.metrics.summary import RunSummary
 
 from ..printing import write_lines
-from ..screen.summary import BLOCKED_CAUSES, IDLE_CAUSES
+from ..screen.summary import BLOCKED_CAUSES, idle_causes
 from ..tracing.page import WORDS, page_runs, page_title, title_of
 
-_CAUSES = IDLE_CAUSES | {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
+_BLOCKED = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
 
 
 def write_report(
@@ -31,7 +31,7 @@ def write_report(
     for timeline in timelines:
         timeline.close()
     name = title_of(source_name)
-    report = render_report(summary, run, name, _CAUSES)
+    report = render_report(summary, run, name, idle_causes(summary) | _BLOCKED)
     facts = PageFacts(WORDS, is_part=True)
     runs = page_runs(timelines, name)
     write_lines(encode_page(runs, facts, page_title(name), report), path)

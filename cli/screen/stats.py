@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from batcher.metrics.distributions import Distribution, SecondsDistribution
-from batcher.metrics.summary import RunSummary, WorkerSummary
+from batcher.metrics.summary import RunSummary, Unit, WorkerSummary, unit_of
 
 from .cells import aligned, counted, duration, fill, number, percent
-from .summary import BLOCKED_CAUSES, INDENT, WIDTH, Unit, idle_causes, unit_of
+from .summary import BLOCKED_CAUSES, INDENT, WIDTH, idle_causes
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints.compiler import ConstraintTimes

@@ -1,19 +1,18 @@
 """The few lines that tell a person how a run went."""
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from batcher.events import RestartReason
 from batcher.metrics.distributions import Distribution, SecondsDistribution
 from batcher.metrics.slo import Goodput
 from batcher.metrics.speculation import Speculation
-from batcher.metrics.summary import RunSummary, WorkerSummary
+from batcher.metrics.summary import RunSummary, Unit, WorkerSummary, unit_of
 
 from ..running.urls import shown
 from .cells import counted, duration, fill, number, percent, printable, whole_percent
 from .terminal import can_print
 
-Unit = Literal["seconds", "steps"]
 PER: Mapping[Unit, str] = {"seconds": "s", "steps": "step"}
 
 MAX_SECONDS = 60
@@ -206,11 +205,6 @@ def _least_steps(summary: RunSummary) -> str:
         f"  any schedule needs at least {counted(least, 'step')}; "
         f"this one took {percent(steps - least, least)} more"
     )
-
-
-def unit_of(summary: RunSummary, *, is_timed: bool) -> Unit:
-    """Return what latencies are in: steps, where each takes 1 second and nobody gave a time."""
-    return "seconds" if is_timed or summary.goodput is not None else "steps"
 
 
 def timed_lines(

@@ -125,3 +125,22 @@ def test_ctrl_c_while_the_command_is_still_loading_is_quiet():
         [sys.executable, "-c", INTERRUPTED_IMPORT], check=False, capture_output=True
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+@pytest.mark.parametrize("most", [7, 8, 9])
+def test_too_many_open_files_are_told_with_the_limit_and_no_file_of_ours(tmp_path, most):
+    (tmp_path / "in").write_text('{"prompt": "x"}\n')
+    limited = ["bash", "-c", f'ulimit -n {most}; exec "$@"', "bash", *COMMAND]
+    done = subprocess.run(
+        [*limited, "run", "in", "-o", "out", "-q"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"error: too many files are open at once: `ulimit -n` allows {most}"
+    )

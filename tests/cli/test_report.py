@@ -43,6 +43,13 @@ def leaves(value, path=()):
         yield from leaves(inner, (*path, key))
 
 
+@pytest.mark.parametrize(("run", "unit"), [("limits", b"steps"), ("times", b"seconds")])
+def test_latencies_are_in_steps_where_nobody_gave_a_time(tmp_path, run, unit):
+    (tmp_path / "in").write_bytes(REQUESTS)
+    batchdecode("run", "in", "-q", *RUNS[run], "--report", "r.html", cwd=tmp_path)
+    assert b'<th scope="row">ttft, ' + unit in (tmp_path / "r.html").read_bytes()
+
+
 @pytest.mark.parametrize("run", RUNS)
 def test_every_number_is_that_of_the_summary(tmp_path, run):
     (tmp_path / "in").write_bytes(REQUESTS)

@@ -13,8 +13,9 @@ from batcher.metrics.resources import (
 )
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Goodput, parse_slo
+from batcher.metrics.summary import unit_of
 from cli.screen.cells import number, percent, whole_percent
-from cli.screen.summary import RunFiles, render_summary, timed_lines, unit_of
+from cli.screen.summary import RunFiles, render_summary, timed_lines
 
 
 def summary_of(slo="ttft=0.5,tpot=50ms", **changes):

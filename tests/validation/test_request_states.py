@@ -38,6 +38,17 @@ GOOD = [
 ]
 
 
+def test_without_a_state_it_is_said_what_is_one():
+    (empty,) = problems_of({})
+    assert (empty.message, empty.hint) == (
+        "`states` declares no state",
+        'add one, such as "text": []',
+    )
+    first, second = problems_of({"*": [Transition("x", "a")]})
+    assert first.hint == '"*" is none, but holds ways out of all: add one, such as "text": []'
+    assert second.message == '`states.*[0].to` "a" is not declared; no state is'
+
+
 @pytest.mark.parametrize("states", GOOD, ids=str)
 def test_good_states_have_no_problems(states):
     assert summary(states) == []

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from batcher.events import RunEvent
-from batcher.metrics.summary import RunSummary
+from batcher.metrics.summary import RunSummary, Unit, unit_of
 
 _SPREAD = ("count", "mean", "p50", "p90", "p95", "p99", "max")
-_IN_SECONDS = "latencies"
+_LATENCIES = "latencies"
 
 
 def render_report(
@@ -34,7 +34,10 @@ def render_report(
         f'<article class="report">\n<h1>{_shown(name)}</h1>\n'
         f"<p>{summary.ok:,} of {summary.outputs:,} outputs came to their end in {summary.steps:,} "
         f"steps of {summary.batch:,} slots.</p>\n"
-        + _section("How long it took", _spread_table(spreads))
+        + _section(
+            "How long it took",
+            _spread_table(spreads, unit_of(summary, is_timed=bool(run.step_time))),
+        )
         + _section("Why slots were idle", _idle(summary, numbers["idle"], idle_causes))
         + f'<div class="columns">{tables}</div>\n'
         + _section("What reproduces it", _table(_leaves(_settings_of(run))))
@@ -105,13 +108,14 @@ def _table(rows: Iterable[tuple[str, Any]], within: str = "") -> str:
     return f"<table>{''.join(cells)}</table>" if cells else ""
 
 
-def _spread_table(spreads: Mapping[str, Mapping[str, Any]]) -> str:
+def _spread_table(spreads: Mapping[str, Mapping[str, Any]], unit: Unit) -> str:
+    """Return distributions as a table; unit: of latencies, all others are in steps."""
     if not spreads:
         return ""
     titles = "".join(f'<th scope="col" class="number">{title}</th>' for title in _SPREAD)
     rows = [
         f'<tr><th scope="row">{_shown(_words(path.rpartition(".")[2]))}, '
-        f"{'seconds' if path.startswith(_IN_SECONDS) else 'steps'}</th>"
+        f"{unit if path.startswith(_LATENCIES) else 'steps'}</th>"
         + "".join(_cell(f"{path}.{key}", value) for key, value in spread.items())
         + "</tr>"
         for path, spread in spreads.items()
