@@ -6,13 +6,16 @@ of a beam, or the negative prompt's beside a sample; "sample" is not written.
 docs/trace-format.md documents each kind and each reason.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from batcher.result import ErrorInfo, FinishReason, LengthLimit, StopReason, TokenLogprob
 
 TRACE_VERSION = 2
+
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
 
 ArriveReason = Literal["input", "follow", "turn"]
 AdmitReason = Literal["empty", "refill"]
@@ -79,7 +82,7 @@ class SampleEvent(_Event, frozen=True):
     """An event about a request; see above."""
 
     step: int
-    time: float
+    time: Seconds
     id: str
     index: int
 
@@ -99,11 +102,11 @@ class ArriveEvent(SampleEvent, frozen=True):
     """
 
     reason: ArriveReason
-    prompt_tokens: int
-    max_tokens: int
+    prompt_tokens: Count
+    max_tokens: Count
     deadline: float | None = None
-    dropped_turns: int = 0
-    dropped_tokens: int = 0
+    dropped_turns: Count = 0
+    dropped_tokens: Count = 0
 
 
 class AdmitEvent(SampleEvent, frozen=True):
@@ -118,13 +121,13 @@ class AdmitEvent(SampleEvent, frozen=True):
     and of a prompt with what a constraint forces behind it.
     """
 
-    slot: int
+    slot: Count
     reason: AdmitReason
     role: Role = "sample"
-    generated: int = 0
-    cached: int = 0
+    generated: Count = 0
+    cached: Count = 0
     left: int = 0
-    tokens: int = 0
+    tokens: Count = 0
     cached_from: SequenceName | None = None
 
 
@@ -134,8 +137,8 @@ class PrefillEvent(SampleEvent, frozen=True):
     With none left it gives a token.  No such line for what the step of an admission computes.
     """
 
-    slot: int
-    tokens: int
+    slot: Count
+    tokens: Count
     left: int
     role: Role = "sample"
 
@@ -149,12 +152,12 @@ class PreemptEvent(SampleEvent, frozen=True):
     generated: how many of its own it has; none of them is lost.
     """
 
-    slot: int
+    slot: Count
     reason: PreemptReason
     for_id: str
     for_index: int
-    tokens: int
-    generated: int
+    tokens: Count
+    generated: Count
     role: Role = "sample"
 
 
@@ -169,7 +172,7 @@ class BlockedEvent(SampleEvent, frozen=True):
     """
 
     reason: BlockedReason
-    blocks: int = 0
+    blocks: Count = 0
 
 
 class StepsEvent(_Event, frozen=True):
@@ -208,13 +211,13 @@ class FinishEvent(SampleEvent, frozen=True):
     prompt_tokens: of its prompt, where a server counts them and its `arrive` could not say.
     """
 
-    slot: int | None
+    slot: Count | None
     reason: EndReason
     stop_reason: StopReason
-    tokens: int
+    tokens: Count
     role: Role = "sample"
     limit: LengthLimit | None = None
-    prompt_tokens: int | None = None
+    prompt_tokens: Count | None = None
     error: ErrorInfo | None = None
 
 
@@ -224,8 +227,8 @@ class JumpEvent(SampleEvent, frozen=True):
     They come after the token that the step chose, or, in the step that admits the row, before it.
     """
 
-    slot: int
-    tokens: int
+    slot: Count
+    tokens: Count
 
 
 class ReceiveEvent(SampleEvent, frozen=True):
@@ -235,8 +238,8 @@ class ReceiveEvent(SampleEvent, frozen=True):
     computed, of which its `admit` has left 1 token or more.
     """
 
-    slot: int
-    tokens: int
+    slot: Count
+    tokens: Count
 
 
 class RetryEvent(SampleEvent, frozen=True):
@@ -248,9 +251,9 @@ class RetryEvent(SampleEvent, frozen=True):
     at least.
     """
 
-    slot: int
+    slot: Count
     reason: RetryReason
-    attempt: int
+    attempt: Count
     delay: float
 
 
@@ -262,9 +265,9 @@ class DraftEvent(SampleEvent, frozen=True):
     1; 0 for the token that the row was given last.
     """
 
-    slot: int
-    position: int
-    tokens: int
+    slot: Count
+    position: Count
+    tokens: Count
     parents: tuple[int, ...] = ()
 
 
@@ -274,9 +277,9 @@ class AcceptEvent(SampleEvent, frozen=True):
     position: that of the first of them.  drafts: their numbers, if the drafts are a tree.
     """
 
-    slot: int
-    position: int
-    tokens: int
+    slot: Count
+    position: Count
+    tokens: Count
     drafts: tuple[int, ...] = ()
 
 
@@ -286,10 +289,10 @@ class RollbackEvent(SampleEvent, frozen=True):
     blocks: how many it gives back that it had taken for them.
     """
 
-    slot: int
-    position: int
-    tokens: int
-    blocks: int = 0
+    slot: Count
+    position: Count
+    tokens: Count
+    blocks: Count = 0
 
 
 class SpeculateEvent(SampleEvent, frozen=True):
@@ -299,16 +302,16 @@ class SpeculateEvent(SampleEvent, frozen=True):
     proposes drafts has failed; there are none any more).
     """
 
-    slot: int
-    tokens: int
+    slot: Count
+    tokens: Count
     reason: SpeculateReason
 
 
 class ForkEvent(SampleEvent, frozen=True):
     """From the next step on, the beam in `slot` continues what the beam `parent` was."""
 
-    slot: int
-    parent: int
+    slot: Count
+    parent: Count
 
 
 class ConcurrencyEvent(_Event, frozen=True):
@@ -318,7 +321,7 @@ class ConcurrencyEvent(_Event, frozen=True):
     """
 
     step: int
-    time: float
+    time: Seconds
     limit: int
     reason: ConcurrencyReason
 
@@ -362,7 +365,7 @@ class RestartEvent(_Event, frozen=True):
     """
 
     step: int
-    time: float
+    time: Seconds
     reason: RestartReason
     code: int = 0
 
@@ -375,10 +378,10 @@ class RestartEvent(_Event, frozen=True):
 class EndEvent(_Event, frozen=True):
     """The last line of a trace of a run, or of one of its workers, that came to its end."""
 
-    steps: int
-    time: float
-    tokens: int
-    requests: int
+    steps: Count
+    time: Seconds
+    tokens: Count
+    requests: Count
 
 
 RequestEvent = (

@@ -12,6 +12,7 @@ from scheduling_settings import scheduling_settings, sharing
 from batcher import Engine, Request, Result, SimulatedModel
 from batcher.events import FinishEvent, RequestEvent
 from batcher.formats.trace import encode_events, read_trace
+from batcher.formats.trace_checks import TraceChecks
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.settings import SchedulingSettings
 from batcher.timeline import Timeline
@@ -39,7 +40,7 @@ def traced(
 @examples(60)
 def test_schedule_and_numbers_from_the_trace(requests: list[Request], batch_size: int) -> None:
     results, lines, metrics = traced(requests, batch_size)
-    timeline = Timeline.from_events(read_trace(lines))
+    timeline = Timeline.from_events(read_trace(lines, "trace", TraceChecks().complaint))
     timeline.check_integrity()
     spans = {
         (span.index, span.slot, span.start, span.end - 1, span.outcome) for span in timeline.spans
@@ -84,7 +85,9 @@ def test_first_tokens_are_those_of_the_trace_under_limits(
     for request in requests:
         engine.add(request)
     first_tokens: dict[str, int | None] = {}
+    checks = TraceChecks()
     for event in [engine.run_event(), *_events_of(engine, results), engine.end_event()]:
+        assert checks.complaint(event) is None
         found = fold.take(event)
         if isinstance(event, FinishEvent) and found is not None:
             told = [one.first_token for one in found.admissions if one.first_token is not None]

@@ -4,7 +4,7 @@ Rule: a reader takes what it knows.  Unknown kinds and fields are skipped, and a
 cut off is the end.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, get_args
 
@@ -65,11 +65,18 @@ def is_trace_start(start: bytes) -> bool:
     return is_trace(start.partition(b"\n")[0])
 
 
-def read_trace(lines: Iterable[bytes], name: str = "trace") -> Iterator[Event]:
+def read_trace(
+    lines: Iterable[bytes],
+    name: str = "trace",
+    complaint: Callable[[Event], str | None] = lambda _: None,
+) -> Iterator[Event]:
     """Yield the events of a trace, its run event first; `name` is the file's, for messages.
 
+    complaint: tells what is wrong with the next event, see TraceChecks; None for nothing.
+
     Raises:
-        BatchdecodeError: not a trace, another version of it, or a damaged line before the last.
+        BatchdecodeError: not a trace, another version of it, a damaged line before the last, or
+            one that is wrong.
     """
     numbered = enumerate(lines, start=1)
     first_line = next((line for _, line in numbered), b"")
@@ -87,6 +94,9 @@ def read_trace(lines: Iterable[bytes], name: str = "trace") -> Iterator[Event]:
             raise BatchdecodeError(f"{name}:{number}: not a line of a trace: {error}") from error
         if isinstance(event, RunEvent) and number > 1:
             raise BatchdecodeError(f"{name}:{number}: a second run starts here; a trace holds one")
+        wrong = complaint(event)
+        if wrong is not None:
+            raise BatchdecodeError(f"{name}:{number}: {wrong}")
         yield event
 
 

@@ -18,6 +18,7 @@ import msgspec
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event, RunEvent
 from batcher.formats.trace import is_trace, read_trace
+from batcher.formats.trace_checks import TraceChecks
 from batcher.hf.settings import LOADING_SETTINGS
 
 from ..config import OF_SCHEDULING, model_settings
@@ -64,7 +65,7 @@ def events_of(
         for option in (name for name in run_options if name not in preset):
             name = option.replace("_", "-")
             raise BatchdecodeError(f"--{name} is for requests, and {source.name} is a trace")
-        return read_trace(_lines(source), source.name)
+        return read_trace(_lines(source), source.name, TraceChecks().complaint)
     if not run_options.get("keep_going"):  # or else it may be any bad line
         _check_is_request(first_line, source.name)
     if path == STDIN:

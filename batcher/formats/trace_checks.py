@@ -1,0 +1,78 @@
+"""What no run can have written, found line by line as a trace is read.
+
+Rule: a line is wrong only by those before it, so what a run leaves that is broken off is right.
+What a server answers is as it says, and is not checked.
+"""
+
+from msgspec import Struct
+
+from batcher.events import (
+    AcceptEvent,
+    AdmitEvent,
+    ArriveEvent,
+    Event,
+    FinishEvent,
+    JumpEvent,
+    RunEvent,
+)
+from batcher.timeline.records import is_follower, label_of
+
+_Key = tuple[int | None, str, int]  # the worker, the id and the index
+
+
+class _Sample(Struct):
+    """One that has arrived: how many tokens it may have, and may have been given since `step`."""
+
+    max_tokens: int
+    step: int = 0
+    beside_steps: int = 0
+
+
+class TraceChecks:
+    """Takes in the events of a trace, and keeps of open samples what they asked for.
+
+    A beam is told of otherwise: what it passes on is not what it was given.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[_Key, _Sample] = {}
+        self._is_remote = False
+
+    def complaint(self, event: Event) -> str | None:
+        """Return what is wrong with the next event; None for nothing."""
+        match event:
+            case RunEvent():
+                self._is_remote = event.layout == "remote"
+            case ArriveEvent():
+                self._open[event.worker, event.id, event.index] = _Sample(event.max_tokens)
+            case AdmitEvent():
+                return self._admit(event)
+            case JumpEvent() | AcceptEvent():
+                sample = self._open.get((event.worker, event.id, event.index))
+                if sample is not None:
+                    sample.beside_steps += event.tokens
+            case FinishEvent():
+                return self._finish(event)
+        return None
+
+    def _admit(self, event: AdmitEvent) -> str | None:
+        if is_follower(event):
+            return None
+        sample = self._open.get((event.worker, event.id, event.index))
+        if sample is None:
+            label = label_of(event.id, event.index, event.role)
+            return f"{label!r} is admitted, and has not arrived"
+        sample.step, sample.beside_steps = event.step, event.generated
+        return None
+
+    def _finish(self, event: FinishEvent) -> str | None:
+        if event.role != "sample":
+            return None
+        sample = self._open.pop((event.worker, event.id, event.index), None)
+        if sample is None or self._is_remote or event.slot is None:
+            return None
+        most = min(sample.max_tokens, event.step + 1 - sample.step + sample.beside_steps)
+        if event.tokens <= most:
+            return None
+        label = label_of(event.id, event.index, event.role)
+        return f"{label!r} ends with {event.tokens:,} tokens, and can have {most:,} at most"
