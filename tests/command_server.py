@@ -2,9 +2,10 @@
 
 `command_line()` stands for the tool in a command line.  What it starts (command_client.py) hands
 its descriptors, folder, environment, umask, file-size limit and arguments to a server, which forks
-a process that takes them over; one whose client is gone is killed.  Rule: what Python reads before
-it runs anything, as PYTHONUTF8 and LC_ALL, is as at the server, and modules are not taken down at
-the end; where these count, start the tool.
+a process that takes them over; one whose client is gone is killed.  COMMAND_SETUP, in the
+environment of a command, names a file of Python that is run before it.  Rule: what Python reads
+before it runs anything, as PYTHONUTF8 and LC_ALL, is as at the server, and modules are not taken
+down at the end; where these count, start the tool.
 """
 
 import ast
@@ -15,6 +16,7 @@ import importlib
 import os
 import pkgutil
 import resource
+import runpy
 import selectors
 import shutil
 import signal
@@ -29,6 +31,7 @@ from typing import NamedTuple, NoReturn
 
 TESTS = Path(__file__).parent
 NEED_TORCH = ("batcher.training.", "batcher.hf.")
+OF_OTHERS = ("fsspec.implementations.http", "gguf", "jinja2", "llguidance", "tokenizers")
 
 
 @cache
@@ -146,12 +149,14 @@ def become(
 
 
 def import_everything() -> None:
-    """Import all that a command may import late."""
+    """Import all that a command may import late, but for what few do and takes long."""
     for package in map(importlib.import_module, ("batcher", "cli")):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             is_command = module.name.endswith(".__main__")  # importing it runs one
             if not is_command and not module.name.startswith(NEED_TORCH):
                 importlib.import_module(module.name)
+    for name in OF_OTHERS:
+        importlib.import_module(name)
     gc.freeze()
 
 
@@ -169,6 +174,8 @@ if __name__ == "__main__":
     import_everything()
     serve(socket.socket(fileno=int(sys.argv[1])))
     try:
+        if setup := os.environ.get("COMMAND_SETUP"):
+            runpy.run_path(setup)
         importlib.import_module("cli.start").main()
     except SystemExit as leaving:
         if not isinstance(leaving.code, int):

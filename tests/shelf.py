@@ -1,18 +1,21 @@
 """A store for tests, shelf://FOLDER: files of this machine that fsspec reaches, and that can fail.
 
-As a program it is batchdecode with that store, which adds parts of results often, and tries again
-soon.  SHELF_FAULTS names a file that holds a fault: `kind`, `kind@NAME` for files of that name, or
-`kind N` for the next N that are put there.  SHELF_LOG names one that takes the name of each.
+A command whose COMMAND_SETUP it is has that store, adds parts of results often, and tries again
+soon; as a program it is such a command.  SHELF_FAULTS names a file that holds a fault: `kind`,
+`kind@NAME` for files of that name, or `kind N` for the next N that are put there.  SHELF_LOG names
+one that takes the name of each.
 """
 
 import errno
 import os
-import sys
 import time
 from pathlib import Path
 
 from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
+
+from cli.running import uploads, urls
+from cli.start import main
 
 
 class Shelf(LocalFileSystem):
@@ -66,11 +69,7 @@ def _next_fault(name):
 
 
 register_implementation("shelf", Shelf, clobber=True)
+uploads.PART_SECONDS, uploads.LOOK_SECONDS, urls.FIRST_WAIT = 0.05, 0.02, 0.01
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from cli.running import uploads, urls
-    from cli.start import main
-
-    uploads.PART_SECONDS, uploads.LOOK_SECONDS, urls.FIRST_WAIT = 0.05, 0.02, 0.01
     main()

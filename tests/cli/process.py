@@ -14,10 +14,6 @@ from command_server import command_line
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from cli.start import main; main()"]
-ON_A_FULL_DISK = [  # a file has room for a KiB; Python would leave half a .pyc
-    *("bash", "-c", 'ulimit -f 1; PYTHONDONTWRITEBYTECODE=1 exec "$@"', "bash"),
-    *COMMAND,
-]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("BATCHDECODE_")},
     "PYTHONPATH": str(ROOT),
@@ -36,9 +32,15 @@ def batchdecode(*arguments, cwd=None, stdin=b"", **environment):
     return done
 
 
+def on_a_full_disk():
+    """Return how a command line begins for which a file has room for a KiB."""
+    return ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *command_line()]
+
+
 def start(*arguments, cwd=None, command=None, **pipes):
     """Start the command; by default stdin is empty, stdout and stderr are pipes."""
     settings = {
+        "env": ENVIRONMENT,
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
@@ -46,7 +48,6 @@ def start(*arguments, cwd=None, command=None, **pipes):
     return subprocess.Popen(
         [*(command or command_line()), *map(str, arguments)],
         cwd=cwd,
-        env=ENVIRONMENT,
         **(settings | pipes),
     )
 

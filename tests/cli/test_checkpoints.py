@@ -5,16 +5,16 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import termios
 import time
 from contextlib import suppress
+from functools import cache
 
 import numpy as np
 import pytest
 from emulated_run import Screen
 from examples import mostly_heavy
-from process import ROOT, batchdecode, lines_of, start
+from process import ENVIRONMENT, ROOT, batchdecode, lines_of, start
 from sample_checkpoint import write
 from tiny_checkpoints import config_json, random_tensors, write_gguf
 
@@ -62,14 +62,25 @@ def test_the_sample_is_what_its_script_writes(tmp_path):
     assert TINY.stat().st_size < 300_000
 
 
+@cache
+def told_of_samples(weights):
+    return told(run("--batch", 3, "--weights", weights))
+
+
+BLOCKS, BUDGET = ("--kv-blocks", 40, "--block-size", 4), ("--max-batch-tokens", 9)
+SETTINGS = [(8,), (3, *BLOCKS), (8, *BLOCKS), (3, *BUDGET), (8, *BUDGET)]
+
+
+@pytest.mark.parametrize("settings", mostly_heavy(SETTINGS, (3, *BLOCKS), (8, *BUDGET)))
 @pytest.mark.parametrize("weights", mostly_heavy(["fp32", "int8", "int8-channel"], "int8"))
-def test_results_are_the_same_bytes_in_every_batch_and_those_of_the_golden(weights):
-    expected = told(run("--batch", 3, "--weights", weights))
-    for batch in (3, 8):
-        for blocks in ([], ["--kv-blocks", 40, "--block-size", 4], ["--max-batch-tokens", 9]):
-            assert told(run("--batch", batch, "--weights", weights, *blocks)) == expected
-    golden = (GOLDEN / f"tiny-{weights}.jsonl").read_text()
-    for line, kept in zip(expected.splitlines(), golden.splitlines(), strict=True):
+def test_results_are_the_same_bytes_in_every_batch(weights, settings):
+    assert told(run("--weights", weights, "--batch", *settings)) == told_of_samples(weights)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8", "int8-channel"])
+def test_results_are_those_of_the_golden(weights):
+    golden = (GOLDEN / f"tiny-{weights}.jsonl").read_text().splitlines()
+    for line, kept in zip(told_of_samples(weights).splitlines(), golden, strict=True):
         assert json.loads(line) == alike(json.loads(kept), 1e-3 if weights == "fp32" else 0.05)
 
 
@@ -222,7 +233,10 @@ def test_a_layout_shows_in_the_trace_and_the_summary_and_in_no_result(tmp_path):
             marks=pytest.mark.heavy,
         ),
         (["--chat"], [], "it was begun with --chat"),
-        ([], ["--kv-memory", "64KiB"], "--kv-blocks was not set, now it is 8"),
+        pytest.param(
+            *([], ["--kv-memory", "64KiB"], "--kv-blocks was not set, now it is 8"),
+            marks=pytest.mark.heavy,
+        ),
     ],
 )
 def test_a_run_is_resumed_with_the_options_it_was_begun_with(begun, resumed, why, folder):
@@ -364,10 +378,9 @@ def test_a_kind_of_weights_that_there_is_not_is_an_error_with_those_there_are(fo
 
 
 SLOW = """
-import sys, time
+import time
 from pathlib import Path
 import batcher.models.checkpoints as checkpoints
-from cli.start import main
 
 open_checkpoint = checkpoints.open_checkpoint
 
@@ -388,15 +401,14 @@ def open_slowly(path):
 
 
 checkpoints.open_checkpoint = open_slowly
-main()
 """
 
 
 def start_slowly(folder, *arguments, **pipes):
     """Start a run that loads its checkpoint until there is a file `loaded`."""
     (folder / "slow.py").write_text(SLOW)
-    command = ["env", "-u", "CI", sys.executable, "slow.py"]
-    return start("run", "in", "--model", TINY, *arguments, cwd=folder, command=command, **pipes)
+    environment = {**ENVIRONMENT, "CI": "", "COMMAND_SETUP": "slow.py"}
+    return start("run", "in", "--model", TINY, *arguments, cwd=folder, env=environment, **pipes)
 
 
 def screen_of(folder, *arguments, stdout=subprocess.DEVNULL):
@@ -407,7 +419,7 @@ def screen_of(folder, *arguments, stdout=subprocess.DEVNULL):
     os.close(theirs)
     while not (folder / "reading").exists():
         time.sleep(0.01)
-    time.sleep(0.5)  # a bar is drawn ten times a second
+    time.sleep(0.3)  # a bar is drawn ten times a second
     (folder / "loaded").touch()
     screen, seen = Screen(80, 24), ""
     with suppress(OSError):  # how Linux tells that the other end is closed
@@ -425,7 +437,9 @@ def test_a_bar_shows_how_much_is_loaded_and_nothing_of_it_stays(folder):
     assert re.search(r"loading tiny\.gguf .* 9/21", seen)
 
 
-@pytest.mark.parametrize("option", ["--quiet", "--live=never", "--live=plain"])
+@pytest.mark.parametrize(
+    "option", mostly_heavy(["--quiet", "--live=never", "--live=plain"], "--live=plain")
+)
 def test_there_is_no_bar_where_there_would_be_no_picture(option, folder):
     seen, status = screen_of(folder, "-o", "out", option)
     assert status == 0

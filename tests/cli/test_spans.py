@@ -126,7 +126,7 @@ class Collector(BaseHTTPRequestHandler):
 def collector():
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         server.messages = []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
 
@@ -157,7 +157,13 @@ def test_a_collector_is_sent_all_spans_and_the_results_are_the_same(tmp_path, co
 
 def test_without_a_collector_a_run_ends_as_without_one_and_tells(tmp_path):
     begin = time.monotonic()
-    done = batchdecode("run", "-q", "--otel", "http://127.0.0.1:9", stdin=REQUESTS, cwd=tmp_path)
+    (tmp_path / "setup.py").write_text("from cli.running import spans\nspans.CLOSE_SECONDS = 0.5\n")
+    done = batchdecode(
+        *("run", "-q", "--otel", "http://127.0.0.1:9"),
+        stdin=REQUESTS,
+        cwd=tmp_path,
+        COMMAND_SETUP="setup.py",
+    )
     assert done.returncode == 0
     assert done.stdout == batchdecode("run", "-q", stdin=REQUESTS).stdout
     assert done.stderr.startswith("0 spans sent, 39 dropped: ")

@@ -4,13 +4,14 @@ import gzip
 import json
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
+from command_server import command_line
+from examples import mostly_heavy
 from process import ENVIRONMENT, ROOT, batchdecode, lines_of, workload
 
-SHELF = [sys.executable, str(ROOT / "tests" / "shelf.py")]
+SHELF = {"COMMAND_SETUP": str(ROOT / "tests" / "shelf.py")}
 REQUESTS = lines_of(*workload(40))
 pytestmark = pytest.mark.timeout(300)  # each starts several commands
 
@@ -34,13 +35,14 @@ class Place:
     def start(self, *arguments, output=None):
         environment = {
             **ENVIRONMENT,
+            **SHELF,
             "TMPDIR": str(self.temporary),
             "SHELF_FAULTS": str(self.faults),
             "SHELF_LOG": str(self.log),
         }
         return subprocess.Popen(
             [
-                *SHELF,
+                *command_line(),
                 *("run", "requests.jsonl", "-o", output or self.url, "-q"),
                 *map(str, arguments),
             ],
@@ -104,7 +106,8 @@ WHOLE = ["out.jsonl", "out.jsonl.run.json", "out.jsonl.run.sums"]
 
 
 @pytest.mark.parametrize(
-    "more", [[], ["--keep-order"], ["--workers", 1], ["--stream"], ["--resume"]]
+    "more",
+    mostly_heavy([[], ["--keep-order"], ["--workers", 1], ["--stream"], ["--resume"]], []),
 )
 def test_at_the_end_the_store_has_the_files_of_a_local_run(place, more):
     local_run(place.folder, *more)
@@ -152,9 +155,11 @@ def test_a_finished_run_that_goes_on_puts_nothing_again(place):
     assert place.names() == WHOLE
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-@pytest.mark.parametrize("more", [[], ["--keep-order"], ["--workers", 2]])
-def test_a_killed_run_goes_on_and_loses_nothing(place, more, elsewhere):
+@pytest.mark.parametrize("where", mostly_heavy(["here", "elsewhere"], "elsewhere"))
+@pytest.mark.parametrize(
+    "more", mostly_heavy([[], ["--keep-order"], ["--workers", 2]], [], ["--workers", 2])
+)
+def test_a_killed_run_goes_on_and_loses_nothing(place, more, where):
     if more[:1] == ["--workers"]:
         (place.folder / "requests.jsonl").write_bytes(lines_of(*workload(1500)))
     expected = local_run(place.folder, "-b", 2, *more)
@@ -170,7 +175,7 @@ def test_a_killed_run_goes_on_and_loses_nothing(place, more, elsewhere):
         kept = b"".join(path.read_bytes() for path in place.parts())
         assert kept.endswith(b"\n") or kept == b""
         assert set(kept.splitlines()) <= set(expected.splitlines()) or "--workers" in more
-        if elsewhere:
+        if where == "elsewhere":
             place.machine(str(number))
         resume = ["--resume"]
     status, told = place.run("-b", 2, *more)
@@ -194,7 +199,7 @@ def of_tokens(line):
     return json.dumps({k: v for k, v in result.items() if k not in {"slot", "steps"}})
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", mostly_heavy([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
 def test_a_signal_saves_what_is_there_and_tells_how_to_go_on(place, number):
     expected = local_run(place.folder, "-b", 2)
     process = place.start_slowly()
@@ -233,7 +238,9 @@ def test_a_store_that_takes_nothing_is_told_before_a_model_is_loaded(place, faul
     assert len(place.puts()) == (4 if fault in {"broken", "torn"} else 1)
 
 
-@pytest.mark.parametrize("fault", ["denied", "gone", "full", "broken", "torn"])
+@pytest.mark.parametrize(
+    "fault", mostly_heavy(["denied", "gone", "full", "broken", "torn"], "denied", "torn")
+)
 def test_a_store_that_fails_on_the_way_ends_the_run_and_nothing_is_lost(place, fault):
     expected = local_run(place.folder, "-b", 2)
     process = place.start_slowly()
@@ -260,7 +267,7 @@ def test_a_store_that_fails_on_the_way_ends_the_run_and_nothing_is_lost(place, f
     assert place.left_here() == []
 
 
-@pytest.mark.parametrize("fault", ["broken 3", "torn 3"])
+@pytest.mark.parametrize("fault", mostly_heavy(["broken 3", "torn 3"], "torn 3"))
 def test_what_passes_is_tried_again(place, fault):
     expected = local_run(place.folder)
     place.faults.write_text(fault)
@@ -275,7 +282,7 @@ def test_a_store_that_hangs_is_left_by_two_signals(place):
     num_puts = len(place.puts())
     place.wait_for(lambda: len(place.puts()) > num_puts)
     process.send_signal(signal.SIGINT)
-    time.sleep(1)
+    time.sleep(0.2)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=30)
@@ -286,7 +293,7 @@ def test_a_store_that_hangs_is_left_by_two_signals(place):
 
 def test_of_two_runs_the_later_one_goes_on(place):
     expected = local_run(place.folder, "-b", 2)
-    first = place.start_slowly(delay=0.2)
+    first = place.start_slowly(delay=0.05)
     status, told = place.run("-b", 2, "--resume")
     assert (status, told) == (2, f"error: {place.url} is being written by another run\n")
     place.machine("b")
@@ -391,9 +398,9 @@ def test_what_no_url_can_be(place, option, url, why):
 def test_the_input_is_no_output(place):
     (place.store / "out.jsonl").write_bytes(REQUESTS)
     process = subprocess.run(
-        [*SHELF, "run", place.url, "-o", place.url],
+        [*command_line(), "run", place.url, "-o", place.url],
         capture_output=True,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | SHELF,
         check=False,
     )
     assert process.returncode == 2

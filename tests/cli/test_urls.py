@@ -14,7 +14,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from process import COMMAND, ENVIRONMENT, ON_A_FULL_DISK, ROOT, batchdecode, lines_of, start
+from process import ENVIRONMENT, ROOT, batchdecode, lines_of, on_a_full_disk, start
 
 from cli.commands.run import _continuing_command
 from cli.running.intake import InputError, open_input
@@ -65,7 +65,7 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def store():
     with Store() as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         server.files["requests.jsonl"] = REQUESTS
         yield server
@@ -192,7 +192,8 @@ def test_fsspec_has_files_and_memory(local):
 )
 def test_what_cannot_be_read_is_an_error_that_tells_no_secret(store, name, why):
     store.files["torn"] = REQUESTS
-    done = batchdecode("run", store.url(name, "someone:hidden@"))
+    soon = {"COMMAND_SETUP": str(ROOT / "tests" / "shelf.py")}  # it is tried again
+    done = batchdecode("run", store.url(name, "someone:hidden@"), **soon)
     assert (done.returncode, done.stdout) == (2, b"")
     assert f"cannot read {store.url('')}" in done.stderr
     assert why in done.stderr
@@ -222,7 +223,7 @@ def test_without_fsspec_the_error_says_what_to_install(monkeypatch):
 
 
 def test_a_signal_breaks_off_a_store_that_hangs(store):
-    with start("run", store.url("hangs"), command=COMMAND) as process:
+    with start("run", store.url("hangs")) as process:
         assert store.is_asked.wait(30)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
@@ -231,7 +232,7 @@ def test_a_signal_breaks_off_a_store_that_hangs(store):
 def test_a_disk_without_room_is_an_error(store, tmp_path):
     store.files["requests.jsonl"] = REQUESTS * 4
     done = subprocess.run(
-        [*ON_A_FULL_DISK, "run", store.url("requests.jsonl")],
+        [*on_a_full_disk(), "run", store.url("requests.jsonl")],
         env=ENVIRONMENT,
         capture_output=True,
         check=False,

@@ -2,7 +2,7 @@
 
 import pytest
 from examples import mostly_heavy
-from process import ON_A_FULL_DISK, ROOT, batchdecode, start
+from process import ROOT, batchdecode, on_a_full_disk, start
 
 SAMPLES = ROOT / "samples"
 BLOCK_BYTES = 1024  # of `ulimit -f`
@@ -31,7 +31,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, command):
     words = command.split()
     name = next(word for word in words if word.startswith("OUT"))
     (tmp_path / name).write_text("what was there")
-    process = start(*words, cwd=tmp_path, command=ON_A_FULL_DISK)
+    process = start(*words, cwd=tmp_path, command=on_a_full_disk())
     stderr = process.communicate()[1].decode()
     assert process.returncode == 1
     assert f"{name}: File too large\n" in stderr
@@ -46,7 +46,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, command):
 def test_a_full_disk_leaves_the_numbers_for_prometheus_that_are_whole(tmp_path):
     pytest.importorskip("prometheus_client")
     command = ["run", SAMPLES / "requests.jsonl", "-q", "--metrics-file", "m.prom"]
-    process = start(*command, cwd=tmp_path, command=ON_A_FULL_DISK)
+    process = start(*command, cwd=tmp_path, command=on_a_full_disk())
     assert process.communicate()[1].decode().endswith("m.prom: File too large\n")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"m.prom": ""}
 
