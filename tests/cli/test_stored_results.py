@@ -293,7 +293,7 @@ def test_a_store_that_hangs_is_left_by_two_signals(place):
 
 def test_of_two_runs_the_later_one_goes_on(place):
     expected = local_run(place.folder, "-b", 2)
-    first = place.start_slowly(delay=0.05)
+    first = place.start_slowly(delay=0.2)
     status, told = place.run("-b", 2, "--resume")
     assert (status, told) == (2, f"error: {place.url} is being written by another run\n")
     place.machine("b")
