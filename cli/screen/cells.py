@@ -65,6 +65,16 @@ def cut_middle(text: str, width: int, mark: str) -> str:
     return "".join([*head, mark, *tail])
 
 
+def cut_path(path: str, width: int, mark: str) -> str:
+    """Return at most `width` >= 1 cells of the path of a file: its end, with `mark` before that."""
+    if cell_width(path) <= width:
+        return path
+    units = _UNIT.findall(path)
+    while cell_width("".join(units)) > width - cell_width(mark):
+        units.pop(0)
+    return mark + "".join(units)
+
+
 def fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
     """Return `parts` in as few lines as they fit in, at least one."""
     lines = [""]

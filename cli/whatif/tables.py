@@ -19,6 +19,7 @@ from ..screen.cells import (
     cell_width,
     counted,
     cut_middle,
+    cut_path,
     listed,
     number,
     printable,
@@ -45,7 +46,14 @@ LEAST_WANTED = (  # where there is no room for all, in the order in which they g
     "price",
     "mean-replicas",
 )
-SHORT_SETTINGS = (32, 28, 24, 20, 16)  # cells of a setting, where leaving out columns does not do
+SHORT_SETTINGS = (
+    32,
+    28,
+    24,
+    20,
+    16,
+    12,
+)  # cells of a setting, where leaving out columns does not do
 ONLY_IF_NOT_0 = {"preemptions", "lost", "refused", "failed"}
 
 
@@ -164,7 +172,12 @@ def _group_rows(
 def _settings(cell: GridCell, axes: Sequence[Axis], cut: int | None) -> list[str]:
     """Return the values of `axes` as people give them, in at most `cut` cells."""
     values = [printable(show_value(axis, axis.value_of(cell.deployment))) for axis in axes]
-    return values if cut is None else [cut_middle(value, cut, "~") for value in values]
+    if cut is None:
+        return values
+    return [
+        cut_path(value, cut, "~") if axis is AXES["fleet"] else cut_middle(value, cut, "~")
+        for axis, value in zip(axes, values, strict=True)
+    ]
 
 
 def csv_of(cells: Sequence[GridCell]) -> str:

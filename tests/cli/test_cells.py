@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.screen.cells import cell_width, cut_middle, pad, printable
+from cli.screen.cells import cell_width, cut_middle, cut_path, pad, printable
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,17 @@ def test_a_long_name_keeps_both_ends(text, width, expected):
 @given(st.text(), st.integers(1, 12))
 def test_a_padded_cell_is_as_wide_as_its_column(text, width):
     assert cell_width(pad(cut_middle(printable(text), width, "…"), width)) == width
+
+
+@pytest.mark.parametrize(
+    ("path", "width", "expected"),
+    [
+        ("a/fleet.yaml", 12, "a/fleet.yaml"),
+        ("a/fleet.yaml", 11, "~fleet.yaml"),
+        ("a/\u65e5\u672c.yaml", 9, "~\u672c.yaml"),
+        ("a/fleet.yaml", 1, "~"),
+    ],
+)
+def test_of_a_path_the_end_is_kept(path, width, expected):
+    assert cut_path(path, width, "~") == expected
+    assert cell_width(expected) <= width
