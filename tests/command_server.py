@@ -27,7 +27,7 @@ import tempfile
 import threading
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 TESTS = Path(__file__).parent
 NEED_TORCH = ("batcher.training.", "batcher.hf.")
@@ -148,8 +148,8 @@ def become(
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as above
 
 
-def import_everything() -> None:
-    """Import all that a command may import late, but for what few do and takes long."""
+def prepare() -> None:
+    """Import all that a command may import late, but for what few do, and make all parsers."""
     for package in map(importlib.import_module, ("batcher", "cli")):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             is_command = module.name.endswith(".__main__")  # importing it runs one
@@ -157,7 +157,17 @@ def import_everything() -> None:
                 importlib.import_module(module.name)
     for name in OF_OTHERS:
         importlib.import_module(name)
+    commands = importlib.import_module("cli.commands")
+    for name in commands.NAMES:
+        make_parsers(commands.command_of(name))
     gc.freeze()
+
+
+def make_parsers(command: Any) -> None:
+    """Make the parser of a command, and those of the commands below it, each of which is kept."""
+    for below in command.below.values():
+        make_parsers(below)
+    assert command.parser
 
 
 def end(status: int) -> NoReturn:
@@ -171,7 +181,7 @@ def end(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    import_everything()
+    prepare()
     serve(socket.socket(fileno=int(sys.argv[1])))
     try:
         if setup := os.environ.get("COMMAND_SETUP"):

@@ -1,4 +1,4 @@
-"""How much of what could be tried is: a fifth of the examples of random tests, and some cases.
+"""How much of what could be tried is: a tenth of the examples of random tests, and some cases.
 
 `pytest -m "heavy or hypothesis" --hypothesis-profile thorough` tries all; continuous integration
 runs it.
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 USUAL = 100  # where a test does not say how many
-PART = 5
+PART = 10
 
 
 def examples(number: int) -> settings:
@@ -27,3 +27,10 @@ def mostly_heavy(cases: Iterable[Any], *quick: Any) -> list[Any]:
     return [
         case if case in quick else pytest.param(case, marks=pytest.mark.heavy) for case in every
     ]
+
+
+def rest_heavy(num_quick: int, cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return the cases, each of several arguments, of which all but the first are heavy."""
+    every = list(cases)
+    rest = [pytest.param(*case, marks=pytest.mark.heavy) for case in every[num_quick:]]
+    return [*every[:num_quick], *rest]

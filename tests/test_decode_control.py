@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from control_requests import SCHEMA, STATES, control_requests
 from engine_runs import fields, of_kind, run
-from examples import examples
+from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger import LedgerModel
@@ -243,7 +243,7 @@ def test_streamed_text_and_tokens_are_those_of_the_results(
 
 
 @pytest.mark.parametrize("stop", [{"stop": "fg"}, {"stop_token": 105}])
-@pytest.mark.parametrize("min_tokens", range(8))
+@pytest.mark.parametrize("min_tokens", mostly_heavy(range(8), 0, 3, 7))
 def test_stops_that_forced_tokens_complete_act(stop: dict[str, Any], min_tokens: int) -> None:
     forced = {"regex": "abcdefghij", "min_tokens": min_tokens, "max_tokens": 20, **stop}
     [jumped] = run([fields(**forced)]).results

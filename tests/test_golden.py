@@ -4,11 +4,11 @@
 """
 
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from command_server import command_line
 from reference import ENGLISH, as_text, decode_alone
 
 from batcher.events import DropEvent
@@ -41,8 +41,7 @@ CASES = {  # name -> arguments of run
 
 def decode_case(name: str, trace: Path) -> bytes:
     """Run a case and return its results; its trace goes to `trace`."""
-    tool = Path(sys.executable).with_name("batchdecode")
-    command = [str(tool), "run", *CASES[name], "--quiet", "--trace", str(trace)]
+    command = [*command_line(), "run", *CASES[name], "--quiet", "--trace", str(trace)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
     assert done.returncode == (1 if name == "bad" else 0)
     return done.stdout

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from engine_runs import run
+from examples import mostly_heavy
 from reference_logits import reference_logits
 
 from batcher import Engine, ModelOutput, Request, SimulatedModel, decode
@@ -54,19 +55,20 @@ def test_each_token_is_told_as_its_prefix_from_scratch_has_it():
     assert same(ALONE, EXPECTED)
 
 
+SETTINGS = [
+    SchedulingSettings(),
+    SchedulingSettings(max_batch_tokens=5),
+    SchedulingSettings(long_prefill_threshold=3),
+    SchedulingSettings(max_batch_tokens=7, prefill_order="prefill-first"),
+    SchedulingSettings(kv_blocks=64, block_size=4),
+    SchedulingSettings(kv_blocks=64, block_size=4, max_batch_tokens=6),
+    SchedulingSettings(kv_blocks=24, block_size=4, max_batch_tokens=9),
+    SchedulingSettings(kv_blocks=64, block_size=4, prefix_cache=False),
+]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        SchedulingSettings(),
-        SchedulingSettings(max_batch_tokens=5),
-        SchedulingSettings(long_prefill_threshold=3),
-        SchedulingSettings(max_batch_tokens=7, prefill_order="prefill-first"),
-        SchedulingSettings(kv_blocks=64, block_size=4),
-        SchedulingSettings(kv_blocks=64, block_size=4, max_batch_tokens=6),
-        SchedulingSettings(kv_blocks=24, block_size=4, max_batch_tokens=9),
-        SchedulingSettings(kv_blocks=64, block_size=4, prefix_cache=False),
-    ],
-    ids=str,
+    "settings", mostly_heavy(SETTINGS, SETTINGS[0], SETTINGS[3], SETTINGS[6]), ids=str
 )
 @pytest.mark.parametrize(
     "more",

@@ -22,7 +22,7 @@ def test_nothing_is_left_of_requests_that_have_ended(num_requests: int) -> None:
     assert SETTINGS.kv_blocks is not None
 
 
-@pytest.mark.parametrize("num_requests", [300, pytest.param(1500, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("num_requests", [150, pytest.param(1500, marks=pytest.mark.heavy)])
 def test_no_sequence_and_no_memory_leaks(num_requests: int) -> None:
     soak(num_requests)
     gc.collect()

@@ -100,7 +100,7 @@ def test_the_story_of_a_request_goes_from_event_to_event():
     assert peak < 300_000
 
 
-@pytest.mark.parametrize("view", mostly_heavy(VIEWS, "spans", "html"))
+@pytest.mark.parametrize("view", mostly_heavy(VIEWS, "html"))
 def test_a_request_costs_nothing_once_it_has_ended(view, monkeypatch):
     monkeypatch.setattr(sorted_records, "MAX_HELD", 64, raising=False)
     monkeypatch.setattr(blocks, "ROWS_OF_BLOCK", 64)

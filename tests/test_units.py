@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from control_requests import control_requests
 from engine_runs import fields, of_kind, run
-from examples import examples
+from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -217,10 +217,11 @@ def test_text_stops_of_beams_are_found_in_any_slots() -> None:
         assert [(r.tokens, r.text) for r in found] == [(r.tokens, r.text) for r in alone]
 
 
-def test_a_beam_that_forks_takes_along_how_far_a_stop_has_come() -> None:
+@pytest.mark.parametrize("first", mostly_heavy(range(4), 0))
+def test_a_beam_that_forks_takes_along_how_far_a_stop_has_come(first: int) -> None:
     token_bytes = SimulatedModel().tokenizer.token_bytes
     [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
-    for start in range(len(free.text) - 5):
+    for start in range(first, len(free.text) - 5, 4):
         stop = free.text[start : start + 5]
         for result in run([fields(num_beams=3, n=3, max_tokens=12, stop=stop)]).results:
             *before, last = (token_bytes[token] for token in result.tokens)
@@ -228,7 +229,7 @@ def test_a_beam_that_forks_takes_along_how_far_a_stop_has_come() -> None:
             assert (stop.encode() in b"".join([*before, last])) == (result.stop_reason == stop)
 
 
-@pytest.mark.parametrize("min_tokens", [2, 4, 7])
+@pytest.mark.parametrize("min_tokens", mostly_heavy([2, 4, 7], 4))
 def test_each_beam_may_stop_from_min_tokens_on(min_tokens: int) -> None:
     [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
     seen = set()

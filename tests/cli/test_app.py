@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from examples import mostly_heavy
 from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
 
 from batcher import __version__
@@ -29,7 +30,10 @@ def test_the_version_loads_nothing_heavy():
     assert loaded_by("--version") == (f"batchdecode {__version__}\n", "set()\n")
 
 
-@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["run", "--help-all"]])
+@pytest.mark.parametrize(
+    "command",
+    mostly_heavy([["--help"], ["run", "--help"], ["run", "--help-all"]], ["run", "--help-all"]),
+)
 def test_help_loads_nothing_heavy(command):
     _, stderr = loaded_by(*command)
     assert stderr == "set()\n"
@@ -83,6 +87,10 @@ def test_a_closed_stdin_or_stdout_is_an_error():
     assert with_closed(0) == (2, "error: cannot read <stdin> after line 0: Bad file descriptor\n")
     assert with_closed(1) == (1, "error: cannot write stdout: Bad file descriptor\n")
     assert with_closed(2) == (0, "")
+
+
+@pytest.mark.heavy
+def test_so_it_is_for_every_command():
     for command in (["trace"], ["trace", "-"]):
         assert with_closed(0, *command) == (
             2,

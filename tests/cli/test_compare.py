@@ -9,6 +9,7 @@ import signal
 import time
 
 import pytest
+from examples import mostly_heavy
 from process import ROOT, batchdecode, lines_of, start, workload
 
 from batcher import Request
@@ -119,7 +120,7 @@ def test_numbers_by_arithmetic(tmp_path):
 
 def test_processes_change_nothing(tmp_path):
     path = tmp_path / "r.jsonl"
-    path.write_bytes(lines_of(*workload(800, arrivals=lambda i: i)))
+    path.write_bytes(lines_of(*workload(200, arrivals=lambda i: i)))
     grid = (path, "--batch", "2,3,5,8", "--json")
     one, four = (batchdecode("compare", *grid, "--jobs", jobs).stdout for jobs in (1, 4))
     assert one == four
@@ -259,7 +260,7 @@ def test_bad_requests():
     assert "num_beams 2 cannot be simulated" in beams.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", mostly_heavy([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
 def test_a_signal_ends_it_and_all_its_processes_at_once(tmp_path, number):
     path = tmp_path / "r.jsonl"
     path.write_bytes(lines_of(*workload(3000, max_tokens=200, arrivals=lambda i: i)))

@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from examples import mostly_heavy
 from process import ENVIRONMENT
 
 from cli.usage import candidates
@@ -130,24 +131,27 @@ def test_of_a_large_file_only_a_part_is_read(folder, monkeypatch):
     assert words_of(offered("trace", "why", "", "run.trace.jsonl", at=2)) == IDS[:1]
 
 
-def test_completing_loads_nothing_heavy():
+LINES = ("run --po", "run --policy l", "run --model ", "help s")
+LINES += ("compare --sort ", "run --slo ", "workload ")
+
+
+@pytest.mark.parametrize("line", mostly_heavy(LINES, "run --policy l", "help s"))
+def test_completing_loads_nothing_heavy(line):
     code = (
         "import sys, atexit\n"
         "heavy = {'numpy', 'rich', 'yaml'}\n"
         "atexit.register(lambda: print(heavy & sys.modules.keys(), file=sys.stderr))\n"
         "from cli.start import main; main()"
     )
-    lines = ("run --po", "run --policy l", "run --model ", "help s")
-    for line in (*lines, "compare --sort ", "run --slo ", "workload "):
-        words = line.split(" ")
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(len(words) - 1), *words],
-            env=ENVIRONMENT | {"_BATCHDECODE_COMPLETE": "fish"},
-            capture_output=True,
-            check=True,
-        )
-        assert done.stdout
-        assert done.stderr == b"set()\n"
+    words = line.split(" ")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(len(words) - 1), *words],
+        env=ENVIRONMENT | {"_BATCHDECODE_COMPLETE": "fish"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout
+    assert done.stderr == b"set()\n"
 
 
 # -- shells ----------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def long_run(num_jobs=400, batch=8, gap_after=200):
     return timeline_of(jobs, batch)
 
 
-@pytest.mark.parametrize("width", mostly_heavy([40, 60, 80, 120, 200], 40, 120))
+@pytest.mark.parametrize("width", mostly_heavy([40, 60, 80, 120, 200], 60))
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_no_line_is_wider_than_asked_for(width, ascii_only):
     for timeline in (long_run(), timeline_of(jobs_of(*[40] * 600), 256)):
@@ -649,7 +649,7 @@ def test_each_cell_of_a_bar_has_the_style_of_what_holds_the_slot(workload):
         assert {cell for cell, style in enumerate(styles) if style == "admitted"} == starts
 
 
-@pytest.mark.parametrize("height", [12, 24, 50, 100, 300])
+@pytest.mark.parametrize("height", mostly_heavy([12, 24, 50, 100, 300], 24, 100))
 @pytest.mark.parametrize("slots", mostly_heavy([8, 64, 256], 64))
 def test_a_terminal_is_filled_and_not_overflown(height, slots):
     for timeline in (timeline_of(jobs_of(*[30] * slots), slots), long_run(batch=slots)):

@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from examples import rest_heavy
 from process import batchdecode, lines_of, start
 
 COMMON = """
@@ -129,12 +130,15 @@ def check_left(folder, model, stderr):
 
 @pytest.mark.parametrize(
     ("model", "number"),
-    [
-        ("Async", signal.SIGINT),
-        ("Stubborn", signal.SIGTERM),
-        ("InThread", signal.SIGINT),
-        ("InExecutor", signal.SIGTERM),
-    ],
+    rest_heavy(
+        2,
+        [
+            ("Stubborn", signal.SIGTERM),
+            ("InThread", signal.SIGINT),
+            ("Async", signal.SIGINT),
+            ("InExecutor", signal.SIGTERM),
+        ],
+    ),
 )
 def test_calls_of_an_llm_are_given_up_at_the_first_signal(folder, model, number):
     with hanging(folder, model) as process:
@@ -149,11 +153,15 @@ def test_calls_of_an_llm_are_given_up_at_the_first_signal(folder, model, number)
 
 @pytest.mark.parametrize(
     ("model", "number"),
-    [
-        ("sleeping", signal.SIGINT),
-        ("swallowing", signal.SIGTERM),
-        ("deadlocked", signal.SIGINT),
-    ],
+    rest_heavy(
+        1,
+        [
+            ("deadlocked", signal.SIGTERM),
+            ("sleeping", signal.SIGINT),
+            ("swallowing", signal.SIGTERM),
+            ("deadlocked", signal.SIGINT),
+        ],
+    ),
 )
 def test_a_step_that_hangs_is_named_at_the_first_signal_and_left_at_the_second(
     folder, model, number

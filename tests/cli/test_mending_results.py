@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+from examples import rest_heavy
 from process import batchdecode, lines_of, start, workload
 
 from cli.commands.run import RunOptions
@@ -72,12 +73,19 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("name", ["out", "out.gz"])
-@pytest.mark.parametrize("keep_order", [False, True])
-@pytest.mark.parametrize(("edit", "reason"), EDITS.values(), ids=EDITS)
+HOW = [("out", False), ("out.gz", True), ("out", True), ("out.gz", False)]
+TRIED = [  # each edit in one way, then in all others
+    (EDITS[edit], *HOW[(number + turn) % len(HOW)])
+    for turn in range(len(HOW))
+    for number, edit in enumerate(EDITS)
+]
+
+
+@pytest.mark.parametrize(("edit_and_reason", "name", "keep_order"), rest_heavy(len(EDITS), TRIED))
 def test_what_no_run_has_written_is_named_and_dropped_if_asked_to(
-    tmp_path, name, keep_order, edit, reason
+    tmp_path, edit_and_reason, name, keep_order
 ):
+    edit, reason = edit_and_reason
     decode(tmp_path, name, keep_order=keep_order)
     whole = read(tmp_path / name)
     lines = whole.splitlines(keepends=True)

@@ -22,7 +22,7 @@ FORMS = {
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="there is no jq")
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("is_piped", [False, True])
+@pytest.mark.parametrize("is_piped", [False, pytest.param(True, marks=pytest.mark.heavy)])
 def test_the_command_that_is_named_makes_requests_of_it(tmp_path, form, is_piped):
     (tmp_path / "my input").write_text(FORMS[form])
     stdin = FORMS[form].encode() if is_piped else b""

@@ -5,16 +5,18 @@ import os
 import shutil
 
 import pytest
+from examples import mostly_heavy, rest_heavy
 from process import ROOT, batchdecode, lines_of, start, workload
 
 REQUESTS = lines_of(*workload(5))
 OPTIONS = [
-    ("--trace", "t.jsonl"),
     ("--trace", "t.jsonl.gz"),
-    ("--summary-json", "s.json"),
     ("--report", "r.html"),
+    ("--trace", "t.jsonl"),
+    ("--summary-json", "s.json"),
     ("--timeseries", "series.csv"),
 ]
+VIEWS = ["spans", "steps", "csv", "chrome", "html", "gantt", "svg"]
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_what_cannot_be_lost_is_no_reason_to_ask(tmp_path, run):
     reader.communicate()
 
 
-@pytest.mark.parametrize(("option", "name"), OPTIONS)
+@pytest.mark.parametrize(("option", "name"), rest_heavy(2, OPTIONS))
 def test_what_a_run_tells_of_itself_replaces_its_like_and_nothing_else(tmp_path, run, option, name):
     path = tmp_path / name
     assert run(option, path.name, "-b", "2").returncode == 0
@@ -82,7 +84,7 @@ def test_what_a_run_tells_of_itself_replaces_its_like_and_nothing_else(tmp_path,
     assert path.read_bytes() != notes
 
 
-@pytest.mark.parametrize("view", ["spans", "steps", "csv", "chrome", "html", "gantt", "svg"])
+@pytest.mark.parametrize("view", mostly_heavy(VIEWS, "csv", "html"))
 def test_a_view_replaces_a_view_and_nothing_else(tmp_path, run, view):
     assert run("--trace", "t.jsonl").returncode == 0
     command = ["trace", "t.jsonl", "-o", "view", "--format"]

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import pyte
 import pytest
+from examples import mostly_heavy, rest_heavy
 from process import COMMAND, ENVIRONMENT, ROOT, batchdecode
 
 from batcher.formats.trace import read_trace
@@ -103,7 +104,9 @@ def test_keys_play_a_run_and_q_leaves_the_terminal_as_it_was():
         assert USUAL_SCREEN in terminal.written
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", mostly_heavy([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIGHUP)
+)
 def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(number):
     with played("--play", SAMPLE) as terminal:
         terminal.until("steps/s")
@@ -133,7 +136,7 @@ def test_it_steps_aside_for_a_shell_and_comes_back():
         assert terminal.ended() == 0
 
 
-@pytest.mark.parametrize("choice", ["always", "never"])
+@pytest.mark.parametrize("choice", mostly_heavy(["always", "never"], "never"))
 def test_colors_are_as_they_are_asked_for(choice):
     with played("--play", SAMPLE, "--color", choice) as terminal:
         terminal.until("steps/s")
@@ -213,11 +216,14 @@ def test_what_cannot_be_played_is_refused(arguments, said):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (["--from", "5000"], "--from 5000: the steps to play are 0 to 1,098"),
-        (["--steps", "5000:"], "--steps 5000: is none of the 1,099 steps"),
-        (["--request", "nobody"], "--request nobody: no such request"),
-    ],
+    rest_heavy(
+        1,
+        [
+            (["--from", "5000"], "--from 5000: the steps to play are 0 to 1,098"),
+            (["--steps", "5000:"], "--steps 5000: is none of the 1,099 steps"),
+            (["--request", "nobody"], "--request nobody: no such request"),
+        ],
+    ),
 )
 def test_what_is_not_in_the_run_is_refused(arguments, said):
     with played("--play", SAMPLE, *arguments) as terminal:

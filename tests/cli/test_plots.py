@@ -170,7 +170,7 @@ def test_colours_are_those_the_user_chose_and_only_if_asked_for():
 
 @pytest.mark.parametrize("kind", mostly_heavy(["svg", "png"], "svg"))
 def test_the_same_charts_give_the_same_bytes(kind):
-    charts = charts_of({"batch": [1, 2, 4], "policy": [*POLICIES][:2]}, "ttft=30,e2e=15")
+    charts = charts_of({"batch": [1, 2], "policy": [*POLICIES][:2]}, "ttft=30")
     assert encode_picture(charts, kind) == encode_picture(charts, kind)
 
 
@@ -185,7 +185,7 @@ def test_the_svg_has_text_that_can_be_read_and_no_date():
     assert b"dc:date" not in picture
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
+@pytest.mark.parametrize("kind", mostly_heavy(["svg", "png"], "png"))
 def test_a_file_replaces_its_like_and_nothing_of_others(tmp_path, kind):
     path = tmp_path / f"p.{kind}"
     path.write_bytes(encode_picture(charts_of({"batch": [1, 2]}), kind))

@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 
 import pytest
-from examples import examples
+from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from process import lines_of, workload
@@ -114,7 +114,7 @@ def test_what_a_report_tells_of_steps_is_complete(tmp_path, seed):
         assert len(worker.figures.ends) == worker.num_steps
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", mostly_heavy(range(6), 0))
 def test_a_request_of_which_a_part_had_ended_counts_once(tmp_path, seed):
     requests = [{**SAMPLED, "id": f"s{number}", "n": 3} for number in range(20)]
     _, _, summary, workers = run_with_kills(

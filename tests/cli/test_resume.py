@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from examples import mostly_heavy
 from process import batchdecode, lines_of, start, workload
 
 from batcher.errors import BatchdecodeError
@@ -103,7 +104,7 @@ def whole(tmp_path):
     return (tmp_path / "whole").read_bytes()
 
 
-@pytest.mark.parametrize("end", [0, 1, 150, 2000, 5000, 9000, -1, None])
+@pytest.mark.parametrize("end", mostly_heavy([0, 1, 150, 2000, 5000, 9000, -1, None], 0, 2000, -1))
 def test_the_union_is_what_one_run_gives_wherever_it_was_cut(tmp_path, whole, end):
     decode(tmp_path, "out")
     pretend_to_have_stopped(tmp_path / "out", whole[:end])
@@ -115,7 +116,8 @@ def test_the_union_is_what_one_run_gives_wherever_it_was_cut(tmp_path, whole, en
 
 
 @pytest.mark.parametrize("keep_order", [False, pytest.param(True, marks=pytest.mark.heavy)])
-def test_requests_of_all_kinds_are_continued_wherever_they_were_cut(tmp_path, keep_order):
+@pytest.mark.parametrize("first", mostly_heavy([0, 3, 6], 0))
+def test_requests_of_all_kinds_are_continued_wherever_they_were_cut(tmp_path, keep_order, first):
     options = {"requests": VARIED, "keep_order": keep_order}
     decode(tmp_path, "whole", **options)
     whole = (tmp_path / "whole").read_bytes()
@@ -123,7 +125,7 @@ def test_requests_of_all_kinds_are_continued_wherever_they_were_cut(tmp_path, ke
     for line in whole.splitlines(keepends=True):
         ends.append(ends[-1] + len(line))
     decode(tmp_path, "out", **options)
-    for end in (*ends[::3], ends[-2] + 7):
+    for end in (*ends[first::9], ends[-2] + 7):
         pretend_to_have_stopped(tmp_path / "out", whole[:end])
         assert decode(tmp_path, "out", resume=True, **options) == 1
         out = (tmp_path / "out").read_bytes()
@@ -143,7 +145,7 @@ def test_results_in_order_are_continued_in_order(tmp_path, end):
     assert (tmp_path / "out").read_bytes() == whole
 
 
-@pytest.mark.parametrize("end", [1, 12, 300, 1500, -9, -1, None])
+@pytest.mark.parametrize("end", mostly_heavy([1, 12, 300, 1500, -9, -1, None], 1, 300, -1))
 def test_a_torn_gz_file_is_continued(tmp_path, whole, end):
     decode(tmp_path, "out.gz")
     pretend_to_have_stopped(tmp_path / "out.gz", (tmp_path / "out.gz").read_bytes()[:end])

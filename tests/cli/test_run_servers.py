@@ -8,7 +8,7 @@ import time
 from typing import get_args
 
 import pytest
-from examples import mostly_heavy
+from examples import mostly_heavy, rest_heavy
 from fault_server import FaultServer, answer, chunks, refusal, reset
 from process import COMMAND, batchdecode, lines_of, start
 
@@ -148,19 +148,22 @@ def test_a_text_is_a_message_with_chat(folder):
 
 @pytest.mark.parametrize(
     ("line", "field"),
-    [
-        ({"prompt": "a", "top_k": 5}, "top_k"),
-        ({"prompt": "a", "regex": "a+"}, "regex"),
-        ({"prompt": "a", "num_beams": 2}, "num_beams"),
-        ({"prompt": "a", "stop_sequence": [[1, 2]]}, "stop_sequence"),
-        ({"prompt": [{"length": 5}]}, "prompt"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user"}], "prompt": "a"}, "messages"),
-        ({"prompt": "a", "extra_body": 5}, "extra_body"),
-        ({"prompt": "a", "extra_body": {"n": 2}}, "extra_body.n"),
-        ({"prompt": [5], "session": "s"}, "prompt"),
-        ({"prompt": "a", "toools": []}, "toools"),
-    ],
+    rest_heavy(
+        5,
+        [
+            ({"prompt": "a", "top_k": 5}, "top_k"),
+            ({"prompt": "a", "regex": "a+"}, "regex"),
+            ({"prompt": "a", "num_beams": 2}, "num_beams"),
+            ({"prompt": "a", "stop_sequence": [[1, 2]]}, "stop_sequence"),
+            ({"prompt": [{"length": 5}]}, "prompt"),
+            ({"messages": []}, "messages"),
+            ({"messages": [{"role": "user"}], "prompt": "a"}, "messages"),
+            ({"prompt": "a", "extra_body": 5}, "extra_body"),
+            ({"prompt": "a", "extra_body": {"n": 2}}, "extra_body.n"),
+            ({"prompt": [5], "session": "s"}, "prompt"),
+            ({"prompt": "a", "toools": []}, "toools"),
+        ],
+    ),
 )
 def test_what_a_server_cannot_be_told_is_refused_by_name(folder, line, field):
     (folder / "r.jsonl").write_bytes(lines_of(line))

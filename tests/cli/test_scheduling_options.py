@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from examples import mostly_heavy, rest_heavy
 from process import batchdecode, lines_of, workload
 
 from batcher.settings import SchedulingSettings
@@ -96,22 +97,31 @@ def test_the_trace_command_runs_requests_as_run_does(folder):
 
 @pytest.mark.parametrize(
     ("arguments", "note"),
-    [
-        (
-            ["rtx4090_llama3.1-8b"],
-            "the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: --kv-blocks 2587",
-        ),
-        (["rtx4090_llama3.1-8b", "--prefix-cache", "on", "--block-size", "32"], "--kv-blocks 1293"),
-        (
-            ["h100_llama3.1-8b_tp1"],
-            "has room for about 426,788 tokens by its data sheet: --kv-blocks 26673",
-        ),
-        (["rtx4090_llama3.1-8b", "--kv-blocks", "99"], None),
-        (["constant:2"], None),
-        (["roofline:llama-3.1-70b:rtx-4090"], "the weights do not fit into the GPU of roofline:"),
-        (["roofline:llama-3.1-70b:rtx-4090", "--kv-blocks", "99"], "the weights do not fit"),
-        (["rtx4090_llama3.1-8b", "-q"], None),
-    ],
+    rest_heavy(
+        4,
+        [
+            (
+                ["rtx4090_llama3.1-8b"],
+                "the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: --kv-blocks 2587",
+            ),
+            (
+                ["rtx4090_llama3.1-8b", "--prefix-cache", "on", "--block-size", "32"],
+                "--kv-blocks 1293",
+            ),
+            (
+                ["h100_llama3.1-8b_tp1"],
+                "has room for about 426,788 tokens by its data sheet: --kv-blocks 26673",
+            ),
+            (["rtx4090_llama3.1-8b", "--kv-blocks", "99"], None),
+            (["constant:2"], None),
+            (
+                ["roofline:llama-3.1-70b:rtx-4090"],
+                "the weights do not fit into the GPU of roofline:",
+            ),
+            (["roofline:llama-3.1-70b:rtx-4090", "--kv-blocks", "99"], "the weights do not fit"),
+            (["rtx4090_llama3.1-8b", "-q"], None),
+        ],
+    ),
 )
 def test_memory_that_is_unlimited_though_a_gpu_has_some_is_said(folder, arguments, note):
     done = batchdecode("run", "in", "-o", "out", "--profile", *arguments, cwd=folder)
@@ -173,9 +183,11 @@ def test_what_makes_no_sense_is_refused(folder, arguments, message):
     assert done.stdout == b""
 
 
+DEADLINE = ["--profile", "h100_llama3.1-8b_tp1", "--policy", "deadline"]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [LIMITS, ["--policy", "sjf"], ["--profile", "h100_llama3.1-8b_tp1", "--policy", "deadline"]],
+    "options", mostly_heavy([LIMITS, ["--policy", "sjf"], DEADLINE], LIMITS, DEADLINE)
 )
 def test_a_pipe_and_a_file_in_any_order_give_the_same_schedule(folder, options):
     lines = REQUESTS.splitlines(keepends=True)
@@ -195,7 +207,9 @@ def test_following_goes_by_what_has_come(folder):
         assert tokens == {json.loads(line)["id"]: json.loads(line)["tokens"] for line in alone}
 
 
-@pytest.mark.parametrize("options", [LIMITS, ["--profile", "h100_llama3.1-8b_tp1"]])
+@pytest.mark.parametrize(
+    "options", mostly_heavy([LIMITS, ["--profile", "h100_llama3.1-8b_tp1"]], LIMITS)
+)
 def test_a_run_with_limits_is_continued_as_if_it_had_never_stopped(folder, options):
     whole = run(folder, "in", *options, "-o", "out", "--trace", "whole")
     whole = (folder / "out").read_bytes()
@@ -218,7 +232,7 @@ def test_sessions_are_continued(folder):
     (folder / "in").write_bytes(lines_of(*TURNS, *workload(9)))
     run(folder, "in", "-o", "out")
     whole = (folder / "out").read_bytes()
-    for size in range(0, len(whole), 400):
+    for size in range(0, len(whole), 900):
         pretend_to_have_stopped(folder, size)
         run(folder, "in", "-o", "out", "--resume")
         assert sorted((folder / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
@@ -256,31 +270,34 @@ def test_by_which_rule_drafts_are_accepted_is_in_the_trace(folder):
 
 @pytest.mark.parametrize(
     ("then", "now", "reason"),
-    [
-        (LEVIATHAN, LEVIATHAN[:2], "--acceptance was leviathan, now it is not set"),
-        ([], ["--kv-blocks", "30"], "--kv-blocks was not set, now it is 30"),
-        (["--policy", "sjf"], [], "--policy was sjf, now it is fcfs"),
-        (
-            ["--policy", "sjf", "--aging", "5"],
-            ["--policy", "sjf", "--aging", "6"],
-            "--aging was 5.0, now it is 6.0",
-        ),
-        (
-            ["--kv-blocks", "30"],
-            ["--kv-blocks", "30", "--prefix-cache", "off"],
-            "--prefix-cache was auto, now it is off",
-        ),
-        (
-            [],
-            ["--profile", "h100_llama3.1-8b_tp1"],
-            "--profile was 1 second a step, now it is h100_llama3.1-8b_tp1",
-        ),
-        (
-            ["--profile", "constant:2"],
-            ["--profile", "constant:3"],
-            "--profile: seconds was 2.0, now it is 3.0",
-        ),
-    ],
+    rest_heavy(
+        3,
+        [
+            (LEVIATHAN, LEVIATHAN[:2], "--acceptance was leviathan, now it is not set"),
+            ([], ["--kv-blocks", "30"], "--kv-blocks was not set, now it is 30"),
+            (["--policy", "sjf"], [], "--policy was sjf, now it is fcfs"),
+            (
+                ["--policy", "sjf", "--aging", "5"],
+                ["--policy", "sjf", "--aging", "6"],
+                "--aging was 5.0, now it is 6.0",
+            ),
+            (
+                ["--kv-blocks", "30"],
+                ["--kv-blocks", "30", "--prefix-cache", "off"],
+                "--prefix-cache was auto, now it is off",
+            ),
+            (
+                [],
+                ["--profile", "h100_llama3.1-8b_tp1"],
+                "--profile was 1 second a step, now it is h100_llama3.1-8b_tp1",
+            ),
+            (
+                ["--profile", "constant:2"],
+                ["--profile", "constant:3"],
+                "--profile: seconds was 2.0, now it is 3.0",
+            ),
+        ],
+    ),
 )
 def test_another_schedule_is_not_resumed(folder, then, now, reason):
     run(folder, "in", *then, "-o", "out")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from examples import mostly_heavy, rest_heavy
 from process import COMMAND, ENVIRONMENT, batchdecode, start
 
 from batcher import decode
@@ -83,7 +84,7 @@ def test_the_first_signal_lets_it_answer_what_it_has():
         httpx.get(client.base_url)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", mostly_heavy([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
 def test_a_second_signal_ends_it_at_once(number):
     with serving() as client:
         with client.stream("POST", "/v1/completions", json=LONG) as answer:
@@ -259,7 +260,7 @@ def test_the_slots_are_shown_on_a_terminal():
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGHUP, 0), (signal.SIGQUIT, -signal.SIGQUIT)]
+    ("number", "status"), rest_heavy(1, [(signal.SIGHUP, 0), (signal.SIGQUIT, -signal.SIGQUIT)])
 )
 def test_a_server_that_takes_keys_leaves_the_terminal_as_before(number, status):
     ours, theirs = os.openpty()

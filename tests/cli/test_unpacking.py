@@ -45,10 +45,8 @@ def test_the_content_of_a_file_tells_and_not_its_name(name, data, tmp_path):
     done = batchdecode("run", "-q", path)
     assert done.stdout == batchdecode("run", "-q", "-", stdin=REQUESTS).stdout
     with path.open("rb") as file:  # which is stdin, and can be read again
-        by_stdin = subprocess.run(
-            [*COMMAND, "run", "-q"], stdin=file, env=ENVIRONMENT, capture_output=True, check=True
-        )
-    assert by_stdin.stdout == done.stdout
+        by_stdin, _ = start("run", "-q", stdin=file).communicate()
+    assert by_stdin == done.stdout
 
 
 def test_a_packed_trace_is_read_from_a_pipe(tmp_path):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from emulated_run import Clock, Gauges, Screen, feed
+from process import start
 from reference_paged import CROWDED, Limits, play_paged
 
 from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
@@ -95,20 +96,16 @@ print(type(view).__name__, *([type(view._display).__name__] if hasattr(view, "_d
         ("auto", "dumb", True, "ProgressLines"),
     ],
 )
-def test_the_view_is_the_one_stderr_allows(live, how, on_tty, expected):
+def test_the_view_is_the_one_stderr_allows(tmp_path, live, how, on_tty, expected):
+    (tmp_path / "instead.py").write_text(f"{OPEN_VIEW}raise SystemExit(0)\n")
     ours, theirs = os.openpty()
     environ = {key: value for key, value in os.environ.items() if key != "CI"}
-    environ["TERM"] = "dumb" if how == "dumb" else "xterm"
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN_VIEW, live, how],
-        stdout=subprocess.PIPE,
-        stderr=theirs if on_tty else subprocess.DEVNULL,
-        env=environ,
-        check=True,
-    )
+    environ |= {"TERM": "dumb" if how == "dumb" else "xterm", "COMMAND_SETUP": "instead.py"}
+    stderr = theirs if on_tty else subprocess.DEVNULL
+    told, _ = start(live, how, cwd=tmp_path, stderr=stderr, env=environ).communicate()
     os.close(ours)
     os.close(theirs)
-    assert done.stdout.decode().strip() == expected
+    assert told.decode().strip() == expected
 
 
 def test_a_view_without_a_picture_does_not_import_rich():

@@ -129,7 +129,7 @@ def test_processes_tell_a_port_and_a_file(tmp_path):
     assert told[UNREAD,] == {"": 0}
 
 
-@pytest.mark.parametrize("kill_share", [0, 0.1])
+@pytest.mark.parametrize("kill_share", mostly_heavy([0, 0.1], 0.1))
 def test_each_request_is_a_trace_whoever_dies(tmp_path, collector, kill_share):  # noqa: F811
     (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(40)))
     options = options_of(tmp_path, otel=f"http://127.0.0.1:{collector.server_port}")

@@ -4,6 +4,7 @@ import json
 import tracemalloc
 
 import pytest
+from examples import mostly_heavy
 
 from batcher.formats.requests import MAX_PARTS, BadLine, ParsedLine, RequestParser
 from batcher.validation import ModelCapabilities
@@ -15,20 +16,24 @@ def parse(line):
     return RequestParser(ModelCapabilities()).parse(line, 7)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"prompt":[' + b",".join([b'{"text":"a"}'] * MANY) + b"]}",
-        b'{"messages":[' + b",".join([b'{"role":"user","content":"a"}'] * MANY) + b"]}",
-        b'{"prompt":"a","logit_bias":{' + b",".join(b'"%d":1' % i for i in range(MANY)) + b"}}",
-        b'{"prompt":"a",' + b",".join(b'"x%d":1' % i for i in range(MANY)) + b"}",
-        b'{"prompt":"a","choice":[' + b",".join([b'"\\\\"'] * MANY) + b"]}",
-        b'{"prompt":"a","x":[' + b",".join([b"[]"] * MANY) + b"]}",
-        b'{"prompt":"a' + b'\\"' * MANY + b'","x":' + b"[" * MANY,
-    ],
-    ids=["segments", "messages", "logit_bias", "unknown", "choice", "lists", "no JSON"],
-)
-def test_a_line_of_too_many_parts_is_refused_before_it_is_read(line):
+LINES = {
+    "segments": lambda: b'{"prompt":[' + b",".join([b'{"text":"a"}'] * MANY) + b"]}",
+    "messages": lambda: (
+        b'{"messages":[' + b",".join([b'{"role":"user","content":"a"}'] * MANY) + b"]}"
+    ),
+    "logit_bias": lambda: (
+        b'{"prompt":"a","logit_bias":{' + b",".join(b'"%d":1' % i for i in range(MANY)) + b"}}"
+    ),
+    "unknown": lambda: b'{"prompt":"a",' + b",".join(b'"x%d":1' % i for i in range(MANY)) + b"}",
+    "choice": lambda: b'{"prompt":"a","choice":[' + b",".join([b'"\\"'] * MANY) + b"]}",
+    "lists": lambda: b'{"prompt":"a","x":[' + b",".join([b"[]"] * MANY) + b"]}",
+    "no JSON": lambda: b'{"prompt":"a' + b'"' * MANY + b'","x":' + b"[" * MANY,
+}
+
+
+@pytest.mark.parametrize("kind", mostly_heavy(LINES, "segments", "unknown", "no JSON"))
+def test_a_line_of_too_many_parts_is_refused_before_it_is_read(kind):
+    line = LINES[kind]()
     tracemalloc.start()
     try:
         parsed = parse(line)

@@ -5,7 +5,7 @@ import gzip
 import socket
 
 import pytest
-from examples import examples
+from examples import examples, rest_heavy
 from fault_server import (
     Exchange,
     FaultServer,
@@ -84,10 +84,15 @@ BEFORE_A_TOKEN = {
     "connection": (reset, no_http, wrong_length, chunks(), answer(finish=None)),
     "timeout": (silence, chunks({"choices": []}, then=silence)),
 }  # fmt: skip
-FAULTS = [(reason, fault) for reason, faults in BEFORE_A_TOKEN.items() for fault in faults]
+FAULTS = [  # one of each kind, then another one, and so on
+    (reason, faults[number])
+    for number in range(max(map(len, BEFORE_A_TOKEN.values())))
+    for reason, faults in BEFORE_A_TOKEN.items()
+    if number < len(faults)
+]
 
 
-@pytest.mark.parametrize(("reason", "fault"), FAULTS)
+@pytest.mark.parametrize(("reason", "fault"), rest_heavy(8, FAULTS))
 def test_what_fails_before_a_token_is_asked_again(reason, fault):
     server = FaultServer({"a": [fault, fault, answer("well")]})
     seconds = 0.3 if reason == "timeout" else 10.0

@@ -5,6 +5,7 @@ import signal
 import time
 
 import pytest
+from examples import mostly_heavy
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.whatif.workers import PART_INTERVAL, WorkerProcesses
@@ -32,7 +33,7 @@ def tell(shared, task, on_part):
     return task
 
 
-@pytest.mark.parametrize("num_jobs", [1, 2])
+@pytest.mark.parametrize("num_jobs", mostly_heavy([1, 2], 2))
 def test_a_task_tells_now_and_then_how_much_of_it_is_done(num_jobs):
     parts = []
     with WorkerProcesses(tell, None, num_jobs) as workers:
@@ -40,7 +41,7 @@ def test_a_task_tells_now_and_then_how_much_of_it_is_done(num_jobs):
     assert sorted(parts) == [(0, 0.25), (1, 0.25)]
 
 
-@pytest.mark.parametrize("num_jobs", [1, 2, 4])
+@pytest.mark.parametrize("num_jobs", mostly_heavy([1, 2, 4], 1, 4))
 def test_every_task_is_answered_once(num_jobs):
     with WorkerProcesses(answer, 100, num_jobs) as workers:
         assert dict(workers.answers(range(10))) == {task: 100 + task for task in range(10)}

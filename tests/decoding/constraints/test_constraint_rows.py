@@ -19,6 +19,7 @@ from constrained import (
     random_outputs,
     source,
 )
+from examples import rest_heavy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -248,7 +249,9 @@ def check_walk(compiled, matcher, rng, num_tokens, liked=()):
         row.advance(token)
 
 
-@pytest.mark.parametrize(("kept", "run"), [(rows.MAX_KEPT_BYTES, rows.MAX_RUN), (3000, 3), (0, 1)])
+@pytest.mark.parametrize(
+    ("kept", "run"), rest_heavy(1, [(3000, 3), (rows.MAX_KEPT_BYTES, rows.MAX_RUN), (0, 1)])
+)
 @pytest.mark.parametrize(("kind", "constraint"), GRAMMARS)
 def test_rows_that_share_what_is_known_allow_what_each_would_alone(
     monkeypatch, kind, constraint, kept, run

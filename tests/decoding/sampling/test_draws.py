@@ -89,7 +89,9 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["language", "tied", "flat", "masked"])
+@pytest.mark.parametrize(
+    "kind", mostly_heavy(["language", "tied", "flat", "masked"], "language", "masked")
+)
 @pytest.mark.parametrize("temperature", mostly_heavy([0.5, 1.3], 1.3))
 @pytest.mark.parametrize("fields", LARGE, ids=str)
 def test_a_draw_of_a_large_vocabulary_is_that_of_the_definition(
