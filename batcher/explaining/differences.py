@@ -163,6 +163,7 @@ class RunComparison(Struct, frozen=True):
     breaks_off_a, breaks_off_b: the step at which the trace breaks off, None if it does not; all
     else is then of the steps before, and of requests that are known in both by then.
     agreement: of runs of which one has several workers, whose schedules are not compared.
+    is_timed: whether a step of either may last another time than 1.0, so that times are seconds.
     """
 
     settings: list[DifferentSetting]
@@ -178,6 +179,7 @@ class RunComparison(Struct, frozen=True):
     breaks_off_a: int | None = None
     breaks_off_b: int | None = None
     agreement: Agreement | None = None
+    is_timed: bool = False
 
     @property
     def is_equal(self) -> bool:
@@ -226,7 +228,13 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
         totals_b=totals_of(b.timeline, b.all),
         breaks_off_a=breaks[0],
         breaks_off_b=breaks[1],
+        is_timed=are_timed(a.timeline.run, b.timeline.run),
     )
+
+
+def are_timed(*runs: RunEvent) -> bool:
+    """Return whether a step of any of the runs may last another time than 1.0."""
+    return any(run.step_time for run in runs)
 
 
 def differing_settings(run_a: RunEvent, run_b: RunEvent) -> list[DifferentSetting]:

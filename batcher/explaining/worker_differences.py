@@ -13,6 +13,7 @@ from batcher.explaining.differences import (
     Change,
     RequestFigures,
     RunComparison,
+    are_timed,
     differing_settings,
     figures_of,
     is_altered,
@@ -69,6 +70,7 @@ def compare_workers(events_a: Iterable[Event], events_b: Iterable[Event]) -> Run
         totals_a=sums_of(a.workers, map(a.figures, a.requests)),
         totals_b=sums_of(b.workers, map(b.figures, b.requests)),
         agreement=Agreement(a.run.workers, b.run.workers, differing, a.is_whole, b.is_whole),
+        is_timed=are_timed(a.run, b.run),
     )
 
 

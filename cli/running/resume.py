@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 AGAIN = (
-    "these are decoded again, though not written: with a policy, limits, drafts or a profile only "
-    "that tells what the batch did"
+    "these are decoded again, though not written: with a policy, limits, drafts or a profile "
+    "nothing else tells what the batch did"
 )
 
 

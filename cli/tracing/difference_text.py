@@ -32,11 +32,11 @@ MAX_LABEL_CELLS = 24
 _LEAST_WANTED = {"ended": 8, "preempted": 6, "wait": 4}  # columns of changes: where they begin
 _TOTALS = {
     "steps": "steps",
-    "time": "seconds",
+    "time": "time, {unit}",
     "ended": "samples ended",
     "tokens": "tokens generated",
     **{
-        f"{name}.{figure}": f"{figure} {name.upper()}, seconds"
+        f"{name}.{figure}": f"{figure} {name.upper()}, {{unit}}"
         for name in ("ttft", "tpot", "e2e")
         for figure in ("mean", "p99")
     },
@@ -57,7 +57,8 @@ def describe(comparison: RunComparison, name_a: str, name_b: str) -> list[str]:
     if comparison.parting is None:
         how_far = " up to there" if _is_broken(comparison) else ""
         return [*lines, f"schedules: equal{how_far}, the same decisions in the same steps"]
-    return [*lines, *_parting(comparison.parting), *_reasons(comparison)]
+    parting = _parting(comparison.parting, is_timed=comparison.is_timed)
+    return [*lines, *parting, *_reasons(comparison)]
 
 
 def _settings(comparison: RunComparison) -> Iterator[str]:
@@ -112,10 +113,10 @@ def _agreement(comparison: RunComparison, agreement: Agreement) -> Iterator[str]
         yield f"results: equal in {samples} that are in both"
 
 
-def _parting(parting: Parting) -> Iterator[str]:
+def _parting(parting: Parting, *, is_timed: bool) -> Iterator[str]:
     """Yield where the runs part, and what each decides there."""
-    times = f"{time_of(parting.time_a)} in A, {time_of(parting.time_b)} in B"
-    yield f"the schedules part at step {parting.step:,} ({times}):"
+    times = f" ({time_of(parting.time_a)} in A, {time_of(parting.time_b)} in B)" if is_timed else ""
+    yield f"the schedules part at step {parting.step:,}{times}:"
     for letter, decisions in (("A", parting.only_a), ("B", parting.only_b)):
         for decision in decisions[:MAX_DECISIONS]:
             yield f"  {letter} {decided(decision)}"
@@ -212,7 +213,8 @@ def results_of(comparison: RunComparison, max_rows: int, width: int | None = Non
         yield f"{len(changes):,} of {counted(num_compared, 'sample')} went another way{which}:"
         yield from _fitting(list(_change_rows(shown)), width)
     yield "totals:"
-    yield from _table(_total_rows(comparison.totals_a, comparison.totals_b))
+    unit = "seconds" if comparison.is_timed else "steps"
+    yield from _table(_total_rows(comparison.totals_a, comparison.totals_b, unit))
 
 
 def _fitting(rows: list[list[str]], width: int | None) -> Iterator[str]:
@@ -244,7 +246,7 @@ def _change_rows(changes: Sequence[Change]) -> Iterator[list[str]]:
         ]
 
 
-def _total_rows(a: RunTotals, b: RunTotals) -> Iterator[list[str]]:
+def _total_rows(a: RunTotals, b: RunTotals, unit: str) -> Iterator[list[str]]:
     yield ["", "A", "B", "B - A"]
     has_drafts = a.drafted or b.drafted
     for field, title in (_TOTALS | (_DRAFT_TOTALS if has_drafts else {})).items():
@@ -252,7 +254,11 @@ def _total_rows(a: RunTotals, b: RunTotals) -> Iterator[list[str]]:
         digits = 3 if isinstance(in_a, float) else 0
         figures = ["-" if found is None else f"{found:,.{digits}f}" for found in (in_a, in_b)]
         has_both = in_a is not None and in_b is not None
-        yield [title, *figures, f"{in_b - in_a:+,.{digits}f}" if has_both else "-"]
+        yield [
+            title.format(unit=unit),
+            *figures,
+            f"{in_b - in_a:+,.{digits}f}" if has_both else "-",
+        ]
 
 
 def _figure(totals: RunTotals, field: str) -> Any:
