@@ -167,9 +167,10 @@ class DecodeReplica(Replica):
         if sequence.has_failed:
             super().take(sequence, columns)
         else:
-            self.result.add_output(sequence)
+            num_output = sequence.num_output_tokens
+            self.result.add_output(sequence.num_prompt_tokens, num_output)
             self.result.note_served(sequence.first_token_ticks)
-            columns.add(sequence, sequence.num_output_tokens)
+            columns.add(sequence, num_output)
 
     def _take_in(self) -> None:
         """Let what waits for blocks travel, in turn, as far as there are any."""

@@ -93,13 +93,20 @@ class Fleet:
     def _run_by_windows(
         self, sequence: SimulatedSequence | None, arrivals: Iterator[SimulatedSequence]
     ) -> None:
+        replicas, is_told = self._replicas, self._router.hears_reports
         while sequence is not None:
             if sequence.arrival_time >= self._next_report:
                 report = self._last_report_by(sequence.arrival_time)
                 self._advance(report)
                 self._hear_reports(report)
             for _ in range(WINDOW):
-                self._route(sequence)
+                view = self._choose(sequence)
+                if view is None:
+                    self._refuse(sequence)
+                else:
+                    if is_told:  # others know by themselves, or nothing
+                        self._note_sent(sequence, view)
+                    replicas[view.index].add(sequence)
                 sequence = next(arrivals, None)
                 if sequence is None or sequence.arrival_time >= self._next_report:
                     break
@@ -108,10 +115,16 @@ class Fleet:
         self._advance(inf)
 
     def _advance(self, until: float) -> None:
-        """Let all replicas take the steps that begin before `until`."""
-        for index, replica in enumerate(self._replicas):
+        """Let all replicas take the steps that begin before `until`, and take what has ended."""
+        columns = self._columns
+        for replica in self._replicas:
             replica.advance(until)
-            self._take_ended(index)
+            for engine in replica.engines:
+                for sequence in engine.ended:
+                    engine.result.add(sequence, columns)
+                self._num_ended += len(engine.ended)
+                engine.ended.clear()
+        self._on_ended(self._num_ended)
 
     # -- else from event to event ----------------------------------------------------------------
 

@@ -35,7 +35,8 @@ class Columns:
     def add(self, sequence: SimulatedSequence, num_output_tokens: int) -> None:
         """Take in one that was given tokens."""
         arrival, admitted, first_token, end, num_tokens = self._columns
-        arrival.append(sequence.first_arrival)
+        came = sequence.came
+        arrival.append(sequence.arrival_time if came is None else came)
         admitted.append(sequence.admitted_ticks / TICKS_PER_SECOND)
         first_token.append(sequence.first_token_ticks / TICKS_PER_SECOND)
         end.append(sequence.end_ticks / TICKS_PER_SECOND)
@@ -94,18 +95,18 @@ class ReplicaResult(Struct):
         if sequence.has_failed:
             self.failed[sequence.priority] += 1
             return
-        self.add_output(sequence)
+        num_output = sequence.num_output_tokens
+        self.add_output(sequence.num_prompt_tokens, num_output)
         self.add_prompt(sequence)
         if sequence.first_token_ticks != NEVER:
             self.note_served(sequence.admitted_ticks)
-            columns.add(sequence, sequence.num_output_tokens)
+            columns.add(sequence, num_output)
 
-    def add_output(self, sequence: SimulatedSequence) -> None:
-        """Count what was read for the output of a sequence, but for its first token."""
-        num_output = sequence.num_output_tokens
+    def add_output(self, num_prompt: int, num_output: int) -> None:
+        """Count what was read for an output after a prompt, but for its first token."""
         if num_output > 1:
             decoded = num_output - 1
-            self.kv_read += decoded * sequence.num_prompt_tokens + decoded * (decoded - 1) // 2
+            self.kv_read += decoded * num_prompt + (decoded * (decoded - 1) >> 1)
 
     def add_prompt(self, sequence: SimulatedSequence) -> None:
         """Count the work of a prompt."""

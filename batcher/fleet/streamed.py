@@ -4,7 +4,7 @@ Rule: they are those that `batchdecode workload` writes with the same numbers an
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice, takewhile
 from math import ceil
 from typing import Any, Self
@@ -12,7 +12,7 @@ from typing import Any, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.simulation.sequence import SimulatedSequence, Turns, make_sequence
+from batcher.simulation.sequence import SimulatedSequence, Turns
 from batcher.simulation.workload import GREEDY, Job, Piece, Workload
 from batcher.workloads.arrivals import Arrivals, Constant, Gamma, Poisson
 from batcher.workloads.distributions import (
@@ -142,27 +142,42 @@ class StreamedTurns(Turns):
 
     def arrivals(self) -> Iterable[SimulatedSequence]:
         """Yield the sequences in the order in which they arrive."""
+        takes = self._takes
         for number, row in enumerate(self._workload.rows()):
-            if self._takes():
+            if takes():
                 yield _sequence(number, *row)
 
 
 def _sequence(
     number: int, arrival: float, num_prompt: int, num_output: int, priority: int
 ) -> SimulatedSequence:
-    return make_sequence(
-        Job(
-            id=f"{DEFAULT_NAME}{number}",
-            input_index=number,
-            arrival_time=arrival,
-            num_prompt_tokens=num_prompt,
-            num_output_tokens=num_output,
-            max_tokens=num_output,
-            priority=priority,
-            prompt=(Piece(num_prompt, ("prompt", number)),),
-            output=Piece(num_output, GREEDY),
-        )
+    """Return what make_sequence makes of such a job."""
+    request_id = f"{DEFAULT_NAME}{number}"
+    job = Job(
+        id=request_id,
+        input_index=number,
+        arrival_time=arrival,
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=num_output,
+        max_tokens=num_output,
+        priority=priority,
+        output=_output(num_output),
     )
+    return SimulatedSequence(
+        id=request_id,
+        input_index=number,
+        arrival_time=arrival,
+        num_prompt_tokens=num_prompt,
+        num_tokens=num_prompt,
+        max_tokens=num_output,
+        priority=priority,
+        job=job,
+    )
+
+
+@lru_cache(_NUM_SAMPLED)
+def _output(num_tokens: int) -> Piece:
+    return Piece(num_tokens, GREEDY)
 
 
 def _distribution(text: str, name: str) -> Distribution:

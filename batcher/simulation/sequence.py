@@ -73,7 +73,10 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     @property
     def num_output_tokens(self) -> int:
         """How many tokens it is given."""
-        return 0 if self.has_failed else min(self.job.output.length, self.max_tokens)
+        if self.has_failed:
+            return 0
+        num_output, most = self.job.output.length, self.max_tokens
+        return num_output if num_output < most else most  # noqa: FURB136 - min() takes twice as long
 
     @property
     def output(self) -> Piece:
@@ -101,7 +104,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     def lay_out(self) -> tuple[Piece, ...]:
         """Return its pieces, which are known with their ends from now on."""
         if not self.ends:
-            pieces = (*self.history, *self.job.prompt, self.output)
+            pieces = (*self.history, *self.job.pieces, self.output)
             self.pieces = tuple(piece for piece in pieces if piece.length) or (self.output,)
             self.ends = tuple(accumulate(piece.length for piece in self.pieces))
         return self.pieces
@@ -157,7 +160,7 @@ class History:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """What the next turn goes on from."""
-        own = (piece for turn in self.past for piece in (*turn.job.prompt, turn.output))
+        own = (piece for turn in self.past for piece in (*turn.job.pieces, turn.output))
         return tuple(piece for piece in (*self.kept, *own) if piece.length)
 
     def drop(self, num_more: int, context: Context) -> None:
@@ -169,7 +172,7 @@ class History:
         num_kept = sum(piece.length for piece in self.kept)
         for _ in range(context.num_dropped(lengths, num_kept + num_more)):
             job = self.past.pop(0).job
-            self.kept += _first_pieces(job.prompt, job.num_lasting)
+            self.kept += _first_pieces(job.pieces, job.num_lasting)
 
 
 def _first_pieces(pieces: Iterable[Piece], num_tokens: int) -> Iterator[Piece]:
@@ -228,6 +231,8 @@ class Turns:
 
     def begin(self) -> list[SimulatedSequence]:
         """Return the sequences that wait for no other one."""
+        if not self.has_sessions:
+            return [*self.sequences]
         first = []
         for place, job in enumerate(self._jobs):
             if job.session is None:

@@ -40,7 +40,8 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
 
     input_index: the request's.  max_tokens: what the scheduler is told, unless the context has less
     room; num_output_tokens: what it comes to, at most as many.
-    prompt, output: what they hold, for the prefix cache.  segment_ends: see Schedulable.
+    prompt, output: what they hold, for the prefix cache; prompt is None if it shares nothing with
+    any other.  segment_ends: see Schedulable.
     session, think_time: see Request.  num_lasting: how many of its first tokens stay in its session
     if it is dropped.  has_siblings: whether there are other samples of it.
     draft_tokens: how many drafts it is given in a step; None: as many as others.
@@ -56,7 +57,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None
-    prompt: tuple[Piece, ...]
+    prompt: tuple[Piece, ...] | None = None
     output: Piece
     segment_ends: tuple[SegmentEnd, ...] = ()
     session: str | None = None
@@ -64,6 +65,13 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     num_lasting: int = 0
     has_siblings: bool = False
     draft_tokens: int | None = None
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What its prompt holds."""
+        if self.prompt is not None:
+            return self.prompt
+        return (Piece(self.num_prompt_tokens, ("prompt", self.input_index)),)
 
 
 class Workload(Struct, frozen=True, gc=False):
