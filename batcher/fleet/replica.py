@@ -71,7 +71,6 @@ class Replica(EventSimulation):
                 group=settings.group,
             )
         self.result, self._totals = result, result.totals
-        self._until = inf  # steps that begin later are not taken
         self._last_end, self._num_last = NEVER, 0  # when somebody ended last, and how many
 
     @property
@@ -149,9 +148,6 @@ class Replica(EventSimulation):
         self._totals.num_steps += self._step
         self.result.end_ticks = max(self.result.end_ticks, self._ticks)
         return self.result
-
-    def _before_news(self, until: float) -> float:
-        return min(super()._before_news(until), self._until)
 
     def _note_over(self, sequence: SimulatedSequence) -> None:
         if self._last_end != self._ticks:

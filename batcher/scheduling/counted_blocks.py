@@ -3,7 +3,7 @@
 Rule: after each call as many are held, and free, as KVCache would say.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NoReturn
 
 from batcher.errors import InvariantError
@@ -39,6 +39,24 @@ class CountedBlocks(KVCache[S]):
     def _make_pool(self, max_grown: int) -> BlockPool:  # noqa: ARG002 - others keep some
         return CountedPool(self.max_blocks)
 
+    def admit(self, sequence: S, stop: int, max_tokens: int, *, is_alone: bool) -> int:
+        """Give a sequence blocks to compute its first tokens: see KVCache, but nothing is found."""
+        capacity, size = self._capacity, self.block_size
+        stop = max(min(stop, max_tokens), 0)
+        num_held = stop or sequence.num_tokens
+        if capacity == "no-evict":
+            num_held = sequence.most_tokens
+        num_blocks = num_needed = -(-num_held // size)
+        if capacity == "watermark":
+            num_needed = -(-sequence.num_tokens // size) + (0 if is_alone else self.num_spare)
+        if num_needed > self.pool.num_free and not self.has_room(num_needed):
+            return num_needed
+        if num_blocks:
+            self._given[sequence] = num_blocks
+            self.pool.num_free -= num_blocks
+        sequence.num_computed_tokens = stop
+        return 0
+
     def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
         """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
         if sequence.is_decoding:  # it begins a block, or nobody would ask
@@ -60,6 +78,10 @@ class CountedBlocks(KVCache[S]):
         if self._capacity != "no-evict":  # else they have it already
             self._grown += rows
             self.pool.num_free -= len(rows)
+
+    def grow_in_turn(self, growing: Iterable[Collection[S]], num_blocks: int) -> None:  # noqa: ARG002 - they are counted
+        """Give rows that decode the block that each begins, in so many steps in which all go on."""
+        self.pool.num_free -= num_blocks
 
     def extend_for_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
         """Let a decoding row hold drafts behind so many tokens, until it is truncated.

@@ -4,7 +4,6 @@ Rule: what happens in them is what the scheduler would have planned for each of 
 """
 
 from collections.abc import Collection
-from itertools import accumulate, chain
 from math import inf
 from typing import Generic
 
@@ -24,33 +23,41 @@ class FastForward(Generic[S]):
         self._is_static = settings.batching == "static"
         self._has_prefix_cache = scheduler.kv_cache is not None and settings.has_prefix_cache
         self._grows = scheduler.kv_cache is not None and settings.capacity != "no-evict"
+        self._pool = scheduler.kv_cache.pool if scheduler.kv_cache and self._grows else None
 
     def num_steps(self, now: float) -> tuple[int, float]:
         """Return how many steps decide nothing, if they begin before a time, and that time.
 
         The last of them may end a row.  That none arrives meanwhile is to be seen to.
         """
-        scheduler, batch = self._scheduler, self._batch
+        batch = self._batch
         if batch.prefilling or not batch.num_decoding:
             return 0, now
-        if self._has_urgency and scheduler.has_urgent(now):
+        if self._has_urgency and self._scheduler.has_urgent(now):
             return 0, now
-        can_admit, until = self._queue.num_slots and batch.num_free, inf
-        if can_admit and not self._is_static:
-            until = scheduler.refuses_until(now)
-        elif can_admit and (scheduler.blocked is None or scheduler.blocked.reason != "batch"):
-            until = now
-        if until <= now:
-            return 0, now
+        until, is_open = inf, self._queue.num_slots and batch.num_free
+        if is_open:
+            until = self._closed_until(now)
+            if until <= now:
+                return 0, now
         num_steps = min(batch.ending) - batch.decode_step + 1
-        if not self._grows or self._kv_cache is None:
+        pool = self._pool
+        if pool is None:
             return num_steps, until
-        if can_admit and self._has_prefix_cache and not scheduler.is_refusal_final:
+        if is_open and self._has_prefix_cache and not self._scheduler.is_refusal_final:
             return min(num_steps, batch.num_steps_to_boundary()), until  # who grows may evict
         most = (num_steps // batch.block_size + 1) * batch.num_decoding
-        if not self._kv_cache.has_room(most):
-            num_steps = min(num_steps, batch.num_steps_for(self._kv_cache.pool.num_free))
+        if most > pool.num_free and not pool.has_room(most):
+            num_steps = min(num_steps, batch.num_steps_for(pool.num_free))
         return num_steps, until
+
+    def _closed_until(self, now: float) -> float:
+        """Return until when nobody is admitted though somebody waits and slots are free."""
+        scheduler = self._scheduler
+        if not self._is_static:
+            return scheduler.refuses_until(now)
+        is_told = scheduler.blocked is not None and scheduler.blocked.reason == "batch"
+        return inf if is_told else now
 
     def skip(self, num_steps: int) -> tuple[int, Collection[int]]:
         """Take so many steps.
@@ -64,8 +71,14 @@ class FastForward(Generic[S]):
         ending = batch.end_decode_step()
         if kv_cache is None or not self._grows:
             return 0, ending
-        size, by_boundary = batch.block_size, batch.by_boundary
-        growing = [by_boundary.get(number % size, {}) for number in range(step, step + num_steps)]
-        kv_cache.grow_all([*chain.from_iterable(growing)])
-        kv_cache.end_step()
-        return sum(accumulate(map(len, growing))), ending
+        size, rows_at = batch.block_size, batch.by_boundary.get
+        growing: list[Collection[S]] = []
+        num_grown = block_steps = 0
+        for number in range(step, step + num_steps):
+            if rows := rows_at(number % size):
+                growing.append(rows)
+                num_grown += len(rows)
+            block_steps += num_grown
+        if num_grown:
+            kv_cache.grow_in_turn(growing, num_grown)
+        return block_steps, ending

@@ -7,7 +7,7 @@ of it can be found, too, and is copied.
 Rule: ask first, then act: nothing here takes a block that `has_room` has not promised.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import chain, groupby, islice
 from typing import Generic, NamedTuple
 
@@ -297,6 +297,13 @@ class KVCache(Generic[S]):
             return  # they have it already
         for row, block in zip(rows, self.pool.take(len(rows))):  # noqa: B905 - as many
             row.block_table.append(block)
+
+    def grow_in_turn(self, growing: Iterable[Collection[S]], num_blocks: int) -> None:  # noqa: ARG002 - others only count
+        """Give rows that decode the block that each begins, in so many steps in which all go on.
+
+        growing: the rows of each of these steps.  num_blocks: how many they are in all.
+        """
+        self.grow_all([*chain.from_iterable(growing)])
 
     def fork(self, parent: S, child: S, num_computed_tokens: int) -> None:
         """Let `child` hold what `parent` does, of which so many tokens are computed.

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from functools import lru_cache
-from math import isqrt
+from math import sqrt
 from typing import Any, Generic, TypeVar
 
 from batcher.timing.step_time import TICKS_PER_SECOND, RankTicks, StepTime
@@ -37,11 +37,16 @@ def least_steps(first: int, slope: int, ticks: int) -> int:
     """Return the least number of steps of a ramp that take `ticks` together; both at least 1."""
     if not slope:
         return -(-ticks // first)
-    # 2 * sum = slope * k**2 + linear * k.  The floor of the root it reaches 2 * ticks at is exact,
-    # since rounding the square root down before the division changes no floor.
-    linear = first + first - slope
-    below = (isqrt(linear * linear + 8 * slope * ticks) - linear) // (slope + slope)
-    return below + (below * (linear + slope * below) < ticks + ticks)
+    # 2 * sum = slope * k**2 + linear * k, which reaches 2 * ticks at about the root in floats.
+    linear, twice = first + first - slope, ticks + ticks
+    float_linear, float_twice = float(linear), float(twice)
+    root = sqrt(float_linear * float_linear + 4.0 * slope * float_twice)
+    number = int(2.0 * float_twice / (float_linear + root))
+    while number * (linear + slope * number) < twice:
+        number += 1
+    while number > 1 and (number - 1) * (linear + slope * (number - 1)) >= twice:
+        number -= 1
+    return number
 
 
 def _curve(points: Sequence[tuple[int, int]], slope: int) -> Callable[[int], int]:
@@ -210,7 +215,8 @@ class ProfileStepTime:
     def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
         """Return the sum over `num_steps` steps in which so many rows decode, and nothing else."""
         first = self.ticks(num_sequences, num_sequences, kv_read, 0)
-        return sum_of_ramp(first, num_sequences * self._per_kv, num_steps)
+        more = num_sequences * self._per_kv * (num_steps * (num_steps - 1) >> 1)
+        return num_steps * first + more
 
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
         """Return the least number of such steps that take `ticks` together."""

@@ -22,7 +22,8 @@ from batcher.scheduling.clock import ticks_until
 from batcher.settings import SchedulingSettings
 from batcher.simulation.drafts import AssumedDrafts
 from batcher.simulation.sequence import Turns
-from batcher.simulation.simulator import StepSimulation, simulate
+from batcher.simulation.simulator import simulate
+from batcher.simulation.steps import StepSimulation
 from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime, ProfileStepTime
 from batcher.timing.least import LeastStepTime

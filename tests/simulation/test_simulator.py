@@ -20,7 +20,8 @@ from batcher.scheduling.output import SchedulerOutput
 from batcher.settings import SchedulingSettings
 from batcher.simulation.result import SimulationResult
 from batcher.simulation.sequence import SimulatedSequence, Turns
-from batcher.simulation.simulator import StepSimulation, simulate, simulate_steps
+from batcher.simulation.simulator import simulate, simulate_steps
+from batcher.simulation.steps import StepSimulation
 from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
 
@@ -56,11 +57,11 @@ class LoggedSimulation(StepSimulation):
         super()._advance(num_steps, ticks, num_tokens)
         self.ends.append(self._now)
 
-    def _end(self, sequence: SimulatedSequence) -> None:
+    def _note_over(self, sequence: SimulatedSequence) -> None:
         if sequence.admitted_ticks >= 0:
             row = ("finish", self._step - 1, sequence.id, sequence.index, self.start)
             self.log.append((*row, sequence.num_output_tokens))
-        super()._end(sequence)
+        super()._note_over(sequence)
 
     def _log(self, what: str, sequence: Any, num_tokens: int) -> None:
         self.log.append((what, self._step, sequence.id, sequence.index, self._now, num_tokens))
