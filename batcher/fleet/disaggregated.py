@@ -69,6 +69,10 @@ class PrefillReplica(Replica):
         self._num_releases += 1
         heappush(self._releases, (time, self._num_releases, whole))
 
+    def keeps(self, whole: SimulatedSequence) -> bool:
+        """Return whether it has the prompt of a sequence."""
+        return whole in self._kept
+
     def keeps_any(self, now: float) -> bool:
         """Return whether it has to keep blocks of a prompt at `now`, to which it has gone on."""
         return len(self._kept) > sum(time <= now for time, *_ in self._releases)
@@ -89,6 +93,11 @@ class PrefillReplica(Replica):
             self.result.stalled_ticks += self._ticks - begin
             self._now = self._ticks / TICKS_PER_SECOND
         super().go_on()
+
+    def advance(self, until: float) -> None:
+        """Take all steps that begin before `until`, as Replica does; it may have to stand still."""
+        if not self._is_stuck:
+            super().advance(until)
 
     def close(self) -> ReplicaResult:
         """Return what it has done, with no block kept any more."""
@@ -171,6 +180,24 @@ class DecodeReplica(Replica):
             self.result.add_output(sequence.num_prompt_tokens, num_output)
             self.result.note_served(sequence.first_token_ticks)
             columns.add(sequence, num_output)
+
+    def drop(self, source: int, now: float) -> list[DecodePhase]:
+        """Forget the sequences whose prompts are not all here at `now`, and lost where they were.
+
+        source: that replica, which has failed.  Returns them.
+        """
+        waiting = [one for one in self._incoming if one.source == source]
+        coming = [
+            one
+            for one in self._queue.pending
+            if isinstance(one, DecodePhase) and one.source == source and one.arrival_time > now
+        ]
+        for sequence in coming:
+            self._queue.remove(sequence)
+            self._blocks.close(sequence, 0)
+        self._incoming = deque(one for one in self._incoming if one.source != source)
+        self._take_in()
+        return coming + waiting
 
     def _take_in(self) -> None:
         """Let what waits for blocks travel, in turn, as far as there are any."""

@@ -120,11 +120,6 @@ def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
     sections = {name: getattr(contents, name) for name in SECTIONS}
     counts = {group.name: group.count for group in fleet.groups}
     management = management_of(sections, counts, path)
-    if management is not None and management.failures is not None and fleet.transfer is not None:
-        raise CatalogError(
-            f"{path}: failures are not simulated of groups with a role: what is lost with keys and "
-            "values on their way is not known"
-        )
     return replace(fleet, management=management)
 
 

@@ -100,7 +100,8 @@ class ManagedFleet(Fleet):
             heappush(self._timetable, (time, self._num_planned, action))
 
     def _next_due(self, until: float) -> float:
-        if until == inf and not (self._held or any(view.num_requests for view in self._views)):
+        is_idle = until == inf and not any(view.num_requests for view in self._views)
+        if is_idle and not (self._held and self._may_serve):
             return inf
         due = self._timetable[0][0] if self._timetable else inf
         if self._held:
@@ -131,6 +132,11 @@ class ManagedFleet(Fleet):
         refused = self._held.push(sequence, now)
         if refused is not None:
             self._refuse(refused)
+
+    @property
+    def _may_serve(self) -> bool:
+        """Whether a replica may come to which those that wait are sent."""
+        return True
 
     def _send_held(self, now: float) -> None:
         """Send those that wait where there is room."""
@@ -240,13 +246,17 @@ class ManagedFleet(Fleet):
         elif back_at == inf and life.state is State.FAILED:
             life.move(State.DOWN, now)
         for sequence in lost:
-            key = sequence.input_index, sequence.index
-            self._num_losses[key] += 1
-            self._history.num_lost += 1
-            if self._num_losses[key] > self._failures.retries:
-                self._refuse(sequence)
-            else:
-                self._admit(sequence.anew(), now)
+            self._lose(sequence, now)
+
+    def _lose(self, sequence: SimulatedSequence, now: float) -> None:
+        """Let a sequence begin anew that is known to be lost, unless it was too often."""
+        key = sequence.input_index, sequence.index
+        self._num_losses[key] += 1
+        self._history.num_lost += 1
+        if self._num_losses[key] > self._failures.retries:
+            self._refuse(sequence)
+        else:
+            self._admit(sequence.anew(), now)
 
     def _come_back(self, index: int, now: float) -> None:
         """Let a replica that has failed serve again, with nothing in its KV cache."""

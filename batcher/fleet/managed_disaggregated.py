@@ -1,16 +1,24 @@
 """A fleet of which some replicas compute prompts and others decode, and that is managed.
 
-Rule: only requests that come are refused, or wait at the router; whose prompt is computed is sent
-on at once, and waits where it decodes.
+Rule: only requests that come wait at the router; whose prompt is computed is sent on at once, waits
+where it decodes, and is refused if nobody does.
+
+A replica that fails takes along what it computes, and the prompts that it keeps for others.  What
+was to get one of these from it knows at once; all else is known when the failure is noticed.
 """
 
 from collections.abc import Sequence
 from functools import partial
 from math import inf
 
-from batcher.errors import InvariantError
-from batcher.fleet.disaggregated import DisaggregatedFleet, PrefillReplica, Transfer
+from batcher.fleet.disaggregated import (
+    DecodeReplica,
+    DisaggregatedFleet,
+    PrefillReplica,
+    Transfer,
+)
 from batcher.fleet.fleet import OnEnded
+from batcher.fleet.life import STEPPING, State
 from batcher.fleet.managed import ManagedFleet
 from batcher.fleet.management import Management
 from batcher.fleet.pool import Pool
@@ -21,7 +29,7 @@ from batcher.simulation.sequence import SimulatedSequence, Turns
 
 
 class ManagedDisaggregatedFleet(ManagedFleet, DisaggregatedFleet):
-    """One run over `turns`; see both. No replica fails.
+    """One run over `turns`; see both.
 
     Raises:
         BatchdecodeError: the settings of a replica, or of the policy, make no sense.
@@ -39,8 +47,6 @@ class ManagedDisaggregatedFleet(ManagedFleet, DisaggregatedFleet):
         decode_router: Router,
         transfer: Transfer,
     ) -> None:
-        if management.failures is not None:
-            raise InvariantError("replicas with a role do not fail")
         super().__init__(
             turns,
             replicas,
@@ -59,6 +65,12 @@ class ManagedDisaggregatedFleet(ManagedFleet, DisaggregatedFleet):
         self._pool = Pool(router, sides[False], max_in_flight)
         self._decode_pool = Pool(decode_router, sides[True], inf)
         self._pools = [self._pool, self._decode_pool]
+        scaled = {each.group or replicas[-1].group for each in management.autoscale}
+        self._scales_prompts = any(
+            each.group in scaled for each in replicas if each.role == "prefill"
+        )
+        # The second phases that are in flight, by what they are of, as long as prompts are kept.
+        self._untaken: dict[SimulatedSequence, DecodePhase] = {}
 
     def _is_decoding(self, view: ReplicaView) -> bool:
         return self._settings[view.index].role == "decode"
@@ -66,9 +78,16 @@ class ManagedDisaggregatedFleet(ManagedFleet, DisaggregatedFleet):
     def _pool_of(self, view: ReplicaView) -> Pool:
         return self._decode_pool if self._is_decoding(view) else self._pool
 
+    def _keeps_prompt(self, sequence: DecodePhase) -> bool:
+        """Whether the replica that has computed the prompt of a sequence has it still."""
+        source = self._replicas[sequence.source]
+        return isinstance(source, PrefillReplica) and source.keeps(sequence.whole)
+
     def _release(self, sequence: DecodePhase, time: float) -> None:
-        super()._release(sequence, time)
-        self._at(time, partial(self._go_down_if_drained, sequence.source))
+        self._untaken.pop(sequence.whole, None)
+        if self._keeps_prompt(sequence):
+            super()._release(sequence, time)
+            self._at(time, partial(self._go_down_if_drained, sequence.source))
 
     def _go_down_if_drained(self, index: int, now: float) -> None:
         replica = self._replicas[index]
@@ -76,7 +95,48 @@ class ManagedDisaggregatedFleet(ManagedFleet, DisaggregatedFleet):
             super()._go_down_if_drained(index, now)
 
     def _admit(self, sequence: SimulatedSequence, now: float) -> None:
-        if isinstance(sequence, DecodePhase):
+        if not isinstance(sequence, DecodePhase):
+            super()._admit(sequence, now)
+        elif not self._keeps_prompt(sequence):
+            self._lose(sequence.whole, now)
+        elif self._decode_pool.open:
+            self._untaken[sequence.whole] = sequence
             self._send(sequence, now)
         else:
-            super()._admit(sequence, now)
+            self._refuse(sequence)
+
+    @property
+    def _may_serve(self) -> bool:
+        return self._scales_prompts or any(
+            life.state is not State.DOWN and settings.role == "prefill"
+            for life, settings in zip(self._lives, self._settings, strict=True)
+        )
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _fail(self, index: int, back_after: float | None, now: float) -> None:
+        has_failed = self._lives[index].state in STEPPING
+        super()._fail(index, back_after, now)
+        if has_failed and not self._is_decoding(self._views[index]):
+            self._drop_prompts(index, now)
+
+    def _drop_prompts(self, source: int, now: float) -> None:
+        """Let those begin anew whose prompts a replica had that has failed."""
+        for view in self._views:
+            replica = self._replicas[view.index]
+            if isinstance(replica, DecodeReplica) and self._lives[view.index].state in STEPPING:
+                replica.advance(now)
+                self._take_ended(view.index)
+                lost = replica.drop(source, now)
+                for sequence in lost:
+                    del self._flying[view.index][sequence.whole]
+                    self._hear_end(now, view, sequence.num_prompt_tokens)
+                for sequence in lost:
+                    self._lose(sequence.whole, now)
+                self._plan(view.index)
+
+    def _lose(self, sequence: SimulatedSequence, now: float) -> None:
+        untaken = self._untaken.get(sequence)
+        if untaken is not None:
+            self._release(untaken, now)
+        super()._lose(sequence, now)

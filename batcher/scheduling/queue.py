@@ -309,10 +309,15 @@ class WaitingQueue(Generic[S]):
         self._ordering.remove(sequence)
         self.num_slots -= sequence.num_slots
 
+    @property
+    def pending(self) -> Iterator[S]:
+        """Those that have not joined yet."""
+        early = sorted([entry[-1] for entry in self._early], key=ARRIVAL_ORDER)
+        return chain(self._arrived, self._pending, early)
+
     def find(self, request_id: str) -> list[S]:
         """Return the sequences of a request that have no slot."""
-        early = sorted([entry[-1] for entry in self._early], key=ARRIVAL_ORDER)
-        everything = chain(self._ordering, self._arrived, self._pending, early)
+        everything = chain(self._ordering, self.pending)
         return [sequence for sequence in everything if sequence.id == request_id]
 
     def remove(self, sequence: S) -> None:

@@ -12,6 +12,7 @@ from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, rando
 from batcher.fleet.admission import Admission
 from batcher.fleet.autoscaling import Autoscale
 from batcher.fleet.disaggregated import DisaggregatedFleet, Transfer
+from batcher.fleet.failures import Failure, Failures
 from batcher.fleet.life import STEPPING, State
 from batcher.fleet.managed_disaggregated import ManagedDisaggregatedFleet
 from batcher.fleet.management import Management
@@ -19,6 +20,7 @@ from batcher.fleet.replica import ReplicaSettings
 from batcher.fleet.routers import ROUTERS, router_of
 from batcher.request import Request
 from batcher.settings import SchedulingSettings
+from batcher.simulation.phases import whole_of
 from batcher.simulation.sequence import Turns
 from batcher.simulation.simulator import simulate
 from batcher.simulation.workload import workload_of
@@ -60,7 +62,9 @@ def run_managed(workload, replicas, management, transfer=FAST, router="round-rob
         decode_router=router_of(router),
         transfer=transfer,
     )
-    return turns.sequences, run_out(fleet), fleet
+    result = run_out(fleet)
+    assert not any(view.num_requests or view.num_tokens for view in fleet._views)
+    return turns.sequences, result, fleet
 
 
 def run_out(fleet):
@@ -73,13 +77,18 @@ def run_out(fleet):
 
 
 class Observed(ManagedDisaggregatedFleet):
-    """A managed fleet in which limits are looked after."""
+    """A managed fleet in which limits are looked after, and it is kept who was refused."""
+
+    def __init__(self, *args, **more):
+        self.refused = []
+        super().__init__(*args, **more)
 
     def _note_sent(self, sequence, view):
         super()._note_sent(sequence, view)
         limit = self._pool_of(view)._max_in_flight
         assert view.num_requests <= limit or sequence.has_siblings
-        assert self._lives[view.index].state is State.SERVING
+        # To one that has failed, and perhaps goes, until it is missed.
+        assert self._lives[view.index].state not in (State.STARTING, State.DRAINING)
 
     def _take_ended(self, index):
         life, replica = self._lives[index], self._replicas[index]
@@ -87,8 +96,13 @@ class Observed(ManagedDisaggregatedFleet):
         super()._take_ended(index)
 
     def _release(self, sequence, time):
-        assert self._lives[sequence.source].state in STEPPING
+        if self._keeps_prompt(sequence):
+            assert self._lives[sequence.source].state in STEPPING
         super()._release(sequence, time)
+
+    def _refuse(self, sequence):
+        self.refused.append(whole_of(sequence).input_index)
+        super()._refuse(sequence)
 
 
 def workload(*rows):
@@ -218,6 +232,22 @@ def random_sides(random):
     return replicas, transfer
 
 
+def in_groups(replicas):
+    """Replicas that are alike and one group if they have one role; and how many are in each."""
+    kinds = {each.role: replace(each, group=each.role) for each in replicas}
+    counts = {role: sum(each.role == role for each in replicas) for role in kinds}
+    return [kinds[each.role] for each in replicas], counts
+
+
+def random_admission(random):
+    admission = Admission(
+        max_in_flight=random.randint(1, 4),
+        max_queue=random.choice([0, 2, 50]),
+        max_wait=random.choice([None, 0.5, 20.0]),
+    )
+    return random.choice([None, admission])
+
+
 def random_work(random):
     requests = random_requests(random, may_stop=False)
     return workload_of(requests, BoundedModel(random.choice([None, None, 60])))
@@ -275,17 +305,10 @@ def scaled(random, role, count):
 def test_what_is_managed_comes_to_one_end_and_every_block_is_free(seed, name):
     random = Random(seed)
     work, (replicas, transfer) = random_work(random), random_sides(random)
-    kinds = {each.role: replace(each, group=each.role) for each in replicas}
-    replicas = [kinds[each.role] for each in replicas]
-    counts = {role: sum(each.role == role for each in replicas) for role in kinds}
-    admission = Admission(
-        max_in_flight=random.randint(1, 4),
-        max_queue=random.choice([0, 2, 50]),
-        max_wait=random.choice([None, 0.5, 20.0]),
-    )
+    replicas, counts = in_groups(replicas)
     roles = random.choice([[], ["prefill"], ["decode"], ["decode", "prefill"]])
     management = Management(
-        admission=random.choice([None, admission]),
+        admission=random_admission(random),
         autoscale=tuple(scaled(random, role, counts[role]) for role in roles),
     )
     interval = random.choice([0.1, 1.0, 50.0])
@@ -295,7 +318,7 @@ def test_what_is_managed_comes_to_one_end_and_every_block_is_free(seed, name):
     assert sum(one.has_failed for one in sequences) == result.num_failed
     for one in served:
         assert one.first_arrival <= one.admitted <= one.first_token <= one.end
-    for role in kinds.keys() - set(roles):
+    for role in counts.keys() - set(roles):
         assert sum(each.role == role for each in fleet._settings) == counts[role]
 
 
@@ -340,3 +363,115 @@ def test_who_waits_at_the_router_waits_for_a_prompt_to_be_computed():
         management = Management(admission=admission, autoscale=(autoscale,))
         _, _, fleet = run_managed(workload(*[(0, 4, 2)] * 20), replicas, management)
         assert sum(each.role == role for each in fleet._settings) == expected
+
+
+def failing(*planned, **more):
+    """A fleet in which replicas fail, each (replica, time, seconds until it is back)."""
+    failures = [Failure(replica=n, at=at, back_after=back) for n, at, back in planned]
+    return Management(failures=Failures(planned=tuple(failures), **{"health_check": 1.0} | more))
+
+
+def ends(result):
+    """When each of those that were served got its first token, and its last."""
+    return sorted(zip(result.times.first_token.tolist(), result.times.end.tolist(), strict=True))
+
+
+def test_a_prompt_that_is_lost_on_its_way_is_computed_anew_at_once():
+    replicas = [replica("prefill"), replica("prefill"), replica("decode")]
+    slow = Transfer(seconds_per_token=0.0, latency=10.0)
+    work = workload((0, 4, 4))
+    # computed by 1.0, there by 11.0; the other replica begins anew when the first one fails
+    _, result, fleet = run_managed(work, replicas, failing((0, 5.0, None)), slow)
+    assert ends(result) == [(6.0, 19.0)]
+    assert (fleet._history.num_lost, fleet.refused) == (1, [])
+    # all is there by then: nobody asks for the prompt any more
+    _, result, fleet = run_managed(work, replicas, failing((0, 11.5, None)), slow)
+    assert (ends(result), fleet._history.num_lost) == ([(1.0, 14.0)], 0)
+
+
+def test_a_prompt_that_is_lost_before_it_is_sent_is_computed_anew():
+    # the second one waits for blocks where it decodes until the first has ended, at 7.0
+    replicas = [replica("prefill"), replica("prefill"), replica("decode", kv_blocks=1)]
+    work = workload((0, 4, 6), (0, 4, 6))
+    _, result, _ = run_managed(work, replicas, failing())
+    assert ends(result) == [(1.0, 6.0), (1.0, 11.0)]
+    _, result, fleet = run_managed(work, replicas, failing((1, 3.0, None)))
+    assert ends(result) == [(1.0, 6.0), (4.0, 11.0)]
+    assert fleet._history.num_lost == 1
+
+
+def test_what_a_failed_replica_computes_is_missed_when_it_is_looked_at():
+    replicas = [replica("prefill", step_time=ConstantStepTime(4.0)), replica("decode")]
+    work = workload((0, 4, 3), (1, 4, 3))
+    # the step under way ends at 4.0, but its prompt is gone; the other is sent anew at 2.0
+    _, result, fleet = run_managed(work, replicas, failing((0, 1.5, 0.5)))
+    assert ends(result) == [(6.0, 8.0), (10.0, 12.0)]
+    assert fleet._history.num_lost == 2
+
+
+def test_what_was_to_decode_on_a_failed_replica_begins_with_its_prompt():
+    replicas = [replica("prefill"), replica("decode"), replica("decode")]
+    work = workload((0, 4, 9))
+    _, result, fleet = run_managed(work, replicas, failing((1, 3.5, None)))
+    assert ends(result) == [(5.0, 13.0)]  # missed at 4.0
+    assert fleet._history.num_lost == 1
+    _, _, fleet = run_managed(work, replicas, failing((1, 3.5, None), retries=0))
+    assert fleet.refused == [0]
+
+
+def test_a_prompt_is_kept_until_it_is_missed_that_nobody_takes_and_who_decodes_nowhere_is_refused():
+    replicas = [replica("prefill", kv_blocks=1), replica("decode")]
+    # sent at 1.0 to a replica that has failed, missed at 2.0; until then there is no block for more
+    work = workload((0, 4, 3), (0, 4, 3))
+    _, result, fleet = run_managed(work, replicas, failing((1, 0.5, None), health_check=2.0))
+    assert (ends(result), sorted(fleet.refused)) == ([], [0, 1])
+    assert result.replicas[0].stalled_ticks == TICKS_PER_SECOND
+    _, result, fleet = run_managed(work, replicas, failing((1, 0.5, 1.5), health_check=2.0))
+    assert fleet.refused == []
+    assert len(ends(result)) == 2
+
+
+def test_who_waits_for_a_prompt_that_nobody_will_ever_compute_is_refused():
+    replicas = [replica("prefill"), replica("decode")]
+    management = failing((0, 0.5, None), mtbf=3.0)  # the other one fails and comes back for ever
+    management = replace(management, admission=Admission(max_in_flight=1, max_queue=9))
+    _, result, fleet = run_managed(workload((0, 4, 3), (0, 4, 3)), replicas, management)
+    assert (ends(result), sorted(fleet.refused)) == ([], [0, 1])
+
+
+@examples(300)
+@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
+def test_whatever_fails_every_sequence_comes_to_one_end_and_every_block_is_free(seed, name):
+    random = Random(seed)
+    work, (replicas, transfer) = random_work(random), random_sides(random)
+    replicas, counts = in_groups(replicas)
+    failures = Failures(
+        mtbf=random.choice([None, 3.0, 40.0]),
+        restart=random.choice([0.5, 7.0]),
+        planned=tuple(
+            Failure(
+                replica=random.randrange(len(replicas)),
+                at=random.choice([0.0, 1.25, random.uniform(0, 20)]),
+                back_after=random.choice([None, 2.0, 30.0]),
+            )
+            for _ in range(random.randint(1, 3))
+        ),
+        health_check=random.choice([0.3, 5.0]),
+        retries=random.choice([0, 1, 10]),
+    )
+    roles = random.choice([[], [], ["prefill"], ["decode"]])
+    management = Management(
+        admission=random_admission(random),
+        failures=failures,
+        autoscale=tuple(scaled(random, role, counts[role]) for role in roles),
+    )
+    interval = random.choice([0.1, 1.0, 50.0])
+    runs = [run_managed(work, replicas, management, transfer, name, interval) for _ in range(2)]
+    (_, result, fleet), (_, again, _) = runs
+    assert ends(result) == ends(again)
+    num_served, num_empty = len(result.times.end), sum(not job.max_tokens for job in work.jobs)
+    assert len(work.jobs) - num_empty <= num_served + result.num_failed <= len(work.jobs)
+    assert not fleet._untaken
+    assert not any(fleet._flying)
+    assert all(first <= end for first, end in ends(result))
+    assert (result.times.admitted >= result.times.arrival).all()

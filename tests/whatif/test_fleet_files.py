@@ -97,10 +97,6 @@ def test_groups_without_a_name_are_numbered_and_yaml_has_its_own_words(fleet_of)
         (f"replicas: [{PREFILL}, {DECODE}]", "transfer is missing: gbytes_per_s"),
         ("{transfer: {gbytes_per_s: 1}, replicas: [{count: 1}]}", "transfer has no effect"),
         (f"{{transfer: {{gbits: 1}}, replicas: [{PREFILL}]}}", "transfer: unknown field gbits"),
-        (
-            f"{{{LINK}, failures: {{mtbf: 9}}, replicas: [{PREFILL}, {DECODE}]}}",
-            "failures are not simulated of groups with a role",
-        ),
         ("replicas: [{count: 1, role: both-of}]", "group 1: role: expected both, prefill, decode"),
         ("replicas: [{count: 1, role: decode, capacity: on-demand}]", "capacity has no effect"),
         ("{report_interval: 0, replicas: [{count: 1}]}", "report_interval 0: expected seconds"),
@@ -196,6 +192,16 @@ def test_prompts_here_and_decoding_there(fleet_of):
         f"{{transfer: {transfer}, replicas: [{PREFILL}, {{count: 1, role: decode}}]}}"
     )
     assert problem_of(without) == "group 2: --kv-blocks is needed where requests decode"
+
+
+def test_replicas_with_roles_fail(fleet_of):
+    link, failure = "{gbytes_per_s: 1, latency: 9, bytes_per_token: 1}", "{replica: 0, at: 5}"
+    deployment = fleet_of(
+        f"{{transfer: {link}, failures: {{planned: [{failure}]}}, replicas: [{PREFILL}, {DECODE}]}}"
+    )
+    outcome = measure(question_of((0, 4, 6)), deployment)  # anew at 5
+    assert outcome.latencies.ttft.max == 6.0
+    assert outcome.latencies.e2e.max == pytest.approx(20.0, abs=1e-5)
 
 
 def test_bytes_of_a_token_are_those_of_the_model(fleet_of):
