@@ -84,4 +84,3 @@ def test_lines_come_out_as_they_went_in(going_in, coming_out):
     assert lines.remarks.keys() <= set(lines.indexes)
     assert [*found.rows(), *lines.rows()] == kept
     assert found.remarks | lines.remarks == remarks
-    assert not kept or list(Lines.of(kept).rows()) == kept

@@ -244,7 +244,10 @@ class Driver:
                 self._transport.send(number, Check(list(numbers), texts))
 
     def _give_lines(self, lines: InputLines) -> None:
-        """Give lines to be decoded to workers that have few: to all of them in turn."""
+        """Give lines to be decoded to workers that have few: to several of them in turn.
+
+        So few that are left are spread, and those that arrive together.
+        """
         wanting: list[tuple[int, int]] = []
         for number, member in enumerate(self._members):
             if not member.is_ready or member.is_alone:
@@ -255,9 +258,9 @@ class Driver:
             elif wanted := member.num_wanted(self._num_slots):
                 wanting.append((number, wanted))
         given = {number: Lines() for number, _ in wanting}
-        share = max(1, self._num_slots // 4)
         while wanting:
             left = []
+            share = max(1, self._num_slots // 4) if len(wanting) > 1 else wanting[0][1]
             for number, wanted in wanting:
                 portion = self._next_lines(lines, min(wanted, share))
                 given[number].extend(portion)

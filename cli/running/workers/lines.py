@@ -267,13 +267,14 @@ class FileLines(InputLines):
         if not texts:
             raise InputError("the input has become shorter while it was read")
         checksums = self._checksums[first : first + len(texts)].tolist()
-        indexes = range(first, first + len(checksums))  # what was added since then is left out
+        count = len(checksums)  # what was added since then is left out
+        indexes = range(first, first + count)
         self._num_read_again = indexes.stop
-        rows = zip(indexes, numbers, texts, checksums, strict=False)
+        lines = Lines(list(indexes), list(numbers[:count]), texts[:count], checksums)
         if 0 not in checksums and not self._is_answered:
-            self._ahead = Lines.of(rows)
+            self._ahead = lines
             return
-        for line in starmap(Line, rows):
+        for line in starmap(Line, lines.rows()):
             if not (self._is_answered and self._is_answered[line.index]):
                 number = None if line.checksum else self._duplicates.first_number(line.index)
                 self._ahead.append(line, None if number is None else Remark(number))

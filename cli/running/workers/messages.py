@@ -57,12 +57,6 @@ class Lines(Struct, array_like=True):
     checksums: list[int] = []
     remarks: dict[int, Remark] = {}
 
-    @classmethod
-    def of(cls, rows: Iterable[Row]) -> "Lines":
-        """Return the lines of such rows, of which nothing is odd."""
-        indexes, numbers, texts, checksums = map(list, zip(*rows, strict=True))
-        return cls(indexes, numbers, texts, checksums)
-
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self.indexes)
