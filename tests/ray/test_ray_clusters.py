@@ -1,5 +1,6 @@
 """Workers on clusters of several nodes on this machine, which come and go."""
 
+import json
 import re
 import sys
 
@@ -118,6 +119,25 @@ def test_a_killed_driver_leaves_no_actor_on_any_node(folder, expected):
 @pytest.fixture
 def few(tmp_path):
     return fill(tmp_path)
+
+
+def test_a_poison_request_fails_alone_whichever_nodes_it_comes_to(few):
+    with Nodes(num_cpus=1) as nodes:
+        nodes.add(num_cpus=1)
+        nodes.add(num_cpus=1)
+        model = ("--model", "killing:fatal", "--workers", 3)
+        running = command_in(few, *model, *nodes.on)
+        out, told = running.communicate()
+    (error,) = [row["error"] for row in map(json.loads, out.splitlines()) if "error" in row]
+    assert (running.returncode, error["code"]) == (1, "worker-died")
+    assert "3 workers died that decoded nothing else" in error["message"]
+    assert num_replaced(told) == 5
+
+    def others(results):
+        return [line for line in results if json.loads(line)["id"] != "r12"]  # it begins with 13
+
+    assert len(others(results_of(out))) == 39
+    assert others(results_of(out)) == others(alone(few, "--model", "killing:sleepy", "-b", 40))
 
 
 @pytest.mark.parametrize(

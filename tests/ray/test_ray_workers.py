@@ -4,9 +4,19 @@ import json
 import time
 
 import pytest
+from nodes import Nodes
 from running import ROOT, actors, alone, command_in, fill, kill, results_of, wait_for
 
 pytestmark = pytest.mark.timeout(300)
+GATHERING = """
+import glob, os, time
+
+def gathering(prefixes):
+    open(f"here-{os.getpid()}", "w").close()
+    while len(glob.glob("here-*")) < 64:
+        time.sleep(0.2)
+    return [1 + sum(prefix) % 90 for prefix in prefixes]
+"""
 
 
 @pytest.fixture
@@ -34,6 +44,21 @@ def test_there_may_be_more_workers_than_processors(folder, num_workers):
     out, told = running.communicate()
     assert not told
     assert results_of(out) == alone(folder)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_sixty_four_workers_give_the_results_of_one_engine(tmp_path):
+    folder, model = fill(tmp_path, 2_000), ("--model", "gathering:gathering")
+    (folder / "gathering.py").write_text(GATHERING)
+    with Nodes(num_cpus=64) as nodes:
+        command = ("--workers", 64, *nodes.on, "-o", "out.jsonl", "-q")
+        running = command_in(folder, *model, *command)
+        assert not running.communicate()[1]
+    written = (folder / "out.jsonl").read_bytes()
+    slots = {json.loads(line)["slot"] // 2 for line in written.splitlines()}
+    assert slots == set(range(64))
+    assert results_of(written) == alone(folder, "--model", "killing:sleepy", "-b", 64)
 
 
 def test_a_killed_actor_is_replaced(folder):
