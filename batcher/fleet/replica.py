@@ -8,6 +8,7 @@ from math import inf
 from typing import Literal, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.fleet.result import Columns, ReplicaResult
 from batcher.fleet.routers import ReplicaStats
@@ -17,6 +18,7 @@ from batcher.simulation.drafts import AssumedDrafts
 from batcher.simulation.offload import KVOffload
 from batcher.simulation.sequence import SimulatedSequence, Turns
 from batcher.simulation.simulator import EventSimulation
+from batcher.simulation.trials import settings_of_trial
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 Role = Literal["both", "prefill", "decode"]
@@ -30,6 +32,7 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
 
     role: whether it computes prompts, or decodes, if others do the rest.
     ranks: how many such engines the replica is made of, see batcher.fleet.ranks.
+    is_trial: see StepSimulation.
     """
 
     num_slots: int
@@ -40,6 +43,15 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
     group: str = ""
     role: Role = "both"
     ranks: int = 1
+    is_trial: bool = False
+
+    @property
+    def of_trial(self) -> Self | None:
+        """The same for a trial, see batcher.simulation.trials; None if that would not do."""
+        if self.offload is not None:
+            return None
+        scheduling = settings_of_trial(self.scheduling)
+        return None if scheduling is None else replace(self, scheduling=scheduling, is_trial=True)
 
 
 class Replica(EventSimulation):
@@ -61,6 +73,7 @@ class Replica(EventSimulation):
             settings.step_time,
             drafts=settings.drafts,
             offload=settings.offload,
+            is_trial=settings.is_trial,
         )
         self.ended: list[SimulatedSequence] = []
         if result is None:

@@ -77,6 +77,11 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
         return self.num_output_tokens + round(self.num_samples * _mean(self.prompt, "prompt"))
 
     @property
+    def shares_nothing(self) -> bool:
+        """Whether no two requests begin with the same tokens: each has its own."""
+        return True
+
+    @property
     def span(self) -> float:
         """From the first arrival to the last, in seconds, at most."""
         return self.duration

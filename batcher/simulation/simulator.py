@@ -1,5 +1,6 @@
 """Simulations of a workload on one engine: step by step, and from event to event alike."""
 
+from contextlib import suppress
 from math import inf
 
 from batcher.settings import SchedulingSettings
@@ -8,6 +9,7 @@ from batcher.simulation.offload import KVOffload
 from batcher.simulation.result import SimulationResult
 from batcher.simulation.sequence import Turns
 from batcher.simulation.steps import OnEnded, StepSimulation
+from batcher.simulation.trials import Preempted, settings_of_trial
 from batcher.simulation.workload import Workload
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
@@ -31,6 +33,12 @@ def simulate(
     Raises:
         BatchdecodeError: the settings make no sense.
     """
+    for_trial = settings_of_trial(settings) if offload is None else None
+    if for_trial is not None and workload.shares_nothing:
+        with suppress(Preempted):
+            return EventSimulation(
+                Turns(workload), num_slots, for_trial, step_time, on_ended, drafts, is_trial=True
+            ).run()
     turns = Turns(workload)
     return EventSimulation(turns, num_slots, settings, step_time, on_ended, drafts, offload).run()
 

@@ -26,6 +26,7 @@ from batcher.simulation.sequence import (
     SimulatedSequence,
     Turns,
 )
+from batcher.simulation.trials import Preempted
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 OnEnded = Callable[[int], object]
@@ -36,6 +37,7 @@ class StepSimulation:
     """One engine, of which each step takes its time by itself, and a run over all its turns.
 
     needs_tables: whether it matters which blocks a sequence holds, and not only how many.
+    is_trial: whether it is given up once somebody is preempted, see batcher.simulation.trials.
     """
 
     needs_tables = False
@@ -49,7 +51,10 @@ class StepSimulation:
         on_ended: OnEnded = lambda _: None,
         drafts: AssumedDrafts | None = None,
         offload: KVOffload | None = None,
+        *,
+        is_trial: bool = False,
     ) -> None:
+        self._is_trial = is_trial
         self._drafts, self._offload = drafts, offload
         self._drafting: dict[
             SimulatedSequence, None
@@ -303,7 +308,13 @@ class StepSimulation:
             totals.num_prompt_steps += 1
 
     def _note_preempted(self, preempted: Sequence[Preemption[SimulatedSequence]]) -> None:
-        """Take note of whom a step preempts."""
+        """Take note of whom a step preempts.
+
+        Raises:
+            Preempted: the simulation is a trial.
+        """
+        if self._is_trial:
+            raise Preempted
         self._totals.num_preemptions += len(preempted)
         for victim, _, _, num_computed_tokens in preempted:
             victim.num_preemptions += 1

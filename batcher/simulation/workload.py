@@ -117,6 +117,17 @@ class Workload(Struct, frozen=True, gc=False):
         return total
 
     @property
+    def shares_nothing(self) -> bool:
+        """Whether no two jobs begin with the same tokens, as far as is known."""
+        beginnings = set()
+        for job in self.jobs:
+            first = next(iter(job.pieces), None)
+            if first is None or first.tokens is not None or job.session is not None:
+                return False
+            beginnings.add(first.symbol)
+        return len(beginnings) == len(self.jobs)
+
+    @property
     def span(self) -> float:
         """From the first arrival to the last, in seconds."""
         arrivals = [job.arrival_time for job in self.jobs]

@@ -22,13 +22,12 @@ from batcher.whatif.draft_memory import DraftMemory, draft_memory_of
 from batcher.whatif.drafting import speedups
 from batcher.whatif.measuring import (
     Outcome,
-    Part,
     Question,
     measure_part,
-    most_parts,
     outcome_of,
     problem_of,
 )
+from batcher.whatif.running import Part, most_parts
 from batcher.whatif.workers import WorkerProcesses
 
 DEFAULT_GROWTH = 0.1  # for each doubling of the batch
@@ -181,7 +180,7 @@ def _tasks(
     """Return what processes are to run, each with the place of its cell: it, or parts of it."""
     tasks = []
     for place, deployment in cells:
-        num = max(min(num_parts, most_parts(question, deployment)), 1)
+        num = max(min(num_parts, most_parts(question.workload, deployment)), 1)
         tasks += [(place, Part(deployment, number, num)) for number in range(num)]
     return tasks
 

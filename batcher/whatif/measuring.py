@@ -12,32 +12,23 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.disaggregated import DisaggregatedFleet
-from batcher.fleet.fleet import Fleet
-from batcher.fleet.managed import ManagedFleet
-from batcher.fleet.managed_disaggregated import ManagedDisaggregatedFleet
-from batcher.fleet.management import Management
-from batcher.fleet.replica import ReplicaSettings
-from batcher.fleet.result import FleetResult, ReplicaResult, ReplicasResult, result_of_engine
-from batcher.fleet.routers import BlindRouter, PartRouter, router_of
-from batcher.fleet.streamed import AnyWorkload, StreamedTurns, StreamedWorkload, always
+from batcher.fleet.result import FleetResult, ReplicaResult, ReplicasResult
+from batcher.fleet.streamed import AnyWorkload
 from batcher.metrics.arrays import latencies_of
 from batcher.metrics.distributions import SecondsDistribution
 from batcher.metrics.latencies import Latencies
 from batcher.metrics.slo import OTHERS, Goodput, Slo
 from batcher.scheduling.checks import check_settings
 from batcher.simulation.result import Totals
-from batcher.simulation.sequence import Turns
-from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 from batcher.whatif.classes import ClassOutcome, kept
 from batcher.whatif.deployments import Deployment
-from batcher.whatif.draft_memory import beside_draft, draft_memory_of
-from batcher.whatif.fleets import EngineGroup, groups_of, transfer_of
+from batcher.whatif.draft_memory import draft_memory_of
+from batcher.whatif.fleets import groups_of
 from batcher.whatif.offloading import offload_of
 from batcher.whatif.prices import Cost, Price, cost_of
+from batcher.whatif.running import Part, run
 from batcher.whatif.spread import (
     FleetUse,
     GroupUse,
@@ -233,7 +224,7 @@ def measure(
     Raises:
         BatchdecodeError: its settings make no sense.
     """
-    return outcome_of(question, deployment, run(question, Part(deployment), on_part))
+    return outcome_of(question, deployment, run(question.workload, Part(deployment), on_part))
 
 
 def outcome_of(question: Question, deployment: Deployment, result: FleetResult) -> Outcome:
@@ -280,100 +271,14 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
     )
 
 
-class Part(Struct, frozen=True):
-    """A deployment, or of its replicas every num_parts-th, from the one at `place` on."""
-
-    deployment: Deployment
-    place: int = 0
-    num_parts: int = 1
-
-
-def most_parts(question: Question, deployment: Deployment) -> int:
-    """Return in how many parts it can be run: one if replicas depend on each other."""
-    is_blind = isinstance(router_of(deployment.router), BlindRouter)
-    is_independent = is_blind and _management_of(deployment) is None
-    is_streamed = isinstance(question.workload, StreamedWorkload)
-    is_one = transfer_of(deployment) is not None
-    is_one |= any(group.engine.ranks > 1 for group in groups_of(deployment))
-    return deployment.replicas if is_independent and is_streamed and not is_one else 1
-
-
 def measure_part(question: Question, part: Part, on_part: OnPart) -> Outcome | FleetResult:
     """Return what a whole deployment comes to, or what a part of one does.
 
     Raises:
         BatchdecodeError: its settings make no sense.
     """
-    result = run(question, part, on_part)
+    result = run(question.workload, part, on_part)
     return result if part.num_parts > 1 else outcome_of(question, part.deployment, result)
-
-
-def run(question: Question, part: Part, on_part: OnPart = lambda _: None) -> FleetResult:
-    """Return what a part of the replicas of a deployment does; one alone needs no router.
-
-    Raises:
-        BatchdecodeError: its settings make no sense.
-    """
-    deployment = part.deployment
-    workload = question.workload.at_rate(deployment.rate)
-    replicas = [
-        settings
-        for group in groups_of(deployment)
-        for settings in [_replica_of(group)] * group.count
-    ]
-    num_samples = max(workload.num_samples // part.num_parts, 1)
-
-    def on_ended(num_ended: int) -> None:
-        on_part(min(num_ended / num_samples, 1.0))
-
-    management = _management_of(deployment)
-    own = replicas[0]
-    is_engine = management is None and len(replicas) == 1 and own.ranks == 1
-    if is_engine and isinstance(workload, Workload):
-        return result_of_engine(
-            simulate(
-                workload,
-                own.num_slots,
-                own.scheduling,
-                own.step_time,
-                on_ended,
-                own.drafts,
-                own.offload,
-            ),
-            own.group,
-        )
-    router = router_of(deployment.router)
-    takes = always
-    if isinstance(router, BlindRouter) and part.num_parts > 1:
-        router = PartRouter(router, part.place, part.num_parts)
-        takes = router.takes
-    turns = Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload, takes)
-    interval, transfer = deployment.report_interval, transfer_of(deployment)
-    if transfer is not None:
-        to_decode = router_of(deployment.router)
-        if management is None:
-            return DisaggregatedFleet(
-                turns,
-                replicas,
-                router,
-                interval,
-                on_ended,
-                decode_router=to_decode,
-                transfer=transfer,
-            ).run()
-        return ManagedDisaggregatedFleet(
-            turns,
-            replicas,
-            router,
-            management,
-            interval,
-            on_ended,
-            decode_router=to_decode,
-            transfer=transfer,
-        ).run()
-    if management is None:
-        return Fleet(turns, replicas, router, interval, on_ended).run()
-    return ManagedFleet(turns, replicas, router, management, interval, on_ended).run()
 
 
 def _mean_step_of(engine: Deployment) -> StepTicks:
@@ -384,24 +289,6 @@ def _mean_step_of(engine: Deployment) -> StepTicks:
         return step_time.ticks
     return lambda tokens, sequences, read, work: ticks(
         tokens, sequences, read, work, ranks * tokens
-    )
-
-
-def _management_of(deployment: Deployment) -> Management | None:
-    return None if deployment.fleet is None else deployment.fleet.management
-
-
-def _replica_of(group: EngineGroup) -> ReplicaSettings:
-    engine = beside_draft(group.engine)
-    return ReplicaSettings(
-        num_slots=engine.batch,
-        scheduling=engine.scheduling,
-        step_time=step_time_of(engine.profile),
-        drafts=engine.drafts,
-        offload=offload_of(engine),
-        group=group.name,
-        role=group.role,
-        ranks=engine.ranks,
     )
 
 

@@ -12,9 +12,10 @@ from batcher.whatif.comparing import compare
 from batcher.whatif.deployments import AXES, Deployment
 from batcher.whatif.fleets import check_router, groups_of
 from batcher.whatif.limits import wider
-from batcher.whatif.measuring import Question, measure, most_parts, problem_of
+from batcher.whatif.measuring import Question, measure, problem_of
 from batcher.whatif.planning import find_plan
 from batcher.whatif.prices import Price
+from batcher.whatif.running import most_parts
 
 PRICES = {"h100-sxm": Price(dollars_per_hour=3.0, busy_watts=600, idle_watts=100)}
 WORKLOAD = workload_of_jobs(poisson(20, 300), [40] * 300, 100)
@@ -73,8 +74,8 @@ def test_replicas_of_a_managed_fleet_are_paid_for_with_all_ranks(fleet_of):
 def test_a_fleet_with_ranks_is_run_in_one_part():
     question = Question(parse_streamed("synthetic:rate=5,duration=60,prompt=100,output=20"))
     deployment = Deployment(profile=DENSE, replicas=4, ranks=2)
-    assert most_parts(question, deployment) == 1
-    assert most_parts(question, replace(deployment, ranks=1)) == 4
+    assert most_parts(question.workload, deployment) == 1
+    assert most_parts(question.workload, replace(deployment, ranks=1)) == 4
     cells = [compare(question, [deployment], growth=0.1, num_jobs=n, small=0) for n in (1, 2)]
     assert cells[0] == cells[1]
 

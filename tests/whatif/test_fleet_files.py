@@ -18,9 +18,10 @@ from batcher.whatif.comparing import compare
 from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.fleets import check_fleets, engines_of, groups_of, transfer_of
 from batcher.whatif.limits import limits_of, narrower, value_at, wider, without
-from batcher.whatif.measuring import Question, measure, most_parts, problem_of
+from batcher.whatif.measuring import Question, measure, problem_of
 from batcher.whatif.planning import find_plan
 from batcher.whatif.prices import Price
+from batcher.whatif.running import most_parts
 
 MIXED = """
 router: least-loaded
@@ -274,7 +275,7 @@ def test_the_answer_does_not_depend_on_the_number_of_processes(fleet_of):
     assert one[0].outcome.groups[1].served == pytest.approx(80, abs=20)
     link = "{gbytes_per_s: 1, bytes_per_token: 1}"
     apart = fleet_of(f"{{transfer: {link}, replicas: [{PREFILL}, {DECODE}]}}")
-    assert (most_parts(question, grid[0]), most_parts(question, apart)) == (3, 1)
+    assert (most_parts(question.workload, grid[0]), most_parts(question.workload, apart)) == (3, 1)
 
 
 def test_a_group_that_makes_no_sense_is_named(fleet_of):

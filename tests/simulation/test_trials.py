@@ -1,0 +1,150 @@
+"""Jobs that share nothing are simulated without a prefix cache until somebody is preempted."""
+
+from dataclasses import dataclass
+
+import pytest
+from examples import examples
+from hypothesis import example, given
+from hypothesis import strategies as st
+from test_simulator import outcome
+
+from batcher.fleet.streamed import parse_streamed
+from batcher.models.simulated import SimulatedModel
+from batcher.request import PromptSegment, Request
+from batcher.scheduling.blocks import BlockPool
+from batcher.settings import SchedulingSettings
+from batcher.simulation.simulator import simulate, simulate_steps
+from batcher.simulation.workload import Workload, workload_of
+from batcher.timing.loading import step_time_of
+from batcher.whatif import running
+from batcher.whatif.deployments import Deployment
+from batcher.whatif.running import Part, run
+
+PROFILE = "rtx4090_llama3.1-8b"
+STEP_TIME = step_time_of(PROFILE)
+SETTINGS = SchedulingSettings(kv_blocks=100, block_size=4, max_batch_tokens=40)
+
+
+def own(length: int, seed: int = 0) -> list[PromptSegment]:
+    """A prompt that nobody else has."""
+    return [PromptSegment(length=length, seed=seed)]
+
+
+def workload(*prompts: object, **more: object) -> Workload:
+    """Requests that all arrive at once."""
+    requests = [
+        Request(id=str(place), prompt=prompt, max_tokens=20, ignore_eos=True, **more)
+        for place, prompt in enumerate(prompts)
+    ]
+    return workload_of(requests, SimulatedModel())
+
+
+@pytest.mark.parametrize(
+    ("jobs", "is_so"),
+    [
+        (workload(own(9, 1), own(9, 2)), True),
+        (workload(), True),
+        (workload(own(9, 1), own(3, 1)), False),
+        (workload(own(9, 1), [1, 2, 3]), False),
+        (workload(own(9, 1), []), False),
+        (workload(own(9, 1), own(9, 2), n=2), False),
+        (workload(own(9, 1), own(9, 2), session="a"), False),
+        (workload([*own(1, 1), *own(9, 3)], [*own(1, 2), *own(9, 3)]), True),
+    ],
+)
+def test_what_shares_nothing_begins_with_tokens_of_its_own(jobs: Workload, *, is_so: bool) -> None:
+    assert jobs.shares_nothing == is_so
+
+
+@dataclass
+class Made:
+    """How often blocks were cached."""
+
+    number: int = 0
+
+
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """How often blocks were let be found."""
+    made, cache = Made(), BlockPool.cache
+
+    def counted(*args: object, **more: object) -> object:
+        made.number += 1
+        return cache(*args, **more)
+
+    monkeypatch.setattr(BlockPool, "cache", counted)
+    return made
+
+
+def test_nothing_is_cached_for_jobs_that_never_find_it(cached: Made) -> None:
+    result = simulate(workload(own(9, 1), own(9, 2)), 2, SETTINGS, STEP_TIME)
+    assert (result.totals.found_tokens, cached.number) == (0, 0)
+
+
+def test_who_is_preempted_finds_what_it_had_computed(cached: Made) -> None:
+    few = SchedulingSettings(kv_blocks=10, block_size=4, max_batch_tokens=40)
+    jobs = workload(own(12, 1), own(12, 2))
+    result = simulate(jobs, 2, few, STEP_TIME)
+    assert result.totals.num_preemptions > 0
+    assert result.totals.num_cached > 0
+    assert cached.number > 0
+    assert outcome(result) == outcome(simulate_steps(jobs, 2, few, STEP_TIME))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.integers(0, 25)), max_size=12),
+    st.integers(1, 5),
+    st.integers(8, 60),
+    st.sampled_from(["watermark", "on-demand", "no-evict"]),
+    st.sampled_from(["fcfs", "priority", "sjf", "lpm"]),
+    st.sampled_from([None, 7, 40]),
+)
+@example([(0, 12, 20), (0, 12, 20)], 2, 9, "on-demand", "fcfs", None)
+@examples(300)
+def test_a_trial_comes_to_what_the_steps_with_a_cache_do(
+    rows: list[tuple[int, int, int]],
+    num_slots: int,
+    kv_blocks: int,
+    capacity: str,
+    policy: str,
+    budget: int | None,
+) -> None:
+    requests = [
+        Request(
+            arrival_time=arrival / 10,
+            prompt=own(length, place),
+            max_tokens=num_output,
+            ignore_eos=True,
+            priority=place % 3,
+        )
+        for place, (arrival, length, num_output) in enumerate(rows)
+    ]
+    settings = SchedulingSettings(
+        kv_blocks=kv_blocks,
+        block_size=4,
+        capacity=capacity,
+        policy=policy,
+        max_batch_tokens=budget,
+    )
+    jobs = workload_of(requests, SimulatedModel())
+    assert jobs.shares_nothing
+    tried = simulate(jobs, num_slots, settings, STEP_TIME)
+    assert outcome(tried) == outcome(simulate_steps(jobs, num_slots, settings, STEP_TIME))
+
+
+@pytest.mark.parametrize("kv_blocks", [40, 400])
+@pytest.mark.parametrize("router", ["round-robin", "least-loaded", "shortest-queue"])
+def test_a_trial_of_a_fleet_comes_to_what_the_fleet_does(
+    monkeypatch: pytest.MonkeyPatch, router: str, kv_blocks: int
+) -> None:
+    settings = SchedulingSettings(kv_blocks=kv_blocks, max_batch_tokens=256)
+    deployment = Deployment(
+        batch=8, replicas=3, router=router, profile=PROFILE, scheduling=settings
+    )
+    streamed = parse_streamed("synthetic:rate=20,duration=10,prompt=lognormal:60:1,output=40")
+    tried = run(streamed, Part(deployment))
+    assert (tried.totals.num_preemptions > 0) == (kv_blocks == 40)
+    monkeypatch.setattr(running, "_replicas_of_trial", lambda *_: None)
+    untried = run(streamed, Part(deployment))
+    assert tried.replicas == untried.replicas
+    assert all((one == other).all() for one, other in zip(tried.times, untried.times, strict=True))
