@@ -129,10 +129,13 @@ class StepSimulation:
                 return
             self._ticks = ticks_until(arrival)
             self._now = self._ticks / TICKS_PER_SECOND
-        for sequence in queue.take_arrivals(self._now):
-            if self._all_wait:
+        arrivals = queue.take_arrivals(self._now)
+        if self._all_wait:
+            for sequence in arrivals:
                 queue.push(sequence)
-            elif not sequence.fits:
+            return
+        for sequence in arrivals:
+            if not sequence.fits:
                 self._fail(sequence)
             elif not sequence.max_tokens:
                 sequence.end_ticks = self._ticks
@@ -287,25 +290,35 @@ class StepSimulation:
             self._tables.take_copies()  # there is nothing to copy
         if scheduled.preempted:
             self._note_preempted(scheduled.preempted)
-        for sequence in scheduled.admitted:
-            num_cached = sequence.num_cached_tokens
-            if sequence.admitted_ticks == NEVER:
-                sequence.admitted_ticks = self._ticks
-                sequence.num_cached_at_first = num_cached
-                totals.asked_tokens += sequence.num_tokens
-                totals.found_tokens += num_cached
-            totals.num_cached += num_cached
-            if sequence.num_lost_tokens > num_cached:
-                totals.recomputed_tokens += sequence.num_lost_tokens - num_cached
+        if scheduled.admitted:
+            self._note_admitted(scheduled.admitted)
         if self._drafts is not None:
             self._drafting |= dict.fromkeys(scheduled.prefill_finished)
         for sequence in scheduled.prefill_finished:
             num_output = sequence.job.output.length
             if num_output < sequence.max_tokens:  # which nobody but its job knows
                 self._batch.end_after(sequence, num_output - sequence.num_generated)
-        totals.prefill_tokens += sum(scheduled.num_scheduled_tokens.values())
+        if scheduled.num_scheduled_tokens:
+            totals.prefill_tokens += sum(scheduled.num_scheduled_tokens.values())
         if not scheduled.is_decode_step:
             totals.num_prompt_steps += 1
+
+    def _note_admitted(self, admitted: Sequence[SimulatedSequence]) -> None:
+        """Take note of whom a step admits."""
+        totals, ticks, num_asked = self._totals, self._ticks, 0
+        for sequence in admitted:
+            num_cached = sequence.num_cached_tokens
+            if sequence.admitted_ticks == NEVER:
+                sequence.admitted_ticks = ticks
+                num_asked += sequence.num_tokens
+                if num_cached:
+                    sequence.num_cached_at_first = num_cached
+                    totals.found_tokens += num_cached
+            elif sequence.num_lost_tokens > num_cached:
+                totals.recomputed_tokens += sequence.num_lost_tokens - num_cached
+            if num_cached:
+                totals.num_cached += num_cached
+        totals.asked_tokens += num_asked
 
     def _note_preempted(self, preempted: Sequence[Preemption[SimulatedSequence]]) -> None:
         """Take note of whom a step preempts.
