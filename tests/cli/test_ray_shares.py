@@ -1,6 +1,8 @@
 """What a worker takes of a machine of Ray, and clusters that do not start: no Ray is needed."""
 
+import shutil
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from examples import examples
@@ -74,3 +76,34 @@ def test_a_cluster_that_does_not_start_is_an_error_of_the_run():
     message = "cannot connect to a cluster of Ray: The current node timed out during startup."
     with pytest.raises(BatchdecodeError, match=message), Cluster(LateRay(), "", nullcontext):
         pass
+
+
+class FoundRay:
+    """A Ray whose cluster is at once there; its folder is `folder`."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+    _private = SimpleNamespace(worker=SimpleNamespace())
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def init(self, *_, **__):
+        return SimpleNamespace(address_info={"session_dir": self.folder})
+
+    def get_runtime_context(self):
+        return SimpleNamespace(get_node_id=lambda: "here", gcs_address="127.0.0.1:1")
+
+    def shutdown(self):
+        pass
+
+
+@pytest.mark.parametrize(("free", "told"), [(0, "; the disk with {} is full"), (2**30, "")])
+def test_a_disk_without_room_for_the_logs_of_workers_is_told(tmp_path, monkeypatch, free, told):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    with Cluster(FoundRay(tmp_path), "", nullcontext) as cluster:
+        assert cluster.describe_disk() == told.format(tmp_path)
+
+
+def test_a_folder_that_is_not_here_is_on_no_full_disk(tmp_path):
+    with Cluster(FoundRay(tmp_path / "gone"), "", nullcontext) as cluster:
+        assert not cluster.describe_disk()

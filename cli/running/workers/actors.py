@@ -162,7 +162,7 @@ class Actors:
         # One that has died beside a machine that lives has a cause at once.
         if isinstance(error, exceptions.ActorDiedError) and not causes:
             return Died("could not be reached", is_machine=True)
-        how = f"was lost: {(causes or lines)[0]}"
+        how = f"was lost: {(causes or lines)[0]}{self._cluster.describe_disk()}"
         is_gone = bool(peer.machine_id) and not self._cluster.has(peer.machine_id)
         return Died(how, is_machine=is_gone or _LOST_MACHINE in how)
 

@@ -1,5 +1,6 @@
 """A cluster of Ray: what it has for workers, and whether it is still there."""
 
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from ...screen.cells import counted
 LOOK_SECONDS = 1.0
 HEAD_SECONDS = 30.0  # Ray itself would end this process after 60
 KNOCK_SECONDS = 5.0
+LEAST_BYTES = 2**20  # of a disk that is not full
 _GRAINS = 10_000  # of which Ray makes up a processor or a GPU
 
 Waiting = Callable[[], AbstractContextManager[None]]
@@ -61,7 +63,8 @@ def share_of(machines: Sequence[Mapping[str, float]], num_workers: int) -> Share
 class Cluster:
     """A connection to a cluster; a context manager that ends it.
 
-    address: "" is the one that RAY_ADDRESS names, or else one of this machine alone.
+    address: "" is the one that RAY_ADDRESS names, or else one that runs on this machine, or
+        a new one of this machine alone.
     waiting: entered while nothing comes.
 
     A thread looks after it: Ray calls for ever from a machine that has dropped out, and ends this
@@ -74,7 +77,7 @@ class Cluster:
     def __init__(self, ray: Any, address: str, waiting: Waiting) -> None:
         self._ray, self._address, self._waiting = ray, address, waiting
         self._alive: set[str] = set()
-        self._own, self._head = "", ("", 0)
+        self._own, self._folder, self._head = "", "", ("", 0)
         self._answered_at = self._checked_at = 0.0
         self._is_over = Flag()
         self._thread = Thread(target=self._look, daemon=True)
@@ -84,7 +87,7 @@ class Cluster:
         try:
             with self._waiting():
                 _knock_at(address)
-                ray.init(address or None, log_to_driver=False, logging_level="ERROR")
+                found = ray.init(address or None, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # Ray raises all kinds, bare ones included
             where = f" at {address}" if address else ""
             hint = "; RAY_AUTH_MODE=token where the cluster asks for a token" if address else ""
@@ -94,6 +97,7 @@ class Cluster:
         ray._private.worker._worker_logs_enabled = False  # noqa: SLF001 - no public way
         context = ray.get_runtime_context()
         self._own = context.get_node_id()
+        self._folder = getattr(found, "address_info", {}).get("session_dir", "")
         self._head = _host_and_port(context.gcs_address)
         self._answered_at = self._checked_at = time.monotonic()
         self._alive = {self._own}
@@ -139,6 +143,17 @@ class Cluster:
         there = Share(*(sum(m.get(what, 0.0) for m in machines) for what in ("CPU", "GPU")))
         left = Share(free.get("CPU", 0.0), free.get("GPU", 0.0))
         return f"{counted(len(machines), 'machine')} with {there}, of which {left} free"
+
+    def describe_disk(self) -> str:
+        """Return in words that Ray has no room for what it writes on this machine; "" if it has.
+
+        Without its logs no worker starts, and Ray does not say why.
+        """
+        try:
+            is_full = shutil.disk_usage(self._folder).free < LEAST_BYTES
+        except OSError:  # that is not there, or in another place
+            return ""
+        return f"; the disk with {self._folder} is full" if is_full else ""
 
     def _look(self) -> None:
         """Note again and again who is there, until it is over."""
