@@ -1,8 +1,9 @@
-"""What holds for all tests: how random ones draw, threads of numpy, bytecode, what SIGHUP does.
+"""What holds for all tests: how random ones draw, threads of numpy, bytecode, garbage, SIGHUP.
 
 Random tests draw new examples at every desk; in continuous integration they draw the same.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -22,6 +23,20 @@ is_same = "CI" in os.environ
 settings.register_profile("quick", max_examples=USUAL // PART, deadline=None, derandomize=is_same)
 settings.register_profile("thorough", max_examples=USUAL, deadline=None, derandomize=is_same)
 settings.load_profile("quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect the tests without looks for garbage, of which there is none: it takes a fifth less.
+
+    They are not looked through afterwards, either.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -124,7 +124,7 @@ HEAVY = pytest.mark.heavy  # thousands of outputs each
         pytest.param("Fair", 2, "plain", marks=HEAVY),
         ("Weak", 3, "plain"),
         pytest.param("Weak", 3, "top-p", marks=HEAVY),
-        ("Weak", 3, "penalties"),
+        pytest.param("Weak", 3, "penalties", marks=HEAVY),
         pytest.param("Good", 3, "plain", marks=HEAVY),
         pytest.param("Fair", 1, "plain", marks=HEAVY),
         pytest.param("Cold", 3, "plain", marks=HEAVY),

@@ -8,7 +8,7 @@ import pytest
 from control_requests import control_requests
 from drafters import Oracle
 from engine_runs import of_kind
-from examples import examples
+from examples import examples, mostly_heavy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -128,7 +128,7 @@ def test_no_draft_changes_a_token(
     check(case, attentive, outputs_of(case), speculation)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", mostly_heavy([0.0, 1.0], 1.0))
 @pytest.mark.parametrize("chance", [0.0, 0.3])
 def test_rows_that_remember_nothing_are_given_the_same_at_once(
     temperature: float, chance: float
@@ -222,7 +222,8 @@ def test_what_was_accepted_is_moved_before_a_step_that_computes_prompts_alone() 
     assert run(engine) == outputs_of(Case(requests, 2, settings, None))
 
 
-def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved() -> None:
+@pytest.mark.parametrize("first_call", mostly_heavy([0, 3, 6], 3))
+def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved(first_call: int) -> None:
     first = Request(id="a", prompt=[40] * 5, max_tokens=24, ignore_eos=True)
     ((_, whole),) = outputs_of(Case([first], 1, SchedulingSettings(), None)).items()
     requests = [
@@ -236,7 +237,7 @@ def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved() -> None:
     )
     expected = outputs_of(Case(requests, 2, settings, None))
     num_failed = 0
-    for number in range(0, 40, 3):
+    for number in range(first_call, 40, 9):
         engine, calls = late(requests, settings), count()
         forward = engine._model.forward
 
@@ -249,7 +250,7 @@ def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved() -> None:
         for name, result in run(engine).items():
             num_failed += result.finish_reason == "error"
             assert result.finish_reason == "error" or result == expected[name]
-    assert num_failed > 5
+    assert num_failed
 
 
 def test_the_trace_tells_the_way_through_each_tree() -> None:
@@ -365,7 +366,9 @@ def test_a_request_says_how_many_drafts_it_is_given() -> None:
     assert max(event.tokens for event in drafts) == 2
 
 
-@pytest.mark.parametrize("draft", ["simulated:0.7", "ngram", "suffix"])
+@pytest.mark.parametrize(
+    "draft", mostly_heavy(["simulated:0.7", "ngram", "suffix"], "simulated:0.7")
+)
 def test_a_tree_of_one_branch_is_a_line(draft: str) -> None:
     requests = [
         Request(id=str(n), prompt=[n] * 5, max_tokens=40, ignore_eos=True) for n in range(6)

@@ -1,4 +1,5 @@
 import re
+from functools import cache
 
 import msgspec
 import pytest
@@ -80,6 +81,7 @@ def test_the_example_of_the_design_in_ascii():
     ]
 
 
+@cache
 def long_run(num_jobs=400, batch=8, gap_after=200):
     """Return a busy run with one hole in the middle, in which nothing arrives for a while."""
     lengths = [16 + number * 37 % 120 for number in range(num_jobs)]

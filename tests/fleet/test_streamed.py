@@ -56,7 +56,7 @@ def deployment(replicas, router="round-robin", kv_blocks=200):
     )
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", mostly_heavy([1, 3], 3))
 @pytest.mark.parametrize(
     ("more", "arrivals"),
     [

@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from examples import mostly_heavy
 from kinds import KINDS, QWEN3_NEXT
 from rank_threads import RankThreads, ThreadedDecoder
 from test_drafts import parts_of
@@ -140,7 +141,7 @@ def check(model: TransformerModel, reference: TransformerModel, num_layers: int)
             row.extend(draft[:num_accepted] + pair.draw(1))
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("num_layers", mostly_heavy([1, 2, 3], 2))
 @pytest.mark.parametrize("kind", DEEP)
 def test_first_layers_draft_in_the_cells_of_the_whole(kind: str, num_layers: int) -> None:
     if kind == "recurrent later" and num_layers > 2:

@@ -67,9 +67,13 @@ def byte_level():
     return from_metadata()._inner
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    return from_metadata()
+
+
 @given(st.text())
-def test_the_bytes_of_tokens_are_those_of_the_text(text):
-    tokenizer = from_metadata()
+def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer, text):
     assert join_bytes(tokenizer.encode(text), tokenizer.token_bytes) == text.encode()
 
 

@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import config_json, random_tensors, write_gguf
@@ -49,8 +50,8 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("weights", ["int8", "int8-channel"])
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
-@pytest.mark.parametrize("ties", [True, False])
+@pytest.mark.parametrize("kind", mostly_heavy(["F32", "F16", "Q8_0"], "F32", "Q8_0"))
+@pytest.mark.parametrize("ties", [True, pytest.param(False, marks=pytest.mark.heavy)])
 def test_results_are_the_same_and_so_is_what_resumes_them(tmp_path, weights, kind, ties):
     path = str(write_gguf(tmp_path / "a.gguf", "qwen2", kind, tie_word_embeddings=ties))
     whole = load_transformer(path, TransformerSettings(weights=weights))
