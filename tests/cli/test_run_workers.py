@@ -390,8 +390,10 @@ def test_what_workers_did_before_they_died_counts_once(tmp_path, seed):
     assert summary["generated_tokens"] == sum(len(result["tokens"]) for result in results)
 
 
-def test_an_empty_input_has_a_summary_too():
-    assert batchdecode("run", "--workers", 2, stdin=b"\n").stderr.startswith("✓ no requests\n")
+def test_an_empty_input_has_a_summary_too(tmp_path, capfd):
+    (tmp_path / "requests.jsonl").write_bytes(b"\n")
+    assert run_inner(options_of(tmp_path, quiet=False))[0] == 0
+    assert capfd.readouterr().err.startswith("✓ no requests\n")
 
 
 def test_a_pipe_and_gzip_are_read(folder):
@@ -441,10 +443,10 @@ def test_options_of_one_engine_are_refused():
         assert "--workers" in done.stderr
 
 
-def test_a_model_that_is_not_there_is_told_once():
-    done = batchdecode("run", "--workers", 3, "--model", "no.such:model", stdin=lines_of(*VARIED))
-    assert done.returncode == 2
-    assert done.stderr.count("no.such") == 1
+def test_a_model_that_is_not_there_is_told_once(folder, capfd):
+    with pytest.raises(BatchdecodeError) as told:
+        run_inner(options_of(folder, model="no.such:model"))
+    assert f"{told.value}{capfd.readouterr().err}".count("no.such") == 1
 
 
 def put_models(folder):
