@@ -40,6 +40,7 @@ PATHS = [page for page in PAGES if page.parent.parent == DOCS]
 # Their commands take seconds together, so only the installed ones are tried, with what is heavy.
 LONG_PAGES = [
     "acceptance.md",
+    "beams.md",
     "calibrating.md",
     "compare.md",
     "constraints.md",
@@ -73,13 +74,18 @@ LONG_PAGES = [
     "scheduling.md",
     "serve.md",
     "servers.md",
+    "settings.md",
+    "simulated.md",
     "speculation.md",
     "steps-and-slots.md",
+    "summary.md",
     "tensor-parallel.md",
     "timing.md",
+    "tokenizers.md",
     "trace-format.md",
     "training.md",
     "verify.md",
+    "views.md",
     "what-changed.md",
     "workloads.md",
 ]
