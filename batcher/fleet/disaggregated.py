@@ -92,6 +92,7 @@ class PrefillReplica(Replica):
             begin, self._ticks = self._ticks, max(self._ticks, ticks_until(self.next_event()[0]))
             self.result.stalled_ticks += self._ticks - begin
             self._now = self._ticks / TICKS_PER_SECOND
+        self._next_stretch = None  # blocks may be given back first
         super().go_on()
 
     def advance(self, until: float) -> None:

@@ -85,6 +85,9 @@ class Replica(EventSimulation):
             )
         self.result, self._totals = result, result.totals
         self._last_end, self._num_last = NEVER, 0  # when somebody ended last, and how many
+        self._next_stretch: tuple[int, int] | None = (
+            None  # steps that decide nothing, and their ticks
+        )
 
     @property
     def now(self) -> float:
@@ -98,6 +101,7 @@ class Replica(EventSimulation):
 
     def add(self, sequence: SimulatedSequence) -> None:
         """Take in a sequence, which arrives when no step begun by now can know of it."""
+        self._next_stretch = None
         self._queue.add(sequence, self._now)
 
     def next_event(self) -> tuple[float, int]:
@@ -106,7 +110,7 @@ class Replica(EventSimulation):
         Nobody joins, is admitted or ends before; at the same time, ENDS come before what arrives
         then, and that before what BEGINS; NOTHING if there is nothing to do.
         """
-        queue, now = self._queue, self._now
+        queue, now, self._next_stretch = self._queue, self._now, None
         if queue.num_pending:
             arrival = queue.next_arrival
             if arrival is None or arrival <= now:
@@ -118,11 +122,15 @@ class Replica(EventSimulation):
         num_steps, until = (0, now) if self._drafts else self._fast_forward.num_steps(now)
         if not num_steps:
             return now, BEGINS
-        _, ticks = self._time_of(num_steps, until)
+        self._next_stretch = _, ticks = self._time_of(num_steps, until)
         return (self._ticks + ticks) / TICKS_PER_SECOND, ENDS
 
     def go_on(self) -> None:
         """Take the steps up to the next event, or the one that is it."""
+        if self._next_stretch is not None:
+            planned, self._next_stretch = self._next_stretch, None
+            self._skip(*planned)
+            return
         if self._queue.num_pending:
             num_pending = self._queue.num_pending
             self._join_arrivals()
@@ -132,7 +140,7 @@ class Replica(EventSimulation):
 
     def advance(self, until: float) -> None:
         """Take all steps that begin before `until`, if all that arrive before then were added."""
-        queue, batch, self._until = self._queue, self._batch, until
+        queue, batch, self._until, self._next_stretch = self._queue, self._batch, until, None
         while self._now < until:
             if queue.num_pending:
                 if not (queue.num_slots or batch.num_occupied):
