@@ -85,9 +85,8 @@ class Replica(EventSimulation):
             )
         self.result, self._totals = result, result.totals
         self._last_end, self._num_last = NEVER, 0  # when somebody ended last, and how many
-        self._next_stretch: tuple[int, int] | None = (
-            None  # steps that decide nothing, and their ticks
-        )
+        # Steps up to the next event, and their ticks, if it ends some that decide nothing.
+        self._next_stretch: tuple[int, int] | None = None
 
     @property
     def now(self) -> float:
