@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 AGAIN = (
-    "these are decoded again, though not written: with a policy, limits, drafts or a profile "
+    "what is there is decoded again, but not written: with a policy, limits, drafts or a profile "
     "nothing else tells what the batch did"
 )
 
@@ -68,6 +68,7 @@ class Resumption:
 
     earlier: what the one before has left; None if there is nothing to resume.
     is_possible: this run can be resumed if it ends early.
+    has_finished: the one before came to its end, and nothing of it was dropped since.
     """
 
     def __init__(
@@ -75,7 +76,10 @@ class Resumption:
         leftover: "Leftover",
         record: RunRecord | None = None,
         earlier: "EarlierResults | None" = None,
+        *,
+        has_finished: bool = False,
     ) -> None:
+        self.has_finished = has_finished
         self.earlier = earlier
         self.is_possible = record is not None and record.input_sha256 is not None
         self._file, self._output, self._record = leftover.file, leftover.output, record
@@ -211,7 +215,9 @@ def prepare(
         _check_same_run(name, earlier, record)
         record = _with_slots_of(record, earlier)
         taken_over = _take_over(output, name, record, options, requests)
-    return Resumption(leftover, record, taken_over)
+    has_finished = earlier is not None and earlier.finished and taken_over is not None
+    is_whole = has_finished and not (options.repair or options.retry_failed)
+    return Resumption(leftover, record, taken_over, has_finished=is_whole)
 
 
 def _with_slots_of(record: RunRecord, earlier: RunRecord | None) -> RunRecord:
@@ -269,10 +275,14 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
 
 
 def _expected(requests: OpenInput) -> "Iterator[Expected]":
-    """Yield what the lines of the input are by themselves, each with its number."""
+    """Yield what the lines of the input are by themselves, each with its number.
+
+    Chats are requests here, whatever becomes of them with the model.
+    """
     from .taking_over import Expected  # noqa: PLC0415 - see _take_over
 
-    lines, parser = requests.lines(), RequestParser(ModelCapabilities())
+    lines = requests.lines()
+    parser = RequestParser(ModelCapabilities(chat_template=lambda *_, **__: "a chat"))
     while (line := lines.read()) is not None:
         parsed = parser.parse(line, lines.number)
         yield Expected(lines.number, parsed if isinstance(parsed, ParsedLine) else None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.foreign import RaisedError
+from batcher.formats.requests import RequestParser
 from batcher.garbage import look_seldom
 from batcher.models.base import number_of
 from batcher.models.simulated import SimulatedModel
@@ -170,7 +171,26 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
                 prepare(setup.options, requests, leftover, setup.engine.run_event()) as resumption,
             ):
                 file.renew()
+                if resumption.has_finished:
+                    status = _conclude(setup, file, resumption)
+                    if status is not None:
+                        return status
                 return Run(setup, file, resumption, stop, command, exposition, spans).carry_out()
+
+
+def _conclude(setup: RunSetup, file: ResultsFile, resumption: Resumption) -> int | None:
+    """Return the exit status of a run that has nothing to do, None if there is something."""
+    from .finished import conclude_finished, is_told_more  # noqa: PLC0415 - few runs are resumed
+
+    if is_told_more(setup.options):
+        return None
+    return conclude_finished(
+        file,
+        resumption,
+        setup.requests,
+        RequestParser(setup.capabilities),
+        is_quiet=setup.options.quiet,
+    )
 
 
 class Run:

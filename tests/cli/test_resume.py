@@ -12,6 +12,7 @@ from process import batchdecode, lines_of, start, workload
 from batcher.errors import BatchdecodeError
 from batcher.models.simulated import SimulatedModel
 from cli.commands.run import RunOptions
+from cli.options import SchedulingOptions
 from cli.running.output import ResumeError
 from cli.running.resume import AGAIN
 from cli.running.runner import run
@@ -30,6 +31,7 @@ REQUESTS = lines_of(
     ROW,
     *[request | {"id": f"s{i}"} for i, request in enumerate(workload(30))],
 )
+KV_BLOCKS = SchedulingOptions(kv_blocks=90)
 
 SAMPLED = {"prompt": "Once upo", "max_tokens": 9, "temperature": 1.0}
 VARIED = lines_of(
@@ -288,6 +290,39 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, name):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert decode(tmp_path, name, resume=True) == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("options", [{"scheduling": KV_BLOCKS}, {}])
+@pytest.mark.parametrize("keep_order", [False, True])
+def test_a_finished_run_is_not_decoded_again(tmp_path, monkeypatch, capfd, options, keep_order):
+    calls = []
+    forward = SimulatedModel.forward
+
+    def counting(model, batch):
+        calls.append(batch)
+        return forward(model, batch)
+
+    monkeypatch.setattr(SimulatedModel, "forward", counting)
+    plain = {"trace": None, "summary_json": None, "quiet": False, "live": "never"}
+    options = {**plain, **options, "requests": VARIED, "keep_order": keep_order}
+    assert decode(tmp_path, "out", **options) == 1  # lines are no requests
+    assert calls
+    calls.clear()
+    capfd.readouterr()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert decode(tmp_path, "out", resume=True, **options) == 1
+    assert (calls, {path.name: path.read_bytes() for path in tmp_path.iterdir()}) == ([], before)
+    num_requests = len(VARIED.splitlines())
+    assert capfd.readouterr().err == (
+        f"nothing to do: {tmp_path}/out has all results of {num_requests} requests; "
+        "3 failed (see --retry-failed)\n"
+    )
+    decode(tmp_path, "out", resume=True, **{**options, "trace": f"{tmp_path}/trace"})
+    assert (tmp_path / "trace").read_bytes().endswith(b"}\n")
+    whole = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    (tmp_path / "out").write_bytes(b"".join(whole[:-1]))  # finished, and cut short since
+    decode(tmp_path, "out", resume=True, **options)
+    assert sorted((tmp_path / "out").read_bytes().splitlines(keepends=True)) == sorted(whole)
 
 
 def test_without_anything_to_resume_a_run_just_starts(tmp_path, whole):

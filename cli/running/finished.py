@@ -1,0 +1,80 @@
+"""What a run that has finished leaves to be done when it is resumed: nothing, so no model is asked.
+
+Rule: only what has been looked at counts, each request of the input and each of its results.
+"""
+
+from typing import TYPE_CHECKING
+
+from batcher.formats.requests import BadLine, RequestParser
+
+from ..commands.run import RunOptions
+from ..screen.cells import counted, printable_lines
+from .intake import OpenInput
+from .problems import say
+from .reading import Line, RequestReader
+from .results_file import ResultsFile
+
+if TYPE_CHECKING:
+    from .earlier_results import EarlierResults
+    from .resume import Resumption
+
+
+def is_told_more(options: RunOptions) -> bool:
+    """Return whether more than results is asked for, which only decoding them again can tell."""
+    outputs = options.trace, options.summary_json, options.report, options.timeseries, options.otel
+    return options.is_exposed or options.stats or any(output is not None for output in outputs)
+
+
+def conclude_finished(
+    file: ResultsFile,
+    resumption: "Resumption",
+    requests: OpenInput,
+    parser: RequestParser,
+    *,
+    is_quiet: bool,
+) -> int | None:
+    """Say that nothing is to be done, if that is so; return the exit status, None if it is not.
+
+    Raises:
+        InputError: the input cannot be read.
+        OutputError, WriteError: the record of the run cannot be written.
+    """
+    if resumption.earlier is None:
+        return None
+    found = _count(resumption.earlier, requests, parser)
+    if found is None:
+        return None
+    num_requests, num_failed = found
+    resumption.begin()
+    file.settle()
+    resumption.finish()
+    if not is_quiet:
+        told = f"nothing to do: {file.name} has all results of {counted(num_requests, 'request')}"
+        if num_failed:
+            told += f"; {num_failed:,} failed (see --retry-failed)"
+        say(printable_lines(f"{told}\n"))
+    return 1 if num_failed else 0
+
+
+def _count(
+    earlier: "EarlierResults", requests: OpenInput, parser: RequestParser
+) -> tuple[int, int] | None:
+    """Return how many requests there are, and how many failed; None if one lacks a result."""
+    num_failed = 0
+    reader = RequestReader(requests.lines(), parser)
+    while (line := reader.read()) is not None:
+        has_failed = _has_failed(line, earlier, reader.lines.number)
+        if has_failed is None:
+            return None
+        num_failed += has_failed
+    return reader.num_read, num_failed
+
+
+def _has_failed(line: Line, earlier: "EarlierResults", number: int) -> bool | None:
+    """Return whether a line of the input has failed, None if it lacks a result."""
+    if isinstance(line, BadLine):
+        return earlier.has_rejected(line.id, number) or None
+    results = earlier.results_of(line.request)
+    if len(results) < line.request.n:
+        return None
+    return any(result.error is not None for result in results.values())
