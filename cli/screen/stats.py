@@ -10,7 +10,7 @@ from batcher.metrics.distributions import Distribution, SecondsDistribution
 from batcher.metrics.summary import RunSummary, Unit, WorkerSummary, unit_of
 
 from .cells import aligned, counted, duration, fill, number, percent
-from .summary import BLOCKED_CAUSES, INDENT, WIDTH, idle_causes
+from .summary import BLOCKED_CAUSES, INDENT, WIDTH, idle_causes, latencies_in_steps
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints.compiler import ConstraintTimes
@@ -62,11 +62,7 @@ def _distributions(summary: RunSummary, unit: Unit) -> list[str]:
     latencies: Mapping[str, SecondsDistribution | None] = {}
     if found is not None:
         latencies = {name: getattr(found, name) for name in found.__struct_fields__}
-    steps = {
-        "wait": summary.wait,
-        "first token": summary.first_token,
-        "latency": summary.latency,
-    }
+    steps = {} if latencies and unit == "steps" else latencies_in_steps(summary)
     return [*_table(unit, latencies), *_table("steps", steps)]
 
 

@@ -105,7 +105,7 @@ def render_summary(
         mark, color = marks.stopped, YELLOW
     lines = [
         f"{mark} {_headline(summary, num_unread, marks.separator, elapsed)}",
-        _times(summary),
+        *_times(summary),
         _idle(summary),
         _least_steps(summary),
         *timed_lines(summary, kv_bytes, unit_of(summary, is_timed=is_timed)),
@@ -147,28 +147,31 @@ def _headline(summary: RunSummary, num_unread: int, separator: str, elapsed: flo
     return f"{results}   {separator.join(run)}"
 
 
-def _times(summary: RunSummary) -> str:
-    """Return how long samples waited, for their slot, their first token and their last."""
-    if summary.computed is not None:  # steps are not alike, so seconds say more
-        return ""
-    parts = []
-    if summary.wait:
-        parts.append(f"wait {_spread(summary.wait)}")
-    if summary.first_token:
-        parts.append(f"first token {_median(summary.first_token)}")
-    if summary.latency:
-        parts.append(f"latency {_spread(summary.latency)}")
-    return f"  {'   '.join(parts)}  (steps)" if parts else ""
+def _times(summary: RunSummary) -> list[str]:
+    """Return the latencies in steps, where `timed_lines` does not tell them."""
+    if summary.latencies is not None:
+        return []
+    told = [
+        f"{name} {_spread(times)}"
+        for name, times in latencies_in_steps(summary).items()
+        if times is not None
+    ]
+    if not told:
+        return []
+    parts = [*told[:-1], f"{told[-1]}  (steps)"]
+    return [f"{INDENT}{line}" for line in fill(parts, GAP, WIDTH - 2)]
 
 
-def _median(distribution: Distribution) -> str:
-    """Return the median, which of one number is itself."""
-    return f"{'p50 ' if distribution.count > 1 else ''}{distribution.p50:,}"
+def latencies_in_steps(summary: RunSummary) -> dict[str, Distribution | None]:
+    """Return those that are counted in steps, by the names that they have in seconds."""
+    return {"queue": summary.wait, "ttft": summary.first_token, "e2e": summary.latency}
 
 
 def _spread(distribution: Distribution) -> str:
-    tail = f" p95 {distribution.p95:,}" if distribution.count > 1 else ""
-    return _median(distribution) + tail
+    """Return the median and the tail; of one number, itself."""
+    if distribution.count == 1:
+        return f"{distribution.p50:,}"
+    return f"p50 {distribution.p50:,} p99 {distribution.p99:,}"
 
 
 def idle_causes(summary: RunSummary) -> dict[str, str]:

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from msgspec.structs import replace
 from reference_drafts import DraftedJob, play_drafts
@@ -6,6 +8,7 @@ from reference_units import beams, guided, play_units, samples
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, RunEvent
 from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.slo import parse_slo
 from batcher.metrics.speculation import DraftChanges, PositionAcceptance
 from batcher.metrics.summary import WorkerSummary
 from cli.screen.summary import RunFiles, render_summary
@@ -54,7 +57,7 @@ def test_a_run_in_six_lines():
     files = RunFiles(results="results.jsonl", trace="run.trace.jsonl")
     assert lines_of(summary_of(BUSY_JOBS), files) == [
         "✓ 21 ok  1 failed   903 steps · 2 slots · 72% busy · 2.1 s",
-        "  wait p50 160 p95 360   first token p50 161   latency p50 240 p95 400  (steps)",
+        "  queue p50 160 p99 360   ttft p50 161 p99 361   e2e p50 240 p99 500  (steps)",
         "  idle: 27.9% = 0.2% tail drain, 27.7% empty queue",
         "  any schedule needs at least 652 steps; this one took 38.5% more",
         "  computed 1,391 positions, no padding",
@@ -181,7 +184,21 @@ def test_the_headline_says_how_it_ended(headline, jobs, num_events):
 
 
 def test_one_request_has_no_percentiles():
-    assert lines_of(summary_of(jobs_of(16)))[1] == "  wait 0   first token 1   latency 16  (steps)"
+    assert lines_of(summary_of(jobs_of(16)))[1] == "  queue 0   ttft 1   e2e 16  (steps)"
+
+
+def test_latencies_in_steps_have_the_names_and_percentiles_that_they_have_in_seconds():
+    summary, in_seconds = summary_of(BUSY_JOBS), RunMetrics(parse_slo("e2e=9999"))
+    in_seconds.observe(play(BUSY_JOBS, 2).events)
+
+    def names_of(text):
+        return re.findall(r"(\w+) (p\d+) \S+ (p\d+)", text)
+
+    both = names_of(lines_of(summary)[1])
+    assert [name for name, *_ in both] == ["queue", "ttft", "e2e"]
+    told = " ".join(lines_of(in_seconds.summary()))
+    assert set(both) <= set(names_of(told))
+    assert "(steps)" not in told
 
 
 @pytest.mark.parametrize(
