@@ -12,17 +12,19 @@ from batcher.scheduling.checks import check_settings
 from batcher.settings import SchedulingSettings
 from batcher.speculation.drafter import Drafter
 from batcher.timing.formulas import ConstantStepTime, ProfileStepTime
+from batcher.timing.least import LeastStepTime
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import StepTime
 
 Logged = tuple[str, int, str, int, float, int]
 """What happened, in which step, to which sample, when, and with how many tokens."""
 
+TERMS = {"t0": 300, "w": 100, "f": 20, "g": 10, "d": 1.5, "h": 2, "e": 0.01}
 STEP_TIMES: list[StepTime] = [
     ConstantStepTime(),
     ConstantStepTime(0.25),
     step_time_of("rtx4090_llama3.1-8b"),
-    ProfileStepTime("steep", {"t0": 300, "w": 100, "f": 20, "g": 10, "d": 1.5, "h": 2, "e": 0.01}),
+    ProfileStepTime("steep", TERMS),
     ProfileStepTime(
         "jagged",
         {"t0": 30, "w": 100, "f": 20, "g": 10, "d": 1.5, "h": 2, "e": 0.01},
@@ -31,6 +33,21 @@ STEP_TIMES: list[StepTime] = [
     step_time_of("roofline:llama-3.1-8b:h100-sxm"),
     step_time_of("h100_mixtral-8x7b_tp2:4x2"),
     step_time_of("roofline:qwen3-30b-a3b:h100-sxm:1x3"),
+]
+EXPERTS = ProfileStepTime("experts", TERMS | {"x": 900}, (), (8, 2))
+WITH_EXPERTS: list[StepTime] = [
+    EXPERTS,
+    LeastStepTime(EXPERTS, 700),
+    ProfileStepTime("jagged", TERMS | {"x": 900}, ((2, 190.5), (5, 150), (40, 999)), (8, 2)),
+    *(
+        step_time_of(name)
+        for name in (
+            "h100_mixtral-8x7b_tp2:4x2",
+            "h100_qwen3-30b-a3b@vllm-2025",
+            "roofline:qwen3-30b-a3b:h100-sxm:1x3",
+            "roofline:mixtral-8x7b:h100-sxm:2",
+        )
+    ),
 ]
 POLICIES = ["fcfs", "priority", "sjf", "ljf", "deadline", "lpm"]
 

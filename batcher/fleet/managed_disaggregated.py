@@ -11,12 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import inf
 
-from batcher.fleet.disaggregated import (
-    DecodeReplica,
-    DisaggregatedFleet,
-    PrefillReplica,
-    Transfer,
-)
+from batcher.fleet.disaggregated import DisaggregatedFleet
 from batcher.fleet.fleet import OnEnded
 from batcher.fleet.life import STEPPING, State
 from batcher.fleet.managed import ManagedFleet
@@ -24,6 +19,7 @@ from batcher.fleet.management import Management
 from batcher.fleet.pool import Pool
 from batcher.fleet.replica import ReplicaSettings
 from batcher.fleet.routers import ReplicaView, Router
+from batcher.fleet.sides import DecodeEngine, PrefillEngine, Transfer
 from batcher.simulation.phases import DecodePhase
 from batcher.simulation.sequence import SimulatedSequence, Turns
 
@@ -78,26 +74,21 @@ class ManagedDisaggregatedFleet(ManagedFleet, DisaggregatedFleet):
     def _pool_of(self, view: ReplicaView) -> Pool:
         return self._decode_pool if self._is_decoding(view) else self._pool
 
-    def _keeps_prompt(self, sequence: DecodePhase) -> bool:
-        """Whether the replica that has computed the prompt of a sequence has it still."""
-        source = self._replicas[sequence.source]
-        return isinstance(source, PrefillReplica) and source.keeps(sequence.whole)
-
     def _release(self, sequence: DecodePhase, time: float) -> None:
         self._untaken.pop(sequence.whole, None)
-        if self._keeps_prompt(sequence):
+        if self._keeper(sequence) is not None:
             super()._release(sequence, time)
             self._at(time, partial(self._go_down_if_drained, sequence.source))
 
     def _go_down_if_drained(self, index: int, now: float) -> None:
-        replica = self._replicas[index]
-        if not (isinstance(replica, PrefillReplica) and replica.keeps_any(now)):
+        engines = self._replicas[index].engines
+        if not any(isinstance(each, PrefillEngine) and each.keeps_any(now) for each in engines):
             super()._go_down_if_drained(index, now)
 
     def _admit(self, sequence: SimulatedSequence, now: float) -> None:
         if not isinstance(sequence, DecodePhase):
             super()._admit(sequence, now)
-        elif not self._keeps_prompt(sequence):
+        elif self._keeper(sequence) is None:
             self._lose(sequence.whole, now)
         elif self._decode_pool.open:
             self._untaken[sequence.whole] = sequence
@@ -124,16 +115,21 @@ class ManagedDisaggregatedFleet(ManagedFleet, DisaggregatedFleet):
         """Let those begin anew whose prompts a replica had that has failed."""
         for view in self._views:
             replica = self._replicas[view.index]
-            if isinstance(replica, DecodeReplica) and self._lives[view.index].state in STEPPING:
-                replica.advance(now)
-                self._take_ended(view.index)
-                lost = replica.drop(source, now)
-                for sequence in lost:
-                    del self._flying[view.index][sequence.whole]
-                    self._hear_end(now, view, sequence.num_prompt_tokens)
-                for sequence in lost:
-                    self._lose(sequence.whole, now)
-                self._plan(view.index)
+            if self._lives[view.index].state not in STEPPING or not self._is_decoding(view):
+                continue
+            replica.advance(now)
+            self._take_ended(view.index)
+            lost: list[DecodePhase] = []
+            for engine in replica.engines:
+                if isinstance(engine, DecodeEngine):
+                    lost += engine.drop(source, now)
+            replica.look_again()
+            for sequence in lost:
+                del self._flying[view.index][sequence.whole]
+                self._hear_end(now, view, sequence.num_prompt_tokens)
+            for sequence in lost:
+                self._lose(sequence.whole, now)
+            self._plan(view.index)
 
     def _lose(self, sequence: SimulatedSequence, now: float) -> None:
         untaken = self._untaken.get(sequence)

@@ -8,7 +8,7 @@ that nobody needs.
 Rule: the balancer knows what ranks have reported, and what it has sent itself since then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import floor, inf
 
 from batcher.fleet.replica import ARRIVES, BEGINS, ENDS, NOTHING, Replica, ReplicaSettings
@@ -30,13 +30,32 @@ def ranked_replica(
     results: Sequence[ReplicaResult] = (),
 ) -> "RankedReplica":
     """Return a replica of `settings.ranks` engines; results: those that they go on with, if any."""
+    return ranks_of(
+        settings,
+        report_interval,
+        lambda result: Replica(turns, settings, result),
+        lambda result: LockstepRank(turns, settings, result),
+        results,
+    )
+
+
+def ranks_of(
+    settings: ReplicaSettings,
+    report_interval: float,
+    alone: Callable[[ReplicaResult | None], Replica],
+    in_step: "Callable[[ReplicaResult | None], LockstepRank]",
+    results: Sequence[ReplicaResult] = (),
+) -> "RankedReplica":
+    """Return a replica of `settings.ranks` engines.
+
+    alone, in_step: makes one that takes its steps by itself, and one that shares experts.
+    results: those that they go on with, if any.
+    """
     going_on: Sequence[ReplicaResult | None] = results or [None] * settings.ranks
     rank_ticks = settings.step_time.of_rank(settings.ranks)
     if rank_ticks is None:
-        engines = [Replica(turns, settings, result) for result in going_on]
-        return IndependentRanks(engines, report_interval)
-    ranks = [LockstepRank(turns, settings, result) for result in going_on]
-    return LockstepRanks(ranks, report_interval, rank_ticks)
+        return IndependentRanks([*map(alone, going_on)], report_interval)
+    return LockstepRanks([*map(in_step, going_on)], report_interval, rank_ticks)
 
 
 def last_report_by(time: float, interval: float, first: float) -> float:
@@ -94,6 +113,9 @@ class RankedReplica:
         running = sum(report.running for report in reports)
         return ReplicaStats(time, running, sum(report.waiting for report in reports))
 
+    def look_again(self) -> None:
+        """Ask engines anew what comes next, of which one was told something by somebody else."""
+
     def _send(self, sequence: SimulatedSequence, place: int) -> None:
         self.engines[place].add(sequence)
 
@@ -121,6 +143,10 @@ class IndependentRanks(RankedReplica):
             engine.advance(until)
             self._events[place] = None
 
+    def look_again(self) -> None:
+        """Ask all of them."""
+        self._events = [None] * len(self.engines)
+
     def _send(self, sequence: SimulatedSequence, place: int) -> None:
         super()._send(sequence, place)
         self._events[place] = None
@@ -143,8 +169,12 @@ class IndependentRanks(RankedReplica):
 
 
 class LockstepRank(Replica):
-    """An engine that begins and ends each step when others do."""
+    """An engine that begins and ends each step when others do.
 
+    stands_at_arrivals: whether it has to have gone on to when a sequence arrives that it is sent.
+    """
+
+    stands_at_arrivals = False
     _planned: tuple[SchedulerOutput[SimulatedSequence], int] | None = None  # and its tokens
 
     @property
@@ -257,6 +287,11 @@ class LockstepRanks(RankedReplica):
         self._hear_reports_before(self.next_event())
         has_news = self._join()
         self._take_steps(*((0, 0) if has_news else self._stretch(inf)))
+
+    def _send(self, sequence: SimulatedSequence, place: int) -> None:
+        if self._ranks[place].stands_at_arrivals:
+            self.advance(sequence.arrival_time)
+        super()._send(sequence, place)
 
     @property
     def _is_idle(self) -> bool:

@@ -103,6 +103,9 @@ class Replica(EventSimulation):
         self._next_stretch = None
         self._queue.add(sequence, self._now)
 
+    def look_again(self) -> None:
+        """Take note that it was told something by somebody else, see RankedReplica: it knows."""
+
     def next_event(self) -> tuple[float, int]:
         """Return when it ends steps that decide nothing, or begins one that does, if none is added.
 

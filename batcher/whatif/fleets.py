@@ -11,10 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.disaggregated import Transfer
 from batcher.fleet.fleet_file import FleetFile
 from batcher.fleet.replica import Role
 from batcher.fleet.routers import router_of
+from batcher.fleet.sides import Transfer
 from batcher.scheduling.checks import check_effects
 from batcher.settings import DEFAULT_WATERMARK
 from batcher.timing.loading import model_shape_of

@@ -351,8 +351,6 @@ def problem_of(deployment: Deployment) -> str | None:
         problem = _problem_of(group.engine)
         if group.role == "decode" and group.engine.scheduling.kv_blocks is None:
             problem = "--kv-blocks is needed where requests decode"
-        if group.role != "both" and group.engine.ranks > 1:
-            problem = "--ranks are not simulated where prompts are computed and others decode"
         if problem is not None:
             return f"group {group.name}: {problem}" if group.name else problem
     return None

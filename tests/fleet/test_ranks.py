@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import workload_of_jobs
 from msgspec.structs import replace
-from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
+from simulated_workloads import (
+    STEP_TIMES,
+    WITH_EXPERTS,
+    BoundedModel,
+    random_requests,
+    random_settings,
+)
 
 from batcher.fleet.fleet import Fleet
 from batcher.fleet.ranks import DUMMY_STEP, ranked_replica
@@ -26,28 +32,10 @@ from batcher.simulation.simulator import simulate
 from batcher.simulation.steps import StepSimulation
 from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime, ProfileStepTime
-from batcher.timing.least import LeastStepTime
-from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 SEEDS = st.integers(0, 2**32)
 DRAFTS = AssumedDrafts(num_tokens=3, acceptance=0.6, cost=0.1)
-TERMS = {"t0": 300, "w": 100, "f": 20, "g": 10, "d": 1.5, "h": 2, "e": 0.01}
-EXPERTS = ProfileStepTime("experts", TERMS | {"x": 900}, (), (8, 2))
-WITH_EXPERTS = [
-    EXPERTS,
-    LeastStepTime(EXPERTS, 700),
-    ProfileStepTime("jagged", TERMS | {"x": 900}, ((2, 190.5), (5, 150), (40, 999)), (8, 2)),
-    *(
-        step_time_of(name)
-        for name in (
-            "h100_mixtral-8x7b_tp2:4x2",
-            "h100_qwen3-30b-a3b@vllm-2025",
-            "roofline:qwen3-30b-a3b:h100-sxm:1x3",
-            "roofline:mixtral-8x7b:h100-sxm:2",
-        )
-    ),
-]
 DENSE = [step_time for step_time in STEP_TIMES if step_time.of_rank(2) is None]
 
 

@@ -96,9 +96,17 @@ replicas:
 """
 
 
-def test_ranks_are_not_simulated_where_prompts_and_decoding_are_apart(fleet_of):
-    for deployment in (fleet_of(SIDES), fleet_of(SIDES.replace(", ranks: 2", ""), ranks=2)):
-        assert "--ranks are not simulated" in problem_of(deployment)
+def test_replicas_with_roles_have_ranks(fleet_of):
+    question = replace(QUESTION, workload=workload_of_jobs([0.0] * 4, [80] * 4, 10))
+    gpus = {}
+    for text, ranks in ((SIDES, 1), (SIDES.replace(", ranks: 2", ""), 2)):
+        deployment = fleet_of(text, profile=EXPERTS, ranks=ranks)
+        assert problem_of(deployment) is None
+        outcome = measure(question, deployment)
+        assert outcome.served == 4
+        assert [use.replicas for use in outcome.groups] == [1, 1]
+        gpus[ranks] = outcome.cost.gpus
+    assert gpus == {1: 3, 2: 4}  # of the prompts alone, and of both
 
 
 def test_limits_are_changed_and_ranks_stay(fleet_of):
