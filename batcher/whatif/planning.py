@@ -75,6 +75,7 @@ def find_plan(
     on_tried: OnTried = lambda _num_tried, _value: None,
     on_relief: Callable[[int], object] = lambda _: None,
     on_found: Callable[["Plan"], object] = lambda _: None,
+    on_trial: Callable[[Trial], object] = lambda _: None,
     *,
     num_jobs: int = 1,
     small: int = SMALL,
@@ -86,6 +87,7 @@ def find_plan(
     on_tried: called with how many values were tried, and with the one that is tried next.
     on_relief: called with how many simulations were done then to see what would help.
     on_found: called before that with the plan, but for what binds, what helps and the gain.
+    on_trial: called with each value that the search has tried, as soon as it is known.
     small: below so many samples no process is started.
 
     Raises:
@@ -98,7 +100,7 @@ def find_plan(
     if problem is not None:
         raise BatchdecodeError(problem)
     with Simulations(question, num_jobs, small) as simulations:
-        trials = _Trials(question, ladder, simulations, on_tried)
+        trials = _Trials(question, ladder, simulations, on_tried, on_trial)
         found, edge = _search(question, ladder, trials, _counted(simulations, on_relief))
         on_found(found)
         analysis = Analysis(binding=[], reliefs=[]) if edge is None else edge.analyse()
@@ -174,8 +176,10 @@ class _Trials:
         ladder: Ladder,
         simulations: Simulations,
         on_tried: OnTried,
+        on_trial: Callable[[Trial], object],
     ) -> None:
-        self._question, self._ladder, self._on_tried = question, ladder, on_tried
+        self._question, self._ladder = question, ladder
+        self._on_tried, self._on_trial = on_tried, on_trial
         self._simulations = simulations
         self._ahead: dict[int, Outcome] = {}  # of those that were not asked for by now
         self.outcomes: dict[int, Outcome] = {}
@@ -185,6 +189,7 @@ class _Trials:
         if number not in self._ahead:
             self._measure_ahead()
         self.outcomes[number] = outcome = self._ahead.pop(number)
+        self._on_trial(self.trial_of(number))
         return score_of(self._question, outcome)
 
     def _measure_ahead(self) -> None:

@@ -6,6 +6,7 @@ import re
 import pytest
 from process import ROOT, batchdecode, lines_of
 
+from batcher.whatif.measuring import measure
 from cli.commands.plan import PlanOptions
 from cli.whatif.plan import plan_requests
 
@@ -94,9 +95,54 @@ def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkey
     monkeypatch.setattr("batcher.whatif.relief.Edge.analyse", interrupted)
     with pytest.raises(KeyboardInterrupt):
         plan_requests(PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"]))
-    assert capfdbinary.readouterr().out == (
-        b"batch 4 is the smallest that meets the SLO: 100% of 8 requests do, 99% is asked\n"
-    )
+    told = capfdbinary.readouterr()
+    assert told.out.decode().splitlines() == [
+        "batch 4 is the smallest that meets the SLO: 100% of 8 requests do, 99% is asked",
+        "  e2e        p99 20 s of 25 s, headroom 20%",
+        "  next       batch 3 reaches 75%, 2 miss e2e",
+        "  time       slots 50%, compute 50%",
+        "  tried      1, 2, 3, 4, 5, 6, 8",
+    ]
+    assert told.err.endswith(b"stopped before it was known what would help\n")
+
+
+@pytest.mark.parametrize(
+    ("num_known", "told"),
+    [
+        (0, "stopped before any value was tried\n"),
+        (
+            2,
+            "stopped after 2 values: none meets the SLO by now; tried batch 1 (25%), "
+            "batch 2 (50%), 99% is asked\n",
+        ),
+        (
+            3,
+            "stopped after 3 values: batch 4 is the smallest that meets the SLO by now; "
+            "tried batch 1 (25%), batch 2 (50%), batch 4 (100%), 99% is asked\n",
+        ),
+    ],
+)
+def test_a_search_that_is_stopped_tells_what_it_has_tried(
+    tmp_path, monkeypatch, capfd, num_known, told
+):
+    (tmp_path / "r").write_bytes(EIGHT)
+    num_left = num_known
+
+    def interrupted(*arguments):
+        nonlocal num_left
+        num_left -= 1
+        if num_left < 0:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr("batcher.whatif.simulations.measure", interrupted)
+    for is_quiet in (False, True):
+        num_left = num_known
+        options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"], quiet=is_quiet)
+        with pytest.raises(KeyboardInterrupt):
+            plan_requests(options)
+        out, err = capfd.readouterr()
+        assert (out, err) == ("", "" if is_quiet else f"{PACED}\n{told}")
 
 
 @pytest.mark.heavy
