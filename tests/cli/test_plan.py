@@ -112,13 +112,17 @@ def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkey
         (0, "stopped before any value was tried\n"),
         (
             2,
-            "stopped after 2 values: none meets the SLO by now; tried batch 1 (25%), "
-            "batch 2 (50%), 99% is asked\n",
+            (
+                "stopped after 2 values: none meets the SLO by now; tried batch 1 (25%), "
+                "batch 2 (50%), 99% is asked\n"
+            ),
         ),
         (
             3,
-            "stopped after 3 values: batch 4 is the smallest that meets the SLO by now; "
-            "tried batch 1 (25%), batch 2 (50%), batch 4 (100%), 99% is asked\n",
+            (
+                "stopped after 3 values: batch 4 is the smallest that meets the SLO by now; "
+                "tried batch 1 (25%), batch 2 (50%), batch 4 (100%), 99% is asked\n"
+            ),
         ),
     ],
 )
