@@ -9,7 +9,8 @@ from batcher.formats.page.report import render_report
 from batcher.metrics.summary import RunSummary
 
 from ..printing import write_lines
-from ..screen.summary import BLOCKED_CAUSES, idle_causes
+from ..screen.summary import idle_causes
+from ..screen.timed_lines import BLOCKED_CAUSES
 from ..tracing.page import WORDS, page_runs, page_title, title_of
 
 _BLOCKED = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}

@@ -25,7 +25,7 @@ from ..options import STDOUT
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.pace import Pace
-from ..screen.terminal import encoding_of, is_pipe, is_same_terminal, wants_color
+from ..screen.terminal import columns_of, encoding_of, is_pipe, is_same_terminal, wants_color
 from ..screen.view import RunPlan, View
 from .answers import Answers, InputOrder, Replaying
 from .ending import refuse_rest, tell_ending
@@ -281,11 +281,10 @@ class Run:
         summary = metrics.summary(engine.num_steps)
         if not options.quiet:
             from ..screen.summary import (  # noqa: PLC0415 - a quiet run does without
-                NOT_TOLD,
-                BytesPerToken,
                 RunFiles,
                 render_summary,
             )
+            from ..screen.timed_lines import NOT_TOLD, BytesPerToken  # noqa: PLC0415 - as above
 
             is_timed = bool(engine.run_event().step_time)
             text = render_summary(
@@ -304,6 +303,7 @@ class Run:
                 encoding=encoding_of(sys.stderr.encoding, os.environ),
                 has_color=wants_color(options.color, 2, os.environ),
                 is_timed=is_timed,
+                columns=columns_of(2, os.environ),
                 kv_bytes=NOT_TOLD
                 if isinstance(model, RemoteModel)
                 else BytesPerToken(

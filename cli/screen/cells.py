@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from math import floor
 
 HANGING_INDENT = "  "
+_BETWEEN_FIGURES = re.compile(r"(?:(?<=  )|(?<=[·,;:=] ))(?=\S)")
 MIN_COLUMN = 12  # cells: a column is not wrapped to less
 _ROUNDING_ERROR = 1e-9
 _NUM_DIGITS = 3  # that count, of a number that is no whole one
@@ -99,6 +100,24 @@ def wrapped(line: str, width: int) -> list[str]:
     hanging = indent + HANGING_INDENT
     first, *rest = fill(text.split(" "), " ", width - len(hanging))
     return [indent + first, *(hanging + more for more in rest)]
+
+
+def narrowed(line: str, width: int) -> list[str]:
+    """Return a line of figures in lines of at most `width` cells if its words allow.
+
+    It is broken between figures; only one that is too long by itself is broken between words.
+    """
+    if cell_width(line) <= width:
+        return [line]
+    text = line.lstrip(" ")
+    indent = " " * (len(line) - len(text))
+    lines = [indent]
+    for figure in _BETWEEN_FIGURES.split(text):
+        if cell_width((lines[-1] + figure).rstrip()) <= width or not lines[-1].strip():
+            lines[-1] += figure
+        else:
+            lines.append(indent + HANGING_INDENT + figure)
+    return [part for line in lines for part in wrapped(line.rstrip(), width)]
 
 
 def pad(text: str, width: int) -> str:

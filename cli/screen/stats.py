@@ -10,7 +10,8 @@ from batcher.metrics.distributions import Distribution, SecondsDistribution
 from batcher.metrics.summary import RunSummary, Unit, WorkerSummary, unit_of
 
 from .cells import aligned, counted, duration, fill, number, percent
-from .summary import BLOCKED_CAUSES, INDENT, WIDTH, idle_causes, latencies_in_steps
+from .summary import idle_causes
+from .timed_lines import BLOCKED_CAUSES, INDENT, WIDTH, latencies_in_steps
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints.compiler import ConstraintTimes

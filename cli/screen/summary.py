@@ -4,20 +4,24 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from batcher.events import RestartReason
-from batcher.metrics.distributions import Distribution, SecondsDistribution
-from batcher.metrics.slo import Goodput
 from batcher.metrics.speculation import Speculation
-from batcher.metrics.summary import RunSummary, Unit, WorkerSummary, unit_of
+from batcher.metrics.summary import RunSummary, WorkerSummary, unit_of
 
 from ..running.urls import shown
-from .cells import counted, duration, fill, number, percent, printable, whole_percent
+from .cells import counted, fill, narrowed, number, percent, printable, whole_percent
 from .terminal import can_print
-
-PER: Mapping[Unit, str] = {"seconds": "s", "steps": "step"}
+from .timed_lines import (
+    BLOCKED_CAUSES,
+    GAP,
+    INDENT,
+    NOT_TOLD,
+    WIDTH,
+    BytesPerToken,
+    lines_in_steps,
+    timed_lines,
+)
 
 MAX_SECONDS = 60
-WIDTH = 80
-INDENT, GAP = "  ", "   "
 MAX_POSITIONS = 8  # of drafts
 MAX_WORKERS = 8  # with a figure each
 GREEN, YELLOW, RED, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
@@ -37,14 +41,6 @@ RESTART_REASONS: Mapping[RestartReason, str] = {
 NO_LINE = (
     "too few free or no line yet"  # of several workers, which are handed lines as they end some
 )
-BLOCKED_CAUSES = {
-    "kv": "KV",
-    "tokens": "budget",
-    "preemption": "preemption",
-    "batch": "batch",
-    "rate": "the rate",
-    "concurrency": "an overloaded server",
-}
 
 
 class RunFiles(NamedTuple):
@@ -71,16 +67,6 @@ UNICODE = Marks("✓", "✗", "■", " · ")
 ASCII = Marks("*", "x", "!", ", ")
 
 
-class BytesPerToken(NamedTuple):
-    """What the cache of a model takes for a token, if it says so, and that of a draft model."""
-
-    model: int | None
-    draft: int
-
-
-NOT_TOLD = BytesPerToken(None, 0)
-
-
 def render_summary(
     summary: RunSummary,
     files: RunFiles,
@@ -92,10 +78,12 @@ def render_summary(
     has_color: bool,
     is_timed: bool = True,
     kv_bytes: BytesPerToken = NOT_TOLD,
+    columns: int | None = None,
 ) -> str:
     """Return the summary as lines of text; `elapsed` is in seconds, `encoding` the terminal's.
 
-    kv_bytes: what the cache takes.  is_timed: as in RunPlan.
+    kv_bytes: what the cache takes.  is_timed: as in RunPlan.  columns: of the terminal, if it is
+    one; names of files may be longer, so that they can be copied.
     is_complete: every request of the input was read and has come to its end.
     num_unread: requests that were not even read, as far as that is known.
     """
@@ -105,16 +93,18 @@ def render_summary(
         mark, color = marks.stopped, YELLOW
     lines = [
         f"{mark} {_headline(summary, num_unread, marks.separator, elapsed)}",
-        *_times(summary),
+        *lines_in_steps(summary),
         _idle(summary),
         _least_steps(summary),
         *timed_lines(summary, kv_bytes, unit_of(summary, is_timed=is_timed)),
         *_control(summary),
         *_drafts(summary.speculation),
         *_workers(summary),
-        *_files(summary, files),
     ]
     shown = [line for line in lines if line]
+    if columns is not None:
+        shown = [part for line in shown for part in narrowed(line, columns)]
+    shown += _files(summary, files, columns or WIDTH)
     if has_color:
         shown[0] = color + mark + RESET + shown[0][1:]
         shown[1:] = [f"{DIM}{line}{RESET}" for line in shown[1:]]
@@ -145,33 +135,6 @@ def _headline(summary: RunSummary, num_unread: int, separator: str, elapsed: flo
         run.append(f"{whole_percent(summary.busy_slot_steps / total)} busy")
     run.append(_duration(elapsed))
     return f"{results}   {separator.join(run)}"
-
-
-def _times(summary: RunSummary) -> list[str]:
-    """Return the latencies in steps, where `timed_lines` does not tell them."""
-    if summary.latencies is not None:
-        return []
-    told = [
-        f"{name} {_spread(times)}"
-        for name, times in latencies_in_steps(summary).items()
-        if times is not None
-    ]
-    if not told:
-        return []
-    parts = [*told[:-1], f"{told[-1]}  (steps)"]
-    return [f"{INDENT}{line}" for line in fill(parts, GAP, WIDTH - 2)]
-
-
-def latencies_in_steps(summary: RunSummary) -> dict[str, Distribution | None]:
-    """Return those that are counted in steps, by the names that they have in seconds."""
-    return {"queue": summary.wait, "ttft": summary.first_token, "e2e": summary.latency}
-
-
-def _spread(distribution: Distribution) -> str:
-    """Return the median and the tail; of one number, itself."""
-    if distribution.count == 1:
-        return f"{distribution.p50:,}"
-    return f"p50 {distribution.p50:,} p99 {distribution.p99:,}"
 
 
 def idle_causes(summary: RunSummary) -> dict[str, str]:
@@ -208,111 +171,6 @@ def _least_steps(summary: RunSummary) -> str:
         f"  any schedule needs at least {counted(least, 'step')}; "
         f"this one took {percent(steps - least, least)} more"
     )
-
-
-def timed_lines(
-    summary: RunSummary, kv_bytes: BytesPerToken = NOT_TOLD, unit: Unit = "seconds"
-) -> list[str]:
-    """Return the lines on what steps computed and, where they are not alike, how long they took."""
-    memory = _memory(summary, kv_bytes)
-    groups = [_latencies(summary, unit), _rates(summary, unit), memory, _steps(summary)]
-    return [f"{INDENT}{line}" for parts in groups if parts for line in fill(parts, GAP, WIDTH - 2)]
-
-
-def _latencies(summary: RunSummary, unit: Unit) -> list[str]:
-    """Return how long requests took."""
-    found = summary.latencies
-    if found is None:
-        return []
-    named = {"queue": found.queue, "ttft": found.ttft, "tpot": found.tpot}
-    named |= {"itl": found.itl, "e2e": found.e2e}
-    return [
-        f"{name} {_times_of(times, unit)}" for name, times in named.items() if times is not None
-    ]
-
-
-def _rates(summary: RunSummary, unit: Unit) -> list[str]:
-    """Return what was done in a second or a step, and how much of it was good."""
-    parts = []
-    if summary.throughput is not None:
-        rates, per = summary.throughput, PER[unit]
-        parts.append(
-            f"throughput {number(rates.requests)} requests/{per}, "
-            f"{number(rates.output_tokens)} output tokens/{per}"
-        )
-    if summary.goodput is not None:
-        parts += _goodput(summary.goodput)
-    return parts
-
-
-def _goodput(goodput: Goodput) -> list[str]:
-    limits = ", ".join(f"{name} {duration(limit)}" for name, limit in goodput.limits.items())
-    within = f"within {limits}" if limits else "within their deadlines"
-    share = percent(goodput.good, goodput.requests)
-    rate = f"goodput {share} of requests ({number(goodput.per_second)}/s)"
-    parts = fill([rate, within], " ", WIDTH - 2)
-    if goodput.missed:
-        missed = ", ".join(f"{count:,} {name}" for name, count in goodput.missed.items())
-        parts.append(f"missed: {missed}")
-    return parts
-
-
-def _memory(summary: RunSummary, kv_bytes: BytesPerToken) -> list[str]:
-    """Return how full the blocks were, and what that cost."""
-    parts, kv = [], summary.kv
-    if kv is not None:
-        used = f"{number(kv.mean_blocks)} blocks used, {kv.max_blocks:,} at most"
-        if kv.mean_share is not None and kv.max_share is not None:
-            used = f"{whole_percent(kv.mean_share)} used, {whole_percent(kv.max_share)} at most"
-        parts.append(f"kv {used}")
-        if kv_bytes.model is not None:
-            for_drafts = f", {kv_bytes.draft:,} of them for drafts" if kv_bytes.draft else ""
-            parts.append(f"{kv_bytes.model + kv_bytes.draft:,} bytes per token{for_drafts}")
-    lost = summary.preemptions
-    if lost is not None and lost.count:
-        again = counted(lost.recomputed_tokens, "token")
-        parts.append(f"{counted(lost.count, 'preemption')} recomputed {again}")
-    if summary.prefix_cache is not None:
-        parts.append(f"prefix hits {whole_percent(summary.prefix_cache.share)}")
-    return parts
-
-
-def _steps(summary: RunSummary) -> list[str]:
-    """Return whom age admitted, how full steps were, what blocked others and what is padding."""
-    parts = []
-    if summary.aged:
-        parts.append(f"{counted(summary.aged, 'admission')} by --aging, whatever the policy")
-    if summary.budget is not None:
-        full = counted(summary.budget.full_steps, "step")
-        parts.append(
-            f"token budget {whole_percent(summary.budget.mean_share)} used, full in {full}"
-        )
-    if summary.blocked is not None:
-        steps = {
-            cause: getattr(summary.blocked, reason) for reason, cause in BLOCKED_CAUSES.items()
-        }
-        blocked = [f"{cause} {count:,}" for cause, count in steps.items() if count]
-        if blocked:
-            parts.append(f"steps blocked: {', '.join(blocked)}")
-    positions, done = summary.positions, summary.computed
-    if positions.total:
-        share = percent(positions.padding, positions.total)
-        padding = f"{positions.padding:,} padding ({share})" if positions.padding else "no padding"
-        parts.append(f"computed {counted(positions.total, 'position')}, {padding}")
-    if done is not None and done.right_padding and not positions.padding:
-        more = percent(done.right_padding, done.prefill_tokens)
-        parts.append(f"right padding would add {more} to prefills")
-    return parts
-
-
-def _times_of(times: SecondsDistribution, unit: Unit) -> str:
-    """Return the median and the tail in the unit that suits the tail; of one number, itself."""
-    scale, name = (1, "s") if times.p99 >= 1 or not times.p99 else (1000, "ms")
-    if unit == "steps":
-        scale, name = 1, "steps"
-    if times.count == 1:
-        return f"{number(times.p50 * scale)} {name}"
-    return f"p50 {number(times.p50 * scale)} p99 {number(times.p99 * scale)} {name}"
 
 
 def _control(summary: RunSummary) -> list[str]:
@@ -374,7 +232,7 @@ def _work(worker: WorkerSummary) -> str:
     )
 
 
-def _files(summary: RunSummary, files: RunFiles) -> list[str]:
+def _files(summary: RunSummary, files: RunFiles, columns: int) -> list[str]:
     """Return where the results and all else are, and how to look at the trace."""
     from shlex import quote  # noqa: PLC0415 - most runs that must start fast write no file
 
@@ -391,7 +249,8 @@ def _files(summary: RunSummary, files: RunFiles) -> list[str]:
         "metrics": files.metrics,
     }
     parts += [f"{name}: {printable(path)}" for name, path in others.items() if path is not None]
-    return [f"{INDENT}{line}" for line in fill(parts, GAP, WIDTH - 2)] if parts else []
+    width = min(columns, WIDTH) - len(INDENT)
+    return [f"{INDENT}{line}" for line in fill(parts, GAP, width)] if parts else []
 
 
 def _duration(seconds: float) -> str:

@@ -85,6 +85,11 @@ def terminal_size(fd: int, environ: Mapping[str, str]) -> os.terminal_size:
     )
 
 
+def columns_of(fd: int, environ: Mapping[str, str]) -> int | None:
+    """Return the columns of `fd` now, None if it is no terminal."""
+    return terminal_size(fd, environ).columns if os.isatty(fd) else None
+
+
 @dataclass(frozen=True)
 class Terminal:
     """A descriptor that people read, a terminal or not; `environ` may tell its size."""

@@ -32,6 +32,7 @@ def lines_of(
     elapsed=2.13,
     encoding="utf-8",
     has_color=False,
+    columns=None,
 ):
     text = render_summary(
         summary,
@@ -41,6 +42,7 @@ def lines_of(
         elapsed=elapsed,
         encoding=encoding,
         has_color=has_color,
+        columns=columns,
     )
     assert text.endswith("\n")
     return text.splitlines()
@@ -91,6 +93,30 @@ def test_it_fits_a_terminal_of_eighty_columns():
     files = RunFiles(results="results.jsonl", trace="run.trace.jsonl")
     jobs = [Job(f"r{number}", 70, number * 34.0) for number in range(400)]
     assert max(map(len, lines_of(summary_of(jobs), files))) <= 80
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_on_a_terminal_no_word_or_number_is_broken_whatever_its_width(columns, encoding):
+    jobs = [*[Job(f"r{n}", 70, n * 34.0) for n in range(400)], Job("x", 3, 0.0, outcome="error")]
+    summary = summary_of(jobs)
+    each = WorkerSummary(requests=1, generated_tokens=9_999, steps=9_999, busy_share=0.75)
+    summary = replace(summary, workers=[each] * 4, unfinished=1_234)
+    whole = lines_of(summary, encoding=encoding, num_unread=12_345)
+    lines = lines_of(summary, encoding=encoding, num_unread=12_345, columns=columns)
+    assert max(map(len, lines)) <= columns
+    assert " ".join(lines).split() == " ".join(whole).split()
+    assert not any(re.search(r"[\d.]$", line) for line in lines if "p99" not in line)
+
+
+def test_names_of_files_are_not_broken():
+    files = RunFiles("a folder/" * 9, "another folder/" * 9, "a report")
+    lines = lines_of(summary_of(jobs_of(1)), files, columns=40)
+    assert lines[-3:] == [
+        f"  {files.results} (1)",
+        f"  trace: batchdecode trace '{files.trace}'",
+        "  report: a report",
+    ]
 
 
 def drafts_of(*lengths, is_timed=False):

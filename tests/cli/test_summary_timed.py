@@ -15,7 +15,8 @@ from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Goodput, parse_slo
 from batcher.metrics.summary import unit_of
 from cli.screen.cells import number, percent, whole_percent
-from cli.screen.summary import RunFiles, render_summary, timed_lines
+from cli.screen.summary import RunFiles, render_summary
+from cli.screen.timed_lines import timed_lines
 
 
 def summary_of(slo="ttft=0.5,tpot=50ms", **changes):

@@ -9,7 +9,7 @@ from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.settings import SchedulingSettings
-from cli.screen.summary import timed_lines
+from cli.screen.timed_lines import timed_lines
 from cli.tracing.story_text import tell
 
 

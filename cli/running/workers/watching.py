@@ -15,7 +15,7 @@ from ...options import STDOUT
 from ...printing import output_sink
 from ...screen.opening import open_view
 from ...screen.summary import RunFiles, render_summary
-from ...screen.terminal import encoding_of, is_pipe, is_same_terminal, wants_color
+from ...screen.terminal import columns_of, encoding_of, is_pipe, is_same_terminal, wants_color
 from ...screen.view import GaugeReading, RunPlan, View
 from ..observing import close_spans
 from ..output import open_sink
@@ -188,6 +188,7 @@ class WorkersRecord:
                 encoding=encoding_of(sys.stderr.encoding, os.environ),
                 has_color=wants_color(options.color, 2, os.environ),
                 is_timed=is_timed,
+                columns=columns_of(2, os.environ),
             )
             say(text)
             if options.stats:

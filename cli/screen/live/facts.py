@@ -6,7 +6,7 @@ from typing import NamedTuple
 from batcher.timeline.records import label_of
 
 from ..cells import counted, number, whole_percent
-from ..summary import BLOCKED_CAUSES
+from ..timed_lines import BLOCKED_CAUSES
 from ..view import GaugeReading, RunPlan
 from .state import RunState
 
