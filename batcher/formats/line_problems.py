@@ -329,6 +329,9 @@ def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
     hint = suggest(name, allowed)
     if allowed is ROW_FIELDS and any(name in names for names in BODY_FIELDS.values()):
         hint = "it belongs inside `body`"
+    if path[:-1] == ("body",):
+        urls = [url for url, names in BODY_FIELDS.items() if name in names]
+        hint = f"it is for {urls[0]}" if urls else hint
     return FieldProblem("unknown-field", path, f"unknown field `{name}`", hint)
 
 

@@ -183,6 +183,20 @@ async def test_no_name_or_place_of_a_request_changes_its_draws(server):
         assert answer.json()["choices"][0]["batchdecode"]["tokens"] == result.tokens
 
 
+@pytest.mark.parametrize(
+    ("url", "field", "other"),
+    [(COMPLETIONS, {"messages": SAID}, CHATS), (CHATS, {"prompt": PROMPT}, COMPLETIONS)],
+)
+def test_a_body_for_the_other_address_is_told_which_that_is(url, field, other):
+    async def main():
+        async with served() as server:
+            error = (await server.post(url, **field)).json()["error"]
+            [name] = field
+            assert error["message"].endswith(f"unknown field `{name}` (it is for {other})")
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("prompt", ["Once", [60, 61, 62]])
 def test_a_list_of_one_prompt_is_that_prompt(prompt):
     async def main():
