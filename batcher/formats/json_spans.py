@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from batcher.errors import Path
 
+NOT_JSON = "not JSON: "  # how messages of what is no JSON begin
 MAX_DIGITS = 400  # more than any float holds; Python itself refuses to read 4,301
 
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -180,9 +181,22 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
     if error.pos >= length:
         end = Span(length, length + 1)
         return JsonError("invalid-json", "the line ends before the JSON object does", end)
-    message = error.msg.removesuffix(" at").removesuffix(" starting")
-    message = "not JSON: " + message[0].lower() + message[1:]
-    return JsonError("invalid-json", message, Span(error.pos, error.pos + 1))
+    place, message = error.pos, error.msg.removesuffix(" at").removesuffix(" starting")
+    comma = _trailing_comma(text, error)
+    if comma is not None:
+        place, message = comma, "no comma belongs behind the last one"
+    elif text[place] == "'":
+        message = "names and strings stand in double quotes, not in single ones"
+    message = f"{NOT_JSON}{message[0].lower()}{message[1:]}"
+    return JsonError("invalid-json", message, Span(place, place + 1))
+
+
+def _trailing_comma(text: str, error: json.JSONDecodeError) -> int | None:
+    """Return where a comma stands right before a closing bracket, if that is the error."""
+    if error.msg.startswith("Illegal trailing comma"):  # since Python 3.13
+        return error.pos
+    before = text[: error.pos].rstrip(" \t\n\r")
+    return len(before) - 1 if text[error.pos] in "]}" and before.endswith(",") else None
 
 
 def _root(text: str) -> Span:

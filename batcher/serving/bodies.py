@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from batcher.formats.json_spans import (
+    NOT_JSON,
     JsonError,
     Span,
     find_doubles,
@@ -116,6 +117,8 @@ class BodyReader:
 
 def _fields_of(data: bytes) -> dict[str, Any]:
     """Return the object that `data` holds, or raise an ApiError that says where it is none."""
+    if not data.strip():
+        raise ApiError(BAD_REQUEST, "invalid-json", "the body is empty; it is a JSON object")
     too_many = find_too_many(data, 1)
     if too_many is not None:
         raise of_problems([too_many])
@@ -149,7 +152,8 @@ def _why_no_json(data: bytes) -> str:
     except UnicodeDecodeError as error:
         return f"the body is not UTF-8 from byte {error.start} on: {error.reason}"
     except JsonError as error:
-        return f"the body is not JSON: {error.message} ({_place(text, error.span)})"
+        reason = error.message.removeprefix(NOT_JSON).replace("the line ends", "it ends")
+        return f"the body is not JSON: {reason} ({_place(text, error.span)})"
     return "the body is not JSON"
 
 

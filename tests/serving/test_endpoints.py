@@ -254,7 +254,10 @@ def test_what_is_wrong_is_told_with_its_place_and_what_is_allowed(body, param, c
     [
         (b'{"prompt": x}', "line 1, column 12"),
         (b'{"prompt":\n "a",}', "line 2"),
-        (b"", "not JSON"),
+        (b"", "the body is empty"),
+        (b" \n", "the body is empty"),
+        (b"{prompt}", "the body is not JSON: expecting property name"),
+        (b'{"prompt": "a"', "the body is not JSON: it ends before the JSON object does"),
         (b"[1]", "not a list"),
         (b"null", "not null"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
