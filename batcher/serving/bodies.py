@@ -175,10 +175,18 @@ def _refuse(fields: dict[str, Any]) -> None:
 
 
 def _unwrap(fields: dict[str, Any]) -> None:
-    """Take a list of one prompt for that prompt, as some clients always send a list."""
+    """Take a list of one prompt for that prompt, as some clients always send a list.
+
+    Raises:
+        ApiError: it is a list of several.
+    """
     prompts = fields.get("prompt")
-    if isinstance(prompts, list) and len(prompts) == 1 and isinstance(prompts[0], str | list):
-        fields["prompt"] = prompts[0]
+    if not isinstance(prompts, list) or not prompts or not isinstance(prompts[0], str | list):
+        return
+    if len(prompts) > 1:
+        message = f"`prompt` is a list of {len(prompts)} prompts; each is a request of its own"
+        raise ApiError(BAD_REQUEST, "invalid-type", message, "prompt")
+    fields["prompt"] = prompts[0]
 
 
 def _take_delivery(fields: dict[str, Any]) -> Delivery:

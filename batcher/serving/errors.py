@@ -44,13 +44,18 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
-        kind = "server_error" if status >= SERVER_ERROR else "invalid_request_error"
-        self.body = ErrorBody(message, kind, param, _OPENAI_CODES.get(code, code))
+        self.body = ErrorBody(message, _type_of(status), param, _OPENAI_CODES.get(code, code))
 
     @property
     def json(self) -> bytes:
         """The body of the answer."""
         return msgspec.json.encode({"error": self.body})
+
+
+def _type_of(status: int) -> str:
+    if status == TOO_MANY:
+        return "rate_limit_error"
+    return "server_error" if status >= SERVER_ERROR else "invalid_request_error"
 
 
 def of_problems(problems: Sequence[Problem]) -> ApiError:

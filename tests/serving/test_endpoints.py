@@ -207,7 +207,9 @@ def test_a_list_of_one_prompt_is_that_prompt(prompt):
             ]
             assert one[0]["text"] == listed[0]["text"]
             two = await server.post(prompt=[prompt, prompt])
-            assert (two.status_code, two.json()["error"]["param"]) == (400, "prompt[0]")
+            error = two.json()["error"]
+            assert (two.status_code, error["param"]) == (400, "prompt")
+            assert "a list of 2 prompts" in error["message"]
 
     asyncio.run(main())
 

@@ -115,6 +115,7 @@ def test_more_requests_than_may_wait_are_told_to_come_again():
             assert answer.status_code == 429
             assert answer.headers["retry-after"] == "1"
             assert answer.json()["error"]["code"] == "queue-full"
+            assert answer.json()["error"]["type"] == "rate_limit_error"
             clients[0].go()
             await until(lambda: server.thread.num_open == 2)
             two = await server.post(prompt="x", max_tokens=1, n=2, temperature=1)
