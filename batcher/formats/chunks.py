@@ -51,14 +51,17 @@ class ChatChunkChoice(Struct, frozen=True, gc=False):
 
 
 class Chunk(Struct, frozen=True, gc=False):
-    """One part of an answer; the last one may have no choices, and the usage."""
+    """One part of an answer; the last one has no choices and the usage, if that is asked for.
+
+    Then the others have a usage of null, as OpenAI's do; otherwise none.
+    """
 
     id: str
     object: Literal["text_completion", "chat.completion.chunk"]
     created: int
     model: str
     choices: list[ChunkChoice] | list[ChatChunkChoice]
-    usage: RowUsage | None = None
+    usage: RowUsage | UnsetType | None = UNSET
 
 
 class _Output(Struct):
@@ -76,10 +79,18 @@ class ChunkWriter:
     """
 
     def __init__(
-        self, request_id: str, model: str, form: Form, created: int, *, has_token_ids: bool = False
+        self,
+        request_id: str,
+        model: str,
+        form: Form,
+        created: int,
+        *,
+        has_token_ids: bool = False,
+        has_usage: bool = False,
     ) -> None:
         self._id, self._model, self._created = answer_id_of(request_id, form), model, created
         self._is_chat, self._has_token_ids = form == "chat", has_token_ids
+        self._no_usage: UnsetType | None = None if has_usage else UNSET
         self._outputs: dict[int, _Output] = {}
 
     def of_tokens(self, event: TokenEvent) -> Chunk:
@@ -128,13 +139,15 @@ class ChunkWriter:
             delta = Delta(role, text or (None if role is None else ""))
             told = chat_logprobs(logprobs) if logprobs else None
             chat = ChatChunkChoice(index, delta, finish_reason, stop_reason, told, token_ids)
-            return self._around([chat], None)
+            return self._around([chat], self._no_usage)
         of_text = choice_logprobs(logprobs, [start] * len(logprobs)) if logprobs else None
         choice = ChunkChoice(index, text, finish_reason, stop_reason, of_text, token_ids)
-        return self._around([choice], None)
+        return self._around([choice], self._no_usage)
 
     def _around(
-        self, choices: list[ChunkChoice] | list[ChatChunkChoice], usage: RowUsage | None
+        self,
+        choices: list[ChunkChoice] | list[ChatChunkChoice],
+        usage: RowUsage | UnsetType | None,
     ) -> Chunk:
         kind: Literal["text_completion", "chat.completion.chunk"] = "text_completion"
         if self._is_chat:

@@ -119,6 +119,7 @@ class GeneratingEndpoint:
             body.form,
             int(time.time()),
             has_token_ids=bool(body.delivery.return_token_ids),
+            has_usage=body.delivery.includes_usage,
         )
         results: list[Result] = []
         while True:

@@ -93,6 +93,20 @@ def test_the_chunks_of_a_stream_make_up_the_whole_answer(more):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("url", "body"), [(COMPLETIONS, {"prompt": "a"}), (CHATS, {"messages": SAID})]
+)
+def test_only_chunks_of_a_stream_whose_usage_is_asked_for_have_one(url, body):
+    async def main():
+        async with served() as server:
+            assert not any("usage" in chunk for chunk in await server.chunks(url, **body))
+            *chunks, last = await server.chunks(url, **body, stream_options={"include_usage": True})
+            assert all(chunk["usage"] is None for chunk in chunks)
+            assert last["usage"]["completion_tokens"] > 0
+
+    asyncio.run(main())
+
+
 @asked
 async def test_a_name_that_is_given_twice_is_refused_at_any_depth(server):
     for body, name in [
