@@ -14,6 +14,9 @@ from batcher.transformer.layers import FloatArray
 _PROBE = torch.arange(8)  # tokens that any vocabulary has
 _TOLERANCE = 0.05  # parts of the largest logit
 
+# What the cache is called in a call, and in what comes of it: since transformers 5.24 `cache`.
+_CACHE_NAMES = ("cache", "cache_params")
+
 
 class WholeDecoder:
     """Computes the next tokens of one sequence after another.
@@ -29,7 +32,8 @@ class WholeDecoder:
         self.config = sizes
         self._model = model
         known = signature(model.forward).parameters
-        self._cache_name = "cache_params" if "cache_params" in known else "past_key_values"
+        names = (name for name in _CACHE_NAMES if name in known)
+        self._cache_name = next(names, "past_key_values")
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         self._is_exact, self._goes_on_by_one = is_exact, False
         self._goes_on_by_one = not self._goes_on_by_several()

@@ -111,6 +111,7 @@ def their_config(params: SamplingParams) -> transformers.GenerationConfig:
     return transformers.GenerationConfig(
         do_sample=True,
         num_beams=1,
+        num_return_sequences=1,
         eos_token_id=STOPS[0],
         guidance_scale=params.cfg_scale,
         sequence_bias={(token_id,): value for token_id, value in params.logit_bias} or None,
