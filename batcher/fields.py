@@ -10,6 +10,14 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields, replace
 
 _UNIONS = (Union, UnionType)
+_EXPECTED: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text, in quotes if need be",
+    dict: "an object",
+    list: "a list",
+}
 
 
 class Range(Struct, frozen=True):
@@ -43,6 +51,25 @@ def range_in_words(smallest: float | None, largest: float | None) -> str:
     if smallest is None:
         return "" if largest is None else f"up to {_in_words(largest)}"
     return f"from {_in_words(smallest)}" + ("" if largest is None else f" to {_in_words(largest)}")
+
+
+def expected_of(kind: Any) -> str:
+    """Return what a message says of what a type holds, null aside: `an integer from 1 to 64`."""
+    if get_origin(kind) in _UNIONS:
+        return " or ".join(expected_of(part) for part in get_args(kind) if part is not NoneType)
+    if get_origin(kind) is Literal:
+        *names, last = map(str, get_args(kind))
+        return f"{', '.join(names)} or {last}" if names else last
+    if get_origin(kind) is not Annotated:
+        plain = get_origin(kind) or kind
+        return _EXPECTED.get(plain, f"a {plain.__name__}")
+    words, limits = expected_of(get_args(kind)[0]), get_args(kind)[1:]
+    for limit in (part for part in limits if isinstance(part, Meta)):
+        if limit.gt is not None:
+            most = f" and up to {_in_words(limit.le)}" if limit.le is not None else ""
+            return f"{words} above {_in_words(limit.gt)}{most}"
+        words = f"{words} {range_in_words(limit.ge, limit.le)}".rstrip()
+    return words
 
 
 def _in_words(number: float) -> str:

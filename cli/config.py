@@ -8,12 +8,14 @@ all that is wrong in it is said at once.
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batcher.errors import BatchdecodeError
+from batcher.fields import expected_of
 from batcher.hf.settings import LOADING_SETTINGS
 from batcher.settings import SETTINGS
 from batcher.speculation.settings import SPECULATION_SETTINGS
+from batcher.validation.values import show
 
 from .errors import reason_of
 from .usage.other_names import name_here
@@ -28,12 +30,12 @@ OF_SCHEDULING = {*SETTINGS, *SPECULATION_SETTINGS, "check", "profile", "kv_memor
 OF_REQUESTS = {"batch", "seed", "keep_going", *OF_MODELS, *OF_SCHEDULING}
 _NOT_IN_A_FILE = {"config", "help"}
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "boolean": ((bool,), "true or false"),
-    "int": ((int,), "a whole number"),
-    "int range": ((int,), "a whole number"),
-    "float range": ((int, float), "a number"),
+    "boolean": ((bool,), expected_of(bool)),
+    "int": ((int,), expected_of(int)),
+    "int range": ((int,), expected_of(int)),
+    "float range": ((int, float), expected_of(float)),
 }
-_TEXT_KIND = (str,), "text, in quotes if need be"
+_TEXT_KIND = (str,), expected_of(str)
 # The sections of models: the field of a command's record, and the record of their settings.
 MODEL_SECTIONS = {
     "simulated": ("model_settings", "batcher.models.simulated", "SimulatedSettings"),
@@ -130,12 +132,14 @@ def _option_value(place: Place, key: str, written: Any, known: dict[str, Any]) -
             here = f"{setting}: {value}" if value else setting
             raise SettingError(place, f"unknown setting {key}; here it is {here}")
         raise SettingError(place, _unknown(key, sorted(names)))
-    types, expected = _KINDS.get(known[name].type.name, _TEXT_KIND)
+    kind = known[name].type
+    types, expected = _KINDS.get(kind.name, _TEXT_KIND)
     value = written
-    if isinstance(written, bool) and "on" in getattr(known[name].type, "choices", ()):
+    if isinstance(written, bool) and "on" in getattr(kind, "choices", ()):
         value = "on" if written else "off"  # which are booleans in YAML
     if value is not None and type(value) not in types:  # True is no number here
-        raise SettingError(place, f"{key}: expected {expected}")
+        expected = getattr(kind, "allowed", expected)  # with the range
+        raise SettingError(place, f"{key} must be {expected}, not {show(value)}")
     return value
 
 
@@ -191,13 +195,9 @@ def _problems_of(settings: list[FileSetting], record: type["Struct"]) -> list[Se
             continue
         try:
             msgspec.convert(value, types[key])
-        except msgspec.ValidationError as error:
-            problem, kind = str(error), types[key]
-            if get_origin(kind) is Annotated:
-                kind = kind.__origin__
-            if get_origin(kind) is Literal:
-                problem += f", known: {', '.join(get_args(kind))}"
-            problems.append(SettingError(place, f"{key}: {problem[0].lower()}{problem[1:]}"))
+        except msgspec.ValidationError:
+            text = f"{key} must be {expected_of(types[key])}, not {show(value)}"
+            problems.append(SettingError(place, text))
     return problems
 
 

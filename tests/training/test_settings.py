@@ -19,10 +19,10 @@ def options(**given):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("steps: many", "1:1: steps: expected `int`, got `str`"),
+        ("steps: many", '1:1: steps must be an integer from 1 to 2,147,483,648, not "many"'),
         ("seq_lenght: 3", "1:1: unknown setting seq_lenght; did you mean seq_length?"),
-        ("seed: 1\nprecision: fp8", "2:1: precision: invalid enum value 'fp8', known: fp32, bf16"),
-        ("holdout: 0.9", "1:1: holdout: expected `float` <= 0.5"),
+        ("seed: 1\nprecision: fp8", '2:1: precision must be fp32, bf16 or fp16, not "fp8"'),
+        ("holdout: 0.9", "1:1: holdout must be a number above 0 and up to 0.5, not 0.9"),
         ("hidden_size: 100\nnum_heads: 3", "hidden_size 100 does not divide into 3 heads"),
         ("hidden_size: 12\nnum_heads: 4", "hidden_size 12 does not divide into 4 heads of an even"),
         ("steps: 10\nwarmup_steps: 10", "warmup_steps 10 leaves nothing of 10 steps"),
