@@ -24,6 +24,7 @@ from batcher.formats.requests import BadLine, RequestParser, find_too_many
 from batcher.formats.spellings import SPELLINGS
 from batcher.request import CONSTRAINT_FIELDS, Request
 from batcher.serving.errors import BAD_REQUEST, NOT_FOUND, ApiError, of_problems
+from batcher.validation.values import show
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +71,12 @@ _NOT_OF_CLIENTS = {
     "session": "sessions are of files: send the messages so far",
 }
 
+
+_EXPECTED = {
+    "stream": "true or false",
+    "stream_options": "an object with `include_usage`, true or false",
+    "return_token_ids": "true or false",
+}
 
 # What takes long to check: constraints are compiled.  The names may stand in a text as well.
 _SLOW = [*CONSTRAINT_FIELDS, *SPELLINGS.keys() - {"messages", "max_completion_tokens"}]
@@ -194,12 +201,14 @@ def _take_delivery(fields: dict[str, Any]) -> Delivery:
     told = {name: fields.pop(name) for name in Delivery.__struct_fields__ if name in fields}
     if not told:
         return Delivery()
-    try:
-        delivery = msgspec.convert(told, Delivery)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$.")
-        param = path.removesuffix("`") or next(iter(told))
-        raise ApiError(BAD_REQUEST, "invalid-type", f"`{param}`: {reason}", param) from None
+    for name, value in told.items():
+        try:
+            msgspec.convert({name: value}, Delivery)
+        except msgspec.ValidationError:
+            more = "and nothing else" if isinstance(value, dict) else f"not {show(value)}"
+            message = f"`{name}` must be {_EXPECTED[name]}, {more}"
+            raise ApiError(BAD_REQUEST, "invalid-type", message, name) from None
+    delivery = msgspec.convert(told, Delivery)
     if delivery.stream_options is not None and not delivery.stream:
         message = "`stream_options` has no effect without `stream`; give true"
         raise ApiError(BAD_REQUEST, "conflicting-fields", message, "stream_options")
