@@ -61,8 +61,8 @@ def expected_of(kind: Any) -> str:
         *names, last = map(str, get_args(kind))
         return f"{', '.join(names)} or {last}" if names else last
     if get_origin(kind) is not Annotated:
-        plain = get_origin(kind) or kind
-        return _EXPECTED.get(plain, f"a {plain.__name__}")
+        base = get_origin(kind) or kind
+        return _EXPECTED.get(base, f"a {base.__name__}")
     words, limits = expected_of(get_args(kind)[0]), get_args(kind)[1:]
     for limit in (part for part in limits if isinstance(part, Meta)):
         if limit.gt is not None:
