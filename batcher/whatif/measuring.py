@@ -22,6 +22,7 @@ from batcher.scheduling.checks import check_settings
 from batcher.simulation.result import Totals
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
+from batcher.whatif.backlog import Backlog, backlog_of
 from batcher.whatif.classes import ClassOutcome, kept
 from batcher.whatif.deployments import Deployment
 from batcher.whatif.draft_memory import draft_memory_of
@@ -183,6 +184,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     classes: of an SLO that has some, each by its name.
     tails: for each limit of the SLO, what the asked share of the samples that it is of does not
     exceed; None if fewer were served.
+    backlog: None if as much was served as arrived.
     drafts: None if none were verified.  offload: None without a second tier of the KV cache.
     replicas: None if there is one.  fleet: None if it is not managed.  groups: of the replicas that
     a file states, None without one.  cost: None without prices.
@@ -205,6 +207,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     recomputed_tokens: int
     prefix_hits: float | None
     tails: dict[str, float | None]
+    backlog: Backlog | None
     drafts: DraftUse | None
     offload: OffloadUse | None
     binding: Binding
@@ -259,6 +262,7 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
         recomputed_tokens=totals.recomputed_tokens,
         prefix_hits=_rounded(result.hit_rate) if has_cache else None,
         tails={} if promise is None else promise.tails,
+        backlog=backlog_of(times),
         drafts=_draft_use(totals),
         offload=_offload_use(totals) if any(map(offload_of, engines)) else None,
         binding=binding_of(result, list(zip(parts, map(_mean_step_of, engines), strict=True))),

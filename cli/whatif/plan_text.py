@@ -14,6 +14,7 @@ from batcher.whatif.search import Searched
 from batcher.whatif.spread import GroupUse
 
 from ..screen.cells import counted, duration, fill, listed, number, printable, whole_percent
+from .backlogs import backlog_text
 from .columns import good_percent
 from .tables import BINDS, cost_text, memory_of, spread_text
 
@@ -63,6 +64,8 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         rate = number(plan.file_rate * plan.value)
         yield "rate", [f"{rate} requests/s", f"{number(plan.file_rate)} in the file"]
     yield from _headrooms(plan)
+    if plan.outcome.backlog is not None:
+        yield "load", backlog_text(plan.outcome.backlog)
     if plan.outcome.failed:
         yield "failed", [f"{counted(plan.outcome.failed, 'request')} can never run: too few blocks"]
     if plan.is_met:

@@ -39,8 +39,9 @@ def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
     done = batchdecode("compare", CHAT, *PROFILE, "--batch", "4,8,16,32,64", "--policy", "fcfs,sjf")
     lines = done.stdout.decode().splitlines()
     assert lines[1].split()[:3] == ["policy", "batch", "tokens/s"]
-    settings = [line.split()[:2] for line in lines[2:]]
+    settings = [line.split()[:2] for line in lines[2:-1]]
     assert settings == [[p, n] for p in ("fcfs", "sjf") for n in ("4", "8", "16", "32", "64")]
+    assert lines[-1].startswith("policy fcfs, batch 4: served 2.09 requests/s of 8.21 offered")
     assert "slots 90%" in lines[2]
     assert [line.endswith("knee") for line in lines[2:7]] == [False, False, False, True, False]
     assert done.stderr == (

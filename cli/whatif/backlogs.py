@@ -1,0 +1,40 @@
+"""What is said where more arrives than is served: what is seen then depends on how long it runs."""
+
+from collections.abc import Iterator, Sequence
+
+from batcher.whatif.backlog import Backlog
+from batcher.whatif.comparing import GridCell
+from batcher.whatif.deployments import Axis, show_value
+
+from ..screen.cells import counted, number, printable
+
+
+def backlog_text(backlog: Backlog) -> list[str]:
+    """Return how much was served of what was offered, and what that means."""
+    served, offered = number(backlog.served_per_s), number(backlog.offered_per_s)
+    if backlog.is_short:
+        what = "in too short a run to tell whether the queue grows"
+    else:
+        what = "so the queue grows and a longer run is worse"
+    return [f"served {served} requests/s of {offered} offered", what]
+
+
+def backlogs_of(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str]:
+    """Yield of the cells in which less is served than arrives the first, and how many there are.
+
+    axes: on which the cells differ.
+    """
+    found: dict[bool, list[tuple[GridCell, Backlog]]] = {False: [], True: []}
+    for cell in cells:
+        backlog = None if cell.outcome is None else cell.outcome.backlog
+        if backlog is not None:
+            found[backlog.is_short].append((cell, backlog))
+    for alike in filter(None, found.values()):
+        cell, backlog = alike[0]
+        settings = ", ".join(
+            f"{axis.title} {show_value(axis, axis.value_of(cell.deployment))}" for axis in axes
+        )
+        told = f"{printable(settings)}: " * bool(axes) + ", ".join(backlog_text(backlog))
+        if len(alike) > 1:
+            told += f"; the same in {counted(len(alike) - 1, 'other')}: see backlog of --json"
+        yield told
