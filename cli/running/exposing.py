@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from batcher.errors import BatchdecodeError
 
@@ -19,7 +19,17 @@ from .whole_sink import whole_sink
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import RunCollector, WorkersCollector
 
+METRICS_PATH = "/metrics"
 WRITE_SECONDS = 5.0  # between two versions of the file
+
+
+def _answer(answer: Any, asked: dict[str, Any], begin: Any) -> Any:
+    """Return the answer of the library at its one address, and elsewhere where that is."""
+    if asked["PATH_INFO"] != METRICS_PATH:
+        begin("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"nothing here; the metrics are at {METRICS_PATH}\n".encode()]
+    # As OpenMetrics, which Prometheus likes best, the library tells vllm_x for vllm:x.
+    return answer(asked | {"HTTP_ACCEPT": ""}, begin)
 
 
 class Exposition:
@@ -64,10 +74,9 @@ class Exposition:
                     f"--metrics-port: cannot listen at {address}, port {port}: {reason_of(error)}"
                 ) from error
             answer = make_wsgi_app(self._registry)
-            # As OpenMetrics, which Prometheus likes best, the library tells vllm_x for vllm:x.
-            self._server.set_app(lambda asked, begin: answer(asked | {"HTTP_ACCEPT": ""}, begin))
+            self._server.set_app(lambda asked, begin: _answer(answer, asked, begin))
             host = f"[{address}]" if ":" in address else address
-            self.url = f"http://{host}:{self._server.server_port}/metrics"
+            self.url = f"http://{host}:{self._server.server_port}{METRICS_PATH}"
 
     def tell(self, collector: "RunCollector | WorkersCollector") -> None:
         """Tell from now on what `collector` does."""

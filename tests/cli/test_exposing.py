@@ -6,10 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, workload
+
+from cli.running.exposing import Exposition
 
 REQUESTS = lines_of(*workload(12))
 ACCEPTED = (  # by Prometheus
@@ -59,6 +62,17 @@ def test_the_file_ends_with_the_numbers_of_the_summary(tmp_path, more):
     assert done.returncode == 0
     check_files(tmp_path)
     assert list(tmp_path.glob("m.prom.*")) == []
+
+
+@pytest.mark.parametrize("path", ["/", "/metric", "/metrics/", "/favicon.ico"])
+def test_another_address_is_told_where_the_metrics_are(path):
+    with Exposition(("127.0.0.1", 0), None) as exposition:
+        with pytest.raises(HTTPError, match="404") as refused:
+            urlopen(exposition.url.removesuffix("/metrics") + path)  # noqa: S310 - our own
+        with refused.value as answer:
+            assert answer.read() == b"nothing here; the metrics are at /metrics\n"
+        with urlopen(f"{exposition.url}?name[]=x") as answer:  # noqa: S310 - our own
+            assert answer.status == 200
 
 
 def test_a_run_may_be_asked_while_it_goes_on_and_a_stopped_one_has_told_all(tmp_path):
