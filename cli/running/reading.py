@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.formats.results import is_result
+from batcher.formats.trace import is_trace
 from batcher.request import Request
 from batcher.validation import ModelCapabilities
 
@@ -71,13 +72,28 @@ class RequestReader:
             if first is not None:
                 self.duplicates.add(self.num_read, first)
                 parsed = id_given_before(parsed, line, number, first)
-        elif not self.num_read and is_result(line):
-            raise InputError(
-                f"{self.lines.name} holds the results of a run, and no requests: "
-                "give the requests that the run has read"
-            )
+        elif not self.num_read:
+            check_kind(line, self.lines.name)
         self.num_read += 1
         return parsed
+
+
+def check_kind(first_line: bytes, name: str) -> None:
+    """Make sure that the first line of `name`, which is no request, is not what a run writes.
+
+    Raises:
+        InputError: it is of results or of a trace.
+    """
+    if is_result(first_line):
+        found = "results"
+    elif is_trace(first_line):
+        found = "trace"
+    else:
+        return
+    raise InputError(
+        f"{name} holds the {found} of a run, and no requests: "
+        "give the requests that the run has read"
+    )
 
 
 def read_requests(

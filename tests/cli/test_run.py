@@ -263,6 +263,17 @@ def test_results_given_as_requests_are_refused_in_one_line(tmp_path, first, comm
     assert "<stdin> holds the results of a run" in batchdecode(*command, stdin=given).stderr
 
 
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")])
+def test_a_trace_given_as_requests_is_refused_in_one_line(tmp_path, workers):
+    trace = tmp_path / "trace.jsonl"
+    batchdecode("run", "-q", "--trace", trace, *workers, stdin=lines_of(*workload(5)))
+    told = "holds the trace of a run, and no requests: give the requests that the run has read\n"
+    for command in (("run", *workers), ("run", "--keep-going"), ("check",)):
+        done = batchdecode(*command, trace)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert done.stderr == f"error: {trace} {told}"
+
+
 def test_max_errors_ends_the_reading_and_the_rest_is_drained(tmp_path):
     path = write(tmp_path / "in", BAD)
     done = batchdecode("run", path, "--max-errors", 2, "-b", 1)

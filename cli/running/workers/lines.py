@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError
 from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine
-from batcher.formats.results import decode_result_line, is_result
+from batcher.formats.results import decode_result_line
 from batcher.request import Request
 
 from ..earlier_results import EarlierResults
 from ..intake import Block, InputError, OpenInput
 from ..problems import InvalidInput, ProblemReport, arrival_goes_back, id_given_before
-from ..reading import Duplicates
+from ..reading import Duplicates, check_kind
 from .messages import Checked, Line, Lines, Remark, Several
 
 BATCH_LINES = 1024
@@ -169,11 +169,8 @@ class InputLines:
 
     def _take_bad(self, line: Line, bad: BadLine, remark: Remark | None = None) -> None:
         """Take in a line that is no request."""
-        if not line.index and is_result(line.text):
-            raise InputError(
-                f"{self._requests.name} holds the results of a run, and no requests: "
-                "give the requests that the run has read"
-            )
+        if not line.index:
+            check_kind(line.text, self._requests.name)
         self.num_bad += 1
         self._report.add(bad)
         self._keep_bad(replace(line, checksum=0), bad.id, remark)
