@@ -100,10 +100,10 @@ def _rates(summary: RunSummary, unit: Unit) -> list[str]:
 
 def _goodput(goodput: Goodput) -> list[str]:
     limits = ", ".join(f"{name} {duration(limit)}" for name, limit in goodput.limits.items())
-    within = f"within {limits}" if limits else "within their deadlines"
+    whom = "requests" if limits else f"{counted(goodput.requests, 'request')} with a deadline"
     share = percent(goodput.good, goodput.requests)
-    rate = f"goodput {share} of requests ({number(goodput.per_second)}/s)"
-    parts = fill([rate, within], " ", WIDTH - 2)
+    rate = f"goodput {share} of {whom} ({number(goodput.per_second)}/s)"
+    parts = fill([rate, f"within {limits}"] if limits else [rate], " ", WIDTH - 2)
     if goodput.missed:
         missed = ", ".join(f"{count:,} {name}" for name, count in goodput.missed.items())
         parts.append(f"missed: {missed}")

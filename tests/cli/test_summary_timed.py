@@ -114,7 +114,7 @@ def test_deadlines_alone_are_named():
         limits={}, requests=3, good=1, share=0.333333, per_second=0.01, missed={"deadline": 2}
     )
     assert timed_lines(summary_of(None, goodput=goodput))[3] == (
-        "  goodput 33.3% of requests (0.01/s) within their deadlines   missed: 2 deadline"
+        "  goodput 33.3% of 3 requests with a deadline (0.01/s)   missed: 2 deadline"
     )
 
 
