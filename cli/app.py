@@ -1,5 +1,6 @@
 """The command line as typer has it: `batchdecode`, and its commands below it."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -98,5 +99,5 @@ def carry_out() -> int:
         typer.echo(error.message, err=True)
         return 2
     except UsageError as error:
-        raise BatchdecodeError(describe(error)) from None
+        raise BatchdecodeError(describe(error, sys.argv[1:])) from None
     return status

@@ -18,6 +18,7 @@ import yaml
 from batcher.errors import BatchdecodeError
 from batcher.plain_yaml import plain_events, read_text
 
+_MAX_NEAR = 3  # names that may be meant
 R = TypeVar("R", bound=msgspec.Struct)
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9, description="a number from 0 to 1e9")]
@@ -139,8 +140,9 @@ def find(name: str, records: dict[str, Any], kind: str) -> Any:
     """
     if name in records:
         return records[name]
-    close = get_close_matches(name, records, n=1, cutoff=0.5)
-    hint = f" (did you mean {close[0]}?)" if close else ""
+    close = [known for known in records if name and known.startswith(name.lower())]
+    close = close or get_close_matches(name, records, n=1, cutoff=0.5)
+    hint = f" (did you mean {' or '.join(close[:_MAX_NEAR])}?)" if close else ""
     raise CatalogError(f"unknown {kind} {name}{hint}; known: {', '.join(records)}")
 
 

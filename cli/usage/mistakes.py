@@ -27,14 +27,20 @@ _CLOSE = 0.75  # how alike an option of another command has to be
 _MAX_COMMANDS = 3  # that have an option, named in a message
 
 
-def describe(error: exceptions.UsageError) -> str:
-    """Return what is wrong, in a sentence; the page that helps is named in a second line."""
+def describe(error: exceptions.UsageError, line: Sequence[str]) -> str:
+    """Return what is wrong, in a sentence; the page that helps is named in a second line.
+
+    line: the whole command line, in which an option may have one dash too few.
+    """
     context: Any = error.ctx
+    see = "" if context is None else f"\n(see {context.command_path} --help)"
+    dashed = None if context is None else _with_one_dash(line, context)
+    if dashed is not None:
+        return f"{context.command_path} has no option {dashed}; did you mean -{dashed}?{see}"
     if isinstance(error, exceptions.BadParameter) and not isinstance(
         error, exceptions.MissingParameter
     ):
         return f"{_given(error.param, context)} {error.message}".lstrip()
-    see = "" if context is None else f"\n(see {context.command_path} --help)"
     return f"{_sentence(error, context)}{see}"
 
 
@@ -64,8 +70,17 @@ def _sentence(error: exceptions.UsageError, context: Any) -> str:
     if extra is not None:
         several = _SEVERAL.get(context.info_name)
         hint = f"; of {several}: cat FILE ... | {command} -" if several else ""
-        return f"{command} takes fewer arguments: {extra[1]}{hint}"
+        own = [p.metavar for p in context.command.params if p.param_type_name == "argument"]
+        takes = f"takes {listed(own, 'and')} alone" if own else "takes no arguments"
+        return f"{command} {takes}, not {extra[1]}{' as well' if own else ''}{hint}"
     return _lowered(error.message)
+
+
+def _with_one_dash(line: Sequence[str], context: Any) -> str | None:
+    """Return the first option of the line that would be one of the command with another dash."""
+    own = {opt for param in context.command.get_params(context) for opt in param.opts}
+    given = (argument.partition("=")[0] for argument in line)
+    return next((name for name in given if name[:2] != "--" and f"-{name}" in own), None)
 
 
 def _lowered(message: str) -> str:

@@ -5,6 +5,7 @@ Rule: a message about a value goes on behind the name of what was given: `must b
 
 import math
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import typer
@@ -42,7 +43,7 @@ class WordedType(types.ParamType):
         try:
             converted = self._kind.convert(value, param, ctx)
         except typer.BadParameter:
-            raise _refused(self.allowed, value) from None
+            raise _refused(self.allowed, value, self.choices) from None
         if isinstance(converted, float) and math.isnan(converted):
             raise _refused(self.allowed, value)
         return converted
@@ -53,9 +54,11 @@ def worded(kind: Any) -> Any:
     return WordedType(kind) if _allowed(kind, "", getattr(kind, "choices", ())) else kind
 
 
-def _refused(allowed: str, value: object) -> typer.BadParameter:
-    shown = str(value) if _is_number(value) else repr(value)
-    return typer.BadParameter(f"must be {allowed}, not {cut_middle(shown, _MAX_SHOWN, '...')}")
+def _refused(allowed: str, value: object, choices: Sequence[str] = ()) -> typer.BadParameter:
+    shown = cut_middle(str(value) if _is_number(value) else repr(value), _MAX_SHOWN, "...")
+    near = get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return typer.BadParameter(f"must be {allowed}, not {shown}{hint}")
 
 
 def _allowed(kind: Any, numbers: str, choices: Sequence[str]) -> str:

@@ -113,6 +113,10 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, message: s
             "h100_llama3.1-8b",
             r"unknown profile h100_llama3.1-8b \(did you mean h100_llama3.1-8b_tp",
         ),
+        (
+            "H100",
+            r"unknown profile H100 \(did you mean h100_llama3.1-8b_tp1 or h100_llama3.1-70b",
+        ),
         ("", "no step time is named; give constant, constant:SECONDS"),
         ("nowhere.yaml", "cannot read nowhere.yaml: No such file"),
         ("wall", "wall, the time that steps really take, is for run; give constant"),
