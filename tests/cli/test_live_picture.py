@@ -49,7 +49,7 @@ def test_the_screen_of_a_small_run():
         "requests.jsonl  3 steps · 2 slots · fcfs",
         " slot 0 ┃━━━━━━━━━━━ 100%",
         " slot 1 ┃━━━┃╌╌╌╌╌╌╌ 100%",
-        "waiting 1 or still to be read",
+        "waiting 1, with those that are not read yet",
     ]
 
 

@@ -121,7 +121,7 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
         lines.append([(name, LABEL), *joined(cells), (f" {busy:>4}", "figure")])
     name = f"{'waiting':>{label - 1}} "
     if scene.moment.num_queued:  # since when, nobody knows of those that are not read
-        told = f"{scene.moment.num_queued:,} or still to be read"
+        told = f"{scene.moment.num_queued:,}, with those that are not read yet"
         return [*lines, [(name, LABEL), (told[: width - label], "queue")]]
     waiting = history.waiting(num_steps, num_cells, scene.run.open_waits())
     if waiting.any():
