@@ -378,10 +378,13 @@ def command(*arguments):
 
 def train(folder, *arguments, limit=""):
     shell = ["bash", "-c", f'{limit} exec "$@"', "bash"]
+    environment = {"PYTHONPATH": str(ROOT), "CI": "1"}
+    if limit:
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # half a .pyc would be left
     return subprocess.run(
         [*shell, *command(*arguments)],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CI": "1"},
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
