@@ -110,8 +110,8 @@ class RunningBatch(Generic[S]):
         self.num_free += first.num_slots
         if first.last_decode_step != NEVER:
             self._forget_end(first)
-        if self.prefilling:
-            self.prefilling = [other for other in self.prefilling if other is not first]
+        if first in self.prefilling:
+            self.prefilling.remove(first)
 
     @property
     def num_occupied(self) -> int:
