@@ -23,7 +23,7 @@ from batcher.fleet.life import PAID, Life, State
 from batcher.fleet.management import Management
 from batcher.fleet.pool import Pool
 from batcher.fleet.replica import NOTHING, Replica, ReplicaSettings
-from batcher.fleet.result import FleetHistory, FleetResult
+from batcher.fleet.result import FleetHistory, FleetResult, Refusal
 from batcher.fleet.routers import ReplicaView, Router
 from batcher.fleet.scaled_group import ScaledGroup
 from batcher.simulation.phases import whole_of
@@ -83,6 +83,8 @@ class ManagedFleet(Fleet):
     def _result(self, first_arrival: float | None) -> FleetResult:
         while self._held:
             self._refuse(self._held.pop())  # no replica will ever serve again
+        refusals = self._history.refusals
+        refusals["no_replica"] += self._refused.total() - refusals.total()  # all other reasons
         result = super()._result(first_arrival)
         begin = first_arrival or 0.0
         for replica, life in zip(self._replicas, self._lives, strict=True):
@@ -112,7 +114,8 @@ class ManagedFleet(Fleet):
 
     def _do_due(self, now: float) -> None:
         for sequence in self._held.pop_late(now):
-            self._refuse(sequence)
+            is_due = sequence.deadline is not None and sequence.deadline <= now
+            self._refuse_for("deadline" if is_due else "max_wait", sequence)
         while self._timetable and self._timetable[0][0] <= now:
             _, _, action = heappop(self._timetable)
             action(now)
@@ -130,8 +133,16 @@ class ManagedFleet(Fleet):
             self._send(sequence, now)
             return
         refused = self._held.push(sequence, now)
-        if refused is not None:
+        if refused is not None and self._pool.known:
+            self._refuse_for("queue_full", refused)
+        elif refused is not None:
             self._refuse(refused)
+
+    def _refuse_for(self, reason: Refusal, sequence: SimulatedSequence) -> None:
+        """Refuse a sequence, and note why; without a note it is that no replica serves."""
+        num_before = self._refused.total()
+        self._refuse(sequence)
+        self._history.refusals[reason] += self._refused.total() - num_before
 
     @property
     def _may_serve(self) -> bool:
@@ -147,7 +158,7 @@ class ManagedFleet(Fleet):
         sequence.send(now)
         view = self._choose(sequence)
         if view is None:
-            self._refuse(sequence)
+            self._refuse_for("router", sequence)
             return
         index = view.index
         self._flying[index][whole_of(sequence)] = None
@@ -254,7 +265,7 @@ class ManagedFleet(Fleet):
         self._num_losses[key] += 1
         self._history.num_lost += 1
         if self._num_losses[key] > self._failures.retries:
-            self._refuse(sequence)
+            self._refuse_for("retries", sequence)
         else:
             self._admit(sequence.anew(), now)
 

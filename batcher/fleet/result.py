@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct, field
@@ -125,16 +126,21 @@ class ReplicaResult(Struct):
         return sum(self.totals.binding_ticks.values())
 
 
+Refusal = Literal["queue_full", "max_wait", "deadline", "retries", "router", "no_replica"]
+
+
 class FleetHistory(Struct):
     """What became of the replicas of a fleet that is managed.
 
     lives: of all there ever were, in the order of the results.  num_failures: of replicas.
-    num_lost: how often a sequence was lost with one.
+    num_lost: how often a sequence was lost with one.  refusals: sequences that were refused, with
+    the turns after them, by the reason.
     """
 
     lives: list[Life]
     num_failures: int = 0
     num_lost: int = 0
+    refusals: Counter[Refusal] = field(default_factory=Counter)
 
 
 class ReplicasResult(Struct, frozen=True, dict=True):

@@ -58,6 +58,7 @@ class FleetUse(Struct, frozen=True, kw_only=True):
     failures: of replicas.  lost: how often a sample was lost with one.  replica_seconds: in which
     replicas were paid for, all but those that are down.  mean_replicas: that were, most_replicas:
     at once.  serving: for which share of these seconds they served.
+    refusals: how many samples were refused for which reason, of those for which any was.
     timeline: a time, and how many serve and are paid for from then on.
     """
 
@@ -67,6 +68,7 @@ class FleetUse(Struct, frozen=True, kw_only=True):
     mean_replicas: float
     most_replicas: int
     serving: float
+    refusals: dict[str, int]
     timeline: list[tuple[float, int, int]]
 
 
@@ -86,6 +88,7 @@ def fleet_use_of(result: FleetResult) -> FleetUse | None:
         mean_replicas=round(seconds / makespan, NUM_DIGITS) if makespan else 0.0,
         most_replicas=max(num_paid for _, _, num_paid in timeline),
         serving=round(serving / seconds, NUM_DIGITS) if seconds else 0.0,
+        refusals={reason: count for reason, count in sorted(history.refusals.items()) if count},
         timeline=[(round(time, NUM_DIGITS), serve, paid) for time, serve, paid in timeline],
     )
 

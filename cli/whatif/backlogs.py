@@ -19,6 +19,12 @@ def backlog_text(backlog: Backlog) -> list[str]:
     return [f"served {served} requests/s of {offered} offered", what]
 
 
+def named_by(cell: GridCell, axes: Sequence[Axis]) -> str:
+    """Return the settings of a cell on `axes`, as a note of it begins; nothing without any."""
+    settings = (f"{axis.title} {show_value(axis, axis.value_of(cell.deployment))}" for axis in axes)
+    return f"{printable(', '.join(settings))}: " * bool(axes)
+
+
 def backlogs_of(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str]:
     """Yield of the cells in which less is served than arrives the first, and how many there are.
 
@@ -31,10 +37,7 @@ def backlogs_of(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str
             found[backlog.is_short].append((cell, backlog))
     for alike in filter(None, found.values()):
         cell, backlog = alike[0]
-        settings = ", ".join(
-            f"{axis.title} {show_value(axis, axis.value_of(cell.deployment))}" for axis in axes
-        )
-        told = f"{printable(settings)}: " * bool(axes) + ", ".join(backlog_text(backlog))
+        told = named_by(cell, axes) + ", ".join(backlog_text(backlog))
         if len(alike) > 1:
             told += f"; the same in {counted(len(alike) - 1, 'other')}: see backlog of --json"
         yield told

@@ -15,6 +15,7 @@ from batcher.whatif.spread import GroupUse
 
 from ..screen.cells import counted, duration, fill, listed, number, printable, whole_percent
 from .backlogs import backlog_text
+from .changes_text import failures_text, refusals_text
 from .columns import good_percent
 from .tables import BINDS, cost_text, memory_of, spread_text
 
@@ -68,6 +69,7 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "load", backlog_text(plan.outcome.backlog)
     if plan.outcome.failed:
         yield "failed", [f"{counted(plan.outcome.failed, 'request')} can never run: too few blocks"]
+    yield from _changes(plan)
     if plan.is_met:
         yield "next", _next(plan)
     told = {
@@ -90,6 +92,17 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     if plan.contradictions:
         yield "but", _contradictions(plan)
     yield "tried", [_short(plan, value) for value in sorted(trial.value for trial in plan.trials)]
+
+
+def _changes(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Yield what failed and what was refused, of a fleet that is managed."""
+    use = plan.outcome.fleet
+    if use is not None:
+        told = {
+            "failures": failures_text(use, plan.deployment.fleet),
+            "refused": refusals_text(use),
+        }
+        yield from filter(itemgetter(1), told.items())
 
 
 def _group(use: GroupUse) -> list[str]:

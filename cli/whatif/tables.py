@@ -27,6 +27,7 @@ from ..screen.cells import (
     wrapped,
 )
 from .backlogs import backlogs_of
+from .changes_text import refusals_of
 from .columns import COLUMNS, Column, class_columns
 
 TABLE = [name for name in COLUMNS if name not in {"requests", "queue-p50", "queue-p99"}]
@@ -107,7 +108,8 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
     lines = _fitting(lines, width, lambda cut: _rows(cells, axes, columns, cut))
     lines += _fitting(_group_rows(cells, named), width, lambda cut: _group_rows(cells, named, cut))
     notes = list(dict.fromkeys(note for cell in cells for note in _notes(cell)))
-    notes += [*backlogs_of(cells, named), *dict.fromkeys(_where_drafts_gain(cells, axes))]
+    notes += [*refusals_of(cells, named), *backlogs_of(cells, named)]
+    notes += dict.fromkeys(_where_drafts_gain(cells, axes))
     if without:
         notes.insert(0, f"no room for {listed(without, 'and')}: a pipe, --csv and --json have them")
     if width is not None:

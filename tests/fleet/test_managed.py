@@ -1,6 +1,7 @@
 """Fleets that are managed: every request comes to one end, whatever fails, comes, goes or is full;
 and each replica is an engine with what it was sent, from one failure to the next."""
 
+from collections import Counter
 from itertools import pairwise
 from random import Random
 
@@ -136,6 +137,9 @@ def test_every_sequence_comes_to_one_end(seed, name):
     assert num_served == sum(replica.num_served for replica in result.replicas)
     assert len(workload.jobs) - num_empty <= num_served + result.num_failed <= len(workload.jobs)
     assert (result.times.admitted >= result.times.arrival).all()
+    refusals = result.history.refusals
+    assert refusals.total() == result.refused.total()
+    assert min(refusals.values()) >= 0
 
 
 @examples(300)
@@ -269,6 +273,7 @@ def test_what_is_lost_too_often_is_refused():
         failures = Failures(planned=planned, retries=retries)
         _, result = run([0.0], [5], failures=failures)
         assert (result.refused.total(), result.history.num_lost) == (num_refused, 3)
+        assert +result.history.refusals == Counter(retries=num_refused)
 
 
 def test_where_no_replica_serves_requests_wait_as_many_as_may_and_as_long_as_they_may():
@@ -277,11 +282,14 @@ def test_where_no_replica_serves_requests_wait_as_many_as_may_and_as_long_as_the
     fleet, result = run([2.0, 5.0, 6.0, 7.0], [1] * 4, failures=failures, admission=admission)
     assert fleet.refused == [(2, 0), (3, 0), (0, 0)]  # no room; and one has waited from 2.0 to 8.0
     assert result.times.end.tolist() == [11.0]
+    assert result.history.refusals == {"no_replica": 2, "max_wait": 1}
 
 
 def test_who_is_less_urgent_is_refused_first():
-    fleet, _ = run([0.0, 0.1, 0.2, 0.3], [1] * 4, admission=Admission(max_in_flight=1, max_queue=2))
+    admission = Admission(max_in_flight=1, max_queue=2)
+    fleet, result = run([0.0, 0.1, 0.2, 0.3], [1] * 4, admission=admission)
     assert fleet.refused == [(3, 0)]
+    assert +result.history.refusals == {"queue_full": 1}
     jobs = workload_of_jobs([0.0, 0.1, 0.2, 0.3], [1] * 4).jobs
     jobs = [
         replace(job, priority=priority) for job, priority in zip(jobs, (0, 2, 1, 0), strict=True)
@@ -307,7 +315,9 @@ def test_a_request_that_is_refused_by_the_router_itself_is_refused():
         Management(admission=Admission(max_in_flight=1)),
         1.0,
     )
-    assert fleet.run().refused.total() == 2
+    result = fleet.run()
+    assert result.refused.total() == 2
+    assert +result.history.refusals == {"router": 2}
 
 
 FOUR_SLOTS = ReplicaSettings(

@@ -10,7 +10,9 @@ from batcher.timing.catalog import CatalogError
 from batcher.whatif.comparing import GridCell, compare
 from batcher.whatif.deployments import AXES, Deployment
 from batcher.whatif.measuring import Question, measure
+from batcher.whatif.planning import find_plan
 from batcher.whatif.prices import Price
+from cli.whatif.plan_text import details
 from cli.whatif.tables import table_of
 
 GROUP = "{count: 2, profile: h100_llama3.1-8b_tp1, batch: 8}"
@@ -150,3 +152,24 @@ def test_of_several_groups_each_may_scale(fleet_of):
 def test_a_group_that_scales_is_one_of_the_file(fleet_of, section, why):
     with pytest.raises(CatalogError, match=why):
         fleet_of(section, replicas=TWO_GROUPS)
+
+
+def test_a_table_says_why_requests_were_refused(fleet_of):
+    cells = compare(QUESTION, [fleet_of("admission: {max_in_flight: 8, max_queue: 2}")], growth=0.1)
+    (cell,) = cells
+    refused = cell.outcome.refused
+    assert refused
+    assert cell.outcome.fleet.refusals == {"queue_full": refused}
+    assert table_of(cells).splitlines()[-1] == f"refused: {refused} found no room in the queue"
+
+
+@pytest.mark.parametrize(
+    ("at", "told"),
+    [(1, "1 replica failed, 4 requests lost"), (1e6, "none fell into the run")],
+)
+def test_a_plan_says_which_failures_fell_into_the_run(fleet_of, at, told):
+    question = Question(workload_of_jobs(poisson(4, 40), [60] * 40, 100), Slo({"ttft": 60}))
+    failures = f"failures: {{planned: [{{replica: 0, at: {at}, back_after: 1}}]}}"
+    lines = details(find_plan(question, fleet_of(failures), "rate"))
+    (line,) = (line for line in lines if line.startswith("  failures"))
+    assert line == f"  failures   {told}"
