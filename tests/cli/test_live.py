@@ -166,7 +166,7 @@ def test_a_run_that_is_over_at_once_shows_its_end_alone():
     assert not run.screen.written
     run.view.close()
     assert run.screen.lines()[:4] == [
-        "requests.jsonl  3 steps · 2 slots · fcfs",
+        "requests.jsonl  steps 0-2 · 2 slots · fcfs",
         " slot 0 ┃━━━━━━━━━━━ 100%",
         " slot 1 ┃━━━········  33%",
         "",
@@ -234,7 +234,7 @@ def test_the_cursor_is_visible_after_every_write_and_below_the_gantt_at_the_end(
     run.screen.write("summary")
     assert not run.screen.emulator.cursor.hidden
     assert run.screen.lines()[:6] == [
-        "requests.jsonl  3 steps · 2 slots · fcfs",
+        "requests.jsonl  steps 0-2 · 2 slots · fcfs",
         " slot 0 ┃━━━━━━━━━━━ 100%",
         " slot 1 ············   0%",
         "",

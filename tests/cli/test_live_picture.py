@@ -46,7 +46,7 @@ def test_the_screen_of_a_small_run():
         "0 a       ████████    3/3  length   ┃━━",
         "1 c       ██······    2/8  stop     ┃┃╌",
         "",
-        "requests.jsonl  3 steps · 2 slots · fcfs",
+        "requests.jsonl  steps 0-2 · 2 slots · fcfs",
         " slot 0 ┃━━━━━━━━━━━ 100%",
         " slot 1 ┃━━━┃╌╌╌╌╌╌╌ 100%",
         "waiting 1, with those that are not read yet",
@@ -286,7 +286,7 @@ def test_many_slots_without_unicode_are_counted_not_dotted():
 
 def test_the_run_so_far_fills_what_room_is_left():
     run = Run(long_requests(9), 8, Screen(80, 40)).steps(30)
-    assert "30 steps · 8 slots · fcfs" in run.screen.text()
+    assert "steps 0-29 · 8 slots · fcfs" in run.screen.text()
     assert sum(" slot " in line for line in run.screen.lines()) == 8
 
 

@@ -141,7 +141,12 @@ def _in_rows(rows: Sequence[range], max_rows: int) -> dict[range, list[int]]:
 def _caption(scene: Scene, width: int, steps_per_cell: float) -> Line:
     plan, separator = scene.plan, scene.glyphs.separator
     title = cut_middle(scene.name(plan.title), max(width // 3, 8), scene.glyphs.cut)
-    parts = [counted(scene.moment.step + 1, "step"), counted(plan.batch_size, "slot"), plan.policy]
+    last = scene.moment.step
+    parts = [
+        f"steps 0-{last:,}" if last else "step 0",
+        counted(plan.batch_size, "slot"),
+        plan.policy,
+    ]
     if steps_per_cell > 1:
         each = number(steps_per_cell)
         parts.append(f"{each} step{'' if each == '1' else 's'} a cell")
