@@ -232,9 +232,16 @@ class Loop:
     def find_upcoming(self, text: str) -> str | None:
         """Return the id of a request that is still to be read; see Gauges."""
         ahead, source = self._ahead, self.source
-        if ahead is not None and name_of(ahead, source.input_index) == text:
-            return text
-        return source.find(text)
+        found = source.find(text)
+        if ahead is not None and found != text:
+            name = name_of(ahead, source.input_index)
+            if text in name:
+                return name
+        return found
+
+    def knows_upcoming(self) -> bool:
+        """Return whether `find_upcoming` knows all that is to come; see Gauges."""
+        return self.source.is_in_memory and not self.engine.num_pending
 
     @property
     def next_up(self) -> str | None:

@@ -42,6 +42,11 @@ class Source:
         """
         return None
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether `find` knows all that next() will give."""
+        return self.has_ended
+
     def next(self) -> Line | None:
         """Return the next line; None at the end, and while one that could come has not come yet."""
         raise NotImplementedError
@@ -106,8 +111,14 @@ class FileSource(Source):
         self.total = survey.num_lines
         self._lines, self._parser = lines, parser
         self._head, self._checksums = survey.head, iter(survey.checksums)
+        self._fits_in_memory = not survey.checksums
         if survey.checksums:
             lines.go_to(*survey.rest)
+
+    @property
+    def is_in_memory(self) -> bool:
+        """See Source."""
+        return self._fits_in_memory or self.has_ended
 
     @property
     def upcoming(self) -> str | None:

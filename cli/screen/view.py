@@ -56,6 +56,9 @@ class Gauges(Protocol):
         One that is `text`, or else the first that has it in it; None if there is none.
         """
 
+    def knows_upcoming(self) -> bool:
+        """Return whether no others are to come than `find_upcoming` finds; for any thread."""
+
 
 class RunPlan(NamedTuple):
     """What is known of a run before it starts.

@@ -31,6 +31,10 @@ class ServerGauges:
     def find_upcoming(self, text: str) -> None:
         """Nothing: which requests will come, nobody knows."""
 
+    def knows_upcoming(self) -> bool:
+        """Return false, as above."""
+        return False
+
 
 class ServerWatcher:
     """A Watcher that counts, writes and draws; trace: None if there is to be none."""

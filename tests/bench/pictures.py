@@ -51,6 +51,9 @@ class Gauges:
     def find_upcoming(self, text: str) -> None:
         return None
 
+    def knows_upcoming(self) -> bool:
+        return False
+
 
 class TimedView(LiveView):
     """Knows how long its pictures took, and how long it took to follow the events.

@@ -96,12 +96,16 @@ class Gauges:
     next_up = None
     block_use = None
     upcoming = ()
+    knows_all = False
 
     def read_gauges(self):
         return GaugeReading(self.now, self.num_free, self.next_up, self.block_use)
 
     def find_upcoming(self, text):
         return next((name for name in self.upcoming if text in name), None)
+
+    def knows_upcoming(self):
+        return self.knows_all
 
 
 def feed(fold, events):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process import ROOT
 
-from batcher.events import PreemptEvent
+from batcher.events import ArriveEvent, PreemptEvent
 from cli.screen.keyboard import Pasted
 from cli.screen.live.browser import BROWSING_KEYS, MAX_TYPED
 from cli.screen.live.controls import PACE_KEYS, QUIT_KEYS
@@ -177,6 +177,23 @@ def test_nobody_else_is_followed_for_one_that_has_gone():
     run.clock.now += 1
     run.steps(1)
     assert last_line(run).startswith("unknown: b;")
+
+
+def test_an_id_that_nobody_has_is_told_as_such_where_all_are_known():
+    run = played(2, 1)
+    assert "unknown: zzz; it is to come, or ended long ago" in find(run, "zzz")
+    run.gauges.knows_all = True
+    assert "no request has zzz in its id" in find(run, "zzz")
+    run.view.fold.take(ArriveEvent(1, 1.0, "zzz", 0, "follow", 1, 1))
+    assert "zzz waits since step 1" in find(run, "zzz")
+
+
+def test_while_somebody_types_the_last_line_says_what_keys_do_then():
+    run = played()
+    press(run, "/", "q")
+    assert last_line(run).split("find q_")[1].strip() == "enter find  escape cancel"
+    press(run, "escape")
+    assert "? keys" in last_line(run)
 
 
 def test_a_request_that_lost_its_slot_waits():

@@ -325,3 +325,18 @@ def test_the_turns_of_a_session_are_read_in_their_order_whenever_they_arrive(tmp
     parser = RequestParser(ModelCapabilities())
     pipe = PipeSource(RequestReader(LineReader(io.BytesIO(TURNS), "", []), parser))
     assert [entry[1:] for entry in ids_of(pipe)] == [("a1", False), ("b1", False), ("a2", False)]
+
+
+def test_a_file_source_knows_all_that_is_to_come_only_where_that_is_in_memory(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(lines_of(*workload(9)))
+    small, _ = source_of(path)
+    assert small.is_in_memory
+    monkeypatch.setattr(sources, "_HEAD_BYTES", 1)
+    large, _ = source_of(path)
+    assert not large.is_in_memory
+    ids_of(large)
+    assert large.has_ended
+    assert large.is_in_memory

@@ -70,7 +70,7 @@ from types import SimpleNamespace
 from cli.screen.opening import open_view
 from cli.screen.view import GaugeReading, RunPlan
 gauges = SimpleNamespace(read_gauges=lambda: GaugeReading(0.0, 1, None, None),
-                         find_upcoming=lambda text: None)
+                         find_upcoming=lambda text: None, knows_upcoming=lambda: False)
 view = open_view(RunPlan("t", "fcfs", 1, None, False), gauges, live=sys.argv[1], color="auto",
                  is_quiet=sys.argv[2] == "quiet", pace=None,
                  is_piped=sys.argv[2] == "piped", has_others=sys.argv[2] == "shared",

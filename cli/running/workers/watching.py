@@ -147,6 +147,10 @@ class WorkersRecord:
         """Nobody knows; see Gauges."""
         return
 
+    def knows_upcoming(self) -> bool:
+        """Return false; see Gauges."""
+        return False
+
     def close(self) -> None:
         """End the picture and the trace."""
         self.view.close()

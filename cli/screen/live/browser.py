@@ -33,12 +33,17 @@ class Browser:
     found: whom the person has looked for; None for nobody.
     has_help: whether the keys are shown instead of the slots.
     upcoming: finds a request that is still to come, by its id or a part of that.
+    knows_upcoming: whether there are no others to come than it finds.
     """
 
-    def __init__(self, upcoming: Callable[[str], str | None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        upcoming: Callable[[str], str | None] = lambda _: None,
+        knows_upcoming: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.found: Found | None = None
         self.has_help = False
-        self._upcoming = upcoming
+        self._upcoming, self._knows_upcoming = upcoming, knows_upcoming
         self._first_slot: int | None = None  # the first that is a row; None if all are shown
         self._num_rows = 1
         self._wanted = ""
@@ -66,6 +71,11 @@ class Browser:
         """Add `text` to what is typed; it is nothing but text, so elsewhere it does nothing."""
         if self._typed is not None:
             self._typed = (self._typed + text)[:MAX_TYPED]
+
+    @property
+    def is_typing(self) -> bool:
+        """Whether a person types whom to find, so that other keys do nothing else."""
+        return self._typed is not None
 
     @property
     def is_used(self) -> bool:
@@ -138,6 +148,9 @@ class Browser:
         if found is None:
             name = cut_middle(scene.name(wanted), MAX_SHOWN, scene.glyphs.cut)
             self._message = f"unknown: {name}; it is to come, or ended long ago"
+            ends = scene.run.ends
+            if self._knows_upcoming() and len(ends) != ends.maxlen:
+                self._message = f"no request has {name} in its id"
 
     def _everyone(self, wanted: str, scene: Scene) -> Iterator[Found]:
         """Yield whom one may look for: in slots, in the queue, to come, and of late."""

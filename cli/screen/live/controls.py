@@ -18,6 +18,7 @@ PACE_KEYS = (
     ("-, +", "slower, faster"),
 )
 QUIT_KEYS = (("q", "end the run, as Ctrl-C does"),)
+TYPING_HINTS = ("enter find  escape cancel",)
 HINTS = ("space pause  . step  / find  ? keys  q end", "/ find  ? keys  q end", "? keys")
 ROOM_FOR_HINT = 16
 """In fewer lines there is no line that says which keys there are."""
@@ -30,7 +31,7 @@ class Controls:
     """
 
     def __init__(self, keyboard: Keyboard, pace: Pace | None, gauges: Gauges) -> None:
-        self.keyboard, self.browser = keyboard, Browser(gauges.find_upcoming)
+        self.keyboard, self.browser = keyboard, Browser(gauges.find_upcoming, gauges.knows_upcoming)
         self._pace = pace
 
     def obey(self, scene: Scene) -> bool:
@@ -64,7 +65,9 @@ class Controls:
         if pace is not None and pace.is_slow:
             style = "paused" if pace.is_paused else ""
             _add(line, [str(pace), "paused"] if pace.is_paused else [str(pace)], style, width)
-        hints = HINTS if pace is not None else HINTS[1:]
+        hints: Sequence[str] = HINTS if pace is not None else HINTS[1:]
+        if self.browser.is_typing:
+            hints = TYPING_HINTS
         _add(line, hints, LABEL, width, is_right=True)
         return line
 
