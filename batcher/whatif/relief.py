@@ -28,6 +28,9 @@ from batcher.whatif.simulations import Chain, MeasureAll, together
 # one sets prompts apart from those that decode.
 MAX_CHANGES: dict[Limit, int] = {"slots": 3, "kv": 3, "tokens": 5, "threshold": 3, "static": 1}
 Change = Callable[[Deployment, Limit], Deployment | None]
+MIN_GAIN = (
+    0.1  # of the share of the requests that is lacking: a change that gives less binds nobody
+)
 MAX_REACHES = 4  # limits, in a direction, of which it is found how far changing them reaches
 
 
@@ -115,11 +118,11 @@ class Edge(Struct, frozen=True, kw_only=True):
 
         Of a setting it is that setting: one more of it is enough.  Of a rate it is the limit whose
         change reaches furthest; if none reaches further, or nothing meets the SLO, the one whose
-        change lets most requests meet it; if none lets more, the fewest that together do if nobody
-        meets them; if these do not either, the time that steps take.  Where too many requests can
-        never run there are too few blocks, whatever else.
+        change lets most requests meet it; if none lets more by MIN_GAIN, the fewest that together
+        do if nobody meets them; if these do not either, the time that steps take.  Where too many
+        requests can never run there are too few blocks, whatever else.
         """
-        share, removal = good_share(self.outcome), None
+        removal = None
         attempts = self._attempts()
         if self.enough is not None:
             attempts = self._with_reaches(attempts, self.enough)
@@ -130,10 +133,10 @@ class Edge(Struct, frozen=True, kw_only=True):
         binding: set[Limit] = set()
         if self.enough is not None and own is not None:
             binding = {own}
-        elif best is not None and best.share > share:
+        elif best is not None and self._is_gain(best.share):
             binding = {best.limit}
         else:
-            removal = self._removal(share)
+            removal = self._removal()
             binding.update(removal.constraints if removal else ())
         num_samples = self.outcome.served + self.outcome.failed
         if self.outcome.failed > floor((1 - self.question.asked) * num_samples + 1e-9):
@@ -143,6 +146,11 @@ class Edge(Struct, frozen=True, kw_only=True):
             reliefs=[_relief(attempt, self.ladder) for attempt in attempts],
             removal=removal,
         )
+
+    def _is_gain(self, share: float) -> bool:
+        """Return whether this share of the requests is more than without a change, by enough."""
+        before = good_share(self.outcome)
+        return share > before and share - before >= MIN_GAIN * (self.question.asked - before)
 
     def _attempts(self) -> list[_Attempt]:
         """Return what it comes to there to widen and to narrow each limit but the searched one."""
@@ -245,8 +253,8 @@ class Edge(Struct, frozen=True, kw_only=True):
             return False
         return good_share((yield deployment)) >= self.question.asked
 
-    def _removal(self, share: float) -> Removal | None:
-        """Return the fewest limits without which more than `share` meet the SLO, None for none."""
+    def _removal(self) -> Removal | None:
+        """Return the fewest limits without which more meet the SLO, None for none."""
         deployment, workload = self.ladder.deployment_of(self.number), self.question.workload
 
         def share_without(limits: Sequence[Limit]) -> float:
@@ -255,7 +263,7 @@ class Edge(Struct, frozen=True, kw_only=True):
 
         limits = limits_of(deployment)
         reached = share_without(limits)
-        if reached <= share:
+        if not self._is_gain(reached):
             return None
         for limit in list(limits):
             others = [other for other in limits if other != limit]

@@ -180,7 +180,8 @@ def _binding(plan: Plan) -> list[str]:
         share = good_percent(plan.removal.share)
         return [f"{names}: {share} at {_place(plan)} without a limit of {limits}"]
     if plan.binding == ["compute"]:
-        return [f"{names}: no change of a limit helps"]
+        much = " much" if any(each.share > _share_there(plan) for each in plan.reliefs) else ""
+        return [f"{names}: no change of a limit helps{much}"]
     return [names] if names else []
 
 
@@ -194,7 +195,7 @@ def _helps(plan: Plan) -> list[str]:
             f"with {_setting(relief)}"
             for value, relief in reaching
         ]
-    if plan.is_met and plan.searched != "rate":
+    if plan.is_met and plan.searched not in ("rate", "replicas"):
         return []
     better = [relief for relief in plan.reliefs if relief.share > _share_there(plan)]
     better.sort(key=lambda relief: -relief.share)

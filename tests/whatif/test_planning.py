@@ -1,6 +1,7 @@
 """Plans that can be worked out by hand: a step lasts a second."""
 
 import pytest
+from msgspec.structs import replace
 from served import MODEL, deployment_of, question_of
 
 from batcher.errors import BatchdecodeError
@@ -109,6 +110,34 @@ def test_limits_that_only_help_together_are_named_together():
     assert found.binding == ["slots", "kv"]
     assert found.removal == Removal(constraints=["slots", "kv"], share=1.0)
     assert max(relief.share for relief in found.reliefs) == 0.25
+
+
+@pytest.mark.parametrize(("num_gained", "binding"), [(1, ["compute"]), (12, ["tokens"])])
+def test_a_change_that_helps_a_few_of_many_does_not_bind(num_gained, binding):
+    # a hundred a time where only the first half is in time; a budget is said to help some more
+    question = question_of(*[(0, 1, 1)] * 100, slo=parse_slo("e2e=1"), asked=1.0)
+    ladder = Ladder(question.workload, deployment_of(50), "replicas")
+
+    def measured(deployment):
+        outcome = measure(question, deployment)
+        if deployment.scheduling.max_batch_tokens is None:
+            return outcome
+        goodput = outcome.goodput
+        return replace(outcome, goodput=replace(goodput, good=50 + num_gained))
+
+    outcome = measured(ladder.deployment_of(1))
+    assert outcome.goodput.good == 50
+    edge = Edge(
+        question=question,
+        ladder=ladder,
+        number=1,
+        outcome=outcome,
+        enough=2,
+        measure_all=lambda deployments: [
+            outcome if each.batch != 50 else measured(each) for each in deployments
+        ],
+    )
+    assert edge.analyse().binding == binding
 
 
 def test_more_that_is_not_enough_is_reported(tmp_path):
