@@ -149,6 +149,12 @@ def test_a_page_of_the_docs_ends_with_a_way_on() -> None:
             assert re.search(r"(Next|See also): .*\]\(", last), page
 
 
+def test_the_readme_names_the_extras_that_pages_tell_to_install():
+    told = set().union(*(re.findall(r"'batchdecode\[(\w+)\]'", p.read_text()) for p in PAGES))
+    listed = re.search(r"extras\s+go by name: ([^)]*)\)", (ROOT / "README.md").read_text())[1]
+    assert told <= set(re.findall(r"`(\w+)`", listed))
+
+
 @cache
 def anchors_of(page: Path) -> set[str]:
     """The names that GitHub gives the headings of a page."""

@@ -401,3 +401,11 @@ def test_a_run_that_cannot_go_on_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(Engine, "wants_request", False)
     with pytest.raises(InvariantError, match="idle"):
         run_here(path, output=str(tmp_path / "results.jsonl"))
+
+
+def test_of_two_results_with_one_id_the_bad_line_says_which_it_is():
+    lines = b'{"id":"2","prompt":"a"}\nnot json\n{"id":"2","prompt":"b"}\n'
+    done = batchdecode("run", "--keep-going", stdin=lines)
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["id"] for result in results] == ["2"] * 3
+    assert sorted(result.get("error", {}).get("line", 0) for result in results) == [0, 2, 3]

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
 import pytest
 from in_process import CHATS, COMPLETIONS, served
@@ -12,6 +14,7 @@ from batcher.metrics.watched import state_of
 from batcher.serving.http import Limits
 from batcher.settings import SchedulingSettings
 
+ROOT = Path(__file__).parents[2]
 PROMPT = "Once upon a time"
 SAID = [{"role": "user", "content": "Tell me a story"}]
 
@@ -340,3 +343,13 @@ def test_a_large_body_is_refused_before_it_is_read():
                 assert "5,000 bytes" in answer.json()["error"]["message"]
 
     asyncio.run(main())
+
+
+@asked
+async def test_another_method_and_another_address_have_documented_codes(server):
+    page = (ROOT / "docs/serve.md").read_text()
+    for url, status in ((COMPLETIONS, 405), ("/v1/nothing", 404)):
+        answer = await server.client.get(url)
+        code = answer.json()["error"]["code"]
+        assert answer.status_code == status
+        assert re.search(rf"\| {status} \|.*`{code}`", page)
