@@ -28,9 +28,7 @@ from batcher.whatif.simulations import Chain, MeasureAll, together
 # one sets prompts apart from those that decode.
 MAX_CHANGES: dict[Limit, int] = {"slots": 3, "kv": 3, "tokens": 5, "threshold": 3, "static": 1}
 Change = Callable[[Deployment, Limit], Deployment | None]
-MIN_GAIN = (
-    0.1  # of the share of the requests that is lacking: a change that gives less binds nobody
-)
+MIN_GAIN = 0.5  # of the share of the requests that is lacking: what gives less does not bind
 MAX_REACHES = 4  # limits, in a direction, of which it is found how far changing them reaches
 
 

@@ -112,7 +112,7 @@ def test_limits_that_only_help_together_are_named_together():
     assert max(relief.share for relief in found.reliefs) == 0.25
 
 
-@pytest.mark.parametrize(("num_gained", "binding"), [(1, ["compute"]), (12, ["tokens"])])
+@pytest.mark.parametrize(("num_gained", "binding"), [(24, ["compute"]), (25, ["tokens"])])
 def test_a_change_that_helps_a_few_of_many_does_not_bind(num_gained, binding):
     # a hundred a time where only the first half is in time; a budget is said to help some more
     question = question_of(*[(0, 1, 1)] * 100, slo=parse_slo("e2e=1"), asked=1.0)
