@@ -15,7 +15,7 @@ from batcher.whatif.relief import Analysis, Edge, Relief, Removal
 from batcher.whatif.search import Ladder, LeastSearch, Score, Searched, likely
 from batcher.whatif.simulations import SMALL, MeasureAll, Simulations
 
-OnTried = Callable[[int, Value], object]
+OnTried = Callable[[int, Value, float], object]
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -72,8 +72,8 @@ def find_plan(
     question: Question,
     base: Deployment,
     searched: Searched,
-    on_tried: OnTried = lambda _num_tried, _value: None,
-    on_relief: Callable[[int], object] = lambda _: None,
+    on_tried: OnTried = lambda _num_tried, _value, _share: None,
+    on_relief: Callable[[float], object] = lambda _: None,
     on_found: Callable[["Plan"], object] = lambda _: None,
     on_trial: Callable[[Trial], object] = lambda _: None,
     *,
@@ -84,8 +84,10 @@ def find_plan(
 
     The answer does not depend on `num_jobs`, the processes that work on it.
 
-    on_tried: called with how many values were tried, and with the one that is tried next.
-    on_relief: called with how many simulations were done then to see what would help.
+    on_tried: called again and again with how many values were tried, with the one that is tried
+    next, and which share of that, and of others that are tried at once, is done.
+    on_relief: called with how many simulations were done then to see what would help, a part of one
+    counted as such.
     on_found: called before that with the plan, but for what binds, what helps and the gain.
     on_trial: called with each value that the search has tried, as soon as it is known.
     small: below so many samples no process is started.
@@ -205,7 +207,7 @@ class _Trials:
         deployments = [ladder.deployment_of(number) for number in numbers]
         value = ladder.value_of(numbers[0])
         outcomes = self._simulations.measure(
-            deployments, lambda _: self._on_tried(num_tried, value)
+            deployments, lambda done: self._on_tried(num_tried, value, done / len(numbers))
         )
         self._ahead.update(zip(numbers, outcomes, strict=True))
 
@@ -220,7 +222,7 @@ class _Trials:
         )
 
 
-def _counted(simulations: Simulations, on_simulated: Callable[[int], object]) -> MeasureAll:
+def _counted(simulations: Simulations, on_simulated: Callable[[float], object]) -> MeasureAll:
     """Return what measures deployments, and tells how many it has."""
     num_before = 0
 

@@ -36,16 +36,22 @@ class Simulations:
         self._workers.__exit__()
 
     def measure(
-        self, deployments: Sequence[Deployment], on_done: Callable[[int], object] = lambda _: None
+        self, deployments: Sequence[Deployment], on_done: Callable[[float], object] = lambda _: None
     ) -> list[Outcome]:
         """Return what each of `deployments` comes to.
 
-        on_done: called with how many of them are done, and again while others are.
+        on_done: called with how many of them are done, a part of one counted as such.
         """
         found: dict[int, Outcome] = {}
-        for place, outcome in self._workers.answers(deployments, lambda *_: on_done(len(found))):
+        done: dict[int, float] = {}
+
+        def note_part(place: int, share: float) -> None:
+            done[place] = share
+            on_done(sum(done.values()))
+
+        for place, outcome in self._workers.answers(deployments, note_part):
             found[place] = outcome
-            on_done(len(found))
+            note_part(place, 1.0)
         return [found[place] for place in range(len(deployments))]
 
 

@@ -98,16 +98,21 @@ def _tell_so_far(so_far: SoFar, options: PlanOptions) -> None:
         say(remark)
 
 
-def _progress(searched: Searched, *, quiet: bool) -> tuple[OnTried, Callable[[int], object]]:
+def _progress(searched: Searched, *, quiet: bool) -> tuple[OnTried, Callable[[float], object]]:
     """Return what shows which value is tried after how many, and how many changes of them."""
     if quiet:
-        return lambda _done, _value: None, lambda _: None
+        return lambda _done, _value, _share: None, lambda _: None
 
-    def trying(num_tried: int, value: Value) -> str:
-        return f"trying {named(searched, value)}, {counted(num_tried, 'value')} tried before"
+    def trying(num_tried: int, value: Value, share: float) -> str:
+        tried_before = f"{counted(num_tried, 'value')} tried before"
+        return f"trying {named(searched, value)}, {share:.0%} done, {tried_before}"
 
-    relief = "looking for what would help: "
-    return seldom(trying), seldom(lambda done: f"{relief}{counted(done, 'simulation')} so far")
+    def helping(done: float) -> str:
+        count = counted(int(done), "simulation")
+        share = f" and {done % 1:.0%} of what goes on" if done % 1 else ""
+        return f"looking for what would help: {count}{share} so far"
+
+    return seldom(trying), seldom(helping)
 
 
 def _base_of(options: PlanOptions, searched: Searched) -> tuple[Deployment, Deployment]:

@@ -67,9 +67,26 @@ def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monk
     options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])
     assert plan_requests(options) == 0
     told = capsys.readouterr().err.splitlines()
-    assert told[:2] == [PACED, "trying batch 1, 0 values tried before"]
-    assert "trying batch 3, 3 values tried before" in told
+    assert told[:2] == [PACED, "trying batch 1, 100% done, 0 values tried before"]
+    assert "trying batch 3, 100% done, 3 values tried before" in told
     assert "looking for what would help: 1 simulation so far" in told
+
+
+def test_it_tells_how_far_a_long_simulation_is(tmp_path, monkeypatch, capsys):
+    def slow(question, deployment, on_part):
+        on_part(0.25)
+        return measure(question, deployment)
+
+    monkeypatch.setattr("cli.whatif.progress.LINE_INTERVAL", 0.0)
+    monkeypatch.setattr("batcher.whatif.workers.PART_INTERVAL", 0.0)
+    monkeypatch.setattr("batcher.whatif.simulations.measure", slow)
+    (tmp_path / "r").write_bytes(EIGHT)
+    assert plan_requests(PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[1:3] == [
+        f"trying batch 1, {share}% done, 0 values tried before" for share in (25, 100)
+    ]
+    assert "looking for what would help: 1 simulation and 25% of what goes on so far" in told
 
 
 @pytest.mark.parametrize("command", ["plan", "compare", "run"])
