@@ -18,6 +18,7 @@ from batcher.speculation.formulas import expected_tokens
 from batcher.speculation.model_logits import Row
 from batcher.speculation.spec import ModelDraft, parse_draft
 from batcher.transformer.settings import is_checkpoint
+from batcher.validation.values import misfit
 
 from .commands.draft import DiagnoseOptions
 from .models import capabilities_of, load, model_again
@@ -79,6 +80,9 @@ def _read_fields(text: str | None) -> dict[str, Any]:
         unknown = next((name for name in given if name not in known), None)
         if unknown is not None:
             raise BatchdecodeError(f"--draft-fields: {unknown!r} is none of {', '.join(known)}")
+        wrong = misfit(Request, given)
+        if wrong is not None:
+            raise BatchdecodeError(f"--draft-fields: {wrong}")
         request = msgspec.convert({"prompt": "", **given}, Request)
     except msgspec.MsgspecError as error:
         raise BatchdecodeError(f"--draft-fields: {error}") from None

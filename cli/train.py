@@ -18,6 +18,7 @@ from batcher.training.export import write_model
 from batcher.training.files import STATE, write_whole
 from batcher.training.loss_curve import loss_curve
 from batcher.training.settings import TrainingSettings
+from batcher.validation.values import misfit
 
 from .commands.train import TrainOptions
 from .config import settings_in
@@ -77,13 +78,11 @@ def settings_of(options: TrainOptions) -> TrainingSettings:
     """Return the settings of --config, or those by default, with what options say instead."""
     said = {} if options.config is None else settings_in(options.config, TrainingSettings)
     given = {name: getattr(options, name) for name in _OVERRIDING}
-    try:
-        return msgspec.convert(
-            said | {name: value for name, value in given.items() if value is not None},
-            TrainingSettings,
-        )
-    except msgspec.ValidationError as error:
-        raise BatchdecodeError(f"an option is out of range: {error}") from None
+    given = {name: value for name, value in given.items() if value is not None}
+    wrong = misfit(TrainingSettings, given)
+    if wrong is not None:
+        raise BatchdecodeError(f"--{wrong}")
+    return msgspec.convert(said | given, TrainingSettings)
 
 
 def _folder_of(options: TrainOptions) -> Path:

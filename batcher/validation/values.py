@@ -4,14 +4,15 @@ Rule: a check works on any value whatever, because a Request built by hand may h
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path, describe
-from batcher.fields import Range, fields_of, range_of
+from batcher.fields import Range, expected_of, fields_of, range_of
 from batcher.request import (
     MAX_INT,
     MAX_SEGMENTS_LENGTH,
@@ -96,6 +97,22 @@ def wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
     if isinstance(value, str) and is_number and value.isdecimal():
         hint = "remove the quotes"
     return FieldProblem(code, path, f"{quote(path)} must be {expected}, not {show(value)}", hint)
+
+
+def misfit(record: type[Struct], given: Mapping[str, Any]) -> str | None:
+    """Return what the first of the `given` values must be that a field of `record` cannot hold.
+
+    None if there is none, or the fault lies inside a list or an object.
+    """
+    kinds = {field.name: field.type for field in msgspec.structs.fields(record)}
+    for name, value in given.items():
+        try:
+            msgspec.convert(value, kinds.get(name, Any))
+        except msgspec.ValidationError:
+            if isinstance(value, list | dict):
+                return None
+            return f"{name} must be {expected_of(kinds[name])}, not {show(value)}"
+    return None
 
 
 def check_object(value: object, path: Path, _: ModelCapabilities) -> Problems:

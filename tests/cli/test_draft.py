@@ -67,7 +67,7 @@ def test_another_tokenizer_is_told(tmp_path):
         (
             ["--draft", "simulated", "--draft-fields", '{"top_k": "x"}'],
             REQUESTS,
-            "--draft-fields: Expected `int`",
+            "--draft-fields: top_k must be an integer from ",
         ),
         (["--draft", "simulated"], b"", "has no request to compare"),
         (["--draft", "simulated"], lines_of({"prompt": "a", "regex": "b"}), "has no request"),
