@@ -15,6 +15,7 @@ from batcher.formats.page.blocks import Column, table, value
 from batcher.formats.page.records import PageSequence, PageTimeline, SpanDetail
 from batcher.result import FinishReason
 from batcher.timeline import Timeline
+from batcher.timeline.aging import aging_of
 from batcher.timeline.records import BlockedSpan, SlotSpan
 
 OUTCOMES = ("", "preempted", *get_args(FinishReason), "unused", "lost")
@@ -142,6 +143,8 @@ def _facts(timeline: Timeline, name: str) -> dict[str, Any]:
         "run": timeline.run,
         "num_steps": timeline.num_steps,
         "has_times": timeline.has_figures,
+        "is_timed": bool(timeline.run.step_time),
+        "aging": aging_of(timeline.run),
         "told_steps": len(timeline.figures.ends),
         "restarts": timeline.restarts,
         "outcomes": OUTCOMES,

@@ -31,6 +31,12 @@ const nameOf = (label) => element("bdi", { class: "id", title: visible(label, 20
 const stepsOf = (start, end) =>
   end - start === 1 ? `step ${counted(start)}` : `steps ${counted(start)}–${counted(end - 1)}`;
 
+/** Returns a time in words, to follow a step; nothing where it is but the number of steps. */
+function timeOf(story, steps, time) {
+  if (story.is_timed) return ` (${decimal(time)} s)`;
+  return time === steps ? "" : ` (time ${decimal(time)})`;
+}
+
 const plural = (number, what) => `${decimal(number)} ${what}${number === 1 ? "" : "s"}`;
 
 /** Returns all that is to say of a request: a heading, what it asked for, its parts and its spans. */
@@ -51,7 +57,7 @@ function storyOfRequest(page, run, sequence, goTo) {
       arrived
         ? `asked for at most ${plural(arrived.max_tokens, "token")} ` +
             `after ${plural(arrived.prompt_tokens, "prompt token")}; ` +
-            `arrived in step ${counted(arrived.step)} (${decimal(arrived.time)} s)`
+            `arrived in step ${counted(arrived.step)}${timeOf(story, arrived.step, arrived.time)}`
         : "nothing tells of its arrival",
     ),
     element(
@@ -60,7 +66,7 @@ function storyOfRequest(page, run, sequence, goTo) {
       ended?.reason === "lost"
         ? `lost with the worker, which died, ${plural(ended.tokens, "token")}: decoded again from the beginning`
         : ended
-        ? `ended with step ${counted(ended.step)} (${decimal(ended.time)} s): ` +
+        ? `ended with step ${counted(ended.step)}${timeOf(story, ended.step + 1, ended.time)}: ` +
             `${ended.reason}${ended.limit ? ` (${ended.limit})` : ""}, ${plural(ended.tokens, "token")}`
         : "the trace breaks off before its end",
     ),
@@ -119,9 +125,10 @@ function totalsBar(story) {
     const piece = bar.appendChild(element("span", { class: `is-${phase}` }));
     piece.style.flexGrow = story.steps[phase];
   }
-  const told = kinds.map(
-    (phase) => `${plural(story.steps[phase], "step")} ${PHASES[phase]} (${decimal(story.seconds[phase])} s)`,
-  );
+  const told = kinds.map((phase) => {
+    const seconds = timeOf(story, story.steps[phase], story.seconds[phase]);
+    return `${plural(story.steps[phase], "step")} ${PHASES[phase]}${seconds}`;
+  });
   return element("div", {}, bar, element("p", {}, told.join(" · ")));
 }
 
@@ -161,6 +168,10 @@ function spansTable(page, run, story, goTo) {
     const more = [];
     const detail = run.spanAt(span.slot, span.start);
     const { chunks } = moreOf(run.spans, detail);
+    if (span.aging !== undefined) {
+      const since = story.is_timed ? `${decimal(span.aging)} s` : plural(span.aging, "step");
+      more.push(`first by --aging, whatever the policy: it had arrived ${since} before, or more`);
+    }
     if (span.cached) more.push(foundText(story, span));
     if (span.generated) more.push(`began with ${plural(span.generated, "generated token")}`);
     if (chunks) {

@@ -34,7 +34,7 @@ function storyOf(run, number) {
   const parts = request.hasArrived ? partsOf(run, request) : [];
   const seconds = secondsOf(run, sequences.time[number], parts);
   const kvBlocks = run.settings.scheduling?.kv_blocks;
-  return {
+  const story = {
     id: request.id,
     index: request.index,
     label: labelOf(request.id, request.index, run.roleOf(number)),
@@ -52,7 +52,7 @@ function storyOf(run, number) {
         })
       : null,
     parts,
-    spans: request.spans.map((span) => storySpan(run, span)),
+    spans: request.spans.map((span) => storySpan(run, span, sequences.time[number])),
     ended: reason
       ? withoutDefaults({
           step: last,
@@ -69,12 +69,16 @@ function storyOf(run, number) {
     ),
     seconds: totalsOf(parts, seconds),
   };
+  return run.facts.is_timed ? { ...story, is_timed: true } : story;
 }
 
-function storySpan(run, span) {
+/** Returns what is told of a span; arrival: when its sequence arrived, NaN if nothing tells. */
+function storySpan(run, span, arrival) {
   const { spans } = run;
   const start = spans.start[span];
   const more = moreOf(spans, span);
+  const { aging } = run.facts;
+  const isAged = aging !== null && run.times.startOf(start) - arrival >= aging;
   return withoutDefaults(
     {
       slot: spans.slot[span],
@@ -89,6 +93,7 @@ function storySpan(run, span) {
       preemption: more.preemption,
       is_remote: run.settings.layout === "remote",
       retries: more.retries ?? [],
+      aging: isAged ? aging : undefined,
     },
     { cached: 0, generated: 0, is_remote: false },
   );
