@@ -14,7 +14,7 @@ from batcher.errors import BatchdecodeError
 from batcher.fleet.failures import Seconds
 from batcher.foreign import calling, import_object
 from batcher.metrics.slo import parse_slo
-from batcher.timing.catalog import Amount, Count, OptionalPositive, OptionalText, Text
+from batcher.timing.catalog import Amount, Count, OptionalPositive, OptionalText, Text, hint_at
 
 TARGET_UTILISATION, QUEUE, SLO = "target-utilisation", "queue", "slo"
 _EDGE = 1e-9  # of a replica: a sum of shares is rounded
@@ -131,14 +131,13 @@ def policy_of(settings: Autoscale) -> Policy:
         return _own_policy(name)
     if name not in POLICIES:
         known = ", ".join(POLICIES)
-        raise BatchdecodeError(
-            f"autoscale: unknown policy {name} (known: {known}, module:function)"
-        )
+        hint = hint_at(name, POLICIES)
+        raise BatchdecodeError(f"unknown policy {name}{hint}; known: {known}, module:function")
     if target is None:
-        raise BatchdecodeError(f"autoscale: policy {name} needs a target: {POLICIES[name]}")
+        raise BatchdecodeError(f"policy {name} needs a target: {POLICIES[name]}")
     if name == SLO:
         if target > 1 or settings.slo is None:
-            raise BatchdecodeError(f"autoscale: policy slo needs a slo, and {POLICIES[name]}")
+            raise BatchdecodeError(f"policy slo needs a slo, and {POLICIES[name]}")
         return lambda state: by_attainment(target, state)
     if name == QUEUE:
         return lambda state: proportional(state.waiting, target, settings.tolerance, state)

@@ -4,7 +4,6 @@ Rule: what a setting of an engine is called, and may be, is for those to say who
 """
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, get_args
 
 from msgspec import Meta, Struct
@@ -19,8 +18,10 @@ from batcher.timing.catalog import (
     OptionalPositive,
     Positive,
     as_record,
+    hint_at,
     read_mapping,
 )
+from batcher.timing.place import Place
 
 Readers = Mapping[str, Callable[[str], Any]]
 """For each setting what makes a value of a text, or raises what says what it may be."""
@@ -101,19 +102,21 @@ def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
     """
     contents = as_record(read_mapping(path), _Contents, path)
     stated = {
-        name: _read(of_fleet[name], value, f"{path}: {name}")
+        name: _read(of_fleet[name], value, Place(path, name, name))
         for name in ("router", "report_interval")
         if (value := getattr(contents, name)) is not None
     }
     groups: dict[str, ReplicaGroup] = {}
     for number, values in enumerate(contents.replicas, 1):
-        place = f"{path}: group {number}"
+        place = Place(path, f"group {_called(values, number)}", "replicas", number - 1)
         group = _group(values, str(number), place, {**of_engine, "count": of_fleet["replicas"]})
         if group.name in groups:
             raise CatalogError(f"{place}: another group is called {group.name}")
         groups[group.name] = group
     if contents.transfer is not None:
-        stated["transfer"] = as_record(contents.transfer, TransferLink, f"{path}: transfer")
+        stated["transfer"] = as_record(
+            contents.transfer, TransferLink, Place(path, "transfer", "transfer")
+        )
     fleet = FleetFile(path=path, groups=tuple(groups.values()), **stated)
     _check_roles(fleet)
     _read(of_fleet["replicas"], fleet.num_replicas, f"{path}: all replicas together")
@@ -140,7 +143,13 @@ def _check_roles(fleet: FleetFile) -> None:
         raise CatalogError(f"{fleet.path}: transfer has no effect without groups with role: decode")
 
 
-def _group(values: Any, number: str, place: str, readers: Readers) -> ReplicaGroup:
+def _called(values: Any, number: int) -> str:
+    """Return what messages call a group: its number, and its name if it has one."""
+    name = values.get("name") if isinstance(values, dict) else None
+    return f"{number} ({name})" if isinstance(name, str) and name else str(number)
+
+
+def _group(values: Any, number: str, place: Place, readers: Readers) -> ReplicaGroup:
     """Return a group of a file, which has its number for a name if it states none."""
     allowed = ["name", "role", *readers]
     if not isinstance(values, dict):
@@ -148,35 +157,39 @@ def _group(values: Any, number: str, place: str, readers: Readers) -> ReplicaGro
     settings = dict(values)
     name = settings.pop("name", number)
     if not isinstance(name, str | int) or not 0 < len(str(name)) <= MAX_NAME:
-        raise CatalogError(f"{place}: name: expected text of up to {MAX_NAME} characters")
+        raise CatalogError(
+            f"{place.at('name')}: name: expected text of up to {MAX_NAME} characters"
+        )
     role = settings.pop("role", "both")
     if role not in get_args(Role):
-        raise CatalogError(f"{place}: role: expected {', '.join(get_args(Role))}")
+        hint = hint_at(str(role), get_args(Role))
+        raise CatalogError(
+            f"{place.at('role')}: role: expected {', '.join(get_args(Role))}, not {role!r}{hint}"
+        )
     for key in settings:
         if role == "decode" and key in NOT_WHERE_DECODED:
             raise CatalogError(
-                f"{place}: {key} has no effect with role: decode, where a request has blocks for "
-                "all its tokens from the outset, and finds none"
+                f"{place.at(key)}: {key} has no effect with role: decode, where a request has "
+                "blocks for all its tokens from the outset, and finds none"
             )
         if key not in readers:
-            near = get_close_matches(str(key), allowed, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
             raise CatalogError(
-                f"{place}: unknown setting {key}{hint}; allowed: {', '.join(allowed)}"
+                f"{place.at(str(key))}: unknown setting {key}{hint_at(str(key), allowed)}; "
+                f"allowed: {', '.join(allowed)}"
             )
     if "count" not in settings:
         raise CatalogError(f"{place}: count is missing")
-    read = {key: _read(readers[key], value, f"{place}: {key}") for key, value in settings.items()}
+    read = {key: _read(readers[key], v, place.at(key), f": {key}") for key, v in settings.items()}
     return ReplicaGroup(name=str(name), count=read.pop("count"), role=role, settings=read)
 
 
-def _read(reader: Callable[[str], Any], value: Any, place: str) -> Any:
-    """Return what `reader` makes of a value as YAML has it."""
+def _read(reader: Callable[[str], Any], value: Any, place: str | Place, named: str = "") -> Any:
+    """Return what `reader` makes of a value as YAML has it; named: what messages add to `place`."""
     if value is None or isinstance(value, bool):
         value = {None: "none", True: "on", False: "off"}[value]
     if not isinstance(value, str | int | float):
-        raise CatalogError(f"{place}: expected a single value")
+        raise CatalogError(f"{place}{named}: expected a single value")
     try:
         return reader(str(value))
     except (BatchdecodeError, ValueError) as error:  # of an endless number, too
-        raise CatalogError(f"{place} {value!r}: {error}") from None
+        raise CatalogError(f"{place}{named} {value!r}: {error}") from None

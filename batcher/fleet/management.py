@@ -14,6 +14,7 @@ from batcher.fleet.admission import Admission
 from batcher.fleet.autoscaling import POLICIES, SLO, Autoscale, policy_of
 from batcher.fleet.failures import Failures
 from batcher.timing.catalog import CatalogError, as_record
+from batcher.timing.place import Place
 
 R = TypeVar("R", bound=Struct)
 
@@ -33,37 +34,42 @@ SECTIONS = ("admission", "failures", "autoscale")
 
 
 def management_of(
-    sections: Mapping[str, Any], counts: Mapping[str, int], place: str
+    sections: Mapping[str, Any], counts: Mapping[str, int], path: str
 ) -> Management | None:
     """Return what the sections of a file state, None being left out; None if all are.
 
     counts: the replicas of each group.
 
     Raises:
-        CatalogError: something in them is not allowed; `place` says where they stand.
+        CatalogError: something in them, which stand in the file `path`, is not allowed.
     """
     admission, failures, autoscale = (sections[name] for name in SECTIONS)
     if admission is None and failures is None and autoscale is None:
         return None
     management = Management(
-        admission=_record(admission, Admission, f"{place}: admission"),
-        failures=_record(failures, Failures, f"{place}: failures"),
-        autoscale=_scaled_groups(autoscale, counts, f"{place}: autoscale"),
+        admission=_record(admission, Admission, Place(path, "admission", "admission")),
+        failures=_record(failures, Failures, Place(path, "failures", "failures")),
+        autoscale=_scaled_groups(autoscale, counts, path),
     )
     if management.failures is not None:
         num_replicas = None if management.autoscale else sum(counts.values())
+        place = Place(path, "failures", "failures")
         _check_failures(management.failures, num_replicas, place)
     return management
 
 
-def _record(values: Any, kind: type[R], place: str) -> R | None:
+def _record(values: Any, kind: type[R], place: Place) -> R | None:
     return None if values is None else as_record(values, kind, place)
 
 
-def _scaled_groups(values: Any, counts: Mapping[str, int], place: str) -> tuple[Autoscale, ...]:
+def _scaled_groups(values: Any, counts: Mapping[str, int], path: str) -> tuple[Autoscale, ...]:
     """Return how groups scale, each of which is named if there are several."""
     scaled: dict[str, Autoscale] = {}
-    for each in values if isinstance(values, list) else [values] * (values is not None):
+    is_list = isinstance(values, list)
+    for index, each in enumerate(values if is_list else [values] * (values is not None)):
+        place = Place(path, "autoscale", "autoscale")
+        if is_list and len(values) > 1:
+            place = Place(path, f"autoscale {index + 1}", "autoscale", index)
         if isinstance(each, dict) and isinstance(each.get("group"), int):
             each["group"] = str(each["group"])  # as groups without a name are called
         autoscale = as_record(each, Autoscale, place)
@@ -82,18 +88,18 @@ def _scaled_groups(values: Any, counts: Mapping[str, int], place: str) -> tuple[
     return tuple(scaled.values())
 
 
-def _check_failures(failures: Failures, num_replicas: int | None, place: str) -> None:
+def _check_failures(failures: Failures, num_replicas: int | None, place: Place) -> None:
     if failures.mtbf is None and not failures.planned:
-        raise CatalogError(f"{place}: failures: nothing fails without mtbf or planned")
+        raise CatalogError(f"{place}: nothing fails without mtbf or planned")
     for failure in failures.planned:
         if num_replicas is not None and failure.replica >= num_replicas:
             raise CatalogError(
-                f"{place}: failures: planned: there is no replica {failure.replica}, the last is "
+                f"{place}: planned: there is no replica {failure.replica}, the last is "
                 f"{num_replicas - 1}"
             )
 
 
-def _check_autoscale(autoscale: Autoscale, num_replicas: int, place: str) -> None:
+def _check_autoscale(autoscale: Autoscale, num_replicas: int, place: Place) -> None:
     if not autoscale.min <= num_replicas <= autoscale.max:
         raise CatalogError(
             f"{place}: it begins with {num_replicas} replicas, which is not from min "

@@ -5,7 +5,7 @@ Rule: whatever a record does not know, lacks or cannot be is an error that says 
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
@@ -17,6 +17,7 @@ import yaml
 
 from batcher.errors import BatchdecodeError
 from batcher.plain_yaml import plain_events, read_text
+from batcher.timing.place import Place
 
 _MAX_NEAR = 3  # names that may be meant
 R = TypeVar("R", bound=msgspec.Struct)
@@ -132,6 +133,12 @@ def _loaded(text: str, place: str) -> dict[str, Any]:
     return content
 
 
+def hint_at(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the one of `known` that may be meant, with a space before it; or nothing."""
+    close = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def find(name: str, records: dict[str, Any], kind: str) -> Any:
     """Return the one of `records` that has this name.
 
@@ -146,7 +153,7 @@ def find(name: str, records: dict[str, Any], kind: str) -> Any:
     raise CatalogError(f"unknown {kind} {name}{hint}; known: {', '.join(records)}")
 
 
-def as_record(values: Any, record: type[R], place: str) -> R:
+def as_record(values: Any, record: type[R], place: str | Place) -> R:
     """Return `values` as a record; `place` says in messages where they stand.
 
     Raises:
@@ -157,17 +164,24 @@ def as_record(values: Any, record: type[R], place: str) -> R:
         raise CatalogError(f"{place}: expected {', '.join(fields)}, each with a value")
     for key in values:
         if key not in fields:
-            close = get_close_matches(str(key), fields, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise CatalogError(f"{place}: unknown field {key}{hint}; allowed: {', '.join(fields)}")
+            hint = hint_at(str(key), fields)
+            where = _within(place, key)
+            raise CatalogError(f"{where}: unknown field {key}{hint}; allowed: {', '.join(fields)}")
     missing = [name for name, field in fields.items() if field.required and name not in values]
     if missing:
         needed = ", ".join(name for name, field in fields.items() if field.required)
         raise CatalogError(f"{place}: {', '.join(missing)} missing; needed are {needed}")
-    return record(**{name: _value(fields[name], v, place) for name, v in values.items()})
+    return record(
+        **{name: _value(fields[name], v, _within(place, name)) for name, v in values.items()}
+    )
 
 
-def _value(field: Any, value: Any, place: str) -> Any:
+def _within(place: str | Place, name: Any) -> str | Place:
+    """Return where the field `name` of what is at `place` stands."""
+    return place.at(str(name)) if isinstance(place, Place) else place
+
+
+def _value(field: Any, value: Any, place: str | Place) -> Any:
     """Return the value of one field; or raise what its type says, in a description, it can be."""
     try:
         return msgspec.convert(value, field.type)

@@ -14,6 +14,7 @@ from batcher.fleet.routers import ROUTERS
 from batcher.fleet.streamed import parse_streamed
 from batcher.metrics.slo import Slo
 from batcher.settings import SchedulingSettings
+from batcher.timing.catalog import CatalogError
 from batcher.whatif.comparing import compare
 from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.fleets import check_fleets, engines_of, groups_of, transfer_of
@@ -98,7 +99,10 @@ def test_groups_without_a_name_are_numbered_and_yaml_has_its_own_words(fleet_of)
         (f"replicas: [{PREFILL}, {DECODE}]", "transfer is missing: gbytes_per_s"),
         ("{transfer: {gbytes_per_s: 1}, replicas: [{count: 1}]}", "transfer has no effect"),
         (f"{{transfer: {{gbits: 1}}, replicas: [{PREFILL}]}}", "transfer: unknown field gbits"),
-        ("replicas: [{count: 1, role: both-of}]", "group 1: role: expected both, prefill, decode"),
+        (
+            "replicas: [{count: 1, role: both-of}]",
+            "group 1: role: expected both, prefill, decode, not 'both-of' .did you mean both",
+        ),
         ("replicas: [{count: 1, role: decode, capacity: on-demand}]", "capacity has no effect"),
         ("{report_interval: 0, replicas: [{count: 1}]}", "report_interval 0: expected seconds"),
     ],
@@ -303,3 +307,46 @@ def test_the_largest_rate_of_a_fleet(fleet_of):
     assert plan.is_met
     assert plan.binding != ["compute"]
     assert plan.outcome.goodput.share >= 0.9 > plan.next_outcome.goodput.share
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "replicas:\n  - {count: 1}\n  - name: big\n    count: 1\n    role: prefil\n",
+            (
+                ":5: group 2 (big): role: expected both, prefill, decode, not 'prefil' "
+                "(did you mean prefill?)"
+            ),
+        ),
+        ("replicas:\n  - count: 1\n    batch: many\n", ":3: group 1: batch 'many': expected"),
+        ("replicas:\n  - count: 1\n    bach: 3\n", ":3: group 1: unknown setting bach (did you"),
+        ("replicas:\n  - {}\n", ":2: group 1: count is missing"),
+        (
+            "replicas: [{count: 1}]\nfailures:\n  mtbf: 3\n  retry: 2\n",
+            ":4: failures: unknown field retry (did you mean retries?)",
+        ),
+        (
+            "replicas: [{count: 1}]\nautoscale: {policy: target-utilization, target: 1, max: 2}\n",
+            (
+                ":2: autoscale: unknown policy target-utilization "
+                "(did you mean target-utilisation?); known: target-utilisation, queue, slo, "
+                "module:function"
+            ),
+        ),
+        (
+            (
+                "replicas: [{count: 1, name: a}, {count: 1, name: b}]\nautoscale:\n"
+                "  - {group: a, policy: queue, target: 1, max: 2}\n"
+                "  - {group: b, policy: queue, target: 1, max: 2, interval: x}\n"
+            ),
+            ":4: autoscale 2: interval: expected",
+        ),
+    ],
+)
+def test_an_error_has_the_line_that_it_is_in(tmp_path, text, why):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text)
+    with pytest.raises(CatalogError) as raised:
+        AXES["fleet"].values(str(path))
+    assert str(raised.value).startswith(f"{path}{why}")

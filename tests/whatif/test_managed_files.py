@@ -123,7 +123,7 @@ def test_the_answer_does_not_depend_on_the_number_of_processes(fleet_of):
 def test_what_means_nothing_is_an_error_that_says_where(fleet_of, section, why):
     with pytest.raises(CatalogError, match=why) as error:
         fleet_of(section)
-    assert "fleet.yaml: " in str(error.value)
+    assert "fleet.yaml:2: " in str(error.value)
 
 
 TWO_GROUPS = f"{GROUP}, {GROUP}"
