@@ -4,6 +4,7 @@ Rule: a check works on any value whatever, because a Request built by hand may h
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -61,6 +62,9 @@ class ModelCapabilities(Struct, frozen=True):
         return MAX_INT if self.vocab_size is None else self.vocab_size - 1
 
 
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_NUMBER = re.compile(rf"{_INTEGER.pattern}(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+
 Problems = Iterator[FieldProblem]
 Check = Callable[[Any, Path, ModelCapabilities], Problems]
 
@@ -92,11 +96,18 @@ def quote(path: Path) -> str:
 
 def wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
     """Return the problem that `value` is not what is expected at `path`."""
-    hint = None
-    is_number = "integer" in expected or "number" in expected
-    if isinstance(value, str) and is_number and value.isdecimal():
-        hint = "remove the quotes"
+    is_quoted = isinstance(value, str) and _would_be(expected, value)
+    hint = "remove the quotes" if is_quoted else None
     return FieldProblem(code, path, f"{quote(path)} must be {expected}, not {show(value)}", hint)
+
+
+def _would_be(expected: str, text: str) -> bool:
+    """Return whether `text` would be of the kind that is expected if it had no quotes."""
+    if "number" in expected:
+        return _NUMBER.fullmatch(text) is not None
+    if "integer" in expected or "token id" in expected:
+        return _INTEGER.fullmatch(text) is not None
+    return "true or false" in expected and text in ("true", "false")
 
 
 def misfit(record: type[Struct], given: Mapping[str, Any]) -> str | None:

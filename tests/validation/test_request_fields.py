@@ -305,9 +305,24 @@ def test_messages_name_the_field_and_what_is_allowed():
     assert problem.message == "`prompt[1]` must be a token id from 0 to 511, not 600"
 
 
-def test_a_number_in_quotes_gets_a_hint():
-    (problem,) = find_problems(Request(prompt="", max_tokens="12"), CAPABILITIES)
-    assert problem.hint == "remove the quotes"
+@pytest.mark.parametrize(
+    ("field", "value", "is_hinted"),
+    [
+        ("max_tokens", "12", True),
+        ("max_tokens", "1.5", False),
+        ("priority", "-3", True),
+        ("temperature", "0.5", True),
+        ("top_p", "1e-1", True),
+        ("top_p", "high", False),
+        ("ignore_eos", "true", True),
+        ("ignore_eos", "True", False),
+        ("stop_token", "4", True),
+        ("stop_token", "eos", False),
+    ],
+)
+def test_what_is_right_but_for_its_quotes_gets_a_hint(field, value, is_hinted):
+    (problem,) = find_problems(Request(prompt="", **{field: value}), CAPABILITIES)
+    assert problem.hint == ("remove the quotes" if is_hinted else None)
 
 
 def test_no_message_grows_with_the_value():
