@@ -42,6 +42,7 @@ class Cost(Struct, frozen=True, kw_only=True):
     where replicas come and go those that are there, on average and rounded up.
     dollars_per_million_tokens, kwh_per_million_tokens: of output tokens; None if there were none.
     The energy, of GPUs alone, is None if the prices have no watts.
+    price_sources: where the prices are from, as their file says.
     """
 
     gpus: int
@@ -49,6 +50,7 @@ class Cost(Struct, frozen=True, kw_only=True):
     dollars_per_hour: float
     dollars_per_million_tokens: float | None
     kwh_per_million_tokens: float | None
+    price_sources: list[str]
 
 
 def read_prices(path: str) -> dict[str, Price]:
@@ -99,8 +101,10 @@ def cost_of(
         BatchdecodeError: see `price_of`.
     """
     num_gpus, gpu_seconds, per_hour, joules, has_watts = 0, 0.0, 0.0, 0.0, True
+    sources = dict[str, None]()
     for profile, part in parts:
         hardware, price = price_of(profile, prices)
+        sources[price.source] = None
         seconds = part.paid_seconds(makespan) * hardware.num_gpus
         num_own = seconds / makespan if makespan else hardware.num_gpus * len(part.replicas)
         num_gpus += ceil(round(num_own, NUM_DIGITS))
@@ -121,6 +125,7 @@ def cost_of(
         kwh_per_million_tokens=_per_million(
             joules / JOULES_PER_KWH if has_watts else None, num_tokens
         ),
+        price_sources=list(sources),
     )
 
 

@@ -110,6 +110,8 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
     notes = list(dict.fromkeys(note for cell in cells for note in _notes(cell)))
     notes += [*refusals_of(cells, named), *backlogs_of(cells, named)]
     notes += dict.fromkeys(_where_drafts_gain(cells, axes))
+    costs = [cell.outcome.cost for cell in cells if cell.outcome and cell.outcome.cost]
+    notes += [sources_text(costs)] * bool(costs)
     if without:
         notes.insert(0, f"no room for {listed(without, 'and')}: a pipe, --csv and --json have them")
     if width is not None:
@@ -268,7 +270,13 @@ def cost_text(cost: Cost) -> list[str]:
         parts.append(f"${number(cost.dollars_per_million_tokens)} a million output tokens")
     if cost.kwh_per_million_tokens is not None:
         parts.append(f"{number(cost.kwh_per_million_tokens)} kWh a million")
-    return parts
+    return [*parts, sources_text([cost])]
+
+
+def sources_text(costs: Sequence[Cost]) -> str:
+    """Return where the prices are from."""
+    sources = dict.fromkeys(source for cost in costs for source in cost.price_sources)
+    return f"source of the prices: {', '.join(map(printable, sources))}"
 
 
 def _where_drafts_gain(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str]:

@@ -160,7 +160,7 @@ def test_a_table_says_why_requests_were_refused(fleet_of):
     refused = cell.outcome.refused
     assert refused
     assert cell.outcome.fleet.refusals == {"queue_full": refused}
-    assert table_of(cells).splitlines()[-1] == f"refused: {refused} found no room in the queue"
+    assert table_of(cells).splitlines()[-2] == f"refused: {refused} found no room in the queue"
 
 
 @pytest.mark.parametrize(

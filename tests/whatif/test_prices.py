@@ -9,6 +9,7 @@ from served import deployment_of, question_of
 from batcher.errors import BatchdecodeError
 from batcher.whatif.measuring import measure
 from batcher.whatif.prices import Price, price_of, read_prices
+from cli.whatif.tables import cost_text, sources_text
 
 ROOT = Path(__file__).parents[2]
 SECOND_A_STEP = "t0: 1000.0, w: 0, f: 0, g: 0, d: 0, h: 0, e: 0"
@@ -46,6 +47,15 @@ def test_one_number_of_watts_is_drawn_all_the_time_and_none_is_no_energy(tmp_pat
     assert cost.kwh_per_million_tokens == pytest.approx(100 * 360 / 3.6e6 / 20 * 1e6)
     assert cost.dollars_per_million_tokens == 0
     assert cost_of_run(tmp_path, Price(dollars_per_hour=1)).kwh_per_million_tokens is None
+
+
+def test_a_cost_says_where_its_prices_are_from(tmp_path):
+    cost = cost_of_run(tmp_path, Price(dollars_per_hour=1, source="a bill of May"))
+    assert cost.price_sources == ["a bill of May"]
+    assert cost_of_run(tmp_path, Price(dollars_per_hour=1)).price_sources == ["not stated"]
+    text = "source of the prices: a bill of May, not stated"
+    assert sources_text([cost, cost_of_run(tmp_path, Price(dollars_per_hour=1))]) == text
+    assert cost_text(cost)[-1] == "source of the prices: a bill of May"
 
 
 def test_a_roofline_names_its_gpus_and_a_data_sheet_is_called_as_its_file():
