@@ -184,7 +184,7 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
     place, message = error.pos, error.msg.removesuffix(" at").removesuffix(" starting")
     comma = _trailing_comma(text, error)
     if comma is not None:
-        place, message = comma, "no comma belongs behind the last one"
+        place, message = comma, "no comma belongs before a closing bracket"
     elif text[place] == "'":
         message = "names and strings stand in double quotes, not in single ones"
     message = f"{NOT_JSON}{message[0].lower()}{message[1:]}"
