@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from batcher.simulation.sequence import SimulatedSequence, Turns
 from batcher.simulation.workload import GREEDY, Job, Piece, Workload
+from batcher.timing.catalog import hint_at
 from batcher.workloads.arrivals import Arrivals, Constant, Gamma, Poisson
 from batcher.workloads.distributions import (
     LENGTHS,
@@ -210,12 +211,19 @@ def parse_streamed(text: str) -> StreamedWorkload:
     given: dict[str, str] = {}
     for part in text.removeprefix(PREFIX).split(","):
         name, equals, value = part.partition("=")
-        if not equals or name not in _READERS or name in given:
-            raise WorkloadError(f"{text}: {part!r}: expected {FORM}")
+        problem = None
+        if not equals:
+            problem = "this is no NAME=VALUE"
+        elif name not in _READERS:
+            problem = f"there is no {name}{hint_at(name, _READERS)}"
+        elif name in given:
+            problem = f"{name} is there twice"
+        if problem is not None:
+            raise WorkloadError(f"{text}: {part!r}: {problem}; expected {FORM}")
         given[name] = value
     missing = [name for name in ("rate", "duration", "prompt", "output") if name not in given]
     if missing:
-        raise WorkloadError(f"{text}: {missing[0]} is missing: expected {FORM}")
+        raise WorkloadError(f"{text}: {missing[0]} is missing; expected {FORM}")
     values = {name: _READERS[name](value, f"{text}: {name}") for name, value in given.items()}
     shares = values.pop("priority", {})
     workload = StreamedWorkload(**values, shares=shares)

@@ -136,7 +136,15 @@ def open_input(path: str | None, waiting: Waiting) -> OpenInput:
         with waiting():  # a FIFO opens when its other end does
             return OpenInput(io.FileIO(path), name)
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {name}: {_reason(error)}") from error
+        from batcher.fleet.streamed import PREFIX as STREAMED  # noqa: PLC0415 - heavy
+
+        reason = _reason(error)
+        if name.startswith(STREAMED):
+            reason = (
+                f"only compare and plan take {STREAMED}, whose requests have no prompts; "
+                "batchdecode workload writes such a file"
+            )
+        raise InputError(f"cannot read {name}: {reason}") from error
 
 
 def _unpacked(packed: io.BufferedReader) -> io.BufferedReader:

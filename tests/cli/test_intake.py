@@ -147,3 +147,8 @@ def test_a_damaged_gz_file_is_an_error_that_says_so(tmp_path, damage, reason):
     reader = opened(path).lines()
     with pytest.raises(InputError, match=reason):
         list(iter(reader.read, None))
+
+
+def test_what_is_no_file_but_a_workload_for_compare_and_plan_is_told_so():
+    with pytest.raises(InputError, match="only compare and plan take synthetic:, whose requests"):
+        open_input("synthetic:rate=5", nullcontext)

@@ -106,8 +106,13 @@ def test_of_each_part_only_its_replicas_are_sent_anything():
     ("text", "message"),
     [
         ("synthetic:rate=5,duration=6,prompt=8", "output is missing"),
-        ("synthetic:rate=5,rate=6,duration=6,prompt=8,output=8", "'rate=6'"),
-        ("synthetic:speed=5", "'speed=5'"),
+        (
+            "synthetic:rate=5,rate=6,duration=6,prompt=8,output=8",
+            "'rate=6': rate is there twice; expected",
+        ),
+        ("synthetic:speed=5", "'speed=5': there is no speed .did you mean seed"),
+        ("synthetic:prompts=5", "there is no prompts .did you mean prompt.*; expected"),
+        ("synthetic:rate", "'rate': this is no NAME=VALUE; expected"),
         ("synthetic:rate=0,duration=6,prompt=8,output=8", "above 0"),
         ("synthetic:rate=nan,duration=6,prompt=8,output=8", "above 0"),
         ("synthetic:rate=1e6,duration=1e9,prompt=8,output=8", "more than"),
