@@ -63,7 +63,7 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """Yield titles, each with the parts of its text, which have commas between them."""
     if plan.searched == "rate" and plan.file_rate is not None:
         rate = number(plan.file_rate * plan.value)
-        yield "rate", [f"{rate} requests/s", f"{number(plan.file_rate)} in the file"]
+        yield "rate", [f"{rate} requests/s", f"{number(plan.file_rate)} at 1x"]
     yield from _headrooms(plan)
     if plan.outcome.backlog is not None:
         yield "load", backlog_text(plan.outcome.backlog)

@@ -54,7 +54,7 @@ def test_the_largest_rate():
     done = plan("--slo", "queue=1", "--search", "rate", "--batch", "1", stdin=lines_of(*rows))
     text = done.stdout.decode()
     assert text.startswith("rate 2x is the largest that meets the SLO: 100% of 20 requests do")
-    assert "rate       0.1 requests/s, 0.05 in the file" in text
+    assert "rate       0.1 requests/s, 0.05 at 1x" in text
     assert re.search(
         r"\n  binding    slots\n  helps      rate \S+x \(\+\d+%\) with batch \d\n", text
     )
