@@ -210,8 +210,11 @@ def test_a_layout_shows_in_the_trace_and_the_summary_and_in_no_result(tmp_path):
     assert (padded, ragged, results) == ("padded", None, same_results)
     assert no_cost == {"total": cost["total"] - cost["padding"], "padding": 0}
     assert cost["padding"] > 0
+    whole = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    (tmp_path / "out").write_bytes(b"".join(whole[:-1]))
     resumed = run("-o", "out", "--resume", "--layout", "padded", cwd=tmp_path)
     assert resumed.returncode == 0
+    assert sorted((tmp_path / "out").read_bytes().splitlines(keepends=True)) == sorted(whole)
     assert "padding (" in resumed.stderr
 
 

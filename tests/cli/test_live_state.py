@@ -34,6 +34,11 @@ def observe(state, events):
     state.catch_up()
 
 
+def test_an_admission_of_a_step_that_is_not_shown_yet_shows_nowhere():
+    run = RunHistory(2)
+    assert run.admissions(3, [(0, 2), (1, 3)]).tolist() == [[0, 0, 1], [0, 0, 0]]
+
+
 def test_a_request_without_a_slot_is_counted_and_forgotten():
     state = RunState(1)
     observe(state, [ArriveEvent(0, 0.0, "a", 0, "input", 5, 0)])

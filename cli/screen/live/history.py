@@ -95,7 +95,8 @@ class RunHistory:
             return None
         found = self._admissions[:-1, :num_steps].copy()
         for slot, start in held:
-            found[slot // self._slots_per_row, start] += 1
+            if start < num_steps:  # of a step under way the first may be known already
+                found[slot // self._slots_per_row, start] += 1
         return found
 
     def _totals(self, num_steps: int, num_cells: int) -> NDArray[np.float64]:
