@@ -9,7 +9,7 @@ from batcher.formats.requests import BadLine, RequestParser
 
 from ..commands.run import RunOptions
 from ..screen.cells import counted, printable_lines
-from .intake import OpenInput
+from .intake import OpenInput, Waiting
 from .problems import say
 from .reading import Line, RequestReader
 from .results_file import ResultsFile
@@ -19,41 +19,45 @@ if TYPE_CHECKING:
     from .resume import Resumption
 
 
-def is_told_more(options: RunOptions) -> bool:
-    """Return whether more than results is asked for, which only decoding them again can tell."""
-    outputs = options.trace, options.summary_json, options.report, options.timeseries, options.otel
-    return options.is_exposed or options.stats or any(output is not None for output in outputs)
-
-
 def conclude_finished(
     file: ResultsFile,
     resumption: "Resumption",
     requests: OpenInput,
     parser: RequestParser,
-    *,
-    is_quiet: bool,
+    options: RunOptions,
+    waiting: Waiting,
 ) -> int | None:
     """Say that nothing is to be done, if that is so; return the exit status, None if it is not.
 
+    waiting: entered while all results are looked at.
+
     Raises:
+        Interrupted: a signal came.
         InputError: the input cannot be read.
         OutputError, WriteError: the record of the run cannot be written.
     """
-    if resumption.earlier is None:
+    if resumption.earlier is None or not resumption.has_finished or _is_told_more(options):
         return None
-    found = _count(resumption.earlier, requests, parser)
+    with waiting():
+        found = _count(resumption.earlier, requests, parser)
     if found is None:
         return None
     num_requests, num_failed = found
     resumption.begin()
     file.settle()
     resumption.finish()
-    if not is_quiet:
+    if not options.quiet:
         told = f"nothing to do: {file.name} has all results of {counted(num_requests, 'request')}"
         if num_failed:
             told += f"; {num_failed:,} failed (see --retry-failed)"
         say(printable_lines(f"{told}\n"))
     return 1 if num_failed else 0
+
+
+def _is_told_more(options: RunOptions) -> bool:
+    """Return whether more than results is asked for, which only decoding them again can tell."""
+    outputs = options.trace, options.summary_json, options.report, options.timeseries, options.otel
+    return options.is_exposed or options.stats or any(output is not None for output in outputs)
 
 
 def _count(

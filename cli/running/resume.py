@@ -274,15 +274,16 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
     )
 
 
-def _expected(requests: OpenInput) -> "Iterator[Expected]":
-    """Yield what the lines of the input are by themselves, each with its number.
+def parser_for_any_model() -> RequestParser:
+    """Return what reads all that some model can decode, chats included."""
+    return RequestParser(ModelCapabilities(chat_template=lambda *_, **__: "a chat"))
 
-    Chats are requests here, whatever becomes of them with the model.
-    """
+
+def _expected(requests: OpenInput) -> "Iterator[Expected]":
+    """Yield what the lines of the input are by themselves, each with its number."""
     from .taking_over import Expected  # noqa: PLC0415 - see _take_over
 
-    lines = requests.lines()
-    parser = RequestParser(ModelCapabilities(chat_template=lambda *_, **__: "a chat"))
+    lines, parser = requests.lines(), parser_for_any_model()
     while (line := lines.read()) is not None:
         parsed = parser.parse(line, lines.number)
         yield Expected(lines.number, parsed if isinstance(parsed, ParsedLine) else None)

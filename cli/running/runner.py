@@ -172,25 +172,15 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
             ):
                 file.renew()
                 if resumption.has_finished:
-                    status = _conclude(setup, file, resumption)
+                    from .finished import conclude_finished  # noqa: PLC0415 - few runs have
+
+                    parser = RequestParser(setup.capabilities)
+                    status = conclude_finished(
+                        file, resumption, requests, parser, setup.options, stop.waiting
+                    )
                     if status is not None:
                         return status
                 return Run(setup, file, resumption, stop, command, exposition, spans).carry_out()
-
-
-def _conclude(setup: RunSetup, file: ResultsFile, resumption: Resumption) -> int | None:
-    """Return the exit status of a run that has nothing to do, None if there is something."""
-    from .finished import conclude_finished, is_told_more  # noqa: PLC0415 - few runs are resumed
-
-    if is_told_more(setup.options):
-        return None
-    return conclude_finished(
-        file,
-        resumption,
-        setup.requests,
-        RequestParser(setup.capabilities),
-        is_quiet=setup.options.quiet,
-    )
 
 
 class Run:

@@ -569,3 +569,14 @@ def test_no_worker_remains_and_the_run_goes_on(models, undisturbed, number):
     done = batchdecode(*command, "--workers", 3, "--resume", "-q", cwd=models)
     assert done.returncode == 0, done.stderr
     assert as_set(written(models / "out.jsonl")) == undisturbed
+
+
+def test_a_finished_run_of_workers_leaves_nothing_to_do(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of(*workload(6), "no request"))
+    command = ["run", "in", "-o", "out", "--workers", "2", "--keep-going"]
+    assert batchdecode(*command, cwd=tmp_path).returncode == 1
+    before = (tmp_path / "out").read_bytes()
+    done = batchdecode(*command, "--resume", cwd=tmp_path)
+    told = "nothing to do: out has all results of 7 requests; 1 failed (see --retry-failed)\n"
+    assert (done.returncode, done.stderr) == (1, told)
+    assert (tmp_path / "out").read_bytes() == before

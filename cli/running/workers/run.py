@@ -20,7 +20,7 @@ from ..output import OutputError, ResumeError
 from ..problems import ProblemReport, say
 from ..recorder import ResultWriter, stdout_beside
 from ..results_file import ResultsFile, results_file
-from ..resume import Resumption, find_leftover, prepare
+from ..resume import Resumption, find_leftover, parser_for_any_model, prepare
 from ..signals import Interrupted, StopSignals
 from .driver import Driver, FailedWorkerError
 from .lines import FileLines, InputLines, PipeLines
@@ -64,6 +64,15 @@ def run_by_workers(
                     start = driver.start()
                     with prepare(options, requests, leftover, start) as resumption:
                         file.renew()
+                        if resumption.has_finished:
+                            from ..finished import conclude_finished  # noqa: PLC0415 - few runs have
+
+                            parser = parser_for_any_model()
+                            status = conclude_finished(
+                                file, resumption, requests, parser, options, stop.waiting
+                            )
+                            if status is not None:
+                                return status
                         report = ProblemReport(requests.name, options.color)
                         lines = _lines_of(options, requests, report, resumption, transport)
                         if isinstance(lines, FileLines):
