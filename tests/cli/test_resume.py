@@ -325,6 +325,23 @@ def test_a_finished_run_is_not_decoded_again(tmp_path, monkeypatch, capfd, optio
     assert sorted((tmp_path / "out").read_bytes().splitlines(keepends=True)) == sorted(whole)
 
 
+@pytest.mark.parametrize("seed", mostly_heavy(range(8), 0))
+@pytest.mark.parametrize("keep_order", [False, True])
+def test_whatever_a_finished_run_has_lost_since_is_there_again(tmp_path, seed, keep_order):
+    draw = random.Random(seed)
+    options = {"trace": None, "summary_json": None, "requests": VARIED, "keep_order": keep_order}
+    if draw.random() < 0.5:
+        options["scheduling"] = KV_BLOCKS
+    decode(tmp_path, "out", **options)
+    out = tmp_path / "out"
+    whole = out.read_bytes().splitlines(keepends=True)
+    end = draw.randrange(len(whole))
+    out.write_bytes(b"".join(whole[:end]))
+    assert decode(tmp_path, "out", resume=True, **options) == 1
+    found = out.read_bytes().splitlines(keepends=True)
+    assert found == whole if keep_order else sorted(found) == sorted(whole)
+
+
 def test_without_anything_to_resume_a_run_just_starts(tmp_path, whole):
     assert decode(tmp_path, "out", resume=True) == 1
     assert (tmp_path / "out").read_bytes() == whole
