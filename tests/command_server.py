@@ -11,6 +11,7 @@ down at the end; where these count, start the tool.
 import ast
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -177,6 +178,7 @@ def end(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
+    ctypes.CDLL(None).fflush(None)  # what libraries in C have printed and still hold
     os._exit(status)
 
 

@@ -161,7 +161,7 @@ def test_a_finished_run_that_goes_on_puts_nothing_again(place):
 )
 def test_a_killed_run_goes_on_and_loses_nothing(place, more, where):
     if more[:1] == ["--workers"]:
-        (place.folder / "requests.jsonl").write_bytes(lines_of(*workload(1500)))
+        (place.folder / "requests.jsonl").write_bytes(lines_of(*workload(15_000)))
     expected = local_run(place.folder, "-b", 2, *more)
     resume = []
     for number in range(2):
