@@ -109,6 +109,9 @@ def stop_automaton(request: Request, eos_token_ids: tuple[int, ...]) -> StopAuto
     eos_token_ids: any of them is EOS.
     """
     token, sequence, text = request.stop_token, request.stop_sequence, request.stop
+    ends = () if request.ignore_eos else eos_token_ids
+    if token is None and sequence is None and text is None and request.states is None:
+        return _only_stops((), (), (), ends)
     token_ids: tuple[int, ...] = ()
     if token is not None:
         token_ids = (token,) if isinstance(token, int) else tuple(token)
@@ -124,7 +127,6 @@ def stop_automaton(request: Request, eos_token_ids: tuple[int, ...]) -> StopAuto
             texts.append(pattern)
         else:
             sequences.append(tuple(pattern))
-    ends = () if request.ignore_eos else eos_token_ids
     automaton = _only_stops(token_ids, tuple(sequences), tuple(texts), ends)
     if request.states is None:
         return automaton

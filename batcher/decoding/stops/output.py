@@ -104,39 +104,47 @@ def _final_stop(
     with one state: there, nothing but the last token has to be looked at.
     """
     token_bytes, num_text, last = tokenizer.token_bytes, len(text), tokens[-1]
-    size = len(bytes_of(last, token_bytes))
-    way = _single_ids(automaton).get(last)
-    if way is not None:
-        return max(0, num_text - size), num_text, way.stop_reason
-    num_before = num_text - size
+    by_last_id, texts = _ways_to_end(automaton)
     found: list[_Completion] = []
-    for place, way in enumerate(automaton.exits[0]):
-        pattern = way.pattern
-        if way.target != END:
-            continue
-        if isinstance(pattern, bytes):
-            size = len(pattern)
-            begin = text.find(pattern, max(0, num_before + 1 - size))
-            if begin >= 0:
-                found.append(_Completion(begin + size, size, place, begin, way))
-        elif pattern[-1] == last and tuple(tokens[-len(pattern) :]) == pattern:
-            size = len(join_bytes(pattern, token_bytes))
+    for ids, place, way in by_last_id.get(last, ()):
+        if tokens[-len(ids) :] == ids:
+            size = len(join_bytes(ids, token_bytes))
             begin = max(0, num_text - size)  # ids may reach back over bytes of the prompt
             found.append(_Completion(num_text, size, place, begin, way))
+    num_before = num_text - len(bytes_of(last, token_bytes)) if texts else num_text
+    for pattern, place, way in texts:
+        size = len(pattern)
+        begin = text.find(pattern, max(0, num_before + 1 - size))
+        if begin >= 0:
+            found.append(_Completion(begin + size, size, place, begin, way))
     if not found:
         return num_text, num_text, None
-    final = min(found, key=_Completion.rank)
+    final = found[0] if len(found) == 1 else min(found, key=_Completion.rank)
     return final.begin, final.end, final.exit.stop_reason
 
 
+class _WaysToEnd(NamedTuple):
+    """The exits of an automaton of one state that end generation, each with its pattern and place.
+
+    by_last_id: those of ids, by the last of them.
+    """
+
+    by_last_id: dict[int, list[tuple[list[int], int, Exit]]]
+    texts: list[tuple[bytes, int, Exit]]
+
+
 @lru_cache(1024)
-def _single_ids(automaton: StopAutomaton) -> dict[int, Exit]:
-    """Return what ends at each id, if nothing but single ids ends anything; else nothing."""
-    ways = [way for way in automaton.exits[0] if way.target == END]
-    if any(isinstance(way.pattern, bytes) or len(way.pattern) > 1 for way in ways):
-        return {}
-    ways.sort(key=lambda way: -way.num_ids)  # stable, and of one size: see `precedence`
-    return {way.pattern[0]: way for way in reversed(ways)}
+def _ways_to_end(automaton: StopAutomaton) -> _WaysToEnd:
+    ways = _WaysToEnd({}, [])
+    for place, way in enumerate(automaton.exits[0]):
+        if way.target != END:
+            continue
+        if isinstance(way.pattern, bytes):
+            ways.texts.append((way.pattern, place, way))
+        else:
+            same = ways.by_last_id.setdefault(way.pattern[-1], [])
+            same.append(([*way.pattern], place, way))
+    return ways
 
 
 class _Completion(NamedTuple):
