@@ -6,7 +6,10 @@ from.
 
 from collections.abc import Collection, Sequence
 
+from msgspec import ValidationError, convert
+
 from batcher.errors import BatchdecodeError
+from batcher.fields import expected_of
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, policy_of
 from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, PreemptFor, SchedulingSettings
 
@@ -24,14 +27,7 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
     Raises:
         BatchdecodeError: they do not; the message says why and what would.
     """
-    for name in _COUNTS:
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise BatchdecodeError(f"{name} must be at least 1, not {value}")
-    for name, setting, is_allowed in _FRACTIONS:
-        value = getattr(settings, name)
-        if not is_allowed(value):
-            raise BatchdecodeError(f"{setting.option} must be {setting.must_be}, not {value}")
+    _check_values(settings)
     policy_of(settings.policy)
     budget, block_size = settings.max_batch_tokens, settings.block_size
     if budget is not None and budget < num_slots:
@@ -49,6 +45,29 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
         _check_preemption(settings, settings.preempt_for)
     if settings.capacity != DEFAULT_SCHEDULING.capacity and settings.kv_blocks is None:
         raise BatchdecodeError(f"--capacity {settings.capacity} has no effect without --kv-blocks")
+
+
+def _check_values(settings: SchedulingSettings) -> None:
+    """Make sure that each setting by itself has a value that it may have.
+
+    Raises:
+        BatchdecodeError: one has not.
+    """
+    for name, setting in SETTINGS.items():
+        value = getattr(settings, name)
+        try:
+            convert(value, setting.type)
+        except ValidationError as error:  # from Python, where anything can be given
+            message = f"{name} must be {expected_of(setting.type)}, not {value!r}"
+            raise BatchdecodeError(message) from error
+    for name in _COUNTS:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise BatchdecodeError(f"{name} must be at least 1, not {value}")
+    for name, setting, is_allowed in _FRACTIONS:
+        value = getattr(settings, name)
+        if not is_allowed(value):
+            raise BatchdecodeError(f"{setting.option} must be {setting.must_be}, not {value}")
 
 
 def _check_preemption(settings: SchedulingSettings, measure: PreemptFor) -> None:

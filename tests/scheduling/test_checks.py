@@ -10,6 +10,12 @@ from batcher.scheduling.checks import check_effects, check_settings
 from batcher.settings import SchedulingSettings
 
 CASES: list[tuple[dict[str, Any], str]] = [
+    ({"kv_blocks": 2.5}, "kv_blocks must be an integer, not 2.5"),
+    ({"kv_blocks": True}, "kv_blocks must be an integer, not True"),
+    ({"capacity": "optimistic"}, "capacity must be watermark, on-demand or no-evict, not 'optim"),
+    ({"preempt_for": "size"}, "preempt_for must be priority or deadline, not 'size'"),
+    ({"prefix_cache": "off"}, "prefix_cache must be true or false, not 'off'"),
+    ({"policy": None}, "policy must be text, in quotes if need be, not None"),
     ({"kv_blocks": 0}, "kv_blocks must be at least 1, not 0"),
     ({"block_size": 0}, "block_size must be at least 1, not 0"),
     ({"max_batch_tokens": -1}, "max_batch_tokens must be at least 1, not -1"),
