@@ -8,6 +8,7 @@ import msgspec
 from batcher.engine.draft_model import DraftModel
 from batcher.engine.draft_tree_model import DraftTreeModel
 from batcher.engine.model_runner import ModelRunner
+from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence
 from batcher.engine.speculator import MeasuredCosts, Speculator
 from batcher.errors import BatchdecodeError, InvariantError
@@ -26,6 +27,7 @@ from batcher.models.simulated import SimulatedSettings
 from batcher.models.simulated_draft import simulated_draft
 from batcher.scheduling.batch import RunningBatch
 from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
+from batcher.scheduling.scheduler import Scheduler
 from batcher.speculation.auto_lengths import AutoLengths
 from batcher.speculation.drafter import CheckedDrafter, Drafter
 from batcher.speculation.lengths import FixedLengths
@@ -53,8 +55,9 @@ def make_speculator(
     speculation: SpeculationSettings | Drafter,
     model: Model,
     runner: ModelRunner,
+    scheduler: Scheduler[Sequence],
+    recorder: Recorder,
     clock: Clock,
-    batch: RunningBatch[Sequence],
 ) -> Speculator:
     """Return what speculates for the rows of `runner`, whose model is `model`.
 
@@ -65,14 +68,15 @@ def make_speculator(
         raise BatchdecodeError(
             f"drafts need a model that verifies them: {model.name} does not say it does"
         )
+    made = partial(Speculator, scheduler, runner, recorder, clock)
     if not isinstance(speculation, SpeculationSettings):
         settings: dict[str, Any] = {"draft": type(speculation).__qualname__}
         checked = CheckedDrafter(speculation, takes_trees=can_verify_trees(model))
-        return Speculator(checked, FixedLengths(DEFAULT_DRAFT_TOKENS), settings)
+        return made(checked, FixedLengths(DEFAULT_DRAFT_TOKENS), settings)
     shape = _shape(speculation, model)
     drafter = _drafter(speculation, model, runner, shape.num_branches)
     settings = msgspec.to_builtins(speculation)
-    made = partial(Speculator, shape=shape)
+    made = partial(made, shape=shape)
     if speculation.draft_tokens != AUTO:
         default = DEFAULT_DRAFT_TOKENS if shape is LINE else shape.size
         return made(drafter, FixedLengths(speculation.draft_tokens or default), settings)
@@ -80,7 +84,7 @@ def make_speculator(
         costs = MeasuredCosts()
         lengths = AutoLengths(MAX_AUTO_TOKENS, costs.steps.estimate, costs.draft_seconds)
         return made(drafter, lengths, settings, costs)
-    return made(drafter, _lengths_by(clock, batch), settings)
+    return made(drafter, _lengths_by(clock, scheduler.batch), settings)
 
 
 def _shape(speculation: SpeculationSettings, model: Model) -> TreeShape:

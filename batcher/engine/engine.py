@@ -32,7 +32,7 @@ from batcher.models.tokenizers import CheckedTokenizer
 from batcher.prompts import BlockContents
 from batcher.request import Request
 from batcher.result import Result
-from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, FormulaClock
+from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
@@ -111,22 +111,21 @@ class Engine:
             is_streaming=is_streaming,
             speculates=speculation is not None,
         )
-        self._speculator: Speculator | None = None
-        if speculation is not None:
-            from batcher.engine.drafting import make_speculator  # noqa: PLC0415 - seldom
-
-            self._speculator = make_speculator(
-                speculation, self._model, self._runner, clock, self._batch
-            )
         decoder = self._runner.decoder
         decoder.grammar_timeout = grammar_timeout
         self._is_streaming, self._is_checked = is_streaming, is_checked
         self._layout, self._typecode = layout_of(self._model), typecode_of(self._model.vocab_size)
         is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)
         is_measured |= self._layout == "padded"
-        has_costs = self._speculator is not None and self._speculator.costs is not None
-        self._stats = StepStats(self.scheduler, clock, has_costs=has_costs) if is_measured else None
+        self._stats = StepStats(self.scheduler, clock) if is_measured else None
         self._recorder = Recorder(clock, self._stats)
+        self._speculator: Speculator | None = None
+        if speculation is not None:
+            from batcher.engine.drafting import make_speculator  # noqa: PLC0415 - seldom
+
+            self._speculator = make_speculator(
+                speculation, self._model, self._runner, self.scheduler, self._recorder, clock
+            )
         self._outputs = Outputs(self.scheduler, self._runner, self._recorder, self._model.tokenizer)
         self._inputs = Inputs(
             self.scheduler, self._outputs, self._recorder, clock, self._model, decoder.heal
@@ -342,7 +341,7 @@ class Engine:
             inputs.join_arrivals()
         if stats is not None:
             stats.begin_step()
-        num_wanted = NO_DRAFTS if speculator is None else speculator.wanted(self._batch)
+        num_wanted = NO_DRAFTS if speculator is None else speculator.wanted()
         scheduled = self.scheduler.schedule(clock.step, clock.now, num_wanted)
         if scheduled is not NO_CHANGES:
             self._prepare(scheduled)
@@ -415,39 +414,15 @@ class Engine:
         if runner.num_replayed and runner.num_replayed == self._batch.num_occupied:
             return NOTHING_DECODED
         if speculator is not None:
-            return self._speculate(scheduled, speculator)
+            return speculator.execute(scheduled)
         return runner.step(self._clock.step)
-
-    def _speculate(self, scheduled: SchedulerOutput[Sequence], speculator: "Speculator") -> Decoded:
-        """Let the model compute the step, with drafts of the rows that speculate."""
-        runner, decode_step = self._runner, self._batch.decode_step
-        rows = runner.decoder.speculating
-        if rows is None:
-            raise InvariantError("no row may be given drafts")
-        drafts = speculator.propose(scheduled.num_drafts, rows.cut)
-        if scheduled.num_drafts:
-            scheduled.num_drafts = {row: len(drafts[row].tokens) for row in scheduled.num_drafts}
-            self._recorder.drafted(drafts, decode_step)
-            runner.add_drafts(drafts, decode_step)
-        by_slot = {row.slot: proposal for row, proposal in drafts.items()}
-        decoded = runner.verify(self._clock.step, by_slot)
-        speculator.take(decoded)
-        speculator.learn(scheduled.num_drafts, decoded.num_accepted)
-        for row, num_tokens, reason in speculator.take_changes():
-            self._recorder.speculates(row, num_tokens, reason)
-        return decoded
-
-    def _settle_drafts(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
-        """Let rows keep the drafts that were accepted, and undo the others."""
-        num_blocks = self.scheduler.settle_drafts(scheduled, decoded.num_accepted)
-        self._recorder.settled(scheduled.num_drafts, decoded, num_blocks, self._batch.decode_step)
 
     def _update(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
         """Take in what the step has computed, and end it."""
         clock, stats, speculator = self._clock, self._stats, self._speculator
         measured = None if stats is None else stats.measure(scheduled)
-        if speculator is not None and scheduled.num_drafts:
-            self._settle_drafts(scheduled, decoded)
+        if speculator is not None:
+            speculator.settle(scheduled, decoded)
         ending = self.scheduler.update(scheduled)
         if ending or decoded is not NOTHING_DECODED:
             self._outputs.process(clock.step, scheduled, decoded, ending)
@@ -455,23 +430,7 @@ class Engine:
         if stats is not None:
             stats.end_step(clock.now)
         if speculator is not None:
-            self._go_on_with_drafts(scheduled, speculator, measured)
-
-    def _go_on_with_drafts(
-        self,
-        scheduled: SchedulerOutput[Sequence],
-        speculator: "Speculator",
-        measured: BatchStats | None,
-    ) -> None:
-        """Let rows go on behind the drafts that the step before has verified."""
-        if scheduled.num_drafts:
-            for row in self.scheduler.recompute_drafts():
-                self._runner.note_known(row)
-            self._runner.settle_drafts(scheduled.num_drafts, self._batch.decode_step)
-        if speculator.costs is not None:
-            num_tokens = 0 if measured is None else measured.num_tokens
-            began = self._clock.start_of(self._clock.step - 1)
-            speculator.costs.note_step(num_tokens, self._clock.now - began)
+            speculator.end_step(scheduled, measured)
 
     def _token_contents(self, row: Sequence, start: int, stop: int, size: int) -> Iterator[bytes]:
         """Return what stands for the tokens start..stop of a sequence, by blocks."""

@@ -276,10 +276,7 @@ class Recorder:
 
 
 class StepStats:
-    """What each step computes; an engine whose steps nobody asks about does without.
-
-    has_costs: whether somebody wants to know what steps take even if all take the same.
-    """
+    """What each step computes; an engine whose steps nobody asks about does without."""
 
     __slots__ = (
         "_batch",
@@ -294,9 +291,9 @@ class StepStats:
         "_timed",
     )
 
-    def __init__(self, scheduler: Scheduler[Sequence], clock: Clock, *, has_costs: bool) -> None:
+    def __init__(self, scheduler: Scheduler[Sequence], clock: Clock) -> None:
         self._scheduler, self._batch, self._clock = scheduler, scheduler.batch, clock
-        self._is_even = isinstance(clock, ConstantClock) and not has_costs
+        self._is_even = isinstance(clock, ConstantClock)
         self._pool = None if scheduler.kv_cache is None else scheduler.kv_cache.pool
         self._first_step = self._padding = 0
         self._ends: list[float] = []

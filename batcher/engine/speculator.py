@@ -6,13 +6,17 @@ from typing import Any, TypeVar
 
 from batcher.engine.decoded import Decoded
 from batcher.engine.draft_model import DraftingRows
+from batcher.engine.model_runner import ModelRunner
+from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence
 from batcher.errors import InvariantError, describe
 from batcher.events import SpeculateReason
 from batcher.foreign import note_raised, raised
 from batcher.lifecycle import State
 from batcher.models.base import Chunk
-from batcher.scheduling.batch import RunningBatch
+from batcher.scheduling.clock import BatchStats, Clock
+from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.scheduler import Scheduler
 from batcher.speculation.drafter import Drafter
 from batcher.speculation.lengths import DraftLengths
 from batcher.speculation.proposal import Proposal
@@ -57,6 +61,7 @@ class Speculator:
 
     Whatever goes wrong with drafts, no request fails for it: there are none from then on.
 
+    scheduler, runner, recorder, clock: of the engine whose steps have them.
     drafter: what proposes them.  lengths: how many of a row in a step, unless its request says
     otherwise.
     settings: what reproduces that, ready for JSON.  costs: what steps take, if that is measured.
@@ -66,21 +71,27 @@ class Speculator:
 
     def __init__(
         self,
+        scheduler: Scheduler[Sequence],
+        runner: ModelRunner,
+        recorder: Recorder,
+        clock: Clock,
         drafter: Drafter,
         lengths: DraftLengths,
         settings: dict[str, Any],
         costs: MeasuredCosts | None = None,
         shape: TreeShape = LINE,
     ) -> None:
+        self._scheduler, self._batch = scheduler, scheduler.batch
+        self._runner, self._recorder, self._clock = runner, recorder, clock
         self._drafter, self._lengths, self.settings = drafter, lengths, settings
-        self.costs, self._shape = costs, shape
+        self._costs, self._shape = costs, shape
         self._rows: dict[int, Sequence] = {}  # by slot
         self._own_lengths: dict[int, int] = {}  # of rows whose requests say so, by slot
         self.failure: str | None = None
 
     # -- before a step ---------------------------------------------------------------------------
 
-    def wanted(self, batch: RunningBatch[Sequence]) -> dict[Sequence, int]:
+    def wanted(self) -> dict[Sequence, int]:
         """Return how many drafts are wanted of which rows in the current step.
 
         No way through them is longer than one less than the tokens that are left to it: the last is
@@ -94,7 +105,7 @@ class Speculator:
         by_slot = self._lengths.wanted(decoding) | self._own_lengths
         num_branches, most = self._shape.num_branches, self._shape.size
         for slot, row in decoding.items():
-            num_left = row.last_decode_step - batch.decode_step
+            num_left = row.last_decode_step - self._batch.decode_step
             num = min(by_slot.get(slot, 0), most, num_branches * num_left)
             if num > 0:
                 num_wanted[row] = num
@@ -119,42 +130,76 @@ class Speculator:
         if isinstance(drafter, DraftingRows):
             self._ask(lambda: drafter.compute(chunks))
 
-    def propose(
-        self,
-        num_drafts: Mapping[Sequence, int],
-        cut: Callable[[dict[int, Proposal]], dict[int, Proposal]],
-    ) -> dict[Sequence, Proposal]:
+    # -- a step ----------------------------------------------------------------------------------
+
+    def execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
+        """Let the model compute the step, with drafts of the rows that speculate.
+
+        `num_drafts` says afterwards how many there are of which rows.
+        """
+        runner, decode_step = self._runner, self._batch.decode_step
+        drafts = self._propose(scheduled.num_drafts)
+        if scheduled.num_drafts:
+            scheduled.num_drafts = {row: len(drafts[row].tokens) for row in scheduled.num_drafts}
+            self._recorder.drafted(drafts, decode_step)
+            runner.add_drafts(drafts, decode_step)
+        by_slot = {row.slot: proposal for row, proposal in drafts.items()}
+        decoded = runner.verify(self._clock.step, by_slot)
+        if decoded.given:
+            self._ask(lambda: self._drafter.extend(decoded.given))
+        self._lengths.learn(
+            (row.slot, num, decoded.num_accepted.get(row.slot, 0))
+            for row, num in scheduled.num_drafts.items()
+        )
+        for row, num_tokens, reason in self._take_changes():
+            self._recorder.speculates(row, num_tokens, reason)
+        return decoded
+
+    def _propose(self, num_drafts: Mapping[Sequence, int]) -> dict[Sequence, Proposal]:
         """Return drafts of the rows that decode, none of those for which there is no room.
 
         num_drafts: how many there is room for.
-        cut: returns as much of what is proposed as the rows may be given, by slot.
         """
-        drafts = {row: NOTHING for row in self._rows.values() if row.is_decoding}
+        rows = self._runner.decoder.speculating
+        if rows is None:
+            raise InvariantError("no row may be given drafts")
+        cut, drafts = rows.cut, {row: NOTHING for row in self._rows.values() if row.is_decoding}
         if num_drafts:
             num_wanted = {row.slot: num for row, num in num_drafts.items()}
             began = time.perf_counter()
             proposed = self._ask(lambda: cut(self._drafter.propose(num_wanted))) or {}
-            if self.costs is not None:
+            if self._costs is not None:
                 most = max(map(len, proposed.values()), default=0)
-                self.costs.note_drafts(len(proposed), most, time.perf_counter() - began)
+                self._costs.note_drafts(len(proposed), most, time.perf_counter() - began)
             for slot, proposal in proposed.items():
                 drafts[self._rows[slot]] = proposal
         return drafts
 
     # -- after a step ----------------------------------------------------------------------------
 
-    def take(self, decoded: Decoded) -> None:
-        """Take in what the rows were given."""
-        if decoded.given:
-            self._ask(lambda: self._drafter.extend(decoded.given))
+    def settle(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
+        """Let rows keep the drafts that were accepted, and undo the others."""
+        if scheduled.num_drafts:
+            num_blocks = self._scheduler.settle_drafts(scheduled, decoded.num_accepted)
+            self._recorder.settled(
+                scheduled.num_drafts, decoded, num_blocks, self._batch.decode_step
+            )
 
-    def learn(self, num_drafts: Mapping[Sequence, int], num_accepted: Mapping[int, int]) -> None:
-        """Take in how many drafts of each row there were, and how many were accepted, by slot."""
-        self._lengths.learn(
-            (row.slot, num, num_accepted.get(row.slot, 0)) for row, num in num_drafts.items()
-        )
+    def end_step(self, scheduled: SchedulerOutput[Sequence], measured: BatchStats | None) -> None:
+        """Let rows go on behind the drafts of the step, which is over.
 
-    def take_changes(self) -> list[tuple[Sequence, int, SpeculateReason]]:
+        measured: what it has computed, if that is known.
+        """
+        if scheduled.num_drafts:
+            for row in self._scheduler.recompute_drafts():
+                self._runner.note_known(row)
+            self._runner.settle_drafts(scheduled.num_drafts, self._batch.decode_step)
+        if self._costs is not None:
+            num_tokens = 0 if measured is None else measured.num_tokens
+            began = self._clock.start_of(self._clock.step - 1)
+            self._costs.note_step(num_tokens, self._clock.now - began)
+
+    def _take_changes(self) -> list[tuple[Sequence, int, SpeculateReason]]:
         """Return which rows are given another number of drafts from now on, how many, and why."""
         self._forget()  # this step may have preempted some
         if self.failure is not None:
