@@ -52,7 +52,7 @@ class ConfigError(BatchdecodeError):
     """A configuration file that cannot be used."""
 
 
-class Place(NamedTuple):
+class ConfigPlace(NamedTuple):
     """A place in the file, both numbers from 1."""
 
     path: str
@@ -66,7 +66,7 @@ class Place(NamedTuple):
 class SettingError(ConfigError):
     """A setting of the file that cannot be used."""
 
-    def __init__(self, place: Place, text: str) -> None:
+    def __init__(self, place: ConfigPlace, text: str) -> None:
         super().__init__(f"{place}: {text}")
         self.place = place
 
@@ -74,7 +74,7 @@ class SettingError(ConfigError):
 class FileSetting(NamedTuple):
     """One key of the file: its place, for messages, and its value; a section's are settings."""
 
-    place: Place
+    place: ConfigPlace
     key: str
     value: Any
 
@@ -117,7 +117,7 @@ def defaults_in(path: str, context: Any) -> dict[str, Any]:
     return defaults
 
 
-def _option_value(place: Place, key: str, written: Any, known: dict[str, Any]) -> Any:
+def _option_value(place: ConfigPlace, key: str, written: Any, known: dict[str, Any]) -> Any:
     """Return the value that a file has for an option, as a line would have it.
 
     Raises:
@@ -161,7 +161,7 @@ def model_settings(path: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _problems_in_section(place: Place, key: str, value: Any) -> list[SettingError]:
+def _problems_in_section(place: ConfigPlace, key: str, value: Any) -> list[SettingError]:
     """Return what is wrong in the section `key`."""
     if value is None:
         return []
@@ -308,5 +308,5 @@ def _settings(
             problems.append(SettingError(place, problem))
 
 
-def _place(path: str, mark: Any) -> Place:  # a yaml.Mark, of which there are two classes
-    return Place(path, mark.line + 1, mark.column + 1)
+def _place(path: str, mark: Any) -> ConfigPlace:  # a yaml.Mark, of which there are two classes
+    return ConfigPlace(path, mark.line + 1, mark.column + 1)

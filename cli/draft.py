@@ -15,7 +15,7 @@ from batcher.prompts import read_prompt
 from batcher.request import SAMPLING_FIELDS, Request
 from batcher.speculation.diagnosis import Cause, Diagnosis, can_be_compared, diagnose
 from batcher.speculation.formulas import expected_tokens
-from batcher.speculation.model_logits import Row
+from batcher.speculation.model_logits import TargetOutput
 from batcher.speculation.spec import ModelDraft, parse_draft
 from batcher.transformer.settings import is_checkpoint
 from batcher.validation.values import misfit
@@ -89,7 +89,7 @@ def _read_fields(text: str | None) -> dict[str, Any]:
     return {name: getattr(request, name) for name in given}
 
 
-def _sample(options: DiagnoseOptions, model: Model) -> tuple[list[Row], str]:
+def _sample(options: DiagnoseOptions, model: Model) -> tuple[list[TargetOutput], str]:
     """Return what the target writes for some of the requests, and the name of the input.
 
     Raises:
@@ -115,7 +115,7 @@ def _sample(options: DiagnoseOptions, model: Model) -> tuple[list[Row], str]:
     for request, result in zip(chosen, decode(chosen, model=model, batch_size=_BATCH), strict=True):
         prompt = read_prompt(request.prompt, "prompt", result.id, model).tokens
         if prompt and result.tokens:
-            rows.append(Row(request, list(prompt), result.tokens))
+            rows.append(TargetOutput(request, list(prompt), result.tokens))
     if not rows:
         raise BatchdecodeError(
             f"{source.name} has no request to compare: one that is sampled alone, with a prompt, "

@@ -186,6 +186,14 @@ def test_no_name_has_a_banned_word_in_it() -> None:
     assert [use for path in CODE for use in names_in(path)] == []
 
 
+def test_no_two_classes_have_one_name() -> None:
+    files: dict[str, list[str]] = {}
+    for path in CODE:
+        for name in re.findall(r"(?m)^class ([A-Z]\w*)", path.read_text()):
+            files.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}
+
+
 def test_what_is_allowed_is_there() -> None:
     names = {name for path in CODE for name in re.findall(r"\w+", path.read_text())}
     for name in ALLOWED:

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from batcher.decoding.sampling.logprobs import PromptLogprobs
 from batcher.decoding.stops.automaton import StopAutomaton
-from batcher.engine.sessions import NOTHING_DROPPED, Dropped
+from batcher.engine.sessions import NOTHING_DROPPED, DroppedTurns
 from batcher.errors import Failure
 from batcher.events import ArriveReason
 from batcher.prompts import Prompt
@@ -33,7 +33,7 @@ class SequenceExtras(Struct, gc=False):  # as Sequence
     healing: bytes = b""
     prompt_logprobs: PromptLogprobs | None = None
     failure: Failure | None = None
-    dropped: Dropped = NOTHING_DROPPED
+    dropped: DroppedTurns = NOTHING_DROPPED
     is_cut: bool = False
     jumped_step: int = NEVER
 

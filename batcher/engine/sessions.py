@@ -39,14 +39,14 @@ class PastTurn(NamedTuple):
     num_lasting: int
 
 
-class Dropped(NamedTuple):
+class DroppedTurns(NamedTuple):
     """How many of the oldest turns are dropped for another one, and how many tokens of them."""
 
     num_turns: int
     num_tokens: int
 
 
-NOTHING_DROPPED = Dropped(0, 0)
+NOTHING_DROPPED = DroppedTurns(0, 0)
 
 
 class Session:
@@ -74,7 +74,7 @@ class Session:
         """Return all tokens that the next turn goes on from."""
         return joined((self.kept, *(turn.tokens for turn in self.past)), vocab_size)
 
-    def drop(self, num_more: int, context: Context, vocab_size: int | None) -> Dropped:
+    def drop(self, num_more: int, context: Context, vocab_size: int | None) -> DroppedTurns:
         """Drop the oldest turns until `num_more` tokens fit behind the others, or none is left."""
         lengths = [(len(turn.tokens), turn.num_lasting) for turn in self.past]
         number = context.num_dropped(lengths, len(self.kept) + num_more)
@@ -83,7 +83,7 @@ class Session:
         dropped, self.past = self.past[:number], self.past[number:]
         lasting = [turn.tokens[: turn.num_lasting] for turn in dropped]
         self.kept = joined((self.kept, *lasting), vocab_size)
-        return Dropped(number, sum(len(turn.tokens) - turn.num_lasting for turn in dropped))
+        return DroppedTurns(number, sum(len(turn.tokens) - turn.num_lasting for turn in dropped))
 
     def break_off(self, request_id: str, outcome: str, place: int) -> list[Turn]:
         """Let nothing go on after a turn; return those that wait, from `place` on."""

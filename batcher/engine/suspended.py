@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batcher.decoding.stops.matcher import Place
+from batcher.decoding.stops.matcher import AutomatonPlace
 
 if TYPE_CHECKING:  # plain rows need none of it
     from batcher.decoding.sampling.sampler import SuspendedSampling
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # plain rows need none of it
 class SuspendedRow(Struct, frozen=True):
     """What the tables knew of one row; None for what they did not."""
 
-    place: Place | None
+    place: AutomatonPlace | None
     state: "RowState | None" = None
     sampling: "SuspendedSampling | None" = None
 

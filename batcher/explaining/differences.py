@@ -97,7 +97,7 @@ class RequestFigures(Struct, frozen=True, omit_defaults=True):
         return (self.e2e - self.ttft) / (self.tokens - 1)
 
 
-class Change(Struct, frozen=True):
+class SampleChange(Struct, frozen=True):
     """A sample that went another way in run B than in run A."""
 
     id: str
@@ -116,7 +116,7 @@ class Change(Struct, frozen=True):
         return (self.b.latency or 0.0) - (self.a.latency or 0.0)
 
 
-class RunTotals(Struct, frozen=True, omit_defaults=True):
+class RunFigures(Struct, frozen=True, omit_defaults=True):
     """The sums of a run; latency and wait are means over those that ended in a slot, in seconds.
 
     ttft, tpot, e2e: as in a summary; None for what there was none of.
@@ -173,9 +173,9 @@ class RunComparison(Struct, frozen=True):
     only_b: list[str]
     altered: list[str]
     num_compared: int
-    changes: list[Change]
-    totals_a: RunTotals
-    totals_b: RunTotals
+    changes: list[SampleChange]
+    totals_a: RunFigures
+    totals_b: RunFigures
     breaks_off_a: int | None = None
     breaks_off_b: int | None = None
     agreement: Agreement | None = None
@@ -355,17 +355,17 @@ def _by_name(requests: list[RequestTimeline]) -> dict[tuple[str, int, int], Requ
 
 def changes_of(
     timeline_a: Timeline, timeline_b: Timeline, pairs: list[tuple[RequestTimeline, RequestTimeline]]
-) -> list[Change]:
+) -> list[SampleChange]:
     """Return the pairs that differ, the one whose latency changed most first."""
     changes = []
     for request_a, request_b in pairs:
         a, b = figures_of(timeline_a, request_a), figures_of(timeline_b, request_b)
         if a != b:
-            changes.append(Change(request_a.id, request_a.index, a, b))
+            changes.append(SampleChange(request_a.id, request_a.index, a, b))
     return ordered_changes(changes)
 
 
-def ordered_changes(changes: list[Change]) -> list[Change]:
+def ordered_changes(changes: list[SampleChange]) -> list[SampleChange]:
     """Return `changes`, the one whose latency changed most first."""
     return sorted(
         changes,
@@ -425,18 +425,18 @@ def _distribution(times: Iterable[float | None]) -> SecondsDistribution | None:
     return histogram.distribution()
 
 
-def totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunTotals:
+def totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunFigures:
     """Return the sums over all requests of a run."""
     return sums_of([timeline], (figures_of(timeline, request) for request in requests))
 
 
-def sums_of(timelines: Sequence[Timeline], found: Iterable[RequestFigures]) -> RunTotals:
+def sums_of(timelines: Sequence[Timeline], found: Iterable[RequestFigures]) -> RunFigures:
     """Return the sums over `found`, how it went for the requests of the workers of a run."""
     figures = list(found)
     ended = [found for found in figures if found.latency is not None]
     num_ended = max(1, len(ended))
     last = [(timeline.figures, timeline.num_steps - 1) for timeline in timelines]
-    return RunTotals(
+    return RunFigures(
         steps=max(timeline.num_steps for timeline in timelines),
         time=round(max(f.end_of(step) if step >= 0 else 0.0 for f, step in last), NUM_DIGITS),
         ended=sum(found.outcome is not None for found in figures),

@@ -27,7 +27,7 @@ from batcher.timeline.records import RequestTimeline, is_follower
 PhaseName = Literal["queue", "prefill", "decode", "preempted"]
 
 
-class Phase(NamedTuple):
+class RequestPhase(NamedTuple):
     """From `start` to `end`, in seconds; slot: None while it waits."""
 
     name: PhaseName
@@ -48,7 +48,7 @@ class EndedSequence(NamedTuple):
     end: float
     first_token: float | None
     cached: int
-    phases: list[Phase]
+    phases: list[RequestPhase]
 
     def seconds_in(self, *names: PhaseName) -> float:
         """Return how long the phases of these names took together."""
@@ -62,11 +62,11 @@ class _Begun:
         self.marks: list[tuple[PhaseName, float, int | None]] = [("queue", arrival, None)]
         self.first_token: float | None = None
 
-    def phases(self, end: float) -> list[Phase]:
+    def phases(self, end: float) -> list[RequestPhase]:
         """Return those that took any time, of a sequence that ended at `end`."""
         ends = [start for _, start, _ in self.marks[1:]] + [end]
         return [
-            Phase(name, start, end, slot)
+            RequestPhase(name, start, end, slot)
             for (name, start, slot), end in zip(self.marks, ends, strict=True)
             if end > start
         ]

@@ -44,7 +44,7 @@ Phase = Literal["wait", "prefill", "decode"]
 Cause = Literal["", "slots", "queue", "prefill"] | BlockedReason
 
 
-class Part(Struct, frozen=True, omit_defaults=True):
+class StoryPart(Struct, frozen=True, omit_defaults=True):
     """Steps [start, end) that went the same way.
 
     phase: "wait" for a slot; "prefill" up to and including the first token; then "decode".
@@ -187,7 +187,7 @@ class Story(Struct, frozen=True, omit_defaults=True):
     batch: int
     kv_blocks: int | None
     arrived: Arrival | None
-    parts: list[Part]
+    parts: list[StoryPart]
     spans: list[StorySpan]
     ended: RequestEnd | None
     steps: PhaseTotals
@@ -277,7 +277,7 @@ def _ending_of(timeline: Timeline, request: RequestTimeline) -> RequestEnd | Non
     return RequestEnd.by(finish, time)
 
 
-def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[Part]) -> list[float]:
+def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[StoryPart]) -> list[float]:
     """Return how long each of `parts` lasted; the first begins with the arrival."""
     if not parts or request.arrive is None:
         return []
@@ -287,7 +287,7 @@ def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[Part]) ->
     return [end - begin for begin, end in zip(begins, ends, strict=True)]
 
 
-def _totals(parts: list[Part], amounts: list[float] | list[int]) -> PhaseTotals:
+def _totals(parts: list[StoryPart], amounts: list[float] | list[int]) -> PhaseTotals:
     """Return the sums of `amounts`, one for each of `parts`."""
     sums: dict[str, float] = dict.fromkeys(PhaseTotals.__struct_fields__, 0)
     waiting = "wait"
@@ -300,10 +300,10 @@ def _totals(parts: list[Part], amounts: list[float] | list[int]) -> PhaseTotals:
     return PhaseTotals(**{what: round(total, TIME_DIGITS) for what, total in sums.items()})
 
 
-def explain(timeline: Timeline, request: RequestTimeline) -> list[Part]:
+def explain(timeline: Timeline, request: RequestTimeline) -> list[StoryPart]:
     """Return the parts of `request`, from its arrival to its end."""
     steps = request.steps(timeline.num_steps)
-    parts: list[Part] = []
+    parts: list[StoryPart] = []
     for part in _smallest_parts(timeline, request, steps) if steps else ():
         if parts and _WAY(parts[-1]) == _WAY(part):
             parts[-1] = replace(parts[-1], end=part.end)
@@ -312,7 +312,9 @@ def explain(timeline: Timeline, request: RequestTimeline) -> list[Part]:
     return _with_passed(timeline, parts)
 
 
-def _smallest_parts(timeline: Timeline, request: RequestTimeline, steps: range) -> Iterator[Part]:
+def _smallest_parts(
+    timeline: Timeline, request: RequestTimeline, steps: range
+) -> Iterator[StoryPart]:
     """Yield all of `steps`, as parts in which nothing changes for the request."""
     admissions, all_blocked = iter(request.admissions), iter(timeline.blocked)
     admission, blocked = next(admissions, None), next(all_blocked, None)
@@ -365,20 +367,20 @@ def _cut(
 
 def _part_in_slot(
     timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord, steps: range
-) -> Part:
+) -> StoryPart:
     """Return the part that `steps` in a slot are."""
     start, stop = steps.start, steps.stop
     is_decode = admission.first_token is not None and start > admission.first_token
     if timeline.run.layout == "remote":  # no step of the server is known
-        return Part(start, stop, "decode" if is_decode else "prefill")
+        return StoryPart(start, stop, "decode" if is_decode else "prefill")
     if is_decode:
         is_standstill = timeline.figures.is_standstill(start)
-        return Part(start, stop, "decode", "prefill" if is_standstill else "")
+        return StoryPart(start, stop, "decode", "prefill" if is_standstill else "")
     is_admitted = start == admission.event.step and computes_at_once(request, admission)
     if is_admitted or admission.has_chunk(start):
-        return Part(start, stop, "prefill")
+        return StoryPart(start, stop, "prefill")
     is_prefill_first = timeline.run.scheduling.get("prefill_order") == "prefill-first"
-    return Part(start, stop, "prefill", "prefill" if is_prefill_first else "tokens")
+    return StoryPart(start, stop, "prefill", "prefill" if is_prefill_first else "tokens")
 
 
 def computes_at_once(request: RequestTimeline, admission: AdmissionRecord) -> bool:
@@ -392,7 +394,7 @@ def computes_at_once(request: RequestTimeline, admission: AdmissionRecord) -> bo
 
 def _wait(
     request: RequestTimeline, steps: range, slots: list[str | None], blocked: BlockedSpan | None
-) -> Part:
+) -> StoryPart:
     """Return the part that is some steps of a wait.
 
     Where no slot is free, nothing else counts.
@@ -402,12 +404,14 @@ def _wait(
     if num_free and blocked is not None:
         is_itself = (blocked.id, blocked.index) == (request.id, request.index)
         behind = None if is_itself else blocked.label
-        return Part(steps.start, steps.stop, "wait", blocked.reason, behind, blocked.blocks, by)
+        return StoryPart(
+            steps.start, steps.stop, "wait", blocked.reason, behind, blocked.blocks, by
+        )
     cause: Cause = "slots" if num_free < request.num_rows else "queue"
-    return Part(steps.start, steps.stop, "wait", cause, by=by)
+    return StoryPart(steps.start, steps.stop, "wait", cause, by=by)
 
 
-def _with_passed(timeline: Timeline, parts: list[Part]) -> list[Part]:
+def _with_passed(timeline: Timeline, parts: list[StoryPart]) -> list[StoryPart]:
     """Return `parts`, the waits with how many were admitted meanwhile.
 
     What is admitted at the end of a wait, or after it, did not come before it.

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from batcher.events import EndEvent, Event, RunEvent
 from batcher.explaining.differences import (
     Agreement,
-    Change,
     RequestFigures,
     RunComparison,
+    SampleChange,
     are_timed,
     differing_settings,
     figures_of,
@@ -51,9 +51,9 @@ def compare_workers(events_a: Iterable[Event], events_b: Iterable[Event]) -> Run
     pairs, only_a, only_b = pair_requests(a.requests, b.requests)
     is_whole = a.is_whole and b.is_whole
     ended = [pair for pair in pairs if is_whole or all(map(_has_ended, pair))]
-    changes, differing = list[Change](), list[str]()
+    changes, differing = list[SampleChange](), list[str]()
     for of_a, of_b in ended:
-        change = Change(of_a.id, of_a.index, a.figures(of_a), b.figures(of_b))
+        change = SampleChange(of_a.id, of_a.index, a.figures(of_a), b.figures(of_b))
         if change.a != change.b:
             changes.append(change)
         if (change.a.outcome, change.a.tokens) != (change.b.outcome, change.b.tokens):

@@ -18,7 +18,7 @@ MAX_QUEUE = Annotated[
 ]
 
 
-class Admission(Struct, frozen=True, kw_only=True):
+class AdmissionControl(Struct, frozen=True, kw_only=True):
     """What a router admits.
 
     max_in_flight: how many requests one replica is sent before one of them has ended; the samples

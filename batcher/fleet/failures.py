@@ -29,7 +29,7 @@ Retries = Annotated[
 ]
 
 
-class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlannedFailure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A replica, counted from 0, that fails at a time if it serves then.
 
     back_after: after how many seconds it serves again; None: never.
@@ -41,7 +41,7 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 Planned = Annotated[
-    tuple[Failure, ...],
+    tuple[PlannedFailure, ...],
     Meta(
         description="a list of failures, each with a replica, counted from 0, at, in seconds, and "
         "perhaps back_after, in seconds, at least 0.001"

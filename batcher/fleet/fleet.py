@@ -11,7 +11,7 @@ from math import inf
 
 from batcher.fleet.ranks import RankedReplica, last_report_by, ranked_replica
 from batcher.fleet.replica import ARRIVES, NOTHING, Replica, ReplicaSettings
-from batcher.fleet.result import Columns, FleetResult, ReplicaResult
+from batcher.fleet.result import FleetResult, ReplicaResult, ServedColumns
 from batcher.fleet.routers import ReplicaView, Router
 from batcher.simulation.sequence import SimulatedSequence, Turns
 
@@ -46,7 +46,7 @@ class Fleet:
         self._has_turns = turns.has_sessions  # or others that arrive when something has ended
         self._replicas = [self._make_replica(settings) for settings in replicas]
         self._views = [view_of(index, each) for index, each in enumerate(replicas)]
-        self._columns = Columns()
+        self._columns = ServedColumns()
         self._num_ended = 0
         self._refused = Counter[int]()
         self._siblings: tuple[int, ReplicaView | None] = (-1, None)

@@ -13,7 +13,7 @@ from math import inf
 from batcher.errors import InvariantError
 
 
-class State(Enum):
+class ReplicaState(Enum):
     """What a replica is doing."""
 
     STARTING = "starting"
@@ -23,30 +23,30 @@ class State(Enum):
     DOWN = "down"
 
 
-MOVES: dict[State, frozenset[State]] = {
-    State.STARTING: frozenset({State.SERVING, State.DOWN}),
-    State.SERVING: frozenset({State.FAILED, State.DRAINING}),
-    State.FAILED: frozenset({State.SERVING, State.DOWN}),
-    State.DRAINING: frozenset({State.DOWN}),
-    State.DOWN: frozenset(),
+MOVES: dict[ReplicaState, frozenset[ReplicaState]] = {
+    ReplicaState.STARTING: frozenset({ReplicaState.SERVING, ReplicaState.DOWN}),
+    ReplicaState.SERVING: frozenset({ReplicaState.FAILED, ReplicaState.DRAINING}),
+    ReplicaState.FAILED: frozenset({ReplicaState.SERVING, ReplicaState.DOWN}),
+    ReplicaState.DRAINING: frozenset({ReplicaState.DOWN}),
+    ReplicaState.DOWN: frozenset(),
 }
-PAID = frozenset(State) - {State.DOWN}
-STEPPING = frozenset({State.SERVING, State.DRAINING})
+PAID = frozenset(ReplicaState) - {ReplicaState.DOWN}
+STEPPING = frozenset({ReplicaState.SERVING, ReplicaState.DRAINING})
 
 
 class Life:
     """The moves of one replica, each with its time in seconds; the first is what it begins as."""
 
-    def __init__(self, state: State, time: float) -> None:
+    def __init__(self, state: ReplicaState, time: float) -> None:
         self.moves = [(time, state)]
-        self.num_starts = int(state is State.SERVING)
+        self.num_starts = int(state is ReplicaState.SERVING)
 
     @property
-    def state(self) -> State:
+    def state(self) -> ReplicaState:
         """What it is doing now."""
         return self.moves[-1][1]
 
-    def move(self, state: State, time: float) -> None:
+    def move(self, state: ReplicaState, time: float) -> None:
         """Go on to another state.
 
         Raises:
@@ -55,9 +55,9 @@ class Life:
         if state not in MOVES[self.state] or time < self.moves[-1][0]:
             raise InvariantError(f"a replica that is {self.moves[-1]} cannot be {state} at {time}")
         self.moves.append((time, state))
-        self.num_starts += state is State.SERVING
+        self.num_starts += state is ReplicaState.SERVING
 
-    def seconds(self, states: Collection[State], begin: float, end: float) -> float:
+    def seconds(self, states: Collection[ReplicaState], begin: float, end: float) -> float:
         """Return for how long it was in one of `states` from `begin` to `end`."""
         return sum(
             max(min(until, end) - max(since, begin), 0.0)
@@ -90,6 +90,6 @@ def _changes(life: Life) -> Iterable[tuple[float, int, int]]:
     """Yield by how much each move changes how many serve, and how many are paid for."""
     was_serving = was_paid = False
     for time, state in life.moves:
-        is_serving, is_paid = state is State.SERVING, state in PAID
+        is_serving, is_paid = state is ReplicaState.SERVING, state in PAID
         yield time, is_serving - was_serving, is_paid - was_paid
         was_serving, was_paid = is_serving, is_paid

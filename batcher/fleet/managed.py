@@ -19,7 +19,7 @@ from batcher.fleet.admission import RouterQueue
 from batcher.fleet.autoscaling import FleetState
 from batcher.fleet.failures import Failures
 from batcher.fleet.fleet import Fleet, OnEnded, view_of
-from batcher.fleet.life import PAID, Life, State
+from batcher.fleet.life import PAID, Life, ReplicaState
 from batcher.fleet.management import Management
 from batcher.fleet.pool import Pool
 from batcher.fleet.replica import NOTHING, Replica, ReplicaSettings
@@ -54,7 +54,7 @@ class ManagedFleet(Fleet):
         admission = management.admission
         self._hears_ends = True
         self._settings = list(replicas)
-        self._lives = [Life(State.SERVING, 0.0) for _ in replicas]
+        self._lives = [Life(ReplicaState.SERVING, 0.0) for _ in replicas]
         self._flying: list[dict[SimulatedSequence, None]] = [{} for _ in replicas]
         max_in_flight = inf if admission is None else admission.max_in_flight
         self._pool = Pool(router, self._views, max_in_flight)
@@ -88,7 +88,7 @@ class ManagedFleet(Fleet):
         result = super()._result(first_arrival)
         begin = first_arrival or 0.0
         for replica, life in zip(self._replicas, self._lives, strict=True):
-            if life.moves != [(0.0, State.SERVING)]:
+            if life.moves != [(0.0, ReplicaState.SERVING)]:
                 for engine in replica.engines:
                     engine.result.paid_seconds = life.seconds(PAID, begin, begin + result.makespan)
         return replace(result, history=self._history)
@@ -164,7 +164,7 @@ class ManagedFleet(Fleet):
         self._flying[index][whole_of(sequence)] = None
         self._note_sent(sequence, view)
         self._pool_of(view).note_sent(view)
-        if self._lives[index].state is State.SERVING:
+        if self._lives[index].state is ReplicaState.SERVING:
             self._deliver(sequence, view)
             self._take_ended(index)
             self._plan(index)
@@ -204,7 +204,7 @@ class ManagedFleet(Fleet):
     def _hear_reports(self, time: float) -> None:
         self._next_report = time + self._interval
         for view in chain.from_iterable(pool.known for pool in self._pools):
-            if self._lives[view.index].state is State.SERVING:
+            if self._lives[view.index].state is ReplicaState.SERVING:
                 view.report = self._replicas[view.index].report(time)
                 view.num_unreported = 0
                 self._note(view)
@@ -228,7 +228,7 @@ class ManagedFleet(Fleet):
     def _fail(self, index: int, back_after: float | None, now: float) -> None:
         """Let a replica fail between two steps; one that drains is not restarted."""
         life = self._lives[index]
-        if life.state not in (State.SERVING, State.DRAINING):
+        if life.state not in (ReplicaState.SERVING, ReplicaState.DRAINING):
             return
         self._replicas[index].advance(now)
         self._take_ended(index)
@@ -236,8 +236,8 @@ class ManagedFleet(Fleet):
         results = [engine.close() for engine in self._replicas[index].engines]
         self._replicas[index] = self._make_replica(self._settings[index], results)
         self._history.num_failures += 1
-        is_draining = life.state is State.DRAINING
-        life.move(State.DOWN if is_draining else State.FAILED, now)
+        is_draining = life.state is ReplicaState.DRAINING
+        life.move(ReplicaState.DOWN if is_draining else ReplicaState.FAILED, now)
         back_at = inf if is_draining or back_after is None else now + back_after
         noticed_at = self._failures.noticed_at(now)
         self._at(min(noticed_at, back_at), partial(self._notice, index, back_at))
@@ -254,8 +254,8 @@ class ManagedFleet(Fleet):
         self._withdraw(view)
         if back_at <= now:
             self._come_back(index, now)
-        elif back_at == inf and life.state is State.FAILED:
-            life.move(State.DOWN, now)
+        elif back_at == inf and life.state is ReplicaState.FAILED:
+            life.move(ReplicaState.DOWN, now)
         for sequence in lost:
             self._lose(sequence, now)
 
@@ -271,7 +271,7 @@ class ManagedFleet(Fleet):
 
     def _come_back(self, index: int, now: float) -> None:
         """Let a replica that has failed serve again, with nothing in its KV cache."""
-        if self._lives[index].state is State.FAILED:
+        if self._lives[index].state is ReplicaState.FAILED:
             self._serve(index, now)
 
     # -- autoscaling -----------------------------------------------------------------------------
@@ -288,13 +288,13 @@ class ManagedFleet(Fleet):
         serving = [
             self._replicas[index].report(now)
             for index in group.members
-            if self._lives[index].state is State.SERVING
+            if self._lives[index].state is ReplicaState.SERVING
         ]
         num_ended, num_good, num_refused = group.recent.take(now, self._refused.total())
         return FleetState(
             time=now,
-            serving=counts[State.SERVING],
-            starting=counts[State.STARTING] + counts[State.FAILED],
+            serving=counts[ReplicaState.SERVING],
+            starting=counts[ReplicaState.STARTING] + counts[ReplicaState.FAILED],
             slots=group.settings.num_slots * group.settings.ranks,
             running=sum(report.running for report in serving),
             waiting=sum(report.waiting for report in serving) + group.num_told(len(self._held)),
@@ -308,7 +308,11 @@ class ManagedFleet(Fleet):
         by_state = defaultdict(list)
         for index in group.members:
             by_state[self._lives[index].state].append(index)
-        there = by_state[State.SERVING] + by_state[State.FAILED] + by_state[State.STARTING]
+        there = (
+            by_state[ReplicaState.SERVING]
+            + by_state[ReplicaState.FAILED]
+            + by_state[ReplicaState.STARTING]
+        )
         for _ in range(number - len(there)):
             self._start(group, now)
         for index in there[number:]:
@@ -324,30 +328,30 @@ class ManagedFleet(Fleet):
         self._next_events.append(NOTHING)
         self._flying.append({})
         self._uptimes.append(self._failures.times_of(index))
-        self._lives.append(Life(State.STARTING, now))
+        self._lives.append(Life(ReplicaState.STARTING, now))
         self._at(now + group.autoscale.startup, partial(self._come_up, index))
 
     def _come_up(self, index: int, now: float) -> None:
-        if self._lives[index].state is State.STARTING:
+        if self._lives[index].state is ReplicaState.STARTING:
             self._serve(index, now)
 
     def _retire(self, index: int, now: float) -> None:
         """Let a replica go once it has ended what it was sent."""
         life = self._lives[index]
-        if life.state is State.SERVING:
-            life.move(State.DRAINING, now)
+        if life.state is ReplicaState.SERVING:
+            life.move(ReplicaState.DRAINING, now)
             self._withdraw(self._views[index])
             self._go_down_if_drained(index, now)
         else:
-            life.move(State.DOWN, now)
+            life.move(ReplicaState.DOWN, now)
 
     def _go_down_if_drained(self, index: int, now: float) -> None:
         life = self._lives[index]
-        if life.state is State.DRAINING and not self._views[index].num_requests:
-            life.move(State.DOWN, now)
+        if life.state is ReplicaState.DRAINING and not self._views[index].num_requests:
+            life.move(ReplicaState.DOWN, now)
 
     def _serve(self, index: int, now: float) -> None:
         """Let the router send to a replica that has started."""
-        self._lives[index].move(State.SERVING, now)
+        self._lives[index].move(ReplicaState.SERVING, now)
         self._pool_of(self._views[index]).add(self._views[index])
         self._draw_failure(index, now)

@@ -13,7 +13,7 @@ from math import inf
 
 from batcher.fleet.disaggregated import DisaggregatedFleet
 from batcher.fleet.fleet import OnEnded
-from batcher.fleet.life import STEPPING, State
+from batcher.fleet.life import STEPPING, ReplicaState
 from batcher.fleet.managed import ManagedFleet
 from batcher.fleet.management import Management
 from batcher.fleet.pool import Pool
@@ -99,7 +99,7 @@ class ManagedDisaggregatedFleet(ManagedFleet, DisaggregatedFleet):
     @property
     def _may_serve(self) -> bool:
         return self._scales_prompts or any(
-            life.state is not State.DOWN and settings.role == "prefill"
+            life.state is not ReplicaState.DOWN and settings.role == "prefill"
             for life, settings in zip(self._lives, self._settings, strict=True)
         )
 

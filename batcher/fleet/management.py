@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.admission import Admission
+from batcher.fleet.admission import AdmissionControl
 from batcher.fleet.autoscaling import POLICIES, SLO, Autoscale, policy_of
 from batcher.fleet.failures import Failures
 from batcher.timing.catalog import CatalogError, as_record
@@ -25,7 +25,7 @@ class Management(Struct, frozen=True, kw_only=True):
     autoscale: of each group that scales.
     """
 
-    admission: Admission | None = None
+    admission: AdmissionControl | None = None
     failures: Failures | None = None
     autoscale: tuple[Autoscale, ...] = ()
 
@@ -47,7 +47,7 @@ def management_of(
     if admission is None and failures is None and autoscale is None:
         return None
     management = Management(
-        admission=_record(admission, Admission, Place(path, "admission", "admission")),
+        admission=_record(admission, AdmissionControl, Place(path, "admission", "admission")),
         failures=_record(failures, Failures, Place(path, "failures", "failures")),
         autoscale=_scaled_groups(autoscale, counts, path),
     )

@@ -10,7 +10,7 @@ from typing import Literal, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.fleet.result import Columns, ReplicaResult
+from batcher.fleet.result import ReplicaResult, ServedColumns
 from batcher.fleet.routers import ReplicaStats
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
@@ -155,7 +155,7 @@ class Replica(EventSimulation):
             self._go_on()
         self._until = inf
 
-    def take(self, sequence: SimulatedSequence, columns: Columns) -> None:
+    def take(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
         """Count a sequence that has ended here, or failed, and keep its times in `columns`."""
         self.result.add(sequence, columns)
 

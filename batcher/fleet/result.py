@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from batcher.fleet.life import Life
 from batcher.metrics.arrays import ServedTimes
 from batcher.scheduling.sequence import NEVER
-from batcher.simulation.result import SimulationResult, Totals
+from batcher.simulation.result import SimulationResult, SimulationTotals
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 Priorities = NDArray[np.int32]
 
 
-class Columns:
+class ServedColumns:
     """The times and priorities of sequences that came to their end, as they are added."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class ReplicaResult(Struct):
     num_slots: int
     num_blocks: int | None
     max_batch_tokens: int | None
-    totals: Totals = field(default_factory=Totals)
+    totals: SimulationTotals = field(default_factory=SimulationTotals)
     num_served: int = 0
     failed: Counter[int] = field(default_factory=Counter)
     kv_read: int = 0
@@ -91,7 +91,7 @@ class ReplicaResult(Struct):
     stalled_ticks: int = 0
     group: str = ""
 
-    def add(self, sequence: SimulatedSequence, columns: Columns) -> None:
+    def add(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
         """Take in a sequence that has ended, or failed."""
         if sequence.has_failed:
             self.failed[sequence.priority] += 1
@@ -149,13 +149,13 @@ class ReplicasResult(Struct, frozen=True, dict=True):
     replicas: list[ReplicaResult]
 
     @cached_property
-    def totals(self) -> Totals:
+    def totals(self) -> SimulationTotals:
         """What the steps of all replicas come to."""
         totals = [replica.totals for replica in self.replicas]
         if len(totals) == 1:
             return totals[0]
-        sums = Totals()
-        for name in Totals.__struct_fields__:
+        sums = SimulationTotals()
+        for name in SimulationTotals.__struct_fields__:
             parts = [getattr(each, name) for each in totals]
             setattr(sums, name, sum(parts, type(parts[0])()))
         return sums
@@ -256,7 +256,7 @@ def whole_of(parts: Sequence[FleetResult]) -> FleetResult:
 
 def result_of_engine(run: SimulationResult, group: str = "") -> FleetResult:
     """Return the same of a run of one engine; group: of a file, that it is in."""
-    columns = Columns()
+    columns = ServedColumns()
     replica = ReplicaResult(
         run.num_slots,
         run.num_blocks,

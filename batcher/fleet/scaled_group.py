@@ -10,7 +10,7 @@ import numpy as np
 
 from batcher.fleet.autoscaling import Autoscale, Autoscaler
 from batcher.fleet.replica import ReplicaSettings
-from batcher.fleet.result import Columns
+from batcher.fleet.result import ServedColumns
 from batcher.metrics.arrays import goodput_of
 
 
@@ -27,7 +27,7 @@ class ScaledGroup:
         self,
         autoscale: Autoscale,
         replicas: Sequence[ReplicaSettings],
-        columns: Columns,
+        columns: ServedColumns,
         served_by: MutableSequence[int],
     ) -> None:
         self.autoscale, self.autoscaler = autoscale, Autoscaler(autoscale)
@@ -51,7 +51,7 @@ class Recent:
 
     def __init__(
         self,
-        columns: Columns,
+        columns: ServedColumns,
         served_by: MutableSequence[int],
         members: Sequence[int] | None,
         limits: dict[str, float],

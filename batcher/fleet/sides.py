@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from batcher.errors import InvariantError
 from batcher.fleet.ranks import LockstepRank
 from batcher.fleet.replica import BEGINS, NOTHING, Replica, ReplicaSettings
-from batcher.fleet.result import Columns, ReplicaResult
+from batcher.fleet.result import ReplicaResult, ServedColumns
 from batcher.fleet.routers import ReplicaStats
 from batcher.scheduling.clock import BatchStats, ticks_until
 from batcher.scheduling.reserved_blocks import ReservedBlocks
@@ -76,7 +76,7 @@ class PrefillEngine(Replica):
         self._give_back(inf)
         return super().close()
 
-    def take(self, sequence: SimulatedSequence, columns: Columns) -> None:
+    def take(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
         """Take in a sequence that has ended, or of which others do the rest."""
         if sequence.has_failed or sequence.num_output_tokens <= PROMPT_TOKENS:
             super().take(sequence, columns)
@@ -209,7 +209,7 @@ class DecodeEngine(Replica):
         told = super().report(time)
         return replace(told, waiting=told.waiting + len(self._incoming))
 
-    def take(self, sequence: SimulatedSequence, columns: Columns) -> None:
+    def take(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
         """Take in a sequence that has ended, or failed."""
         if sequence.has_failed:
             super().take(sequence, columns)

@@ -50,7 +50,7 @@ class ChatChunkChoice(Struct, frozen=True, gc=False):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class Chunk(Struct, frozen=True, gc=False):
+class AnswerChunk(Struct, frozen=True, gc=False):
     """One part of an answer; the last one has no choices and the usage, if that is asked for.
 
     Then the others have a usage of null, as OpenAI's do; otherwise none.
@@ -93,13 +93,13 @@ class ChunkWriter:
         self._no_usage: UnsetType | None = None if has_usage else UNSET
         self._outputs: dict[int, _Output] = {}
 
-    def of_tokens(self, event: TokenEvent) -> Chunk:
+    def of_tokens(self, event: TokenEvent) -> AnswerChunk:
         """Return the chunk that tells of tokens as they come."""
         return self._chunk(
             event.index, event.text, event.tokens or [], None, None, logprobs=event.logprobs
         )
 
-    def of_result(self, result: Result, place: int) -> Chunk:
+    def of_result(self, result: Result, place: int) -> AnswerChunk:
         """Return the last chunk of an output: all that was not told, and how it ended.
 
         place: its place in the answer, which is its index unless the outputs compete.
@@ -115,7 +115,7 @@ class ChunkWriter:
             logprobs=None if logprobs is None else logprobs[output.num_tokens :],
         )
 
-    def of_usage(self, results: list[Result]) -> Chunk:
+    def of_usage(self, results: list[Result]) -> AnswerChunk:
         """Return the chunk that tells how many tokens the whole answer took."""
         return self._around([], usage_of(results))
 
@@ -128,7 +128,7 @@ class ChunkWriter:
         stop_reason: StopReason,
         *,
         logprobs: list[TokenLogprob] | None,
-    ) -> Chunk:
+    ) -> AnswerChunk:
         output = self._outputs.setdefault(index, _Output())
         start, output.num_chars = output.num_chars, output.num_chars + len(text)
         output.num_tokens += len(tokens)
@@ -148,8 +148,8 @@ class ChunkWriter:
         self,
         choices: list[ChunkChoice] | list[ChatChunkChoice],
         usage: RowUsage | UnsetType | None,
-    ) -> Chunk:
+    ) -> AnswerChunk:
         kind: Literal["text_completion", "chat.completion.chunk"] = "text_completion"
         if self._is_chat:
             kind = "chat.completion.chunk"
-        return Chunk(self._id, kind, self._created, self._model, choices, usage)
+        return AnswerChunk(self._id, kind, self._created, self._model, choices, usage)

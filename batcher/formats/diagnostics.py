@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from batcher.errors import FieldProblem
-from batcher.formats.json_spans import Span
+from batcher.formats.json_spans import TextSpan
 
 CONTEXT = 500  # characters kept on either side of a problem: more than a terminal is wide
 MIN_SOURCE_WIDTH = 20
@@ -59,7 +59,7 @@ class Cell(NamedTuple):
     width: int
 
 
-def make_problem(problem: FieldProblem, line: int, text: str, span: Span) -> Problem:
+def make_problem(problem: FieldProblem, line: int, text: str, span: TextSpan) -> Problem:
     """Return `problem`, found at `span` of the line `text`, with what is near it."""
     start, end = span.start, max(span.end, span.start + 1)
     first, last = max(0, start - CONTEXT), min(end, start + CONTEXT) + CONTEXT

@@ -28,7 +28,7 @@ _SURROGATE = re.compile(
 )
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """Characters `start` up to, not including, `end` of a line."""
 
     start: int
@@ -39,14 +39,14 @@ class Member(NamedTuple):
     """A key of an object and the places of key and value."""
 
     key: str
-    key_span: Span
-    value_span: Span
+    key_span: TextSpan
+    value_span: TextSpan
 
 
 class JsonError(Exception):
     """The text is not JSON as a request is written, for the reason and at the place given."""
 
-    def __init__(self, code: str, message: str, span: Span) -> None:
+    def __init__(self, code: str, message: str, span: TextSpan) -> None:
         self.code, self.message, self.span = code, message, span
         super().__init__(message)
 
@@ -64,13 +64,13 @@ def parse(text: str) -> object:
     except _ConstantFoundError as error:
         start, end = next(m.span(1) for m in _CONSTANT.finditer(text) if m.group(1))
         message = f"{error} is not a JSON number"
-        raise JsonError("invalid-json", message, Span(start, end)) from None
+        raise JsonError("invalid-json", message, TextSpan(start, end)) from None
     except RecursionError:
         raise JsonError("invalid-json", "nested too deeply", _root(text)) from None
     for match in _SURROGATE.finditer(text):
         if match.group(1):
             message = f"{match.group(1)} is a lone surrogate, which stands for no character"
-            raise JsonError("invalid-text", message, Span(*match.span(1)))
+            raise JsonError("invalid-text", message, TextSpan(*match.span(1)))
     return value
 
 
@@ -93,7 +93,7 @@ def find_members(text: str, start: int) -> Iterator[Member]:
         position = _skip_space(text, position + (text[position] == ","))
 
 
-def find_value(text: str, path: Path) -> Span:
+def find_value(text: str, path: Path) -> TextSpan:
     """Return the place of the value `path` leads to, or of the last one on the way to it."""
     span = _root(text)
     for key in path:
@@ -110,7 +110,7 @@ def find_value(text: str, path: Path) -> Span:
     return span
 
 
-def find_key(text: str, path: Path) -> Span:
+def find_key(text: str, path: Path) -> TextSpan:
     """Return the place of the last name on `path`; of what holds it, if that does not."""
     holder = find_value(text, path[:-1])
     found = [m.key_span for m in find_members(text, holder.start) if m.key == path[-1]]
@@ -135,7 +135,7 @@ def has_doubles(text: str) -> bool:
     return False
 
 
-def find_doubles(text: str, start: int) -> Iterator[tuple[Path, Span, Span]]:
+def find_doubles(text: str, start: int) -> Iterator[tuple[Path, TextSpan, TextSpan]]:
     """Yield each name that the value at `start` has twice in one object, at any depth.
 
     Each with its path below the value, its place and that of the first one.
@@ -143,7 +143,7 @@ def find_doubles(text: str, start: int) -> Iterator[tuple[Path, Span, Span]]:
     unseen: list[tuple[Path, int]] = [((), start)]
     while unseen:
         path, start = unseen.pop()
-        first: dict[str, Span] = {}
+        first: dict[str, TextSpan] = {}
         for name, key, value in find_members(text, start):
             if name in first:
                 yield (*path, name), key, first[name]
@@ -179,7 +179,7 @@ def _parse_int(digits: str) -> int:
 def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
     length = len(text.rstrip())
     if error.pos >= length:
-        end = Span(length, length + 1)
+        end = TextSpan(length, length + 1)
         return JsonError("invalid-json", "the line ends before the JSON object does", end)
     place, message = error.pos, error.msg.removesuffix(" at").removesuffix(" starting")
     comma = _trailing_comma(text, error)
@@ -188,7 +188,7 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
     elif text[place] == "'":
         message = "names and strings stand in double quotes, not in single ones"
     message = f"{NOT_JSON}{message[0].lower()}{message[1:]}"
-    return JsonError("invalid-json", message, Span(place, place + 1))
+    return JsonError("invalid-json", message, TextSpan(place, place + 1))
 
 
 def _trailing_comma(text: str, error: json.JSONDecodeError) -> int | None:
@@ -199,9 +199,9 @@ def _trailing_comma(text: str, error: json.JSONDecodeError) -> int | None:
     return len(before) - 1 if text[error.pos] in "]}" and before.endswith(",") else None
 
 
-def _root(text: str) -> Span:
+def _root(text: str) -> TextSpan:
     start = _skip_space(text, 0)
-    return Span(start, max(len(text.rstrip()), start + 1))
+    return TextSpan(start, max(len(text.rstrip()), start + 1))
 
 
 def _find_elements(text: str, start: int) -> Iterator[int]:
@@ -221,19 +221,19 @@ def _find_elements(text: str, start: int) -> Iterator[int]:
             return
 
 
-def _value_span(text: str, start: int) -> Span:
+def _value_span(text: str, start: int) -> TextSpan:
     """Return the place of the value at `start` (spaces may come first)."""
     start = _skip_space(text, start)
     if text[start] not in "[{":
-        return Span(start, _end(_SCALAR, text, start))
+        return TextSpan(start, _end(_SCALAR, text, start))
     depth = 0
     for match in _BRACKET.finditer(text, start):
         bracket = text[match.start()]
         if bracket != '"':
             depth += 1 if bracket in "[{" else -1
             if depth == 0:
-                return Span(start, match.end())
-    return Span(start, len(text))
+                return TextSpan(start, match.end())
+    return TextSpan(start, len(text))
 
 
 def _skip_space(text: str, position: int) -> int:

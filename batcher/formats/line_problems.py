@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from batcher.errors import FieldProblem, Path
 from batcher.formats import json_spans
 from batcher.formats.diagnostics import Problem, make_problem
-from batcher.formats.json_spans import JsonError, Span
+from batcher.formats.json_spans import JsonError, TextSpan
 from batcher.formats.openai import (
     CHAT_URL,
     COMPLETIONS_URL,
@@ -58,7 +58,7 @@ _RECORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 # A problem, its path being the one in the line, and its place if that is not the value at the path.
-Finding = tuple[FieldProblem, Span | None]
+Finding = tuple[FieldProblem, TextSpan | None]
 
 
 class BadRequestError(Exception):
@@ -172,7 +172,7 @@ class _Line:
         located = replace(problem, path=self._locate(problem), message=message)
         return self._show(located, self._span_of(located))
 
-    def _span_of(self, problem: FieldProblem) -> Span | None:
+    def _span_of(self, problem: FieldProblem) -> TextSpan | None:
         """Return the place of a problem with a path in the line, if that is not the value's."""
         return json_spans.find_key(self._text, problem.path) if problem.is_key else None
 
@@ -180,7 +180,7 @@ class _Line:
         """Return where in the line the path of a problem of the request leads."""
         return self._paths[str(problem.path[0])] + problem.path[1:] if problem.path else ()
 
-    def _show(self, problem: FieldProblem, span: Span | None) -> Problem:
+    def _show(self, problem: FieldProblem, span: TextSpan | None) -> Problem:
         span = span or json_spans.find_value(self._text, problem.path)
         return make_problem(problem, self._number, self._text, span)
 
@@ -236,7 +236,7 @@ class _Line:
 
     def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
         """Yield the duplicate and the unknown fields of the object at `path`."""
-        keys: dict[str, Span] = {}
+        keys: dict[str, TextSpan] = {}
         start = json_spans.find_value(self._text, path).start
         for name, span, _ in json_spans.find_members(self._text, start):
             place = (*path, cut(name))
@@ -313,7 +313,7 @@ class _Line:
         """Return the problem that the object at `path` lacks a field, at its opening brace."""
         start = json_spans.find_value(self._text, path).start
         problem = FieldProblem("missing-field", (*path, name), f"field `{name}` is missing")
-        return problem, Span(start, start + 1)
+        return problem, TextSpan(start, start + 1)
 
 
 def _alike(path: Path, other: Path) -> FieldProblem:
@@ -335,7 +335,7 @@ def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
     return FieldProblem("unknown-field", path, f"unknown field `{name}`", hint)
 
 
-def _doubled(path: Path, first: Span) -> FieldProblem:
+def _doubled(path: Path, first: TextSpan) -> FieldProblem:
     hint = f"it is first given at column {first.start + 1}"
     return FieldProblem("duplicate-field", path, f"field `{path[-1]}` is given twice", hint)
 
@@ -389,6 +389,6 @@ def _explain_undecodable(line: bytes, line_number: int, error: UnicodeDecodeErro
     """Return the problem of bytes that are not UTF-8, shown as escapes."""
     start = len(line[: error.start].decode())
     text = line.decode(errors="backslashreplace")
-    span = Span(start, start + len(r"\xff") * (error.end - error.start))
+    span = TextSpan(start, start + len(r"\xff") * (error.end - error.start))
     fault = FieldProblem("invalid-text", (), f"not UTF-8: {error.reason}")
     return make_problem(fault, line_number, text, span)

@@ -261,7 +261,7 @@ def find_too_many(line: bytes, line_number: int) -> "Problem | None":
     if most <= MAX_PARTS or next(islice(_PART.finditer(line), MAX_PARTS, None), None) is None:
         return None
     from batcher.formats.diagnostics import CONTEXT, make_problem  # noqa: PLC0415 - as in `parse`
-    from batcher.formats.json_spans import Span  # noqa: PLC0415 - as above
+    from batcher.formats.json_spans import TextSpan  # noqa: PLC0415 - as above
 
     message = (
         f"the line has more than {MAX_PARTS} strings, lists and objects, names of fields "
@@ -270,7 +270,7 @@ def find_too_many(line: bytes, line_number: int) -> "Problem | None":
     hint = "a list of token ids is one of them, however long; join texts and messages to fewer"
     start = line[:CONTEXT].decode(errors="replace")
     problem = FieldProblem("too-many-parts", (), message, hint)
-    return make_problem(problem, line_number, start, Span(0, 1))
+    return make_problem(problem, line_number, start, TextSpan(0, 1))
 
 
 def _read_keys(line: bytes) -> set[bytes]:

@@ -69,7 +69,7 @@ class ChoiceLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
-class Choice(Struct, frozen=True):
+class CompletionChoice(Struct, frozen=True):
     """One result of a completion; index: its place in the row."""
 
     index: int
@@ -80,7 +80,7 @@ class Choice(Struct, frozen=True):
     batchdecode: Extras
 
 
-class ChoiceWithIds(Choice, frozen=True, kw_only=True):
+class ChoiceWithIds(CompletionChoice, frozen=True, kw_only=True):
     """The same with the ids of its tokens, as vLLM tells them."""
 
     token_ids: list[int]
@@ -138,7 +138,7 @@ class Completion(Struct, frozen=True):
     object: Literal["text_completion"]
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: RowUsage
 
 
@@ -274,7 +274,7 @@ def results_of_row(line: bytes) -> list[Result]:
 # -- completions -----------------------------------------------------------------------------------
 
 
-def _choice(place: int, result: Result, bytes_of: BytesOf, is_echoed: bool) -> Choice:  # noqa: FBT001 - of this file
+def _choice(place: int, result: Result, bytes_of: BytesOf, is_echoed: bool) -> CompletionChoice:  # noqa: FBT001 - of this file
     extras = msgspec.convert(result, Extras, from_attributes=True)
     logprobs = None
     if result.logprobs is not None:
@@ -285,7 +285,7 @@ def _choice(place: int, result: Result, bytes_of: BytesOf, is_echoed: bool) -> C
                 extras = replace(extras, prompt_logprobs=None)
         offsets = _text_offsets((item.token for item in told), bytes_of, len(result.text))
         logprobs = choice_logprobs(told, offsets)
-    return Choice(
+    return CompletionChoice(
         index=place,
         text=result.text,
         finish_reason=result.finish_reason,

@@ -21,7 +21,7 @@ class WholeError(Exception):
     """Why a model cannot be taken apart."""
 
 
-class Given(nn.Module):
+class GivenBody(nn.Module):
     """Stands for the body of a model: gives what the body is known to have come to.
 
     hidden: [1, tokens, hidden_size].
@@ -47,7 +47,7 @@ class _Output:
         return self.last_hidden_state
 
 
-class Parts(NamedTuple):
+class ModelParts(NamedTuple):
     """A model without its body: `given` stands there, so what it comes to is what the head makes.
 
     calls: what each layer brings to attention, of some tokens.
@@ -55,7 +55,7 @@ class Parts(NamedTuple):
 
     body: nn.Module
     head: nn.Module
-    given: Given
+    given: GivenBody
     calls: dict[int, AttentionCall]
 
 
@@ -76,7 +76,7 @@ class _Recorder:
 
 
 @torch.inference_mode()
-def parts_of(model: Any) -> Parts:
+def parts_of(model: Any) -> ModelParts:
     """Return the parts of a model, which is of no use as a whole from then on.
 
     Raises:
@@ -91,7 +91,7 @@ def parts_of(model: Any) -> Parts:
     ids = (_PROBE % config.vocab_size)[None].to(model.device)
     expected = model(input_ids=ids, use_cache=False).logits
     before = model.config._attn_implementation  # noqa: SLF001 - there is no other way to know
-    body, given, recorder = model.base_model, Given(), _Recorder()
+    body, given, recorder = model.base_model, GivenBody(), _Recorder()
     try:
         model.set_attn_implementation(ATTENTION)
         positions = torch.arange(ids.shape[1], device=ids.device)
@@ -105,7 +105,7 @@ def parts_of(model: Any) -> Parts:
         if isinstance(error, WholeError):
             raise
         raise WholeError(f"its attention was not replaced: {error!r}") from error
-    return Parts(body, model, given, recorder.calls)
+    return ModelParts(body, model, given, recorder.calls)
 
 
 def body_output(

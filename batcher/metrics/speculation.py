@@ -100,7 +100,7 @@ class Durations(Totals):
     num_drafts: int = 0
 
 
-class StepCosts(Totals):
+class DraftedStepCosts(Totals):
     """Finds out how much longer steps took that verified drafts, from when steps ended.
 
     Steps are compared that computed nothing but next tokens and drafts, of equally many rows each.
@@ -146,7 +146,7 @@ class SpeculationTotals(Totals):
     """
 
     counts: DraftCounts = field(default_factory=DraftCounts)
-    costs: StepCosts = field(default_factory=StepCosts)
+    costs: DraftedStepCosts = field(default_factory=DraftedStepCosts)
     changes: Counter[SpeculateReason] = field(default_factory=Counter)
     num_decode_steps: int = 0
 

@@ -17,7 +17,7 @@ from batcher.transformer.kv_store import KVStore
 from batcher.transformer.layers import FloatArray
 from batcher.transformer.recurrent_states import RecurrentStates
 from batcher.transformer.span import Span
-from batcher.transformer.transformer import Decoder
+from batcher.transformer.transformer import CausalModel
 
 
 class FirstLayersModel(TransformerModel):
@@ -81,14 +81,14 @@ def _check(whole: TransformerModel, num_layers: int) -> None:
 
 
 class _FirstLayers:
-    """A Decoder of the first layers of a model, in its cells."""
+    """A CausalModel of the first layers of a model, in its cells."""
 
     def __init__(self, whole: TransformerModel, num_layers: int) -> None:
         self.config = whole.decoder.config
         self.cache_groups = whole.decoder.cache_groups
         self.cache_size = whole.decoder.cache_size
         self._whole, self._num_layers = whole, num_layers
-        self._decoder: Decoder = whole.decoder
+        self._decoder: CausalModel = whole.decoder
 
     def new_store(self) -> KVStore:
         """Return the keys and values of the whole model."""

@@ -31,7 +31,7 @@ from batcher.transformer.attention import NOWHERE
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.own_tables import OWN_BLOCK_SIZE, OwnTables
 from batcher.transformer.span import Snapshot, Span, spans_of_tree
-from batcher.transformer.transformer import Decoder
+from batcher.transformer.transformer import CausalModel
 
 _PIECE = 64  # rows of logits at once
 
@@ -79,7 +79,7 @@ class TransformerModel:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: CausalModel,
         tokenizer: Tokenizer,
         name: str,
         settings: dict[str, Any],
@@ -104,7 +104,7 @@ class TransformerModel:
         self.allocate(0)
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> CausalModel:
         """What computes it."""
         return self._decoder
 

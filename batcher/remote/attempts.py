@@ -15,7 +15,7 @@ import tenacity
 
 from batcher.remote.client import Client
 from batcher.remote.failures import ServerFailure
-from batcher.remote.protocol import Body, Chunk, Reply
+from batcher.remote.protocol import Body, Reply, StreamEvent
 from batcher.remote.rate import Rate
 from batcher.remote.sequence import RemoteSequence
 from batcher.remote.settings import ServerSettings
@@ -182,7 +182,7 @@ class Attempts:
         self._news.ended.append(Attempt(row, failure, num_attempts, sent))
         self._wakeup.set()
 
-    def _hear(self, row: RemoteSequence, chunk: Chunk) -> None:
+    def _hear(self, row: RemoteSequence, chunk: StreamEvent) -> None:
         """Note what a chunk brings."""
         num_tokens, text = row.reply.take(chunk)
         row.text += text

@@ -17,7 +17,7 @@ import msgspec
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.models.calls import retry_after_of
 from batcher.remote.failures import ServerFailure, refusal
-from batcher.remote.protocol import Body, Chunk, read_chunk
+from batcher.remote.protocol import Body, StreamEvent, read_chunk
 from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -29,7 +29,7 @@ MAX_NAMES = 8  # of models, in a message
 DONE = "[DONE]"
 STREAM_TYPE = "text/event-stream"
 
-Take = Callable[[Chunk], None]
+Take = Callable[[StreamEvent], None]
 
 
 class Client:

@@ -125,7 +125,7 @@ class _Choice(Struct):
     stop_reason: int | str | None = None
 
 
-class Chunk(Struct):
+class StreamEvent(Struct):
     """One event of a stream."""
 
     choices: list[_Choice] = []
@@ -133,11 +133,11 @@ class Chunk(Struct):
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(Chunk).decode
+_decode = msgspec.json.Decoder(StreamEvent).decode
 _ENDS: dict[str, FinishReason] = {"length": "length"}  # all others but content_filter are stops
 
 
-def read_chunk(data: str) -> Chunk:
+def read_chunk(data: str) -> StreamEvent:
     """Return the chunk that an event of a stream is.
 
     Raises:
@@ -196,7 +196,7 @@ class Reply:
             return None
         return Failure("content-filter", "the server's content filter has broken it off")
 
-    def take(self, chunk: Chunk) -> tuple[int, str]:
+    def take(self, chunk: StreamEvent) -> tuple[int, str]:
         """Take in the next chunk; return how many tokens it brings, and the text."""
         before, text = self.num_tokens, ""
         for choice in chunk.choices:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from batcher.formats.json_spans import (
     NOT_JSON,
     JsonError,
-    Span,
+    TextSpan,
     find_doubles,
     find_value,
     has_doubles,
@@ -46,7 +46,7 @@ class Delivery(Struct, frozen=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class Body(Struct, frozen=True):
+class ClientRequest(Struct, frozen=True):
     """What a client asks for: a request, the form of its answer and how that is delivered."""
 
     request: Request
@@ -99,7 +99,7 @@ class BodyReader:
             return False
         return _IS_SLOW.search(data) is None
 
-    def read(self, url: str, data: bytes) -> Body:
+    def read(self, url: str, data: bytes) -> ClientRequest:
         """Return what the body `data`, sent to `url`, asks for.
 
         Raises:
@@ -119,7 +119,7 @@ class BodyReader:
         if delivery.stream and parsed.request.echo:
             message = "`stream` and `echo` exclude each other: a stream tells what is generated"
             raise ApiError(BAD_REQUEST, "conflicting-fields", message, "echo")
-        return Body(parsed.request, parsed.form, delivery)
+        return ClientRequest(parsed.request, parsed.form, delivery)
 
 
 def _fields_of(data: bytes) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _why_no_json(data: bytes) -> str:
     return "the body is not JSON"
 
 
-def _place(text: str, span: Span) -> str:
+def _place(text: str, span: TextSpan) -> str:
     line = text.count("\n", 0, span.start) + 1
     return f"line {line}, column {span.start - text.rfind(chr(10), 0, span.start)}"
 

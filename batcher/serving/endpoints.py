@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from batcher.formats.chunks import Chunk, ChunkWriter
+from batcher.formats.chunks import AnswerChunk, ChunkWriter
 from batcher.formats.result_rows import OK, BytesOf, completion_of
 from batcher.result import Result
-from batcher.serving.bodies import Body, BodyReader
+from batcher.serving.bodies import BodyReader, ClientRequest
 from batcher.serving.engine_thread import EngineThread
 from batcher.serving.errors import ApiError, of_result
 from batcher.serving.exchange import Exchange, News
@@ -89,13 +89,13 @@ class GeneratingEndpoint:
             watch.cancel()
             engine.release(exchange)
 
-    async def _read(self, data: bytes) -> Body:
+    async def _read(self, data: bytes) -> ClientRequest:
         reader = self._service.reader
         if reader.is_quick(data):
             return reader.read(self._url, data)
         return await asyncio.to_thread(reader.read, self._url, data)
 
-    async def _give_whole(self, answer: Answer, body: Body, exchange: Exchange) -> None:
+    async def _give_whole(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
         """Answer when all is generated."""
         results = [news for news in await exchange.take() if isinstance(news, Result)]
         _raise_failure(results)
@@ -111,7 +111,7 @@ class GeneratingEndpoint:
         )
         await answer.give(OK, _encoder.encode(completion))
 
-    async def _stream(self, answer: Answer, body: Body, exchange: Exchange) -> None:
+    async def _stream(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
         """Answer while it is generated; what fails before the first token has a status."""
         writer = ChunkWriter(
             exchange.name,
@@ -139,8 +139,8 @@ class GeneratingEndpoint:
 
 
 def _chunks(
-    writer: ChunkWriter, body: Body, news: Sequence[News], results: list[Result]
-) -> Iterable[Chunk]:
+    writer: ChunkWriter, body: ClientRequest, news: Sequence[News], results: list[Result]
+) -> Iterable[AnswerChunk]:
     """Yield the chunks that tell of `news`; results: gets those that are among these.
 
     The last chunk of an output tells of the tokens that came with its result, too.
@@ -157,7 +157,7 @@ def _chunks(
             yield writer.of_tokens(item)
 
 
-def _events(chunks: Iterable[Chunk]) -> Iterable[bytes]:
+def _events(chunks: Iterable[AnswerChunk]) -> Iterable[bytes]:
     """Yield chunks as server-sent events."""
     for chunk in chunks:
         yield b"data: " + _encoder.encode(chunk) + b"\n\n"

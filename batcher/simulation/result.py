@@ -14,7 +14,7 @@ BINDINGS = ("arrivals", "slots", "kv", "tokens", "preemption", "batch")
 """What kept the first of the waiting queue out of a step; "arrivals": nobody waited."""
 
 
-class Totals(Struct, gc=False):
+class SimulationTotals(Struct, gc=False):
     """What all steps come to.
 
     num_steps: those that computed something.  num_prompt_steps: those in which no row decoded on,
@@ -68,7 +68,7 @@ class SimulationResult(Struct, frozen=True):
     """
 
     sequences: list[SimulatedSequence]
-    totals: Totals
+    totals: SimulationTotals
     num_slots: int
     num_blocks: int | None
     max_batch_tokens: int | None

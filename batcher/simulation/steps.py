@@ -20,7 +20,7 @@ from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
 from batcher.simulation.drafts import AssumedDrafts, key_of, work_of_drafts
 from batcher.simulation.offload import KVOffload
-from batcher.simulation.result import SimulationResult, Totals
+from batcher.simulation.result import SimulationResult, SimulationTotals
 from batcher.simulation.sequence import (
     SimulatedContents,
     SimulatedSequence,
@@ -77,7 +77,7 @@ class StepSimulation:
         self._settings, self._step_time = settings, step_time
         self._step = self._ticks = 0  # when the current step starts
         self._now = 0.0  # the same in seconds
-        self._totals = Totals()
+        self._totals = SimulationTotals()
         self._turns = turns
         # Then arrivals are only more who wait, if nobody could be admitted ahead of others.
         self._all_wait = settings.preempt_for is None and self._turns.all_wait and self._all_fit()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from batcher.events import SpeculateReason
-from batcher.speculation.lengths import Change
+from batcher.speculation.lengths import LengthChange
 
 StepSeconds = Callable[[int, int], float]
 """From the rows and all tokens of a step to how long it takes."""
@@ -54,7 +54,7 @@ class AutoLengths:
         self._step_seconds, self._draft_seconds = step_seconds, draft_seconds
         self._rows: dict[int, _Row] = {}
         self._shared = _Shown(_PRIOR * _PRIOR_DRAFTS, _PRIOR_DRAFTS)
-        self._changes: list[Change] = []
+        self._changes: list[LengthChange] = []
         self._plan = _Plan(log_threshold=0.0, most_of_row=0, most_of_all=0)
         self._num_reviewed, self._steps_left = 0, 0
         self._interval = 1  # steps from one review to the next
@@ -90,7 +90,7 @@ class AutoLengths:
                 self._look_at(row)
                 self._settle(slot, row, _MARGIN)
 
-    def take_changes(self) -> list[Change]:
+    def take_changes(self) -> list[LengthChange]:
         """Return what has changed since this was asked last."""
         changes, self._changes = self._changes, []
         return changes
@@ -193,7 +193,7 @@ class AutoLengths:
         before, row.num_drafts = row.num_drafts, self._best(row, margin)
         if row.num_drafts != before:
             reason: SpeculateReason = "gain" if row.num_drafts > before else "cost"
-            self._changes.append(Change(slot, row.num_drafts, reason))
+            self._changes.append(LengthChange(slot, row.num_drafts, reason))
 
 
 def _candidates(num_rows: int, most: int) -> Iterator[int]:

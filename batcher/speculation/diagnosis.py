@@ -16,7 +16,7 @@ from batcher.decoding.sampling.logprobs import Floats
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model, bytes_of, eos_token_ids_of
 from batcher.request import CONSTRAINT_FIELDS, SAMPLING_FIELDS, Request
-from batcher.speculation.model_logits import Row, Side
+from batcher.speculation.model_logits import Side, TargetOutput
 
 Cause = Literal["tokenizer", "cache", "positions", "temperature", "processor", "weak", "none"]
 
@@ -30,7 +30,7 @@ _SCALES = 2.0 ** np.linspace(-2, 2, 33)
 _FIELDS = [name for name in SAMPLING_FIELDS if name != "seed"]
 
 
-class Check(Struct, frozen=True, kw_only=True):
+class CauseCheck(Struct, frozen=True, kw_only=True):
     """What was looked at, and whether it is a fault; cause: which one it would be.
 
     overlap: what there would be without it, None if that cannot be told.
@@ -56,7 +56,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     overlap: float | None
     agreement: float | None
     by_position: list[float]
-    checks: list[Check]
+    checks: list[CauseCheck]
     cause: Cause
 
 
@@ -73,7 +73,7 @@ def can_be_compared(request: Request) -> bool:
 
 
 def diagnose(
-    rows: Sequence[Row], target: Model, draft: Model, draft_fields: dict[str, object]
+    rows: Sequence[TargetOutput], target: Model, draft: Model, draft_fields: dict[str, object]
 ) -> Diagnosis:
     """Return what is wrong with `draft`.
 
@@ -105,7 +105,7 @@ class _Comparison:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TargetOutput],
         target: Model,
         draft: Model,
         draft_fields: dict[str, object],
@@ -122,7 +122,7 @@ class _Comparison:
         self._overlaps = _overlaps(self._wanted, self._drawn)
         self._overlap = float(self._overlaps.mean())
 
-    def diagnosis(self, tokenizer: Check) -> Diagnosis:
+    def diagnosis(self, tokenizer: CauseCheck) -> Diagnosis:
         """Return what is wrong; tokenizer: what was found out of those of both."""
         checks = [tokenizer, self._cache(), *self._fields(), self._temperature(), self._positions()]
         faults = [check for check in checks if check.is_fault]
@@ -146,7 +146,7 @@ class _Comparison:
         same = [ours.argmax(axis=-1) == theirs.argmax(axis=-1) for ours, theirs in pairs]
         return float(np.concatenate(same).mean())
 
-    def _cache(self) -> Check:
+    def _cache(self) -> CauseCheck:
         """Compare what the draft gives token by token with what it gives without its cache."""
         places, drawn = [], []
         for number, row in enumerate(self._rows):
@@ -158,9 +158,9 @@ class _Comparison:
         same = float(_overlaps([self._drawn[at] for at in index], drawn).mean())
         overlap = float(_overlaps([self._wanted[at] for at in index], drawn).mean())
         text = f"without its cache it gives {same:.3f} of the same, at {len(places)} positions"
-        return Check(cause="cache", is_fault=same < _SAME, overlap=overlap, text=text)
+        return CauseCheck(cause="cache", is_fault=same < _SAME, overlap=overlap, text=text)
 
-    def _fields(self) -> list[Check]:
+    def _fields(self) -> list[CauseCheck]:
         """Compare with what the draft would give if one more setting was the request's."""
         checks = []
         for name in _FIELDS:
@@ -177,10 +177,10 @@ class _Comparison:
             cause: Cause = "temperature" if name == "temperature" else "processor"
             text = f"{name} is {other} for the target, and {theirs} for the draft"
             is_fault = overlap >= self._overlap + _LEAST_GAIN
-            checks.append(Check(cause=cause, is_fault=is_fault, overlap=overlap, text=text))
+            checks.append(CauseCheck(cause=cause, is_fault=is_fault, overlap=overlap, text=text))
         return checks
 
-    def _temperature(self) -> Check:
+    def _temperature(self) -> CauseCheck:
         """Look for a temperature at which the draft would be nearest."""
         every = -(-len(self._places) // _NUM_SCALED)
         some = self._places[::every]
@@ -199,9 +199,9 @@ class _Comparison:
             text = f"it is nearest at {1 / scale:.2g} times its temperature"
         gain = found[best] - here
         overlap, is_fault = self._overlap + gain, self._explains(gain)
-        return Check(cause="temperature", is_fault=is_fault, overlap=overlap, text=text)
+        return CauseCheck(cause="temperature", is_fault=is_fault, overlap=overlap, text=text)
 
-    def _positions(self) -> Check:
+    def _positions(self) -> CauseCheck:
         """Compare each position of the draft with those of the target beside it."""
         shifted = {}
         for shift in (-1, 1):
@@ -218,7 +218,7 @@ class _Comparison:
         words = {-1: "before", 1: "after", 0: "beside"}[best]
         text = f"with what the target gives one position {words} it"
         is_fault = self._explains(overlap - self._overlap)
-        return Check(cause="positions", is_fault=is_fault, overlap=overlap, text=text)
+        return CauseCheck(cause="positions", is_fault=is_fault, overlap=overlap, text=text)
 
     def _explains(self, gain: float) -> bool:
         """Return whether so much overlap is a good part of what is missing."""
@@ -237,13 +237,13 @@ def _overlaps(wanted: Sequence[Floats], drawn: Sequence[Floats]) -> Floats:
     return np.array(overlaps)
 
 
-def _rank(check: Check) -> tuple[int, float]:
+def _rank(check: CauseCheck) -> tuple[int, float]:
     """Return what faults are sorted by: those that are seen at once, then what explains most."""
     sure: dict[Cause, int] = {"tokenizer": 0, "cache": 1}
     return sure.get(check.cause, 2), -(check.overlap or 0.0)
 
 
-def _tokenizer_check(rows: Sequence[Row], target: Model, draft: Model) -> Check:
+def _tokenizer_check(rows: Sequence[TargetOutput], target: Model, draft: Model) -> CauseCheck:
     """Compare what both models read in the tokens of `rows`, and what ends their texts."""
     ours, theirs = target.tokenizer.token_bytes, draft.tokenizer.token_bytes
     used = sorted({token for row in rows for token in (*row.prompt, *row.output)})
@@ -254,13 +254,13 @@ def _tokenizer_check(rows: Sequence[Row], target: Model, draft: Model) -> Check:
             f"{len(others)} of {len(used)} tokens are others for the draft: {first} is "
             f"{bytes_of(first, ours)!r}, and {bytes_of(first, theirs)!r} for the draft"
         )
-        return Check(cause="tokenizer", is_fault=True, overlap=None, text=text)
+        return CauseCheck(cause="tokenizer", is_fault=True, overlap=None, text=text)
     ends, other_ends = eos_token_ids_of(target), eos_token_ids_of(draft)
     if set(ends) != set(other_ends):
         text = f"texts end with {_ids(ends)}, and with {_ids(other_ends)} for the draft"
-        return Check(cause="tokenizer", is_fault=True, overlap=None, text=text)
+        return CauseCheck(cause="tokenizer", is_fault=True, overlap=None, text=text)
     text = f"both read all {len(used)} tokens alike"
-    return Check(cause="tokenizer", is_fault=False, overlap=None, text=text)
+    return CauseCheck(cause="tokenizer", is_fault=False, overlap=None, text=text)
 
 
 def _ids(token_ids: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from batcher.events import SpeculateReason
 
 
-class Change(Struct, frozen=True):
+class LengthChange(Struct, frozen=True):
     """From the next step on the row in `slot` is given `tokens` drafts; reason: see SpeculateEvent.
 
     "gain" if these are more than before, "cost" if they are fewer.
@@ -34,7 +34,7 @@ class DraftLengths(Protocol):
     def learn(self, drafts: Iterable[tuple[int, int, int]]) -> None:
         """Take in what became of drafts: slots, how many each was given, and how many it kept."""
 
-    def take_changes(self) -> list[Change]:
+    def take_changes(self) -> list[LengthChange]:
         """Return what has changed since this was asked last."""
 
     def close(self, slot: int) -> None:
@@ -57,7 +57,7 @@ class FixedLengths:
     def learn(self, drafts: Iterable[tuple[int, int, int]]) -> None:
         """Take in what changes nothing."""
 
-    def take_changes(self) -> list[Change]:
+    def take_changes(self) -> list[LengthChange]:
         """Return nothing."""
         return []
 

@@ -18,7 +18,7 @@ _SLOT = 0
 _NO_KEY = 0  # nothing is drawn
 
 
-class Row(Struct, frozen=True):
+class TargetOutput(Struct, frozen=True):
     """A request, its prompt, and what the target wrote, of at least one token."""
 
     request: Request
@@ -78,7 +78,7 @@ class RowLogits:
 class Side:
     """A model, its logits at each position of all rows, and the probabilities that they become."""
 
-    def __init__(self, model: Model, rows: Sequence[Row]) -> None:
+    def __init__(self, model: Model, rows: Sequence[TargetOutput]) -> None:
         self._rows, self._row_logits = rows, RowLogits(model)
         self._sampler = Sampler(1, model.vocab_size or 0, model.tokenizer)
         self._eos = eos_token_ids_of(model)

@@ -10,7 +10,7 @@ from batcher.transformer.files import about, read_file
 MAX_CORPUS = 2**28  # bytes: its tokens are kept in memory
 
 
-class Piece(NamedTuple):
+class CorpusPiece(NamedTuple):
     """Some lines of a text; is_end: whether the text ends with them."""
 
     text: str
@@ -20,8 +20,8 @@ class Piece(NamedTuple):
 class Corpus(NamedTuple):
     """What is trained on, and what is not; digest: tells this corpus from others."""
 
-    training: list[Piece]
-    held_out: list[Piece]
+    training: list[CorpusPiece]
+    held_out: list[CorpusPiece]
     digest: str
 
 
@@ -41,8 +41,8 @@ def read_corpus(path: Path, holdout: float) -> Corpus:
     corpus = Corpus([], [], _digest_of(texts))
     for text in texts:
         before, middle, after = split_text(text, holdout)
-        corpus.training.extend([Piece(before, is_end=False), Piece(after, is_end=True)])
-        corpus.held_out.append(Piece(middle, is_end=False))
+        corpus.training.extend([CorpusPiece(before, is_end=False), CorpusPiece(after, is_end=True)])
+        corpus.held_out.append(CorpusPiece(middle, is_end=False))
     return corpus
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from batcher.errors import BatchdecodeError
 from batcher.foreign import calling
-from batcher.training.corpus import Piece, read_corpus
+from batcher.training.corpus import CorpusPiece, read_corpus
 from batcher.training.settings import TrainingSettings
 from batcher.training.tokenizer import END_ID, encode_pieces, train_tokenizer
 from batcher.transformer.checkpoint import Checkpoint, open_checkpoint
@@ -56,7 +56,7 @@ def read_material(path: Path, settings: TrainingSettings, target: Path | None) -
             with calling("its tokenizer cannot be used:"):
                 tokenizer = Tokenizer.from_buffer(text)
 
-    def encoded(pieces: list[Piece]) -> list[list[int]]:
+    def encoded(pieces: list[CorpusPiece]) -> list[list[int]]:
         return encode_pieces(tokenizer, pieces, end_id)
 
     return Material(

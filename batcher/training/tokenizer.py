@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from batcher.training.corpus import Piece
+from batcher.training.corpus import CorpusPiece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,7 +37,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
     return tokenizer
 
 
-def encode_pieces(tokenizer: "Tokenizer", pieces: Iterable[Piece], end_id: int) -> list[list[int]]:
+def encode_pieces(
+    tokenizer: "Tokenizer", pieces: Iterable[CorpusPiece], end_id: int
+) -> list[list[int]]:
     """Return the token ids of each piece of a text; where the text ends, so says a token."""
     return [
         tokenizer.encode(piece.text, add_special_tokens=False).ids + [end_id] * piece.is_end

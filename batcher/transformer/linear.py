@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from batcher.transformer.layers import FloatArray
 from batcher.transformer.quantization import LARGEST, quantize_weights_int8
-from batcher.transformer.tiles import Part, Tile, multiply, pieces_of, tiles_of
+from batcher.transformer.tiles import Tile, TilePart, multiply, pieces_of, tiles_of
 
 ALL = slice(None)
 EXACT = 2**24  # up to here, float32 has all whole numbers
@@ -83,7 +83,7 @@ class TiledLinear(Linear):
             product += self._bias
         return product
 
-    def _of_parts(self, parts: list[Part], filled: list[FloatArray]) -> FloatArray:
+    def _of_parts(self, parts: list[TilePart], filled: list[FloatArray]) -> FloatArray:
         """Return the product of several tiles, each piece of the weights with all of them."""
         product = np.empty((len(self._weight), parts[-1].stop), np.float32)
         for piece in pieces_of(len(self._weight)):

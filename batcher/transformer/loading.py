@@ -11,7 +11,7 @@ from batcher.transformer.checkpoint import Checkpoint, open_checkpoint
 from batcher.transformer.layers import FloatArray
 from batcher.transformer.linears import Linears, WholeLinears
 from batcher.transformer.settings import TransformerSettings
-from batcher.transformer.transformer import EMBEDDING, Decoder, ReadWeight, Transformer, Watch
+from batcher.transformer.transformer import EMBEDDING, CausalModel, ReadWeight, Transformer, Watch
 
 if TYPE_CHECKING:  # what is for several processes is loaded where there are several
     from batcher.transformer.rank_group import RankGroup
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what is for several processes is loaded where there are sev
 
 def decoder_of(
     checkpoint: Checkpoint, path: Path, settings: TransformerSettings, watch: Watch
-) -> Decoder:
+) -> CausalModel:
     """Return what computes a checkpoint, which was opened from `path`.
 
     Raises:

@@ -33,7 +33,7 @@ class Tile(NamedTuple):
         return max(self.size, _LEAST) + _START
 
 
-class Part(NamedTuple):
+class TilePart(NamedTuple):
     """Rows start..stop of many, which a tile computes."""
 
     tile: Tile
@@ -58,7 +58,7 @@ class Tiles:
             costs.append(cost)
             self._best.append(best)
 
-    def split(self, num_rows: int) -> list[Part]:
+    def split(self, num_rows: int) -> list[TilePart]:
         """Return the tiles of so many rows."""
         parts, start = [], 0
         while start < num_rows:
@@ -66,7 +66,7 @@ class Tiles:
             is_wide = num_left > len(self._best)
             tile = self._widest if is_wide else self._best[num_left - 1]
             stop = min(start + tile.num_rows, num_rows)
-            parts.append(Part(tile, start, stop))
+            parts.append(TilePart(tile, start, stop))
             start = stop
         return parts
 

@@ -49,7 +49,7 @@ class ModelSizes(Protocol):
         """All tokens that end a text."""
 
 
-class Decoder(Protocol):
+class CausalModel(Protocol):
     """A model that makes hidden states and logits of tokens, wherever it is computed."""
 
     @property

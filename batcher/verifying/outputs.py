@@ -22,7 +22,7 @@ _SAME = (
 _UNIT = 1.5 * 10.0**-NUM_DIGITS  # of a told number the last digit may be rounded either way
 
 
-class Told(NamedTuple):
+class StreamedOutput(NamedTuple):
     """What token events have told of an output."""
 
     tokens: list[int]
@@ -77,7 +77,7 @@ def first_difference(order: Sequence[str], alone: Outputs, here: Outputs) -> Dif
 
 
 def stream_difference(
-    requests: Sequence[Request], alone: Outputs, here: Outputs, told: Mapping[Key, Told]
+    requests: Sequence[Request], alone: Outputs, here: Outputs, told: Mapping[Key, StreamedOutput]
 ) -> Difference | None:
     """Return the first output `here` that token events have not `told` as its result does."""
     streamed = {
@@ -89,7 +89,7 @@ def stream_difference(
         request = streamed.get(key[0])
         if request is None:
             continue
-        tokens, texts = told.get(key, Told([], []))
+        tokens, texts = told.get(key, StreamedOutput([], []))
         streamed_text, text = "".join(texts), result.text
         if result.segments is not None:  # without the markers, as it is streamed
             text = "".join(segment.text for segment in result.segments)

@@ -21,7 +21,7 @@ from batcher.verifying.outputs import (
     Difference,
     Key,
     Outputs,
-    Told,
+    StreamedOutput,
     first_difference,
     stream_difference,
 )
@@ -154,7 +154,7 @@ def decode_under(
     seed: int,
     exercised: Exercised,
     speculation: SpeculationSettings | None = None,
-) -> tuple[Outputs, dict[Key, Told]]:
+) -> tuple[Outputs, dict[Key, StreamedOutput]]:
     """Return the outputs of all requests under the settings of `case`, and what events told.
 
     exercised: where is counted what was done.
@@ -178,7 +178,7 @@ def decode_under(
     for request in arranged(case, requests, seed):
         engine.enqueue(request)
     outputs: dict[Key, Result] = {}
-    told: dict[Key, Told] = {}
+    told: dict[Key, StreamedOutput] = {}
     while engine.has_work:
         events, results, tokens = engine.step()
         for event in events:
@@ -191,7 +191,7 @@ def decode_under(
             if type(event) is AdmitEvent:
                 exercised.cached_tokens += event.cached
         for token in tokens:
-            of_output = told.setdefault((token.id, token.index), Told([], []))
+            of_output = told.setdefault((token.id, token.index), StreamedOutput([], []))
             of_output.tokens.extend(token.tokens or ())
             of_output.texts.append(token.text)
         _keep(outputs, results)

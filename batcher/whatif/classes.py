@@ -25,7 +25,7 @@ class ClassOutcome(Struct, frozen=True, kw_only=True):
     goodput: Goodput
 
 
-class Kept(Struct, frozen=True, kw_only=True):
+class Attainment(Struct, frozen=True, kw_only=True):
     """How an SLO was kept.
 
     goodput: of all classes together.  classes: of each, by its name; {} if the SLO has none.
@@ -48,7 +48,7 @@ class _Class(Struct, frozen=True):
     num_failed: int
 
 
-def kept(slo: Slo, result: FleetResult, asked: float) -> Kept:
+def kept(slo: Slo, result: FleetResult, asked: float) -> Attainment:
     """Return how `slo` was kept; `asked`: for which share of the requests of a class it is."""
     makespan = result.times.makespan
     tails: dict[str, float | None] = {}
@@ -66,7 +66,7 @@ def kept(slo: Slo, result: FleetResult, asked: float) -> Kept:
         requests += goodput.requests
         good += goodput.good
     whole = Goodput.of(slo.all_limits, requests, good, makespan, missed)
-    return Kept(goodput=whole, classes=classes, tails=tails)
+    return Attainment(goodput=whole, classes=classes, tails=tails)
 
 
 def _classes(slo: Slo, result: FleetResult) -> Iterator[_Class]:

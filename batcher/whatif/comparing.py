@@ -27,7 +27,7 @@ from batcher.whatif.measuring import (
     outcome_of,
     problem_of,
 )
-from batcher.whatif.running import Part, most_parts
+from batcher.whatif.running import DeploymentPart, most_parts
 from batcher.whatif.workers import WorkerProcesses
 
 DEFAULT_GROWTH = 0.1  # for each doubling of the batch
@@ -176,12 +176,12 @@ def compare(
 
 def _tasks(
     question: Question, cells: Sequence[tuple[int, Deployment]], num_parts: int
-) -> list[tuple[int, Part]]:
+) -> list[tuple[int, DeploymentPart]]:
     """Return what processes are to run, each with the place of its cell: it, or parts of it."""
     tasks = []
     for place, deployment in cells:
         num = max(min(num_parts, most_parts(question.workload, deployment)), 1)
-        tasks += [(place, Part(deployment, number, num)) for number in range(num)]
+        tasks += [(place, DeploymentPart(deployment, number, num)) for number in range(num)]
     return tasks
 
 

@@ -19,7 +19,7 @@ from batcher.metrics.distributions import SecondsDistribution
 from batcher.metrics.latencies import Latencies
 from batcher.metrics.slo import OTHERS, Goodput, Slo
 from batcher.scheduling.checks import check_settings
-from batcher.simulation.result import Totals
+from batcher.simulation.result import SimulationTotals
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 from batcher.whatif.backlog import Backlog, backlog_of
@@ -29,7 +29,7 @@ from batcher.whatif.draft_memory import draft_memory_of
 from batcher.whatif.fleets import groups_of
 from batcher.whatif.offloading import offload_of
 from batcher.whatif.prices import Cost, Price, cost_of
-from batcher.whatif.running import Part, run
+from batcher.whatif.running import DeploymentPart, run
 from batcher.whatif.spread import (
     FleetUse,
     GroupUse,
@@ -227,7 +227,9 @@ def measure(
     Raises:
         BatchdecodeError: its settings make no sense.
     """
-    return outcome_of(question, deployment, run(question.workload, Part(deployment), on_part))
+    return outcome_of(
+        question, deployment, run(question.workload, DeploymentPart(deployment), on_part)
+    )
 
 
 def outcome_of(question: Question, deployment: Deployment, result: FleetResult) -> Outcome:
@@ -275,7 +277,9 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
     )
 
 
-def measure_part(question: Question, part: Part, on_part: OnPart) -> Outcome | FleetResult:
+def measure_part(
+    question: Question, part: DeploymentPart, on_part: OnPart
+) -> Outcome | FleetResult:
     """Return what a whole deployment comes to, or what a part of one does.
 
     Raises:
@@ -296,7 +300,7 @@ def _mean_step_of(engine: Deployment) -> StepTicks:
     )
 
 
-def _draft_use(totals: Totals) -> DraftUse | None:
+def _draft_use(totals: SimulationTotals) -> DraftUse | None:
     if not totals.num_drafts:
         return None
     num_ticks = sum(totals.binding_ticks.values())
@@ -322,7 +326,7 @@ def times_of(outcome: Outcome, name: str) -> SecondsDistribution | None:
     return found
 
 
-def _offload_use(totals: Totals) -> OffloadUse:
+def _offload_use(totals: SimulationTotals) -> OffloadUse:
     num_ticks = sum(totals.binding_ticks.values())
     share = totals.loading_ticks / num_ticks if num_ticks else 0.0
     return OffloadUse(totals.num_loaded_blocks, round(share, NUM_DIGITS))

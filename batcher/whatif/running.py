@@ -29,7 +29,7 @@ from batcher.whatif.offloading import offload_of
 from batcher.whatif.workers import OnPart
 
 
-class Part(Struct, frozen=True):
+class DeploymentPart(Struct, frozen=True):
     """A deployment, or of its replicas every num_parts-th, from the one at `place` on."""
 
     deployment: Deployment
@@ -47,7 +47,9 @@ def most_parts(workload: AnyWorkload, deployment: Deployment) -> int:
     return deployment.replicas if is_independent and is_streamed and not is_one else 1
 
 
-def run(workload: AnyWorkload, part: Part, on_part: OnPart = lambda _: None) -> FleetResult:
+def run(
+    workload: AnyWorkload, part: DeploymentPart, on_part: OnPart = lambda _: None
+) -> FleetResult:
     """Return what a part of the replicas of a deployment does; one alone needs no router.
 
     on_part: called with the share of the samples that have ended, again and again.
@@ -96,7 +98,10 @@ def _replicas_of_trial(
 
 
 def _fleet_of(
-    workload: AnyWorkload, part: Part, replicas: Sequence[ReplicaSettings], on_ended: OnEnded
+    workload: AnyWorkload,
+    part: DeploymentPart,
+    replicas: Sequence[ReplicaSettings],
+    on_ended: OnEnded,
 ) -> Fleet:
     """Return a fleet that has done nothing yet."""
     deployment = part.deployment

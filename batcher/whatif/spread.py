@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batcher.fleet.life import PAID, Life, State, timeline_of
+from batcher.fleet.life import PAID, Life, ReplicaState, timeline_of
 from batcher.fleet.replica import Role
 from batcher.fleet.result import FleetResult, ReplicasResult
 from batcher.timing.step_time import TICKS_PER_SECOND
@@ -79,7 +79,7 @@ def fleet_use_of(result: FleetResult) -> FleetUse | None:
         return None
     end = begin + makespan
     seconds = sum(life.seconds(PAID, begin, end) for life in history.lives)
-    serving = sum(life.seconds([State.SERVING], begin, end) for life in history.lives)
+    serving = sum(life.seconds([ReplicaState.SERVING], begin, end) for life in history.lives)
     timeline = timeline_of(history.lives, end)
     return FleetUse(
         failures=history.num_failures,

@@ -38,7 +38,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
 
 
-class TraceChecks:
+class TraceEntryChecks:
     """Checks the entries of one trace, in their order.
 
     source: how errors call the file.  num_raised: how many lengths were 0, and became 1.
@@ -88,7 +88,7 @@ class TraceChecks:
 
 
 def azure_entries(
-    lines: Iterable[NumberedLine], checks: TraceChecks, name: str = DEFAULT_NAME
+    lines: Iterable[NumberedLine], checks: TraceEntryChecks, name: str = DEFAULT_NAME
 ) -> Iterator[WorkloadEntry]:
     """Yield the requests of an Azure LLM inference trace, CSV with at least AZURE_COLUMNS.
 
@@ -120,7 +120,7 @@ def _split(line: bytes) -> list[str]:
     return [cell.strip() for cell in line.decode(errors="backslashreplace").split(",")]
 
 
-def _find_columns(header: NumberedLine, checks: TraceChecks) -> list[int]:
+def _find_columns(header: NumberedLine, checks: TraceEntryChecks) -> list[int]:
     """Return the places of AZURE_COLUMNS in the first line, or raise a WorkloadError."""
     number, line = header
     names = _split(line)
@@ -132,7 +132,7 @@ def _find_columns(header: NumberedLine, checks: TraceChecks) -> list[int]:
     return [names.index(column) for column in AZURE_COLUMNS]
 
 
-def _parse_timestamp(text: str, number: int, checks: TraceChecks) -> int:
+def _parse_timestamp(text: str, number: int, checks: TraceEntryChecks) -> int:
     """Return the nanoseconds since 1970; a time without a zone is UTC."""
     match = _TIMESTAMP.fullmatch(text)
     day, time, fraction, zone = match.groups() if match else ("", "", "", "")
@@ -147,7 +147,7 @@ def _parse_timestamp(text: str, number: int, checks: TraceChecks) -> int:
 
 
 def _parse_length(
-    text: str, number: int, field: str, checks: TraceChecks, expected: str = ""
+    text: str, number: int, field: str, checks: TraceEntryChecks, expected: str = ""
 ) -> int:
     try:
         value = int(text)
@@ -167,7 +167,7 @@ class MooncakeLine(Struct, gc=False):
 
 
 def mooncake_entries(
-    lines: Iterable[NumberedLine], checks: TraceChecks, name: str = DEFAULT_NAME
+    lines: Iterable[NumberedLine], checks: TraceEntryChecks, name: str = DEFAULT_NAME
 ) -> Iterator[WorkloadEntry]:
     """Yield the requests of a Mooncake trace, JSON lines.
 
@@ -189,7 +189,7 @@ def mooncake_entries(
 
 
 def _segments(
-    record: MooncakeLine, request_id: str, number: int, checks: TraceChecks
+    record: MooncakeLine, request_id: str, number: int, checks: TraceEntryChecks
 ) -> list[LengthSegment]:
     """Return the segments of a prompt, one for each block.
 
@@ -223,7 +223,7 @@ class VllmLine(Struct, gc=False):
 
 def vllm_entries(
     lines: Iterable[NumberedLine],
-    checks: TraceChecks,
+    checks: TraceEntryChecks,
     name: str = DEFAULT_NAME,  # noqa: ARG001 - as all traces have it; these requests have ids
 ) -> Iterator[WorkloadEntry]:
     """Yield the requests of the log of a vLLM run, JSON lines; they keep their ids.
@@ -243,7 +243,7 @@ def vllm_entries(
 
 
 def _records(
-    lines: Iterable[NumberedLine], kind: type[T], checks: TraceChecks
+    lines: Iterable[NumberedLine], kind: type[T], checks: TraceEntryChecks
 ) -> Iterator[tuple[int, T]]:
     """Yield each line of JSON as a `kind`, with its number; raise a WorkloadError at another."""
     decoder = msgspec.json.Decoder(kind)
@@ -255,7 +255,7 @@ def _records(
 
 
 Side = Literal["prompt", "output"]
-TraceReader = Callable[[Iterable[NumberedLine], TraceChecks, str], Iterator[WorkloadEntry]]
+TraceReader = Callable[[Iterable[NumberedLine], TraceEntryChecks, str], Iterator[WorkloadEntry]]
 
 TRACES: dict[str, TraceReader] = {
     "azure": azure_entries,
@@ -271,7 +271,7 @@ def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list
     Raises:
         WorkloadError: there is none in it, or a line is not what it has to be.
     """
-    checks = TraceChecks(source)
+    checks = TraceEntryChecks(source)
     numbered = iter(lines)
     head = list(islice(numbered, 1))
     first = head[0][1].decode(errors="replace") if head else ""
@@ -289,7 +289,7 @@ def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list
     return lengths
 
 
-def _read_number(line: bytes, number: int, checks: TraceChecks) -> int:
+def _read_number(line: bytes, number: int, checks: TraceEntryChecks) -> int:
     text = line.decode(errors="backslashreplace").strip()
     wrong = f"{text[:40]!r} is not a whole number, and the file no {', '.join(TRACES)} trace"
     return _parse_length(text, number, "length", checks, wrong)

@@ -136,14 +136,14 @@ class InvalidInput(BatchdecodeError):  # noqa: N818 - the fault is the input's
 def line_too_long(line: bytes, number: int) -> BadLine:
     """Return what is wrong with a line that is longer than any may be."""
     from batcher.formats.diagnostics import make_problem  # noqa: PLC0415 - as above
-    from batcher.formats.json_spans import Span  # noqa: PLC0415 - as above
+    from batcher.formats.json_spans import TextSpan  # noqa: PLC0415 - as above
 
     message = f"the line has more than the {MAX_LINE_BYTES // 2**20} MiB that are allowed"
     problem = FieldProblem("line-too-long", (), message)
     start = line[:_SHOWN_BYTES].decode(errors="replace")
     return BadLine(
         id=str(number),
-        problems=[make_problem(problem, number, start, Span(0, 1))],
+        problems=[make_problem(problem, number, start, TextSpan(0, 1))],
     )
 
 

@@ -15,10 +15,10 @@ from batcher.events import (
 )
 from batcher.explaining.differences import (
     Agreement,
-    Change,
     Parting,
     RunComparison,
-    RunTotals,
+    RunFigures,
+    SampleChange,
     role_of,
 )
 from batcher.explaining.story import Story
@@ -231,7 +231,7 @@ def _fitting(rows: list[list[str]], width: int | None) -> Iterator[str]:
         yield from wrapped(f"  no room for {listed(without, 'and')}: a pipe and --json tell", width)
 
 
-def _change_rows(changes: Sequence[Change]) -> Iterator[list[str]]:
+def _change_rows(changes: Sequence[SampleChange]) -> Iterator[list[str]]:
     yield ["", "latency A", "B", "B - A", "wait A", "B", "preempted A", "B", "ended A", "B"]
     for change in changes:
         a, b = change.a, change.b
@@ -246,7 +246,7 @@ def _change_rows(changes: Sequence[Change]) -> Iterator[list[str]]:
         ]
 
 
-def _total_rows(a: RunTotals, b: RunTotals, unit: str) -> Iterator[list[str]]:
+def _total_rows(a: RunFigures, b: RunFigures, unit: str) -> Iterator[list[str]]:
     yield ["", "A", "B", "B - A"]
     has_drafts = a.drafted or b.drafted
     for field, title in (_TOTALS | (_DRAFT_TOTALS if has_drafts else {})).items():
@@ -261,7 +261,7 @@ def _total_rows(a: RunTotals, b: RunTotals, unit: str) -> Iterator[list[str]]:
         ]
 
 
-def _figure(totals: RunTotals, field: str) -> Any:
+def _figure(totals: RunFigures, field: str) -> Any:
     """Return a number of `totals`, or of a distribution in it; None if there is none."""
     name, _, figure = field.partition(".")
     found = getattr(totals, name)

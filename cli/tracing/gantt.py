@@ -13,7 +13,7 @@ from . import gantt_chart as chart
 from .gantt_drafts import draft_marks, legend_of
 from .gantt_zoom import choose_zoom, usual_length
 from .headline import headline, percent_of
-from .slot_rows import Choice, choose_slots, group_name, has_failed, in_groups
+from .slot_rows import ShownSlots, choose_slots, group_name, has_failed, in_groups
 
 if TYPE_CHECKING:
     from ..screen.live.theme import Line
@@ -62,7 +62,7 @@ class _Held(NamedTuple):
     spans: list[SlotSpan]
     by_slot: dict[int, list[SlotSpan]]
     busy: dict[int, int]
-    choice: Choice
+    choice: ShownSlots
 
 
 class _Page:

@@ -9,7 +9,7 @@ from batcher.timeline.records import FAILURES, SlotSpan
 from ..screen.cells import counted
 
 
-class Choice(NamedTuple):
+class ShownSlots(NamedTuple):
     """The slots that have a row, ascending, and in words why these; "" where all have one."""
 
     slots: list[int]
@@ -43,7 +43,7 @@ def choose_slots(
     busy: Mapping[int, int],
     num_rows: int,
     request_ids: Collection[str] = frozenset(),
-) -> Choice:
+) -> ShownSlots:
     """Return the `num_rows` slots that tell the most.
 
     First those that held `request_ids`, then those with the most preemptions and failures, for half
@@ -54,12 +54,12 @@ def choose_slots(
     """
     slots = list(held)
     if len(slots) <= num_rows:
-        return Choice(slots, "")
+        return ShownSlots(slots, "")
     used = [slot for slot in slots if busy[slot]]
     if len(used) <= num_rows:
         unused = [slot for slot in slots if not busy[slot]]
         chosen = sorted([*used, *unused[: num_rows - len(used)]])
-        return Choice(chosen, f"{counted(len(used), 'slot')} in use")
+        return ShownSlots(chosen, f"{counted(len(used), 'slot')} in use")
     wanted = {slot: sum(span.id in request_ids for span in held[slot]) for slot in used}
     trouble = {
         slot: sum(has_failed(span) or span.preemption is not None for span in held[slot])
@@ -82,4 +82,4 @@ def choose_slots(
         take(sorted(used, key=lambda slot: -busy[slot]), num_rows - len(taken), "busiest")
     else:
         take(used, num_rows - len(taken), "equally busy")
-    return Choice(sorted(taken), f"slots: {', '.join(words)}")
+    return ShownSlots(sorted(taken), f"slots: {', '.join(words)}")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import astuple
 
 from batcher.events import PreemptReason, RejectEvent, RetryReason, SpeculateReason
-from batcher.explaining.story import Arrival, Cause, Part, Story, StorySpan
+from batcher.explaining.story import Arrival, Cause, Story, StoryPart, StorySpan
 from batcher.explaining.story_drafts import DraftChange, StoryDrafts
 from batcher.timeline.records import SpanPreemption, label_of_name
 
@@ -87,7 +87,7 @@ def span_of(start: int, end: int) -> str:
     return f"step {start:,}" if end - start == 1 else f"steps {start:,}-{end - 1:,}"
 
 
-def why_waiting(part: Part, story: Story) -> str:
+def why_waiting(part: StoryPart, story: Story) -> str:
     """Return what a sequence waited for in `part`, to follow "waited 3 steps "."""
     if part.cause == "slots":
         wanted = "a slot" if story.num_rows == 1 else f"{story.num_rows} slots at once"
@@ -109,7 +109,7 @@ def why_waiting(part: Part, story: Story) -> str:
     return reason if part.behind is None else f"behind {part.behind} {reason}"
 
 
-def _blocks(part: Part, story: Story) -> str:
+def _blocks(part: StoryPart, story: Story) -> str:
     """Return how many blocks were needed, and who had the others."""
     total = "" if story.kv_blocks is None else f" of {story.kv_blocks:,}"
     holders = f", and {names(part.by)} held the others" if part.by else ""
@@ -183,7 +183,7 @@ def _waits(
         )
 
 
-def _by_cause(parts: Sequence[Part]) -> str:
+def _by_cause(parts: Sequence[StoryPart]) -> str:
     """Return the sums of waits, the cause that took most first."""
     sums: Counter[Cause] = Counter()
     heads: defaultdict[Cause, Counter[str]] = defaultdict(Counter)

@@ -18,7 +18,7 @@ _MAX_IDS = 200
 _GZIP = b"\x1f\x8b"
 
 
-class Candidate(NamedTuple):
+class CompletionItem(NamedTuple):
     """A word that may stand there, and what it means, if that is not plain."""
 
     text: str
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
     words: list[str]
 
 
-Candidates = Iterator[Candidate | Files]
+Candidates = Iterator[CompletionItem | Files]
 
 _OF_FILES = {"FILE", "INPUT", "LOG", "A", "B", "CORPUS"}  # what stands for a file in help
 
@@ -51,7 +51,7 @@ def candidates_of(param: Any, offers: str, asked: Asked) -> Candidates:
     first, comma, last = asked.incomplete.rpartition(",")
     if comma and param.metavar.endswith(",..."):
         for each in candidates_of(param, offers, asked._replace(incomplete=last)):
-            if isinstance(each, Candidate):
+            if isinstance(each, CompletionItem):
                 yield each._replace(text=f"{first},{each.text}")
         return
     if offers in _OFFERED:
@@ -59,7 +59,7 @@ def candidates_of(param: Any, offers: str, asked: Asked) -> Candidates:
     choices = getattr(param.type, "choices", ())
     if not choices and offers in SETTINGS:
         choices = SETTINGS[offers].choices or ()  # of several values: the type is a text
-    yield from (Candidate(str(choice)) for choice in choices)
+    yield from (CompletionItem(str(choice)) for choice in choices)
     if param.metavar.removesuffix(",...") in _OF_FILES:
         yield Files()
     elif param.metavar == "FOLDER":
@@ -69,13 +69,13 @@ def candidates_of(param: Any, offers: str, asked: Asked) -> Candidates:
 def _policies(_: Asked) -> Candidates:
     from batcher.scheduling.policies import POLICIES  # noqa: PLC0415 - only when asked, as all
 
-    yield from map(Candidate, POLICIES)
+    yield from map(CompletionItem, POLICIES)
 
 
 def _routers(_: Asked) -> Candidates:
     from batcher.fleet.routers import ROUTERS  # noqa: PLC0415 - as above
 
-    yield from map(Candidate, ROUTERS)
+    yield from map(CompletionItem, ROUTERS)
 
 
 def _profiles(asked: Asked) -> Candidates:
@@ -84,11 +84,11 @@ def _profiles(asked: Asked) -> Candidates:
     if kind == "roofline" and parts:
         names = _names_in("models.yaml") if len(parts) == 1 else _names_in("hardware.yaml")
         start = asked.incomplete.rpartition(":")[0]
-        yield from (Candidate(f"{start}:{name}") for name in names)
+        yield from (CompletionItem(f"{start}:{name}") for name in names)
         return
-    yield from map(Candidate, _names_in("profiles.yaml"))
-    yield Candidate("constant:", "SECONDS")
-    yield Candidate("roofline:", "MODEL:GPU")
+    yield from map(CompletionItem, _names_in("profiles.yaml"))
+    yield CompletionItem("constant:", "SECONDS")
+    yield CompletionItem("roofline:", "MODEL:GPU")
     yield Files("*.yaml")
 
 
@@ -99,47 +99,47 @@ def _names_in(file: str) -> Mapping[str, Any]:
 
 
 def _models(_: Asked) -> Candidates:
-    yield Candidate("simulated", "the default")
-    yield Candidate("smollm2", "a checkpoint to try")
-    yield Candidate("hf:", "NAME or FOLDER of transformers")
-    yield Candidate("openai:", "URL of a server")
+    yield CompletionItem("simulated", "the default")
+    yield CompletionItem("smollm2", "a checkpoint to try")
+    yield CompletionItem("hf:", "NAME or FOLDER of transformers")
+    yield CompletionItem("openai:", "URL of a server")
     yield Files("*.gguf")
 
 
 def _drafts(asked: Asked) -> Candidates:
     from batcher.speculation.spec import READERS  # noqa: PLC0415 - as above
 
-    yield from map(Candidate, READERS)
+    yield from map(CompletionItem, READERS)
     yield from _models(asked)
 
 
 def _acceptance(_: Asked) -> Candidates:
     from batcher.speculation.settings import Acceptance  # noqa: PLC0415 - as above
 
-    yield from map(Candidate, get_args(Acceptance))
+    yield from map(CompletionItem, get_args(Acceptance))
 
 
 def _columns(_: Asked) -> Candidates:
     from ..whatif.columns import COLUMNS  # noqa: PLC0415 - as above
 
-    yield from map(Candidate, COLUMNS)
+    yield from map(CompletionItem, COLUMNS)
 
 
 def _slo_metrics(_: Asked) -> Candidates:
     from batcher.metrics.slo import METRICS  # noqa: PLC0415 - as above
 
-    yield from (Candidate(f"{name}=", meaning) for name, meaning in METRICS.items())
+    yield from (CompletionItem(f"{name}=", meaning) for name, meaning in METRICS.items())
 
 
 def _slos(asked: Asked) -> Candidates:
     yield from _slo_metrics(asked)
-    yield Candidate("priority=", "of a class of requests: priority=1:ttft=0.3")
+    yield CompletionItem("priority=", "of a class of requests: priority=1:ttft=0.3")
 
 
 def _sources(_: Asked) -> Candidates:
     from ..workloads.write import OPTIONS_OF  # noqa: PLC0415 - as above
 
-    yield from map(Candidate, OPTIONS_OF)
+    yield from map(CompletionItem, OPTIONS_OF)
 
 
 def _topics(asked: Asked) -> Candidates:
@@ -150,13 +150,13 @@ def _topics(asked: Asked) -> Candidates:
     if asked.incomplete:
         names = (name for topic in topics() for name in topic.names if " " not in name)
         found = dict.fromkeys(sorted(names), "") | found
-    yield from (Candidate(name, meaning) for name, meaning in found.items())
+    yield from (CompletionItem(name, meaning) for name, meaning in found.items())
 
 
 def _request_ids(asked: Asked) -> Candidates:
     """Yield ids of the requests of the last file in the line, a trace or requests."""
     files = [Path(word) for word in asked.words if Path(word).is_file()]
-    return map(Candidate, _ids_in(files[-1], asked.incomplete) if files else ())
+    return map(CompletionItem, _ids_in(files[-1], asked.incomplete) if files else ())
 
 
 def _ids_in(file: Path, start: str) -> Iterator[str]:
@@ -185,10 +185,10 @@ _OFFERED: dict[str, Callable[[Asked], Candidates]] = {
     "policy": _policies,
     "router": _routers,
     "profile": _profiles,
-    "profile_name": lambda _: map(Candidate, _names_in("profiles.yaml")),
+    "profile_name": lambda _: map(CompletionItem, _names_in("profiles.yaml")),
     "model": _models,
-    "model_shape": lambda _: map(Candidate, _names_in("models.yaml")),
-    "gpu": lambda _: map(Candidate, _names_in("hardware.yaml")),
+    "model_shape": lambda _: map(CompletionItem, _names_in("models.yaml")),
+    "gpu": lambda _: map(CompletionItem, _names_in("hardware.yaml")),
     "draft": _drafts,
     "acceptance": _acceptance,
     "column": _columns,

@@ -14,12 +14,12 @@ from typer._click.shell_completion import _resolve_context, _resolve_incomplete
 
 from ..app import app
 from ..commands import NAMES, command_of
-from .candidates import Asked, Candidate, Candidates, Files, candidates_of
+from .candidates import Asked, Candidates, CompletionItem, Files, candidates_of
 
 _GIVEN = "COMMANDLINE"  # as typer calls where the value of an option is from
 
 
-class Line(NamedTuple):
+class CommandLine(NamedTuple):
     """The words before, at and after the cursor, without the name of the command.
 
     cut: how many characters of the word at the cursor the shell takes for another word.
@@ -41,18 +41,20 @@ def answer(shell: str, arguments: list[str]) -> str:
     return "".join(f"{text}\n" for text in _answers(line))
 
 
-def _line_of_words(count: str, *words: str) -> Line:
+def _line_of_words(count: str, *words: str) -> CommandLine:
     place = int(count)
     word, *after = words[place:] or [""]
-    return Line(list(words[:place]), word, after)
+    return CommandLine(list(words[:place]), word, after)
 
 
-def _line_of_bash(text: str, place: str) -> Line:
+def _line_of_bash(text: str, place: str) -> CommandLine:
     """Return a line of bash, which takes what follows a `:` or `=` for a word of its own."""
     _, *before, word = _split(text[: int(place)])
     after = _split(text[int(place) :])[1:]
     breaks = os.environ.get("COMP_WORDBREAKS", "")
-    return Line(before, word, after, cut=max((word.rfind(char) for char in breaks), default=-1) + 1)
+    return CommandLine(
+        before, word, after, cut=max((word.rfind(char) for char in breaks), default=-1) + 1
+    )
 
 
 def _split(text: str) -> list[str]:
@@ -67,7 +69,7 @@ def _split(text: str) -> list[str]:
     return [*words, ""] if not text or text[-1].isspace() else words
 
 
-def _answers(line: Line) -> Iterator[str]:
+def _answers(line: CommandLine) -> Iterator[str]:
     root = typer.main.get_command(app)
     context: Any = _resolve_context(root, {}, "batchdecode", line.before)
     told, incomplete = _resolve_incomplete(context, [*line.before], line.word)
@@ -85,7 +87,7 @@ def _candidates(told: Any, context: Any, asked: Asked) -> Candidates:
     is_option = asked.incomplete.startswith("-")
     if len(asked.words) == 1 and not is_option:  # right behind its name
         below = getattr(command, "subcommands", {})
-        yield from (Candidate(name, each.summary) for name, each in below.items())
+        yield from (CompletionItem(name, each.summary) for name, each in below.items())
     if told is not command:
         yield from candidates_of(told, command.offers.get(told.name, ""), asked)
     elif is_option:
@@ -93,7 +95,9 @@ def _candidates(told: Any, context: Any, asked: Asked) -> Candidates:
             source = context.get_parameter_source(param.name)
             is_given = source is not None and source.name == _GIVEN and not param.multiple
             if param.param_type_name == "option" and not (param.hidden or is_given):
-                yield from (Candidate(flag, param.help.partition("  [")[0]) for flag in param.opts)
+                yield from (
+                    CompletionItem(flag, param.help.partition("  [")[0]) for flag in param.opts
+                )
     elif context.parent is None:
         found = ((name, command_of(name)) for name in NAMES)
-        yield from (Candidate(name, each.summary) for name, each in found if each is not None)
+        yield from (CompletionItem(name, each.summary) for name, each in found if each is not None)

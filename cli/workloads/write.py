@@ -14,7 +14,13 @@ from batcher.workloads.entries import (
     WorkloadSummary,
     encode_entries,
 )
-from batcher.workloads.traces import TRACES, NumberedLine, TraceChecks, factor_for_rate, scale_times
+from batcher.workloads.traces import (
+    TRACES,
+    NumberedLine,
+    TraceEntryChecks,
+    factor_for_rate,
+    scale_times,
+)
 
 from ..commands.workload import WorkloadOptions
 from ..printing import output_sink
@@ -113,7 +119,7 @@ def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
     check_distinct(trace.status, [("--output", options.output)], options.file)
     _check_replaceable(options)
 
-    def read_entries(checks: TraceChecks) -> Iterable[WorkloadEntry]:
+    def read_entries(checks: TraceEntryChecks) -> Iterable[WorkloadEntry]:
         name = DEFAULT_NAME if options.name is None else options.name
         return islice(
             TRACES[options.source](numbered(trace.lines()), checks, name), options.requests
@@ -125,8 +131,10 @@ def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
             raise InputError(
                 f"--rate needs to read {trace.name} twice, which is a pipe: give a file, or --scale"
             )
-        factor = factor_for_rate(read_entries(TraceChecks(trace.name)), options.rate, trace.name)
-    checks = TraceChecks(trace.name)
+        factor = factor_for_rate(
+            read_entries(TraceEntryChecks(trace.name)), options.rate, trace.name
+        )
+    checks = TraceEntryChecks(trace.name)
     entries = read_entries(checks)
     _write(entries if factor is None else scale_times(entries, factor), options)
     say(trace.take_notes())

@@ -25,7 +25,7 @@ from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.loading import step_time_of
 from batcher.workloads.entries import WorkloadEntry
-from batcher.workloads.traces import BLOCK_TOKENS, TraceChecks, azure_entries, mooncake_entries
+from batcher.workloads.traces import BLOCK_TOKENS, TraceEntryChecks, azure_entries, mooncake_entries
 
 PROFILE, KV_BLOCKS, BUDGET, NUM_SLOTS = "rtx4090_llama3.1-8b", 2588, 2048, 256
 LIMITED = SchedulingSettings(kv_blocks=KV_BLOCKS, prefix_cache=False, max_batch_tokens=BUDGET)
@@ -48,7 +48,9 @@ def simulation(folder: Path) -> Iterator[Row]:
     if data is None:
         yield Row("simulation: set BATCHDECODE_DATA to the folder of the traces", "not run", "")
         return
-    yield from rates(workload_of_trace(azure_entries(numbered(data, AZURE), TraceChecks(AZURE))))
+    yield from rates(
+        workload_of_trace(azure_entries(numbered(data, AZURE), TraceEntryChecks(AZURE)))
+    )
     yield from replay_errors(data)
     yield prefix_hits(data)
 
@@ -117,7 +119,7 @@ def replay_errors(data: str) -> Iterator[Row]:
 def prefix_hits(data: str) -> Row:
     """Measure the hits of a trace against a count over its hash_ids."""
     lines = numbered(data, MOONCAKE)
-    trace = workload_of_trace(mooncake_entries(lines, TraceChecks(MOONCAKE)))
+    trace = workload_of_trace(mooncake_entries(lines, TraceEntryChecks(MOONCAKE)))
     settings = SchedulingSettings(prefix_cache=True, block_size=BLOCK_TOKENS)
     result = simulate(trace, len(lines), settings, ConstantStepTime(0.01))
     hits = result.totals.found_tokens // BLOCK_TOKENS

@@ -13,7 +13,7 @@ from batcher.explaining.differences import compare
 from cli.screen.keyboard import Pasted
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.theme import ASCII, UNICODE
-from cli.tracing.play.player import MAX_TYPED, MOVES, Player, Span, TerminalGone
+from cli.tracing.play.player import MAX_TYPED, MOVES, Player, StepRange, TerminalGone
 from cli.tracing.play.stage import PairStage, Stage
 
 LONG = play([Job(f"r{n}", 3 + n % 7) for n in range(60)], 4).events
@@ -49,7 +49,7 @@ class Seen:
             self.keyboard,
             ScreenLive(self.screen),
             glyphs,
-            span=span or Span(0, stage.num_steps - 1),
+            span=span or StepRange(0, stage.num_steps - 1),
             clock=self.clock,
             **{"step": 0, "found": {}} | settings,
         )
@@ -104,7 +104,7 @@ def test_backwards_it_ends_at_the_first_step():
 
 @given(st.lists(st.sampled_from([*MOVES, " ", "r", "+", "-", "]", "[", "?", "up", "escape"])))
 def test_keys_go_as_many_steps_as_they_say_and_stay_in_the_run(keys):
-    seen, expected = Seen(LONG, rows=8, span=Span(5, 30), step=9), 9
+    seen, expected = Seen(LONG, rows=8, span=StepRange(5, 30), step=9), 9
     seen.press(" ")
     for key in keys:
         if key == " ":

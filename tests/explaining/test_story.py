@@ -19,7 +19,7 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.explaining.reading import read_requests
-from batcher.explaining.story import Part, PhaseTotals, answer_of
+from batcher.explaining.story import PhaseTotals, StoryPart, answer_of
 
 
 def stories_of(events, request_id=None):
@@ -104,12 +104,12 @@ def test_a_unit_that_needs_more_slots_than_are_free_waits_for_slots_and_holds_up
 def test_a_wait_says_who_had_the_slots_and_how_many_went_before():
     (story,) = stories_of(play_paged(CROWDED, Limits()).events, "c")
     assert story.parts == [
-        Part(0, 7, "wait", "slots", by=("a", "b"), num_passed=2),
-        Part(7, 8, "wait", "preemption", "b", by=("a",)),
-        Part(8, 9, "wait", "kv", "b", 5, ("a",)),
-        Part(9, 13, "wait", "kv", None, 4, ("b",), num_passed=1),
-        Part(13, 15, "prefill"),
-        Part(15, 16, "decode"),
+        StoryPart(0, 7, "wait", "slots", by=("a", "b"), num_passed=2),
+        StoryPart(7, 8, "wait", "preemption", "b", by=("a",)),
+        StoryPart(8, 9, "wait", "kv", "b", 5, ("a",)),
+        StoryPart(9, 13, "wait", "kv", None, 4, ("b",), num_passed=1),
+        StoryPart(13, 15, "prefill"),
+        StoryPart(15, 16, "decode"),
     ]
     assert (story.batch, story.kv_blocks) == (2, 8)
 

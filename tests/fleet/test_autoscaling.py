@@ -17,7 +17,7 @@ from batcher.fleet.autoscaling import (
     policy_of,
     proportional,
 )
-from batcher.fleet.life import MOVES, PAID, Life, State, timeline_of
+from batcher.fleet.life import MOVES, PAID, Life, ReplicaState, timeline_of
 from batcher.simulation.sequence import Turns
 
 
@@ -92,7 +92,7 @@ def test_replicas_go_once_nothing_has_asked_for_them_during_the_cooldown():
 
 def test_a_replica_moves_as_the_table_says_and_time_does_not_go_back():
     for before, allowed in MOVES.items():
-        for after in State:
+        for after in ReplicaState:
             life = Life(before, 1.0)
             if after in allowed:
                 life.move(after, 1.0)
@@ -101,14 +101,14 @@ def test_a_replica_moves_as_the_table_says_and_time_does_not_go_back():
                 with pytest.raises(InvariantError):
                     life.move(after, 1.0)
     with pytest.raises(InvariantError):
-        Life(State.STARTING, 1.0).move(State.SERVING, 0.5)
+        Life(ReplicaState.STARTING, 1.0).move(ReplicaState.SERVING, 0.5)
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_a_timeline_is_what_all_lives_are_at_each_time(gaps):
     lives = []
     for steps in gaps:
-        life, time = Life(State.STARTING, steps[0]), steps[0]
+        life, time = Life(ReplicaState.STARTING, steps[0]), steps[0]
         for gap in steps[1:]:
             time += gap
             allowed = sorted(MOVES[life.state], key=lambda state: state.value)
@@ -120,7 +120,9 @@ def test_a_timeline_is_what_all_lives_are_at_each_time(gaps):
         now = [[s for since, s in life.moves if since <= moment][-1:] for life in lives]
         states = [each[0] for each in now if each]
         told = [entry[1:] for entry in timeline if entry[0] <= moment][-1:] or [(0, 0)]
-        assert told == [(states.count(State.SERVING), sum(state in PAID for state in states))]
+        assert told == [
+            (states.count(ReplicaState.SERVING), sum(state in PAID for state in states))
+        ]
     assert all(one[1:] != other[1:] for one, other in pairwise(timeline))
 
 

@@ -18,11 +18,11 @@ from simulated_workloads import (
     random_settings,
 )
 
-from batcher.fleet.admission import Admission
+from batcher.fleet.admission import AdmissionControl
 from batcher.fleet.autoscaling import Autoscale
 from batcher.fleet.disaggregated import DisaggregatedFleet
-from batcher.fleet.failures import Failure, Failures
-from batcher.fleet.life import STEPPING, State
+from batcher.fleet.failures import Failures, PlannedFailure
+from batcher.fleet.life import STEPPING, ReplicaState
 from batcher.fleet.managed_disaggregated import ManagedDisaggregatedFleet
 from batcher.fleet.management import Management
 from batcher.fleet.ranks import ranks_of
@@ -108,7 +108,7 @@ class Observed(ManagedDisaggregatedFleet):
         limit = self._pool_of(view)._max_in_flight
         assert view.num_requests <= limit or sequence.has_siblings
         # To one that has failed, and perhaps goes, until it is missed.
-        assert self._lives[view.index].state not in (State.STARTING, State.DRAINING)
+        assert self._lives[view.index].state not in (ReplicaState.STARTING, ReplicaState.DRAINING)
 
     def _take_ended(self, index):
         life, engines = self._lives[index], self._replicas[index].engines
@@ -265,7 +265,7 @@ def in_groups(replicas):
 
 
 def random_admission(random):
-    admission = Admission(
+    admission = AdmissionControl(
         max_in_flight=random.randint(1, 4),
         max_queue=random.choice([0, 2, 50]),
         max_wait=random.choice([None, 0.5, 20.0]),
@@ -348,7 +348,7 @@ def test_what_is_managed_comes_to_one_end_and_every_block_is_free(seed, name):
 
 
 def test_requests_wait_at_the_router_while_prompts_are_computed_and_not_while_others_decode():
-    management = Management(admission=Admission(max_in_flight=1, max_queue=1))
+    management = Management(admission=AdmissionControl(max_in_flight=1, max_queue=1))
     rows = [(0, 4, 9), (0, 4, 9), (0, 4, 9), (1, 4, 3)]
     replicas = [replica("prefill"), replica("decode")]
     sequences, result, _ = run_managed(workload(*rows), replicas, management)
@@ -372,14 +372,14 @@ def test_a_replica_that_drains_keeps_prompts_until_they_are_gone():
     management = Management(autoscale=(autoscale,))
     _, _, fleet = run_managed(workload(*rows), replicas, management, slow)
     assert fleet._lives[1].moves == [
-        (0.0, State.SERVING),
-        (6.0, State.DRAINING),  # at 3.0 it was only seen that nothing runs
-        (11.0, State.DOWN),  # computed at 1.0, and on its way for ten seconds
+        (0.0, ReplicaState.SERVING),
+        (6.0, ReplicaState.DRAINING),  # at 3.0 it was only seen that nothing runs
+        (11.0, ReplicaState.DOWN),  # computed at 1.0, and on its way for ten seconds
     ]
 
 
 def test_who_waits_at_the_router_waits_for_a_prompt_to_be_computed():
-    admission = Admission(max_in_flight=1, max_queue=50)
+    admission = AdmissionControl(max_in_flight=1, max_queue=50)
     replicas = [replace(replica(role), group=role) for role in ("prefill", "decode")]
     for role, expected in (("prefill", 5), ("decode", 1)):
         autoscale = Autoscale(
@@ -392,7 +392,7 @@ def test_who_waits_at_the_router_waits_for_a_prompt_to_be_computed():
 
 def failing(*planned, **more):
     """A fleet in which replicas fail, each (replica, time, seconds until it is back)."""
-    failures = [Failure(replica=n, at=at, back_after=back) for n, at, back in planned]
+    failures = [PlannedFailure(replica=n, at=at, back_after=back) for n, at, back in planned]
     return Management(failures=Failures(planned=tuple(failures), **{"health_check": 1.0} | more))
 
 
@@ -459,7 +459,7 @@ def test_a_prompt_is_kept_until_it_is_missed_that_nobody_takes_and_who_decodes_n
 def test_who_waits_for_a_prompt_that_nobody_will_ever_compute_is_refused():
     replicas = [replica("prefill"), replica("decode")]
     management = failing((0, 0.5, None), mtbf=3.0)  # the other one fails and comes back for ever
-    management = replace(management, admission=Admission(max_in_flight=1, max_queue=9))
+    management = replace(management, admission=AdmissionControl(max_in_flight=1, max_queue=9))
     _, result, fleet = run_managed(workload((0, 4, 3), (0, 4, 3)), replicas, management)
     assert (ends(result), sorted(fleet.refused)) == ([], [0, 1])
 
@@ -474,7 +474,7 @@ def test_whatever_fails_every_sequence_comes_to_one_end_and_every_block_is_free(
         mtbf=random.choice([None, 3.0, 40.0]),
         restart=random.choice([0.5, 7.0]),
         planned=tuple(
-            Failure(
+            PlannedFailure(
                 replica=random.randrange(len(replicas)),
                 at=random.choice([0.0, 1.25, random.uniform(0, 20)]),
                 back_after=random.choice([None, 2.0, 30.0]),

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from simulated_workloads import STEP_TIMES, random_requests, random_settings
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.admission import Admission
+from batcher.fleet.admission import AdmissionControl
 from batcher.fleet.autoscaling import Autoscale
-from batcher.fleet.failures import Failure, Failures
+from batcher.fleet.failures import Failures, PlannedFailure
 from batcher.fleet.fleet import Fleet
-from batcher.fleet.life import PAID, State, timeline_of
+from batcher.fleet.life import PAID, ReplicaState, timeline_of
 from batcher.fleet.managed import ManagedFleet
 from batcher.fleet.management import Management
 from batcher.fleet.replica import ReplicaSettings
@@ -44,7 +44,7 @@ class Observed(ManagedFleet):
         super().__init__(*args)
 
     def _note_sent(self, sequence, view):
-        is_up = self._lives[view.index].state is State.SERVING
+        is_up = self._lives[view.index].state is ReplicaState.SERVING
         self.sent.append((sequence, view.index, sequence.arrival_time, is_up))
         super()._note_sent(sequence, view)
         limit = self._pool._max_in_flight
@@ -69,7 +69,7 @@ def key_of(sequence):
 
 
 def random_management(random, num_replicas):
-    admission = Admission(
+    admission = AdmissionControl(
         max_in_flight=random.randint(1, 4),
         max_queue=random.choice([0, 2, 50]),
         max_wait=random.choice([None, 0.5, 20.0]),
@@ -79,7 +79,7 @@ def random_management(random, num_replicas):
         restart=random.choice([0.5, 7.0]),
         seed=random.randint(0, 9),
         planned=tuple(
-            Failure(
+            PlannedFailure(
                 replica=random.randrange(num_replicas + 1),
                 at=random.choice([0.0, 1.25, 10.0, 33.3]),
                 back_after=random.choice([None, 2.0, 30.0]),
@@ -155,7 +155,7 @@ def test_between_two_failures_a_replica_is_the_engine_with_what_it_was_sent(seed
     for index, life in enumerate(fleet.lives):
         moves = [*life.moves, (float("inf"), None)]
         for (begin, state), (end, after) in pairwise(moves):
-            if state is not State.SERVING:
+            if state is not ReplicaState.SERVING:
                 continue
             sent = [
                 (key_of(one), time, number)
@@ -163,7 +163,7 @@ def test_between_two_failures_a_replica_is_the_engine_with_what_it_was_sent(seed
                 if to == index
                 and is_up
                 and begin <= time
-                and (time < end or after is not State.FAILED)
+                and (time < end or after is not ReplicaState.FAILED)
             ]
             mine = [replace(jobs[key], arrival_time=time) for key, time, _ in sent]
             alone = simulate(
@@ -176,7 +176,9 @@ def test_between_two_failures_a_replica_is_the_engine_with_what_it_was_sent(seed
             for key, _, number in sent:
                 if last[key] == number and key in ended:
                     assert ended[key] == end_ticks[key]
-                elif after is not State.DRAINING and end_ticks[key] != NEVER:  # it could never run
+                elif (
+                    after is not ReplicaState.DRAINING and end_ticks[key] != NEVER
+                ):  # it could never run
                     assert end_ticks[key] > end * TICKS_PER_SECOND
 
 
@@ -188,8 +190,8 @@ def test_nothing_is_sent_to_a_replica_that_is_known_not_to_serve(seed, name):
     fleet.run()
     for _, index, time, is_up in fleet.sent:
         state = [state for since, state in fleet.lives[index].moves if since <= time]
-        assert is_up or state[-1] in (State.FAILED, State.DOWN)
-        assert State.SERVING in state
+        assert is_up or state[-1] in (ReplicaState.FAILED, ReplicaState.DOWN)
+        assert ReplicaState.SERVING in state
 
 
 @examples(100)
@@ -226,7 +228,7 @@ def run(arrivals, outputs, num_replicas=1, router="round-robin", settings=SECOND
 
 
 def test_what_a_failure_loses_begins_anew_and_its_times_count_from_when_it_came():
-    failures = Failures(planned=(Failure(replica=0, at=4.5, back_after=3.0),))
+    failures = Failures(planned=(PlannedFailure(replica=0, at=4.5, back_after=3.0),))
     fleet, result = run([0.0], [10], failures=failures)
     assert result.times.first_token.tolist() == [8.5]  # it was back at 7.5, which was noticed
     assert result.times.end.tolist() == [17.5]
@@ -234,41 +236,41 @@ def test_what_a_failure_loses_begins_anew_and_its_times_count_from_when_it_came(
     assert result.history.num_lost == 1
     assert result.totals.computed_tokens == 5 + 10  # the step under way at 4.5 still ended
     assert fleet.lives[0].moves == [
-        (0.0, State.SERVING),
-        (4.5, State.FAILED),
-        (7.5, State.SERVING),
+        (0.0, ReplicaState.SERVING),
+        (4.5, ReplicaState.FAILED),
+        (7.5, ReplicaState.SERVING),
     ]
 
 
 def test_nothing_fails_once_all_have_ended():
-    failures = Failures(planned=(Failure(replica=0, at=5000.0, back_after=3.0),))
+    failures = Failures(planned=(PlannedFailure(replica=0, at=5000.0, back_after=3.0),))
     fleet, result = run([0.0, 0.0], [3, 5], failures=failures)
     assert result.history.num_failures == 0
-    assert [life.state for life in fleet.lives] == [State.SERVING]
+    assert [life.state for life in fleet.lives] == [ReplicaState.SERVING]
 
 
 def test_until_a_failure_is_noticed_requests_are_sent_there():
-    failures = Failures(planned=(Failure(replica=0, at=0.5),), health_check=4.0)
+    failures = Failures(planned=(PlannedFailure(replica=0, at=0.5),), health_check=4.0)
     fleet, result = run([0.0, 1.0, 2.0, 3.0, 5.0], [1] * 5, 2, failures=failures)
     assert [index for _, index, _, _ in fleet.sent] == [0, 1, 0, 1, 1, 1]
     assert result.times.end.tolist() == [1.0, 2.0, 4.0, 5.0, 6.0]  # lost: what came at 2.0
-    assert fleet.lives[0].moves[1:] == [(0.5, State.FAILED), (4.0, State.DOWN)]
+    assert fleet.lives[0].moves[1:] == [(0.5, ReplicaState.FAILED), (4.0, ReplicaState.DOWN)]
 
 
 def test_chance_begins_anew_when_a_replica_is_back():
     by_chance = Failures(mtbf=100.0, seed=1)
     times = by_chance.times_of(0)
     first, second = next(times), next(times)
-    planned = (Failure(replica=0, at=first / 2, back_after=first / 4),)
+    planned = (PlannedFailure(replica=0, at=first / 2, back_after=first / 4),)
     arrivals = [float(number) for number in range(int(first + second) + 2)]
     failures = Failures(mtbf=100.0, seed=1, planned=planned)
     fleet, _ = run(arrivals, [1] * len(arrivals), failures=failures)
-    failed = [time for time, state in fleet.lives[0].moves if state is State.FAILED]
+    failed = [time for time, state in fleet.lives[0].moves if state is ReplicaState.FAILED]
     assert failed[:2] == pytest.approx([first / 2, 0.75 * first + second])
 
 
 def test_what_is_lost_too_often_is_refused():
-    planned = tuple(Failure(replica=0, at=at, back_after=0.25) for at in (0.5, 2.5, 5.5))
+    planned = tuple(PlannedFailure(replica=0, at=at, back_after=0.25) for at in (0.5, 2.5, 5.5))
     for retries, num_refused in ((2, 1), (3, 0)):
         failures = Failures(planned=planned, retries=retries)
         _, result = run([0.0], [5], failures=failures)
@@ -277,8 +279,10 @@ def test_what_is_lost_too_often_is_refused():
 
 
 def test_where_no_replica_serves_requests_wait_as_many_as_may_and_as_long_as_they_may():
-    failures = Failures(planned=(Failure(replica=0, at=0.5, back_after=9.5),), health_check=1.0)
-    admission = Admission(max_in_flight=8, max_queue=2, max_wait=6.0)
+    failures = Failures(
+        planned=(PlannedFailure(replica=0, at=0.5, back_after=9.5),), health_check=1.0
+    )
+    admission = AdmissionControl(max_in_flight=8, max_queue=2, max_wait=6.0)
     fleet, result = run([2.0, 5.0, 6.0, 7.0], [1] * 4, failures=failures, admission=admission)
     assert fleet.refused == [(2, 0), (3, 0), (0, 0)]  # no room; and one has waited from 2.0 to 8.0
     assert result.times.end.tolist() == [11.0]
@@ -286,7 +290,7 @@ def test_where_no_replica_serves_requests_wait_as_many_as_may_and_as_long_as_the
 
 
 def test_who_is_less_urgent_is_refused_first():
-    admission = Admission(max_in_flight=1, max_queue=2)
+    admission = AdmissionControl(max_in_flight=1, max_queue=2)
     fleet, result = run([0.0, 0.1, 0.2, 0.3], [1] * 4, admission=admission)
     assert fleet.refused == [(3, 0)]
     assert +result.history.refusals == {"queue_full": 1}
@@ -298,7 +302,7 @@ def test_who_is_less_urgent_is_refused_first():
         Turns(Workload(jobs, 4)),
         [SECOND_STEPS],
         router_of("random"),
-        Management(admission=Admission(max_in_flight=1, max_queue=2)),
+        Management(admission=AdmissionControl(max_in_flight=1, max_queue=2)),
         1.0,
     )
     times = fleet.run().times
@@ -312,7 +316,7 @@ def test_a_request_that_is_refused_by_the_router_itself_is_refused():
         Turns(workload_of_jobs([0.0, 1.0], [1, 1])),
         [SECOND_STEPS],
         OwnRouter("none", lambda *_: None),
-        Management(admission=Admission(max_in_flight=1)),
+        Management(admission=AdmissionControl(max_in_flight=1)),
         1.0,
     )
     result = fleet.run()
@@ -350,9 +354,9 @@ def test_replicas_that_go_end_what_they_have_and_are_paid_for_until_then():
         [0.0, 0.0, 50.0], [250, 250, 10], 2, "least-loaded", FOUR_SLOTS, autoscale=(autoscale,)
     )
     assert fleet.lives[1].moves == [
-        (0.0, State.SERVING),
-        (20.0, State.DRAINING),
-        (25.0, State.DOWN),
+        (0.0, ReplicaState.SERVING),
+        (20.0, ReplicaState.DRAINING),
+        (25.0, ReplicaState.DOWN),
     ]
     assert [replica.paid_seconds for replica in result.replicas] == [None, 25.0]
     assert result.paid_seconds(result.makespan) == 51.0 + 25.0
@@ -440,7 +444,9 @@ def test_a_replica_serves_as_much_of_the_time_as_theory_says():
     failures = Failures(mtbf=200.0, restart=50.0, health_check=5.0)
     fleet, result = run(arrivals, [1] * 10_000, failures=failures)
     end = result.makespan
-    assert fleet.lives[0].seconds([State.SERVING], 0.0, end) / end == pytest.approx(0.8, rel=0.02)
+    assert fleet.lives[0].seconds([ReplicaState.SERVING], 0.0, end) / end == pytest.approx(
+        0.8, rel=0.02
+    )
     assert result.history.num_failures == pytest.approx(end / 250, rel=0.05)
 
 
@@ -470,7 +476,7 @@ def test_as_much_is_refused_as_theory_says(max_queue):
         Turns(workload_of_jobs(arrivals, outputs)),
         [settings],
         router_of("round-robin"),
-        Management(admission=Admission(max_in_flight=slots, max_queue=max_queue)),
+        Management(admission=AdmissionControl(max_in_flight=slots, max_queue=max_queue)),
         1.0,
     )
     refused = fleet.run().refused.total() / number

@@ -15,7 +15,7 @@ from batcher.simulation.workload import workload_of
 from batcher.whatif.comparing import compare
 from batcher.whatif.deployments import Deployment
 from batcher.whatif.measuring import Question, measure
-from batcher.whatif.running import Part, run
+from batcher.whatif.running import DeploymentPart, run
 from batcher.workloads.arrivals import Arrivals, Constant, Gamma, Poisson
 from batcher.workloads.distributions import LENGTHS, parse_distribution
 from batcher.workloads.synthetic import SyntheticWorkload, open_entries
@@ -94,10 +94,10 @@ def test_parts_in_processes_come_to_the_same(router, kv_blocks):
 
 def test_of_each_part_only_its_replicas_are_sent_anything():
     question = Question(parse_streamed(TEXT))
-    whole = run(question.workload, Part(deployment(5)))
+    whole = run(question.workload, DeploymentPart(deployment(5)))
     served = [one.num_served for one in whole.replicas]
     for place in range(2):
-        part = run(question.workload, Part(deployment(5), place, 2))
+        part = run(question.workload, DeploymentPart(deployment(5), place, 2))
         expected = [number if index % 2 == place else 0 for index, number in enumerate(served)]
         assert [one.num_served for one in part.replicas] == expected
 

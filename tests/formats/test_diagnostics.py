@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from batcher.errors import FieldProblem
 from batcher.formats.diagnostics import CONTEXT, make_problem, printable, render_problem
-from batcher.formats.json_spans import Span
+from batcher.formats.json_spans import TextSpan
 
 
 def show(text, start, end, *, width=80, line=413, hint=None, message="m", color=False):
     fault = FieldProblem("unknown-field", ("promt",), message, hint)
-    problem = make_problem(fault, line, text, Span(start, end))
+    problem = make_problem(fault, line, text, TextSpan(start, end))
     return render_problem(problem, filename="requests.jsonl", width=width, color=color)
 
 
@@ -86,7 +86,9 @@ def test_a_fault_longer_than_the_terminal_is_marked_as_far_as_it_is_seen():
 
 
 def test_little_of_a_huge_line_is_kept():
-    problem = make_problem(FieldProblem("c", (), "m"), 1, "x" * 10**7, Span(5 * 10**6, 9 * 10**6))
+    problem = make_problem(
+        FieldProblem("c", (), "m"), 1, "x" * 10**7, TextSpan(5 * 10**6, 9 * 10**6)
+    )
     assert len(problem.source) <= 3 * CONTEXT + 2
     assert problem.column == 5 * 10**6 + 1
     assert problem.width == 4 * 10**6

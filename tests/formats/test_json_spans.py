@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from batcher.formats.json_spans import (
     JsonError,
-    Span,
+    TextSpan,
     find_doubles,
     find_key,
     find_members,
@@ -84,7 +84,7 @@ def test_what_is_no_object_or_empty_has_no_members(text):
 
 def test_a_path_that_ends_early_leads_to_the_last_value_on_the_way():
     text = '{"a":[1,[2]],"b":5}'
-    assert find_value(text, ("c",)) == Span(0, len(text))
+    assert find_value(text, ("c",)) == TextSpan(0, len(text))
     assert text[slice(*find_value(text, ("a", 7)))] == "[1,[2]]"
     assert text[slice(*find_value(text, ("b", 0)))] == "5"
     assert text[slice(*find_value(text, ("b", "x")))] == "5"
@@ -126,8 +126,8 @@ def test_the_text_at_a_path_is_the_value_there(value, ensure_ascii, indent):
 
 def test_a_key_has_a_place_of_its_own():
     text = '{"a": {"b": [1], "c": 2}, "b": 3}'
-    assert find_key(text, ("a", "c")) == Span(17, 20)
-    assert find_key(text, ("b",)) == Span(26, 29)
+    assert find_key(text, ("a", "c")) == TextSpan(17, 20)
+    assert find_key(text, ("b",)) == TextSpan(26, 29)
     assert find_key(text, ("a", "x")) == find_value(text, ("a",))
 
 

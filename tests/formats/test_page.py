@@ -90,7 +90,7 @@ NUMBERS = st.integers(0, 2**32 - 1) | st.integers(-(2**53), 2**53) | st.integers
 @given(st.lists(st.tuples(NUMBERS, NUMBERS, st.floats(allow_nan=False), st.text()), min_size=1))
 def test_columns_come_back_as_they_were(rows):
     columns = {
-        name: blocks.Column(kind, lambda row, place=place: row[place])
+        name: blocks.TableColumn(kind, lambda row, place=place: row[place])
         for place, (name, kind) in enumerate(
             {"a": "number", "b": "ascending", "c": "number", "d": "text"}.items()
         )

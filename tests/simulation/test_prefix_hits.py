@@ -10,7 +10,7 @@ from batcher.settings import SchedulingSettings
 from batcher.simulation.simulator import simulate
 from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
-from batcher.workloads.traces import BLOCK_TOKENS, TraceChecks, mooncake_entries
+from batcher.workloads.traces import BLOCK_TOKENS, TraceEntryChecks, mooncake_entries
 
 Line = dict[str, object]
 
@@ -59,7 +59,7 @@ def direct_hits(lines: list[Line]) -> list[int]:
 
 def workload_of_lines(lines: list[Line]) -> Workload:
     numbered = [(number, json.dumps(line).encode()) for number, line in enumerate(lines, 1)]
-    entries = mooncake_entries(numbered, TraceChecks("trace"))
+    entries = mooncake_entries(numbered, TraceEntryChecks("trace"))
     requests = [convert(to_builtins(entry), Request) for entry in entries]
     return workload_of(requests, SimulatedModel())
 

@@ -18,7 +18,7 @@ from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.loading import step_time_of
 from batcher.whatif import running
 from batcher.whatif.deployments import Deployment
-from batcher.whatif.running import Part, run
+from batcher.whatif.running import DeploymentPart, run
 
 PROFILE = "rtx4090_llama3.1-8b"
 STEP_TIME = step_time_of(PROFILE)
@@ -142,9 +142,9 @@ def test_a_trial_of_a_fleet_comes_to_what_the_fleet_does(
         batch=8, replicas=3, router=router, profile=PROFILE, scheduling=settings
     )
     streamed = parse_streamed("synthetic:rate=20,duration=10,prompt=lognormal:60:1,output=40")
-    tried = run(streamed, Part(deployment))
+    tried = run(streamed, DeploymentPart(deployment))
     assert (tried.totals.num_preemptions > 0) == (kv_blocks == 40)
     monkeypatch.setattr(running, "_replicas_of_trial", lambda *_: None)
-    untried = run(streamed, Part(deployment))
+    untried = run(streamed, DeploymentPart(deployment))
     assert tried.replicas == untried.replicas
     assert all((one == other).all() for one, other in zip(tried.times, untried.times, strict=True))

@@ -13,7 +13,7 @@ from batcher.errors import BatchdecodeError
 from batcher.models.base import FloatArray, Model
 from batcher.models.loading import as_model
 from batcher.speculation.diagnosis import Diagnosis, can_be_compared, diagnose
-from batcher.speculation.model_logits import Row, RowLogits, Side
+from batcher.speculation.model_logits import RowLogits, Side, TargetOutput
 
 VOCAB_SIZE = 24
 Logits = Callable[[list[int]], FloatArray]
@@ -90,7 +90,7 @@ class Stale:
         return good(self.kept)
 
 
-def rows_of(num_rows: int = 5, length: int = 40, **fields: Any) -> list[Row]:
+def rows_of(num_rows: int = 5, length: int = 40, **fields: Any) -> list[TargetOutput]:
     """Return prompts and what the target writes after each."""
     rows = []
     random = np.random.default_rng(7)
@@ -100,7 +100,7 @@ def rows_of(num_rows: int = 5, length: int = 40, **fields: Any) -> list[Row]:
         for _ in range(length):
             chances = np.exp(target(tokens).astype(np.float64))
             tokens.append(int(random.choice(VOCAB_SIZE, p=chances / chances.sum())))
-        rows.append(Row(Request(prompt=prompt, **fields), prompt, tokens[4:]))
+        rows.append(TargetOutput(Request(prompt=prompt, **fields), prompt, tokens[4:]))
     return rows
 
 
@@ -202,7 +202,7 @@ def test_the_overlap_is_that_of_the_probabilities_drawn_from() -> None:
         as_model(Three(lambda _prefix, logits=logits: logits.astype(np.float32)), "three")
         for logits in (p, q)
     ]
-    diagnosis = diagnose([Row(request, [0], [1])], *models, {})
+    diagnosis = diagnose([TargetOutput(request, [0], [1])], *models, {})
     # p is 25/34, 9/34, 0 and q 0, 25/34, 9/34
     assert diagnosis.overlap == pytest.approx(9 / 34, abs=1e-6)
 
@@ -244,7 +244,7 @@ def test_probabilities_are_those_that_the_engine_draws_from(setting: str) -> Non
     request = Request(prompt=prompt, logprobs=20, logprobs_mode="processed", **asked)
     [result] = decode([request], model=model_of(target))
     assert result.logprobs is not None
-    side = Side(model_of(target), [Row(request, prompt, result.tokens)])
+    side = Side(model_of(target), [TargetOutput(request, prompt, result.tokens)])
     places = [(0, place) for place in range(len(result.tokens))]
     found = side.probabilities([request], places)
     for probabilities, told in zip(found, result.logprobs, strict=True):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from batcher.speculation.auto_lengths import AutoLengths
 from batcher.speculation.formulas import expected_tokens
-from batcher.speculation.lengths import Change, FixedLengths
+from batcher.speculation.lengths import FixedLengths, LengthChange
 from batcher.speculation.step_costs import StepCosts
 
 MOST = 8
@@ -40,7 +40,7 @@ class Play:
         self.seconds, self.num_tokens = 0.0, 0
         self.wanted: dict[int, int] = {}
 
-    def step(self) -> list[Change]:
+    def step(self) -> list[LengthChange]:
         num_rows = len(self.acceptances)
         self.wanted = self.lengths.wanted(range(num_rows))
         self.seconds += self.seconds_of([self.wanted.get(slot, 0) for slot in range(num_rows)])
@@ -108,7 +108,7 @@ def test_it_is_switched_off_and_on_again_and_says_why() -> None:
     assert play.wanted[0] > 2
     play.acceptances = [0.0]
     off = [change for _ in range(200) for change in play.step()]
-    assert off[-1] == Change(0, 0, "cost")
+    assert off[-1] == LengthChange(0, 0, "cost")
     assert all(change.reason == "cost" for change in off[-3:])
     play.acceptances = [0.9]
     on = [change for _ in range(400) for change in play.step()]

@@ -16,7 +16,7 @@ from batcher.whatif.comparing import compare
 from batcher.whatif.deployments import Deployment
 from batcher.whatif.measuring import Question, good_share, measure
 from batcher.whatif.planning import find_plan
-from batcher.whatif.running import Part, run
+from batcher.whatif.running import DeploymentPart, run
 
 
 def question_of(rows, priorities, slo, asked=1.0):
@@ -53,7 +53,7 @@ def test_each_class_is_held_to_its_own_limits_and_what_never_ran_has_missed_them
         batch=3, replicas=2, scheduling=deployment_of(1, kv_blocks=4, block_size=4).scheduling
     )
     outcome = measure(question, deployment)
-    slo, result = question.slo, run(question.workload, Part(deployment))
+    slo, result = question.slo, run(question.workload, DeploymentPart(deployment))
     served = list(zip(*result.times, result.priorities.tolist(), strict=True))
     assert len(served) + result.num_failed == question.workload.num_samples
     names = {None: "others"} | {priority: f"priority={priority}" for priority in slo.classes}

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.workloads.entries import WorkloadError
-from batcher.workloads.traces import TRACES, TraceChecks, factor_for_rate, read_lengths, scale_times
+from batcher.workloads.traces import (
+    TRACES,
+    TraceEntryChecks,
+    factor_for_rate,
+    read_lengths,
+    scale_times,
+)
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
@@ -21,7 +27,7 @@ def numbered(*lines):
 
 def read(name, *lines):
     """Rows as (id, arrival time, [(length, seed)], max_tokens), and how many lengths were 0."""
-    checks = TraceChecks("trace")
+    checks = TraceEntryChecks("trace")
     entries = [
         (entry.id, entry.arrival_time, [(s.length, s.seed) for s in entry.prompt], entry.max_tokens)
         for entry in TRACES[name](numbered(*lines), checks, "r")
@@ -164,7 +170,7 @@ def test_segments_make_up_the_length_and_never_one_of_0(lengths):
 def test_a_rate_stretches_the_trace_and_keeps_its_order():
     def entries():
         lines = [vllm(str(n), queued=queued) for n, queued in enumerate([3, 4, 4, 13])]
-        return TRACES["vllm"](numbered(*lines), TraceChecks("t"), "r")
+        return TRACES["vllm"](numbered(*lines), TraceEntryChecks("t"), "r")
 
     factor = factor_for_rate(entries(), 0.5, "t")
     times = [entry.arrival_time for entry in scale_times(entries(), factor)]
@@ -174,7 +180,9 @@ def test_a_rate_stretches_the_trace_and_keeps_its_order():
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_trace_without_a_span_has_no_rate(count):
-    entries = TRACES["vllm"](numbered(*[vllm(str(n)) for n in range(count)]), TraceChecks("t"), "r")
+    entries = TRACES["vllm"](
+        numbered(*[vllm(str(n)) for n in range(count)]), TraceEntryChecks("t"), "r"
+    )
     with pytest.raises(WorkloadError, match=f"t: no rate to scale: all of its {count} requests"):
         factor_for_rate(entries, 2.0, "t")
 

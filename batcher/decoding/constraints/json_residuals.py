@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.decoding.constraints.regex_residuals import RegexResidual, RegexResiduals, has_edge
-from batcher.decoding.constraints.regexes import Choice, DoubtfulError, Edge, read_regex
+from batcher.decoding.constraints.regexes import Alternation, Anchor, DoubtfulError, read_regex
 
 _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$comment", "$schema"}
 _OF_CONTAINERS = {"properties", "required", "additionalProperties", "items", "minItems", "maxItems"}
@@ -233,6 +233,6 @@ def _of_whole_text(pattern: str) -> RegexResiduals | None:
         [nodes] = read_regex(pattern).options
     except (DoubtfulError, ValueError):  # the other: several, and the signs are part of one
         return None
-    inner = Choice((nodes[1:-1],))
-    is_whole = nodes[:1] == (Edge(is_end=False),) and nodes[-1:] == (Edge(is_end=True),)
+    inner = Alternation((nodes[1:-1],))
+    is_whole = nodes[:1] == (Anchor(is_end=False),) and nodes[-1:] == (Anchor(is_end=True),)
     return RegexResiduals(inner) if is_whole and not has_edge(inner) else None

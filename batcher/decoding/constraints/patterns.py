@@ -8,10 +8,10 @@ from functools import lru_cache
 
 from batcher.decoding.constraints.regexes import (
     LAST,
+    Alternation,
+    Anchor,
     Characters,
-    Choice,
     DoubtfulError,
-    Edge,
     Node,
     Nodes,
     Repeat,
@@ -49,7 +49,7 @@ def _test(regex: str, enclose: Callable[[str], str]) -> Test | None:
     return lambda text: compiled.search(text) is not None
 
 
-def _written(choice: Choice) -> str:
+def _written(choice: Alternation) -> str:
     """Return an expression in the syntax of RE2."""
     return "|".join(map(_sequence, choice.options))
 
@@ -63,10 +63,10 @@ def _node(node: Node) -> str:
         case Characters(ranges):
             inside = (rf"\x{{{start:X}}}-\x{{{end:X}}}" for start, end in ranges)
             return f"[{''.join(inside)}]" if ranges else rf"[^\x{{0}}-\x{{{LAST:X}}}]"
-        case Edge(is_end):
+        case Anchor(is_end):
             return r"\z" if is_end else r"\A"
         case Repeat(body, least, most):
             count = f"{{{least},{'' if most is None else most}}}"
             return _node(body) + _QUANTIFIERS.get((least, most), count)
-        case Choice():
+        case Alternation():
             return f"(?:{_written(node)})"

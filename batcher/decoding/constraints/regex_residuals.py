@@ -6,10 +6,10 @@ automaton constructions", 1996).  Counts are kept as numbers, so that no copies 
 """
 
 from batcher.decoding.constraints.regexes import (
+    Alternation,
+    Anchor,
     Characters,
-    Choice,
     DoubtfulError,
-    Edge,
     Node,
     Nodes,
     Repeat,
@@ -26,7 +26,7 @@ _NUM_ASCII = 128
 class RegexResiduals:
     """What may follow the beginnings of a regex's matches, as far as they are ASCII."""
 
-    def __init__(self, start: Choice) -> None:
+    def __init__(self, start: Alternation) -> None:
         self.start: RegexResidual = frozenset({(start,)})
         self._known: dict[tuple[RegexResidual, int], RegexResidual | None] = {}
 
@@ -59,10 +59,10 @@ def has_edge(node: Node) -> bool:
     match node:
         case Repeat(body):
             return has_edge(body)
-        case Choice(options):
+        case Alternation(options):
             return any(has_edge(part) for nodes in options for part in nodes)
         case _:
-            return isinstance(node, Edge)
+            return isinstance(node, Anchor)
 
 
 def _after_all(residual: RegexResidual, byte: int) -> RegexResidual | None:
@@ -81,7 +81,7 @@ def _after(nodes: Nodes, byte: int) -> set[Nodes]:
             case Characters(ranges):
                 if any(start <= byte <= end for start, end in ranges):
                     found.add(rest)
-            case Choice(options):
+            case Alternation(options):
                 found |= {after + rest for option in options for after in _after(option, byte)}
             case Repeat(body, least, most) if most != 0:
                 more = Repeat(body, max(0, least - 1), None if most is None else most - 1)
@@ -95,7 +95,7 @@ def _can_be_empty(node: Node) -> bool:
     match node:
         case Repeat(body, least, most):
             return least == 0 or most == 0 or _can_be_empty(body)
-        case Choice(options):
+        case Alternation(options):
             return any(all(map(_can_be_empty, nodes)) for nodes in options)
         case _:
             return False

@@ -42,7 +42,7 @@ class Characters(Struct, frozen=True, cache_hash=True):
     ranges: tuple[tuple[int, int], ...]
 
 
-class Edge(Struct, frozen=True, cache_hash=True):
+class Anchor(Struct, frozen=True, cache_hash=True):
     """The end of the text, or its beginning."""
 
     is_end: bool
@@ -56,13 +56,13 @@ class Repeat(Struct, frozen=True, cache_hash=True):
     most: int | None
 
 
-class Choice(Struct, frozen=True, cache_hash=True):
+class Alternation(Struct, frozen=True, cache_hash=True):
     """One of several sequences."""
 
     options: tuple["Nodes", ...]
 
 
-Node = Characters | Edge | Repeat | Choice
+Node = Characters | Anchor | Repeat | Alternation
 Nodes = tuple[Node, ...]  # one after the other
 
 
@@ -70,7 +70,7 @@ class DoubtfulError(Exception):
     """An expression whose meaning is not the same everywhere."""
 
 
-def read_regex(regex: str) -> Choice:
+def read_regex(regex: str) -> Alternation:
     """Return what a regex consists of.
 
     Raises:
@@ -91,8 +91,8 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 _SIGNS: dict[str, Node] = {
-    "^": Edge(is_end=False),
-    "$": Edge(is_end=True),
+    "^": Anchor(is_end=False),
+    "$": Anchor(is_end=True),
     ".": Characters(tuple(complement([(0x0A, 0x0A)]))),
 }
 
@@ -103,17 +103,17 @@ class _Reading:
     def __init__(self, regex: str) -> None:
         self._regex, self._at, self._depth = regex, 0, 0
 
-    def result(self) -> Choice:
+    def result(self) -> Alternation:
         result = self._choice()
         if self._at < len(self._regex):
             raise DoubtfulError
         return result
 
-    def _choice(self) -> Choice:
+    def _choice(self) -> Alternation:
         options = [self._sequence()]
         while self._take("|"):
             options.append(self._sequence())
-        return Choice(tuple(options))
+        return Alternation(tuple(options))
 
     def _sequence(self) -> Nodes:
         nodes: list[Node] = []
@@ -152,7 +152,7 @@ class _Reading:
             return Characters(tuple(self._escape(in_any=True)))
         return Characters(((ord(character), ord(character)),))
 
-    def _group(self) -> Choice:
+    def _group(self) -> Alternation:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise DoubtfulError

@@ -27,7 +27,7 @@ MAX_ENTRIES = 1 << 22  # of 8 bytes; memory is taken as lines are made
 START = StopProgress()
 
 
-class Place(NamedTuple):
+class AutomatonPlace(NamedTuple):
     """Where a row stands in its automaton."""
 
     automaton: StopAutomaton
@@ -119,8 +119,8 @@ class StopMatcher:
         self._flags = bytearray(num_slots)  # 1 where a row needs a look; searched faster than numpy
         self._is_special = np.frombuffer(self._flags, np.bool_)
         self._reader_of = cache(partial(StopReader, token_bytes=self._token_bytes))
-        self._lines: dict[Place, int] = {}
-        self._places: list[Place] = []  # what each line stands for
+        self._lines: dict[AutomatonPlace, int] = {}
+        self._places: list[AutomatonPlace] = []  # what each line stands for
         self._lay_out()
 
     def open(self, slot: int, automaton: StopAutomaton, progress: StopProgress = START) -> None:
@@ -132,7 +132,7 @@ class StopMatcher:
             self._clear()
         elif self._is_full:
             self._clear()
-        state = self._state_of(Place(automaton, progress))
+        state = self._state_of(AutomatonPlace(automaton, progress))
         self.watched.add(slot)
         self.states[slot] = state
         if progress == START:
@@ -143,14 +143,14 @@ class StopMatcher:
         self.watched.discard(slot)
         self.states[slot] = FREE_LINE
 
-    def suspend(self, slot: int) -> Place | None:
+    def suspend(self, slot: int) -> AutomatonPlace | None:
         """Forget the row in `slot`; return where it stands, None if it watches for nothing."""
         is_standing = slot in self.watched and self.states.item(slot) != FREE_LINE
         place = self._place_of(slot) if is_standing else None
         self.close(slot)
         return place
 
-    def resume(self, slot: int, place: Place | None) -> None:
+    def resume(self, slot: int, place: AutomatonPlace | None) -> None:
         """Let a row go on in `slot`, whose row is forgotten, from where it stood."""
         if place is not None:
             self.open(slot, *place)
@@ -270,14 +270,14 @@ class StopMatcher:
             state = self.states.item(slot)
         automaton, progress = self._place_of(slot)
         then = self._reader_of(automaton).read(progress, token_id).progress
-        after = ENDED if then is None else self._state_of(Place(automaton, then))
+        after = ENDED if then is None else self._state_of(AutomatonPlace(automaton, then))
         self._flat[state + column] = after
         return after
 
-    def _place_of(self, slot: int) -> Place:
+    def _place_of(self, slot: int) -> AutomatonPlace:
         return self._places[self.states.item(slot) // self._width - FIRST_LINE]
 
-    def _rows(self) -> list[tuple[int, Place]]:
+    def _rows(self) -> list[tuple[int, AutomatonPlace]]:
         """Return the slots of rows that have not ended, and where each stands."""
         slots = [slot for slot in sorted(self.watched) if self.states.item(slot) != FREE_LINE]
         return [(slot, self._place_of(slot)) for slot in slots]
@@ -307,7 +307,7 @@ class StopMatcher:
         for slot, place in rows:
             self.states[slot] = self._state_of(place)
 
-    def _state_of(self, place: Place) -> int:
+    def _state_of(self, place: AutomatonPlace) -> int:
         """Return the state of a row that stands at `place`, whose line is made if there is none.
 
         A line begins with what can be told of many tokens at once.
@@ -319,7 +319,7 @@ class StopMatcher:
         root = StopProgress(progress.state)
         entries: IntArray | int = UNKNOWN
         if progress != root and not progress.skip:
-            start = self._state_of(Place(automaton, root))
+            start = self._state_of(AutomatonPlace(automaton, root))
             entries = self._flat[start : start + self._width]
         line = FIRST_LINE + len(self._places)
         if progress == root:
@@ -331,7 +331,7 @@ class StopMatcher:
             self._table[line, columns] = UNKNOWN
         return line * self._width
 
-    def _to_be_read(self, place: Place) -> Iterator[IntArray | list[int]]:
+    def _to_be_read(self, place: AutomatonPlace) -> Iterator[IntArray | list[int]]:
         """Yield the columns of tokens that may not lead to where they lead from the root.
 
         For the root itself: those that may not lead back to it.

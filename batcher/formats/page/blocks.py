@@ -26,7 +26,7 @@ Row = TypeVar("Row")
 Kind = Literal["number", "ascending", "text"]
 
 
-class Column(NamedTuple, Generic[Row]):
+class TableColumn(NamedTuple, Generic[Row]):
     """A column: what is in it, and how to find that in a row.
 
     number: a whole one or a float.  ascending: whole ones of which most are a little more than the
@@ -44,7 +44,9 @@ class _Packed(NamedTuple):
     said: dict[str, Any]
 
 
-def table(name: str, columns: Mapping[str, Column[Row]], rows: Iterable[Row]) -> Iterator[bytes]:
+def table(
+    name: str, columns: Mapping[str, TableColumn[Row]], rows: Iterable[Row]
+) -> Iterator[bytes]:
     """Yield the blocks of a table; one without rows has none."""
     remaining = iter(rows)
     while block := list(islice(remaining, ROWS_OF_BLOCK)):

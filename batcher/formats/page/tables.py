@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from batcher.events import BlockedReason, RejectEvent, Role
-from batcher.formats.page.blocks import Column, table, value
+from batcher.formats.page.blocks import TableColumn, table, value
 from batcher.formats.page.records import PageSequence, PageTimeline, SpanDetail
 from batcher.result import FinishReason
 from batcher.timeline import Timeline
@@ -61,17 +61,17 @@ def _more_of_sequence(row: PageSequence) -> str:
     return _encoder.encode(told).decode() if told else ""
 
 
-def _span_number(name: str) -> Column[_Span]:
-    return Column("number", attrgetter(f"span.{name}"))
+def _span_number(name: str) -> TableColumn[_Span]:
+    return TableColumn("number", attrgetter(f"span.{name}"))
 
 
-_SPANS: Mapping[str, Column[_Span]] = {
-    "start": Column("ascending", attrgetter("span.start")),
-    "steps": Column("number", lambda row: row.span.end - row.span.start),
+_SPANS: Mapping[str, TableColumn[_Span]] = {
+    "start": TableColumn("ascending", attrgetter("span.start")),
+    "steps": TableColumn("number", lambda row: row.span.end - row.span.start),
     "slot": _span_number("slot"),
-    "sequence": Column("ascending", attrgetter("detail.sequence")),
-    "outcome": Column("number", lambda row: OUTCOMES.index(row.span.outcome or "")),
-    "flags": Column(
+    "sequence": TableColumn("ascending", attrgetter("detail.sequence")),
+    "outcome": TableColumn("number", lambda row: OUTCOMES.index(row.span.outcome or "")),
+    "flags": TableColumn(
         "number",
         _bits("span.dropped", "span.resumed", "detail.has_first_token", "detail.has_share"),
     ),
@@ -81,42 +81,44 @@ _SPANS: Mapping[str, Column[_Span]] = {
     "jumped": _span_number("jumped"),
     "drafted": _span_number("drafted"),
     "accepted": _span_number("accepted"),
-    "more": Column("text", _more),
+    "more": TableColumn("text", _more),
 }
-_SEQUENCES: Mapping[str, Column[PageSequence]] = {
-    "id": Column("text", attrgetter("id")),
-    "index": Column("number", attrgetter("index")),
-    "role": Column("number", lambda row: ROLES.index(row.role)),
-    "num_rows": Column("number", attrgetter("num_rows")),
-    "arrived": Column("ascending", lambda row: row.arrived.step if row.arrived else 0),
-    "time": Column("number", lambda row: row.arrived.time if row.arrived else nan),
-    "prompt": Column("number", lambda row: row.arrived.prompt_tokens if row.arrived else 0),
-    "limit": Column("number", lambda row: row.arrived.max_tokens if row.arrived else 0),
-    "last": Column("ascending", lambda row: row.ended.step if row.ended else 0),
-    "reason": Column("number", lambda row: OUTCOMES.index(row.ended.reason if row.ended else "")),
-    "tokens": Column("number", lambda row: row.ended.tokens if row.ended else 0),
-    "flags": Column("number", _bits("in_slot")),
-    "more": Column("text", _more_of_sequence),
+_SEQUENCES: Mapping[str, TableColumn[PageSequence]] = {
+    "id": TableColumn("text", attrgetter("id")),
+    "index": TableColumn("number", attrgetter("index")),
+    "role": TableColumn("number", lambda row: ROLES.index(row.role)),
+    "num_rows": TableColumn("number", attrgetter("num_rows")),
+    "arrived": TableColumn("ascending", lambda row: row.arrived.step if row.arrived else 0),
+    "time": TableColumn("number", lambda row: row.arrived.time if row.arrived else nan),
+    "prompt": TableColumn("number", lambda row: row.arrived.prompt_tokens if row.arrived else 0),
+    "limit": TableColumn("number", lambda row: row.arrived.max_tokens if row.arrived else 0),
+    "last": TableColumn("ascending", lambda row: row.ended.step if row.ended else 0),
+    "reason": TableColumn(
+        "number", lambda row: OUTCOMES.index(row.ended.reason if row.ended else "")
+    ),
+    "tokens": TableColumn("number", lambda row: row.ended.tokens if row.ended else 0),
+    "flags": TableColumn("number", _bits("in_slot")),
+    "more": TableColumn("text", _more_of_sequence),
 }
-_BLOCKED: Mapping[str, Column[BlockedSpan]] = {
-    "start": Column("ascending", attrgetter("start")),
-    "end": Column("ascending", attrgetter("end")),
-    "id": Column("text", attrgetter("id")),
-    "index": Column("number", attrgetter("index")),
-    "reason": Column("number", lambda row: REASONS.index(row.reason)),
-    "blocks": Column("number", attrgetter("blocks")),
+_BLOCKED: Mapping[str, TableColumn[BlockedSpan]] = {
+    "start": TableColumn("ascending", attrgetter("start")),
+    "end": TableColumn("ascending", attrgetter("end")),
+    "id": TableColumn("text", attrgetter("id")),
+    "index": TableColumn("number", attrgetter("index")),
+    "reason": TableColumn("number", lambda row: REASONS.index(row.reason)),
+    "blocks": TableColumn("number", attrgetter("blocks")),
 }
-_REJECTS: Mapping[str, Column[RejectEvent]] = {
-    "id": Column("text", attrgetter("id")),
-    "event": Column("text", lambda row: _encoder.encode(row).decode()),
+_REJECTS: Mapping[str, TableColumn[RejectEvent]] = {
+    "id": TableColumn("text", attrgetter("id")),
+    "event": TableColumn("text", lambda row: _encoder.encode(row).decode()),
 }
-_SERIES: Mapping[str, Column[tuple[int, int]]] = {
-    "step": Column("ascending", itemgetter(0)),
-    "value": Column("number", itemgetter(1)),
+_SERIES: Mapping[str, TableColumn[tuple[int, int]]] = {
+    "step": TableColumn("ascending", itemgetter(0)),
+    "value": TableColumn("number", itemgetter(1)),
 }
-_STARTS: Mapping[str, Column[tuple[int, float]]] = {
-    "step": Column("ascending", itemgetter(0)),
-    "time": Column("number", itemgetter(1)),
+_STARTS: Mapping[str, TableColumn[tuple[int, float]]] = {
+    "step": TableColumn("ascending", itemgetter(0)),
+    "time": TableColumn("number", itemgetter(1)),
 }
 
 
@@ -179,6 +181,6 @@ def _changes(series: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 def _times(timeline: Timeline) -> Iterator[bytes]:
     """Yield when steps began and ended, as far as that is told."""
     figures = timeline.figures
-    ends: Mapping[str, Column[float]] = {"time": Column("number", float)}
+    ends: Mapping[str, TableColumn[float]] = {"time": TableColumn("number", float)}
     yield from table("ends", ends, figures.ends)
     yield from table("starts", _STARTS, figures.starts())

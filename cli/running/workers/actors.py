@@ -27,7 +27,7 @@ from ...commands.run import RunOptions
 from ..problems import say
 from .cluster import Cluster, Share, Waiting, share_of
 from .frames import Inbox, frame_of
-from .messages import Failed, Instruction, Interrupted, Report, decode_instruction, decode_report
+from .messages import Failed, Instruction, Report, StoppedByModel, decode_instruction, decode_report
 from .telling import Wanted
 from .transport import Died, Event
 from .worker import Worker
@@ -298,7 +298,7 @@ class ActorWorker:
         except LostModelError:
             raise
         except KeyboardInterrupt:  # while the model was loaded
-            yield Interrupted()
+            yield StoppedByModel()
         except BatchdecodeError as error:
             yield Failed(str(error))
         except Exception as error:  # noqa: BLE001 - it is told where the others are

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError
 from batcher.events import RestartEvent, RunEvent
 
-from .lines import Batch, InputLines
+from .lines import InputLines, LineBatch
 from .messages import (
     Answered,
     Check,
@@ -25,13 +25,13 @@ from .messages import (
     Failed,
     Finish,
     Finished,
-    Interrupted,
     Line,
     Lines,
     Ready,
     Remark,
     Report,
     Row,
+    StoppedByModel,
 )
 from .transport import Died, Transport
 
@@ -70,7 +70,7 @@ class _Member:
         self.is_ready = self.is_alone = False
         self.held: dict[int, Row] = {}
         self.remarks: dict[int, Remark] = {}
-        self.batches: deque[Batch] = deque()
+        self.batches: deque[LineBatch] = deque()
         self._num_bytes, self._rate, self._last = 0, 0.0, time.monotonic()
 
     def give(self, lines: Lines) -> None:
@@ -124,7 +124,7 @@ class Driver:
         self.num_workers = num_workers
         self._members = [_Member() for _ in range(num_workers)]
         self._num_failed_starts = self._num_futile_deaths = 0
-        self._unchecked: deque[Batch] = deque()  # with workers that died
+        self._unchecked: deque[LineBatch] = deque()  # with workers that died
         self._again, self._suspects = Lines(), Lines()
         self._deaths: dict[int, int] = {}  # of lines, by index, as long as they have no answer
         self._failed_checks: Counter[int] = Counter()  # by batch
@@ -209,7 +209,7 @@ class Driver:
                 member.release(indexes)
             case Failed():
                 raise FailedWorkerError(report)
-            case Interrupted():
+            case StoppedByModel():
                 raise KeyboardInterrupt
             case Died():
                 return self._replace(number, report)
@@ -334,7 +334,7 @@ class Driver:
         self._transport.start(number, replace(restart, worker=None))
         return restart
 
-    def _note_failed_check(self, batch: Batch, how: str) -> None:
+    def _note_failed_check(self, batch: LineBatch, how: str) -> None:
         """Take note that a worker has died that was to check this batch.
 
         Raises:

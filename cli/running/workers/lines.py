@@ -31,7 +31,7 @@ MAX_AHEAD = 4 * BATCH_LINES  # lines of a pipe that no worker has
 _ONE = Several(1, 1)
 
 
-class Batch(NamedTuple):
+class LineBatch(NamedTuple):
     """Lines that are checked together, from the index `first` on; number: of the batch, from 0."""
 
     number: int
@@ -57,7 +57,7 @@ class InputLines:
         self._requests, self._report, self._keep_going = requests, report, keep_going
         self._has_read_all = self._is_closed = False
         self._num_batches = self._num_taken = self._num_lines = 0
-        self._early: dict[int, tuple[Batch, Checked]] = {}
+        self._early: dict[int, tuple[LineBatch, Checked]] = {}
         self._ids, self._last_arrival = IdRegistry(), 0.0
 
     @property
@@ -75,7 +75,7 @@ class InputLines:
         """Whether no more lines will be given out."""
         raise NotImplementedError
 
-    def next_batch(self) -> Batch | None:
+    def next_batch(self) -> LineBatch | None:
         """Return lines that are to be checked; None while there are none.
 
         Raises:
@@ -91,7 +91,7 @@ class InputLines:
         """
         raise NotImplementedError
 
-    def take(self, batch: Batch, checked: Checked) -> None:
+    def take(self, batch: LineBatch, checked: Checked) -> None:
         """Take in what the lines of a batch are, whichever was checked first.
 
         Raises:
@@ -111,14 +111,14 @@ class InputLines:
         """Return what of the answer to a line is to be written."""
         return answer
 
-    def _new_batch(self, lines: Block) -> Batch:
+    def _new_batch(self, lines: Block) -> LineBatch:
         """Return a batch of the lines that come next."""
-        batch = Batch(self._num_batches, self._num_lines, lines)
+        batch = LineBatch(self._num_batches, self._num_lines, lines)
         self._num_lines += len(lines.texts)
         self._num_batches += 1
         return batch
 
-    def _look_at(self, batch: Batch, checked: Checked) -> None:
+    def _look_at(self, batch: LineBatch, checked: Checked) -> None:
         """Find out what the lines of a batch are beside those before them.
 
         Most are requests with new ids, in the order of their arrival: that is seen at a glance.
@@ -220,7 +220,7 @@ class FileLines(InputLines):
         """Whether no more lines will be given out."""
         return self._is_closed or (self._num_read_again == self.total and not self._ahead)
 
-    def next_batch(self) -> Batch | None:
+    def next_batch(self) -> LineBatch | None:
         """Return lines that are to be checked; see InputLines."""
         if self._has_read_all:
             return None
@@ -338,7 +338,7 @@ class PipeLines(InputLines):
         """Whether no more lines will be given out."""
         return not self._ready and (self._is_closed or self.is_checked)
 
-    def next_batch(self) -> Batch | None:
+    def next_batch(self) -> LineBatch | None:
         """Return lines that are to be checked; see InputLines."""
         num_ahead = self._num_lines - self.num_read + len(self._ready)
         is_full = num_ahead > MAX_AHEAD - BATCH_LINES

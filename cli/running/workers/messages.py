@@ -219,12 +219,12 @@ class Failed(Struct, frozen=True, tag=True):
     is_input: bool = False
 
 
-class Interrupted(Struct, frozen=True, tag=True):
+class StoppedByModel(Struct, frozen=True, tag=True):
     """The model has raised a KeyboardInterrupt, which stops the run."""
 
 
 Instruction = Check | Decode | Finish | Drop
-Report = Ready | Checked | Answered | Dropped | Finished | Failed | Interrupted
+Report = Ready | Checked | Answered | Dropped | Finished | Failed | StoppedByModel
 
 encode = msgspec.msgpack.Encoder().encode
 decode_instruction = msgspec.msgpack.Decoder(Instruction).decode

@@ -27,8 +27,8 @@ from .frames import CHUNK_BYTES, Inbox, frame_of
 from .messages import (
     Failed,
     Instruction,
-    Interrupted,
     Report,
+    StoppedByModel,
     decode_instruction,
     decode_report,
 )
@@ -226,7 +226,7 @@ def serve(
                 for report in worker.exchange(link.receive(is_waiting=worker.is_idle)):
                     link.send(report)
         except KeyboardInterrupt:  # while the model was loaded
-            link.send(Interrupted())
+            link.send(StoppedByModel())
         except LostModelError as error:  # another worker's may be well
             sys.exit(str(error))
         except BatchdecodeError as error:

@@ -38,7 +38,6 @@ from .messages import (
     Finish,
     Finished,
     Instruction,
-    Interrupted,
     Line,
     Lines,
     Ready,
@@ -47,6 +46,7 @@ from .messages import (
     Report,
     Row,
     Several,
+    StoppedByModel,
 )
 from .telling import Telling, Wanted
 
@@ -124,7 +124,7 @@ class Worker:
                 raise
             except KeyboardInterrupt:
                 yield from self._answered()
-                yield Interrupted()
+                yield StoppedByModel()
             except BatchdecodeError as error:
                 yield from self._answered()
                 traceback = error.raised.traceback if isinstance(error, RaisedError) else ""

@@ -31,7 +31,7 @@ from ...screen.terminal import (
 from ..asking import open_both
 from ..events import contradictions_named, events_of, open_twice, refuse_workers
 from ..show import selection_of
-from .player import DEFAULT_SPEED, Player, Span, TerminalGone
+from .player import DEFAULT_SPEED, Player, StepRange, TerminalGone
 from .recording import Recording
 from .stage import PairStage, Stage
 from .workers import open_recording
@@ -183,7 +183,10 @@ def play_trace(options: TraceOptions) -> int:
         first = options.from_step
         if first is None and found:
             first = min(found)
-        stage, span = Stage(recording, _title(source), terminal.glyphs), Span(window[0], window[-1])
+        stage, span = (
+            Stage(recording, _title(source), terminal.glyphs),
+            StepRange(window[0], window[-1]),
+        )
         return _player(terminal, stage, span, first, options.speed, found)
 
     return _play(make, options.color)
@@ -211,7 +214,7 @@ def play_diff(options: DiffOptions) -> int:
             recordings = a.close(), b.close()
         titles = _title(a.source), _title(b.source)
         stage = PairStage(recordings, comparison, titles, terminal.glyphs)
-        span = Span(0, stage.num_steps - 1)
+        span = StepRange(0, stage.num_steps - 1)
         return _player(terminal, stage, span, options.from_step, options.speed, {})
 
     return _play(make, "auto")
@@ -229,7 +232,7 @@ def _check_terminal() -> None:
 def _player(
     terminal: InteractiveTerminal,
     stage: Stage,
-    span: Span,
+    span: StepRange,
     first: int | None,
     speed: float | None,
     found: Mapping[int, str],

@@ -75,7 +75,7 @@ class TerminalGone(Exception):  # noqa: N818 - nobody is left to call it an erro
     """There is no keyboard any more, or nothing to draw on."""
 
 
-class Span(NamedTuple):
+class StepRange(NamedTuple):
     """The steps that are played, from the first to the last of them."""
 
     first: int
@@ -86,7 +86,7 @@ class Span(NamedTuple):
         return min(max(step, self.first), self.last)
 
 
-class Prompt:
+class InputLine:
     """A line in which a person types; `accept` is called with it."""
 
     def __init__(self, title: str, accept: Callable[[str], None]) -> None:
@@ -126,7 +126,7 @@ class Player:
         display: ScreenLive,
         glyphs: Glyphs,
         *,
-        span: Span,
+        span: StepRange,
         step: int,
         speed: float = DEFAULT_SPEED,
         found: Mapping[int, str],
@@ -139,7 +139,7 @@ class Player:
         self._found = found
         stage.look_at(found.get(self.step))
         self._points: list[int] | None = None
-        self._prompt: Prompt | None = None
+        self._prompt: InputLine | None = None
         self._message = ""
         self._has_help = self.is_over = False
         self._shown: object = None  # what the last frame was of
@@ -262,7 +262,7 @@ class Player:
         self.is_over = True
 
     def _ask(self, title: str, accept: Callable[[str], None]) -> None:
-        self._prompt = Prompt(title, accept)
+        self._prompt = InputLine(title, accept)
 
     def _go_to_point(self, *, is_on: bool) -> None:
         """Go to the next thing of interest, or to the one before."""

@@ -67,7 +67,7 @@ class Chapter(NamedTuple):
     events: bytes
 
 
-class Admission(NamedTuple):
+class AdmittedSample(NamedTuple):
     """Who was admitted in `step`; arrived: the step of an arrival that was told with it."""
 
     step: int
@@ -218,7 +218,7 @@ class Recording:
         """Return how many requests are told of after `step` alone."""
         return self.num_requests - bisect_right(self._request_steps, step)
 
-    def admission_after(self, step: int) -> Admission | None:
+    def admission_after(self, step: int) -> AdmittedSample | None:
         """Return who was admitted next after `step`, on its own account; None if nobody was."""
         place = bisect_right(self._admit_steps, step)
         if place == len(self._admit_steps):
@@ -233,7 +233,7 @@ class Recording:
         label = label_of(admit.id, admit.index, "sample")
         told = events[bisect_left(steps, found) : at]
         arrived = (e.step for e in told if isinstance(e, ArriveEvent) and _is_same(e, admit))
-        return Admission(found, label, next(arrived, None))
+        return AdmittedSample(found, label, next(arrived, None))
 
     def find(self, text: str) -> dict[int, str]:
         """Return who is admitted, by the steps, that is called `text` or else has it in its name.
