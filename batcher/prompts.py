@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from batcher.errors import EncodingError, RequestError, not_encoded
 from batcher.models.base import Model, Tokenizer
-from batcher.models.simulated_logits import scramble
 from batcher.request import PromptInput, PromptSegment
+from batcher.splitmix64 import GAMMA, scramble
 from batcher.tokens import MANY, NO_TOKENS, Tokens, compact, joined, typecode_of
 
 FIRST_ORDINARY_TOKEN = 3  # ids below are often special
@@ -29,7 +29,7 @@ EVICTION_PRIORITIES = {None: 0, "assistant": 0, "user": 1, "system": 2}
 SegmentEnd = tuple[int, int]
 
 _BITS = 64
-_STEP = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64's counter
+_STEP = np.uint64(GAMMA)
 _HALF = np.uint64(32)  # bits
 
 

@@ -36,9 +36,10 @@ from batcher.models.simulated_hash import (
     hash_after_first,
     hashes_after,
 )
-from batcher.models.simulated_logits import LogitTable, scramble
+from batcher.models.simulated_logits import LogitTable
 from batcher.models.simulated_pages import PagedHashes
 from batcher.models.tokenizers import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
+from batcher.splitmix64 import scramble
 from batcher.tokens import Tokens
 
 _CHOICE_BITS = 10

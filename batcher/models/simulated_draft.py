@@ -21,7 +21,7 @@ from batcher.models.simulated import (
     SimulatedSettings,
 )
 from batcher.models.simulated_hash import Hashes
-from batcher.models.simulated_logits import scramble
+from batcher.splitmix64 import scramble
 
 _NEXT_BEST = np.float32(0.95)  # of the largest logit: more than any other is
 

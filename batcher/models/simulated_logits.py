@@ -9,15 +9,10 @@ model seems to be.
 `reference_logits` in simulated.py is the same, slowly and for one prefix.
 """
 
-from typing import TypeVar
-
 import numpy as np
-from numpy.typing import NDArray
 
 from batcher.models.base import FloatArray, IntArray
-
-Bits = NDArray[np.uint64]
-BitsOrInt = TypeVar("BitsOrInt", int, Bits)
+from batcher.splitmix64 import Bits, BitsOrInt, scramble
 
 NUM_RANKINGS = 16  # of each part of speech
 SHARPNESSES = tuple(0.8 * 2.5 ** (step / 15) for step in range(16))
@@ -26,7 +21,6 @@ TOP_LOGIT = 8.0
 ZIPF_EXPONENT = 1.2
 GRAMMAR_GAP = 4.5
 
-_MASK = 2**64 - 1
 _BEYOND_THE_GRAMMAR = 100.0  # no follower comes up as late: -ln(2^-53) is 37
 
 
@@ -66,14 +60,6 @@ def uniform_bits(part: BitsOrInt, ranking: BitsOrInt, token: BitsOrInt) -> BitsO
     """Return 52 random bits: where in (0, 1) the token's number for this ranking lies."""
     bits = scramble((part << 32) + (ranking << 16) + token)
     return bits >> 12  # type: ignore[return-value]  # numpy's stubs lose the sign, numpy does not
-
-
-def scramble(seed: BitsOrInt) -> BitsOrInt:
-    """Return 64 well-mixed bits of `seed`: splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
-    state = (seed + 0x9E3779B97F4A7C15) & _MASK
-    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
-    return state ^ state >> 31  # type: ignore[return-value]  # as above
 
 
 def _ranked_logits(choices: IntArray, vocab_size: int) -> FloatArray:

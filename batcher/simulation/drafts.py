@@ -9,9 +9,9 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from batcher.models.simulated_logits import scramble
 from batcher.scheduling.batch import RunningBatch
 from batcher.simulation.sequence import SimulatedSequence
+from batcher.splitmix64 import scramble
 from batcher.timing.step_time import StepTime
 
 _BITS = 53  # as many as a float has

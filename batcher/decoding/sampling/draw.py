@@ -15,7 +15,6 @@ from batcher.decoding.sampling.filters import Candidates
 from batcher.decoding.sampling.group import SamplingParams
 from batcher.decoding.sampling.logprobs import Floats, log_softmax, token_logprob
 from batcher.decoding.sampling.noise import (
-    UnsignedArray,
     acceptance_noise,
     gumbel_noise,
     highest_noise,
@@ -24,12 +23,13 @@ from batcher.decoding.sampling.noise import (
 from batcher.decoding.sampling.rejection import DrawnDraft, verify
 from batcher.models.base import FloatArray, IntArray
 from batcher.result import TokenLogprob
+from batcher.splitmix64 import Bits
 
 
 class DrawStates(NamedTuple):
     """What a draw depends on beside the logits, [rows] each."""
 
-    keys: UnsignedArray
+    keys: Bits
     positions: IntArray
     mu: Floats
 

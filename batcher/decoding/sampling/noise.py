@@ -10,16 +10,12 @@ from numpy.typing import NDArray
 
 from batcher.decoding.sampling.logprobs import Floats
 from batcher.models.base import IntArray
+from batcher.splitmix64 import GAMMA, MASK, Bits, mix, mix_in_place
 
-_MASK = 2**64 - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _BITS = 52
 _HIGHEST = np.float32(_BITS * np.log(2) + 1e-3)  # more than what rounding takes of it in float32
 
 _ACCEPTANCE, _DRAFTS = 2**63, 2**63 + 1  # as if they were positions, which no row comes to
-
-UnsignedArray = NDArray[np.uint64]
 
 
 def row_key(seed: int, request_id: str, sample: int) -> int:
@@ -27,23 +23,23 @@ def row_key(seed: int, request_id: str, sample: int) -> int:
     name = blake2b(request_id.encode(errors="surrogatepass"), digest_size=8).digest()
     key = int.from_bytes(name, "little")
     for number in (seed, sample):
-        key = _splitmix64(key + (number + 1) * _GAMMA)
+        key = mix(key + (number + 1) * GAMMA)
     return key
 
 
-def token_hashes(keys: UnsignedArray, positions: IntArray, token_ids: IntArray) -> UnsignedArray:
+def token_hashes(keys: Bits, positions: IntArray, token_ids: IntArray) -> Bits:
     """Return the hashes [rows, width] of `token_ids`, same shape.
 
     keys, positions: [rows]; how many tokens each row has generated.
     """
     starts = _at(keys, positions)
     hashes = token_ids.astype(np.uint64)
-    hashes *= np.uint64(_GAMMA)
-    hashes += (starts + np.uint64(_GAMMA))[:, None]
-    return _scramble(hashes)
+    hashes *= np.uint64(GAMMA)
+    hashes += (starts + np.uint64(GAMMA))[:, None]
+    return mix_in_place(hashes)
 
 
-def draft_keys(keys: UnsignedArray, positions: IntArray) -> UnsignedArray:
+def draft_keys(keys: Bits, positions: IntArray) -> Bits:
     """Return keys [rows] for drafts of rows that have so many tokens when these are drawn.
 
     So no two drafts have the same noise, be they of the same position; nor has a token of the row.
@@ -51,18 +47,18 @@ def draft_keys(keys: UnsignedArray, positions: IntArray) -> UnsignedArray:
     return _at(_apart(keys, _DRAFTS), positions)
 
 
-def acceptance_noise(keys: UnsignedArray, positions: IntArray) -> Floats:
+def acceptance_noise(keys: Bits, positions: IntArray) -> Floats:
     """Return numbers [rows], even in (0, 1), that know nothing of other noise of the rows."""
     return _uniform(_at(_apart(keys, _ACCEPTANCE), positions))
 
 
-def gumbel_noise(hashes: UnsignedArray) -> Floats:
+def gumbel_noise(hashes: Bits) -> Floats:
     """Return the noise that each of `hashes` stands for."""
     noise: Floats = -np.log(-np.log(_uniform(hashes)))
     return noise
 
 
-def highest_noise(hashes: UnsignedArray) -> NDArray[np.float32]:
+def highest_noise(hashes: Bits) -> NDArray[np.float32]:
     """Return what the noise of each of `hashes` is not above, and near to where it is high.
 
     -log(u) is not below 1 - u.
@@ -73,17 +69,17 @@ def highest_noise(hashes: UnsignedArray) -> NDArray[np.float32]:
     return np.subtract(_HIGHEST, noise, out=noise)
 
 
-def _apart(keys: UnsignedArray, purpose: int) -> UnsignedArray:
+def _apart(keys: Bits, purpose: int) -> Bits:
     """Return keys for noise of another purpose than the tokens of rows."""
-    return _scramble(keys + np.uint64(purpose * _GAMMA & _MASK))
+    return mix_in_place(keys + np.uint64(purpose * GAMMA & MASK))
 
 
-def _at(keys: UnsignedArray, positions: IntArray) -> UnsignedArray:
+def _at(keys: Bits, positions: IntArray) -> Bits:
     """Return what all noise of `keys` comes from in `positions`; [rows] each."""
-    return _scramble(keys + (positions.astype(np.uint64) + 1) * np.uint64(_GAMMA))
+    return mix_in_place(keys + (positions.astype(np.uint64) + 1) * np.uint64(GAMMA))
 
 
-def _uniform(hashes: UnsignedArray) -> Floats:
+def _uniform(hashes: Bits) -> Floats:
     """Return the middle of the part of (0, 1) that each of `hashes` falls into.
 
     Never 0, never 1, both exact in float64.
@@ -93,23 +89,6 @@ def _uniform(hashes: UnsignedArray) -> Floats:
     return uniform
 
 
-def _places(hashes: UnsignedArray) -> IntArray:
+def _places(hashes: Bits) -> IntArray:
     """Return which of the 2^52 equal parts of (0, 1) each of `hashes` falls into."""
     return (hashes >> np.uint64(64 - _BITS)).view(np.int64)  # turned into floats far faster
-
-
-def _splitmix64(number: int) -> int:
-    """Return the output function of SplitMix64 (Steele, Lea, Flood 2014), modulo 2^64."""
-    number &= _MASK
-    number = (number ^ (number >> 30)) * _MULTIPLIERS[0] & _MASK
-    number = (number ^ (number >> 27)) * _MULTIPLIERS[1] & _MASK
-    return number ^ (number >> 31)
-
-
-def _scramble(numbers: UnsignedArray) -> UnsignedArray:
-    """Return _splitmix64 of every number; changes them in place."""
-    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
-        numbers ^= numbers >> np.uint64(shift)
-        numbers *= np.uint64(multiplier)
-    numbers ^= numbers >> np.uint64(31)
-    return numbers

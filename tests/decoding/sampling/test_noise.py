@@ -20,14 +20,6 @@ def gumbel(keys: list[int], positions: list[int], token_ids: np.ndarray) -> np.n
     return values
 
 
-def test_the_hash_is_splitmix64() -> None:
-    # the first outputs of its authors' code with seed 1234567
-    state, expected = 1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    states = [(state + number * noise._GAMMA) % 2**64 for number in (1, 2, 3)]
-    assert [noise._splitmix64(number) for number in states] == expected
-    assert noise._scramble(np.array(states, np.uint64)).tolist() == expected
-
-
 def test_keys_differ_by_seed_request_and_sample_and_never_change() -> None:
     given = [(s, i, n) for s in (0, 1, -1, 2**63) for i in ("", "a", "b", "\udcff") for n in (0, 1)]
     keys = [noise.row_key(*each) for each in given]
@@ -44,7 +36,7 @@ def test_every_position_and_token_has_noise_of_its_own() -> None:
 
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
 def test_noise_is_finite_at_both_ends_of_the_hash(bits: int) -> None:
-    with patch.object(noise, "_scramble", lambda numbers: np.full_like(numbers, bits)):
+    with patch.object(noise, "mix_in_place", lambda numbers: np.full_like(numbers, bits)):
         assert np.isfinite(gumbel([1], [0], np.arange(3))).all()
 
 
