@@ -57,7 +57,8 @@ class BlockPool:
         self._is_growing, self._max_grown = num_blocks is None, max_grown
         self.num_total = self.num_free = num_blocks or 0
         self.num_cached = self.num_lost = 0
-        self._blank = list(range(self.num_total - 1, -1, -1))  # free, and holding nothing; a stack
+        self._num_made = 0  # those that were ever wanted: the others are free, and only counted
+        self._blank: list[int] = []  # made, free, and holding nothing; a stack
         self._idle = [IdleBlocks() for _ in range(NUM_EVICTION_PRIORITIES)]
         self._extra_holders: dict[int, int] = {}  # of blocks that more than one sequence holds
         self._found: dict[BlockKey, int] = {}  # by the keys that are made
@@ -66,10 +67,11 @@ class BlockPool:
         # By block: its hash and who filled it, if it is cached, and its key, if that is made;
         # further keys, if any.
         self._keys: dict[int, BlockKey] = {}
-        self._hashes = [NO_HASH] * self.num_total
-        self._fillers: list[SequenceName | None] = [None] * self.num_total
-        self._priorities, self._has_priorities = [0] * self.num_total, False
-        self._is_idle = bytearray(self.num_total)
+        self._hashes: list[int] = []
+        self._fillers: list[SequenceName | None] = []
+        self._priorities: list[int] = []
+        self._has_priorities = False
+        self._is_idle = bytearray()
         self._more_keys: dict[int, list[BlockKey]] = {}
 
     @property
@@ -80,7 +82,7 @@ class BlockPool:
     @property
     def use(self) -> BlockUse:
         """What the blocks there are so far are used for."""
-        num_blank = len(self._blank)
+        num_blank = len(self._blank) + self.num_total - self._num_made
         free = None if self._is_growing else num_blank
         return BlockUse(self.num_used, self.num_free - num_blank, free)
 
@@ -98,9 +100,12 @@ class BlockPool:
         """
         blank = self._blank
         num_more = num_blocks - len(blank)
-        if num_more > 0 and (self._is_growing or num_blocks > self.num_free):
-            self._grow(num_blocks)
-            num_more = num_blocks - len(blank)
+        if num_more > 0:
+            if self._is_growing or num_blocks > self.num_free:
+                self._grow(num_blocks)
+            if self._num_made < self.num_total:
+                self._make(num_more)
+                num_more = num_blocks - len(blank)
         self.num_free -= num_blocks
         if num_more <= 0:
             blocks = blank[-1 : -1 - num_blocks : -1]
@@ -399,14 +404,22 @@ class BlockPool:
         if self.num_total >= self._max_grown and self.num_free >= num_blocks:
             return
         num_more = max(num_blocks, self.num_total)
-        new = range(self.num_total + num_more - 1, self.num_total - 1, -1)
-        self._blank[:0] = new  # after those there were, as if they had been there
         self.num_total += num_more
         self.num_free += num_more
-        self._hashes += [NO_HASH] * num_more
-        self._fillers += [None] * num_more
-        self._priorities += [0] * num_more
-        self._is_idle += bytes(num_more)
+
+    def _make(self, num_wanted: int) -> None:
+        """Make so many of the blocks that nobody has wanted yet, if there are, or more.
+
+        They are taken after those that hold nothing, in order.
+        """
+        first = self._num_made
+        self._num_made = stop = min(first + max(num_wanted, first), self.num_total)
+        self._blank[:0] = range(stop - 1, first - 1, -1)
+        num_new = stop - first
+        self._hashes += [NO_HASH] * num_new
+        self._fillers += [None] * num_new
+        self._priorities += [0] * num_new
+        self._is_idle += bytes(num_new)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Make sure that every block is free or held, by exactly those whose `tables` name it.
@@ -419,9 +432,10 @@ class BlockPool:
         free = {*self._blank, *idle}
         if len(free) != len(self._blank) + sum(idle.num_blocks for idle in self._idle):
             raise InvariantError("a block is free twice")
-        if len(free) != self.num_free or len(free) + len(holders) != self.num_total:
+        num_free = len(free) + self.num_total - self._num_made
+        if num_free != self.num_free or free | holders.keys() != {*range(self._num_made)}:
             raise InvariantError(
-                f"{len(holders)} blocks held and {len(free)} free, of {self.num_total}; "
+                f"{len(holders)} blocks held and {num_free} free, of {self.num_total}; "
                 f"{self.num_free} are counted as free"
             )
         if free & holders.keys():

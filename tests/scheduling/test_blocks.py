@@ -1,5 +1,6 @@
 """Blocks are taken, shared, found and forgotten as in a plain list of free ones."""
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 
@@ -294,6 +295,7 @@ CORRUPTIONS = [
 @pytest.mark.parametrize("corrupt", CORRUPTIONS)
 def test_a_corrupt_pool_is_found_out(corrupt: Callable[[BlockPool], None]) -> None:
     pool = BlockPool(5)
+    pool.give_back(pool.take(5))
     tables = [pool.take(2)]
     pool.check(tables)
     corrupt(pool)
@@ -303,7 +305,19 @@ def test_a_corrupt_pool_is_found_out(corrupt: Callable[[BlockPool], None]) -> No
 
 @pytest.mark.parametrize("tables", [[], [[0]], [[0, 1], [1]], [[0, 1, 2]], [[0, 2]]])
 def test_tables_that_are_not_those_of_the_pool_are_found_out(tables: list[list[int]]) -> None:
-    pool = BlockPool(5)
+    pool = BlockPool(5)  # of which two are made
     pool.take(2)
     with pytest.raises(InvariantError):
         pool.check(tables)
+
+
+def test_blocks_that_nobody_has_wanted_take_no_memory() -> None:
+    tracemalloc.start()
+    pool = BlockPool(2**24)
+    taken = [pool.take(3), pool.take(1000)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+    assert [block for blocks in taken for block in blocks] == [*range(1003)]
+    assert pool.use == (1003, 0, 2**24 - 1003)
+    pool.check(taken)
