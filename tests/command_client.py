@@ -6,6 +6,7 @@ It imports nothing that takes long, and is run so: `python -I -S command_client.
 import contextlib
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -31,12 +32,25 @@ def ask(
 
 def main(path: str, *arguments: str) -> None:
     """Have the server run the command here, and end as it does."""
-    folder = os.getcwd()  # noqa: PTH109 - pathlib is slow
-    answers = ask(path, arguments, folder, dict(os.environ), [0, 1, 2]).makefile()
-    process = int(answers.readline())
+    # A handler of Python's might wait until the server says something, so signals come by a pipe.
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, lambda sent, _: _pass_on(process, sent))
-    status = int(answers.readline())
+        signal.signal(number, lambda *_: None)
+    folder = os.getcwd()  # noqa: PTH109 - pathlib is slow
+    answers, told = ask(path, arguments, folder, dict(os.environ), [0, 1, 2]), b""
+    while told.count(b"\n") < 2:  # its process, and its status
+        ready = select.select([answers, reader] if b"\n" in told else [answers], [], [])[0]
+        if answers in ready:
+            more = answers.recv(64)
+            if not more:
+                sys.exit("the server of commands has gone")
+            told += more
+        elif reader in ready:
+            for sent in os.read(reader, 64):
+                _pass_on(int(told.split()[0]), sent)
+    status = int(told.split()[1])
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
