@@ -56,7 +56,7 @@ def show_why(options: WhyOptions) -> None:
     """
     path, source = _open_why(options)
     title: list[str] = []
-    with user_code_prints_to_stderr():
+    with source, user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options, options.preset)
         with contradictions_named(source.name):
             if options.longest:
@@ -164,34 +164,35 @@ def show_diff(options: DiffOptions) -> int:
         WriteError, BrokenPipeError: the output takes no more.
     """
     (path_a, source_a), (path_b, source_b) = open_both(options)
-    _check_page_options(options, source_a, source_b)
-    events_a, events_b = _Events(path_a, source_a), _Events(path_b, source_b)
-    if options.html:
-        refuse_workers("trace diff --html", source_a, source_b)
-    has_workers = max(map(num_workers_of, (source_a, source_b))) > 1
-    with user_code_prints_to_stderr():
-        try:
-            how = compare_workers if has_workers else compare
-            comparison = how(events_a, events_b)
-        except InvariantError as error:
-            raise BatchdecodeError(
-                f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
-            ) from error
-    told = describe(comparison, source_a.name, source_b.name)
-    has_page = options.html or not os.isatty(1)
-    width = None if has_page else terminal_size(1, os.environ).columns
-    results = results_of(comparison, options.top, width)
-    if options.json:
-        print_json(comparison)
-    elif options.html:
-        from .page import render_difference  # noqa: PLC0415 - with it comes numpy
-
-        runs = [(source_a.name, events_a), (source_b.name, events_b)]
+    with source_a, source_b:
+        _check_page_options(options, source_a, source_b)
+        events_a, events_b = _Events(path_a, source_a), _Events(path_b, source_b)
+        if options.html:
+            refuse_workers("trace diff --html", source_a, source_b)
+        has_workers = max(map(num_workers_of, (source_a, source_b))) > 1
         with user_code_prints_to_stderr():
-            page = render_difference(runs, comparison, [*told, *results], options)
-            write_lines(page, options.output)
-    else:
-        _print_lines([*_in_columns(told), *results])
+            try:
+                how = compare_workers if has_workers else compare
+                comparison = how(events_a, events_b)
+            except InvariantError as error:
+                raise BatchdecodeError(
+                    f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
+                ) from error
+        told = describe(comparison, source_a.name, source_b.name)
+        has_page = options.html or not os.isatty(1)
+        width = None if has_page else terminal_size(1, os.environ).columns
+        results = results_of(comparison, options.top, width)
+        if options.json:
+            print_json(comparison)
+        elif options.html:
+            from .page import render_difference  # noqa: PLC0415 - with it comes numpy
+
+            runs = [(source_a.name, events_a), (source_b.name, events_b)]
+            with user_code_prints_to_stderr():
+                page = render_difference(runs, comparison, [*told, *results], options)
+                write_lines(page, options.output)
+        else:
+            _print_lines([*_in_columns(told), *results])
     return EQUAL if comparison.is_equal else DIFFERENT
 
 

@@ -52,22 +52,23 @@ def show_trace(options: TraceOptions) -> None:
     if options.format == "html":
         check_no_terminal("--format html", options.output)
     path, source = open_twice(options.input)
-    check_distinct(source.status, [("--output", options.output)], options.input)
-    if options.output is not None and not options.force:
-        check_replaceable("--output", options.output, _VIEW_START.match)
-    with user_code_prints_to_stderr():
-        events = events_of(path, source, options.run_options, options.preset)
-        with contradictions_named(source.name):
-            timeline = read_timeline(events, _kind_of_timeline(options))
-            timeline.check_integrity()
-    num_workers = timeline.run.workers
-    if options.axis == "seconds" and num_workers > 1:
-        raise BatchdecodeError(
-            f"--axis seconds: the {num_workers} workers of {source.name} have a clock each; "
-            "--format chrome shows each by its own"
-        )
-    selection = selection_of(timeline, options)
-    write_lines(_lines(timeline, selection, options, source.name), options.output)
+    with source:
+        check_distinct(source.status, [("--output", options.output)], options.input)
+        if options.output is not None and not options.force:
+            check_replaceable("--output", options.output, _VIEW_START.match)
+        with user_code_prints_to_stderr():
+            events = events_of(path, source, options.run_options, options.preset)
+            with contradictions_named(source.name):
+                timeline = read_timeline(events, _kind_of_timeline(options))
+                timeline.check_integrity()
+        num_workers = timeline.run.workers
+        if options.axis == "seconds" and num_workers > 1:
+            raise BatchdecodeError(
+                f"--axis seconds: the {num_workers} workers of {source.name} have a clock each; "
+                "--format chrome shows each by its own"
+            )
+        selection = selection_of(timeline, options)
+        write_lines(_lines(timeline, selection, options, source.name), options.output)
 
 
 def _kind_of_timeline(options: TraceOptions) -> type[Timeline]:

@@ -189,7 +189,8 @@ def play_trace(options: TraceOptions) -> int:
         )
         return _player(terminal, stage, span, first, options.speed, found)
 
-    return _play(make, options.color)
+    with source:
+        return _play(make, options.color)
 
 
 def play_diff(options: DiffOptions) -> int:
@@ -217,7 +218,9 @@ def play_diff(options: DiffOptions) -> int:
         span = StepRange(0, stage.num_steps - 1)
         return _player(terminal, stage, span, options.from_step, options.speed, {})
 
-    return _play(make, "auto")
+    (_, source_a), (_, source_b) = inputs
+    with source_a, source_b:
+        return _play(make, "auto")
 
 
 def _check_terminal() -> None:
