@@ -295,8 +295,8 @@ class RunningBatch(Generic[S]):
     def num_steps_for(self, num_blocks: int) -> int:
         """Return for how many steps from the current one on so many blocks are enough."""
         num_cycles, num_left = divmod(num_blocks, self.num_decoding)
-        num_begun = accumulate(map(len, self.growing(self.block_size)))
-        num_steps = len([*takewhile(num_left.__ge__, num_begun)])
+        num_grown = accumulate(map(len, self.growing(self.block_size)))
+        num_steps = len([*takewhile(num_left.__ge__, num_grown)])
         return num_cycles * self.block_size + num_steps
 
     def take_forked(self) -> list[S]:
