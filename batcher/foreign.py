@@ -200,6 +200,20 @@ def has_attribute(holder: Any, name: str) -> bool:
     return attribute_of(holder, name) is not ABSENT
 
 
+def check_members(what: str, value: object, protocol: type) -> None:
+    """Make sure that `value`, which is called `what`, has all that a protocol names.
+
+    Raises:
+        BatchdecodeError: it has not.
+    """
+    names = [name for name in {**vars(protocol), **protocol.__annotations__} if name[0] != "_"]
+    lacking = [name for name in names if not has_attribute(value, name)]
+    if lacking:
+        raise BatchdecodeError(
+            f"{what} must be a {protocol.__name__}: {value!r} lacks {', '.join(lacking)}"
+        )
+
+
 def _status_of(error: BaseException | None) -> int:
     """Return the exit status of a process that `error` ends, which it is told of."""
     if error is None:

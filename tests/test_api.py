@@ -1,5 +1,6 @@
 """batcher.decode: what a program gets."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import batcher
-from batcher import BatchdecodeError, Request, RequestError, Result, SimulatedModel, decode
+from batcher import BatchdecodeError, Engine, Request, RequestError, Result, SimulatedModel, decode
 
 
 def test_results_come_back_in_input_order_and_finish_in_completion_order() -> None:
@@ -183,6 +184,24 @@ def test_other_fields_that_are_changed_later_were_added_as_they_were() -> None:
 def test_an_engine_takes_requests_only() -> None:
     with pytest.raises(BatchdecodeError, match="takes a Request, not a dict"):
         batcher.Engine(SimulatedModel()).add({"prompt": ""})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": True}, "batch size True is not an integer from 1 to 1048576"),
+        ({"settings": {"policy": "fcfs"}}, "settings must be SchedulingSettings, not {'policy'"),
+        ({"settings": None}, "settings must be SchedulingSettings, not None"),
+        ({"step_time": 0.1}, "step_time must be a StepTime: 0.1 lacks name, settings, ticks,"),
+        ({"clock": 1.0}, "clock must be a Clock: 1.0 lacks "),
+        ({"speculation": "ngram"}, "speculation must be a Drafter: 'ngram' lacks open, extend,"),
+        ({"grammar_timeout": "5"}, "grammar_timeout '5' is not a number above 0"),
+        ({"grammar_timeout": 0}, "grammar_timeout 0 is not a number above 0"),
+    ],
+)
+def test_an_engine_says_which_of_its_arguments_is_wrong(arguments: dict, message: str) -> None:
+    with pytest.raises(BatchdecodeError, match=re.escape(message)):
+        Engine(SimulatedModel(), **arguments)
 
 
 def test_a_result_without_a_fault_has_no_error() -> None:

@@ -12,6 +12,7 @@ from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence
 from batcher.engine.speculator import MeasuredCosts, Speculator
 from batcher.errors import BatchdecodeError, InvariantError
+from batcher.foreign import check_members
 from batcher.models.base import (
     Model,
     PagedModel,
@@ -70,6 +71,7 @@ def make_speculator(
         )
     made = partial(Speculator, scheduler, runner, recorder, clock)
     if not isinstance(speculation, SpeculationSettings):
+        check_members("speculation", speculation, Drafter)
         settings: dict[str, Any] = {"draft": type(speculation).__qualname__}
         checked = CheckedDrafter(speculation, takes_trees=can_verify_trees(model))
         return made(checked, FixedLengths(DEFAULT_DRAFT_TOKENS), settings)

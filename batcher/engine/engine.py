@@ -18,6 +18,7 @@ from batcher.engine.recorder import Recorder, StepStats
 from batcher.engine.sequence import Sequence
 from batcher.errors import BatchdecodeError, InvariantError, RequestError
 from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent
+from batcher.foreign import check_members
 from batcher.lifecycle import ABORT
 from batcher.models.base import (
     Model,
@@ -68,7 +69,8 @@ class Engine:
 
     Raises:
         BatchdecodeError: batch_size is not from 1 to 1,048,576, there is no such model, it tells
-            nonsense of its cache, or the settings make no sense.
+            nonsense of its cache, the settings make no sense, or another argument is not what it
+            has to be.
     """
 
     def __init__(
@@ -85,9 +87,7 @@ class Engine:
         grammar_timeout: float = GRAMMAR_TIMEOUT,
         speculation: "SpeculationSettings | Drafter | None" = None,
     ) -> None:
-        if not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH_SIZE:
-            message = f"batch size {batch_size!r} is not an integer from 1 to {MAX_BATCH_SIZE}"
-            raise BatchdecodeError(message)
+        _check_arguments(batch_size, settings, step_time, clock, grammar_timeout)
         self.batch_size, self.settings = batch_size, settings
         self._model = as_model(model)
         if clock is None:
@@ -442,3 +442,28 @@ class Engine:
             else:
                 output = row.generated[begin : stop - num_prompt]
         return BlockContents(row.prompt, output, start, stop, size, self._typecode)
+
+
+def _check_arguments(
+    batch_size: object,
+    settings: object,
+    step_time: object,
+    clock: object,
+    grammar_timeout: float,
+) -> None:
+    """Make sure that arguments of an Engine are what they have to be, but for model and drafts.
+
+    Raises:
+        BatchdecodeError: one is not.
+    """
+    if type(batch_size) is not int or not 1 <= batch_size <= MAX_BATCH_SIZE:  # no bool
+        message = f"batch size {batch_size!r} is not an integer from 1 to {MAX_BATCH_SIZE}"
+        raise BatchdecodeError(message)
+    if not isinstance(settings, SchedulingSettings):
+        raise BatchdecodeError(f"settings must be SchedulingSettings, not {settings!r}")
+    if step_time is not None:
+        check_members("step_time", step_time, StepTime)
+    if clock is not None:
+        check_members("clock", clock, Clock)
+    if not (isinstance(grammar_timeout, int | float) and grammar_timeout > 0):
+        raise BatchdecodeError(f"grammar_timeout {grammar_timeout!r} is not a number above 0")
