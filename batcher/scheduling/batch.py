@@ -9,10 +9,10 @@ by one, and sums over all of them follow from the sum of the offsets.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from heapq import heappop, heappush
-from itertools import accumulate, count, repeat, takewhile
-from operator import attrgetter, mod
+from itertools import count
+from operator import attrgetter
 from typing import Generic
 
 from batcher.errors import InvariantError
@@ -287,17 +287,15 @@ class RunningBatch(Generic[S]):
         step, size = self.decode_step, self.block_size
         return min((at - step) % size for at, rows in self.by_boundary.items() if rows)
 
-    def growing(self, num_steps: int) -> Iterator[Collection[S]]:
-        """Return the rows that begin a block in each of so many steps from the current one on."""
-        steps = range(self.decode_step, self.decode_step + num_steps)
-        return map(self.by_boundary.get, map(mod, steps, repeat(self.block_size)), repeat(()))
-
     def num_steps_for(self, num_blocks: int) -> int:
         """Return for how many steps from the current one on so many blocks are enough."""
         num_cycles, num_left = divmod(num_blocks, self.num_decoding)
-        num_grown = accumulate(map(len, self.growing(self.block_size)))
-        num_steps = len([*takewhile(num_left.__ge__, num_grown)])
-        return num_cycles * self.block_size + num_steps
+        size, by_boundary = self.block_size, self.by_boundary
+        for number in range(size):
+            num_left -= len(by_boundary.get((self.decode_step + number) % size, ()))
+            if num_left < 0:
+                return num_cycles * size + number
+        raise InvariantError("rows begin no block in as many steps as a block has tokens")
 
     def take_forked(self) -> list[S]:
         """Return the rows that may share their last block since the last call."""

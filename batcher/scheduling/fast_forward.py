@@ -4,7 +4,6 @@ Rule: what happens in them is what the scheduler would have planned for each of 
 """
 
 from collections.abc import Collection
-from itertools import accumulate
 from math import inf
 from typing import Generic
 
@@ -61,11 +60,19 @@ class FastForward(Generic[S]):
         Returns for how many steps new blocks were held, summed up, and the slots of rows that end
         with the last step.
         """
-        batch, kv_cache, block_steps = self._batch, self._growing_cache, 0
-        if kv_cache is not None:
-            growing = [*batch.growing(num_steps)]
-            if num_grown := sum(map(len, growing)):
-                kv_cache.grow_in_turn(growing, num_grown)
-                block_steps = sum(accumulate(map(len, growing)))
-        batch.decode_step += num_steps - 1
-        return block_steps, batch.end_decode_step()
+        batch, kv_cache, step = self._batch, self._growing_cache, self._batch.decode_step
+        batch.decode_step = step + num_steps - 1
+        ending = batch.end_decode_step()
+        if kv_cache is None:
+            return 0, ending
+        size, rows_at = batch.block_size, batch.by_boundary.get
+        growing: list[Collection[S]] = []
+        num_grown = block_steps = 0
+        for number in range(step, step + num_steps):
+            if rows := rows_at(number % size):
+                growing.append(rows)
+                num_grown += len(rows)
+            block_steps += num_grown
+        if num_grown:
+            kv_cache.grow_in_turn(growing, num_grown)
+        return block_steps, ending
