@@ -4,7 +4,6 @@ Rule: the scheduler decides, as it does for the engine; nothing here knows a rul
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import count, repeat
 from math import inf
 
 from batcher.errors import InvariantError
@@ -336,15 +335,12 @@ class StepSimulation:
     def _time_of(self, num_steps: int, until: float) -> tuple[int, int]:
         """Return how many of so many steps begin before `until` or an arrival, and their ticks."""
         until, num_rows = self._before_news(until), self._batch.num_decoding
-        rows, reads = repeat(num_rows), count(self._batch.num_read, num_rows)
-        each = map(self._step_time.ticks, repeat(num_rows, num_steps), rows, reads, repeat(0))
-        if until == inf:
-            return num_steps, sum(each)
-        ticks = 0
-        for number, more in enumerate(each):
-            if number and (self._ticks + ticks) / TICKS_PER_SECOND >= until:
+        num_read, ticks, ticks_of = self._batch.num_read, 0, self._step_time.ticks
+        for number in range(num_steps):
+            if number and until < inf and (self._ticks + ticks) / TICKS_PER_SECOND >= until:
                 return number, ticks
-            ticks += more
+            ticks += ticks_of(num_rows, num_rows, num_read, 0)
+            num_read += num_rows
         return num_steps, ticks
 
     def _before_news(self, until: float) -> float:
