@@ -123,7 +123,10 @@ def _of_tokens(
     experts: Callable[[int], int] | None,
     parts: int,
 ) -> Callable[[int], int]:
-    """Return what tells, from the terms of a profile in ticks, all that so many tokens take."""
+    """Return what tells, from the terms of a profile in ticks, all that so many tokens take.
+
+    What each step takes is part of it.
+    """
     if by_tokens:
         measured = [
             (place * parts, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens
@@ -131,11 +134,11 @@ def _of_tokens(
         alone = _curve([(0, ticks["w"]), *measured], ticks["f"])
     else:
         alone = _floor(ticks["w"], ticks["f"])
-    sent = ticks.get("c", 0)
+    always, sent = ticks["t0"], ticks.get("c", 0)
 
     @lru_cache(_MAX_KEPT)
     def ticks_of(num_tokens: int) -> int:
-        total = alone(num_tokens) + sent * num_tokens
+        total = always + alone(num_tokens) + sent * num_tokens
         return total if experts is None else total + experts(num_tokens)
 
     return ticks_of
@@ -154,11 +157,11 @@ class ProfileStepTime:
 
     __slots__ = (
         "_base",
-        "_curve",
         "_experts",
         "_half_per_work",
         "_least",
         "_most_tokens_of_least",
+        "_of_tokens",
         "_per_kv",
         "_per_kv_with_prefill",
         "_per_sequence",
@@ -184,7 +187,7 @@ class ProfileStepTime:
         self._per_token, self._per_sequence = ticks["f"], ticks["g"]
         # f*T <= w, without the product: most steps are so
         self._most_tokens_of_least = ticks["w"] // ticks["f"] if ticks["f"] else sys.maxsize
-        self._curve: Callable[[int], int] | None = None
+        self._of_tokens: Callable[[int], int] | None = None
         self._experts: Callable[[int], int] | None = None
         if by_tokens:
             self.settings["by_tokens"] = [list(point) for point in by_tokens]
@@ -194,7 +197,7 @@ class ProfileStepTime:
             self._without_experts = ProfileStepTime(name, dense, by_tokens, None, parts)
             self.settings |= dict(zip(("num_experts", "num_experts_per_tok"), experts, strict=True))
         if by_tokens or ticks.get("c") or experts:
-            self._curve = _of_tokens(ticks, by_tokens, self._experts, parts)
+            self._of_tokens = _of_tokens(ticks, by_tokens, self._experts, parts)
             self._most_tokens_of_least = 0
         self._per_kv = ticks["d"]
         self._per_kv_with_prefill = ticks["d"] + ticks["h"]
@@ -204,8 +207,8 @@ class ProfileStepTime:
         """Return how long a step takes."""
         if num_tokens <= self._most_tokens_of_least:
             common = self._least + num_sequences * self._per_sequence
-        elif self._curve is not None:
-            common = self._base + self._curve(num_tokens) + num_sequences * self._per_sequence
+        elif (of_tokens := self._of_tokens) is not None:
+            common = of_tokens(num_tokens) + num_sequences * self._per_sequence
         else:
             common = self._base + num_tokens * self._per_token + num_sequences * self._per_sequence
         if prefill_work:
