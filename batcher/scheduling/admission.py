@@ -141,21 +141,23 @@ class Admission(Generic[S]):
 
         Returns how many tokens of it the step computes; None if there is no room.
         """
-        kv_cache, scheduled = self.kv_cache, output.num_scheduled_tokens
-        if kv_cache is None and not first.others:
+        kv_cache = self.kv_cache
+        if kv_cache is not None:
+            num_given = self._take_blocks(output, kv_cache, first, budget, num_kept)
+            if num_given is None:
+                return None
+        elif not first.others:
             num_given = self._share(first, budget, num_kept)
             if num_given:
-                first.num_computed_tokens = scheduled[first] = num_given
+                first.num_computed_tokens = output.num_scheduled_tokens[first] = num_given
         else:
-            shares = self._take_blocks(output, kv_cache, first, budget, num_kept)
-            if shares is None:
-                return None
-            scheduled.update(shares)
+            shares = self._split(first, budget, num_kept)
+            for row, num_tokens in shares.items():
+                row.num_computed_tokens = num_tokens
+            output.num_scheduled_tokens.update(shares)
             num_given = sum(shares.values())
         self.queue.take(first)
         self.blocked = None
-        if self._refusal is not None and self._refusal.first is first:
-            self._refusal = None  # if it comes back, it has more tokens
         self.batch.admit(first)
         output.admitted.append(first)
         if num_kept or not self._finish_prefill(output, first):
@@ -177,28 +179,21 @@ class Admission(Generic[S]):
     def _take_blocks(
         self,
         output: SchedulerOutput[S],
-        kv_cache: "KVCache[S] | None",
+        kv_cache: "KVCache[S]",
         first: S,
         budget: int,
         num_kept: int,
-    ) -> dict[S, int] | None:
-        """Give a group that is to be admitted its blocks, if there are any and there is room.
+    ) -> int | None:
+        """Give a group that is to be admitted its blocks, if there is room.
 
-        Returns how many tokens of which row the step computes; None if there is no room.
+        Returns how many tokens of it the step computes; None if there is no room.
         """
-        if kv_cache is None:
-            shares = self._split(first, budget, num_kept)
-            for row, num_tokens in shares.items():
-                row.num_computed_tokens = num_tokens
-            return shares
         refusal = self._refusal
-        if (
-            refusal is not None
-            and refusal.first is first
-            and self._would_refuse(kv_cache, refusal, budget)
-        ):
-            self._note_blocked(output, first, "kv", refusal.num_needed)
-            return None
+        if refusal is not None and refusal.first is first:
+            if self._would_refuse(kv_cache, refusal, budget):
+                self._note_blocked(output, first, "kv", refusal.num_needed)
+                return None
+            self._refusal = None
         is_alone = self.batch.num_free == len(self.batch.slots)
         if first.others:
             room = self._room_for(kv_cache, first, budget, num_kept, is_alone=is_alone)
@@ -211,9 +206,12 @@ class Admission(Generic[S]):
             self._refusal = _Refusal(first, budget, is_alone, outlook, num_needed)
             self._note_blocked(output, first, "kv", num_needed)
             return None
+        scheduled = output.num_scheduled_tokens
         if not first.others:
             num_given = first.num_computed_tokens - first.num_cached_tokens
-            return {first: num_given} if num_given > 0 else {}
+            if num_given:
+                scheduled[first] = num_given
+            return num_given
         rows = first.computed_group
         for row, match in zip(rows, room.matches, strict=True):
             kv_cache.attach(row, match)
@@ -224,7 +222,8 @@ class Admission(Generic[S]):
             start = row.num_computed_tokens
             row.num_computed_tokens = start + num
             kv_cache.compute(row, start, start + num)
-        return room.num_tokens
+        scheduled.update(room.num_tokens)
+        return sum(room.num_tokens.values())
 
     def _room_for(
         self, kv_cache: "KVCache[S]", first: S, budget: int, num_kept: int, *, is_alone: bool

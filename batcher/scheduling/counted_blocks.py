@@ -42,7 +42,8 @@ class CountedBlocks(KVCache[S]):
     def admit(self, sequence: S, stop: int, max_tokens: int, *, is_alone: bool) -> int:
         """Give a sequence blocks to compute its first tokens: see KVCache, but nothing is found."""
         capacity, size = self._capacity, self.block_size
-        stop = max(min(stop, max_tokens), 0)
+        if stop > max_tokens or stop < 0:
+            stop = max(min(stop, max_tokens), 0)
         num_held = stop or sequence.num_tokens
         if capacity == "no-evict":
             num_held = sequence.most_tokens
