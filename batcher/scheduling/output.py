@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple
 
+from msgspec import Struct
+
 from batcher.events import BlockedReason, PreemptReason
 from batcher.scheduling.sequence import NO_SLOT, S
 
@@ -36,7 +38,7 @@ class Blocked(NamedTuple, Generic[S]):
     num_blocks: int
 
 
-class SchedulerOutput(Generic[S]):
+class SchedulerOutput(Struct, Generic[S], eq=False):
     """What a step does beside giving every decoding row its next token.
 
     Of sequence groups, the first sequences are named.
@@ -53,27 +55,13 @@ class SchedulerOutput(Generic[S]):
     budget: how many more tokens it may compute.
     """
 
-    __slots__ = (
-        "admitted",
-        "blocked",
-        "budget",
-        "grown",
-        "has_continued",
-        "is_decode_step",
-        "num_drafts",
-        "num_scheduled_tokens",
-        "preempted",
-        "prefill_finished",
-    )
-
-    def __init__(self) -> None:
-        self.preempted: list[Preemption[S]] = []
-        self.admitted: list[S] = []
-        self.num_scheduled_tokens: dict[S, int] = {}
-        self.prefill_finished: list[S] = []
-        self.grown: list[S] = []
-        self.num_drafts: Mapping[S, int] = NO_DRAFTS
-        self.is_decode_step = True
-        self.blocked: Blocked[S] | None = None
-        self.budget = 0
-        self.has_continued = False
+    preempted: list[Preemption[S]] = []
+    admitted: list[S] = []
+    num_scheduled_tokens: dict[S, int] = {}
+    prefill_finished: list[S] = []
+    grown: list[S] = []
+    num_drafts: Mapping[S, int] = NO_DRAFTS
+    is_decode_step: bool = True
+    blocked: Blocked[S] | None = None
+    budget: int = 0
+    has_continued: bool = False
