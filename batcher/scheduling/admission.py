@@ -5,6 +5,8 @@ Rule: while the first of the queue is not admitted nobody behind it is, and what
 
 from typing import TYPE_CHECKING, Generic, NamedTuple
 
+from msgspec import Struct
+
 from batcher.errors import InvariantError
 from batcher.events import BlockedReason, PreemptReason
 from batcher.lifecycle import PREEMPT
@@ -36,7 +38,7 @@ class _Room(NamedTuple, Generic[S]):
     num_needed: int
 
 
-class _Refusal(NamedTuple, Generic[S]):
+class _Refusal(Struct, Generic[S], frozen=True):
     """There were fewer blocks for a group than num_needed.
 
     budget, is_alone, outlook: what these depend on: how many tokens it may compute, whether nothing
@@ -405,6 +407,6 @@ class Admission(Generic[S]):
         return (
             not kv_cache.has_room(refusal.num_needed)
             and (budget == refusal.budget or self.settings.capacity != "on-demand")
-            and refusal.is_alone == (not self.batch.num_occupied)
+            and refusal.is_alone == (self.batch.num_free == len(self.batch.slots))
             and kv_cache.outlook(refusal.first) == refusal.outlook
         )

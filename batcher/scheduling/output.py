@@ -30,7 +30,7 @@ class Preemption(NamedTuple, Generic[S]):
             row.slot = NO_SLOT
 
 
-class Blocked(NamedTuple, Generic[S]):
+class Blocked(Struct, Generic[S], frozen=True):
     """Why the first of the waiting queue was not admitted, though a slot was free for it."""
 
     first: S
