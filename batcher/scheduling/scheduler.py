@@ -352,11 +352,10 @@ class Scheduler(Admission[S]):
                 first.first_token_step = step
                 for other in first.others:
                     other.first_token_step = step
+            if first.has_siblings and kv_cache is not None:
+                kv_cache.note_sibling(first)
         if kv_cache is not None:
             kv_cache.end_step()
-            for first in output.prefill_finished:
-                if first.has_siblings:
-                    kv_cache.note_sibling(first)
 
     def lengthen(self, num_more: dict[S, int]) -> None:
         """Let decoding groups that were given so many tokens more at once catch up with them."""

@@ -239,10 +239,13 @@ class StepSimulation:
         self._advance(1, ticks, num_tokens)
         if self._drafts is not None and scheduled.num_drafts:
             self._settle(self._drafts, scheduled)
-        ending = self._scheduler.update(scheduled)
         for sequence in scheduled.prefill_finished:
             if sequence.first_token_ticks == NEVER:
                 sequence.first_token_ticks = self._ticks
+            num_output = sequence.job.output.length
+            if num_output < sequence.max_tokens:  # which nobody but its job knows
+                self._batch.end_after(sequence, num_output - sequence.num_generated)
+        ending = self._scheduler.update(scheduled)
         if ending:
             self._end_all(ending)
 
@@ -293,10 +296,6 @@ class StepSimulation:
             self._note_admitted(scheduled.admitted)
         if self._drafts is not None:
             self._drafting |= dict.fromkeys(scheduled.prefill_finished)
-        for sequence in scheduled.prefill_finished:
-            num_output = sequence.job.output.length
-            if num_output < sequence.max_tokens:  # which nobody but its job knows
-                self._batch.end_after(sequence, num_output - sequence.num_generated)
         if scheduled.num_scheduled_tokens:
             totals.prefill_tokens += sum(scheduled.num_scheduled_tokens.values())
         if not scheduled.is_decode_step:
