@@ -54,9 +54,10 @@ def _curve(points: Sequence[tuple[int, int]], slope: int) -> Callable[[int], int
 
     points: (place, ticks), ascending, the first at 0.  slope: what each place beyond them adds.
     """
+    places = [place for place, _ in points]
 
     def ticks_at(place: int) -> int:
-        after = bisect_right(points, place, key=lambda point: point[0])
+        after = bisect_right(places, place)
         left, low = points[after - 1]
         if after == len(points):
             return low + (place - left) * slope
