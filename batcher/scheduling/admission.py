@@ -201,7 +201,8 @@ class Admission(Generic[S]):
             room = self._room_for(kv_cache, first, budget, num_kept, is_alone=is_alone)
             num_needed = 0 if kv_cache.has_room(room.num_needed) else room.num_needed
         else:
-            stop, most = first.num_tokens - num_kept, min(budget, self._max_chunk)
+            stop, most = first.num_tokens - num_kept, self._max_chunk
+            most = budget if budget < most else most  # noqa: FURB136 - min() takes twice as long
             num_needed = kv_cache.admit(first, stop, most, is_alone=is_alone)
         if num_needed:
             outlook = kv_cache.outlook(first)
@@ -394,13 +395,10 @@ class Admission(Generic[S]):
             return now
         if blocked is None or blocked.reason != "kv":  # that has to be told
             return now
-        budget = self._max_tokens - self.batch.num_decoding
-        if not self._would_refuse(kv_cache, refusal, budget):
+        if not self._would_refuse(kv_cache, refusal, self._max_tokens - self.batch.num_decoding):
             return now
         until = self._ordering.steady_until(now)
-        if until <= now or self._ordering.first(now) is not refusal.first:
-            return now
-        return until
+        return until if until > now and self._ordering.first(now) is refusal.first else now
 
     def _would_refuse(self, kv_cache: "KVCache[S]", refusal: _Refusal[S], budget: int) -> bool:
         """Whether who was refused would be again: it needs as many blocks, which are not free."""

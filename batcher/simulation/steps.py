@@ -184,7 +184,8 @@ class StepSimulation:
             return
         num_steps, until = self._fast_forward.num_steps(self._now)
         if num_steps:
-            self._skip(*self._time_of(num_steps, until))
+            num_steps, ticks = self._time_of(num_steps, until)
+            self._skip(num_steps, ticks)
         else:
             self._take_step()
 
@@ -336,7 +337,7 @@ class StepSimulation:
         until, num_rows = self._before_news(until), self._batch.num_decoding
         num_read, ticks, ticks_of = self._batch.num_read, 0, self._step_time.ticks
         for number in range(num_steps):
-            if number and until < inf and (self._ticks + ticks) / TICKS_PER_SECOND >= until:
+            if until < inf and number and (self._ticks + ticks) / TICKS_PER_SECOND >= until:
                 return number, ticks
             ticks += ticks_of(num_rows, num_rows, num_read, 0)
             num_read += num_rows
@@ -348,7 +349,7 @@ class StepSimulation:
         An arrival that only waits is none.
         """
         queue = self._queue
-        until = min(until, self._until)
+        until = self._until if self._until < until else until  # noqa: FURB136 - min() takes twice as long
         is_closed = queue.num_slots and (self._is_in_order or not self._batch.num_free)
         if self._all_wait and is_closed:
             return until
