@@ -403,7 +403,7 @@ class Admission(Generic[S]):
     def _would_refuse(self, kv_cache: "KVCache[S]", refusal: _Refusal[S], budget: int) -> bool:
         """Whether who was refused would be again: it needs as many blocks, which are not free."""
         return (
-            not kv_cache.has_room(refusal.num_needed)
+            kv_cache.pool.num_free < refusal.num_needed
             and (budget == refusal.budget or self.settings.capacity != "on-demand")
             and refusal.is_alone == (self.batch.num_free == len(self.batch.slots))
             and kv_cache.outlook(refusal.first) == refusal.outlook
