@@ -100,7 +100,7 @@ def read_traced_steps(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
             continue
         try:
             told = decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BatchdecodeError(f"{name}:{number}: no line of a trace: {error}") from None
         if told.seconds is None or told.kv_read is None or told.prefill_work is None:
             raise BatchdecodeError(

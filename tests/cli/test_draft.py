@@ -63,6 +63,11 @@ def test_another_tokenizer_is_told(tmp_path):
         (["--draft", "simulated", "--model", "simulated:0.8"], REQUESTS, "unknown model 'sim"),
         (["--draft", "smollm"], REQUESTS, "did you mean smollm2?"),
         (["--draft", "simulated", "--draft-fields", "{"], REQUESTS, "--draft-fields: "),
+        (
+            ["--draft", "simulated", "--draft-fields", '{"top_k":' + "[" * 5000 + "]" * 5000 + "}"],
+            REQUESTS,
+            "--draft-fields: maximum recursion depth exceeded",
+        ),
         (["--draft", "simulated", "--draft-fields", '{"n": 2}'], REQUESTS, "'n' is none of"),
         (
             ["--draft", "simulated", "--draft-fields", '{"top_k": "x"}'],

@@ -108,6 +108,13 @@ def test_json_that_is_none_is_called_so() -> None:
         read_request_log([(1, b"nope")], "log")
 
 
+def test_a_line_that_is_nested_too_deeply_is_named() -> None:
+    deep = "[" * 5000 + "]" * 5000
+    text = json.dumps(line(extra=None)).replace("null", deep).encode()
+    with pytest.raises(BatchdecodeError, match=r"^log:1: maximum recursion depth exceeded"):
+        read_request_log([(1, text)], "log")
+
+
 def engine_of(
     num_slots: int, scheduling: SchedulingSettings, step_time: StepTime
 ) -> ReplicaSettings:

@@ -133,6 +133,11 @@ def test_lengths_of_0_become_1_and_are_counted():
             [{**mooncake(), "hash_ids": "x"}],
             "trace:1: Expected `array`, got `str` - at `$.hash_ids`",
         ),
+        (
+            "mooncake",
+            ['{"more":' + "[" * 5000 + "]" * 5000 + "}"],
+            "trace:1: maximum recursion depth exceeded",
+        ),
         ("mooncake", [mooncake(output=-1)], "trace:1: output_length -1: expected 0 to"),
         ("mooncake", [mooncake(length=-1)], "trace:1: input_length -1: expected 0 to"),
         (
