@@ -8,6 +8,7 @@ from typing import NamedTuple
 from batcher.errors import BatchdecodeError
 from batcher.events import Event, RunEvent
 from batcher.formats.trace import is_trace, read_trace
+from batcher.formats.trace_checks import TraceChecks
 from batcher.metrics.latencies import EndedRequest, TokenTimes
 from batcher.metrics.steps import StepFeed, is_untimed, open_feed
 from batcher.simulation.request_log import LoggedRequest, read_request_log
@@ -33,14 +34,16 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
     Of a trace, those that came to their end by themselves; each sample is one.
 
     Raises:
-        BatchdecodeError: it is neither, its times are not told, or nothing has come to its end.
+        BatchdecodeError: it is neither, its times are not told, no run can have written it, or
+            nothing has come to its end.
     """
     numbered = iter(lines)
     head = [line for _, line in zip(range(1), numbered, strict=False)]
     if not head or not is_trace(head[0][1]):
         return RequestsOfRun(read_request_log(chain(head, numbered), name), None)
     by_worker = ByWorker(partial(_TimedRequests, name))
-    for event in read_trace((line for _, line in chain(head, numbered)), name):
+    whole = (line for _, line in chain(head, numbered))
+    for event in read_trace(whole, name, TraceChecks().complaint):
         by_worker.add(event)
     requests = [request for worker in by_worker.close() for request in worker.close()]
     if not requests:

@@ -63,3 +63,11 @@ def test_a_trace_in_which_nothing_ended_is_refused():
     lines, _ = traced(REQUESTS, step_time=ConstantStepTime(0.4))
     with pytest.raises(BatchdecodeError, match="no request has come to its end"):
         read_requests(lines[:1], "t")
+
+
+def test_a_trace_that_no_run_can_have_written_is_refused():
+    lines, _ = traced(REQUESTS, step_time=ConstantStepTime(0.4))
+    number = next(n for n, text in lines if b'"event":"finish"' in text)
+    lines[number - 1] = (number, lines[number - 1][1].replace(b'"tokens":1', b'"tokens":1000'))
+    with pytest.raises(BatchdecodeError, match=rf"^t:{number}: '1' ends with 1,000 tokens, and"):
+        read_requests(lines, "t")
