@@ -3,11 +3,14 @@
 Rule: whoever needs a range, a default or a word for people reads it here, from the annotation.
 """
 
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import fields, replace
+
+from batcher.errors import BatchdecodeError
 
 _UNIONS = (Union, UnionType)
 _EXPECTED: dict[Any, str] = {
@@ -70,6 +73,21 @@ def expected_of(kind: Any) -> str:
             return f"{words} above {_in_words(limit.gt)}{most}"
         words = f"{words} {range_in_words(limit.ge, limit.le)}".rstrip()
     return words
+
+
+def check_types(record: Struct, facts: Mapping[str, "FieldFacts"]) -> None:
+    """Make sure that what `facts` names has a value of its type, as from Python anything can be.
+
+    Raises:
+        BatchdecodeError: one has not.
+    """
+    for name, field in facts.items():
+        value = getattr(record, name)
+        try:
+            convert(value, field.type)
+        except (ValidationError, UnicodeEncodeError) as error:  # the other: a lone surrogate
+            message = f"{name} must be {expected_of(field.type)}, not {value!r}"
+            raise BatchdecodeError(message) from error
 
 
 def _in_words(number: float) -> str:

@@ -9,6 +9,8 @@ import pytest
 
 import batcher
 from batcher import BatchdecodeError, Engine, Request, RequestError, Result, SimulatedModel, decode
+from batcher.settings import SchedulingSettings
+from batcher.speculation.settings import SpeculationSettings
 
 
 def test_results_come_back_in_input_order_and_finish_in_completion_order() -> None:
@@ -186,6 +188,10 @@ def test_an_engine_takes_requests_only() -> None:
         batcher.Engine(SimulatedModel()).add({"prompt": ""})
 
 
+def drafts(**fields: Any) -> dict[str, Any]:
+    return {"speculation": SpeculationSettings(**{"draft": "ngram", **fields})}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -195,6 +201,11 @@ def test_an_engine_takes_requests_only() -> None:
         ({"step_time": 0.1}, "step_time must be a StepTime: 0.1 lacks name, settings, ticks,"),
         ({"clock": 1.0}, "clock must be a Clock: 1.0 lacks "),
         ({"speculation": "ngram"}, "speculation must be a Drafter: 'ngram' lacks open, extend,"),
+        (drafts(acceptance="Exact"), "acceptance must be exact or leviathan, not 'Exact'"),
+        (drafts(draft_tokens=-1), "draft_tokens must be an integer from 1 to 64 or auto, not -1"),
+        (drafts(draft_tree=3), "draft_tree must be text, in quotes if need be, not 3"),
+        (drafts(draft=None), "draft must be text, in quotes if need be, not None"),
+        ({"settings": SchedulingSettings(batching="\ud800")}, r"batching must be continuous or "),
         ({"grammar_timeout": "5"}, "grammar_timeout '5' is not a number above 0"),
         ({"grammar_timeout": 0}, "grammar_timeout 0 is not a number above 0"),
     ],

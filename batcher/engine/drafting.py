@@ -12,6 +12,7 @@ from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence
 from batcher.engine.speculator import MeasuredCosts, Speculator
 from batcher.errors import BatchdecodeError, InvariantError
+from batcher.fields import check_types
 from batcher.foreign import check_members
 from batcher.models.base import (
     Model,
@@ -36,6 +37,7 @@ from batcher.speculation.loading import make_text_drafter
 from batcher.speculation.settings import (
     AUTO,
     DEFAULT_DRAFT_TOKENS,
+    SPECULATION_SETTINGS,
     Acceptance,
     SpeculationSettings,
 )
@@ -63,7 +65,8 @@ def make_speculator(
     """Return what speculates for the rows of `runner`, whose model is `model`.
 
     Raises:
-        BatchdecodeError: the model cannot verify drafts, or there is nothing that would draft.
+        BatchdecodeError: the model cannot verify drafts, there is nothing that would draft, or a
+            setting has no value that it may have.
     """
     if not can_verify(model):
         raise BatchdecodeError(
@@ -75,6 +78,7 @@ def make_speculator(
         settings: dict[str, Any] = {"draft": type(speculation).__qualname__}
         checked = CheckedDrafter(speculation, takes_trees=can_verify_trees(model))
         return made(checked, FixedLengths(DEFAULT_DRAFT_TOKENS), settings)
+    check_types(speculation, SPECULATION_SETTINGS)
     shape = _shape(speculation, model)
     drafter = _drafter(speculation, model, runner, shape.num_branches)
     settings = msgspec.to_builtins(speculation)

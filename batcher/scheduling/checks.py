@@ -6,10 +6,8 @@ from.
 
 from collections.abc import Collection, Sequence
 
-from msgspec import ValidationError, convert
-
 from batcher.errors import BatchdecodeError
-from batcher.fields import expected_of
+from batcher.fields import check_types
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, policy_of
 from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, PreemptFor, SchedulingSettings
 
@@ -53,13 +51,7 @@ def _check_values(settings: SchedulingSettings) -> None:
     Raises:
         BatchdecodeError: one has not.
     """
-    for name, setting in SETTINGS.items():
-        value = getattr(settings, name)
-        try:
-            convert(value, setting.type)
-        except ValidationError as error:  # from Python, where anything can be given
-            message = f"{name} must be {expected_of(setting.type)}, not {value!r}"
-            raise BatchdecodeError(message) from error
+    check_types(settings, SETTINGS)
     for name in _COUNTS:
         value = getattr(settings, name)
         if value is not None and value < 1:
