@@ -69,10 +69,14 @@ class TraceChecks:
         if event.role != "sample":
             return None
         sample = self._open.pop((event.worker, event.id, event.index), None)
-        if sample is None or self._is_remote or event.slot is None:
-            return None
-        most = min(sample.max_tokens, event.step + 1 - sample.step + sample.beside_steps)
-        if event.tokens <= most:
+        if self._is_remote or not event.tokens:
             return None
         label = label_of(event.id, event.index, event.role)
+        if sample is None:
+            return f"{label!r} ends with {event.tokens:,} tokens, and has not arrived"
+        most = sample.max_tokens
+        if event.slot is not None:  # or else it was preempted, and has what it had then
+            most = min(most, event.step + 1 - sample.step + sample.beside_steps)
+        if event.tokens <= most:
+            return None
         return f"{label!r} ends with {event.tokens:,} tokens, and can have {most:,} at most"

@@ -48,6 +48,11 @@ def read(events):
         ),
         ([ARRIVE, ADMIT, finish(8, 7)], "t:4: 'a' ends with 7 tokens, and can have 6 at most"),
         ([ARRIVE, ADMIT, finish(2, 4)], "t:4: 'a' ends with 4 tokens, and can have 3 at most"),
+        ([finish(3, 4)], "t:2: 'a' ends with 4 tokens, and has not arrived"),
+        (
+            [ARRIVE, ADMIT, finish(9, 7, None, "aborted")],
+            "t:4: 'a' ends with 7 tokens, and can have 6 at most",
+        ),
         ([ARRIVE, ADMIT, finish(2, -1)], "t:4: not a line of a trace: Expected `int` >= 0"),
         ([ArriveEvent(0, -1.5, "a", 0, "input", 5, 6)], "t:2: not a line of a trace: Expected `fl"),
         ([ARRIVE, AdmitEvent(0, 0.0, "a", 0, -1, "empty")], "t:3: not a line of a trace: Expected"),
