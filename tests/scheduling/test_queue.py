@@ -1,5 +1,7 @@
 """The way to a slot: still to come, arrived, in the queue; and out of it, from wherever."""
 
+import random
+from math import inf
 from typing import Any
 
 from examples import examples
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from waiting import pending, waiting
 
-from batcher.scheduling.queue import ArrivalOrder, WaitingQueue
+from batcher.scheduling.queue import ArrivalOrder, KeyOrder, WaitingQueue
 from batcher.scheduling.sequence import Schedulable
 
 
@@ -46,6 +48,23 @@ def test_one_that_comes_back_goes_before_all_that_came_later() -> None:
     queue.push(third)
     queue.push(first)
     assert [queue.peek(0.0), first.queue_number, third.queue_number] == [first, 0, 2]
+
+
+def test_the_smallest_key_goes_first_whoever_has_gone_out_of_turn() -> None:
+    draw = random.Random(3)
+    order: KeyOrder[Schedulable] = KeyOrder(lambda sequence: (sequence.priority,), inf)
+    sequences = [waiting(str(number), priority=draw.randrange(10_000)) for number in range(900)]
+    for sequence in sequences:
+        order.push(sequence)
+    draw.shuffle(sequences)
+    left = sequences[:100]
+    for sequence in sequences[100:]:  # so many that the entries of what has gone are cleared out
+        order.remove(sequence)
+    came = []
+    while (first := order.first(0.0)) is not None:
+        came.append(first.priority)
+        order.remove(first)
+    assert came == sorted(sequence.priority for sequence in left)
 
 
 class Queue(RuleBasedStateMachine):
