@@ -5,6 +5,7 @@ code fails.
 """
 
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -209,8 +210,9 @@ def check_members(what: str, value: object, protocol: type) -> None:
     names = [name for name in {**vars(protocol), **protocol.__annotations__} if name[0] != "_"]
     lacking = [name for name in names if not has_attribute(value, name)]
     if lacking:
+        given = reprlib.repr(value)
         raise BatchdecodeError(
-            f"{what} must be a {protocol.__name__}: {value!r} lacks {', '.join(lacking)}"
+            f"{what} must be a {protocol.__name__}: {given} lacks {', '.join(lacking)}"
         )
 
 

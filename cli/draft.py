@@ -84,7 +84,7 @@ def _read_fields(text: str | None) -> dict[str, Any]:
         if wrong is not None:
             raise BatchdecodeError(f"--draft-fields: {wrong}")
         request = msgspec.convert({"prompt": "", **given}, Request)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # the other: nested too deeply
         raise BatchdecodeError(f"--draft-fields: {error}") from None
     return {name: getattr(request, name) for name in given}
 

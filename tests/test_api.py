@@ -196,8 +196,8 @@ def drafts(**fields: Any) -> dict[str, Any]:
     ("arguments", "message"),
     [
         ({"batch_size": True}, "batch size True is not an integer from 1 to 1048576"),
-        ({"settings": {"policy": "fcfs"}}, "settings must be SchedulingSettings, not {'policy'"),
-        ({"settings": None}, "settings must be SchedulingSettings, not None"),
+        ({"settings": {"policy": "fcfs"}}, "settings must be SchedulingSettings, not a dict"),
+        ({"settings": None}, "settings must be SchedulingSettings, not a NoneType"),
         ({"step_time": 0.1}, "step_time must be a StepTime: 0.1 lacks name, settings, ticks,"),
         ({"clock": 1.0}, "clock must be a Clock: 1.0 lacks "),
         ({"speculation": "ngram"}, "speculation must be a Drafter: 'ngram' lacks open, extend,"),

@@ -460,7 +460,9 @@ def _check_arguments(
         message = f"batch size {batch_size!r} is not an integer from 1 to {MAX_BATCH_SIZE}"
         raise BatchdecodeError(message)
     if not isinstance(settings, SchedulingSettings):
-        raise BatchdecodeError(f"settings must be SchedulingSettings, not {settings!r}")
+        raise BatchdecodeError(
+            f"settings must be SchedulingSettings, not a {type(settings).__name__}"
+        )
     if step_time is not None:
         check_members("step_time", step_time, StepTime)
     if clock is not None:

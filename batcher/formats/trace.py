@@ -78,7 +78,14 @@ def read_trace(
         BatchdecodeError: not a trace, another version of it, a damaged line before the last, or
             one that is wrong.
     """
-    numbered = enumerate(lines, start=1)
+    return read_numbered_trace(enumerate(lines, start=1), name, complaint)
+
+
+def read_numbered_trace(
+    lines: Iterable[tuple[int, bytes]], name: str, complaint: Callable[[Event], str | None]
+) -> Iterator[Event]:
+    """Yield the events of a trace as `read_trace` does, of lines with their numbers."""
+    numbered = iter(lines)
     first_line = next((line for _, line in numbered), b"")
     _check_header(first_line, name)
     for number, line in chain([(1, first_line)], numbered):

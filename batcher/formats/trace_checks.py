@@ -13,6 +13,7 @@ from batcher.events import (
     Event,
     FinishEvent,
     JumpEvent,
+    PreemptEvent,
     RunEvent,
 )
 from batcher.timeline.records import is_follower, label_of
@@ -21,11 +22,15 @@ _Key = tuple[int | None, str, int]  # the worker, the id and the index
 
 
 class _Sample(Struct):
-    """One that has arrived: how many tokens it may have, and may have been given since `step`."""
+    """One that has arrived.
+
+    step: the one that admitted it, if it has a slot; each from that on may have given it a token.
+    num_tokens: how many it had by then, or has without a slot, and was given beside those.
+    """
 
     max_tokens: int
-    step: int = 0
-    beside_steps: int = 0
+    step: int | None = None
+    num_tokens: int = 0
 
 
 class TraceChecks:
@@ -50,7 +55,11 @@ class TraceChecks:
             case JumpEvent() | AcceptEvent():
                 sample = self._open.get((event.worker, event.id, event.index))
                 if sample is not None:
-                    sample.beside_steps += event.tokens
+                    sample.num_tokens += event.tokens
+            case PreemptEvent():
+                sample = self._open.get((event.worker, event.id, event.index))
+                if sample is not None and event.role == "sample":
+                    sample.step, sample.num_tokens = None, event.generated
             case FinishEvent():
                 return self._finish(event)
         return None
@@ -62,7 +71,7 @@ class TraceChecks:
         if sample is None:
             label = label_of(event.id, event.index, event.role)
             return f"{label!r} is admitted, and has not arrived"
-        sample.step, sample.beside_steps = event.step, event.generated
+        sample.step, sample.num_tokens = event.step, event.generated
         return None
 
     def _finish(self, event: FinishEvent) -> str | None:
@@ -71,12 +80,12 @@ class TraceChecks:
         sample = self._open.pop((event.worker, event.id, event.index), None)
         if self._is_remote or not event.tokens:
             return None
-        label = label_of(event.id, event.index, event.role)
-        if sample is None:
-            return f"{label!r} ends with {event.tokens:,} tokens, and has not arrived"
-        most = sample.max_tokens
-        if event.slot is not None:  # or else it was preempted, and has what it had then
-            most = min(most, event.step + 1 - sample.step + sample.beside_steps)
+        most = 0
+        if sample is not None:
+            num_steps = 0 if sample.step is None else event.step + 1 - sample.step
+            most = min(sample.max_tokens, sample.num_tokens + num_steps)
         if event.tokens <= most:
             return None
-        return f"{label!r} ends with {event.tokens:,} tokens, and can have {most:,} at most"
+        label = label_of(event.id, event.index, event.role)
+        why = "has not arrived" if sample is None else f"can have {most:,} at most"
+        return f"{label!r} ends with {event.tokens:,} tokens, and {why}"

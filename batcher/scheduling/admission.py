@@ -201,8 +201,7 @@ class Admission(Generic[S]):
             room = self._room_for(kv_cache, first, budget, num_kept, is_alone=is_alone)
             num_needed = 0 if kv_cache.has_room(room.num_needed) else room.num_needed
         else:
-            stop, most = first.num_tokens - num_kept, self._max_chunk
-            most = budget if budget < most else most  # noqa: FURB136 - min() takes twice as long
+            stop, most = first.num_tokens - num_kept, min(budget, self._max_chunk)
             num_needed = kv_cache.admit(first, stop, most, is_alone=is_alone)
         if num_needed:
             outlook = kv_cache.outlook(first)
@@ -403,7 +402,7 @@ class Admission(Generic[S]):
     def _would_refuse(self, kv_cache: "KVCache[S]", refusal: _Refusal[S], budget: int) -> bool:
         """Whether who was refused would be again: it needs as many blocks, which are not free."""
         return (
-            kv_cache.pool.num_free < refusal.num_needed
+            not kv_cache.has_room(refusal.num_needed)
             and (budget == refusal.budget or self.settings.capacity != "on-demand")
             and refusal.is_alone == (self.batch.num_free == len(self.batch.slots))
             and kv_cache.outlook(refusal.first) == refusal.outlook

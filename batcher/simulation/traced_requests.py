@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Event, RunEvent
-from batcher.formats.trace import is_trace, read_trace
+from batcher.formats.trace import is_trace, read_numbered_trace
 from batcher.formats.trace_checks import TraceChecks
 from batcher.metrics.latencies import EndedRequest, TokenTimes
 from batcher.metrics.steps import StepFeed, is_untimed, open_feed
@@ -42,8 +42,7 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
     if not head or not is_trace(head[0][1]):
         return RequestsOfRun(read_request_log(chain(head, numbered), name), None)
     by_worker = ByWorker(partial(_TimedRequests, name))
-    whole = (line for _, line in chain(head, numbered))
-    for event in read_trace(whole, name, TraceChecks().complaint):
+    for event in read_numbered_trace(chain(head, numbered), name, TraceChecks().complaint):
         by_worker.add(event)
     requests = [request for worker in by_worker.close() for request in worker.close()]
     if not requests:

@@ -68,6 +68,11 @@ def test_another_tokenizer_is_told(tmp_path):
             REQUESTS,
             "--draft-fields: maximum recursion depth exceeded",
         ),
+        (
+            ["--draft", "simulated", "--draft-fields", '{"n": "\udcff"}'],
+            REQUESTS,
+            "--draft-fields: ",
+        ),
         (["--draft", "simulated", "--draft-fields", '{"n": 2}'], REQUESTS, "'n' is none of"),
         (
             ["--draft", "simulated", "--draft-fields", '{"top_k": "x"}'],

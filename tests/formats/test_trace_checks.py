@@ -33,6 +33,10 @@ def finish(step, tokens, slot=0, reason="length"):
     return FinishEvent(step, float(step), "a", 0, slot, reason, None, tokens)
 
 
+def preempt(step, generated):
+    return PreemptEvent(step, float(step), "a", 0, 0, "kv", "b", 0, 5, generated)
+
+
 def read(events):
     lines = encode_events(events).splitlines(keepends=True)
     return list(read_trace(lines, "t", TraceChecks().complaint))
@@ -52,6 +56,16 @@ def read(events):
         (
             [ARRIVE, ADMIT, finish(9, 7, None, "aborted")],
             "t:4: 'a' ends with 7 tokens, and can have 6 at most",
+        ),
+        ([ARRIVE, finish(9, 5, None, "aborted")], "t:3: 'a' ends with 5 tokens, and can have 0 at"),
+        ([ARRIVE, finish(9, 5)], "t:3: 'a' ends with 5 tokens, and can have 0 at most"),
+        (
+            [ARRIVE, ADMIT, finish(0, 5, None, "aborted")],
+            "t:4: 'a' ends with 5 tokens, and can have 1 at most",
+        ),
+        (
+            [ARRIVE, ADMIT, preempt(1, 1), finish(9, 5, None, "aborted")],
+            "t:5: 'a' ends with 5 tokens, and can have 1 at most",
         ),
         ([ARRIVE, ADMIT, finish(2, -1)], "t:4: not a line of a trace: Expected `int` >= 0"),
         ([ArriveEvent(0, -1.5, "a", 0, "input", 5, 6)], "t:2: not a line of a trace: Expected `fl"),

@@ -69,5 +69,8 @@ def test_a_trace_that_no_run_can_have_written_is_refused():
     lines, _ = traced(REQUESTS, step_time=ConstantStepTime(0.4))
     number = next(n for n, text in lines if b'"event":"finish"' in text)
     lines[number - 1] = (number, lines[number - 1][1].replace(b'"tokens":1', b'"tokens":1000'))
-    with pytest.raises(BatchdecodeError, match=rf"^t:{number}: '1' ends with 1,000 tokens, and"):
+    lines = [(1, lines[0][1]), *((n + 1, text) for n, text in lines[1:])]  # behind a blank line
+    with pytest.raises(
+        BatchdecodeError, match=rf"^t:{number + 1}: '1' ends with 1,000 tokens, and"
+    ):
         read_requests(lines, "t")
