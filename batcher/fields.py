@@ -5,7 +5,7 @@ Rule: whoever needs a range, a default or a word for people reads it here, from 
 
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import fields, replace
@@ -21,6 +21,19 @@ _EXPECTED: dict[Any, str] = {
     dict: "an object",
     list: "a list",
 }
+
+
+Number = TypeVar("Number", int, float)
+
+
+def read_number(text: str, kind: type[Number]) -> Number:
+    """Return the number that `text` is, written in ASCII without underscores; raise a ValueError.
+
+    Python alone would take `1_0` for 10, and the digits of every script.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return kind(text)
 
 
 class Range(Struct, frozen=True):

@@ -48,6 +48,18 @@ def forged(num_steps):
     yield EndEvent(num_steps, float(num_steps), num_steps, 2)
 
 
+def wide(num_slots):
+    """A short trace that states a huge batch and uses its first and last slot."""
+    yield RunEvent(batch=num_slots, model="simulated", settings={})
+    for slot in (0, num_slots - 1):
+        yield ArriveEvent(0, 0.0, f"r{slot}", 0, "input", 1, 40)
+        yield AdmitEvent(0, 0.0, f"r{slot}", 0, slot, "empty")
+    for slot in (0, num_slots - 1):
+        last = 38 + slot % 2
+        yield FinishEvent(last, float(last), f"r{slot}", 0, slot, "length", None, last + 1)
+    yield EndEvent(40, 40.0, 79, 2)
+
+
 def crowded(num_requests):
     """A run of two slots in which everything waits: requests of 1 and of 2 steps take turns."""
     yield RunEvent(batch=2, model="simulated", settings={})
@@ -86,6 +98,20 @@ def peak_of(events, encode):
 def test_a_step_costs_nothing(view):
     peak_of(forged(100), VIEWS[view])  # what is loaded when it is first needed
     assert peak_of(forged(100_000_000), VIEWS[view]) < 400_000  # of which zlib takes most
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_slot_that_nothing_uses_costs_nothing(view):
+    views = VIEWS | {"steps": encode_steps}
+    peak_of(wide(2), views[view])  # what is loaded when it is first needed
+    assert peak_of(wide(2**20), views[view]) < 400_000
+
+
+def test_steps_of_a_huge_batch_have_the_slots_that_were_used():
+    (row, *_) = encode_steps(Timeline.from_events(wide(2**20)))
+    assert row == b'{"step":0,"slots":["r0","r1048575"],"waiting":0}\n'
+    story = answer_of(read_requests(wide(2**20), "r0")).stories[0]
+    assert [part.phase for part in story.parts] == ["prefill", "decode"]
 
 
 def test_the_story_of_a_request_goes_from_event_to_event():

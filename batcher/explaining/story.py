@@ -319,7 +319,7 @@ def _smallest_parts(
     admissions, all_blocked = iter(request.admissions), iter(timeline.blocked)
     admission, blocked = next(admissions, None), next(all_blocked, None)
     points = _turning_points(timeline, request, steps)
-    for batch, slots in _cut(timeline.select_batches(steps), points):
+    for batch, labels in _cut(timeline.select_batches(steps), points):
         step = batch.start
         while admission is not None and admission.preempt and admission.preempt.step <= step:
             admission = next(admissions, None)
@@ -329,7 +329,8 @@ def _smallest_parts(
             yield _part_in_slot(timeline, request, admission, batch)
         else:
             is_blocked = blocked is not None and blocked.start <= step
-            yield _wait(request, batch, slots, blocked if is_blocked else None)
+            num_free = timeline.num_slots - len(labels)
+            yield _wait(request, batch, labels, num_free, blocked if is_blocked else None)
 
 
 def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) -> Iterator[int]:
@@ -351,18 +352,18 @@ def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) 
 
 
 def _cut(
-    batches: Iterator[tuple[range, list[str | None]]], points: Iterator[int]
-) -> Iterator[tuple[range, list[str | None]]]:
+    batches: Iterator[tuple[range, tuple[str, ...]]], points: Iterator[int]
+) -> Iterator[tuple[range, tuple[str, ...]]]:
     """Yield `batches`, cut at `points`."""
     point = next(points, None)
-    for steps, slots in batches:
+    for steps, labels in batches:
         start = steps.start
         while point is not None and point < steps.stop:
             if point > start:
-                yield range(start, point), slots
+                yield range(start, point), labels
                 start = point
             point = next(points, None)
-        yield range(start, steps.stop), slots
+        yield range(start, steps.stop), labels
 
 
 def _part_in_slot(
@@ -393,14 +394,13 @@ def computes_at_once(request: RequestTimeline, admission: AdmissionRecord) -> bo
 
 
 def _wait(
-    request: RequestTimeline, steps: range, slots: list[str | None], blocked: BlockedSpan | None
+    request: RequestTimeline,
+    steps: range,
+    by: tuple[str, ...],
+    num_free: int,
+    blocked: BlockedSpan | None,
 ) -> StoryPart:
-    """Return the part that is some steps of a wait.
-
-    Where no slot is free, nothing else counts.
-    """
-    by = tuple(label for label in slots if label is not None)
-    num_free = len(slots) - len(by)
+    """Return some steps of a wait as a part; while no slot is free, nothing else counts."""
     if num_free and blocked is not None:
         is_itself = (blocked.id, blocked.index) == (request.id, request.index)
         behind = None if is_itself else blocked.label

@@ -12,6 +12,7 @@ from typing import Any, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batcher.fields import read_number
 from batcher.simulation.sequence import SimulatedSequence, Turns
 from batcher.simulation.workload import GREEDY, Job, Piece, Workload
 from batcher.timing.catalog import hint_at
@@ -237,7 +238,7 @@ def parse_streamed(text: str) -> StreamedWorkload:
 def _number(most: float) -> Callable[[str, str], float]:
     def read(text: str, place: str) -> float:
         try:
-            number = float(text)
+            number = read_number(text, float)
         except ValueError:
             number = -1.0
         if not 0 < number <= most:  # nor is NaN

@@ -155,7 +155,7 @@ def _names(process: _Process, *, num_workers: int) -> Iterator[TraceEvent]:
     whose = f"worker {number}, " if num_workers > 1 else ""
     name, first_slot = f"batchdecode ({whose}{timeline.run.model})", number * timeline.num_slots
     yield {"ph": "M", "name": "process_name", "pid": process.pid, "args": {"name": name}}
-    for slot in sorted(selection.slots) or range(timeline.num_slots):
+    for slot in timeline.columns(selection):
         thread = {"ph": "M", "pid": process.pid, "tid": slot + 1}
         yield thread | {"name": "thread_name", "args": {"name": f"slot {first_slot + slot}"}}
         yield thread | {"name": "thread_sort_index", "args": {"sort_index": slot + 1}}

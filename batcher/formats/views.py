@@ -12,6 +12,7 @@ _encoder = msgspec.json.Encoder()
 _CSV_FIELDS = ("slot", "id", "index", "start", "end", "outcome", "role", "jumped", "dropped")
 _CSV_DRAFT_FIELDS = ("drafted", "accepted")
 _CSV_WORKER_FIELDS = ("worker",)
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _CSV_MEMORY_FIELDS = ("prefill", "cached", "generated", "resumed")
 
 
@@ -37,12 +38,18 @@ def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterato
     fields += _CSV_DRAFT_FIELDS if timeline.has_drafts else ()
     fields += _CSV_WORKER_FIELDS if timeline.run.workers > 1 else ()
     buffer = StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
+    writer = csv.writer(buffer)  # it quotes what has a character of the end of its lines, "\r\n"
     writer.writerow(fields)
-    yield buffer.getvalue().encode()
+    yield buffer.getvalue()[:-2].encode() + b"\n"
     for span in timeline.select_spans(selection):
         buffer.seek(0)
         buffer.truncate()
-        cells = (getattr(span, field) for field in fields)
-        writer.writerow(str(cell).lower() if isinstance(cell, bool) else cell for cell in cells)
-        yield buffer.getvalue().encode()
+        writer.writerow(_cell(getattr(span, field)) for field in fields)
+        yield buffer.getvalue()[:-2].encode() + b"\n"
+
+
+def _cell(value: object) -> object:
+    """Return a value as a cell; a text that a spreadsheet would run as a formula gets a `'`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value

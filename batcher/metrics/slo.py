@@ -31,7 +31,7 @@ _DOUBTFUL = {"ttft": 100.0, "tpot": 1.0}
 _LIMIT = re.compile(r"([^=]*)=([^=]*)")
 _CLASS = re.compile(r"\s*priority\s*=([^:]*):(.*)", re.DOTALL)
 _PRIORITY = re.compile(r"[+-]?[0-9]{1,10}")
-_TIME = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) ?([^\d\s]*)")
+_TIME = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) ?([^\d\s]*)", re.ASCII)
 _BARE = re.compile(r"(\w+)\s*=\s*([\d.eE+]+)\s*(?=,|$)")
 
 

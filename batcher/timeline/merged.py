@@ -35,8 +35,8 @@ class WorkersTimeline(Timeline):
     def own_selections(self, selection: Selection) -> Iterator[tuple[int, Selection]]:
         """Yield each worker of which `selection` shows slots, with what it shows of it."""
         for worker in range(len(self.workers)):
-            own = frozenset(slot - self._first(worker) for slot in selection.slots)
-            shown = own & frozenset(range(self.run.batch))
+            own = (slot - self._first(worker) for slot in selection.slots)
+            shown = frozenset(slot for slot in own if 0 <= slot < self.run.batch)
             if shown or not selection.slots:
                 start, stop, _ = slice(selection.start, selection.stop).indices(self.num_steps)
                 ids = selection.request_ids

@@ -41,6 +41,7 @@ class Selection:
 
 
 EVERYTHING = Selection()
+MAX_EMPTY_SLOTS = 1024  # a trace of a few bytes may state a batch of a million
 _NO_DRAFTS: tuple[int, Iterable[StepDrafts]] = (MAX_STEPS, ())
 AnyRecord = TypeVar("AnyRecord", SlotSpan, Wait)
 
@@ -66,6 +67,15 @@ class Timeline(TimelineRecords):
     def num_slots(self) -> int:
         """How many slots there are, those of all workers."""
         return self.run.batch * self.run.workers
+
+    def columns(self, selection: Selection = EVERYTHING) -> list[int]:
+        """Return the slots that views of `selection` show, ascending.
+
+        Of more than MAX_EMPTY_SLOTS slots, only those that held a sequence at any time.
+        """
+        if selection.slots or self.num_slots <= MAX_EMPTY_SLOTS:
+            return sorted(selection.slots) or list(range(self.num_slots))
+        return sorted({span.slot for span in self.spans})
 
     @property
     def has_figures(self) -> bool:
@@ -140,13 +150,13 @@ class Timeline(TimelineRecords):
     def _step_rows(self, selection: Selection) -> Iterator[StepRow]:
         """Yield the rows `selection` covers, without drafts."""
         window = self.window(selection)
-        columns = sorted(selection.slots) or range(self.num_slots)
+        columns = self.columns(selection)
         waiting, figures = clip(self.waiting(), window), self.figures
         waits_until = num_waiting = 0
         for start, stop, labels, chosen in self._batches(window, selection):
             if not chosen and selection.request_ids:
                 continue
-            shown = [labels[slot] for slot in columns]
+            shown = [labels.get(slot) for slot in columns]
             for step in range(start, stop):
                 while waits_until <= step:
                     _, waits_until, num_waiting = next(waiting)
@@ -165,19 +175,19 @@ class Timeline(TimelineRecords):
                 step, drafts = next(of_steps, _NO_DRAFTS)
             yield row if step > row.step else _told_of(row, list(drafts))
 
-    def select_batches(self, window: range) -> Iterator[tuple[range, list[str | None]]]:
-        """Yield steps of `window` in which the batch stays the same, and the label in each slot."""
+    def select_batches(self, window: range) -> Iterator[tuple[range, tuple[str, ...]]]:
+        """Yield steps of `window` in which the batch stays the same, and its labels by slot."""
         for start, stop, labels, _ in self._batches(window, EVERYTHING):
-            yield range(start, stop), list(labels)
+            yield range(start, stop), tuple(labels[slot] for slot in sorted(labels))
 
     def _batches(
         self, window: range, selection: Selection
-    ) -> Iterator[tuple[int, int, list[str | None], set[int]]]:
-        """Yield a start, a stop, the labels, and those of the chosen slots a chosen request holds.
+    ) -> Iterator[tuple[int, int, dict[int, str], set[int]]]:
+        """Yield a start, a stop, the label by held slot, and which chosen ones a chosen one holds.
 
         The last two change from one to the next.
         """
-        labels: list[str | None] = [None] * self.num_slots
+        labels: dict[int, str] = {}
         chosen: set[int] = set()
         ends: list[tuple[int, int]] = []
         spans = self.select_spans(Selection(start=window.start, stop=window.stop))
@@ -186,7 +196,7 @@ class Timeline(TimelineRecords):
         while step < window.stop:
             while ends and ends[0][0] <= step:
                 slot = heappop(ends)[1]
-                labels[slot] = None
+                del labels[slot]
                 chosen.discard(slot)
             while upcoming is not None and upcoming.start <= step:
                 labels[upcoming.slot] = upcoming.label

@@ -4,6 +4,7 @@ from math import isfinite
 
 from msgspec import Struct
 
+from batcher.fields import read_number
 from batcher.timing.carrying import load_profile
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ConstantStepTime
@@ -76,7 +77,7 @@ def _roofline_of(text: str) -> StepTime:
 def _seconds(text: str) -> float:
     """Return the duration of a step, or raise a CatalogError."""
     try:
-        seconds = float(text)
+        seconds = read_number(text, float)
     except ValueError:
         seconds = -1.0
     if not (isfinite(seconds) and 1e-15 <= seconds <= MAX_STEP_SECONDS):  # noqa: PLR2004 - a tick

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
+from batcher.fields import read_number
 from batcher.fleet.fleet_file import FleetFile, read_fleet
 from batcher.fleet.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, router_of
 from batcher.request import MAX_DRAFT_TOKENS
@@ -152,7 +153,7 @@ def _count(maximum: int = MAX_COUNT, *, has_none: bool = False) -> Callable[[str
 def _number(is_allowed: Callable[[float], bool], expected: str) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
-            number = float(text)
+            number = read_number(text, float)
         except ValueError:
             raise ValueError(expected) from None
         if not (isfinite(number) and is_allowed(number)):

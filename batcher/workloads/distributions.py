@@ -11,6 +11,7 @@ from msgspec import Struct
 from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 
+from batcher.fields import read_number
 from batcher.workloads.entries import MAX_LENGTH, WorkloadError
 from batcher.workloads.traces import NumberedLine, Side, read_lengths
 
@@ -119,7 +120,7 @@ def _usage(name: str, family: Family) -> str:
 def _is_number(text: str) -> bool:
     """Return whether `text` is a number that can be a parameter."""
     try:
-        value = float(text)
+        value = read_number(text, float)
     except ValueError:
         return False
     return abs(value) <= MAX_PARAMETER  # which nan and infinity are not

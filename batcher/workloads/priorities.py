@@ -6,6 +6,7 @@ from itertools import repeat
 import numpy as np
 from numpy.random import Generator
 
+from batcher.fields import read_number
 from batcher.request import MAX_INT
 from batcher.workloads.entries import WorkloadError
 
@@ -37,7 +38,7 @@ def parse_priorities(text: str, place: str) -> PriorityShares:
     shares: PriorityShares = {}
     try:
         for priority, share in zip(parts[::2], parts[1::2], strict=True):
-            shares[int(priority)] = float(share)
+            shares[read_number(priority, int)] = read_number(share, float)
     except ValueError:
         shares = {}
     is_allowed = all(

@@ -9,6 +9,7 @@ from itertools import count
 
 from msgspec import Struct
 
+from batcher.fields import read_number
 from batcher.workloads.arrivals import Arrivals
 from batcher.workloads.distributions import Distribution, draw_lengths, draw_seconds, make_generator
 from batcher.workloads.entries import (
@@ -116,7 +117,7 @@ def parse_shared_prefix(text: str, option: str) -> SharedPrefix:
     """
     length, colon, groups = text.partition(":")
     try:
-        prefix = SharedPrefix(int(length), int(groups) if colon else 1)
+        prefix = SharedPrefix(read_number(length, int), read_number(groups, int) if colon else 1)
     except ValueError:
         prefix = SharedPrefix(0, 0)
     if not (1 <= prefix.length <= MAX_LENGTH and 1 <= prefix.num_groups <= MAX_GROUPS):

@@ -79,7 +79,7 @@ class _Page:
     ) -> None:
         self.timeline = timeline
         self.page_width = self.chart_width = width
-        self.slots = sorted(selection.slots) or list(range(timeline.num_slots))
+        self.slots = timeline.columns(selection)
         self.request_ids = selection.request_ids
         self.ascii_only = ascii_only
         self.glyphs = chart.ASCII if ascii_only else chart.UNICODE

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from batcher.errors import BatchdecodeError
+from batcher.fields import read_number
 from batcher.formats.chrome import encode_chrome
 from batcher.formats.page import START as PAGE_START
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
@@ -87,15 +88,16 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
     """
     start, colon, stop = text.partition(":")
     try:
-        if not colon:
-            step = int(start)
-            return step, step + 1 or None  # -1 is the last step, up to the end
-        return int(start) if start else None, int(stop) if stop else None
+        first = read_number(start, int) if start or not colon else None
+        last = read_number(stop, int) if stop else None
     except ValueError:
         raise BatchdecodeError(
             f"--steps {text}: expected A:B, steps A up to but not including B; "
             "either may be left out"
         ) from None
+    if first is not None and not colon:
+        return first, first + 1 or None  # -1 is the last step, up to the end
+    return first, last
 
 
 def selection_of(timeline: Timeline, options: TraceOptions) -> Selection:

@@ -11,11 +11,12 @@ from typing import Any
 import typer
 from typer._click import types
 
-from batcher.fields import range_in_words
+from batcher.fields import range_in_words, read_number
 
 from ..screen.cells import cut_middle, listed
 
 _ANY_COUNT = 2**31 - 1  # help does not say that there may be no more
+_NUMBERS = (types.IntParamType, types.FloatParamType)
 _MAX_SHOWN = 60  # characters of a wrong value
 
 
@@ -41,8 +42,10 @@ class WordedType(types.ParamType):
             typer.BadParameter: it does not hold that.
         """
         try:
+            if isinstance(value, str) and isinstance(self._kind, _NUMBERS):
+                read_number(value, float)
             converted = self._kind.convert(value, param, ctx)
-        except typer.BadParameter:
+        except (typer.BadParameter, ValueError):
             raise _refused(self.allowed, value, self.choices) from None
         if isinstance(converted, float) and math.isnan(converted):
             raise _refused(self.allowed, value)
@@ -74,7 +77,7 @@ def _allowed(kind: Any, numbers: str, choices: Sequence[str]) -> str:
 
 def _is_number(value: object) -> bool:
     try:
-        float(str(value))
+        read_number(str(value), float)
     except ValueError:
         return False
     return True

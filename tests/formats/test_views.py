@@ -1,6 +1,8 @@
 import csv
 import io
+import json
 
+import pytest
 from reference_paged import CROWDED, Limits, play_paged
 from reference_schedule import DESIGN_JOBS, Job, play
 from reference_units import beams, guided, play_units, samples
@@ -12,6 +14,14 @@ from batcher.timeline import Selection, Timeline
 
 def timeline_of(jobs, batch=2):
     return Timeline.from_events(play(jobs, batch).events)
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_a_spreadsheet_takes_no_id_for_a_formula(name):
+    _, line = encode_csv(timeline_of([Job(name, 2)]))
+    assert next(csv.reader(io.StringIO(line.decode(), newline="")))[1] == f"'{name}"
+    (span,) = encode_spans(timeline_of([Job(name, 2)]))
+    assert json.loads(span)["id"] == name
 
 
 def test_spans_of_the_example_of_the_design():

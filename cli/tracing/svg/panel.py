@@ -37,7 +37,7 @@ class Panel:
     ) -> None:
         self._timeline = timeline
         self._axis = TimeAxis.of(timeline, steps, NAME_WIDTH, width - FIGURE_WIDTH, unit)
-        slots = sorted(selection.slots) or range(timeline.num_slots)
+        slots = timeline.columns(selection)
         shown = Selection(start=steps.start, stop=steps.stop, slots=frozenset(slots))
         self.bars: Bars | None = None
         most = MAX_BARS * -(-len(slots) // MAX_ROWS) if may_have_bars else 0
