@@ -1,6 +1,7 @@
-"""Processes that compute for this one: which signals they hear, which threads they have, their end.
+"""Helper processes: how they are started, which threads they have, how they end.
 
-Rule: they take no notice of what a terminal or a supervisor sends to all, and end with this one.
+Rule: a helper ignores what a terminal or a supervisor sends to all. It imports nothing from the
+current folder unless `MODULE:NAME` names it. It ends with the process that started it.
 """
 
 import os
@@ -13,17 +14,29 @@ from threading import Thread
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_SAFE_PATH = ("PYTHONSAFEPATH", "for helpers of batchdecode")
 
 
 @contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Let processes that are started inside take no notice of signals for this one."""
-    ensure_running()  # which would let signals through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which they inherit
+def helpers_started() -> Iterator[None]:
+    """Start helpers inside: they ignore signals, and their path lacks the current folder.
+
+    multiprocessing starts `python -c`, which searches the current folder first; only the
+    environment keeps it from that.
+    """
+    name, value = _SAFE_PATH
+    is_set = name in os.environ
+    os.environ.setdefault(name, value)
     try:
-        yield
+        ensure_running()  # a helper, too; it would let signals through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which they inherit
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if not is_set:
+            del os.environ[name]
 
 
 @contextmanager
@@ -42,8 +55,11 @@ def threads_shared(num_processes: int) -> Iterator[None]:
             del os.environ[name]
 
 
-def end_with_parent() -> None:
-    """See to it that this process ends at once when the one that started it has, in whatever."""
+def become_helper() -> None:
+    """End this process when its parent ends; what a model starts here gets the usual path."""
+    name, value = _SAFE_PATH
+    if os.environ.get(name) == value:
+        del os.environ[name]
     Thread(target=_end_after_parent, daemon=True).start()
 
 

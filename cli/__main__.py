@@ -1,5 +1,10 @@
 """`python -m batchdecode`: the command without its script."""
 
+import sys
+
+if not sys.flags.safe_path:
+    sys.path.pop(0)  # the current folder: what lies there is data
+
 from .start import main
 
 main()

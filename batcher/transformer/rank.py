@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from batcher.errors import BatchdecodeError, InvariantError, describe
-from batcher.processes import end_with_parent
+from batcher.processes import become_helper
 from batcher.transformer.layers import FloatArray
 from batcher.transformer.rank_group import GroupPart, PeerGoneError, RankGroup
 from batcher.transformer.transformer import Transformer, Watch
@@ -24,7 +24,7 @@ def serve(connection: Connection, part: GroupPart, outer: GroupPart | None, make
 
     outer: of the first rank, which hands over what comes of it.
     """
-    end_with_parent()
+    become_helper()
     try:
         _serve(connection, RankGroup(part), None if outer is None else RankGroup(outer), make)
     except (EOFError, ConnectionError, PeerGoneError):

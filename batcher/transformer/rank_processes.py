@@ -18,7 +18,7 @@ from weakref import finalize
 import numpy as np
 
 from batcher.errors import BatchdecodeError, InvariantError, LostModelError
-from batcher.processes import signals_blocked, threads_shared
+from batcher.processes import helpers_started, threads_shared
 from batcher.transformer.cache_groups import cache_groups
 from batcher.transformer.cache_size import cache_size
 from batcher.transformer.config import TransformerConfig
@@ -64,7 +64,7 @@ class RankProcesses:
 
     def _start(self, make: MakeRank, world_size: int, first: GroupPart) -> None:
         context = get_context("spawn")
-        with signals_blocked(), threads_shared(world_size):
+        with helpers_started(), threads_shared(world_size):
             for part in group_parts(context, world_size):
                 ours, theirs = context.Pipe()
                 outer = first if part.rank == 0 else None

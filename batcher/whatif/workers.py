@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.garbage import look_seldom
-from batcher.processes import signals_blocked
+from batcher.processes import become_helper, helpers_started
 
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
@@ -98,7 +98,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         """Start more processes, which take no notice of signals: it is this one that ends them."""
         context = get_context("spawn")
         num_before = len(self._connections)
-        with signals_blocked():
+        with helpers_started():
             for _ in range(num_processes):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(theirs, self._work), daemon=True)
@@ -112,6 +112,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
 
 def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:
     """Take what is shared, and answer the tasks that come; what a process does."""
+    become_helper()
     with suppress(EOFError, OSError):
         shared = connection.recv()
         look_seldom()

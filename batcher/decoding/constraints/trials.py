@@ -116,7 +116,7 @@ def _start() -> "subprocess.Popen[bytes]":
     """
     try:
         return subprocess.Popen(  # noqa: S603 - this interpreter, with a program of ours
-            [sys.executable, "-c", _CODE, json.dumps(sys.path)],
+            [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, chdir, suppress
 from threading import Event as Flag
 from threading import Thread
 from typing import Any, NamedTuple, Self
@@ -85,7 +85,8 @@ class Cluster:
     def __enter__(self) -> Self:
         ray, address = self._ray, self._address
         try:
-            with self._waiting():
+            # Ray lets its workers import from the folder that it is started in.
+            with self._waiting(), chdir("/"):
                 _knock_at(address)
                 found = ray.init(address or None, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # Ray raises all kinds, bare ones included

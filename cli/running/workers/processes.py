@@ -20,7 +20,7 @@ from typing import Self
 from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import RestartEvent
 from batcher.garbage import look_seldom
-from batcher.processes import end_with_parent, signals_blocked, threads_shared
+from batcher.processes import become_helper, helpers_started, threads_shared
 
 from ...commands.run import RunOptions
 from .frames import CHUNK_BYTES, Inbox, frame_of
@@ -72,7 +72,7 @@ class Processes:
         process = self._context.Process(
             target=serve, args=(theirs, self._options, number, self._wanted, restart)
         )
-        with signals_blocked(), threads_shared(self._num_workers):
+        with helpers_started(), threads_shared(self._num_workers):
             process.start()
         theirs.close()
         os.set_blocking(ours.fileno(), False)
@@ -215,7 +215,7 @@ def serve(
     restart: RestartEvent | None,
 ) -> None:
     """Be the worker `number`; what a process does."""
-    end_with_parent()
+    become_helper()
     link = _Link(own_end)
     with own_end, suppress(EOFError, ConnectionError):
         try:
