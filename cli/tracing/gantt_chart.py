@@ -15,6 +15,7 @@ from batcher.timeline.records import SlotSpan
 from batcher.timeline.step_counts import Stretch, clip
 
 from ..screen.cells import cell_width, cut_middle
+from ..screen.live.theme import hue_of
 from .slot_rows import has_failed
 
 MIN_CUT_CELLS = 6
@@ -183,12 +184,10 @@ def bar_row(
 def bar_styles(spans: Sequence[SlotSpan], scale: Scale) -> list[str]:
     """Return the style of each cell of what `bar_row` draws of a slot, [num_cells]."""
     styles = [""] * scale.num_cells
-    for number, span in enumerate(spans):
+    for span in spans:
         steps = scale.clip(span)
         first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
-        styles[first : last + 1] = [f"turn{number % 2}"] * (last + 1 - first)
-        for cell in _prefill_cells(span, scale):
-            styles[cell] = "prefill"
+        styles[first : last + 1] = [hue_of(span.id)] * (last + 1 - first)
         if span.end - 1 in steps:
             styles[last] = _end_style(span) or styles[last]
         if span.start in steps:

@@ -182,7 +182,7 @@ def _gantt(
     if may_color and wants_color(options.color, 1, os.environ):
         from .gantt_color import colored  # noqa: PLC0415 - with it comes rich
 
-        lines = colored(gantt, os.environ)
+        lines = colored(gantt)
     return [f"{line}\n".encode(encoding, "backslashreplace") for line in lines]
 
 

@@ -20,7 +20,7 @@ from cli.running.intake import open_input
 from cli.running.runner import RunSetup
 from cli.screen.live.display import FrameLines, ScreenLive
 from cli.screen.live.driver import LiveView
-from cli.screen.live.theme import DARK, Line
+from cli.screen.live.theme import THEME, Line
 from cli.screen.pace import Pace
 from cli.screen.view import RunPlan
 
@@ -95,7 +95,7 @@ def frame() -> list[Line]:
 def picture() -> str:
     """The SVG of that."""
     console = Console(
-        record=True, file=io.StringIO(), width=COLUMNS, theme=DARK, force_terminal=True
+        record=True, file=io.StringIO(), width=COLUMNS, theme=THEME, force_terminal=True
     )
     console.print(FrameLines(frame()), end="", soft_wrap=True)
     svg = console.export_svg(title="batchdecode run chat.jsonl", unique_id="live")

@@ -18,6 +18,7 @@ from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.records import Fork, SlotSpan
 from batcher.timeline.step_counts import Stretch
 from cli.screen.cells import cell_width
+from cli.screen.live.theme import HUES, hue_of
 from cli.tracing.gantt import render_gantt as render_lines
 from cli.tracing.gantt_chart import (
     ASCII,
@@ -611,26 +612,21 @@ def finishes(*slots):
     return [FinishEvent(8, 8.0, f"r{slot}", 0, slot, "length", None, 9) for slot in slots]
 
 
-def colors_of(lines, environ=None):
-    return colored(lines, {} if environ is None else environ)
-
-
 def test_colours_change_no_character():
     for timeline in (timeline_of(DESIGN_JOBS), long_run()):
         lines = render_lines(timeline, width=80)
         plain = ["".join(text for text, _ in line) for line in lines]
-        assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colors_of(lines)] == plain
+        assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored(lines)] == plain
 
 
-def test_colours_are_those_the_user_chose_and_tell_neighbours_and_prefill_apart():
+def test_colours_are_those_the_user_chose_and_tell_requests_apart():
     timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
     lines = render_lines(timeline, width=80)
-    text = "".join(colors_of(lines))
+    text = "".join(colored(lines))
     codes = {code for found in re.findall(r"\x1b\[([\d;]+)m", text) for code in found.split(";")}
-    assert codes <= {"0", "1", "2", *map(str, range(30, 38))}
+    assert codes <= {"0", "1", "2", *map(str, [*range(30, 38), *range(90, 98)])}
     styles = {style for line in lines for _, style in line}
-    assert {"turn0", "turn1", "prefill", "preempted", "admitted", "queue"} <= styles
-    assert colors_of(lines, {"COLORFGBG": "0;15"}) != colors_of(lines)
+    assert {*HUES, "preempted", "admitted", "queue"} <= styles
 
 
 @given(paged_workloads())
@@ -647,6 +643,9 @@ def test_each_cell_of_a_bar_has_the_style_of_what_holds_the_slot(workload):
         for step in range(timeline.num_steps):
             cells = styles[scale.first_cell(step) : scale.last_cell(step) + 1]
             assert all(cells) if step in held else not any(cells)
+        for span in spans:
+            first, last = scale.first_cell(span.start) + 1, scale.last_cell(span.end - 1)
+            assert set(styles[first:last]) <= {hue_of(span.id)}
         starts = {scale.first_cell(span.start) for span in spans}
         assert {cell for cell, style in enumerate(styles) if style == "admitted"} == starts
 

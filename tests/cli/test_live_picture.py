@@ -11,11 +11,13 @@ from reference_paged import CROWDED, Limits, PagedJob, play_paged
 from reference_units import beams, guided, play_units, samples
 
 from batcher.events import (
+    AdmitEvent,
     ArriveEvent,
     BlockedEvent,
     EndEvent,
     FinishEvent,
     JumpEvent,
+    PreemptEvent,
     RejectEvent,
     RunEvent,
 )
@@ -24,7 +26,7 @@ from cli.screen.live import grid
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.driver import LiveView
 from cli.screen.live.grid import Longest, plan_columns, plan_map
-from cli.screen.live.theme import DARK, LIGHT, UNICODE, theme_of
+from cli.screen.live.theme import THEME, UNICODE
 from cli.screen.pace import Pace
 from cli.screen.view import RunPlan
 
@@ -396,11 +398,48 @@ def test_colour_is_used_only_where_it_is_wanted():
     assert colorful.lines() == plain.lines()
 
 
-@pytest.mark.parametrize(
-    ("told", "theme"), [("15;0", DARK), ("0;15", LIGHT), ("0;default;7", LIGHT), ("", DARK)]
-)
-def test_the_theme_follows_the_background(told, theme):
-    assert theme_of({"COLORFGBG": told}) is theme
-    assert set(theme.styles) == set(DARK.styles)
-    colors = {style.color.name for style in theme.styles.values() if style.color is not None}
-    assert colors <= {"red", "green", "yellow", "blue", "magenta", "cyan"}  # the user's own
+PALETTES = {  # the sixteen colours, dark ones first, then their bright versions
+    "xterm": "000000 cd0000 00cd00 cdcd00 0000ee cd00cd 00cdcd e5e5e5 "
+    "7f7f7f ff0000 00ff00 ffff00 5c5cff ff00ff 00ffff ffffff",
+    "VS Code": "000000 cd3131 0dbc79 e5e510 2472c8 bc3fbc 11a8cd e5e5e5 "
+    "666666 f14c4c 23d18b f5f543 3b8eea d670d6 29b8db e5e5e5",
+}
+
+
+def luminance(color):
+    """Return the relative luminance of `color`, as WCAG 2 defines it."""
+    shares = [int(color[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("palette", PALETTES)
+@pytest.mark.parametrize("name", THEME.styles)
+def test_every_style_is_readable_on_black_and_on_white(name, palette):
+    color = THEME.styles[name].color
+    if color is not None:
+        assert color.number is not None
+        own = luminance(PALETTES[palette].split()[color.number])
+        contrasts = [(max(own, ground) + 0.05) / (min(own, ground) + 0.05) for ground in (0, 1)]
+        assert min(contrasts) >= 3, contrasts
+
+
+def colors_of_row(screen, name):
+    """Return the colours of the bar, and of the strip without admissions, in the row of `name`."""
+    row = next(n for n, line in enumerate(screen.lines()) if re.match(rf"\d.{name} ", line))
+    cells = [screen.emulator.buffer[row][x] for x in range(screen.emulator.columns)]
+    return {cell.fg for cell in cells if cell.data in "█▉▊▋▌▍▎▏━╌▪"}
+
+
+def test_a_request_keeps_its_hue_in_every_slot_and_after_a_preemption():
+    hues = set()
+    for name in map(str, range(10, 26)):
+        run = Run([("x", 2, 9), (name, 90, 99)], 2, Screen(has_color=True), every_step=True)
+        run.steps(30)
+        [hue] = colors_of_row(run.screen, name)
+        feed(run.view.fold, [PreemptEvent(30, 0.0, name, 0, 1, "kv", "x", 0, 5, 30)])
+        feed(run.view.fold, [AdmitEvent(30, 0.0, name, 0, 0, "refill", generated=30)])
+        run.steps(30)
+        assert colors_of_row(run.screen, name) == {hue}
+        hues.add(hue)
+    assert len(hues) == 2

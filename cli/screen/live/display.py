@@ -17,7 +17,7 @@ from rich.segment import ControlType, Segment
 from rich.style import Style
 
 from ..terminal import Terminal
-from .theme import Line, line_width, theme_of
+from .theme import THEME, Line, line_width
 
 _BEGIN_FRAME, _END_FRAME = b"\x1b[?2026h", b"\x1b[?2026l"  # shown at once; rich has no name for it
 _HIDE_CURSOR, _SHOW_CURSOR = map(Control.show_cursor, (False, True))
@@ -104,7 +104,7 @@ class FrameLive(Live):
         self._shown = FrameLines([])
         console = Console(
             file=cast(IO[str], self._file),
-            theme=theme_of(terminal.environ),
+            theme=THEME,
             color_system="standard" if terminal.has_color else None,
             force_terminal=True,
             force_jupyter=False,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..cells import cell_width, counted, cut_middle, pad
 from .header import note_text
 from .scene import MAX_CELLS, Scene, phase_style
-from .theme import ALL, LABEL, Line, bar, joined, level, shade
+from .theme import ALL, LABEL, Line, Part, bar, hue_of, joined, level, shade
 
 GAP = 2  # between columns of slots, and beside a map
 MIN_CELL = 16
@@ -151,10 +151,11 @@ def row(scene: Scene, number: int, columns: Columns) -> Line:
 
 def _strip(scene: Scene, number: int, width: int) -> Line:
     """Return the last cells of a slot's strip: they grow to the right, then scroll."""
-    styles = scene.strips.styles
-    cells = scene.strips.cells[number][-width:]
-    parts = [(same.group(), styles[same.group(1)]) for same in _RUNS.finditer(cells)]
-    return [*parts, (" " * (width - len(cells)), "")]
+    cells, line = scene.strips.cells[number][-width:], list[Part]()
+    for same in _RUNS.finditer(cells):
+        glyph, style = scene.strips.parts[same.group(1)]
+        line.append((glyph * len(same.group()), style))
+    return [*line, (" " * (width - len(cells)), "")]
 
 
 def titles(scene: Scene, columns: Columns) -> Line:
@@ -291,7 +292,7 @@ def _cell(scene: Scene, number: int, size: int) -> Line:
     if not scene.is_busy(slot):
         cell = (glyphs.marks[mark], mark) if is_marked else (glyphs.nothing, "idle")
         return [(cell[0].ljust(width), cell[1]), *gap]
-    style = "prefill" if slot.is_prefilling(scene.moment.step) else "bar"
+    style = hue_of(slot.request.id)
     share = max(scene.share(slot), 1 - ALL)  # who has just come is there, too
     if width == 1:
         return [(level(share, glyphs), mark if is_marked else style), *gap]

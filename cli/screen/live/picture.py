@@ -163,7 +163,7 @@ def _shade(scene: Scene, share: float) -> tuple[str, str]:
     glyphs = scene.glyphs
     if share <= 1 - ALL:
         return glyphs.nothing, "idle"
-    return shade(share, glyphs), "turn0" if share >= ALL else "bubble"
+    return shade(share, glyphs), "bar" if share >= ALL else "bubble"
 
 
 def _bars(scene: Scene, shares: Iterable[float], admitted: Sequence[int], each: int) -> Line:
@@ -176,7 +176,7 @@ def _bars(scene: Scene, shares: Iterable[float], admitted: Sequence[int], each: 
             turn += 1
             cells.append((glyphs.admitted, "admitted"))
         elif share >= ALL:
-            cells.append((glyphs.turns[turn % 2], f"turn{turn % 2}"))
+            cells.append((glyphs.turns[turn % 2], "bar"))
         else:
             cells.append((glyphs.nothing, "idle"))
     return cells

@@ -15,7 +15,7 @@ from ..view import GaugeReading, RunPlan
 from .facts import Moment
 from .slots import SlotState
 from .state import Note, RunState
-from .theme import Glyphs, Line, bar, shade
+from .theme import HUES, Glyphs, Line, Part, bar, hue_of, shade
 
 PHASES: dict[Role, str] = {"sample": "decode", "beam": "beam", "negative": "partner"}
 """What a row does after its prefill."""
@@ -24,6 +24,7 @@ MAX_CELLS = 256
 """The most cells a strip has."""
 MAX_ALL_CELLS = 2**18
 """The most that all have together: of so many slots that this cuts them, few are ever seen."""
+FIRST_IN_HUE = 0xE000  # private use
 MANY = 2
 """So many admissions in a cell hide each other; it is shaded by how busy it was."""
 
@@ -32,7 +33,7 @@ class Strips:
     """What slots did between the last frames: a cell of text for each slot and each time between.
 
     cells: by slot.  steps: the first step of each cell, and the one after the last.
-    styles: that of each character.
+    parts: the glyph and the style of each character; it is the glyph, but for one of a request.
     """
 
     def __init__(self, slots: Sequence[SlotState], glyphs: Glyphs) -> None:
@@ -40,17 +41,20 @@ class Strips:
         self.steps: deque[int] = deque([0], maxlen=MAX_CELLS + 1)
         self._slots, self._glyphs = slots, glyphs
         self._max_cells = max(1, min(MAX_CELLS, MAX_ALL_CELLS // len(slots)))
-        self.styles = {
+        styles = {
             glyphs.marks["preempted"]: "preempted",
             glyphs.marks["failed"]: "failed",
             glyphs.admitted: "admitted",
             glyphs.nothing: "idle",
-            glyphs.prefill: "prefill",
-            glyphs.turns[0]: "turn0",
-            glyphs.turns[1]: "turn1",
             **dict.fromkeys(glyphs.shades[:-1], "bubble"),
-            glyphs.shades[-1]: "turn0",
+            glyphs.shades[-1]: "bar",
         }
+        self.parts: dict[str, Part] = {glyph: (glyph, style) for glyph, style in styles.items()}
+        self._in_hue: dict[Part, str] = {}
+        for hue in HUES:
+            for glyph in (*glyphs.turns, glyphs.prefill):
+                cell = chr(FIRST_IN_HUE + len(self._in_hue))
+                self.parts[cell], self._in_hue[glyph, hue] = (glyph, hue), cell
         self._before = [(0, 0, 0)] * len(slots)  # steps, steps busy and sequences admitted
 
     def extend(self, step: int, marks: Sequence[str]) -> None:
@@ -81,8 +85,8 @@ class Strips:
         if 2 * share < 1:
             return glyphs.nothing
         if slot.has_long_prefill and slot.is_prefilling(step):
-            return glyphs.prefill
-        return glyphs.turns[(slot.num_admitted - 1) % 2]
+            return self._in_hue[glyphs.prefill, hue_of(slot.request.id)]
+        return self._in_hue[glyphs.turns[(slot.num_admitted - 1) % 2], hue_of(slot.request.id)]
 
 
 @dataclass
@@ -152,8 +156,7 @@ class Scene:
         """Return the bar of the sequence in `slot`; blank where nobody is."""
         if not self.is_busy(slot):
             return [(" " * width, "")]
-        style = "prefill" if slot.is_prefilling(self.moment.step) else "bar"
-        return bar(self.share(slot), width, self.glyphs, style)
+        return bar(self.share(slot), width, self.glyphs, hue_of(slot.request.id))
 
 
 def phase_style(phase: str) -> str:

@@ -1,6 +1,6 @@
 """What the live view is drawn with: characters, with and without Unicode, and rich's styles.
 
-Only the sixteen colours that a terminal's user has chosen are used, so they suit its background.
+Only the sixteen colours that a terminal's user has chosen are used.
 """
 
 from collections.abc import Mapping
@@ -84,55 +84,53 @@ ASCII = Glyphs(
     ", ",
 )
 
-_DARK = {
-    "title": "bold",
-    LABEL: "dim",
-    "figure": "bold",
-    "done": "green",
-    "failed": "bold red",
-    "preempted": "bold magenta",
-    "blocked": "yellow",
-    "admitted": "bold",
-    "ended": "",
-    "prefill": "yellow",
-    "decode": "cyan",
-    "drafts": "green",
-    "turn0": "cyan",
-    "turn1": "blue",
-    "stop": "green",
-    "idle": "dim",
-    "bar": "cyan",
-    "rest": "dim",
-    "progress": "green",
-    "used": "cyan",
-    "cached": "blue",
-    "free": "dim",
-    "busy": "green",
-    "bubble": "red",
-    "queue": "yellow",
-    "found": "bold reverse",
-    "paused": "bold yellow",
-}
-_ON_LIGHT = {
-    "blocked": "red",
-    "admitted": "bold",
-    "prefill": "magenta",
-    "decode": "blue",
-    "turn0": "blue",
-    "turn1": "magenta",
-    "bar": "blue",
-    "used": "blue",
-    "cached": "magenta",
-    "queue": "magenta",
-    "paused": "bold magenta",
-}
-DARK, LIGHT = Theme(_DARK, inherit=False), Theme(_DARK | _ON_LIGHT, inherit=False)
+HUES = ("hue0", "hue1")
+ID_END = 16
+"""The last characters of an id are what most ids differ in."""
+THEME = Theme(
+    {
+        "title": "bold",
+        LABEL: "dim",
+        "figure": "bold",
+        "done": "bold",
+        "failed": "bold red",
+        "preempted": "red",
+        "blocked": "red",
+        "admitted": "bold",
+        "ended": "",
+        "prefill": "",
+        "decode": "",
+        "drafts": "",
+        "stop": "bold",
+        "idle": "dim",
+        "rest": "dim",
+        "used": "bright_blue",
+        "cached": "magenta",
+        "free": "dim",
+        "progress": "",
+        "bar": "",
+        "busy": "",
+        "bubble": "red",
+        "queue": "",
+        "found": "bold reverse",
+        "paused": "bold red",
+    }
+    | dict(zip(HUES, ("bright_blue", "magenta"), strict=True)),
+    inherit=False,
+)
+"""The styles by name; an empty one is the terminal's own colour.
+
+No terminal says for certain which background it has.  Of the sixteen colours in xterm and VS Code,
+red, magenta and bright blue have a contrast of at least 3 with black and with white.
+"""
 
 
-def theme_of(environ: Mapping[str, str]) -> Theme:
-    """Return the theme for the terminal's background, as far as COLORFGBG tells it."""
-    background = environ.get("COLORFGBG", "").rpartition(";")[2]
-    return LIGHT if background in ("7", "15") else DARK
+def hue_of(request_id: str) -> str:
+    """Return the style of a request in every picture, whatever slot holds it.
+
+    Ids that differ by one in their last digit have different ones.
+    """
+    return HUES[sum(map(ord, request_id[-ID_END:])) % len(HUES)]
 
 
 def line_width(line: Line) -> int:

@@ -12,7 +12,7 @@ HEIGHT = 14  # lines of a chart
 NAMES_WIDTH = 14  # cells left of it
 MIN_WIDTH = 24
 MARKERS = "ox+*#@%&"
-COLORS = ("cyan", "green", "yellow", "magenta", "blue")
+COLORS = ("cyan", "green", "yellow", "magenta", "bright_blue")
 LIMIT_COLOR = "red"
 LINE = "⠤⠤"
 
