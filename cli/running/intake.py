@@ -21,6 +21,7 @@ from .unpacking import CHUNK_BYTES, GZIP, PerhapsPacked, Unpacked, compression_o
 from .urls import is_url, shown
 
 MAX_LINE_BYTES = 64 * 2**20
+_MAX_SKIPPED_BYTES = 2**30  # of a line that is too long, before it counts as endless
 _BOM = b"\xef\xbb\xbf"
 
 Waiting = Callable[[], AbstractContextManager[None]]
@@ -171,22 +172,23 @@ class LineReader:
     def __init__(self, stream: _Buffered, name: str, notes: list[str]) -> None:
         self.name, self.number, self.start, self.num_blank = name, 0, 0, 0
         self._stream, self._notes = stream, notes
-        self._next_start = 0
+        self._next_start, self._is_cut = 0, False
 
     def read(self) -> bytes | None:
         """Return the next line that is not blank, None at the end.
 
-        A line that is too long is cut to one byte more than MAX_LINE_BYTES.
+        A line that is too long is cut to one byte more than MAX_LINE_BYTES, and skipped to its end
+        only when the next line is read: it may have none.
 
         Raises:
-            InputError: the input is damaged or gone.
+            InputError: the input is damaged or gone, or a line has no end.
         """
+        self._skip_rest()
         while line := self._readline(MAX_LINE_BYTES + 1):
             self.number += 1
             self.start = self._next_start
             self._next_start += len(line)
-            if len(line) > MAX_LINE_BYTES:
-                self._skip_line(line)
+            self._is_cut = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
             if self.number == 1:
                 line = self._begin(line)
             if line and not line.isspace():
@@ -203,6 +205,7 @@ class LineReader:
         Raises:
             InputError: the input is damaged or gone.
         """
+        self._skip_rest()
         while self.number:  # the first line may tell what the whole is
             texts = list(islice(io.BytesIO(self._peek()), max_lines))
             if texts and not texts[-1].endswith(b"\n"):
@@ -227,7 +230,7 @@ class LineReader:
     def go_to(self, start: int, number: int) -> None:
         """Go on with line `number`, which starts at the offset `start`."""
         self._stream.seek(start)
-        self._next_start, self.number = start, number - 1
+        self._next_start, self.number, self._is_cut = start, number - 1, False
 
     def read_at(self, start: int) -> bytes:
         """Return the line that starts at the offset `start`.
@@ -273,11 +276,19 @@ class LineReader:
         kind = CutOffError if isinstance(error, EOFError) else InputError
         return kind(f"cannot read {self.name} after line {self.number}: {_reason(error)}")
 
-    def _skip_line(self, part: bytes) -> None:
-        """Read on to the end of the line that begins with `part`."""
-        while part and not part.endswith(b"\n"):
+    def _skip_rest(self) -> None:
+        """Read on to the end of the last line, if that was cut."""
+        num_skipped = 0
+        while self._is_cut:
             part = self._readline(CHUNK_BYTES)
             self._next_start += len(part)
+            num_skipped += len(part)
+            self._is_cut = bool(part) and not part.endswith(b"\n")
+            if num_skipped > _MAX_SKIPPED_BYTES:
+                limit = f"{_MAX_SKIPPED_BYTES >> 30} GiB"
+                raise InputError(
+                    f"cannot read {self.name}: line {self.number} does not end within {limit}"
+                )
 
 
 def numbered(lines: LineReader) -> Iterator[tuple[int, bytes]]:

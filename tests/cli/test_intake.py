@@ -87,10 +87,12 @@ def test_the_rest_of_a_line_that_is_too_long_may_be_damaged(monkeypatch, tmp_pat
     monkeypatch.setattr(intake, "MAX_LINE_BYTES", 5)
     path = tmp_path / "in.gz"
     path.write_bytes(gzip.compress(os.urandom(10**6).hex().encode())[:-20])
+    lines = opened(path).lines()
+    lines.read()
     with pytest.raises(
         InputError, match=r"cannot read .* after line 1: the compressed data is cut"
     ):
-        opened(path).lines().read()
+        lines.read()
 
 
 def test_a_pipe_that_does_not_block_is_waited_for():

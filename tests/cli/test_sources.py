@@ -294,6 +294,27 @@ def test_an_error_of_the_followed_pipe_comes_out_of_next(tmp_path):
         source.next()
 
 
+class Endless(io.RawIOBase):
+    """A pipe that never sends the end of its first line."""
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        buffer[:] = b"x" * len(buffer)
+        return len(buffer)
+
+
+@pytest.mark.timeout(10)
+def test_a_line_without_an_end_is_a_bad_line_and_then_an_error(monkeypatch):
+    monkeypatch.setattr(intake, "_MAX_SKIPPED_BYTES", 2**20)
+    reader = LineReader(io.BufferedReader(Endless()), "in", [])
+    assert len(reader.read()) == intake.MAX_LINE_BYTES + 1
+    for read in (reader.read, lambda: reader.read_block(9)):
+        with pytest.raises(InputError, match="line 1 does not end within"):
+            read()
+
+
 def test_a_line_too_long_is_a_bad_line(monkeypatch):
     monkeypatch.setattr(intake, "MAX_LINE_BYTES", 30)
     monkeypatch.setattr("cli.running.reading.MAX_LINE_BYTES", 30)

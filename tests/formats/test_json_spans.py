@@ -59,10 +59,13 @@ def test_a_syntax_error_has_its_place(text, code, start, word):
         assert caught.value.span.start == start
 
 
-def test_numbers_of_any_length_are_read_as_too_large():
-    value = parse('{"a":' + "9" * 10_000 + ',"b":-' + "9" * 10_000 + "}")
-    assert value["a"] > 10**300
-    assert value["b"] < -(10**300)
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_an_integer_is_exact_or_refused_with_its_place(sign):
+    for num_digits in (400, 401, 402, 4300):
+        assert parse(f'{{"a":{sign}{"7" * num_digits}}}') == {"a": int(sign + "7" * num_digits)}
+    with pytest.raises(JsonError, match="4,301 digits; at most 4,300") as caught:
+        parse(f'{{"{"7" * 9000}":"{"7" * 9000}","b":{sign}{"7" * 4301}}}')
+    assert caught.value.span == (18011, 18011 + len(sign) + 4301)
 
 
 def test_members_come_with_the_places_of_key_and_value():

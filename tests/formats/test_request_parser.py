@@ -125,12 +125,12 @@ BAD = [
     ('{"prompt":"","max_tokens":1.0}', [("invalid-type", 27, "max_tokens", "1.0")]),
     (
         '{"prompt":"","max_tokens":' + "1" * 5000 + "}",
-        [("invalid-value", 27, "max_tokens", "1" * 5000)],
+        [("invalid-json", 27, None, "1" * 5000)],
     ),
     ('{"prompt":"","arrival_time":1e999}', [("invalid-value", 29, "arrival_time", "1e999")]),
     (
         '{"prompt":"","arrival_time":' + "1" * 5000 + "}",
-        [("invalid-value", 29, "arrival_time", "1" * 5000)],
+        [("invalid-json", 29, None, "1" * 5000)],
     ),
     ('{"prompt":"","stop":["a",""]}', [("invalid-value", 26, "stop[1]", '""')]),
     (
