@@ -17,6 +17,7 @@ from batcher.decoding.constraints.source import place_in
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_BAR = re.compile(rf"(?>{_BLANK_LINES.pattern})\|{_BLANK_LINES.pattern}")
 _LINE_END = re.compile(r"\r\n|\r|\n|\Z")
 _TIMES = re.compile(r"[*+?]|\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
 _ESCAPE = re.compile(r"\\(?:([nrt\\\"\[\]])|x([\dA-Fa-f]{2})|u([\dA-Fa-f]{4})|U([\dA-Fa-f]{8}))")
@@ -163,8 +164,8 @@ class _Parser:
     def _alternatives(self, blanks: re.Pattern[str]) -> _Parts:
         """Read `a b | c`; `blanks` are those that do not end it."""
         parts = self._sequence(blanks)
-        while self._take("|"):
-            self._skip(_BLANK_LINES)
+        while match := _BAR.match(self._text, self._at):  # on a line of its own, too
+            self._at = match.end()
             parts += ["|", *self._sequence(blanks)]
         return parts
 
@@ -179,7 +180,8 @@ class _Parser:
                     raise self._error(f"more than {_MAX_NESTING} repetitions of one item")
                 if item[-1] != ")":  # a literal's last character, or one repetition after another
                     item = ["(", *item, ")"]
-                item = [*item, self._times(times)]
+                repetition = self._times(times)
+                item = ['""'] if repetition == "{0,0}" else [*item, repetition]
                 self._skip(blanks)
             parts += item
         return parts or ['""']

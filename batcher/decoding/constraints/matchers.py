@@ -9,6 +9,7 @@ told in our words, with the place.
 import json
 import re
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,6 +47,21 @@ _WHITESPACE_OPTIONS = {
     "whitespace_pattern",
 }
 _TRAILING_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
+_MARK = re.compile(r"\\?([/\n\r\t])|\\.", re.DOTALL)
+# How a regex is written between slashes.  Its classes are those of RE2, as far as ASCII goes, where
+# llguidance would take Unicode's.
+_MARKS = {
+    "/": r"\/",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\t": r"\t",
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\w": "[0-9A-Za-z_]",
+    r"\W": "[^0-9A-Za-z_]",
+    r"\s": r"[\t\n\f\r ]",
+    r"\S": r"[^\t\n\f\r ]",
+}
 _LARK_TOKENS = re.compile(
     r"""
     "(?:\\.|[^"\\\n])*"            # texts, regexes and comments: whatever is in them
@@ -185,12 +201,14 @@ def _regex_grammar(regex: str) -> str:
     Raises:
         GrammarError: it ends in the middle of an escape.
     """
-    from llguidance import LLMatcher  # noqa: PLC0415 - an optional dependency
-
     if _TRAILING_ESCAPE.search(regex):
         raise GrammarError(("regex",), f"offset {len(regex) - 1}: a '\\' with nothing after it")
-    grammar: str = json.loads(LLMatcher.grammar_from_regex(regex))["grammars"][0]["lark_grammar"]
-    return grammar
+    return f"start: /{_lark_regex(regex)}/"
+
+
+def _lark_regex(regex: str) -> str:
+    """Return `regex` as Lark has it between slashes."""
+    return _MARK.sub(lambda match: _MARKS.get(match[1] or match[0], match[0]), regex)
 
 
 def _check_lark(grammar: str) -> None:
@@ -246,17 +264,12 @@ def _regex_message(regex: str | None, message: str) -> str:
         offset = len(match["caret"])
         if regex is None:
             return f"in the regex '{match['regex']}', offset {offset}: {match['what']}"
-        return f"offset {_offset(regex, match['regex'], offset)}: {match['what']}"
+        ends = range(len(regex) + 1)
+        before = bisect_left(ends, offset, key=lambda end: len(_lark_regex(regex[:end])))
+        return f"offset {before}: {match['what']}"
     if match := _INVALID_REGEX.match(message):
         return _IN_REGEX.sub("", match["what"])
     return message
-
-
-def _offset(regex: str, escaped: str, offset: int) -> int:
-    """Return where in `regex` is what stands at `offset` of the form in which it was compiled."""
-    before = escaped[:offset]
-    original = before.replace("\\/", "/").replace("\\n", "\n")  # what the escaping may have changed
-    return len(original) if regex.startswith(original) else offset
 
 
 def _schema_message(said: str) -> str:

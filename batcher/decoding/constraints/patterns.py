@@ -7,13 +7,16 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from batcher.decoding.constraints.regexes import (
+    ANY_SPACES,
     LAST,
+    RE2_SPACES,
     Alternation,
     Anchor,
     Characters,
     DoubtfulError,
     Node,
     Nodes,
+    Ranges,
     Repeat,
     read_regex,
 )
@@ -28,22 +31,25 @@ _MAX_KEPT = 256
 @lru_cache(_MAX_KEPT)
 def whole_match(regex: str) -> Test | None:
     """Return what tells whether all of a text matches; None if nothing independent does."""
-    return _test(regex, lambda read: rf"\A(?:{read})\z")
+    return _test(regex, RE2_SPACES, lambda read: rf"\A(?:{read})\z")
 
 
 @lru_cache(_MAX_KEPT)
 def found_match(regex: str) -> Test | None:
-    """Return what tells whether a text holds a match; None if nothing independent does."""
-    return _test(regex, lambda read: read)
+    """Return what tells whether a text holds a match; None if nothing independent does.
+
+    That is how the patterns of schemas are read.
+    """
+    return _test(regex, ANY_SPACES, lambda read: read)
 
 
-def _test(regex: str, enclose: Callable[[str], str]) -> Test | None:
+def _test(regex: str, spaces: tuple[Ranges, Ranges], enclose: Callable[[str], str]) -> Test | None:
     import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, and without stubs
 
     options = re2.Options()
     options.log_errors = False
     try:
-        compiled = re2.compile(enclose(_written(read_regex(regex))), options)
+        compiled = re2.compile(enclose(_written(read_regex(regex, spaces))), options)
     except (DoubtfulError, re2.error):  # the other: counts above 1,000, or too large
         return None
     return lambda text: compiled.search(text) is not None

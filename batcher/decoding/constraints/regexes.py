@@ -1,7 +1,7 @@
 """Regexes as trees, read only as far as their meaning is beyond doubt.
 
-Where the dialects (ECMA's in schemas, Rust's) draw a class differently, which they do outside ASCII
-alone, what either would take is taken.
+Digits and word characters are ASCII, as in RE2 and in ECMA's dialect.  Of white space, which the
+dialects draw differently, what any of them would take is taken.
 """
 
 import re
@@ -9,7 +9,6 @@ import re
 from msgspec import Struct
 
 LAST = 0x10FFFF
-_NON_ASCII = (0x80, LAST)
 _SURROGATES = range(0xD800, 0xE000)
 _MAX_DEPTH = 100
 
@@ -17,18 +16,17 @@ Ranges = list[tuple[int, int]]  # of code points, both ends included
 
 _DIGITS: Ranges = [(0x30, 0x39)]
 _WORD: Ranges = [*_DIGITS, (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
-_SPACES: Ranges = [(0x09, 0x0D), (0x20, 0x20)]
+_SPACES: Ranges = [(0x09, 0x0A), (0x0C, 0x0D), (0x20, 0x20)]
 _MORE_SPACES: Ranges = [
     *((code, code) for code in (0x85, 0xA0, 0x1680, 0x180E, 0x202F, 0x205F, 0x3000, 0xFEFF)),
+    (0x0B, 0x0B),
     (0x2000, 0x200A),
     (0x2028, 0x2029),
 ]
-# For each class what every dialect has in it, and what any of them has.
-_CLASSES: dict[str, tuple[Ranges, Ranges]] = {
-    "d": (_DIGITS, [*_DIGITS, _NON_ASCII]),
-    "w": (_WORD, [*_WORD, _NON_ASCII]),
-    "s": (_SPACES, [*_SPACES, *_MORE_SPACES]),
-}
+RE2_SPACES = _SPACES, _SPACES
+# What every dialect has among spaces, and what any of them has.
+ANY_SPACES = _SPACES, [*_SPACES, *_MORE_SPACES]
+_CLASSES = {"d": _DIGITS, "w": _WORD}
 _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
 _CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 _COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
@@ -70,13 +68,13 @@ class DoubtfulError(Exception):
     """An expression whose meaning is not the same everywhere."""
 
 
-def read_regex(regex: str) -> Alternation:
-    """Return what a regex consists of.
+def read_regex(regex: str, spaces: tuple[Ranges, Ranges] = ANY_SPACES) -> Alternation:
+    r"""Return what a regex consists of; spaces: what \\s is sure to match, and what it may.
 
     Raises:
         DoubtfulError: it has a part that cannot be relied on.
     """
-    return _Reading(regex).result()
+    return _Reading(regex, spaces).result()
 
 
 def complement(ranges: Ranges) -> Ranges:
@@ -100,8 +98,9 @@ _SIGNS: dict[str, Node] = {
 class _Reading:
     """One pass over a regex."""
 
-    def __init__(self, regex: str) -> None:
+    def __init__(self, regex: str, spaces: tuple[Ranges, Ranges]) -> None:
         self._regex, self._at, self._depth = regex, 0, 0
+        self._spaces = spaces
 
     def result(self) -> Alternation:
         result = self._choice()
@@ -200,9 +199,11 @@ class _Reading:
                 raise DoubtfulError
             return [(number, number)]
         character = self._next()
-        if character.lower() in _CLASSES:
-            in_all, any_ = _CLASSES[character.lower()]
-            if character.isupper():
+        if ranges := _CLASSES.get(character.lower()):
+            return complement(ranges) if character.isupper() else ranges
+        if character in "sS":
+            in_all, any_ = self._spaces
+            if character == "S":
                 return complement(in_all if in_any else any_)
             return any_ if in_any else in_all
         if character in _CONTROLS:

@@ -27,6 +27,10 @@ REGULAR = [
     ("root ::= [-a] [b-]", "[-a][b-]"),
     ('root ::= ("a" | "b") ("c" | "")', "[ab]c?"),
     ('root ::= "ab"{2} "bc"?', "(ab){2}(bc)?"),
+    ('root ::= "a"\n  | "b"\n\n# no\n|\n"c"\nx ::= "d"', "a|b|c"),  # bars that begin a line
+    ('root ::= x "a"\nx ::= ("b"\n | "c")\r\n\t| "a"', "[abc]a"),
+    ('root ::= "a"{0,0} "b"', "b"),
+    ('root ::= ("a" | b){0} "c"*{00,0}*\nb ::= b', ""),
 ]
 
 
@@ -154,7 +158,9 @@ def test_masks_follow_a_recursive_grammar():
     [
         ("", "line 1, column 1: no rule is called 'root'"),
         ('start ::= "a"', "line 1, column 14: no rule is called 'root'"),
-        ('root ::= "a"\n\n  | x', "line 3, column 3: expected the name of a rule"),
+        ('root ::= "a"\n\n  ) x', "line 3, column 3: expected the name of a rule"),
+        ('root ::= "a"\n\n  | x', "line 3, column 5: no rule is called 'x'"),
+        ('root ::= "a"' + "#" * 10_000 + "\n)", "line 2, column 1: expected the name of a rule"),
         ("root ::= x", "line 1, column 10: no rule is called 'x'"),
         ('root ::= "a"\nroot ::= "b"', "line 2, column 1: a second rule is called 'root'"),
         ('root = "a"', "line 1, column 6: expected '::='"),

@@ -1,11 +1,13 @@
 """The second look at an output refutes what is wrong, and nothing else, without what made it."""
 
 import itertools
+import json
 import re
 import sys
 
 import pytest
-from constrained import compiler, source
+import re2
+from constrained import compiler, language, source
 
 from batcher.decoding.constraints.patterns import found_match, whole_match
 from batcher.decoding.constraints.verification import UNDECIDED, JsonCheck, Look, Verifier
@@ -25,7 +27,7 @@ def test_a_regex_has_to_match_the_whole_output(regex):
     verifier = Verifier(source("regex", regex))
     for text in strings("abcé", 5):
         keeps = verifier.look(text.encode()) == Look(problem=None)
-        assert keeps == bool(re.fullmatch(regex, text)), text
+        assert keeps == bool(re.fullmatch(regex, text, re.ASCII)), text
 
 
 @pytest.mark.parametrize(
@@ -122,24 +124,58 @@ def test_every_dialect_is_read_as_its_own(dialect):
     assert (JsonCheck(schema).problem(b"1") is None) == bool(dialect)
 
 
+CHARACTERS = "37\u0663aé\u017f\u212a_- \t\n\v\f\r\x1c\x85\xa0\u180e\u2028\ufeff中"
+
+
 @pytest.mark.parametrize(
-    ("regex", "texts", "others"),
+    "regex",
     [
-        (r"\s", " \n\x85\xa0\u2028\ufeff", "aé"),
-        (r"\S", "aé\ufeff\x85", " \n\t"),  # what one dialect has among spaces, another has not
-        (r"\d", "7\u0663", "a "),
-        (r"\w", "a_é", " -"),
-        (r"\W", " -é", "a_7"),
-        (r"[^\s\d]", "aé", " 7"),
-        (r"[a\-c-e\]]", "a-cde]", "b["),
-        (r"\x41|\u0042|\u{43}|\/|\t", "ABC/\t", "D"),
-        (".", "aé\r\u2028", "\n"),
+        r"\d",
+        r"\D",
+        r"\w",
+        r"\W",
+        r"\s",
+        r"\S",
+        r"[\d-]",
+        r"[^\w]",
+        r"[^\s\d]",
+        r"[\D\S]",
+        r"[^\S]",
+        r"[a\-c-e\]]",
+        r"\x41|\/|\t",
+        ".",
+        r"(?i)\w",
+        "(?i)[k-s]",
+        r"(?i:\S)",
+        r"[\d\n/\/]",
     ],
 )
-def test_a_class_has_what_every_dialect_has_in_it_and_no_more_than_any(regex, texts, others):
-    test = whole_match(regex)
+def test_a_regex_means_to_masks_and_to_the_check_what_it_means_to_re2(regex):
+    is_whole = language("regex", regex)
+    for character in CHARACTERS:
+        expected = re2.fullmatch(regex, character) is not None
+        look = Verifier(source("regex", regex)).look(character.encode())
+        assert is_whole(character.encode()) == expected
+        assert look == UNDECIDED or (look.problem is None) == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "others"),
+    [
+        (r"^\s$", " \n\v\x85\xa0\u2028\ufeff", "aé"),
+        (r"^\S$", "aé\ufeff\x85", " \n\t"),  # what one dialect has among spaces, another has not
+        (r"^\d$", "7", "a \u0663"),
+        (r"^\w$", "a_", " -é"),
+        (r"^[^\s\d]$", "aé", " 7"),
+        (r"^(\x41|\u0042|\u{43}|\/|\t)$", "ABC/\t", "D"),
+    ],
+)
+def test_a_pattern_takes_the_spaces_of_any_dialect_and_digits_of_ascii(pattern, texts, others):
+    test = found_match(pattern)
     assert all(map(test, texts))
     assert not any(map(test, others))
+    is_whole = language("json_schema", {"type": "string", "pattern": pattern})
+    assert not any(is_whole(json.dumps(text).encode()) for text in others)
 
 
 DOUBTFUL = [
