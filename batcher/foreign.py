@@ -5,6 +5,7 @@ code fails.
 """
 
 import os
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 ABSENT: Any = object()
 MAX_FRAMES = 20  # of a traceback, those nearest to where it was raised
+_HOST = re.compile(r"(https?://)?([\w.-]+(?::\d+)?|\[[0-9a-fA-F:]+\](?::\d+)?)(/\S*)?", re.ASCII)
 _OURS = str(Path(__file__).parent) + os.sep
 
 
@@ -121,6 +123,12 @@ def child_ends_here() -> Iterator[None]:
     finally:
         if os.getpid() != process:
             os._exit(_status_of(sys.exception()))
+
+
+def meant_server(text: str) -> str | None:
+    """Return the model that `text`, a host or a URL, may stand for: openai:URL; None for others."""
+    match = _HOST.fullmatch(text)
+    return match and f"openai:{match[1] or 'http://'}{match[2]}{match[3] or '/v1'}"
 
 
 def import_object(spec: str, kind: str, known: str) -> object:

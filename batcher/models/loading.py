@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import msgspec
 
 from batcher.errors import BatchdecodeError, writable
-from batcher.foreign import RaisedError, attribute_of, calling, has_attribute, import_object, raised
+from batcher.foreign import (
+    RaisedError,
+    attribute_of,
+    calling,
+    has_attribute,
+    import_object,
+    meant_server,
+    raised,
+)
 from batcher.hf.settings import PREFIX, HFSettings, is_hf
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind, eos_token_ids_of
@@ -35,6 +43,7 @@ _KNOWN = "simulated, smollm2, FILE.gguf, a folder, hf:NAME, openai:URL"
 _LIKE_A_NAME_OF_THE_HUB = re.compile(
     r"\w[\w.-]*/\w[\w.-]*|(distil)?gpt2(-medium|-large|-xl)?", re.ASCII
 )
+_LIKE_A_URL = re.compile(r"https?://.+|[\w.-]+:\d+(/.*)?", re.ASCII)
 MAX_LOGITS = 2**24  # of a row: larger than any vocabulary, and a row of them is 64 MiB
 
 
@@ -76,10 +85,13 @@ def load_model(
     from batcher.models.calls import CallSettings  # noqa: PLC0415 - as above
 
     call_settings = _settings(llm_settings, CallSettings, "llm")
+    meant = None
     if _LIKE_A_NAME_OF_THE_HUB.fullmatch(spec):
-        raise BatchdecodeError(
-            f"unknown model {spec!r} (did you mean {PREFIX}{spec}?), known: {_KNOWN}"
-        )
+        meant = f"{PREFIX}{spec}"
+    elif _LIKE_A_URL.fullmatch(spec):
+        meant = meant_server(spec)
+    if meant is not None:
+        raise BatchdecodeError(f"unknown model {spec!r} (did you mean {meant}?), known: {_KNOWN}")
     return as_model(
         import_object(spec, "model", _KNOWN),
         spec,

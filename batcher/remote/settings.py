@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta, Struct
 
 from batcher.errors import BatchdecodeError
+from batcher.foreign import meant_server
 
 PREFIX = "openai:"
 REMOTE_SCHEDULING = frozenset({"policy", "aging"})  # all else a server decides itself
@@ -57,8 +58,8 @@ def address_of(name: str) -> ServerAddress:
     except ValueError:
         is_usable = has_port = False
     if not is_usable or not has_port or parts.query or any(c <= " " for c in url):
-        example = f"{PREFIX}http://127.0.0.1:8000/v1"
-        raise BatchdecodeError(f"--model {PREFIX}URL[#NAME] needs a URL such as {example}")
+        meant = meant_server(url) or f"{PREFIX}http://127.0.0.1:8000/v1"
+        raise BatchdecodeError(f"--model {PREFIX}URL[#NAME] needs a URL such as {meant}")
     if parts.username is not None or parts.password is not None:
         raise BatchdecodeError(
             "the URL of a server holds no key, as traces show it: set OPENAI_API_KEY"

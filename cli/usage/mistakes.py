@@ -23,6 +23,7 @@ _SEVERAL = {
 }
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _FROM_ENVIRONMENT = "ENVIRONMENT"
+_ALIKE = 0.7  # how alike a command or an option of the command has to be
 _CLOSE = 0.75  # how alike an option of another command has to be
 _MAX_COMMANDS = 3  # that have an option, named in a message
 
@@ -46,7 +47,7 @@ def describe(error: exceptions.UsageError, line: Sequence[str]) -> str:
 
 def unknown_command(name: str, known: Sequence[str]) -> str:
     """Return what is said of a command that is none."""
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name, known, n=1, cutoff=_ALIKE)
     hint = f"; did you mean {near[0]}?" if near else f" (known: {', '.join(known)})"
     if Path(name).is_file():
         hint = f"; did you mean: batchdecode run {shlex.quote(name)}?"
@@ -115,10 +116,9 @@ def _alike(name: str, context: Any) -> str:
     elsewhere: dict[str, list[str]] = {}
     for command, opt in _options_of_all(context.find_root()):
         elsewhere.setdefault(opt, []).append(command)
-    known = [*own, *elsewhere]  # of equals the own one goes first
-    found = next(iter(get_close_matches(option, known, n=1)), name)
+    found = _nearest(option, [*own, *elsewhere], _ALIKE)  # of equals the own one goes first
     if found not in own:
-        found = next(iter(get_close_matches(option, elsewhere, n=1, cutoff=_CLOSE)), name)
+        found = _nearest(option, list(elsewhere), _CLOSE)
     if found in own:
         return f"; did you mean {found}?"
     commands = elsewhere.get(found, [])
@@ -128,6 +128,13 @@ def _alike(name: str, context: Any) -> str:
         commands = [*commands[: _MAX_COMMANDS - 1], "others"]
     have = "has" if len(commands) == 1 else "have"
     return f"; {listed(commands, 'and')} {have} {'it' if found == name else found}"
+
+
+def _nearest(option: str, known: Sequence[str], cutoff: float) -> str:
+    """Return the option most like `option`, apart from its dashes; itself if none is."""
+    names = {opt.removeprefix("--"): opt for opt in reversed(known)}
+    near = get_close_matches(option.removeprefix("--"), names, n=1, cutoff=cutoff)
+    return names[near[0]] if near else option
 
 
 def _options_of_all(root: Any) -> Iterator[tuple[str, str]]:

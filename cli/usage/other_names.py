@@ -16,6 +16,7 @@ OTHER_NAMES = {
     "--batch-size": "--max-batch-tokens",
     "--cache-prompt": "--prefix-cache on",
     "--chunked-prefill-size": "--max-batch-tokens",
+    "--concurrency": "--batch",
     "--context-length": "--max-context",
     "--ctx-size": "--max-context",
     "--data-parallel-size": "--ranks",

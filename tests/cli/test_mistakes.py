@@ -64,6 +64,13 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
     ("arguments", "said"),
     [
         (["run", "--bach", "3"], "batchdecode run has no option --bach; did you mean --batch?"),
+        (["chat"], "no command 'chat' (known: run, "),
+        (["run", "--open"], "run has no option --open\n"),
+        (["trace", "x", "--open"], "trace has no option --open\n"),
+        (["run", "--concurrency", "4"], "run has no option --concurrency; here it is --batch"),
+        (["run", "--model", "localhost:8000"], "did you mean openai:http://localhost:8000/v1?"),
+        (["run", "--model", "https://h/v1"], "did you mean openai:https://h/v1?"),
+        (["run", "--model", "openai:[::1]:80"], "a URL such as openai:http://[::1]:80/v1\n"),
         (["check", "--keep-order"], "batchdecode check has no option --keep-order; run has it"),
         (["check", "--step-dela", "1"], "check has no option --step-dela; run has --step-delay"),
         (["trace", "why", "--width"], "trace why has no option --width; trace has it"),
