@@ -103,11 +103,13 @@ def not_encoded(path: Path, error: EncodingError) -> FieldProblem:
 class Failure(Struct, frozen=True):
     """Why one row has no token, and what a person should know.
 
-    code: one of RUN_ERROR_CODES or, of what is never computed, FIT_ERROR_CODES.
+    code: one of RUN_ERROR_CODES or, of what is never computed, FIT_ERROR_CODES.  status: of the
+    answer of a server, if it sent one.
     """
 
     code: str
     message: str
+    status: int | None = None
 
 
 class RequestError(BatchdecodeError):

@@ -346,6 +346,17 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         return isinstance(other, Request) and astuple(self) == astuple(other)
 
 
+class ServerRequest(
+    Request, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False, eq=False
+):
+    """A request for a server, which is sent the fields that its line states, and no others.
+
+    stated: the names of these fields, as a default may be stated, too.
+    """
+
+    stated: frozenset[str]
+
+
 REQUEST_FIELDS: dict[str, Field] = fields_of(Request)
 _NAMES = tuple(REQUEST_FIELDS)
 PLAIN_FIELDS = _NAMES[: _NAMES.index("temperature")]

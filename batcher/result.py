@@ -40,13 +40,17 @@ class StepTimes(Struct, frozen=True, gc=False):
 
 
 class ErrorInfo(Struct, frozen=True, omit_defaults=True):
-    """Why a request failed; line, column and field where the fault is in its text."""
+    """Why a request failed; line, column and field where the fault is in its text.
+
+    status: of the answer of a server, if it sent one.
+    """
 
     code: str
     message: str
     line: int | None = None
     column: int | None = None
     field: str | None = None
+    status: int | None = None
 
 
 class TopLogprob(Struct, frozen=True, gc=False):

@@ -37,8 +37,8 @@ from batcher.formats.spellings import (
     merged,
     spellings_of,
 )
-from batcher.formats.suggestions import HINT, suggest
-from batcher.request import PromptSegment, Request, Transition
+from batcher.formats.suggestions import HINT, own_name, suggest
+from batcher.request import PromptSegment, Request, ServerRequest, Transition
 from batcher.validation import MAX_PROBLEMS, ModelCapabilities, cut, find_problems, show
 from batcher.validation.values import quote
 
@@ -137,10 +137,11 @@ class _Line:
                 other = values.get(field)
             try:
                 self._respelled[field] = merged(found, other)
-            except (ValueError, AttributeError):  # the other: an extra_body that is no object
+            except (ValueError, TypeError):  # the other: an extra_body that is no object
                 yield _alike((*self._prefix, *path), self._paths[field])
             else:
-                self._paths[field] = (*self._prefix, *path)
+                if field != "extra_body":  # it has parts of several fields
+                    self._paths[field] = (*self._prefix, *path)
 
     def read(self, capabilities: ModelCapabilities) -> tuple[Request, Form]:
         """Return what `read_line` does, or raise the same."""
@@ -162,7 +163,7 @@ class _Line:
         given = msgspec.structs.asdict(request)
         given["id"] = default_id if request.id is None else request.id
         # An integer where any number may stand becomes a float, as it does for every decoder.
-        return msgspec.convert(given, Request), form
+        return msgspec.convert(given, type(request)), form
 
     def place(self, problem: FieldProblem) -> Problem:
         """Return `problem`, whose path is one in the request, with its place in the line."""
@@ -195,7 +196,9 @@ class _Line:
             value = holder.get(path[-1])
             if value is not None or (path[-1] in holder and name in NOT_NULL):
                 given[name] = _with_records(path[-1], value)
-        return Request(**given)
+        if not self._is_server:
+            return Request(**given)
+        return ServerRequest(**given, stated=frozenset(given))
 
     def _holder(self, path: Path) -> dict[Any, Any]:
         """Return the object that the field at `path` belongs into; an empty one if it is none."""
@@ -323,7 +326,8 @@ def _alike(path: Path, other: Path) -> FieldProblem:
 
 def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
     name = str(path[-1])
-    if name in UNSUPPORTED and "prompt_logprobs" in allowed:  # where fields of a request belong
+    is_foreign = name in UNSUPPORTED and own_name(name, allowed) is None
+    if is_foreign and "prompt_logprobs" in allowed:  # where fields of a request belong
         message = f"{quote(path)} is known from OpenAI or vLLM, and not supported here"
         return FieldProblem("unsupported-option", path, message, "leave it out", is_key=True)
     hint = suggest(name, allowed)

@@ -24,7 +24,7 @@ from batcher.formats.spellings import (
     respell,
     spellings_of,
 )
-from batcher.request import Request
+from batcher.request import Request, ServerRequest
 from batcher.validation import (
     FREE_FIELDS,
     ModelCapabilities,
@@ -82,6 +82,7 @@ class RequestParser:
     def __init__(self, capabilities: ModelCapabilities) -> None:
         self._capabilities = capabilities
         self.takes_chats = capabilities.takes_chats
+        self._is_server = capabilities.served is not None
         self._checked = checked_type(capabilities)
         self._decode = msgspec.json.Decoder(self._checked).decode
         self._decoders: dict[tuple[bytes, ...], Callable[[bytes], Request]] = {}  # by synonyms
@@ -137,7 +138,7 @@ class RequestParser:
         distinct = set(keys)
         if len(distinct) < len(keys) or b"" in distinct:
             distinct = _read_keys(line)
-        if self.takes_chats and b"prompt" in distinct:
+        if self._is_server or (self.takes_chats and b"prompt" in distinct):
             return self._convert(msgspec.json.decode(line), line_number)
         if distinct <= _FREE_KEYS:
             request = self._decode(line)
@@ -164,7 +165,11 @@ class RequestParser:
         url, fields = self._respell(whole)
         if fields.get("id") is None:
             fields["id"] = str(line_number)
-        if fields.keys() <= FREE_FIELDS:
+        if self._is_server:
+            fields["stated"] = frozenset(fields)
+            request: Request = msgspec.convert(fields, ServerRequest)
+            is_right = not find_problems(request, self._capabilities)
+        elif fields.keys() <= FREE_FIELDS:
             request = msgspec.convert(fields, self._checked)
             is_right = goes_together(request, self._capabilities)
         else:
@@ -192,8 +197,7 @@ class RequestParser:
         Raises:
             ValueError: something about them is unusual.
         """
-        url, values = None, whole
-        is_server = self._capabilities.served is not None
+        url, values, is_server = None, whole, self._is_server
         if isinstance(whole, dict) and "body" in whole:
             if is_server:
                 raise ValueError("a row may pass on what is no field of a request")

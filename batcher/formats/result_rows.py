@@ -154,7 +154,7 @@ class ChatCompletion(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True):
-    """The HTTP answer a row pretends to be; 400 is a bad request, 500 a failure of the model."""
+    """The HTTP answer a row pretends to be: a server's status, or 400 for a bad request, or 500."""
 
     status_code: int
     request_id: str
@@ -200,7 +200,7 @@ def encode_openai_row(results: list[Result], model: str, form: Form, bytes_of: B
     request_id = results[0].id
     error = next((result.error for result in results if result.error is not None), None)
     row_id, http_id = f"batch_req_{request_id}", f"req-{request_id}"
-    status = OK if error is None else status_of(error.code)
+    status = OK if error is None else error.status or status_of(error.code)
     answer = completion_of(results, model, form, bytes_of)
     row: ResultRow | ChatResultRow
     if isinstance(answer, ChatCompletion):

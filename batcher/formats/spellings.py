@@ -63,10 +63,8 @@ def spellings_of(
     """
     found = SPELLINGS if url is None else _SPELLINGS_OF_ROWS[url]
     if is_server:
-        passed_on = dict.fromkeys(PASSED_ON, _read_passed_on) | {"messages": _read_messages}
-        if url == COMPLETIONS_URL:
-            del passed_on["messages"]
-        found = {**found, **passed_on}
+        written = {name: _as_written(read) for name, read in _WRITTEN.items()}
+        found = {**found, **written, **dict.fromkeys(PASSED_ON, _read_passed_on)}
     return {**found, "prompt": _read_prompt} if takes_chats else found
 
 
@@ -74,8 +72,8 @@ def merged(found: Given, other: Any) -> Any:
     """Return what a field says by two names, `other` being the first, or raise a ValueError."""
     if other is None or other == found.value:
         return found.value
-    if found.field == "extra_body" and other.keys().isdisjoint(found.value):
-        return {**other, **found.value}
+    if found.field == "extra_body":
+        return {**found.value, **other}
     raise ValueError(f"{found.field} is given twice")
 
 
@@ -97,7 +95,7 @@ def respell(fields: Fields, spellings: Mapping[str, Reader]) -> dict[str, Any] |
             return None
         try:
             named[found.field] = merged(found, named.get(found.field))
-        except (ValueError, AttributeError):  # the other: an extra_body that is no object
+        except (ValueError, TypeError):  # the other: an extra_body that is no object
             return None
     return named
 
@@ -258,6 +256,19 @@ def _read_passed_on(name: str, value: Any, _: Fields) -> Found:
     yield Given("extra_body", {name: value}, (name,))
 
 
+def _as_written(read: Reader) -> Reader:
+    """Return a reader of what a server is sent under its own name; `read` knows what it means.
+
+    What is wrong with it is for the server to say.
+    """
+
+    def both(name: str, value: Any, fields: Fields) -> Found:
+        yield from (found for found in read(name, value, fields) if isinstance(found, Given))
+        yield from _read_passed_on(name, value, fields)
+
+    return both
+
+
 def _rendered(answer: Any) -> str | list[Any]:
     """Return what a template has made of a chat: text, or a list of token ids."""
     rendered = answer["input_ids"] if isinstance(answer, Mapping) else answer
@@ -389,6 +400,7 @@ SPELLINGS: Mapping[str, Reader] = {
     "guided_grammar": lambda name, value, _: _grammar((name,), value),
     "structured_outputs": _read_structured_outputs,
 }
+_WRITTEN = {n: r for n, r in SPELLINGS.items() if n not in ("messages", "stop_token_ids")}
 _CHAT_LOGPROBS = {"logprobs": _read_chat_logprobs, "top_logprobs": _read_top_logprobs}
 _SPELLINGS_OF_ROWS: Mapping[str, Mapping[str, Reader]] = {
     COMPLETIONS_URL: {n: r for n, r in SPELLINGS.items() if n != "messages"} | {"echo": _read_echo},

@@ -25,7 +25,6 @@ MAX_LIST = 2**22  # bytes of the list of models
 MAX_EVENT = 2**22  # bytes of an event of a stream
 MAX_ANSWER = 2**30  # bytes of a stream
 MAX_ERROR = 2**16  # bytes of the body of an error
-MAX_NAMES = 8  # of models, in a message
 DONE = "[DONE]"
 STREAM_TYPE = "text/event-stream"
 
@@ -199,27 +198,20 @@ async def _read(response: httpx.Response, limit: int = MAX_LIST) -> bytes:
     return b"".join(parts)[:limit]
 
 
-def find_model(address: ServerAddress, settings: ServerSettings) -> str | None:
-    """Return the model to ask for: the one that is named, else the only one that the server has.
+def list_models(address: ServerAddress, settings: ServerSettings) -> list[str]:
+    """Return the models that a server lists; [] if it lists none, or the address names one.
 
     Raises:
-        BatchdecodeError: it cannot be reached, refuses the key, or has several.
+        BatchdecodeError: it cannot be reached, or refuses the key.
     """
     if address.model is not None:
-        return address.model
+        return []
     try:
-        names = asyncio.run(_model_names(address, settings))
+        return asyncio.run(_model_names(address, settings))
     except ServerFailure as failure:
         if failure.reason in {"connection", "timeout"} or failure.is_final:
             raise LostModelError(f"{address.url}: {failure}") from None
-        return None  # a server without a list of its models needs no name
-    if len(names) > 1:
-        known = ", ".join(sorted(names)[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
-        raise BatchdecodeError(
-            f"{address.url} has {len(names)} models; name one: openai:{address.url}#NAME "
-            f"(known: {known})"
-        )
-    return names[0] if names else None
+        return []  # a server without a list of its models needs no name
 
 
 async def _model_names(address: ServerAddress, settings: ServerSettings) -> list[str]:

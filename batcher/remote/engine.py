@@ -17,7 +17,8 @@ from batcher.errors import BatchdecodeError, Failure, LostModelError, id_in_use
 from batcher.events import AdmitReason, ArriveReason, EndEvent, RunEvent, TokenEvent
 from batcher.lifecycle import ADMIT, FINISH
 from batcher.remote.attempts import Attempt, Attempts, News
-from batcher.remote.client import Client
+from batcher.remote.client import KEY_VARIABLE, Client
+from batcher.remote.failures import ServerFailure
 from batcher.remote.inputs import Over, RemoteInputs
 from batcher.remote.loading import RemoteModel
 from batcher.remote.protocol import body_of
@@ -34,6 +35,8 @@ from batcher.scheduling.queue import WaitingQueue, ordering_of
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 Waiting = Callable[[], AbstractContextManager[None]]
+
+MAX_FORBIDDEN = 8  # requests that may be answered 403 before one has had another answer
 
 
 class RemoteEngine:
@@ -75,6 +78,7 @@ class RemoteEngine:
         self._num_open: dict[str, int] = {}
         self._recorder = RemoteRecorder(self._clock)
         self._results: list[Result] = []
+        self._forbidden: list[ServerFailure] | None = []  # None as soon as a request was answered
         self._lost: LostModelError | None = None  # raised by the next step: others have answers
         self._num_requests = self._num_tokens = 0
         self.capabilities = model.capabilities(batch_size)
@@ -116,7 +120,7 @@ class RemoteEngine:
     @property
     def has_work(self) -> bool:
         """Whether `step` still has something to do or to hand out."""
-        return bool(self._num_open or self._recorder.events)
+        return bool(self._num_open or self._recorder.events or self._results)
 
     @property
     def wants_request(self) -> bool:
@@ -200,14 +204,19 @@ class RemoteEngine:
         If nothing can be sent but something will be, the clock goes on to then first.
 
         Raises:
-            LostModelError: the server refuses the key.
+            LostModelError: the server refuses the key, or all requests from the first one on.
         """
         if self._lost is not None:
             raise self._lost
-        clock = self._clock
+        clock, queue = self._clock, self._queue
         self._join_arrivals()
         self._admit()
-        while not self._running and self._queue.num_waiting:  # it is too soon for the rate
+        if self._forbidden and not self._running and (self._is_halted or not queue.num_waiting):
+            raise LostModelError(
+                f"{self._model.address.url}: {self._forbidden[0]}; it forbids every request: does "
+                f"the key ({KEY_VARIABLE}) allow this model?"
+            )
+        while not self._running and queue.num_waiting:  # it is too soon for the rate
             self._sleep_until_allowed()
             self._join_arrivals()
             self._admit()
@@ -234,10 +243,17 @@ class RemoteEngine:
         self._attempts.close()
 
     def _outcome(self, tokens: list[TokenEvent]) -> StepOutcome:
+        """Return what has happened; results wait until a 403 is known not to be the key's."""
+        if self._forbidden:
+            return StepOutcome(self._recorder.take(), [], tokens)
         results, self._results = self._results, []
         return StepOutcome(self._recorder.take(), results, tokens)
 
     # -- into the slots --------------------------------------------------------------------------
+
+    @property
+    def _is_halted(self) -> bool:
+        return self._forbidden is not None and len(self._forbidden) >= MAX_FORBIDDEN
 
     def _join_arrivals(self) -> None:
         """Let what has arrived wait for a slot; if all is idle, wait for the next arrival."""
@@ -257,7 +273,7 @@ class RemoteEngine:
         """Send what may be sent: first what has paused, then what waits."""
         attempts, queue, clock = self._attempts, self._queue, self._clock
         attempts.send_again()
-        while self._free and (row := queue.peek(clock.now)) is not None:
+        while self._free and not self._is_halted and (row := queue.peek(clock.now)) is not None:
             why = "concurrency" if attempts.has_returning else self._rate.why_not(self._measure())
             if why is not None:
                 self._recorder.blocked(row, why)
@@ -273,9 +289,10 @@ class RemoteEngine:
         self._running[row] = slot
         reason: AdmitReason = "refill" if self._last_used[slot] == clock.step - 1 else "empty"
         self._recorder.admitted(row, reason)
-        model = self._model
+        model, request = self._model, row.request
         extra_body = model.settings.extra_body
-        body = body_of(row.request, row.index, model.served_model, extra_body, row.context)
+        named = model.model_for((request.extra_body or {}).get("model", extra_body.get("model")))
+        body = body_of(request, row.index, named, extra_body, row.context)
         self._attempts.send(row, body)
 
     def _next_time(self) -> float | None:
@@ -284,7 +301,8 @@ class RemoteEngine:
         arrival = self._queue.next_arrival
         if arrival is not None:
             times.append(self._measure() + max(arrival - self._clock.elapsed(), 0.0))
-        if self._attempts.has_returning or (self._free and self._queue.num_waiting):
+        has_next = bool(self._free and self._queue.num_waiting and not self._is_halted)
+        if self._attempts.has_returning or has_next:
             start = self._rate.start_of_next(self._measure())
             if start is not None:
                 times.append(start)
@@ -335,12 +353,15 @@ class RemoteEngine:
         """End a row whose answer has come, or will not."""
         row, failure = attempt.row, attempt.failure
         if failure is None:
+            self._forbidden = None
             if not row.reply.num_tokens:  # an answer without a token has come, all the same
                 self._recorder.received(row, 0)
             self._finish(row, row.reply.outcome, row.reply.failure, step)
         elif failure.is_final:
             self._lost = LostModelError(f"{self._model.address.url}: {failure}")
         else:
+            if failure.is_forbidden and self._forbidden is not None:
+                self._forbidden.append(failure)
             self._finish(row, "error", failure.as_failure(attempt.num_attempts), step)
 
     def _end_all(self, overs: list[Over]) -> None:

@@ -10,10 +10,10 @@ from batcher.events import RetryReason
 MAX_SHOWN = 500  # characters of what a server says
 OVERLOADED = {429, 503, 529}
 REPEATABLE = OVERLOADED | {408, 409, 425, 500, 502, 504}
-REFUSED_KEYS = {401, 403}
+UNAUTHORIZED, FORBIDDEN = 401, 403
 
 _TOO_LONG = ("context_length", "context length", "exceed_context_size", "maximum context")
-_FILTERED = ("content_filter", "content_policy")
+_FILTERED = ("content_filter", "content_policy", "moderation", "flagged")
 _NEVER = ("insufficient_quota",)  # a 429 that waiting does not mend
 
 
@@ -22,7 +22,7 @@ class ServerFailure(Exception):  # noqa: N818 - it is handed on more often than 
 
     code: one of RUN_ERROR_CODES or FIT_ERROR_CODES.  is_worth_retry: whether the same request may
     be answered later.  retry_after: the seconds that the server wants to be left alone.
-    is_final: whether no request will be answered, whatever it asks for.
+    status: of the answer, if it is an error by that.
     """
 
     def __init__(
@@ -33,17 +33,27 @@ class ServerFailure(Exception):  # noqa: N818 - it is handed on more often than 
         code: str = "server-error",
         is_worth_retry: bool = True,
         retry_after: float | None = None,
-        is_final: bool = False,
+        status: int | None = None,
     ) -> None:
         super().__init__(message)
         self.reason: RetryReason = reason
         self.code, self.is_worth_retry = code, is_worth_retry
-        self.retry_after, self.is_final = retry_after, is_final
+        self.retry_after, self.status = retry_after, status
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no request will be answered: the key is wrong."""
+        return self.status == UNAUTHORIZED
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether the key may be wrong, or only this request is refused."""
+        return self.status == FORBIDDEN and self.code == "server-error"
 
     def as_failure(self, num_attempts: int) -> Failure:
         """Return this as that of a request."""
         attempts = f" (attempt {num_attempts})" if num_attempts > 1 else ""
-        return Failure(self.code, f"{self}{attempts}")
+        return Failure(self.code, f"{self}{attempts}", self.status)
 
 
 def refusal(status: int, body: bytes, retry_after: float | None) -> ServerFailure:
@@ -53,7 +63,7 @@ def refusal(status: int, body: bytes, retry_after: float | None) -> ServerFailur
     code = "server-error"
     if any(mark in words for mark in _TOO_LONG):
         code = "prompt-too-long"
-    elif any(mark in words for mark in _FILTERED):
+    elif status not in REPEATABLE and any(mark in words for mark in _FILTERED):
         code = "content-filter"
     is_hopeless = any(mark in words for mark in _NEVER)
     return ServerFailure(
@@ -62,7 +72,7 @@ def refusal(status: int, body: bytes, retry_after: float | None) -> ServerFailur
         code=code,
         is_worth_retry=status in REPEATABLE and code == "server-error" and not is_hopeless,
         retry_after=retry_after,
-        is_final=status in REFUSED_KEYS,
+        status=status,
     )
 
 

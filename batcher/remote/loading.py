@@ -1,13 +1,13 @@
 """From what a person says of a server to what is known of it before anything is asked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from batcher.errors import BatchdecodeError
 from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings, address_of
-from batcher.validation import OF_STREAMS, ModelCapabilities
+from batcher.validation import MAX_MODELS, OF_STREAMS, ModelCapabilities
 
 _EXTRA = "a server needs httpx and httpx-sse: pip install 'batchdecode[http]'"
 
@@ -15,16 +15,30 @@ _EXTRA = "a server needs httpx and httpx-sse: pip install 'batchdecode[http]'"
 class RemoteModel:
     """The model of a server, as far as requests and traces speak of it.
 
-    served_model: what the server calls it; None if each request names one, or none is needed.
+    listed: the models that the server lists; empty if it lists none, or one is named by #NAME.
+    served_model: the one for requests without a model of their own; None if the server has several
+    or none is needed.  replaced: the first models that requests name and it took the place of.
     """
 
     def __init__(
-        self, address: ServerAddress, settings: ServerSettings, served_model: str | None
+        self, address: ServerAddress, settings: ServerSettings, listed: Sequence[str] = ()
     ) -> None:
-        self.address, self.settings, self.served_model = address, settings, served_model
+        self.address, self.settings, self.listed = address, settings, listed
+        self.served_model = listed[0] if len(listed) == 1 else address.model
+        self.replaced: list[str] = []
         self.name = f"{PREFIX}{address.url}"
-        if served_model is not None:
-            self.name += f"#{served_model}"
+        if self.served_model is not None:
+            self.name += f"#{self.served_model}"
+
+    def model_for(self, named: Any) -> str | None:
+        """Return the model to ask for, in place of the one that a request names, or None."""
+        served = self.served_model
+        if served is None or named in self.listed:
+            return None
+        is_new = named not in (None, served, *self.replaced)
+        if is_new and len(self.replaced) < MAX_MODELS:
+            self.replaced.append(str(named))
+        return served
 
     @property
     def told_settings(self) -> dict[str, Any]:
@@ -35,7 +49,8 @@ class RemoteModel:
         """Return what requests are checked against; what the model knows, the server checks."""
         from batcher.remote.protocol import SERVED  # noqa: PLC0415 - if there is a server
 
-        return ModelCapabilities(num_slots=num_slots, served=SERVED)
+        several = () if self.served_model or "model" in self.settings.extra_body else self.listed
+        return ModelCapabilities(num_slots=num_slots, served=SERVED, models=tuple(several))
 
 
 def settings_of(given: Mapping[str, Any]) -> ServerSettings:
@@ -48,25 +63,22 @@ def settings_of(given: Mapping[str, Any]) -> ServerSettings:
         settings = msgspec.convert(dict(given), ServerSettings)
     except msgspec.ValidationError as error:
         raise BatchdecodeError(f"server: {error}") from None
-    for name in sorted(OF_STREAMS & settings.extra_body.keys()):
-        raise BatchdecodeError(f"the extra body has `{name}`: each output is asked for by itself")
+    extra = settings.extra_body
+    for name in sorted(name for name in OF_STREAMS & extra.keys() if extra[name] is not None):
+        raise BatchdecodeError(f"the extra body has `{name}`: each output is a stream of its own")
     return settings
 
 
-def remote_model_of(name: str, given: Mapping[str, Any], *, asks: bool = True) -> RemoteModel:
-    """Return the model that `openai:URL[#NAME]` names.
-
-    asks: whether the server is asked for its model where none is named.
+def remote_model_of(name: str, given: Mapping[str, Any]) -> RemoteModel:
+    """Return the model that `openai:URL[#NAME]` names; without a name, the server lists its models.
 
     Raises:
-        BatchdecodeError: there is no such server, it has several models, or a setting is none; or
-            what HTTP needs is not installed.
+        BatchdecodeError: there is no such server, or a setting is none; or what HTTP needs is not
+            installed.
     """
     address, settings = address_of(name), settings_of(given)
-    if not asks:
-        return RemoteModel(address, settings, address.model)
     try:
-        from batcher.remote.client import find_model  # noqa: PLC0415 - optional
+        from batcher.remote.client import list_models  # noqa: PLC0415 - optional
     except ImportError as error:
         raise BatchdecodeError(f"{_EXTRA} ({error.name} is missing)") from None
-    return RemoteModel(address, settings, find_model(address, settings))
+    return RemoteModel(address, settings, list_models(address, settings))

@@ -1,16 +1,18 @@
 """OpenAI's protocol: what a request asks for as a body, and chunks of a stream as an answer.
 
-Rule: what the protocol has no field for is refused before anything is sent, see SERVED.
+Rule: a body holds what the row states and nothing else, but for what a stream needs.  What no
+server has a field for is refused before anything is sent, see SERVED.
 """
 
 from typing import Any
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
 
 from batcher.errors import Failure
 from batcher.remote.failures import ServerFailure, told_in
-from batcher.request import REQUEST_FIELDS, Request
+from batcher.request import REQUEST_FIELDS, Request, ServerRequest
 from batcher.result import (
     LOWEST_LOGPROB,
     NUM_DIGITS,
@@ -23,11 +25,18 @@ from batcher.result import (
 COMPLETIONS_PATH, CHAT_PATH = "/completions", "/chat/completions"
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this
 
-# What the queue acts on itself, and what a body has a field for.
+# What the queue acts on itself, what servers know by the same name, and what by another one.
 _OURS = ("prompt", "id", "arrival_time", "priority", "deadline", "session", "think_time", "n")
-_SENT = ("max_tokens", "stop", "stop_sequence", "temperature", "top_p", "frequency_penalty")
-_SENT_TOO = ("presence_penalty", "logit_bias", "seed", "logprobs", "json_schema", "extra_body")
-SERVED = frozenset((*_OURS, *_SENT, *_SENT_TOO))
+_SENT = (
+    *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "ignore_eos"),
+    *("bad_words", "allowed_token_ids", "cache_salt", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
+_RENAMED = ("stop", "stop_sequence", "stop_token", "logprobs", "json_schema", "extra_body")
+_STRUCTURED = {"regex": "regex", "choice": "choice", "lark": "grammar", "gbnf": "grammar"}  # vLLM's
+SERVED = frozenset((*_OURS, *_SENT, *_RENAMED, *_STRUCTURED))
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_FORMATS = ("response_format", "structured_outputs", *_GUIDED)
 
 
 class Body(Struct, frozen=True):
@@ -47,52 +56,68 @@ def body_of(
 ) -> Body:
     """Return what is sent for sample `index` of a request.
 
-    A seed is sent if it is not 0, with the index added: each sample is drawn anew.
-
     model: goes before the one that the request names.  extra_body: of all requests; that of the
-    request goes before it.  history: the text, or the messages, that the request goes on from.
+    request goes before it, but null removes a field of any.  history: the text, or the messages,
+    that the request goes on from.
     """
-    fields = _asked_for(request, index)
+    own = request.extra_body or {}
+    fields = {"stream": True, "stream_options": {"include_usage": True}, **_asked_for(request, own)}
     if is_chat(request):
         path = CHAT_PATH
         if request.logprobs is not None:
-            fields |= {"logprobs": True, "top_logprobs": request.logprobs}
+            fields["logprobs"] = True
+        if request.logprobs:
+            fields["top_logprobs"] = request.logprobs
     else:
         path = COMPLETIONS_PATH
         fields["prompt"] = history + request.prompt if history else request.prompt
         if request.logprobs is not None:
             fields["logprobs"] = request.logprobs
     fields |= extra_body
-    fields |= request.extra_body or {}
+    fields |= own
     if path == CHAT_PATH and history:
         fields["messages"] = [*history, *fields["messages"]]
     if model is not None:
         fields["model"] = model
-    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    if index:  # samples differ even if a server repeats itself, and a second run gets the same ones
+        seed = fields.setdefault("seed", crc32(str(request.id).encode(errors="replace")) >> 1)
+        if isinstance(seed, int):
+            fields["seed"] = seed + index
+    fields |= {name: None for name, value in extra_body.items() if value is None}
     return Body(path, {name: value for name, value in fields.items() if value is not None})
 
 
-def _asked_for(request: Request, index: int) -> dict[str, Any]:
-    """Return what is asked for of texts and chats alike."""
-    fields: dict[str, Any] = {"max_tokens": request.max_tokens, "temperature": request.temperature}
-    for name in ("top_p", "frequency_penalty", "presence_penalty", "logit_bias"):
+def _asked_for(request: Request, own: dict[str, Any]) -> dict[str, Any]:
+    """Return what is asked for of texts and chats alike.
+
+    own: what the request says in the server's words, and is not said again in ours.
+    """
+    fields: dict[str, Any] = {}
+    stated = request.stated if isinstance(request, ServerRequest) else frozenset()
+    for name in _SENT:
         value = getattr(request, name)
-        if REQUEST_FIELDS[name].asks(value):
+        if name in stated or REQUEST_FIELDS[name].asks(value):
             fields[name] = value
-    if request.seed:
-        fields["seed"] = request.seed + index
-    stops = [stop for given in (request.stop_sequence, request.stop) for stop in _texts(given)]
+    if "max_completion_tokens" in own:
+        fields.pop("max_tokens", None)
+    stops = [stop for given in (request.stop_sequence, request.stop) for stop in _listed(given)]
     if stops:
         fields["stop"] = stops
-    if request.json_schema is not None:
-        fields["response_format"] = _response_format(request.json_schema)
+    if request.stop_token is not None:
+        fields["stop_token_ids"] = _listed(request.stop_token)
+    if own.keys().isdisjoint(_FORMATS):
+        if request.json_schema is not None:
+            fields["response_format"] = _response_format(request.json_schema)
+        for name, key in _STRUCTURED.items():
+            if (value := getattr(request, name)) is not None:
+                fields["structured_outputs"] = {key: value}
     return fields
 
 
-def _texts(stops: Any) -> list[str]:
+def _listed(stops: Any) -> list[Any]:
     if stops is None:
         return []
-    return [stops] if isinstance(stops, str) else stops
+    return stops if isinstance(stops, list) else [stops]
 
 
 def _response_format(schema: Any) -> dict[str, Any]:

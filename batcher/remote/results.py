@@ -17,7 +17,7 @@ def result_of(
     error = None
     if failure is not None:
         where = "" if row.slot == NO_SLOT else f"step {step}: "
-        error = ErrorInfo(failure.code, f"{where}{failure.message}")
+        error = ErrorInfo(failure.code, f"{where}{failure.message}", status=failure.status)
     return Result(
         id=row.id,
         index=row.index,

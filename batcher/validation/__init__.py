@@ -1,6 +1,7 @@
 """What makes a request decodable: the rules shared by the Python API and the line parser."""
 
 from batcher.validation.problems import (
+    MAX_MODELS,
     MAX_PROBLEMS,
     OF_STREAMS,
     constraint_fields_of,
@@ -20,6 +21,7 @@ from batcher.validation.values import ModelCapabilities, cut, show
 __all__ = [
     "ANY_STATE",
     "FREE_FIELDS",
+    "MAX_MODELS",
     "MAX_NAME",
     "MAX_PROBLEMS",
     "MAX_STOP_LENGTH",

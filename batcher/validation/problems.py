@@ -27,6 +27,7 @@ from batcher.request import (
     ConstraintField,
     PromptSegment,
     Request,
+    ServerRequest,
 )
 from batcher.validation.stops import (
     bounded,
@@ -57,6 +58,7 @@ from batcher.validation.values import (
 )
 
 MAX_PROBLEMS = 100  # of one field
+MAX_MODELS = 8  # of a server, in a message
 OF_STREAMS = {"n", "best_of", "stream", "stream_options"}  # which nobody but the engine decides
 
 _DEFAULTS = {name: field.default for name, field in REQUEST_FIELDS.items()} | {"prompt": ""}
@@ -103,6 +105,8 @@ def look_closely(request: Request, capabilities: ModelCapabilities) -> list[Fiel
             problems += check_field(field, value, capabilities)
     bad = {str(problem.path[0]) for problem in problems}
     sound = replace(request, **{name: _DEFAULTS[name] for name in bad}) if bad else request
+    if isinstance(request, ServerRequest) and "temperature" not in request.stated:
+        bad.add("temperature")  # the server has a default of its own
     problems += [
         conflict.problem
         for conflict in find_conflicts(sound)
@@ -226,7 +230,7 @@ def constraint_fields_of(request: Request) -> list[ConstraintField]:
 def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
     """Yield what the valid `request` asks for and `capabilities` cannot give."""
     if capabilities.served is not None:
-        yield from find_untold(request, capabilities.served)
+        yield from find_untold(request, capabilities, capabilities.served)
         return
     if request.extra_body:
         message = "`extra_body` is for a server, and this model is none"
@@ -267,13 +271,22 @@ def _find_unserved_by_model(
                 yield not_encoded(path, error)
 
 
-def find_untold(request: Request, served: frozenset[str]) -> Iterator[FieldProblem]:
-    """Yield the fields by which the valid `request` asks for what no server can be told."""
+def find_untold(
+    request: Request, capabilities: ModelCapabilities, served: frozenset[str]
+) -> Iterator[FieldProblem]:
+    """Yield what the valid `request` asks for, or lacks, that this server cannot be sent."""
     for name, field in REQUEST_FIELDS.items():
         if name not in served and field.asks(getattr(request, name)):
-            message = f"`{name}` is not in the protocol that this server is spoken to by"
-            hint = f'if it knows it, give it as "extra_body": {{"{name}": ...}}, or by --extra-body'
+            message = f"no server has a field for `{name}`"
+            hint = f'if yours has one, use "extra_body": {{"{name}": ...}} or --extra-body'
             yield FieldProblem("unsupported-model", (name,), message, hint)
+    extra = request.extra_body or {}
+    if capabilities.models and not extra.get("model"):
+        names = capabilities.models
+        message = f"the server has {len(names)} models, and this request names none"
+        known = ", ".join(sorted(names)[:MAX_MODELS]) + (", ..." if len(names) > MAX_MODELS else "")
+        hint = f'add "model": NAME, or run with --model openai:URL#NAME (known: {known})'
+        yield FieldProblem("missing-field", (), message, hint)
     prompt = request.prompt
     if isinstance(prompt, list) and any(isinstance(part, PromptSegment) for part in prompt):
         message = "`prompt` has segments, which a server cannot be told"
@@ -281,8 +294,8 @@ def find_untold(request: Request, served: frozenset[str]) -> Iterator[FieldProbl
     if request.session is not None and isinstance(prompt, list):
         message = "`prompt` is token ids, and a session with a server goes on from texts"
         yield FieldProblem("unsupported-model", ("prompt",), message, "give a text")
-    for name in sorted(OF_STREAMS & (request.extra_body or {}).keys()):
-        message = f"`extra_body.{name}` is not for a server: it is asked for one streamed output"
+    for name in sorted(OF_STREAMS & {name for name, value in extra.items() if value is not None}):
+        message = f"`extra_body.{name}` is set by batchdecode: each output is a stream of its own"
         path = ("extra_body", name)
         yield FieldProblem("conflicting-fields", path, message, "leave it out", is_key=True)
     stops = request.stop_sequence

@@ -143,7 +143,8 @@ def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
         return False
     if request.deadline is not None and request.deadline < request.arrival_time:
         return False
-    if capabilities.served is not None and any(find_untold(request, capabilities.served)):
+    served = capabilities.served
+    if served is not None and any(find_untold(request, capabilities, served)):
         return False
     if capabilities.encode is not None and isinstance(request.prompt, str):
         try:

@@ -42,7 +42,8 @@ class ModelCapabilities(Struct, frozen=True):
     that is wrong, and another BatchdecodeError where nothing can be compiled.  None if constraints
     are not to be compiled.
     takes_chats: whether a text is what a user says, of which the chat template makes the prompt.
-    served: the names of the fields that a server is told, or that need none; None of a model.
+    served: the fields that a server is sent, or that need no sending; None of a model.
+    models: those of which each request has to name one.
     """
 
     vocab_size: int | None = None
@@ -55,6 +56,7 @@ class ModelCapabilities(Struct, frozen=True):
     takes_chats: bool = False
     encode: Callable[[str], object] | None = None
     served: frozenset[str] | None = None
+    models: tuple[str, ...] = ()
 
     @property
     def largest_token(self) -> int:

@@ -302,6 +302,9 @@ class Run:
                 ),
             )
             say(text)
+            if isinstance(model, RemoteModel) and model.replaced:
+                names = ", ".join(model.replaced)
+                say(printable_lines(f"  model {model.served_model} was used instead of {names}\n"))
             if options.stats:
                 from ..screen.stats import render_stats  # noqa: PLC0415 - few runs tell so much
 

@@ -136,6 +136,116 @@ def test_rows_of_openai_come_back_as_rows(folder):
     assert (first["model"], second["model"]) == ("small", "small")
 
 
+SAID = [{"role": "user", "content": "hi"}]
+OBJECT = {"type": "object"}
+CHAT = "/v1/chat/completions"
+
+
+def row(url=CHAT, **body):
+    return {"custom_id": "a", "method": "POST", "url": url, "body": body}
+
+
+AS_WRITTEN = [
+    ({"messages": SAID}, {}),
+    ({"messages": SAID, "max_tokens": 16, "temperature": 0, "top_p": 1, "seed": 0}, None),
+    (row(model="m", messages=SAID, frequency_penalty=0, presence_penalty=0.0), None),
+    (row(messages=SAID, max_completion_tokens=500, reasoning_effort="low", store=True), None),
+    (row(messages=SAID, max_tokens=5, extra_body={"max_tokens": None, "x": 1}), {"x": 1}),
+    (row(messages=SAID, chat_template_kwargs={"enable_thinking": False}, min_p=0, top_k=3), None),
+    (row(messages=SAID, reasoning={"effort": "low"}, provider={"a": ["a"]}, models=["b"]), None),
+    (row(messages=SAID, thinking={"type": "disabled"}, service_tier="flex", metadata={}), None),
+    (row(messages=SAID, modalities=["text", "audio"], audio={"voice": "a"}, verbosity="low"), None),
+    (row(messages=SAID, logprobs=True, top_logprobs=2), None),
+    (row(messages=SAID, logprobs=True), None),
+    (row(messages=SAID, guided_regex="a+"), None),
+    (row(messages=SAID, guided_json='{"type": "object"}'), None),
+    (row(messages=SAID, structured_outputs={"choice": ["a", "b"]}), None),
+    (row(messages=SAID, response_format={"type": "json_object", "schema": {}}), None),
+    ({"messages": SAID, "regex": "a+"}, {"structured_outputs": {"regex": "a+"}}),
+    ({"messages": SAID, "gbnf": "root ::= x"}, {"structured_outputs": {"grammar": "root ::= x"}}),
+    ({"messages": SAID, "json_schema": OBJECT}, {"response_format": {"type": "json_object"}}),
+    (row(messages=SAID, stop_token_ids=[5], ignore_eos=False, min_tokens=0), None),
+    ({"messages": SAID, "stop_token": 5, "stop": "a"}, {"stop_token_ids": [5], "stop": ["a"]}),
+    (row(messages=SAID, n=1, continue_final_message=True, add_generation_prompt=False), None),
+]  # fmt: skip
+
+
+def test_a_row_is_sent_as_it_is_written_and_nothing_else(folder):
+    """Bodies are those of the rows, but for None where the second half says what is sent."""
+    lines = [
+        line | {"custom_id" if "url" in line else "id": str(number)}
+        for number, (line, _) in enumerate(AS_WRITTEN)
+    ]
+    (folder / "r.jsonl").write_bytes(lines_of(*lines))
+    with FaultServer(models=("m", "n")) as server:
+        done = run(folder, server, "-b", 1, "--extra-body", '{"model": "m"}')
+    assert len(server.bodies) == len(lines), done.stderr
+    for body, (line, expected) in zip(server.bodies, AS_WRITTEN, strict=True):
+        for name in ("stream", "stream_options", "model", "messages"):
+            assert body.pop(name)
+        written = {**line.get("body", line)}
+        for name in ("model", "messages", "n"):
+            written.pop(name, None)
+        assert body == (written if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("models", "name", "row_model", "sent", "told"),
+    [
+        (("a", "b"), "", "b", "b", ""),
+        (("a", "b"), "", "c", "c", ""),  # an alias that is not listed, for the server to know
+        (("a", "b"), "", None, None, "the server has 2 models, and this request names none"),
+        (("a", "b"), "#a", "b", "a", "model a was used instead of b"),
+        (("a",), "", "gpt-4", "a", "model a was used instead of gpt-4"),
+        (("a",), "", None, "a", ""),
+        ((), "", "gpt-4", "gpt-4", ""),
+    ],
+)
+def test_a_row_keeps_its_model_if_the_server_lists_it(folder, models, name, row_model, sent, told):
+    model = {} if row_model is None else {"model": row_model}
+    (folder / "r.jsonl").write_bytes(lines_of({"prompt": "hi", **model}))
+    with FaultServer(models=models) as server:
+        done = batchdecode("run", "r.jsonl", "--model", server.name + name, cwd=folder)
+    assert [body.get("model") for body in server.bodies] == ([] if sent is None else [sent])
+    assert told in done.stderr
+    assert ("instead of" in done.stderr) == ("instead of" in told)
+    assert done.returncode == (2 if sent is None else 0), done.stderr
+
+
+def test_extra_body_with_null_removes_any_field(folder):
+    fields = {"temperature": 0, "seed": 3, "tools": [], "top_k": 5}
+    (folder / "r.jsonl").write_bytes(lines_of({"prompt": "hi", **fields}))
+    with FaultServer() as server:
+        null = json.dumps(dict.fromkeys([*fields, "model", "stream_options"]))
+        done = run(folder, server, "--extra-body", null)
+    assert done.returncode == 0, done.stderr
+    assert server.bodies == [{"prompt": "hi", "stream": True}]
+
+
+@pytest.mark.parametrize(
+    ("seed", "seeds"), [({}, [None, 1952177954, 1952177955]), ({"seed": 0}, [0, 1, 2])]
+)
+def test_samples_differ_on_a_server_that_repeats_itself(folder, seed, seeds):
+    (folder / "r.jsonl").write_bytes(lines_of({"id": "a", "prompt": "hi", "n": 3, **seed}))
+    with FaultServer() as server:
+        done = run(folder, server, "-b", 1)
+    assert done.returncode == 0, done.stderr
+    assert [body.get("seed") for body in server.bodies] == seeds
+
+
+def test_the_status_of_a_row_is_the_server_s(folder):
+    statuses = [400, 403, 422, 429]
+    rows = [row(messages=[{"role": "user", "content": str(each)}]) for each in (200, *statuses)]
+    lines = [{**each, "custom_id": str(number)} for number, each in enumerate(rows)]
+    (folder / "r.jsonl").write_bytes(lines_of(*lines))
+    with FaultServer({str(each): [refusal(each)] for each in statuses}) as server:
+        done = run(folder, server, "-b", 1, *config(folder, max_attempts=1))
+    assert done.returncode == 1
+    told = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert [each["response"]["status_code"] for each in told] == [200, *statuses]
+    assert [each["error"] and each["error"]["status"] for each in told] == [None, *statuses]
+
+
 def test_a_text_is_a_message_with_chat(folder):
     (folder / "r.jsonl").write_bytes(lines_of({"prompt": "hi"}))
     with FaultServer() as server:
@@ -151,8 +261,8 @@ def test_a_text_is_a_message_with_chat(folder):
     rest_heavy(
         5,
         [
-            ({"prompt": "a", "top_k": 5}, "top_k"),
-            ({"prompt": "a", "regex": "a+"}, "regex"),
+            ({"prompt": "a", "states": {"a": [{"on": "b", "to": None}]}}, "states"),
+            ({"prompt": "a", "heal": True}, "heal"),
             ({"prompt": "a", "num_beams": 2}, "num_beams"),
             ({"prompt": "a", "stop_sequence": [[1, 2]]}, "stop_sequence"),
             ({"prompt": [{"length": 5}]}, "prompt"),

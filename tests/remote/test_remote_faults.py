@@ -28,6 +28,7 @@ from batcher.remote.failures import ServerFailure
 from batcher.remote.loading import remote_model_of
 from batcher.remote.protocol import read_chunk
 from batcher.remote.settings import ServerSettings, address_of
+from batcher.request import Request
 from batcher.timeline import Timeline
 
 
@@ -162,6 +163,41 @@ def test_retry_after_is_kept():
     assert first.time >= 0.4
 
 
+@pytest.mark.parametrize(
+    ("said", "order", "batch"),
+    [
+        ("your input was flagged for violence", "xxxx", 1),  # even if nothing else is asked
+        ("Your chosen model requires moderation", "xaa", 4),
+        ("blocked by a firewall", "axa", 1),
+        ("blocked by a firewall", "xaa", 1),
+        ("blocked by a firewall", "xxxxa", 2),
+        ("blocked by a firewall", 20 * "x" + "a", 21),  # sent together with one that is answered
+    ],
+)
+def test_a_prompt_that_is_forbidden_stops_no_other(said, order, batch):
+    server = FaultServer({"x": [refusal(403, said)], "a": [answer("a", first=0.05)]})
+    requests = [Request(prompt=prompt, id=str(index)) for index, prompt in enumerate(order)]
+    run = answered(server, requests, batch)
+    told = [
+        "error" if run.by_id[str(i)].error else run.by_id[str(i)].text for i in range(len(order))
+    ]
+    assert told == ["error" if prompt == "x" else "a" for prompt in order]
+    assert len(server.requests) == len(order)
+    assert {result.error.status for result in run.results if result.error} == {403}
+
+
+@pytest.mark.parametrize(("batch", "num_prompts"), [(1, 30), (4, 30), (4, 3), (16, 60)])
+def test_a_server_that_forbids_everything_ends_the_run_without_a_result(batch, num_prompts):
+    server = FaultServer(usual=refusal(403, "Just a moment..."))
+    with server, engine_of(server, batch) as engine:
+        for request in asking(*map(str, range(num_prompts))):
+            engine.enqueue(request)
+        results = (result for _ in iter(int, 1) for result in engine.step().results)
+        with pytest.raises(LostModelError, match=r"HTTP 403: Just a moment.*forbids every request"):
+            next(results)
+    assert len(server.requests) <= 8 + batch
+
+
 def test_a_refused_key_ends_the_run_and_is_never_told(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     server = FaultServer(usual=refusal(401, "Incorrect API key provided: sk-very-secret"))
@@ -229,7 +265,7 @@ def test_what_others_have_come_to_is_handed_out_before_a_refused_key_ends_the_ru
         refused, answered_row = engine._running
         answered_row.reply.take(read_chunk('{"choices": [{"text": "x", "finish_reason": "stop"}]}'))
         news = News()
-        no_key = ServerFailure("answer", "no", is_final=True)
+        no_key = ServerFailure("answer", "no", status=401)
         news.ended = [Attempt(refused, no_key, 1, 0.0), Attempt(answered_row, None, 1, 0.0)]
         engine._clock.advance(None)
         engine._take(news)
@@ -256,13 +292,6 @@ def test_nobody_listens():
         server = FaultServer()
         server.port = port
         assert remote_model_of(model, {}).served_model == "tiny"  # nobody is asked
-
-
-def test_a_server_with_several_models_asks_for_a_name():
-    with FaultServer(models=("a", "b")) as server:
-        with pytest.raises(BatchdecodeError, match=r"has 2 models; name one: .*#NAME"):
-            remote_model_of(server.name, {})
-        assert remote_model_of(f"{server.name}#b", {}).served_model == "b"
 
 
 @pytest.mark.parametrize(
