@@ -5,11 +5,13 @@ current folder unless `MODULE:NAME` names it. It ends with the process that star
 """
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing.resource_tracker import ensure_running
+from multiprocessing.util import get_temp_dir
 from threading import Thread
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -67,4 +69,10 @@ def _end_after_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
+        remove_temp_folder()
         os._exit(1)
+
+
+def remove_temp_folder() -> None:
+    """Remove the folder of sockets that multiprocessing has made for a parent that was killed."""
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)

@@ -48,6 +48,11 @@ def main() -> None:
             _fail(f"too many files are open at once: `ulimit -n` allows {most}", FAILURE)
         where = f"{error.filename}: " if error.filename is not None else ""
         _fail(f"{where}{error.strerror or error}", FAILURE)
+    except (MemoryError, ImportError, RuntimeError) as error:
+        message = _lack_of_memory(error)
+        if message is None:
+            raise
+        _fail(message, FAILURE)
     finally:
         end_stdout()
 
@@ -83,6 +88,15 @@ def _show_what_was_raised(error: BatchdecodeError) -> None:
 
     if isinstance(error, RaisedError):
         sys.stderr.write(printable_lines(error.raised.traceback))
+
+
+def _lack_of_memory(error: Exception) -> str | None:
+    """Return the message of an error that too little memory causes; None of any other error."""
+    if isinstance(error, ImportError):  # numpy's own words are long, those of its cause are not
+        return f"cannot load a library: {error.__cause__ or error}"
+    if isinstance(error, MemoryError) or str(error) == "can't start new thread":
+        return "not enough memory; `ulimit -v` or the memory of a container may limit it"
+    return None
 
 
 def _occupy_standard_descriptors() -> None:

@@ -5,6 +5,7 @@ nobody takes goes no further.  They end when this process does, however it ends.
 """
 
 import os
+import resource
 import select
 import selectors
 import socket
@@ -15,12 +16,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
 from typing import Self
 
 from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import RestartEvent
 from batcher.garbage import look_seldom
-from batcher.processes import become_helper, helpers_started, threads_shared
+from batcher.processes import become_helper, helpers_started, remove_temp_folder, threads_shared
 
 from ...commands.run import RunOptions
 from .frames import CHUNK_BYTES, Inbox, frame_of
@@ -36,6 +39,7 @@ from .telling import Wanted
 from .transport import Died, Event
 from .worker import Worker
 
+_OWN_FILES, _FILES_OF_WORKER = 16, 4  # at once: of the run itself, and for each worker
 _GRACE = 5.0  # seconds, in which the end of a process is known
 
 Waiting = Callable[[], AbstractContextManager[None]]
@@ -50,9 +54,11 @@ class Processes:
     def __init__(self, options: RunOptions, num_workers: int, waiting: Waiting) -> None:
         self._options, self._num_workers, self._waiting = options, num_workers, waiting
         self._wanted = Wanted.by(options)
+        _check_open_files(num_workers)
         # A server to fork from has imported what a worker needs, and has no threads.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([f"{__package__}.worker"])
+        get_temp_dir()  # made now, all workers know it: see remove_temp_folder
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
         self._woken, self._waker = os.pipe()
@@ -72,9 +78,16 @@ class Processes:
         process = self._context.Process(
             target=serve, args=(theirs, self._options, number, self._wanted, restart)
         )
-        with helpers_started(), threads_shared(self._num_workers):
-            process.start()
-        theirs.close()
+        try:
+            with helpers_started(), threads_shared(self._num_workers):
+                process.start()
+        except (EOFError, ConnectionError) as error:
+            raise BatchdecodeError(
+                f"cannot start worker {number}: the process that forks workers has died, perhaps "
+                "for want of memory"
+            ) from error
+        finally:
+            theirs.close()
         os.set_blocking(ours.fileno(), False)
         self._peers[number] = _Peer(process, ours)
         self._selector.register(ours, selectors.EVENT_READ, number)
@@ -124,6 +137,22 @@ class Processes:
         """Wait for what there is to wait for."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
         self._selector.modify(peer.socket, events, number)
+
+
+def _check_open_files(num_workers: int) -> None:
+    """Make sure that `ulimit -n` allows the files of that many workers, here and where they fork.
+
+    Raises:
+        BatchdecodeError: it does not.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    wanted = (
+        len(list(Path("/proc/self/fd").iterdir())) + _OWN_FILES + _FILES_OF_WORKER * num_workers
+    )
+    if most != resource.RLIM_INFINITY and most < wanted:
+        raise BatchdecodeError(
+            f"--workers {num_workers} opens up to {wanted} files, and `ulimit -n` allows {most}"
+        )
 
 
 class _Peer:
@@ -217,7 +246,7 @@ def serve(
     """Be the worker `number`; what a process does."""
     become_helper()
     link = _Link(own_end)
-    with own_end, suppress(EOFError, ConnectionError):
+    with own_end, suppress(ConnectionError):
         try:
             worker = Worker(options, number, wanted, restart)
             look_seldom()
@@ -225,6 +254,8 @@ def serve(
             while True:
                 for report in worker.exchange(link.receive(is_waiting=worker.is_idle)):
                     link.send(report)
+        except (EOFError, ConnectionError):  # the parent was killed
+            remove_temp_folder()
         except KeyboardInterrupt:  # while the model was loaded
             link.send(StoppedByModel())
         except LostModelError as error:  # another worker's may be well

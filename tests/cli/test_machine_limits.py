@@ -1,0 +1,99 @@
+"""A machine that allows too little, or kills a process, gets one line and leaves no files."""
+
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from process import COMMAND, ENVIRONMENT, lines_of, start
+
+from cli import boundary
+
+WORDS = lines_of(*({"prompt": "a", "max_tokens": 400, "ignore_eos": True} for _ in range(20_000)))
+
+
+def limited(limit, *arguments, stdin):
+    return subprocess.run(
+        ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", *COMMAND, *arguments],
+        env=ENVIRONMENT,
+        input=stdin,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "arguments", "said"),
+    [
+        ("-n 24", ["run", "--workers", "8"], r"--workers 8 opens up to \d+ files, and `ulimit -n`"),
+        ("-v 60000", ["check"], "cannot load a library: "),
+    ],
+)
+def test_too_small_a_limit_is_one_line(limit, arguments, said):
+    done = limited(limit, *arguments, stdin=WORDS[:200])
+    stderr = done.stderr.decode()
+    assert done.returncode in {1, 2}
+    assert "Traceback" not in stderr
+    assert re.search(f"^error: {said}", stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), MemoryError("32 MiB"), RuntimeError("can't start new thread")]
+)
+def test_a_lack_of_memory_is_one_line_wherever_it_shows(error, monkeypatch, capsys):
+    def carry_out(_arguments):
+        raise error
+
+    monkeypatch.setattr(boundary, "_carry_out", carry_out)
+    monkeypatch.setattr(boundary, "_occupy_standard_descriptors", lambda: None)
+    monkeypatch.setattr(boundary, "end_stdout", lambda: None)
+    with pytest.raises(SystemExit) as left:
+        boundary.main()
+    assert left.value.code == 1
+    assert capsys.readouterr().err.startswith("error: not enough memory; ")
+
+
+def child_of(process, name):
+    """Return the id of the child of `process` that has `name` on its command line."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            if name in Path(f"/proc/{child}/cmdline").read_text():
+                return int(child)
+        time.sleep(0.01)
+    raise TimeoutError(name)
+
+
+@pytest.mark.heavy
+def test_a_killed_run_of_workers_leaves_nothing_in_the_temporary_folder(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(WORDS)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    run = ["run", "in.jsonl", "--workers", "2", "-o", "out.jsonl", "-q"]
+    environment = ENVIRONMENT | {"TMPDIR": str(temporary)}
+    with start(*run, cwd=tmp_path, command=COMMAND, env=environment) as process:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").stat().st_size:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert list(temporary.iterdir())
+        process.kill()
+    while list(temporary.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.heavy
+def test_a_fork_server_that_dies_before_it_forks_is_one_line(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(WORDS)
+    run = ["run", "in.jsonl", "--workers", "2", "-o", "out.jsonl", "-q"]
+    with start(*run, cwd=tmp_path, command=COMMAND) as process:
+        server = child_of(process, "forkserver")
+        subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(server)], check=True)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "Traceback" not in stderr.decode()
+    assert "the process that forks workers has died" in stderr.decode()
