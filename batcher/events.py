@@ -47,6 +47,7 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     answers each row in its own time, so that a step gives a row what a ReceiveEvent says.
     speculation: where drafts come from, see SpeculationSettings; {} if there are none.
     workers: how many engines decode the input side by side, each with `batch` slots of its own.
+    defaults: of the fields of requests, where they are not the usual ones.
     """
 
     version: int = TRACE_VERSION
@@ -59,6 +60,7 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     layout: Layout = "ragged"
     speculation: dict[str, Any] = {}
     workers: int = 1
+    defaults: dict[str, Any] = {}
 
 
 class _Event(
@@ -99,6 +101,7 @@ class ArriveEvent(SampleEvent, frozen=True):
     deadline: when it was to have ended, if it says so; in seconds, as `time`.
     dropped_turns: how many of the oldest turns of its session it does not go on from, since they
     had no room in the context; dropped_tokens: how many tokens these had.
+    default_limit: whether the request states no max_tokens.
     """
 
     reason: ArriveReason
@@ -107,6 +110,7 @@ class ArriveEvent(SampleEvent, frozen=True):
     deadline: float | None = None
     dropped_turns: Count = 0
     dropped_tokens: Count = 0
+    default_limit: bool = False
 
 
 class AdmitEvent(SampleEvent, frozen=True):

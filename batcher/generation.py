@@ -14,7 +14,7 @@ from batcher.models.base import Model
 from batcher.models.calls import CallSettings, checked_settings
 from batcher.models.llm import LLM, LLMModel
 from batcher.models.loading import as_model, check_description, missing_methods
-from batcher.request import CONSTRAINT_FIELDS, MAX_INT, SAMPLING_FIELDS, Request
+from batcher.request import CONSTRAINT_FIELDS, SAMPLING_FIELDS, TO_THE_END, Request
 from batcher.result import Result
 from batcher.validation import ModelCapabilities, find_problems, num_slots_needed
 
@@ -65,7 +65,8 @@ def generate(
     sample it is, the first one of `generate_many`.
 
     model: an LLM, a Model that gives logits, or the name of one, as `load_model` takes it.
-    max_tokens: how many there are at most; None if only the stop token, or the context, ends them.
+    max_tokens: how many there are at most; None: as many as the context has room for, and 4,096 if
+    the model has no limit.
     call_settings: how an LLM is called.
     sampling: how a token is chosen, and what else ends the output or limits it.
 
@@ -171,7 +172,7 @@ def _request(
         fields["logit_bias"] = named if len(named) == len(biases) else dict(biases)
     request = Request(
         prompt=prompt if isinstance(prompt, str) or not isinstance(prompt, Iterable) else [*prompt],
-        max_tokens=MAX_INT if max_tokens is None else max_tokens,
+        max_tokens=TO_THE_END if max_tokens is None else max_tokens,
         n=n,
         **fields,
     )

@@ -14,6 +14,9 @@ from msgspec.structs import astuple
 from batcher.fields import Field, fields_of
 
 MAX_INT = 2**31 - 1
+TO_THE_END = MAX_INT  # max_tokens of a chat that states none: all that the context has room for
+NUM_TOKENS = 16  # of a completion that states none
+MAX_ANSWER = 4096  # of a chat that states none, if the context has no limit
 MAX_TIME = 2.0**52  # seconds; up to here a clock of steps is exact
 MAX_DRAFT_TOKENS = 64  # of a row in a step
 MAX_SEGMENTS_LENGTH = 2**20  # tokens of all segments of a prompt that give a length, together
@@ -103,10 +106,11 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         str | None, "unique in the file. `custom_id` is a synonym", 'string; the line number, `"7"`'
     ] = None
     max_tokens: Annotated[
-        Count,
+        Count | None,
         "limit on generated tokens, the prompt not counted; 0 finishes [at once](#results), "
-        "without a slot",
-    ] = 16
+        "without a slot. Chats [run to their end](#how-long-an-output-may-be)",
+        "integer from 0; 16, or of a chat the rest of the context",
+    ] = None
     stop_token: Annotated[
         TokenId | TokenIds | None, "ends generation when generated", "token id, or list of them"
     ] = None
@@ -340,6 +344,11 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         "what a [server](servers.md) is sent beside all this, as it is; null leaves a field out",
         Field(idle=(None, {})),
     ] = None
+
+    @property
+    def output_limit(self) -> int:
+        """How many tokens it may generate; TO_THE_END: as many as the context has room for."""
+        return NUM_TOKENS if self.max_tokens is None else self.max_tokens
 
     def __eq__(self, other: object) -> bool:
         """Return whether `other` asks for the same; checked requests are of types of their own."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _COMMANDS = ("run", "check")  # those whose options a file may set
 OF_MODELS = {"model", "chat", *LOADING_SETTINGS}
 OF_SCHEDULING = {*SETTINGS, *SPECULATION_SETTINGS, "check", "profile", "kv_memory"}
-OF_REQUESTS = {"batch", "seed", "keep_going", *OF_MODELS, *OF_SCHEDULING}
+OF_ROWS = ("max_tokens", "temperature", "top_p", "seed")
+OF_REQUESTS = {"batch", "keep_going", *OF_ROWS, *OF_MODELS, *OF_SCHEDULING}
 _NOT_IN_A_FILE = {"config", "help"}
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "boolean": ((bool,), expected_of(bool)),

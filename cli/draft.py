@@ -48,10 +48,10 @@ def print_diagnosis(options: DiagnoseOptions) -> None:
         BatchdecodeError: the input or a model is not right.
         WriteError, BrokenPipeError: stdout takes no more.
     """
-    model = load(options, None)
+    model = load(options)
     draft, fields = _loaded_draft(options), _read_fields(options.draft_fields)
     rows, name = _sample(options, model)
-    diagnosis = diagnose(rows, model_again(model, options, None), draft, fields)
+    diagnosis = diagnose(rows, model_again(model, options), draft, fields)
     if options.json:
         print_json(diagnosis)
     else:
@@ -102,7 +102,7 @@ def _sample(options: DiagnoseOptions, model: Model) -> tuple[list[TargetOutput],
     chosen = [
         replace(
             request,
-            max_tokens=min(request.max_tokens, options.tokens),
+            max_tokens=min(request.output_limit, options.tokens),
             arrival_time=0.0,
             deadline=None,
             n=1,

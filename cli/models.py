@@ -60,7 +60,7 @@ class ModelOptions(Protocol):
         """The same of a model of transformers."""
 
 
-def load(options: ModelOptions, seed: int | None, *, is_shown: bool = True) -> Model:
+def load(options: ModelOptions, *, is_shown: bool = True) -> Model:
     """Return the model that the options name.
 
     is_shown: whether a bar may be drawn.
@@ -76,7 +76,7 @@ def load(options: ModelOptions, seed: int | None, *, is_shown: bool = True) -> M
         return load_model(
             name,
             options.model_settings,
-            seed,
+            None,
             options.llm_settings,
             {**options.transformer_settings, **given},
             {**options.hf_settings, **given},
@@ -108,7 +108,6 @@ def open_server(
     """
     scheduling, name = options.scheduling, options.model
     unfit = {**options.checkpoint, **scheduling.given} | {
-        "seed": options.seed,
         "call_timeout": options.call_timeout,
     }
     for option, value in unfit.items():
@@ -129,7 +128,7 @@ def open_server(
     return model, engine
 
 
-def model_again(model: Model, options: ModelOptions, seed: int | None) -> Model:
+def model_again(model: Model, options: ModelOptions) -> Model:
     """Return a model as `load` does, which has given `model`: the weights are those of that one.
 
     A class is instantiated anew.
@@ -138,7 +137,7 @@ def model_again(model: Model, options: ModelOptions, seed: int | None) -> Model:
         BatchdecodeError: as `load` does.
     """
     if not (is_checkpoint(options.model) or is_hf(options.model)):
-        return load(options, seed)
+        return load(options)
     inner: Any = getattr(model, "inner", model)
     return as_model(inner.twin(), options.model)
 
@@ -149,13 +148,15 @@ def capabilities_of(engine: DrivenEngine, options: ModelOptions) -> ModelCapabil
     Raises:
         BatchdecodeError: they are to be chats, and the model has no template for them.
     """
+    defaults = getattr(options, "defaults", {})  # which verify and draft do not have
+    found = replace(engine.capabilities, defaults=defaults)
     if not options.chat:
-        return engine.capabilities
-    if engine.capabilities.served is None and engine.capabilities.chat_template is None:
+        return found
+    if found.served is None and found.chat_template is None:
         raise BatchdecodeError(
             f"--chat needs a model with a chat template; {options.model} has none"
         )
-    return replace(engine.capabilities, takes_chats=True)
+    return replace(found, takes_chats=True)
 
 
 @contextmanager

@@ -2,16 +2,23 @@
 
 from collections.abc import Collection
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from batcher.fields import range_of
+from batcher.fields import Range, range_of
 from batcher.hf.settings import LOADING_SETTINGS
+from batcher.request import REQUEST_FIELDS
 from batcher.settings import GRAMMAR_TIMEOUT
 
 from .config import OF_REQUESTS, defaults_in
 from .help import DECODING, DISPLAY, INPUT, OUTPUT, OptionGroup, argument, flag, option
 from .options import MAX_BATCH, MAX_DELAY, STDOUT
 
+_DEFAULTS = {
+    "max_tokens": "Limit on generated tokens",
+    "temperature": "Temperature",
+    "top_p": "top_p",
+    "seed": "Seed",
+}
 Color = Literal["auto", "always", "never"]
 MODEL = (
     "simulated, a checkpoint (FILE.gguf, a folder, or smollm2), hf:NAME or hf:FOLDER of "
@@ -71,6 +78,17 @@ def checkpoint_group(panel: str = DECODING) -> OptionGroup:
     return OptionGroup(kinds, read=dict)
 
 
+def defaults_group(panel: str = DECODING) -> OptionGroup:
+    """Return the options that are defaults of requests: those that were given, by name."""
+    kinds = {}
+    for name, text in _DEFAULTS.items():
+        numbers = cast(Range, REQUEST_FIELDS[name].range)
+        limits: dict[str, Any] = {"min": numbers.smallest, "max": numbers.largest}
+        kind = int if numbers.is_integer else float
+        kinds[name] = kind | None, option(panel, f"{text} of rows without one.", "N", **limits)
+    return OptionGroup(kinds, read=dict)
+
+
 def meta(panel: str) -> Any:
     """Return the field --meta."""
     text = "JSON with the limits of the run, as vLLM calls them.  [default: *meta.json beside LOG]"
@@ -106,7 +124,6 @@ model = partial(
     is_common=True,
 )
 chat = partial(flag, DECODING, CHAT, is_common=True)
-seed = partial(option, DECODING, "Seed of the simulated model.  [default: 0]", "N")
 plot = partial(
     option,
     OUTPUT,

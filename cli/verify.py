@@ -46,10 +46,10 @@ def verify_requests(options: VerifyOptions) -> int:
             f"--acceptance {options.speculation.acceptance} has nothing to verify: which tokens a "
             "request draws depends on the drafts that it is given, and so on the batch"
         )
-    model = load(options, None)
+    model = load(options)
 
     def make_model() -> Model:
-        return model_again(model, options, None)
+        return model_again(model, options)
 
     requests, name = _read(options, model)
     num_cases = options.settings if options.only is None else options.only

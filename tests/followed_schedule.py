@@ -42,14 +42,14 @@ Unit = tuple[Row, ...]  # the head_row first
 
 def units_of(request: Request, request_id: str) -> list[Unit]:
     """Return what waits on behalf of a request, by the documentation."""
-    if request.max_tokens == 0 and request.prompt_logprobs is None:
+    if request.output_limit == 0 and request.prompt_logprobs is None:
         return [(Row(request_id, index, "sample"),) for index in range(request.n)]
-    if request.num_beams > 1 and request.max_tokens:
+    if request.num_beams > 1 and request.output_limit:
         return [tuple(Row(request_id, index, "beam") for index in range(request.num_beams))]
     roles = ["sample"] if request.cfg_scale == 1 else ["sample", "negative"]
     return [
         tuple(Row(request_id, index, role) for role in roles)
-        for index in range((request.best_of or request.n) if request.max_tokens else request.n)
+        for index in range((request.best_of or request.n) if request.output_limit else request.n)
     ]
 
 
@@ -326,7 +326,7 @@ class FollowedSchedule:
         request = self.requests[row.id]
         is_first = row in self.pending or row in self.waiting
         assert is_first or row.role != "sample"
-        is_empty = row in self.waiting and request.max_tokens == 0
+        is_empty = row in self.waiting and request.output_limit == 0
         if event.reason == "error":
             needed = blocks_needed(request, self.settings.block_size)
             assert request.session is not None or needed > (self.settings.kv_blocks or inf)

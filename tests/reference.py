@@ -51,7 +51,7 @@ def decode_alone(request: Request, language: Language) -> Decoded:
     prompt = request.prompt
     prefix = language.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     tokens: list[int] = []
-    while len(tokens) < request.max_tokens:
+    while len(tokens) < request.output_limit:
         tokens.append(language.next_token(prefix + tokens))
         stopped = first_stop(request, tokens, language)
         if stopped is not None:

@@ -24,7 +24,7 @@ def blocks_needed(request: Request, block_size: int) -> int:
     """
 
     def of_row(num_prompt_tokens: int) -> int:
-        max_tokens = max(request.max_tokens, request.prompt_logprobs is not None)
+        max_tokens = max(request.output_limit, request.prompt_logprobs is not None)
         num_computed = max(num_prompt_tokens + max_tokens - 1, 1)
         return -(-num_computed // block_size)
 

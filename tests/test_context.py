@@ -1,7 +1,7 @@
 """The context of a model: a prompt that leaves no room fails, an output that reaches it ends."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from control_requests import control_requests
@@ -18,7 +18,9 @@ from batcher.engine.decoder import Decoder
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
 from batcher.models.callable import CallableModel
 from batcher.models.checked import CheckedModel
+from batcher.models.simulated import SimulatedSettings
 from batcher.prompts import count_tokens
+from batcher.request import TO_THE_END
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 MODEL = SimulatedModel()
@@ -28,8 +30,14 @@ HEALER = Decoder(MODEL, 1, is_streaming=False)
 class Bounded(SimulatedModel):
     """The simulated model with a context; `needs_prompt` as a transformer does."""
 
-    def __init__(self, max_context: int, *, needs_prompt: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        max_context: int,
+        *,
+        needs_prompt: bool = False,
+        settings: SimulatedSettings | None = None,
+    ) -> None:
+        super().__init__(settings)
         self.max_context, self.needs_prompt = max_context, needs_prompt
 
 
@@ -83,11 +91,11 @@ def test_an_output_ends_in_the_context_as_it_would_with_so_few_max_tokens(
 ) -> None:
     requests = [replace(one, id=f"r{n}", arrival_time=0.0) for n, one in enumerate(drawn)]
     rooms = {one.id: room_for(one, max_context) for one in requests}
-    fitting = [one for one in requests if rooms[one.id] >= min(one.max_tokens, 1)]
-    shorter = [replace(one, max_tokens=min(one.max_tokens, rooms[one.id])) for one in fitting]
+    fitting = [one for one in requests if rooms[one.id] >= min(one.output_limit, 1)]
+    shorter = [replace(one, max_tokens=min(one.output_limit, rooms[one.id])) for one in fitting]
     done = run(requests, Bounded(max_context), settings=settings)
     wanted = run(shorter, MODEL, settings=settings)
-    cut = {one.id for one in fitting if one.max_tokens > rooms[one.id]}
+    cut = {one.id for one in fitting if one.output_limit > rooms[one.id]}
     ids = {one.id for one in fitting}
     assert told(one for one in done.results if one.id in ids) == [
         replace(one, limit="max_context")
@@ -219,3 +227,63 @@ def test_models_of_ones_own_tell_their_context_too() -> None:
         engine.add(request)
         results = [result for _ in range(4) for result in engine.step().results]
         assert [(len(one.tokens), one.limit) for one in results] == [(2, "max_context")]
+
+
+ENDLESS = SimulatedSettings(eos_rate=0)
+
+
+@pytest.mark.parametrize(
+    ("more", "num_tokens"),
+    [
+        ({}, 36),
+        ({"n": 2, "temperature": 1.0}, 36),
+        ({"num_beams": 2, "n": 2}, 36),
+        ({"cfg_scale": 2.0, "negative_prompt": [9] * 10}, 30),
+        ({"min_tokens": 30}, 36),
+    ],
+)
+def test_a_chat_without_a_limit_fills_the_context(more: dict[str, Any], num_tokens: int) -> None:
+    chat = fields(prompt=[9] * 4, max_tokens=TO_THE_END, **more)
+    done = run([chat], Bounded(40, settings=ENDLESS))
+    assert len(done.results) == more.get("n", 1)
+    for result in done.results:
+        assert (result.finish_reason, result.limit) == ("length", "max_context")
+        assert len(result.tokens or ()) == num_tokens
+    arrived = of_kind(done.events, ArriveEvent)
+    assert {(one.max_tokens, one.default_limit) for one in arrived} == {(num_tokens, True)}
+    assert (
+        done.results == run([replace(chat, max_tokens=50)], Bounded(40, settings=ENDLESS)).results
+    )
+
+
+def test_without_a_context_a_chat_has_4096_tokens() -> None:
+    [result] = run([fields(max_tokens=TO_THE_END)], SimulatedModel(ENDLESS)).results
+    assert (result.finish_reason, result.limit) == ("length", None)
+    assert len(result.tokens or ()) == 4096
+
+
+@pytest.mark.parametrize("capacity", ["on-demand", "watermark", "no-evict"])
+@pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 1.0}, {"num_beams": 2, "n": 2}])
+def test_a_chat_without_a_limit_fails_only_if_it_fills_all_blocks(
+    more: dict[str, Any], capacity: Literal["on-demand", "watermark", "no-evict"]
+) -> None:
+    prompts = {str(n): [9, 9, 9, 260 + n] for n in range(12)}
+    chats = [
+        fields(id=name, prompt=prompt, max_tokens=TO_THE_END, **more)
+        for name, prompt in prompts.items()
+    ]
+    settings = SchedulingSettings(kv_blocks=16, block_size=4, capacity=capacity)
+    free = {(one.id, one.index): one for one in run(chats, MODEL).results}
+    results = run(chats, MODEL, settings=settings).results
+    assert len(results) == len(free)
+    for result in results:
+        expected, tokens = free[result.id, result.index], result.tokens or []
+        if result.error is None:
+            assert (tokens, result.text) == (expected.tokens, expected.text)
+        else:
+            assert result.error.code == "kv-too-small"
+            assert "--kv-blocks" in result.error.message
+            if "num_beams" not in more:
+                assert tokens == (expected.tokens or [])[: 64 - 4 + 1]
+                assert len(tokens) == 64 - 4 + 1
+    assert {one.error is None for one in results} == {True, False}

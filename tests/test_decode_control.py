@@ -230,7 +230,7 @@ def test_streamed_text_and_tokens_are_those_of_the_results(
     by_id = {request.id: request for request in requests}
     for result in done.results:
         request = by_id[result.id]
-        if request.num_beams > 1 or request.best_of is not None or request.max_tokens == 0:
+        if request.num_beams > 1 or request.best_of is not None or request.output_limit == 0:
             continue
         told = [e for e in done.tokens if (e.id, e.index) == (result.id, result.index)]
         assert [token for event in told for token in event.tokens] == result.tokens

@@ -171,7 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         if result.steps.admitted is not None and result.steps.finished is not None:
             num_steps = result.steps.finished - result.steps.admitted + 1
-            if request.max_tokens == 0:  # the log-probabilities of its prompt take a step
+            if request.output_limit == 0:  # the log-probabilities of its prompt take a step
                 assert num_steps == 1
                 num_steps = 0
             assert len(result.tokens) == num_steps + self.schedule.jumped[row]
@@ -232,7 +232,7 @@ class EngineMachine(RuleBasedStateMachine):
         for request_id, request in self.requests.items():
             results = self.results[request_id]
             assert len(results) == request.n, "invariant 1"
-            num_samples = (request.best_of or request.n) if request.max_tokens else request.n
+            num_samples = (request.best_of or request.n) if request.output_limit else request.n
             assert self.schedule.drops[request_id] == num_samples - request.n
             if self.has_failed_before_it_ran(request, results[0]):
                 continue

@@ -25,7 +25,10 @@ GOLDEN = Path(__file__).parent / "golden"
 CASES = {  # name -> arguments of run
     "example": ["tests/golden/example.requests.jsonl", "--batch", "2"],
     "sample": ["samples/requests.jsonl", "--batch", "8"],
-    "in-order": ["samples/requests.jsonl", "--batch", "3", "--keep-order", "--seed", "5"],
+    "in-order": [
+        *("samples/requests.jsonl", "--batch", "3", "--keep-order"),
+        *("--config", "tests/golden/seed-5.yaml"),
+    ],
     "openai": ["samples/openai_batch.jsonl", "--batch", "2"],
     "bad": ["samples/bad.jsonl", "--keep-going"],
     "sampling": ["samples/decoding/sampling.jsonl", "--batch", "5"],

@@ -29,7 +29,7 @@ INPUTS = """
     id index input_index arrival_time num_prompt_tokens max_tokens priority deadline cache_salt
     skips_prefix_cache segment_ends role others num_slots has_siblings arrived_step
     request prompt automaton arrive_reason is_streamed extras replayed num_healed healing
-    prompt_logprobs failure is_cut dropped
+    prompt_logprobs failure overflow limit dropped has_default_limit
 """
 SCHEDULER = """
     state slot admitted_step first_token_step num_tokens num_computed_tokens num_cached_tokens

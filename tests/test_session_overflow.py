@@ -64,15 +64,15 @@ def converse(turns: list[Request], max_context: int) -> list[tuple[list[int], li
     for turn in turns:
         system, own = tokens_of(turn.prompt)
         num_dropped = 0
-        while said and len(before()) + len(system + own) + turn.max_tokens > max_context:
+        while said and len(before()) + len(system + own) + turn.output_limit > max_context:
             kept += said.pop(0)[0]
             num_dropped += 1
         prompt = before() + system + own
         room = max_context - len(prompt)
-        if room < min(turn.max_tokens, 1):
+        if room < min(turn.output_limit, 1):
             break
         alone = Request(
-            prompt=prompt, max_tokens=min(room, turn.max_tokens), ignore_eos=turn.ignore_eos
+            prompt=prompt, max_tokens=min(room, turn.output_limit), ignore_eos=turn.ignore_eos
         )
         [result] = decode([alone], model=MODEL)
         found.append((prompt, result.tokens, num_dropped))

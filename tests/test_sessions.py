@@ -98,7 +98,7 @@ def test_a_turn_is_admitted_only_when_the_one_before_it_has_ended() -> None:
     before = -1
     for request in CONVERSATION:
         steps = run.results[request.id].steps
-        if request.max_tokens:
+        if request.output_limit:
             assert steps.admitted == before + 1
             before = steps.finished
 

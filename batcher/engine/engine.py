@@ -241,6 +241,7 @@ class Engine:
             step_time=self._clock.settings,
             layout=self._layout,
             speculation={} if self._speculator is None else self._speculator.settings,
+            defaults=dict(self.capabilities.defaults),
         )
 
     def end_event(self) -> EndEvent:

@@ -14,9 +14,9 @@ from batcher.engine.sessions import NOTHING_DROPPED, PastTurn, Session, Turn
 from batcher.errors import BatchdecodeError, Failure, InvariantError, id_in_use
 from batcher.events import ArriveReason, Role
 from batcher.models.base import Model, eos_token_ids_of
-from batcher.models.context import ANY_LENGTH, Context, context_of
+from batcher.models.context import ANY_LENGTH, UNLIMITED, Context, context_of
 from batcher.prompts import Prompt, count_tokens, num_lasting_tokens, prefix_of, read_prompt
-from batcher.request import Request, is_plain
+from batcher.request import TO_THE_END, Request, is_plain
 from batcher.result import Result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.scheduler import Scheduler
@@ -131,11 +131,31 @@ class Inputs:
                 self._outputs.finish_waiting(first, clock.step, "length")
                 continue
             if failure is None and scheduler.kv_cache is not None:
-                failure = scheduler.why_never(first)
+                failure = self._why_never(first)
             if failure is None:
                 queue.push(first)
             else:
                 self._outputs.finish_waiting(first, clock.step, "error", failure)
+
+    def _why_never(self, first: Sequence) -> Failure | None:
+        """Return why a group can never run in the blocks there are, if so.
+
+        One that states no limit runs, and fails only if it fills all of them.
+        """
+        failure, room = self._scheduler.why_never(first), 0
+        if failure is not None and first.has_default_limit:
+            room = self._scheduler.room_for_output(first)
+        if failure is None or not room:
+            return failure
+        message = (
+            f"it has filled all KV blocks: they hold {first.num_prompt_tokens} prompt tokens and "
+            f"{room} more, and its request has no max_tokens; use more --kv-blocks"
+        )
+        for row in first.group:
+            row.max_tokens, row.request = room, replace(row.request, max_tokens=room)
+            row.extras = row.extras or SequenceExtras()
+            row.extras.overflow = Failure(failure.code, message)
+        return None
 
     def abort(self, request_id: str) -> None:
         """End what of a request waits: for its time, for a slot, or for the turn before it."""
@@ -188,7 +208,8 @@ class Inputs:
         request, vocab_size, dropped = turn.request, self._model.vocab_size, NOTHING_DROPPED
         if self._context.drops_oldest and session.past:
             num_own = count_tokens(request.prompt, self._model.tokenizer)
-            dropped = session.drop(num_own + request.max_tokens, self._context, vocab_size)
+            num_more = num_own + self._context.num_reserved(request.output_limit)
+            dropped = session.drop(num_more, self._context, vocab_size)
         history = session.history(vocab_size)
         session.num_history = len(history)
         [sequence] = self._maker.make(*turn, history)
@@ -242,28 +263,34 @@ class SequenceMaker:
             RequestError: the model's tokenizer fails on a prompt.
         """
         prompt = read_prompt(request.prompt, "prompt", request_id, self._model, history)
-        num_tokens = prompt.num_tokens
+        num_tokens, context = prompt.num_tokens, self._context
+        stated = request.max_tokens
+        max_tokens = context.output_limit(request.output_limit, num_tokens)
+        if stated == TO_THE_END:
+            request = replace(request, max_tokens=max_tokens)
         first = Sequence(
             id=request_id,
             input_index=input_index,
             arrival_time=request.arrival_time,
             num_prompt_tokens=num_tokens,
             num_tokens=num_tokens,
-            max_tokens=request.max_tokens,
+            max_tokens=max_tokens,
+            has_default_limit=stated is None or stated == TO_THE_END,
             request=request,
             prompt=prompt,
             automaton=stop_automaton(request, self._eos_token_ids),
             arrive_reason=arrive_reason,
             is_streamed=is_streamed,
         )
+        if stated == TO_THE_END and context.max_context != UNLIMITED:
+            first.limit = "max_context"
         if prompt.segment_ends:
             first.segment_ends = prompt.segment_ends
         if request.cache_salt is not None:
             first.cache_salt = request.cache_salt
         if request.priority or request.deadline is not None:
             first.priority, first.deadline = request.priority, request.deadline
-        context = self._context
-        has_room = context is ANY_LENGTH or context.holds(num_tokens, request.max_tokens)
+        has_room = context is ANY_LENGTH or context.holds(num_tokens, max_tokens)
         if has_room and not replayed and is_plain(request):
             return [first]
         return self._make_more(first, replayed)
@@ -288,9 +315,9 @@ class SequenceMaker:
             negative = read_prompt(text, "negative_prompt", first.id, self._model)
         first = _fitted(first, negative, self._context)
         request = first.request
-        if request.num_beams > 1 and request.max_tokens > 0:
+        if request.num_beams > 1 and request.output_limit:
             return [_with_beams(first)]
-        num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
+        num_samples = (request.best_of or request.n) if request.output_limit else request.n
         first.has_siblings = num_samples > 1
         samples = [_another(first, index, replayed.get(index)) for index in range(num_samples)]
         if negative is not None:
@@ -311,16 +338,16 @@ def _fitted(first: Sequence, negative: Prompt | None, context: Context) -> Seque
     prompts = {whole: first.num_tokens}
     if negative is not None:
         prompts["negative prompt"] = negative.num_tokens
-    longest = max(prompts.values())
-    if extras is None or all(context.holds(n, request.max_tokens) for n in prompts.values()):
+    most, longest = request.output_limit, max(prompts.values())
+    if extras is None or all(context.holds(n, most) for n in prompts.values()):
         return first
     is_computed = _num_steps(request, None) > 0
-    extras.failure = context.why_never(prompts, request.max_tokens, is_computed=is_computed)
+    extras.failure = context.why_never(prompts, most, is_computed=is_computed)
     room = context.max_context - longest
-    if extras.failure is not None or room >= request.max_tokens:
+    if extras.failure is not None or room >= most:
         return first
-    extras.is_cut = True
-    return replace(first, request=replace(request, max_tokens=room), max_tokens=room)
+    request = replace(request, max_tokens=room)
+    return replace(first, request=request, max_tokens=room, limit="max_context")
 
 
 def _with_beams(first: Sequence) -> Sequence:
@@ -364,7 +391,7 @@ def _num_steps(request: Request, replayed: Result | None) -> int:
     A prompt whose log-probabilities are told is computed even if nothing is generated after it.
     """
     if replayed is None or replayed.slot is None:
-        return max(request.max_tokens, int(request.prompt_logprobs is not None))
+        return max(request.output_limit, int(request.prompt_logprobs is not None))
     steps = replayed.steps
     if steps.finished is None or steps.admitted is None:
         raise InvariantError(f"the result of {replayed.id!r} has a slot, and was never admitted")

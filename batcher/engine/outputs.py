@@ -254,7 +254,9 @@ class Outputs:
             ),
         )
         failure = failure or generated.failure
-        if extras is None and failure is None:
+        if reason == "length" and extras is not None:
+            failure = failure or extras.overflow
+        if extras is None and failure is None and sequence.limit is None:
             return result
         return self._with_more(result, sequence, generated, output, failure)
 
@@ -288,7 +290,7 @@ class Outputs:
         if failure is not None:
             error = ErrorInfo(failure.code, f"step {result.steps.finished}: {failure.message}")
         scores = None if extras is None else extras.prompt_logprobs
-        has_reached_it = extras is not None and extras.is_cut and generated.reason == "length"
+        has_reached_it = generated.reason == "length" and error is None
         return replace(
             result,
             text=text.decode("utf-8", "replace"),
@@ -306,7 +308,7 @@ class Outputs:
             ],
             constraint=generated.constraint,
             constraint_check=generated.constraint_check,
-            limit="max_context" if has_reached_it and error is None else None,
+            limit=sequence.limit if has_reached_it else None,
         )
 
     def _prompt_bytes(self, sequence: Sequence) -> bytes:

@@ -74,10 +74,11 @@ class Recorder:
                 sequence.index,
                 sequence.arrive_reason,
                 sequence.num_prompt_tokens,
-                request.max_tokens,
+                request.output_limit,
                 request.deadline,
                 dropped.num_turns,
                 dropped.num_tokens,
+                sequence.has_default_limit,
             )
         )
 

@@ -381,7 +381,7 @@ class RowDecoder:
         forced: list[int] = []
         request = row.sequence.request
         while row.may_jump:
-            most = request.max_tokens - 1 - row.num_given
+            most = request.output_limit - 1 - row.num_given
             tokens = constraint.forced_tokens(most) if most > 0 else ()
             if not tokens:
                 break

@@ -149,7 +149,7 @@ class BeamRows:
             num_results=request.n,
             length_penalty=request.length_penalty,
             early_stopping=request.early_stopping,
-            max_tokens=request.max_tokens,
+            max_tokens=request.output_limit,
             num_eos=0 if request.ignore_eos else len(eos_token_ids),
         )
 
@@ -212,7 +212,7 @@ def make_row_state(
     elif sequence.healing:
         constraint = HealingRow(grammars.vocabulary, sequence.healing)
     stream = None
-    is_sure = sequence.role == "sample" and request.best_of is None and request.max_tokens > 0
+    is_sure = sequence.role == "sample" and request.best_of is None and request.output_limit > 0
     if tokenizer is not None and is_sure:
         stream = RowStream(sequence, tokenizer)
     each_counts = (

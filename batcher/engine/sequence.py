@@ -9,7 +9,7 @@ from batcher.errors import Failure
 from batcher.events import ArriveReason
 from batcher.prompts import Prompt
 from batcher.request import Request
-from batcher.result import Result
+from batcher.result import LengthLimit, Result
 from batcher.scheduling.sequence import NEVER, Schedulable
 from batcher.tokens import Tokens
 
@@ -24,7 +24,7 @@ class SequenceExtras(Struct, gc=False):  # as Sequence
     prompt_logprobs: what is told of the prompt, in one for all samples; None if nothing is.
     failure: why it can never run, if so.
     dropped: which turns of its session it does not go on from, since the context has no room.
-    is_cut: whether its max_tokens are fewer than its request's, since its context has no room.
+    overflow: how it fails at the end of its max_tokens, which are all that KV blocks can hold.
     jumped_step: the last step that gave it several tokens.
     """
 
@@ -34,7 +34,7 @@ class SequenceExtras(Struct, gc=False):  # as Sequence
     prompt_logprobs: PromptLogprobs | None = None
     failure: Failure | None = None
     dropped: DroppedTurns = NOTHING_DROPPED
-    is_cut: bool = False
+    overflow: Failure | None = None
     jumped_step: int = NEVER
 
 
@@ -46,6 +46,7 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
     request: what it is an output of.  prompt: what the model reads first.
     automaton: what its output is watched for.  arrive_reason: why it arrives when it does.
     is_streamed: whether its tokens are told as they come, if the engine tells any.
+    limit: what its max_tokens are, if it is not its request that states them.
     extras: None for a plain sequence: greedy tokens until a stop, and nothing else.
 
     Where it stands: see Schedulable; set by the scheduler.
@@ -60,6 +61,7 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
     automaton: StopAutomaton
     arrive_reason: ArriveReason
     is_streamed: bool = True
+    limit: LengthLimit | None = None
     extras: SequenceExtras | None = None
 
     generated: list[int] | None = None

@@ -33,6 +33,7 @@ from batcher.formats.spellings import (
     SPELLINGS,
     SYNONYMS,
     Fields,
+    defaults_of,
     find_given,
     merged,
     spellings_of,
@@ -45,7 +46,6 @@ from batcher.validation.values import quote
 REQUEST_FIELDS = Request.__struct_fields__
 LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS, *SPELLINGS)
 ROW_VALUES = {"method": ("POST",), "url": URLS}
-NOT_NULL = ("prompt", "max_tokens", "ignore_eos", "arrival_time", "priority")
 OBJECT_FIELDS = (
     *("prompt", "logit_bias", "json_schema", "states"),
     *("messages", "response_format", "guided_json", "structured_outputs"),
@@ -116,6 +116,7 @@ class _Line:
         else:
             given = (name for name in SYNONYMS if fields.get(name) is not None)
             self._paths.update((SYNONYMS[name], (name,)) for name in given)
+        self._defaults = defaults_of(self._holder((*self._prefix, "")), capabilities)
         self._respelled: dict[str, Any] = {}  # by the field's own name
         self._spelling_problems = list(self._respell(capabilities))
 
@@ -188,13 +189,13 @@ class _Line:
     def _build(self) -> Request:
         """Return the request as it stands, unchecked; without a prompt, it has an empty one."""
         spellings = spellings_of(self._url, is_server=self._is_server)
-        given: dict[str, Any] = {"prompt": "", **self._respelled}
+        given: dict[str, Any] = {"prompt": "", **self._defaults, **self._respelled}
         for name, path in self._paths.items():
             if name in self._respelled or name in spellings:
                 continue
             holder = self._holder(path)
             value = holder.get(path[-1])
-            if value is not None or (path[-1] in holder and name in NOT_NULL):
+            if value is not None or (path[-1] in holder and name == "prompt"):
                 given[name] = _with_records(path[-1], value)
         if not self._is_server:
             return Request(**given)

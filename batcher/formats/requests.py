@@ -21,6 +21,7 @@ from batcher.formats.spellings import (
     SPELLINGS,
     SYNONYMS,
     Fields,
+    defaults_of,
     respell,
     spellings_of,
 )
@@ -76,13 +77,13 @@ class BadLine(Struct, frozen=True):
 class RequestParser:
     """Parses the lines of one file; capabilities: what their requests are checked against.
 
-    takes_chats: whether a text as the prompt is what a user says.
+    is_respelling: whether lines mean more than their fields say by their own names.
     """
 
     def __init__(self, capabilities: ModelCapabilities) -> None:
         self._capabilities = capabilities
-        self.takes_chats = capabilities.takes_chats
         self._is_server = capabilities.served is not None
+        self.is_respelling = capabilities.takes_chats or bool(capabilities.defaults)
         self._checked = checked_type(capabilities)
         self._decode = msgspec.json.Decoder(self._checked).decode
         self._decoders: dict[tuple[bytes, ...], Callable[[bytes], Request]] = {}  # by synonyms
@@ -138,7 +139,7 @@ class RequestParser:
         distinct = set(keys)
         if len(distinct) < len(keys) or b"" in distinct:
             distinct = _read_keys(line)
-        if self._is_server or (self.takes_chats and b"prompt" in distinct):
+        if self._is_server or self.is_respelling:
             return self._convert(msgspec.json.decode(line), line_number)
         if distinct <= _FREE_KEYS:
             request = self._decode(line)
@@ -162,7 +163,10 @@ class RequestParser:
         Raises:
             ValueError, RecursionError: something is.
         """
-        url, fields = self._respell(whole)
+        url, given, fields = self._respell(whole)
+        for name, value in defaults_of(given, self._capabilities).items():
+            if fields.get(name) is None:
+                fields[name] = value
         if fields.get("id") is None:
             fields["id"] = str(line_number)
         if self._is_server:
@@ -191,8 +195,8 @@ class RequestParser:
             self._decoders[synonyms] = decode
         return decode(line)
 
-    def _respell(self, whole: Any) -> tuple[str | None, dict[str, Any]]:
-        """Return the url, None of what is no row, and the request's fields by their own names.
+    def _respell(self, whole: Any) -> tuple[str | None, dict[str, Any], dict[str, Any]]:
+        """Return the url, None of what is no row, and the fields: as given, and by their own names.
 
         Raises:
             ValueError: something about them is unusual.
@@ -207,11 +211,12 @@ class RequestParser:
         fields = Fields(values, self._capabilities.chat_template, is_server)
         if not isinstance(values, dict):
             raise ValueError("no object holds the fields")  # noqa: TRY004 - as the decoders say it
-        spellings = spellings_of(url, takes_chats=self.takes_chats, is_server=is_server)
+        takes_chats = self._capabilities.takes_chats
+        spellings = spellings_of(url, takes_chats=takes_chats, is_server=is_server)
         named = respell(fields, spellings)
         if named is None:
             raise ValueError("not by the names of a request alone")
-        return url, named
+        return url, values, named
 
 
 def _find_row(line: bytes) -> dict[str, Any] | None:

@@ -13,7 +13,6 @@ import msgspec
 from batcher.errors import InvariantError
 from batcher.events import Event, TokenEvent
 from batcher.fields import fields_of
-from batcher.formats.line_problems import NOT_NULL
 from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, Supported
 from batcher.formats.result_rows import ChatResultRow, ResultRow
 from batcher.formats.spellings import BODY_FIELDS, UNUSED_FIELDS
@@ -79,7 +78,7 @@ def _describe(definitions: dict[str, Schema]) -> None:
     for record in (Request, PromptSegment, Transition):
         for name, field in fields_of(record).items():
             properties = definitions[record.__name__]["properties"]
-            if name not in NOT_NULL and record is not Transition:
+            if name != "prompt" and record is not Transition:
                 properties[name] = _nullable(properties[name])
             properties[name]["description"] = _plain(field.words)
     on = definitions["Transition"]["properties"]["on"]
@@ -333,6 +332,7 @@ _DESCRIPTIONS = {
     "batch": "The number of slots, of each worker.",
     "RestartEvent.code": "The signal, or the exit status, that it died with.",
     "workers": "The number of workers; left out for one.",
+    "defaults": "Of the fields of requests, where they are not the usual ones; left out if empty.",
     "worker": "Which worker of the run it is of, from 0; left out if there is one.",
     "policy": "The order of the waiting queue.",
     "settings": "The model's settings.",
@@ -343,6 +343,7 @@ _DESCRIPTIONS = {
     "EndEvent.tokens": "How many tokens were generated.",
     "dropped_turns": "How many of the oldest turns of its session had no room in the context.",
     "dropped_tokens": "How many tokens they had.",
+    "default_limit": "Whether the request states no max_tokens.",
     "DraftEvent.tokens": "How many drafts the step computes.",
     "DraftEvent.parents": "The number of the draft that each follows, from 1; 0: the last token.",
     "AcceptEvent.tokens": "How many drafts are accepted.",

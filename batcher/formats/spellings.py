@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from batcher.errors import FieldProblem, Path, describe
 from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, PASSED_ON, URLS
 from batcher.formats.suggestions import unknown_names
-from batcher.request import PromptSegment, Request
-from batcher.validation import show
+from batcher.request import REQUEST_FIELDS, TO_THE_END, PromptSegment, Request
+from batcher.validation import ModelCapabilities, show
 from batcher.validation.values import quote, wrong
 
 Message = dict[str, str]
@@ -98,6 +98,31 @@ def respell(fields: Fields, spellings: Mapping[str, Reader]) -> dict[str, Any] |
         except (ValueError, TypeError):  # the other: an extra_body that is no object
             return None
     return named
+
+
+def defaults_of(fields: Mapping[str, Any], capabilities: ModelCapabilities) -> dict[str, Any]:
+    """Return what a request means by leaving fields out, by their own names.
+
+    A default that cannot go with what is there is none.
+
+    fields: those that are there, by any of their names.
+    """
+    is_chat = fields.get("messages") is not None or (
+        capabilities.takes_chats and isinstance(fields.get("prompt"), str)
+    )
+    if not (capabilities.defaults or is_chat):
+        return {}
+    given = {name for name, value in fields.items() if value is not None}
+    defaults = {
+        name: value
+        for name, value in capabilities.defaults.items()
+        if given.isdisjoint({name, *REQUEST_FIELDS[name].excludes})
+    }
+    if not given.isdisjoint({"max_tokens", "max_completion_tokens"}):
+        defaults.pop("max_tokens", None)
+    elif is_chat and capabilities.served is None:  # a server has defaults of its own
+        defaults.setdefault("max_tokens", TO_THE_END)
+    return defaults
 
 
 def _renamed(field: str) -> Reader:

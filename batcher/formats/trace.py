@@ -39,7 +39,9 @@ def encode_events(events: Iterable[Event]) -> bytes:
 def _as_written(event: RunEvent) -> dict[str, Any]:
     """Return what stands for the start of a run: sections that say nothing are left out."""
     fields = msgspec.structs.asdict(event)
-    left_out = {name for name in ("scheduling", "step_time", "speculation") if not fields[name]}
+    left_out = {
+        name for name in ("scheduling", "step_time", "speculation", "defaults") if not fields[name]
+    }
     if event.layout == "ragged":
         left_out.add("layout")
     if event.workers == 1:

@@ -59,7 +59,7 @@ class RunMetrics:
         self.fold = RequestFold() if fold is None else fold
         self.num_steps = self.num_requests = self.num_rejected = 0
         self.prompt_tokens = self.generated_tokens = 0
-        self.longest_output = self.longest_run = 0
+        self.longest_output = self.longest_run = self.num_cut = 0
         self.num_jumps = self.num_jumped_tokens = self.num_forks = 0
         self.constraints = ConstraintCounts(0, 0)
         self.finish_reasons: Counter[str] = Counter()
@@ -189,6 +189,7 @@ class RunMetrics:
             generated_tokens=self.generated_tokens,
             longest_output=self.longest_output,
             longest_run=self.longest_run,
+            num_cut=self.num_cut,
             busy=busy,
             idle=idle,
             num_positions=positions.total,
@@ -265,6 +266,7 @@ class RunMetrics:
         first_token = admissions[0].first_token if len(admissions) == 1 else found.first_token
         if event.tokens and first_token is not None:
             self.first_token.add(first_token + 1 - arrive.step)
+        self.num_cut += arrive.default_limit and event.reason == "length"
         if event.reason in {"stop", "length"}:
             self.latency.add(end - arrive.step)
 

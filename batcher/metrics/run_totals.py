@@ -68,7 +68,8 @@ class RunTotals(Totals, kw_only=True):
     """What adds up of a run, or of one of its workers; fields are named as in RunSummary.
 
     num_slots: of all workers.  num_steps: of the worker that took most.  longest_run: the most
-    steps that a sequence took from its admission to its end.  busy: slot-steps with a sequence.
+    steps that a sequence took from its admission to its end.  num_cut: outputs that ended at a
+    limit which their requests do not state.  busy: slot-steps with a sequence.
     idle: those without, by cause, without `tail`.  first_arrival: in seconds.  num_open: the
     requests of which no more than a part has ended.
     """
@@ -87,6 +88,7 @@ class RunTotals(Totals, kw_only=True):
     generated_tokens: int = 0
     longest_output: int = 0
     longest_run: int = 0
+    num_cut: int = 0
     busy: int = 0
     idle: dict[str, int] = field(default_factory=dict)
     num_positions: int = 0
@@ -162,6 +164,7 @@ def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -
         if blocked is None
         else BlockedSteps(**{reason: blocked[reason] for reason in get_args(BlockedReason)}),
         speculation=speculation,
+        cut_by_default=min(totals.num_cut, reasons["length"]),  # some of best_of are dropped
         **_timed_numbers(totals, run, slo),
     )
 

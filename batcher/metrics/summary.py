@@ -76,7 +76,8 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds, if a step may last another time than 1.0 or compute less than all there is, or an SLO
     is given; goodput for an SLO or deadlines; computed, kv, budget, prefix_cache, preemptions and
     blocked where there are such limits; speculation where there were drafts; aged, how many
-    admissions `--aging` decided, under another policy than the default.  workers: what each
+    admissions `--aging` decided, under another policy than the default.  cut_by_default: how many
+    outputs ended with `length` at a limit that their requests do not state.  workers: what each
     did, of several; docs/summary.md says what the numbers of several are together.
     """
 
@@ -118,6 +119,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     computed: Computed | None = None
     speculation: Speculation | None = None
     aged: int | None = None
+    cut_by_default: int = 0
     workers: list[WorkerSummary] | None = None
 
 

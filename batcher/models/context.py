@@ -11,6 +11,7 @@ from msgspec import Struct
 from batcher.errors import Failure
 from batcher.foreign import attribute_of
 from batcher.models.base import Model, number_of
+from batcher.request import MAX_ANSWER, TO_THE_END
 
 UNLIMITED = sys.maxsize
 DROP_OLDEST = "drop-oldest"
@@ -31,6 +32,18 @@ class Context(Struct, frozen=True):
     def holds(self, num_prompt_tokens: int, max_tokens: int) -> bool:
         """Return whether there is room for all that such a request may generate."""
         return self.least_prompt <= num_prompt_tokens <= self.max_context - max_tokens
+
+    def output_limit(self, max_tokens: int, num_prompt_tokens: int) -> int:
+        """Return how many tokens a request of so many may generate; of TO_THE_END 1 at least."""
+        if max_tokens != TO_THE_END:
+            return max_tokens
+        if self.max_context == UNLIMITED:
+            return MAX_ANSWER
+        return max(self.max_context - num_prompt_tokens, 1)
+
+    def num_reserved(self, max_tokens: int) -> int:
+        """Return for how many tokens of output a conversation drops turns."""
+        return max_tokens if max_tokens != TO_THE_END else self.max_context // 4
 
     def why_never(
         self, prompts: Mapping[str, int], max_tokens: int, *, is_computed: bool

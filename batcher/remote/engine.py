@@ -164,6 +164,7 @@ class RemoteEngine:
             scheduling=self._settings.beside_policy,
             step_time=self._clock.settings,
             layout="remote",
+            defaults=dict(self.capabilities.defaults),
         )
 
     def end_event(self) -> EndEvent:

@@ -7,7 +7,7 @@ from batcher.engine.sessions import Session, Turn
 from batcher.events import ArriveReason
 from batcher.remote.protocol import Reply, is_chat
 from batcher.remote.sequence import RemoteSequence
-from batcher.request import Request
+from batcher.request import MAX_ANSWER, Request
 from batcher.result import Result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.queue import WaitingQueue
@@ -125,7 +125,8 @@ def _sequence(turn: Turn, index: int, said: Any = None) -> RemoteSequence:
         input_index=turn.input_index,
         arrival_time=request.arrival_time,
         num_prompt_tokens=num_tokens,
-        max_tokens=request.max_tokens,
+        max_tokens=MAX_ANSWER if request.max_tokens is None else request.max_tokens,
+        has_default_limit=request.max_tokens is None,
         priority=request.priority,
         deadline=request.deadline,
         request=request,

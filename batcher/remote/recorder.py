@@ -51,6 +51,7 @@ class RemoteRecorder:
                 row.num_prompt_tokens,
                 row.max_tokens,
                 row.deadline,
+                default_limit=row.has_default_limit,
             )
         )
 

@@ -5,6 +5,7 @@ that are known are computed, the step gives a token.  Prompts, parts of prompts,
 computed again after a preemption and what a cache holds already are all that one rule.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -420,9 +421,7 @@ class Scheduler(Admission[S]):
             return None
         if first.num_prompt_tokens + first.max_tokens <= kv_cache.sure_tokens and not first.others:
             return None
-        num_needed = kv_cache.most_blocks(first.most_tokens)
-        for other in first.others:
-            num_needed += kv_cache.most_blocks(other.most_tokens)
+        num_needed = _most_blocks(kv_cache, first, first.max_tokens)
         if num_needed <= kv_cache.max_blocks:
             return None
         what = f"{first.num_prompt_tokens} prompt tokens and max_tokens {first.max_tokens}"
@@ -430,6 +429,16 @@ class Scheduler(Admission[S]):
             "kv-too-small",
             f"it can never run: with {what} it needs up to {num_needed} blocks of "
             f"{kv_cache.block_size} tokens, and there are {kv_cache.max_blocks}",
+        )
+
+    def room_for_output(self, first: S) -> int:
+        """Return for how many of a group's max_tokens all blocks together are enough."""
+        kv_cache = self.kv_cache
+        if kv_cache is None or kv_cache.max_blocks is None:
+            return first.max_tokens
+        sizes = range(1, first.max_tokens + 1)
+        return bisect_right(
+            sizes, kv_cache.max_blocks, key=lambda num: _most_blocks(kv_cache, first, num)
         )
 
     def check(self) -> None:
@@ -440,3 +449,10 @@ class Scheduler(Admission[S]):
         """
         if self.kv_cache is not None:
             self.kv_cache.check(self.batch.holders)
+
+
+def _most_blocks(kv_cache: "KVCache[S]", first: S, max_tokens: int) -> int:
+    """Return how many blocks a group holds at most, if each generates so many tokens at most."""
+    return sum(
+        kv_cache.most_blocks(max(row.num_prompt_tokens + max_tokens - 1, 1)) for row in first.group
+    )

@@ -24,6 +24,7 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     What was asked for, and when it arrived; set by what makes it:
     index: of the sample or beam in its request.  input_index: the request's, in the input.
     num_prompt_tokens: how many tokens it starts with.  max_tokens: how many it generates at most.
+    has_default_limit: whether the request does not state that itself.
     others: the other beams, or the negative prompt.  num_slots: how many slots the group needs.
     has_siblings: whether there are other samples of its request, which start with the same tokens.
     cache_salt: whose blocks it may share.  skips_prefix_cache: it starts from no blocks but those
@@ -54,6 +55,7 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     arrival_time: float = 0.0
     num_prompt_tokens: int
     max_tokens: int
+    has_default_limit: bool = False
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None

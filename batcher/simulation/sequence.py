@@ -87,6 +87,16 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         tokens = None if output.tokens is None else output.tokens[: self.max_tokens]
         return Piece(self.max_tokens, output.symbol, tokens)
 
+    def cut_to(self, room: int) -> bool:
+        """Let it generate `room` tokens at most; return whether its output is as short as that.
+
+        One whose request states max_tokens is to have room for all of them.
+        """
+        if room < self.max_tokens and not self.has_default_limit:
+            return False
+        self.max_tokens = min(self.max_tokens, room)
+        return self.job.output.length <= room
+
     def fail(self) -> None:
         """Let it come to no end of its own."""
         self.has_failed = True
@@ -133,6 +143,7 @@ def make_sequence(
         num_prompt_tokens=num_tokens,
         num_tokens=num_tokens,
         max_tokens=max_tokens,
+        has_default_limit=job.has_default_limit,
         priority=job.priority,
         deadline=job.deadline,
         cache_salt=job.cache_salt,
@@ -260,7 +271,8 @@ class Turns:
         job = self._jobs[place]
         history.past.append(ended)
         if self._context.drops_oldest:
-            history.drop(job.num_prompt_tokens + job.max_tokens, self._context)
+            num_output = self._context.num_reserved(job.max_tokens)
+            history.drop(job.num_prompt_tokens + num_output, self._context)
         turn = make_sequence(job, history.pieces, self._context)
         turn.arrival_time = max(job.arrival_time, now + job.think_time)
         turn.has_failed = ended.has_failed

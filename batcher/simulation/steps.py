@@ -139,10 +139,12 @@ class StepSimulation:
             elif not sequence.max_tokens:
                 sequence.end_ticks = self._ticks
                 self._note_over(sequence)
-            elif self._scheduler.why_never(sequence) is not None:
-                self._fail(sequence)
-            else:
+            elif self._scheduler.why_never(sequence) is None or sequence.cut_to(
+                self._scheduler.room_for_output(sequence)
+            ):
                 queue.push(sequence)
+            else:
+                self._fail(sequence)
 
     def _fail(self, sequence: SimulatedSequence) -> None:
         """End a sequence that waits, and can never run."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model
-from batcher.models.context import ANY_LENGTH, Context, context_of
+from batcher.models.context import ANY_LENGTH, UNLIMITED, Context, context_of
 from batcher.prompts import (
     SegmentEnd,
     eviction_priority_of,
@@ -16,7 +16,7 @@ from batcher.prompts import (
     num_lasting_tokens,
     prefix_of,
 )
-from batcher.request import PromptInput, Request, is_plain
+from batcher.request import MAX_ANSWER, TO_THE_END, PromptInput, Request, is_plain
 from batcher.tokens import NO_TOKENS, Tokens
 
 
@@ -39,7 +39,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     """One sample of a request.
 
     input_index: the request's.  max_tokens: what the scheduler is told, unless the context has less
-    room; num_output_tokens: what it comes to, at most as many.
+    room; num_output_tokens: what it comes to, at most as many.  has_default_limit: see Schedulable.
     prompt, output: what they hold, for the prefix cache; prompt is None if it shares nothing with
     any other.  segment_ends: see Schedulable.
     session, think_time: see Request.  num_lasting: how many of its first tokens stay in its session
@@ -54,6 +54,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     num_prompt_tokens: int
     num_output_tokens: int
     max_tokens: int
+    has_default_limit: bool = False
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None
@@ -112,6 +113,9 @@ class Workload(Struct, frozen=True, gc=False):
             num_held = job.num_prompt_tokens + job.max_tokens
             if job.session is not None:
                 num_held += histories.get(job.session, 0)
+            if job.has_default_limit:  # which the context limits, if any
+                num_held = min(num_held, self.context.max_context)
+            if job.session is not None:
                 histories[job.session] = num_held
             total += -(-num_held // block_size)
         return total
@@ -169,7 +173,7 @@ def workload_of(
     """
     jobs: list[Job] = []
     sessions: set[str] = set()  # that have a turn by now
-    num_requests = 0
+    context, num_requests = context_of(model), 0
     for input_index, request in enumerate(requests):
         num_requests += 1
         request_id = request.id if request.id is not None else str(input_index + 1)
@@ -181,7 +185,10 @@ def workload_of(
         prompt, segment_ends = _read(request.prompt, model, prefix)
         num_prompt = sum(piece.length for piece in prompt)
         num_lasting = len(prefix) + num_lasting_tokens(request.prompt, model.tokenizer)
-        num_samples = (request.best_of or request.n) if request.max_tokens else request.n
+        max_tokens = request.output_limit
+        if max_tokens == TO_THE_END and context.max_context == UNLIMITED:
+            max_tokens = MAX_ANSWER
+        num_samples = (request.best_of or request.n) if max_tokens else request.n
         for index in range(num_samples):
             output = _output(request, request_id, (input_index, index), outputs)
             jobs.append(
@@ -192,7 +199,8 @@ def workload_of(
                     arrival_time=request.arrival_time,
                     num_prompt_tokens=num_prompt,
                     num_output_tokens=output.length,
-                    max_tokens=request.max_tokens,
+                    max_tokens=max_tokens,
+                    has_default_limit=request.max_tokens in {None, TO_THE_END},
                     priority=request.priority,
                     deadline=request.deadline,
                     cache_salt=request.cache_salt,
@@ -206,13 +214,14 @@ def workload_of(
                     draft_tokens=request.draft_tokens if request.speculate else 0,
                 )
             )
-    return Workload(jobs, num_requests, context_of(model))
+    return Workload(jobs, num_requests, context)
 
 
 def has_exact_length(request: Request) -> bool:
     """Return whether the output of a valid `request` is known to have max_tokens tokens."""
     return request.max_tokens == 0 or (
         request.ignore_eos
+        and request.max_tokens != TO_THE_END
         and not (request.stop or request.stop_sequence)
         and request.stop_token in (None, [])
         and not (request.states or request.heal or request.json_schema is not None)
@@ -228,7 +237,7 @@ def _check_simulated(request: Request, request_id: str) -> None:
     """
     for field, plain in (("num_beams", 1), ("cfg_scale", 1.0)):
         value = getattr(request, field)
-        if value != plain and request.max_tokens:
+        if value != plain and request.output_limit:
             raise BatchdecodeError(
                 f"request {request_id!r}: {field} {value} cannot be simulated by lengths alone; "
                 f"only {field} {plain} can"
@@ -255,7 +264,7 @@ def _output(
             "or decode it once for the length of its output"
         )
     symbol = GREEDY if is_plain(request) else ("output", *key)
-    return Piece(request.max_tokens, symbol)
+    return Piece(request.output_limit, symbol)
 
 
 def _read(

@@ -180,10 +180,10 @@ def _check_samples(request: Request) -> Conflicts:
 
 
 def _check_others(request: Request) -> Conflicts:
-    if request.min_tokens > request.max_tokens:
-        message = (
-            f"`min_tokens` is {request.min_tokens}, more than `max_tokens`, {request.max_tokens}"
-        )
+    most = request.output_limit
+    if request.min_tokens > most:
+        what = f"`max_tokens`, {most}" + " by default" * (request.max_tokens is None)
+        message = f"`min_tokens` is {request.min_tokens}, more than {what}"
         yield _make("min_tokens", "max_tokens", message)
     if request.heal and not request.prompt:
         yield _make("heal", "prompt", "`heal` needs a prompt with at least one token")

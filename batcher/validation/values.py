@@ -42,6 +42,7 @@ class ModelCapabilities(Struct, frozen=True):
     that is wrong, and another BatchdecodeError where nothing can be compiled.  None if constraints
     are not to be compiled.
     takes_chats: whether a text is what a user says, of which the chat template makes the prompt.
+    defaults: of fields that a row does not give; they go before those of the fields.
     served: the fields that a server is sent, or that need no sending; None of a model.
     models: those of which each request has to name one.
     """
@@ -54,6 +55,7 @@ class ModelCapabilities(Struct, frozen=True):
     check_constraint: Callable[[ConstraintField, object], None] | None = None
     chat_template: Callable[..., Any] | None = None
     takes_chats: bool = False
+    defaults: Mapping[str, Any] = {}
     encode: Callable[[str], object] | None = None
     served: frozenset[str] | None = None
     models: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct
 
 from batcher.models.base import Model
+from batcher.models.context import context_of
 from batcher.models.loading import cache_windows_of
 from batcher.prompts import count_tokens, prefix_of
 from batcher.request import Request
@@ -68,6 +69,7 @@ def needs_of(requests: Sequence[Request], model: Model) -> Needs:
         BatchdecodeError: the model does not say what its layers read.
     """
     tokenizer, num_groups = model.tokenizer, len(cache_windows_of(model))
+    context = context_of(model)
     histories: dict[str, int] = {}
     sizes = []
     for request in requests:
@@ -76,7 +78,7 @@ def needs_of(requests: Sequence[Request], model: Model) -> Needs:
             len(prefix_of(prompt, tokenizer)) + count_tokens(prompt, tokenizer)
             for prompt in prompts
         )
-        num_tokens += request.max_tokens
+        num_tokens += context.output_limit(request.output_limit, num_tokens)
         if request.session is not None:
             num_tokens += histories.get(request.session, 0)
             histories[request.session] = num_tokens

@@ -83,7 +83,7 @@ def stream_difference(
     streamed = {
         request.id: request
         for request in requests
-        if request.best_of is None and request.num_beams == 1 and request.max_tokens
+        if request.best_of is None and request.num_beams == 1 and request.output_limit
     }
     for key, result in here.items():
         request = streamed.get(key[0])

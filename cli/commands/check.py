@@ -18,7 +18,7 @@ class CheckOptions:
     model: str = shared.model()
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
-    seed: int | None = shared.seed()
+    defaults: dict[str, Any] = shared.defaults_group().field
     grammar_timeout: float = shared.grammar_timeout()
     json: bool = flag(OUTPUT, "Print the plan as JSON.", is_common=True)
     color: shared.Color = shared.color()

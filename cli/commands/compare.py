@@ -40,7 +40,7 @@ jobs_option = partial(
 run_config_option = partial(
     shared.config,
     INPUT,
-    "defaults for --batch, --model and --seed, and the settings of models",
+    "defaults for --batch, --model and those of rows, and the settings of models",
     OF_REQUESTS - set(_DRAFTS),
 )
 
@@ -147,7 +147,7 @@ class CompareOptions:
     model: str = shared.model()
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
-    seed: int | None = shared.seed()
+    defaults: dict[str, Any] = shared.defaults_group().field
     grammar_timeout: float = shared.grammar_timeout()
     config: str | None = run_config_option()
     color: shared.Color = shared.color()

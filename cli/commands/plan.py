@@ -53,7 +53,7 @@ class PlanOptions:
     model: str = shared.model()
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
-    seed: int | None = shared.seed()
+    defaults: dict[str, Any] = shared.defaults_group().field
     grammar_timeout: float = shared.grammar_timeout()
     config: str | None = run_config_option()
     color: shared.Color = shared.color()

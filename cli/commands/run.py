@@ -89,7 +89,7 @@ class RunOptions:
     model: str = shared.model()
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
-    seed: int | None = shared.seed()
+    defaults: dict[str, Any] = shared.defaults_group().field
     grammar_timeout: float = shared.grammar_timeout()
     call_timeout: float | None = option(
         DECODING,

@@ -84,13 +84,13 @@ class ServeOptions:
     )
     config: str | None = shared.config(
         DECODING,
-        "defaults of -b, --model, --seed and scheduling, and settings of models",
+        "defaults of -b, --model, of requests and scheduling, and settings of models",
         OF_REQUESTS,
     )
     batch: int = shared.batch()
     model: str = shared.model()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
-    seed: int | None = shared.seed()
+    defaults: dict[str, Any] = shared.defaults_group().field
     grammar_timeout: float = shared.grammar_timeout(default=GRAMMAR_TIMEOUT)
     scheduling: SchedulingOptions = scheduling_group(default_time="wall").field
     trace: str | None = option(

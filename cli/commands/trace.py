@@ -34,10 +34,7 @@ def _run_group() -> OptionGroup:
             ),
             "chat": (bool | None, option(REQUESTS, shared.CHAT)),
             **shared.checkpoint_group(REQUESTS).kinds,
-            "seed": (
-                int | None,
-                option(REQUESTS, "Seed of the simulated model.  [default: 0]", "N"),
-            ),
+            **shared.defaults_group(REQUESTS).kinds,
             "grammar_timeout": (float | None, shared.grammar_timeout(REQUESTS, None)),
             "keep_going": (bool | None, option(REQUESTS, "Show bad lines as rejected.")),
             **scheduling_group(REQUESTS).kinds,

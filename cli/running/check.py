@@ -7,8 +7,9 @@ from msgspec import Struct
 from batcher.engine import Engine
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.models.base import Tokenizer, number_of
+from batcher.models.context import ANY_LENGTH, Context
 from batcher.prompts import count_tokens, has_segments, prefix_of
-from batcher.request import Request
+from batcher.request import TO_THE_END, Request
 from batcher.validation import num_slots_needed
 
 from ..commands.check import CheckOptions
@@ -36,7 +37,7 @@ class InputPlan(Struct, kw_only=True):
     forces only make it less, arrival times only more.
     max_context: how many tokens a row may have, None if there is no limit.
     too_long: prompts that leave no room for output; may_outgrow: others with less room than
-    max_tokens.
+    max_tokens.  to_the_end: chats without max_tokens, which may fill the context.
     """
 
     lines: int = 0
@@ -62,6 +63,7 @@ class InputPlan(Struct, kw_only=True):
     max_context: int | None = None
     too_long: int = 0
     may_outgrow: int = 0
+    to_the_end: int = 0
 
     def add(self, parsed: Line, tokenizer: Tokenizer) -> None:
         """Count one line in."""
@@ -73,14 +75,18 @@ class InputPlan(Struct, kw_only=True):
         self.requests += 1
         self.openai_rows += parsed.form != "result"
         num_before = len(prefix_of(request.prompt, tokenizer))
-        self._add_prompt(request, num_before + count_tokens(request.prompt, tokenizer))
-        self._add_output(request)
+        num_tokens = num_before + count_tokens(request.prompt, tokenizer)
+        context = ANY_LENGTH if self.max_context is None else Context(self.max_context)
+        most = context.output_limit(request.output_limit, num_tokens)
+        self.to_the_end += request.max_tokens == TO_THE_END
+        self._add_prompt(request, num_tokens, most)
+        self._add_output(request, most)
         stops = (request.stop_token, request.stop_sequence, request.stop)
         self.with_stops += any(stop is not None for stop in stops)
         self.ignoring_eos += request.ignore_eos
         self._add_arrival(request.arrival_time)
 
-    def _add_prompt(self, request: Request, num_tokens: int) -> None:
+    def _add_prompt(self, request: Request, num_tokens: int, most: int) -> None:
         prompt = request.prompt
         if isinstance(prompt, str):
             self.text_prompts += 1
@@ -91,19 +97,16 @@ class InputPlan(Struct, kw_only=True):
         self.prompt_tokens += num_tokens
         self.longest_prompt = max(self.longest_prompt, num_tokens)
         if self.max_context is not None:
-            is_too_long = num_tokens + min(request.max_tokens, 1) > self.max_context
+            is_too_long = num_tokens + min(most, 1) > self.max_context
             self.too_long += is_too_long
-            self.may_outgrow += not is_too_long and (
-                num_tokens + request.max_tokens > self.max_context
-            )
+            self.may_outgrow += not is_too_long and num_tokens + most > self.max_context
 
-    def _add_output(self, request: Request) -> None:
-        max_tokens = request.max_tokens
+    def _add_output(self, request: Request, most: int) -> None:
         self.outputs += request.n
-        self.output_tokens += request.n * max_tokens
-        self.longest_output = max(self.longest_output, max_tokens)
+        self.output_tokens += request.n * most
+        self.longest_output = max(self.longest_output, most)
         num_admissions = 1 if request.num_beams > 1 else request.best_of or request.n
-        self.slot_steps += num_admissions * num_slots_needed(request) * max_tokens
+        self.slot_steps += num_admissions * num_slots_needed(request) * most
         self.least_steps = max(-(-self.slot_steps // self.batch), self.longest_output)
 
     def _add_arrival(self, time: float) -> None:
@@ -114,7 +117,7 @@ class InputPlan(Struct, kw_only=True):
 
 def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport) -> InputPlan:
     """Read all of `requests`, count and report."""
-    model = load(options, options.seed)
+    model = load(options)
     engine = Engine(model, options.batch, grammar_timeout=options.grammar_timeout)
     parser = RequestParser(capabilities_of(engine, options))
     plan = InputPlan(batch=options.batch, max_context=number_of(model, "max_context"))
@@ -164,6 +167,8 @@ def _prompts(plan: InputPlan) -> str:
 def _output(plan: InputPlan) -> str:
     tokens = counted(plan.output_tokens, "token")
     text = f"at most {tokens}, longest {plan.longest_output:,}"
+    if plan.to_the_end:
+        text += f"; {counted(plan.to_the_end, 'chat')} without max_tokens"
     return text if plan.outputs == plan.requests else f"{plan.outputs:,} outputs, {text}"
 
 

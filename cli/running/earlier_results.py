@@ -277,10 +277,10 @@ class EarlierResults:
             if admitted is None or finished is None:
                 continue
             num_steps = finished - admitted + 1
-            if num_steps > request.max_tokens:
+            if num_steps > request.output_limit:
                 raise ResumeError(
                     f"cannot resume: result {result.index} of request {result.id!r} took "
-                    f"{num_steps} steps, but max_tokens is {request.max_tokens}"
+                    f"{num_steps} steps, but max_tokens is {request.output_limit}"
                 )
 
     def has_rejected(self, request_id: str, line_number: int, /) -> bool:

@@ -43,6 +43,7 @@ class EngineSetup:
                 self.options = replace(options, scheduling=options.scheduling.fitted(self.model))
                 self.engine = self._make_engine(self.model)
             self.capabilities = capabilities_of(self.engine, options)
+            self.engine.capabilities = self.capabilities  # with the defaults of the run
 
     def parser(self, tell: Callable[[str], None]) -> RequestParser:
         """Return what reads requests; `tell` takes what a person should know about all of them."""
@@ -70,7 +71,7 @@ class EngineSetup:
         if limit is not None:
             call_settings = {**options.llm_settings, "call_timeout": limit}
             options = replace(options, llm_settings=call_settings)
-        model = load(options, options.seed, is_shown=is_shown)
+        model = load(options, is_shown=is_shown)
         calls = getattr(model, "calls", None)  # which an LLMModel has alone
         if calls is not None:
             calls.waiting = self._waiting

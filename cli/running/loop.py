@@ -178,7 +178,7 @@ class Loop:
         if not isinstance(line, ParsedLine):
             return False
         request = line.request
-        if request.max_tokens or request.prompt_logprobs is not None:
+        if request.output_limit or request.prompt_logprobs is not None:
             return False
         return request.arrival_time <= self.engine.now or self.source.reason == "follow"
 

@@ -143,7 +143,7 @@ class LineParser:
 
         If it is one by its own names for all it says, the types of its fields tell how to read it.
         """
-        if self._parser.takes_chats:
+        if self._parser.is_respelling:
             return self._parser.parse(line, number)
         try:
             request = self._decode(line)

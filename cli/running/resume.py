@@ -5,7 +5,7 @@ finished.  It says what must be the same for two runs to give the same results, 
 results from being overwritten.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -21,6 +21,7 @@ from batcher.transformer.settings import is_checkpoint
 from batcher.validation import ModelCapabilities
 
 from ..commands.run import RunOptions
+from ..config import OF_ROWS
 from ..options import WALL
 from ..screen.cells import counted
 from .files import record_path, rest_path
@@ -60,6 +61,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     speculation: dict[str, Any] = {}
     keep_order: bool
     chat: bool = False
+    defaults: dict[str, Any] = {}
     input_sha256: str | None
 
 
@@ -208,6 +210,7 @@ def prepare(
         speculation=run.speculation,
         keep_order=options.keep_order,
         chat=options.chat,
+        defaults=run.defaults,
         input_sha256=requests.digest() if is_repeatable else None,
     )
     taken_over = None
@@ -348,6 +351,7 @@ def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> Non
         reasons.append(f"it was begun {'with' if earlier.keep_order else 'without'} --keep-order")
     if earlier.chat != now.chat:
         reasons.append(f"it was begun {'with' if earlier.chat else 'without'} --chat")
+    reasons += _differences(*(_as_options(record.defaults, OF_ROWS) for record in (earlier, now)))
     if reasons:
         raise ResumeError(
             f"cannot resume {name}: {'; '.join(reasons)}. "
@@ -362,12 +366,12 @@ def _model_differences(model: str, earlier: dict[str, Any], now: dict[str, Any])
     """Return which settings of a model are not the same; those of a checkpoint are options."""
     if not (is_checkpoint(model) or is_hf(model)):
         return _differences(earlier, now)
-    return _differences(*(_as_options(settings) for settings in (earlier, now)))
+    return _differences(*(_as_options(settings, LOADING_SETTINGS) for settings in (earlier, now)))
 
 
-def _as_options(settings: dict[str, Any]) -> dict[str, Any]:
+def _as_options(settings: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {
-        f"--{name.replace('_', '-')}" if name in LOADING_SETTINGS else name: _SHOWN[value]
+        f"--{name.replace('_', '-')}" if name in names else name: _SHOWN[value]
         if value is None or isinstance(value, bool)
         else value
         for name, value in settings.items()
@@ -376,9 +380,9 @@ def _as_options(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [
-        f"{name} was {earlier.get(name)}, now it is {now.get(name)}"
+        f"{name} was {earlier.get(name, 'not set')}, now it is {now.get(name, 'not set')}"
         for name in sorted(earlier.keys() | now.keys())
-        if earlier.get(name) != now.get(name)
+        if earlier.get(name, "not set") != now.get(name, "not set")
     ]
 
 

@@ -24,6 +24,7 @@ from .timed_lines import (
 MAX_SECONDS = 60
 MAX_POSITIONS = 8  # of drafts
 MAX_WORKERS = 8  # with a figure each
+_MANY = 0.1  # of the outputs
 GREEN, YELLOW, RED, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
 IDLE_CAUSES = {
@@ -97,6 +98,7 @@ def render_summary(
         _idle(summary),
         _least_steps(summary),
         *timed_lines(summary, kv_bytes, unit_of(summary, is_timed=is_timed)),
+        _cut(summary),
         *_control(summary),
         *_drafts(summary.speculation),
         *_workers(summary),
@@ -171,6 +173,15 @@ def _least_steps(summary: RunSummary) -> str:
         f"  any schedule needs at least {counted(least, 'step')}; "
         f"this one took {percent(steps - least, least)} more"
     )
+
+
+def _cut(summary: RunSummary) -> str:
+    """Return how many outputs a default limit has cut, if they are more than a tenth."""
+    num_cut = summary.cut_by_default
+    if num_cut <= _MANY * summary.ok:
+        return ""
+    outputs = f"{num_cut:,} of {counted(summary.ok, 'output')}"
+    return f"  {outputs} reached the default limit and may be cut short: use --max-tokens N"
 
 
 def _control(summary: RunSummary) -> list[str]:

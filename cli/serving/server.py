@@ -67,7 +67,7 @@ class Server:
             if not options.force:
                 check_replaceable("--trace", options.trace, is_trace_start)
         self._options, self._listener, self._on_ready = options, listener, on_ready
-        model = load(options, options.seed, is_shown=not options.quiet)
+        model = load(options, is_shown=not options.quiet)
         clock = make_clock(options)
         engine = make_engine(options, model, clock)
         name = options.served_model_name or options.model

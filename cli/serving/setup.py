@@ -12,6 +12,7 @@ from batcher.serving.engine_thread import EngineThread, ServerClock, Watcher
 from batcher.serving.http import Limits
 
 from ..commands.serve import ServeOptions
+from ..models import capabilities_of
 
 MAX_STEPS_KEPT = 2**20
 
@@ -65,7 +66,8 @@ def make_service(
     worker: its number, from 0, which stands before the numbers of requests if there are several.
     """
     prefix = f"{worker}-" if options.workers > 1 else ""
-    capabilities, name = engine.capabilities, options.served_model_name or options.model
+    engine.capabilities = capabilities = capabilities_of(engine, options)
+    name = options.served_model_name or options.model
     token_bytes = model.tokenizer.token_bytes
     return Service(
         engine=EngineThread(engine, clock, watcher, options.max_queue, prefix),

@@ -21,7 +21,7 @@ from batcher.formats.trace import is_trace, read_trace
 from batcher.formats.trace_checks import TraceChecks
 from batcher.hf.settings import LOADING_SETTINGS
 
-from ..config import OF_SCHEDULING, model_settings
+from ..config import OF_ROWS, OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions
 from ..running.intake import CutOffError, InputError, OpenInput, PatientPipe, open_input
 from ..screen.cells import listed
@@ -79,9 +79,16 @@ def events_of(
         options |= model_settings(config)
     given = {name: options.pop(name) for name in OF_SCHEDULING & options.keys()}
     checkpoint = {n: options.pop(n) for n in LOADING_SETTINGS if n in options}
+    defaults = {n: options.pop(n) for n in OF_ROWS if n in options}
     scheduling = SchedulingOptions(**given)
     return run_events(
-        RunOptions(input=path, scheduling=scheduling, checkpoint=checkpoint, **options)
+        RunOptions(
+            input=path,
+            scheduling=scheduling,
+            checkpoint=checkpoint,
+            defaults=defaults,
+            **options,
+        )
     )
 
 

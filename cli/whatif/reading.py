@@ -56,7 +56,7 @@ def read_workload(options: CompareOptions | PlanOptions) -> AnyWorkload:
     """
     if options.input is not None and options.input.startswith(STREAMED):
         return parse_streamed(options.input)
-    model = load(options, options.seed, is_shown=not options.quiet)
+    model = load(options, is_shown=not options.quiet)
     with open_input(options.input, nullcontext) as source:
         engine = Engine(model, 256, grammar_timeout=options.grammar_timeout)
         what_now = "nothing was simulated."

@@ -409,3 +409,72 @@ def test_of_two_results_with_one_id_the_bad_line_says_which_it_is():
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [result["id"] for result in results] == ["2"] * 3
     assert sorted(result.get("error", {}).get("line", 0) for result in results) == [0, 2, 3]
+
+
+DEFAULTS = {"max_tokens": 30, "temperature": 0.8, "top_p": 0.9, "seed": 5}
+AS_OPTIONS = ["--max-tokens", 30, "--temperature", 0.8, "--top-p", 0.9, "--seed", 5]
+
+
+@pytest.mark.parametrize("more", [[], ["--workers", 2]])
+def test_defaults_of_a_run_mean_what_the_fields_of_rows_mean(tmp_path, more):
+    bare = [
+        {"id": "text", "prompt": "Say it"},
+        {"id": "own", "prompt": "Say it", "max_tokens": 4, "temperature": 0, "seed": 9},
+        {"id": "chat", "messages": [{"role": "user", "content": "Say it"}]},
+    ]
+    (tmp_path / "bare").write_bytes(lines_of(*bare))
+    (tmp_path / "whole").write_bytes(lines_of(*(DEFAULTS | row for row in bare)))
+    outputs = [
+        results(batchdecode("run", name, "--quiet", *options, *more, cwd=tmp_path).stdout)
+        for name, options in (("bare", AS_OPTIONS), ("whole", []))
+    ]
+    found, expected = ({each["id"]: each["tokens"] for each in those} for those in outputs)
+    assert len(found) == 3
+    assert found == expected
+
+
+def test_a_run_is_continued_with_the_defaults_it_was_begun_with(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of(*({"prompt": f"say {n}"} for n in range(3))))
+    run_it = ("run", "in", "-o", "out", "--quiet", "--trace", "trace", "--resume", "--seed", 5)
+    assert not batchdecode(*run_it, "--max-tokens", 3, cwd=tmp_path).stderr
+    first = json.loads((tmp_path / "trace").read_bytes().splitlines()[0])
+    assert first["defaults"] == {"max_tokens": 3, "seed": 5}
+    refused = batchdecode(*run_it, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--max-tokens was 3, now it is not set" in refused.stderr
+    assert not batchdecode(*run_it, "--max-tokens", 3, cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "note"),
+    [
+        ([{}] * 3, [], "3 of 3 outputs reached the default limit"),
+        ([{}] + [{"max_tokens": 3}] * 9, [], None),
+        ([{}] * 2 + [{"max_tokens": 3}] * 9, [], "2 of 11 outputs"),
+        ([{"max_tokens": 16}] * 3, [], None),
+        ([{}] * 3, ["--max-tokens", 16], None),
+        ([{"stop": "e"}] * 3, [], None),
+    ],
+    ids=str,
+)
+def test_the_summary_says_if_a_default_has_cut_many_outputs(rows, options, note):
+    lines = lines_of(*({"prompt": "Say it", "ignore_eos": True} | row for row in rows))
+    done = batchdecode("run", *options, stdin=lines)
+    assert done.returncode == 0
+    assert ("default limit" in done.stderr) == (note is not None)
+    assert (note or "") in done.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "compare", "plan --slo e2e=90", "trace"])
+def test_other_commands_read_rows_with_the_same_defaults(tmp_path, command):
+    rows = [{"id": str(n), "prompt": "Say it", "ignore_eos": True} for n in range(4)]
+    (tmp_path / "bare").write_bytes(lines_of(*rows))
+    (tmp_path / "whole").write_bytes(lines_of(*(DEFAULTS | row for row in rows)))
+    told = [
+        batchdecode(*command.split(), name, *options, cwd=tmp_path).stdout.replace(
+            name.encode(), b"in"
+        )
+        for name, options in (("bare", AS_OPTIONS), ("whole", []))
+    ]
+    assert told[0]
+    assert told[0] == told[1]

@@ -37,7 +37,7 @@ class SlottedRows:
         maker = SequenceMaker(MODEL, ANY_LENGTH, self.decoder.heal)
         self.waiting: list[Sequence] = []
         for place, request in enumerate(requests):
-            if request.max_tokens > 0:
+            if request.output_limit > 0:
                 name = f"r{place}"
                 self.waiting += maker.make(request, name, place, "input", {}, is_streamed=True)
         self.running: dict[int, Sequence] = {}  # by the first's slot
@@ -111,7 +111,7 @@ class SlottedRows:
             self.end(first, "error")
         elif slot in decoded.stopped:
             self.end(first, "stop")
-        elif num_tokens >= first.request.max_tokens:
+        elif num_tokens >= first.request.output_limit:
             self.end(first, "length")
         elif len(tokens) > 1:
             for row in (first, *first.others):

@@ -287,7 +287,7 @@ def seconds(ticks):
 @given(SEEDS, st.sampled_from(sorted(ROUTERS)))
 def test_a_balancer_knows_what_was_reported_and_what_it_has_sent_and_no_more(seed, name):
     random = Random(seed)
-    requests = [one for one in crowded_requests(random) if one.max_tokens]
+    requests = [one for one in crowded_requests(random) if one.output_limit]
     workload = workload_of(requests, SimulatedModel())
     replicas = [roomy_replica(random, random.randint(2, 4)) for _ in range(2)]
     interval = random.choice([0.25, 0.7, 2.0, 30.0])

@@ -132,7 +132,7 @@ def is_int(value, smallest):
 RULES = {
     "id": lambda v: v is None or type(v) is str,
     "prompt": lambda v: type(v) is str or v == [] or is_list_of(v, is_id),
-    "max_tokens": lambda v: is_int(v, 0),
+    "max_tokens": lambda v: v is None or is_int(v, 0),
     "stop_token": lambda v: v is None or is_id(v) or is_list_of(v, is_id),
     "stop_sequence": lambda v: (
         v is None
@@ -142,9 +142,9 @@ RULES = {
         or is_list_of(v, lambda item: is_list_of(item, is_id))
     ),
     "stop": lambda v: v is None or is_text(v) or is_list_of(v, is_text),
-    "ignore_eos": lambda v: type(v) is bool,
-    "arrival_time": lambda v: type(v) in (int, float) and 0 <= v <= MAX_TIME,
-    "priority": lambda v: is_int(v, -MAX_INT),
+    "ignore_eos": lambda v: v is None or type(v) is bool,
+    "arrival_time": lambda v: v is None or (type(v) in (int, float) and 0 <= v <= MAX_TIME),
+    "priority": lambda v: v is None or is_int(v, -MAX_INT),
 }
 
 
@@ -202,7 +202,7 @@ def is_contradiction(r):
         or (r.best_of is not None and r.best_of < r.n)
         or (r.mirostat and (r.top_k > 0 or any(is_changed[name] for name in CUTS)))
         or (not r.mirostat and (is_changed["mirostat_tau"] or is_changed["mirostat_eta"]))
-        or r.min_tokens > r.max_tokens
+        or r.min_tokens > r.output_limit
         or (r.negative_prompt is not None and not is_changed["cfg_scale"])
         or len(constraints) > 1
         or (constraints and (r.ignore_eos or r.heal))

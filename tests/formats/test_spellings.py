@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from batcher.api import decode
 from batcher.errors import RequestError
@@ -11,7 +12,7 @@ from batcher.formats.requests import BadLine, RequestParser
 from batcher.models.base import chat_template_of
 from batcher.models.simulated import SimulatedModel
 from batcher.models.tokenizers import render_chat
-from batcher.request import Request
+from batcher.request import TO_THE_END, Request
 from batcher.validation import ModelCapabilities
 
 MODEL = SimulatedModel()
@@ -77,6 +78,7 @@ def test_a_field_by_another_name_means_the_same(fields, own):
     for given in (line(**fields), row(**fields)):
         assert parse(given).request == request
         assert PARSER._parse_good(json.dumps(given).encode(), 7).request == request
+    own = {"max_tokens": TO_THE_END, **own}
     assert parse(chat(**fields)).request == Request(id="a", prompt=PROMPT, **own)
 
 
@@ -188,7 +190,59 @@ def test_parts_of_text_are_lines_of_one():
     ids=str,
 )
 def test_a_chat_says_things_in_its_own_way(fields, own):
+    own = {"max_tokens": TO_THE_END, **own}
     assert parse(chat(**fields)).request == Request(id="a", prompt=PROMPT, **own)
+
+
+LIMITS = [  # what a row says, the default of the run, what its kind is left to
+    (line(), None, None),
+    (row(), None, None),
+    (chat(), None, TO_THE_END),
+    ({"messages": CHAT}, None, TO_THE_END),
+    ({"messages": CHAT, "max_tokens": None}, None, TO_THE_END),
+    ({"messages": CHAT, "max_tokens": 5}, None, 5),
+    (chat(max_completion_tokens=0), None, 0),
+    *((fields, 30, 30) for fields in (line(), row(), chat(), chat(max_completion_tokens=None))),
+    *((fields, 30, 5) for fields in (line(max_tokens=5), chat(max_completion_tokens=5))),
+]
+
+
+@pytest.mark.parametrize(("fields", "default", "limit"), LIMITS, ids=str)
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_row_without_a_limit_has_that_of_its_kind(fields, default, limit, is_chat):
+    defaults = {} if default is None else {"max_tokens": default}
+    parser = RequestParser(replace(PARSER._capabilities, defaults=defaults, takes_chats=is_chat))
+    if is_chat and limit is None and "body" not in fields:
+        limit = TO_THE_END
+    data = json.dumps(fields).encode()
+    found = parser.parse(data, 7).request
+    assert found.max_tokens == read_line(data, 7, parser._capabilities)[0].max_tokens
+    if not (is_chat and "body" in fields):
+        assert found.max_tokens == limit
+
+
+DEFAULTS = {"temperature": 0.5, "top_p": 0.9, "seed": 7}
+
+
+@pytest.mark.parametrize(
+    ("fields", "own"),
+    [
+        ({}, DEFAULTS),
+        ({"temperature": 0, "seed": None}, DEFAULTS | {"temperature": 0.0}),
+        ({"n": 2}, DEFAULTS | {"n": 2}),
+        ({"num_beams": 2}, {"num_beams": 2, "seed": 7}),
+        ({"mirostat": 2}, {"mirostat": 2, "temperature": 0.5, "seed": 7}),
+        ({"guided_regex": "a+"}, DEFAULTS | {"regex": "a+"}),
+    ],
+    ids=str,
+)
+def test_defaults_of_a_run_are_those_of_rows_that_can_have_them(fields, own):
+    capabilities = replace(PARSER._capabilities, defaults=DEFAULTS)
+    for given in (line(**fields), row(**fields)):
+        data = json.dumps(given).encode()
+        request = Request(id="a", prompt="x", **own)
+        assert RequestParser(capabilities).parse(data, 7).request == request
+        assert read_line(data, 7, capabilities)[0] == request
 
 
 ODD = [

@@ -80,7 +80,7 @@ def run(
         roomy = SchedulingSettings(**settings, kv_blocks=1000)
         kv_cache = Engine(model, batch_size, settings=roomy).scheduler.kv_cache
         most = [
-            kv_cache.most_blocks(len(request.prompt) + request.max_tokens) * request.num_beams
+            kv_cache.most_blocks(len(request.prompt) + request.output_limit) * request.num_beams
             for request in requests
         ]
         settings["kv_blocks"] = int(scarcity * max(most))
