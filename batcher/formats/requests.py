@@ -83,7 +83,9 @@ class RequestParser:
     def __init__(self, capabilities: ModelCapabilities) -> None:
         self._capabilities = capabilities
         self._is_server = capabilities.served is not None
-        self.is_respelling = capabilities.takes_chats or bool(capabilities.defaults)
+        self.is_respelling = (
+            self._is_server or capabilities.takes_chats or bool(capabilities.defaults)
+        )
         self._checked = checked_type(capabilities)
         self._decode = msgspec.json.Decoder(self._checked).decode
         self._decoders: dict[tuple[bytes, ...], Callable[[bytes], Request]] = {}  # by synonyms
@@ -139,7 +141,7 @@ class RequestParser:
         distinct = set(keys)
         if len(distinct) < len(keys) or b"" in distinct:
             distinct = _read_keys(line)
-        if self._is_server or self.is_respelling:
+        if self.is_respelling:
             return self._convert(msgspec.json.decode(line), line_number)
         if distinct <= _FREE_KEYS:
             request = self._decode(line)

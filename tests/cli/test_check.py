@@ -58,6 +58,7 @@ def test_the_plan_counts_everything(check):
         "least_steps": 16,
         "max_context": None,
         "too_long": 0,
+        "to_the_end": 0,
         "may_outgrow": 0,
     }
 

@@ -22,6 +22,7 @@ VIEWS = ["spans", "steps", "csv", "chrome", "html", "gantt", "svg"]
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "in").write_bytes(REQUESTS)
+    (tmp_path / "other").write_text("simulated: {seed: 1}")
 
     def execute(*arguments):
         return batchdecode("run", "in", "-q", *arguments, cwd=tmp_path)
@@ -48,12 +49,12 @@ def test_notes_are_not_overwritten_by_results(tmp_path, run):
 def test_complete_results_are_not_replaced(tmp_path, run, name):
     assert run("-o", name).returncode == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    done = run("-o", name, "--seed", 1)
+    done = run("-o", name, "--config", "other")
     assert done.returncode == 2
     assert f"{name} holds the complete results of a run: --force replaces them" in done.stderr
     assert "--resume --retry-failed" in done.stderr
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert run("-o", name, "--seed", 1, "--force").returncode == 0
+    assert run("-o", name, "--config", "other", "--force").returncode == 0
     assert (tmp_path / name).read_bytes() != before[name]
 
 

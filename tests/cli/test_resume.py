@@ -413,7 +413,8 @@ def test_failed_samples_count_as_they_did(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"seed": 5}, "seed was 0, now it is 5"),
+        ({"defaults": {"seed": 5}}, "--seed was not set, now it is 5"),
+        ({"model_settings": {"seed": 5}}, "seed was 0, now it is 5"),
         ({"model_settings": {"eos_rate": 0.5}}, "eos_rate was 0.2, now it is 0.5"),
         ({"requests": REQUESTS + b"\n"}, "the input is another one, or has changed"),
         ({"keep_order": True}, "it was begun without --keep-order"),
@@ -456,9 +457,9 @@ def test_results_are_not_overwritten_unless_that_is_asked_for(tmp_path, whole):
     assert out.read_bytes() == whole[:2000]
     decode(tmp_path, "whole", resume=True)
     with pytest.raises(ResumeError, match="holds the complete results of a run: --force"):
-        decode(tmp_path, "whole", seed=1)
+        decode(tmp_path, "whole", model_settings={"seed": 1})
     assert sorted(out.read_bytes().splitlines()) == sorted(whole.splitlines())
-    decode(tmp_path, "whole", seed=1, force=True)
+    decode(tmp_path, "whole", model_settings={"seed": 1}, force=True)
     assert sorted(out.read_bytes().splitlines()) != sorted(whole.splitlines())
 
 

@@ -290,7 +290,6 @@ def test_what_a_server_cannot_be_told_is_refused_by_name(folder, line, field):
         (("--kv-blocks", "8"), "--kv-blocks means nothing to a server"),
         (("--profile", "wall"), "--profile means nothing to a server"),
         (("--draft", "ngram"), "--draft means nothing to a server"),
-        (("--seed", "1"), "--seed means nothing to a server"),
         (("--weights", "int8"), "--weights means nothing to a server"),
         (("--extra-body", "[1]"), "--extra-body is no JSON object"),
         (("--extra-body", "{"), "--extra-body is no JSON"),

@@ -142,7 +142,7 @@ def test_results_in_the_way_are_refused_before_a_model_is_loaded(place):
     status, told = place.run("--model", "nothing:at_all")
     assert "holds the complete results of a run" in told
     status, told = place.run("--resume", "--seed", 1)
-    assert f"cannot resume {place.url}: seed was 0, now it is 1." in told
+    assert f"cannot resume {place.url}: --seed was not set, now it is 1." in told
     assert {name: (place.store / name).read_bytes() for name in place.names()} == before
     assert place.left_here() == []
 

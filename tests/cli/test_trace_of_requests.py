@@ -73,7 +73,7 @@ def test_a_file_of_chats_holds_requests(tmp_path):
     path = tmp_path / "requests.jsonl"
     path.write_bytes(b'{"messages":[{"role":"user","content":"Hi"}],"ignore_eos":true}\n')
     rows = command(str(path), "--format", "csv").stdout.splitlines()
-    assert rows[1:] == [b"0,1,0,0,16,length,sample,0,false"]
+    assert rows[1:] == [b"0,1,0,0,4096,length,sample,0,false"]
 
 
 def test_bad_lines_of_requests_are_reported_or_shown_as_rejected(tmp_path):
