@@ -78,7 +78,8 @@ class Attempts:
         self._news = News()
         self._tasks: dict[RemoteSequence, asyncio.Task[None]] = {}
         self._returning: deque[asyncio.Future[None]] = deque()
-        self._backoff = tenacity.wait_exponential(settings.backoff, max=MAX_BACKOFF)
+        longest = min(MAX_BACKOFF, settings.max_wait)
+        self._backoff = tenacity.wait_exponential(settings.backoff, max=longest)
 
     def send(self, row: RemoteSequence, body: Body) -> None:
         """Ask for a row; the rate has allowed it."""
@@ -145,7 +146,11 @@ class Attempts:
             sent, row.reply, row.text = self._now(), Reply(), ""
             try:
                 await self._client.ask(body, lambda chunk: self._hear(row, chunk))
-            except ServerFailure:
+            except ServerFailure as failure:
+                wait, longest = failure.retry_after or 0.0, self._settings.max_wait
+                if failure.is_worth_retry and wait > longest:
+                    failure.is_overlong = True
+                    failure.args = (f"{failure}; --max-wait {longest:g} is less than {wait:g} s",)
                 if row.reply.finish_reason is None:  # else the answer is whole, whatever followed
                     raise
             finally:
@@ -167,6 +172,7 @@ class Attempts:
                 lambda error: (
                     isinstance(error, ServerFailure)
                     and error.is_worth_retry
+                    and not error.is_overlong
                     and not row.reply.num_tokens
                 )
             ),

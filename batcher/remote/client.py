@@ -6,6 +6,7 @@ its answer is held than a chunk.
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +26,9 @@ MAX_LIST = 2**22  # bytes of the list of models
 MAX_EVENT = 2**22  # bytes of an event of a stream
 MAX_ANSWER = 2**30  # bytes of a stream
 MAX_ERROR = 2**16  # bytes of the body of an error
+MAX_DIGITS = 20  # of a time in a header
 DONE = "[DONE]"
+_UNSTATED = ("stream_options", "seed")  # which are sent though no row states them
 STREAM_TYPE = "text/event-stream"
 
 Take = Callable[[StreamEvent], None]
@@ -132,7 +135,13 @@ class Client:
         said = await _read(response, MAX_ERROR)
         if self._key:
             said = said.replace(self._key.encode(), b"***")
-        failure = refusal(response.status_code, said, retry_after_of(response.headers))
+        headers = response.headers
+        failure = refusal(response.status_code, said, retry_after_of(headers))
+        if failure.retry_after is None and response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            failure.retry_after = _seconds_to_reset(headers.get("x-ratelimit-reset", ""))
+        unstated = next((name for name in _UNSTATED if name.encode() in said), None)
+        if unstated is not None and not failure.is_worth_retry:
+            failure.args = (f"{failure}; use --extra-body '{{\"{unstated}\": null}}' to omit it",)
         if failure.is_final:
             failure.args = (f"{failure}; the key is that of {KEY_VARIABLE}",)
         elif response.status_code == httpx.codes.NOT_FOUND and not urlsplit(self._address.url).path:
@@ -151,6 +160,16 @@ class Client:
         is_there = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         what = "the connection failed" if is_there else "cannot connect"
         return self._without_key(ServerFailure("connection", f"{what}: {said}"))
+
+
+def _seconds_to_reset(text: str) -> float | None:
+    """Return what X-RateLimit-Reset says: seconds, or the time in seconds or ms since 1970."""
+    if not (text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS):
+        return None
+    number, now = float(text), time.time()
+    if number > 100 * now:
+        number /= 1000
+    return max(number - now, 0.0) if number > now / 2 else number
 
 
 class _Model(msgspec.Struct):

@@ -5,9 +5,11 @@ ends or fails, a request arrives or may be sent again.  So rows are not in locks
 for another.  Queue, policies, events and results are those of any run.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
 from heapq import heappop, heappush
 
 import msgspec
@@ -36,6 +38,8 @@ from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 Waiting = Callable[[], AbstractContextManager[None]]
 
+LONG_WAIT = 10.0  # seconds, from which on a person is told
+MAX_TOLD_WAIT = 1e9  # seconds; a date has an end
 MAX_FORBIDDEN = 8  # requests that may be answered 403 before one has had another answer
 
 
@@ -79,6 +83,7 @@ class RemoteEngine:
         self._recorder = RemoteRecorder(self._clock)
         self._results: list[Result] = []
         self._forbidden: list[ServerFailure] | None = []  # None as soon as a request was answered
+        self._told_until = -math.inf  # when the last wait that a person was told of is over
         self._lost: LostModelError | None = None  # raised by the next step: others have answers
         self._num_requests = self._num_tokens = 0
         self.capabilities = model.capabilities(batch_size)
@@ -335,6 +340,7 @@ class RemoteEngine:
         for retry in news.retries:
             if retry.failure is not None:
                 recorder.failed(retry.row, retry.failure.reason, retry.num_attempts, retry.delay)
+                self._tell_wait(retry.failure, retry.delay)
             self._adapt(retry)
         for attempt in sorted(news.ended, key=lambda attempt: attempt.row.slot):
             self._adapt(attempt)
@@ -361,9 +367,26 @@ class RemoteEngine:
         elif failure.is_final:
             self._lost = LostModelError(f"{self._model.address.url}: {failure}")
         else:
+            if failure.is_overlong and failure.retry_after is not None:
+                self._model.has_refused_waits = True
+                self._tell_wait(failure, failure.retry_after)
             if failure.is_forbidden and self._forbidden is not None:
                 self._forbidden.append(failure)
             self._finish(row, "error", failure.as_failure(attempt.num_attempts), step)
+
+    def _tell_wait(self, failure: ServerFailure, seconds: float) -> None:
+        """Tell a person, once, of a long wait that the server asks for."""
+        until = self._measure() + seconds
+        if seconds < LONG_WAIT or until < self._told_until + max(LONG_WAIT, seconds / 10):
+            return
+        self._told_until, model = until, self._model
+        end = datetime.now().astimezone() + timedelta(seconds=min(seconds, MAX_TOLD_WAIT))
+        when = f"until {end:%Y-%m-%d %H:%M:%S} ({seconds:,.0f} s)"
+        if failure.is_overlong:
+            model.tell(f"not waiting {when} for {model.address.url}: {failure}\n")
+        else:
+            limit = "--max-wait SECONDS limits such waits"
+            model.tell(f"waiting {when} for {model.address.url}: {failure}; {limit}\n")
 
     def _end_all(self, overs: list[Over]) -> None:
         """End samples that nobody is asked for, and what follows from that."""

@@ -22,7 +22,8 @@ class ServerFailure(Exception):  # noqa: N818 - it is handed on more often than 
 
     code: one of RUN_ERROR_CODES or FIT_ERROR_CODES.  is_worth_retry: whether the same request may
     be answered later.  retry_after: the seconds that the server wants to be left alone.
-    status: of the answer, if it is an error by that.
+    status: of the answer, if it is an error by that.  is_overlong: whether retry_after is more than
+    `max_wait` allows.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class ServerFailure(Exception):  # noqa: N818 - it is handed on more often than 
         self.reason: RetryReason = reason
         self.code, self.is_worth_retry = code, is_worth_retry
         self.retry_after, self.status = retry_after, status
+        self.is_overlong = False
 
     @property
     def is_final(self) -> bool:

@@ -1,6 +1,6 @@
 """From what a person says of a server to what is known of it before anything is asked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,8 @@ class RemoteModel:
     listed: the models that the server lists; empty if it lists none, or one is named by #NAME.
     served_model: the one for requests without a model of their own; None if the server has several
     or none is needed.  replaced: the first models that requests name and it took the place of.
+    tell: takes what a person should know while the run goes on.  has_refused_waits: whether the
+    server wanted requests to wait longer than `max_wait`, so they failed.
     """
 
     def __init__(
@@ -26,6 +28,8 @@ class RemoteModel:
         self.address, self.settings, self.listed = address, settings, listed
         self.served_model = listed[0] if len(listed) == 1 else address.model
         self.replaced: list[str] = []
+        self.tell: Callable[[str], None] = lambda _: None
+        self.has_refused_waits = False
         self.name = f"{PREFIX}{address.url}"
         if self.served_model is not None:
             self.name += f"#{self.served_model}"

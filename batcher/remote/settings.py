@@ -1,5 +1,6 @@
 """How a person names a server, and says how it is asked."""
 
+import math
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -27,7 +28,8 @@ class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_rate: requests in a second, at most.  max_attempts: how often a request is sent, as long as
     no token has come.  backoff: before the second attempt; twice as long before each other one.
     connect_timeout: for a connection.  first_token_timeout: from there to the first token.
-    idle_timeout: from a token to the next one.  extra_body: goes into every body.
+    idle_timeout: from a token to the next one.  max_wait: of the pauses that a server asks for; a
+    request that has to wait longer fails.  extra_body: goes into every body.
     """
 
     max_rate: Annotated[float, Meta(gt=0, le=1e6)] | None = None
@@ -36,6 +38,7 @@ class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     connect_timeout: Seconds = 10.0
     first_token_timeout: Seconds = 600.0
     idle_timeout: Seconds = 120.0
+    max_wait: Annotated[float, Meta(ge=0)] = math.inf
     extra_body: dict[str, Any] = {}
 
 

@@ -172,6 +172,13 @@ class RunOptions:
     max_rate: float | None = option(
         SERVER, "Requests in a second, at most.", "N", min=1e-6, max=1e6
     )
+    max_wait: float | None = option(
+        SERVER,
+        "Fail a request that the server wants to wait longer (Retry-After).  [default: no limit]",
+        "SECONDS",
+        min=0,
+        max=1e9,
+    )
     extra_body: str | None = option(
         SERVER, "Fields for the body of every request; null leaves one out.", "JSON"
     )
@@ -224,8 +231,9 @@ class RunOptions:
             BatchdecodeError: --extra-body is no JSON object.
         """
         given = dict(self.server_settings)
-        if self.max_rate is not None:
-            given["max_rate"] = self.max_rate
+        for name in ("max_rate", "max_wait"):
+            if getattr(self, name) is not None:
+                given[name] = getattr(self, name)
         if self.extra_body is not None:
             try:
                 given["extra_body"] = json.loads(self.extra_body)

@@ -61,7 +61,7 @@ class EngineSetup:
         Raises:
             BatchdecodeError: there is none, or it makes no calls for --call-timeout to limit.
         """
-        for option in ("max_rate", "extra_body"):
+        for option in ("max_rate", "max_wait", "extra_body"):
             if getattr(options, option) is not None:
                 raise BatchdecodeError(
                     f"--{option.replace('_', '-')} is for the model of a server; {options.model} "

@@ -66,6 +66,8 @@ class RunSetup(EngineSetup):
         self.requests = requests
         super().__init__(options, waiting, is_shown=_has_picture(options))
         self.report = ProblemReport(self.requests.name, options.color)
+        if isinstance(self.model, RemoteModel):
+            self.model.tell = self.report.tell
 
     @property
     def _is_followed(self) -> bool:
@@ -335,6 +337,10 @@ class Run:
         if metrics is not None:
             self._summarize(metrics)
         close_spans(self._spans, [num_steps], is_quiet=self._options.quiet)
+        model = self._setup.model
+        if isinstance(model, RemoteModel) and model.has_refused_waits:
+            remark = "requests failed that were to wait longer than --max-wait"
+            self._tell(remark, f"continue later with: {self._command} --retry-failed")
 
     def _tell(self, remark: str, what_now: str) -> None:
         """Say why the run ends, where its results are if there are any, and how to go on."""

@@ -89,6 +89,50 @@ def test_a_refused_key_ends_the_run_and_another_one_goes_on(folder):
     assert len(results(folder)) == 8
 
 
+@pytest.mark.parametrize("shown", ["-q", "--live=plain", "--live=always"])
+def test_a_wait_that_is_too_long_is_told_once_and_the_run_goes_on_later(folder, shown):
+    later = [refusal(429, "daily limit", Retry_After="3600"), answer("x")]
+    with FaultServer(dict.fromkeys(["p1", "p2", "p5"], later)) as server:
+        done = run(folder, server, "--max-wait", "60", shown)
+        assert done.returncode == 1
+        [told] = [line for line in done.stderr.splitlines() if "not waiting until" in line]
+        assert "(3,600 s) for http://" in told
+        assert "HTTP 429: daily limit; --max-wait 60 is less than 3600 s" in told
+        assert "--resume --retry-failed" in done.stderr.split("continue later with: ")[1]
+        done = run(folder, server, "--max-wait", "60", shown, "--resume", "--retry-failed")
+    assert done.returncode == 0
+    assert "longer than --max-wait" not in done.stderr
+    assert {each["finish_reason"] for each in results(folder).values()} == {"stop"}
+
+
+@pytest.mark.parametrize("shown", ["-q", "--live=plain", "--live=always"])
+def test_a_long_wait_is_told_while_it_lasts(folder, shown):
+    with FaultServer(usual=refusal(429, "daily limit", Retry_After="3600")) as server:
+        command = ("run", "r.jsonl", "--model", server.name, "-o", "out.jsonl", shown)
+        process = start(*command, cwd=folder, command=COMMAND)
+        told = b""
+        while b"--max-wait SECONDS limits such waits" not in told:
+            told += process.stderr.readline()
+        os.kill(process.pid, signal.SIGINT)
+        told += process.communicate(timeout=30)[1]
+    assert told.count(b"waiting until 2") == 1
+    assert process.returncode == 128 + signal.SIGINT
+
+
+def test_a_moderated_prompt_fails_alone_and_resume_gets_past_it(folder):
+    flagged = refusal(403, "your input was flagged")
+    with FaultServer({"p0": [flagged, answer("x")], "p2": [refusal(403, "no")]}) as server:
+        done = run(folder, server)
+        assert done.returncode == 1
+        assert {name: each["finish_reason"] for name, each in results(folder).items()} == {
+            f"r{number}": "error" if number in {0, 2} else "stop" for number in range(8)
+        }
+        assert run(folder, server, "--resume").returncode == 1
+        assert len(server.requests) == 8
+        assert run(folder, server, "--resume", "--retry-failed").returncode == 1
+    assert results(folder)["r0"]["text"] == "x"
+
+
 def test_an_address_that_lacks_v1_is_told_so(folder):
     with FaultServer(usual=refusal(404, "Not Found")) as server:
         name = server.name.removesuffix("/v1")

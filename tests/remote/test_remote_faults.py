@@ -2,7 +2,9 @@
 
 import asyncio
 import gzip
+import re
 import socket
+import time
 
 import pytest
 from examples import examples, rest_heavy
@@ -24,6 +26,7 @@ from batcher.events import BlockedEvent, ConcurrencyEvent, FinishEvent, ReceiveE
 from batcher.remote import client
 from batcher.remote.attempts import Attempt, News
 from batcher.remote.client import MAX_EVENT
+from batcher.remote.engine import RemoteEngine
 from batcher.remote.failures import ServerFailure
 from batcher.remote.loading import remote_model_of
 from batcher.remote.protocol import read_chunk
@@ -152,6 +155,55 @@ def test_after_the_last_attempt_it_is_an_error():
     assert result.error.message.endswith("HTTP 500: broken (attempt 3)")
     assert len(server.requests) == 3
     assert len(run.kinds(RetryEvent)) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "seconds"),
+    [
+        (429, {"Retry_After": "3600"}, 3600),
+        (503, {"Retry_After": "30"}, 30),
+        (429, {"retry_after_ms": "20000", "Retry_After": "1"}, 20),
+        (429, {"X_RateLimit_Reset": "40"}, 40),
+        (429, {"X_RateLimit_Reset": "in_100_s"}, 100),
+        (429, {"X_RateLimit_Reset": "in_100_ms"}, 100),
+        (429, {"Retry_After": "1e300"}, 1e300),
+        (429, {"Retry_After": "2"}, None),
+        (500, {"X_RateLimit_Reset": "40"}, None),
+    ],
+)
+def test_a_long_wait_is_told_once_and_can_be_limited(status, headers, seconds):
+    """Each of three rows would wait; told: once, and the wait is broken off here."""
+    at = {"in_100_s": int(time.time() + 100), "in_100_ms": int((time.time() + 100) * 1000)}
+    headers = {name: str(at.get(value, value)) for name, value in headers.items()}
+    for limit in ({}, {"max_wait": 5.0}):
+        told = []
+        with FaultServer(usual=refusal(status, "busy", **headers)) as server:
+            model = remote_model_of(server.name, QUICK | limit | {"max_attempts": 2})
+            model.tell = told.append
+            engine = RemoteEngine(model, 3)
+            for request in asking("a", "b", "c"):
+                engine.enqueue(request)
+            results = []
+            while len(server.requests) < 3 or (limit and engine.has_work and seconds):
+                results += engine.step().results
+            while not limit and seconds and not told:
+                engine.step()
+            engine.close()
+        assert len(told) == (seconds is not None)
+        if seconds is not None and not limit:
+            [found] = re.findall(r"waiting until 2.*\(([\d,]+) s\) for .*HTTP \d+: busy; ", told[0])
+            assert float(found.replace(",", "")) == pytest.approx(seconds, abs=2)
+        if seconds is not None and limit:
+            assert [result.error.status for result in results] == [status] * 3
+            assert len(server.requests) == 3
+            assert "--max-wait 5 is less than" in results[0].error.message
+
+
+@pytest.mark.parametrize("name", ["stream_options", "seed"])
+def test_a_strict_server_that_refuses_what_no_row_states_is_told_so(name):
+    server = FaultServer(usual=refusal(422, f"Extra inputs are not permitted: {name}"))
+    [result] = answered(server, asking("a")).results
+    assert f"""use --extra-body '{{"{name}": null}}' to omit it""" in result.error.message
 
 
 def test_retry_after_is_kept():
