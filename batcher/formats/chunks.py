@@ -93,10 +93,10 @@ class ChunkWriter:
         self._no_usage: UnsetType | None = None if has_usage else UNSET
         self._outputs: dict[int, _Output] = {}
 
-    def of_tokens(self, event: TokenEvent) -> AnswerChunk:
-        """Return the chunk that tells of tokens as they come."""
+    def of_tokens(self, event: TokenEvent, place: int) -> AnswerChunk:
+        """Return the chunk that tells of tokens as they come; place: as below."""
         return self._chunk(
-            event.index, event.text, event.tokens or [], None, None, logprobs=event.logprobs
+            place, event.text, event.tokens or [], None, None, logprobs=event.logprobs
         )
 
     def of_result(self, result: Result, place: int) -> AnswerChunk:

@@ -22,8 +22,10 @@ _EVERYWHERE: Supported = {
     "user": str,
     "stream": (False,),
     "stream_options": (),
-    "store": (False,),
+    "store": (True, False),
     "metadata": dict,
+    "prompt_cache_key": str,
+    "safety_identifier": str,
     "service_tier": ("auto", "default"),
 }
 COMPLETION_OPTIONS: Supported = {**_EVERYWHERE, "suffix": ("",)}

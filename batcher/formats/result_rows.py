@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from batcher.errors import RUN_ERROR_CODES
+from batcher.errors import CLIENT_FAULTS, RUN_ERROR_CODES
 from batcher.formats.openai import Form
 from batcher.result import (
     ConstraintCheck,
@@ -248,15 +248,16 @@ def answer_id_of(request_id: str, form: Form) -> str:
 
 
 def usage_of(results: Sequence[Result]) -> RowUsage:
-    """Return how many tokens all results of a request took."""
-    prompt_tokens = results[0].usage.prompt_tokens
+    """Return how many tokens the results of one or more requests took."""
+    prompt_tokens = sum({result.id: result.usage.prompt_tokens for result in results}.values())
     completion_tokens = sum(result.usage.completion_tokens for result in results)
     return RowUsage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
 
 
 def status_of(error_code: str) -> int:
     """Return the status of an answer to a request that failed for this reason."""
-    return SERVER_ERROR if error_code in RUN_ERROR_CODES else BAD_REQUEST
+    is_ours = error_code in RUN_ERROR_CODES and error_code not in CLIENT_FAULTS
+    return SERVER_ERROR if is_ours else BAD_REQUEST
 
 
 def results_of_row(line: bytes) -> list[Result]:

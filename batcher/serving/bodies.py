@@ -4,7 +4,6 @@ Rule: a body holds what that of an OpenAI Batch row may, and is read and checked
 only how the answer comes, which a file has no use for.
 """
 
-import re
 from typing import Any
 
 import msgspec
@@ -47,9 +46,9 @@ class Delivery(Struct, frozen=True):
 
 
 class ClientRequest(Struct, frozen=True):
-    """What a client asks for: a request, the form of its answer and how that is delivered."""
+    """What a client asks for; requests: one for each prompt, which differ in nothing else."""
 
-    request: Request
+    requests: list[Request]
     form: Form
     delivery: Delivery
 
@@ -60,7 +59,7 @@ class ClientRequest(Struct, frozen=True):
         The chunks of an output have one text, which markers of states are no part of while it comes
         and are in the end.
         """
-        return bool(self.delivery.stream) and self.request.states is None
+        return bool(self.delivery.stream) and self.requests[0].states is None
 
 
 # Of a file or of a clock that all clients share: a session would show the text of another.
@@ -78,10 +77,10 @@ _EXPECTED = {
     "return_token_ids": "true or false",
 }
 
-# What takes long to check: constraints are compiled.  The names may stand in a text as well.
-_SLOW = [*CONSTRAINT_FIELDS, *SPELLINGS.keys() - {"messages", "max_completion_tokens"}]
-_IS_SLOW = re.compile(rf'"(?:{"|".join(_SLOW)})"'.encode())
+# Constraints are compiled, which takes long.
+_SLOW = {*CONSTRAINT_FIELDS, *SPELLINGS} - {"messages", "max_completion_tokens"}
 MAX_QUICK_BYTES = 16 * 2**10
+MAX_PROMPTS = 2048
 
 
 class BodyReader:
@@ -93,36 +92,44 @@ class BodyReader:
     def __init__(self, parser: RequestParser, model: str, *, asks_tokenizer: bool) -> None:
         self._parser, self._model, self._asks_tokenizer = parser, model, asks_tokenizer
 
-    def is_quick(self, data: bytes) -> bool:
-        """Return whether reading a body takes no longer than others may be kept waiting."""
-        if self._asks_tokenizer or len(data) > MAX_QUICK_BYTES:
-            return False
-        return _IS_SLOW.search(data) is None
+    def is_quick(self, fields: dict[str, Any]) -> bool:
+        """Return whether a body of at most MAX_QUICK_BYTES is read in a moment."""
+        return not (self._asks_tokenizer or _has_prompts(fields)) and _SLOW.isdisjoint(fields)
 
-    def read(self, url: str, data: bytes) -> ClientRequest:
-        """Return what the body `data`, sent to `url`, asks for.
+    def read(self, url: str, fields: dict[str, Any]) -> ClientRequest:
+        """Return what the body with these `fields`, sent to `url`, asks for.
 
         Raises:
             ApiError: it is no request, or not one for this server.
         """
-        fields = _fields_of(data)
         _refuse(fields)
-        _unwrap(fields)
         delivery = _take_delivery(fields)
         model = fields.get("model")
         if isinstance(model, str) and model != self._model:
             message = f"the model {model!r} does not exist; this server has {self._model!r}"
             raise ApiError(NOT_FOUND, "model_not_found", message, "model")
-        parsed = self._parser.parse_body(url, fields)
-        if isinstance(parsed, BadLine):
-            raise of_problems(parsed.problems)
-        if delivery.stream and parsed.request.echo:
-            message = "`stream` and `echo` exclude each other: a stream tells what is generated"
+        bodies = [fields]
+        if _has_prompts(fields):
+            bodies = [fields | {"prompt": prompt} for prompt in fields["prompt"]]
+        requests = []
+        for place, body in enumerate(bodies):
+            parsed = self._parser.parse_body(url, body)
+            if isinstance(parsed, BadLine):
+                raise of_problems(parsed.problems, f"prompt {place}: " if place else "")
+            requests.append(parsed.request)
+        if delivery.stream and requests[0].echo:
+            message = "`stream` and `echo` exclude each other: a stream has only generated text"
             raise ApiError(BAD_REQUEST, "conflicting-fields", message, "echo")
-        return ClientRequest(parsed.request, parsed.form, delivery)
+        return ClientRequest(requests, parsed.form, delivery)
 
 
-def _fields_of(data: bytes) -> dict[str, Any]:
+def _has_prompts(fields: dict[str, Any]) -> bool:
+    """Return whether `prompt` is a list of prompts."""
+    prompts = fields.get("prompt")
+    return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], str | list)
+
+
+def fields_of(data: bytes) -> dict[str, Any]:
     """Return the object that `data` holds, or raise an ApiError that says where it is none."""
     if not data.strip():
         raise ApiError(BAD_REQUEST, "invalid-json", "the body is empty; it is a JSON object")
@@ -179,21 +186,9 @@ def _refuse(fields: dict[str, Any]) -> None:
         if fields.get(name) is not None:
             message = f"`{name}` is not for requests over HTTP: {why}"
             raise ApiError(BAD_REQUEST, "unsupported-option", message, name)
-
-
-def _unwrap(fields: dict[str, Any]) -> None:
-    """Take a list of one prompt for that prompt, as some clients always send a list.
-
-    Raises:
-        ApiError: it is a list of several.
-    """
-    prompts = fields.get("prompt")
-    if not isinstance(prompts, list) or not prompts or not isinstance(prompts[0], str | list):
-        return
-    if len(prompts) > 1:
-        message = f"`prompt` is a list of {len(prompts)} prompts; each is a request of its own"
-        raise ApiError(BAD_REQUEST, "invalid-type", message, "prompt")
-    fields["prompt"] = prompts[0]
+    if _has_prompts(fields) and len(fields["prompt"]) > MAX_PROMPTS:
+        message = f"`prompt` is a list of {len(fields['prompt'])} prompts, of at most {MAX_PROMPTS}"
+        raise ApiError(BAD_REQUEST, "invalid-value", message, "prompt")
 
 
 def _take_delivery(fields: dict[str, Any]) -> Delivery:

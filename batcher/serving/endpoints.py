@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -12,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from batcher.formats.chunks import AnswerChunk, ChunkWriter
 from batcher.formats.result_rows import OK, BytesOf, completion_of
 from batcher.result import Result
-from batcher.serving.bodies import BodyReader, ClientRequest
+from batcher.serving.bodies import MAX_QUICK_BYTES, BodyReader, ClientRequest, fields_of
 from batcher.serving.engine_thread import EngineThread
 from batcher.serving.errors import ApiError, of_result
 from batcher.serving.exchange import Exchange, News
@@ -20,7 +19,6 @@ from batcher.serving.http import (
     Answer,
     ClientGoneError,
     Limits,
-    arrival_of,
     check_key,
     given_id,
     read_body,
@@ -68,17 +66,17 @@ class GeneratingEndpoint:
             ApiError: it cannot be served.
             ClientGoneError: nobody waits for the answer any more.
         """
-        service, engine = self._service, self._service.engine
+        service, engine, arrived = self._service, self._service.engine, time.monotonic()
         given = given_id(scope)
         name = engine.name_for(given)
         answer.headers["x-request-id"] = given or name
         check_key(scope, service.api_key)
         engine.check_room(1)
         body = await self._read(await read_body(scope, receive, service.limits))
-        engine.check_room(body.request.n)
-        exchange = engine.submit(
-            body.request, name, arrival_of(scope), wants_tokens=body.wants_tokens
-        )
+        requests = body.requests
+        engine.check_room(len(requests) * requests[0].n)
+        names = [name, *(engine.name_for(given) for _ in requests[1:])]
+        exchange = engine.submit(requests, names, arrived, wants_tokens=body.wants_tokens)
         watch = asyncio.create_task(_watch(receive, exchange))
         try:
             if body.delivery.stream:
@@ -91,16 +89,19 @@ class GeneratingEndpoint:
 
     async def _read(self, data: bytes) -> ClientRequest:
         reader = self._service.reader
-        if reader.is_quick(data):
-            return reader.read(self._url, data)
-        return await asyncio.to_thread(reader.read, self._url, data)
+        if len(data) <= MAX_QUICK_BYTES:
+            fields = fields_of(data)
+            if reader.is_quick(fields):
+                return reader.read(self._url, fields)
+        return await asyncio.to_thread(lambda: reader.read(self._url, fields_of(data)))
 
     async def _give_whole(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
         """Answer when all is generated."""
         results = [news for news in await exchange.take() if isinstance(news, Result)]
         _raise_failure(results)
-        if body.request.best_of is None:  # or else they are ranked
-            results.sort(key=attrgetter("index"))
+        is_ranked = body.requests[0].best_of is not None
+        places = exchange.places
+        results.sort(key=lambda result: places[result.id] + (0 if is_ranked else result.index))
         completion = completion_of(
             results,
             self._service.model,
@@ -114,7 +115,7 @@ class GeneratingEndpoint:
     async def _stream(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
         """Answer while it is generated; what fails before the first token has a status."""
         writer = ChunkWriter(
-            exchange.name,
+            exchange.names[0],
             self._service.model,
             body.form,
             int(time.time()),
@@ -122,14 +123,14 @@ class GeneratingEndpoint:
             has_usage=body.delivery.includes_usage,
         )
         results: list[Result] = []
+        is_ranked = body.requests[0].best_of is not None
         while True:
             news = await exchange.take()
-            part = b"".join(_events(_chunks(writer, body, news, results)))
+            part = b"".join(_events(_chunks(writer, is_ranked, exchange.places, news, results)))
             if not answer.has_begun:
                 _raise_failure(news[:1])
                 await answer.begin_stream()
-            has_failed = any(result.error is not None for result in results)
-            if len(results) == body.request.n and not has_failed:
+            if not exchange.num_left and all(result.error is None for result in results):
                 break
             await answer.add(part)
             _raise_failure(results)
@@ -139,22 +140,25 @@ class GeneratingEndpoint:
 
 
 def _chunks(
-    writer: ChunkWriter, body: ClientRequest, news: Sequence[News], results: list[Result]
+    writer: ChunkWriter,
+    is_ranked: bool,  # noqa: FBT001 - of this file
+    places: Mapping[str, int],
+    news: Sequence[News],
+    results: list[Result],
 ) -> Iterable[AnswerChunk]:
-    """Yield the chunks that tell of `news`; results: gets those that are among these.
+    """Yield the chunks of `news`, and append its results to `results`.
 
-    The last chunk of an output tells of the tokens that came with its result, too.
+    The last chunk of an output includes the tokens that came with its result.
     """
-    is_ranked = body.request.best_of is not None
-    ended = {item.index for item in news if isinstance(item, Result) and item.error is None}
+    ended = {(n.id, n.index) for n in news if isinstance(n, Result) and n.error is None}
     for item in news:
         if isinstance(item, Result):
-            place = len(results) if is_ranked else item.index
+            rank = sum(result.id == item.id for result in results) if is_ranked else item.index
             results.append(item)
             if item.error is None:
-                yield writer.of_result(item, place)
-        elif item.index not in ended:
-            yield writer.of_tokens(item)
+                yield writer.of_result(item, places[item.id] + rank)
+        elif (item.id, item.index) not in ended:
+            yield writer.of_tokens(item, places[item.id] + item.index)
 
 
 def _events(chunks: Iterable[AnswerChunk]) -> Iterable[bytes]:

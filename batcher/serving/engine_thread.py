@@ -95,24 +95,31 @@ class EngineThread:
             raise busy(self.num_open, self.most_open)
 
     def submit(
-        self, request: Request, name: str, arrived: float, *, wants_tokens: bool
+        self,
+        requests: Sequence[Request],
+        names: Sequence[str],
+        arrived: float,
+        *,
+        wants_tokens: bool,
     ) -> Exchange:
-        """Hand a request, which has been checked, to the engine.
+        """Hand valid requests to the engine.
 
-        arrived: when it came, by time.monotonic(); what it took to read it is no time of the
-        engine.
+        arrived: when they came, by time.monotonic(); the time to read them is not the engine's.
         """
-        arrival_time = self.clock.elapsed() - (time.monotonic() - arrived)
-        force_setattr(request, "arrival_time", max(0.0, arrival_time))
-        exchange = self.exchanges[name] = Exchange(request, name, wants_tokens=wants_tokens)
-        self.num_open += request.n
-        self._post((request, name, wants_tokens))
+        arrival_time = max(0.0, self.clock.elapsed() - (time.monotonic() - arrived))
+        exchange = Exchange(requests, names, wants_tokens=wants_tokens)
+        self.num_open += exchange.num_left
+        for request, name in zip(requests, names, strict=True):
+            force_setattr(request, "arrival_time", arrival_time)
+            self.exchanges[name] = exchange
+            self._post((request, name, wants_tokens))
         return exchange
 
     def release(self, exchange: Exchange) -> None:
-        """Let go of a request, whoever ended it; one that has not ended is aborted."""
+        """Forget the requests of an exchange, and abort those which have not ended."""
         if self._forget(exchange):
-            self._post(exchange.name)
+            for name in exchange.names:
+                self._post(name)
 
     def stop(self) -> None:
         """End the thread after the step that it is in, and fail whatever is left to do."""
@@ -129,8 +136,10 @@ class EngineThread:
 
     def _forget(self, exchange: Exchange) -> bool:
         """Count an exchange no more; return whether it was counted."""
-        if self.exchanges.pop(exchange.name, None) is None:
+        if exchange.names[0] not in self.exchanges:
             return False
+        for name in exchange.names:
+            del self.exchanges[name]
         self.num_open -= exchange.num_left
         return True
 
@@ -151,12 +160,12 @@ class EngineThread:
                 exchange.tell(result)
                 self.num_open -= 1
                 if not exchange.num_left:
-                    del exchanges[result.id]
+                    self._forget(exchange)
 
     def _hear_refusal(self, name: str, error: RequestError) -> None:
         exchange = self.exchanges.get(name)
         if exchange is not None:
-            self._forget(exchange)
+            self.release(exchange)
             problem = error.problems[0]
             exchange.fail(ApiError(BAD_REQUEST, problem.code, problem.message, problem.field))
 

@@ -58,11 +58,11 @@ def _type_of(status: int) -> str:
     return "server_error" if status >= SERVER_ERROR else "invalid_request_error"
 
 
-def of_problems(problems: Sequence[Problem]) -> ApiError:
-    """Return the answer to a body that is no request: all that is wrong, and where the first is."""
+def of_problems(problems: Sequence[Problem], place: str = "") -> ApiError:
+    """Return the answer to a body that is not valid; place: which of several prompts is wrong."""
     param = None if problems[0].field is None else problems[0].field.removeprefix("body.")
     said = "; ".join(p.message + (f" ({p.hint})" if p.hint else "") for p in problems)
-    return ApiError(BAD_REQUEST, problems[0].code, said.replace("`body.", "`"), param)
+    return ApiError(BAD_REQUEST, problems[0].code, place + said.replace("`body.", "`"), param)
 
 
 def of_result(error: ErrorInfo) -> ApiError:

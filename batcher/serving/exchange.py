@@ -1,6 +1,7 @@
-"""One request that is in the engine, as the event loop sees it: what has come of it, in order."""
+"""The requests of one body in the engine, as the event loop sees them: their news, in order."""
 
 import asyncio
+from collections.abc import Sequence
 
 from batcher.events import TokenEvent
 from batcher.request import Request
@@ -13,16 +14,20 @@ News = TokenEvent | Result
 
 
 class Exchange:
-    """What the engine tells of one request, until somebody takes it; for the event loop alone.
+    """The news of one or more requests, until they are taken; for the event loop alone.
 
-    wants_tokens: whether it is told of tokens as they come.
-    num_left: how many of its results have not come.
+    names: of the requests in the engine.  wants_tokens: whether tokens are news.
+    places: of the first choice of each request in the answer, by name.
+    num_left: how many results have not come.
     failure: why no more will come, if something went wrong.
     """
 
-    def __init__(self, request: Request, name: str, *, wants_tokens: bool) -> None:
-        self.request, self.name, self.wants_tokens = request, name, wants_tokens
-        self.num_left = request.n
+    def __init__(
+        self, requests: Sequence[Request], names: Sequence[str], *, wants_tokens: bool
+    ) -> None:
+        self.names, self.wants_tokens = names, wants_tokens
+        self.places = {name: place * requests[0].n for place, name in enumerate(names)}
+        self.num_left = sum(request.n for request in requests)
         self.failure: Exception | None = None
         self._news: list[News] = []
         self._has_news = asyncio.Event()
@@ -33,7 +38,7 @@ class Exchange:
         return len(self._news) > MAX_UNREAD
 
     def tell(self, news: News) -> None:
-        """Take in what has come of the request."""
+        """Add news of a request."""
         if isinstance(news, Result):
             self.num_left -= 1
         elif not self.wants_tokens:
@@ -48,7 +53,7 @@ class Exchange:
         self._has_news.set()
 
     async def take(self) -> list[News]:
-        """Wait for news and return all there are; of a request without tokens, all results.
+        """Wait for news and return all there are; without tokens, all results.
 
         Raises:
             ApiError, ClientGoneError: nothing more will come.
