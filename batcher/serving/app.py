@@ -22,10 +22,16 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
     """Return the application; metrics: what /metrics answers."""
     created = int(time.time())
 
+    model = {"id": service.model, "object": "model", "created": created, "owned_by": "you"}
+
     async def models(request: Request) -> Response:
         check_key(request.scope, service.api_key)
-        model = {"id": service.model, "object": "model", "created": created, "owned_by": "you"}
         return _json(200, {"object": "list", "data": [model]})
+
+    async def one_model(request: Request) -> Response:
+        check_key(request.scope, service.api_key)
+        service.reader.check_model(request.path_params["name"])
+        return _json(200, model)
 
     async def health(_: Request) -> Response:
         engine = service.engine
@@ -40,6 +46,7 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
         routes=[
             *(Route(url, GeneratingEndpoint(url, service), methods=["POST"]) for url in URLS),
             Route("/v1/models", models),
+            Route("/v1/models/{name:path}", one_model),
             Route("/health", health),
             Route("/metrics", told_metrics),
         ],

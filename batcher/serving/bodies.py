@@ -96,6 +96,12 @@ class BodyReader:
         """Return whether a body of at most MAX_QUICK_BYTES is read in a moment."""
         return not (self._asks_tokenizer or _has_prompts(fields)) and _SLOW.isdisjoint(fields)
 
+    def check_model(self, name: object) -> None:
+        """Raise an ApiError if `name` is that of another model."""
+        if isinstance(name, str) and name != self._model:
+            message = f"the model {name!r} does not exist; this server has {self._model!r}"
+            raise ApiError(NOT_FOUND, "model_not_found", message, "model")
+
     def read(self, url: str, fields: dict[str, Any]) -> ClientRequest:
         """Return what the body with these `fields`, sent to `url`, asks for.
 
@@ -104,10 +110,7 @@ class BodyReader:
         """
         _refuse(fields)
         delivery = _take_delivery(fields)
-        model = fields.get("model")
-        if isinstance(model, str) and model != self._model:
-            message = f"the model {model!r} does not exist; this server has {self._model!r}"
-            raise ApiError(NOT_FOUND, "model_not_found", message, "model")
+        self.check_model(fields.get("model"))
         bodies = [fields]
         if _has_prompts(fields):
             bodies = [fields | {"prompt": prompt} for prompt in fields["prompt"]]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batcher.errors import (
+    CLIENT_FAULTS,
     FIT_ERROR_CODES,
     REQUEST_ERROR_CODES,
     RUN_ERROR_CODES,
@@ -177,8 +178,13 @@ def test_a_row_fails_if_one_of_its_choices_does():
 
 @pytest.mark.parametrize(
     ("codes", "status"),
-    [(REQUEST_ERROR_CODES, 400), (FIT_ERROR_CODES, 400), (RUN_ERROR_CODES, 500)],
-    ids=["request", "fit", "run"],
+    [
+        (REQUEST_ERROR_CODES, 400),
+        (FIT_ERROR_CODES, 400),
+        (RUN_ERROR_CODES.keys() - CLIENT_FAULTS, 500),
+        (["kv-too-small", "constraint-error", "too-few-outputs", "content-filter"], 400),
+    ],
+    ids=["request", "fit", "run", "client"],
 )
 def test_a_failed_row_tells_whose_fault_it_is(codes, status):
     for code in codes:

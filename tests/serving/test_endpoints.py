@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from in_process import CHATS, COMPLETIONS, served
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.metrics.prometheus import GAUGES
 from batcher.metrics.watched import state_of
+from batcher.serving.bodies import BodyReader
 from batcher.serving.http import Limits
 from batcher.settings import SchedulingSettings
 
@@ -151,6 +153,9 @@ async def test_a_json_schema_is_kept(server):
 async def test_models_health_and_metrics(server):
     models = (await server.client.get("/v1/models")).json()
     assert [model["id"] for model in models["data"]] == ["simulated"]
+    assert (await server.client.get("/v1/models/simulated")).json() == models["data"][0]
+    other = await server.client.get("/v1/models/org/other")
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
     assert (await server.client.get("/health")).json() == {"status": "ok"}
     await server.post(prompt=PROMPT, max_tokens=8)
     metrics = (await server.client.get("/metrics")).text
@@ -223,10 +228,132 @@ def test_a_list_of_one_prompt_is_that_prompt(prompt):
                 for p in (prompt, [prompt])
             ]
             assert one[0]["text"] == listed[0]["text"]
-            two = await server.post(prompt=[prompt, prompt])
-            error = two.json()["error"]
-            assert (two.status_code, error["param"]) == (400, "prompt")
-            assert "a list of 2 prompts" in error["message"]
+
+    asyncio.run(main())
+
+
+LISTS = [
+    {},
+    {"temperature": 1.0, "n": 2, "seed": 5},
+    {"temperature": 1.0, "n": 2, "best_of": 3},
+    {"logprobs": 1, "max_tokens": 3},
+    {"num_beams": 2, "n": 2},
+]
+
+
+@pytest.mark.parametrize("more", LISTS, ids=str)
+@pytest.mark.parametrize("prompts", [["Once", PROMPT, "A"], [[60, 61], [7, 8, 9]], ["Once", [7]]])
+def test_each_prompt_of_a_list_is_answered_as_if_it_were_alone(prompts, more):
+    async def main():
+        async with served() as server:
+            body = {"max_tokens": 6, **more}
+            alone = [(await server.post(prompt=prompt, **body)).json() for prompt in prompts]
+            listed = (await server.post(prompt=prompts, **body)).json()
+            chunks = await server.chunks(
+                prompt=prompts, **body, stream_options={"include_usage": True}
+            )
+        expected = [choice for answer in alone for choice in answer["choices"]]
+        for place, (choice, one) in enumerate(zip(listed["choices"], expected, strict=True)):
+            tokens = (choice["batchdecode"]["tokens"], choice["text"], choice["logprobs"])
+            assert tokens == (one["batchdecode"]["tokens"], one["text"], one["logprobs"])
+            assert choice["index"] == place
+            parts = [p for chunk in chunks for p in chunk["choices"] if p["index"] == place]
+            assert "".join(part["text"] for part in parts) == choice["text"]
+            assert [part["finish_reason"] for part in parts][-1] == choice["finish_reason"]
+        for name, count in listed["usage"].items():
+            assert count == sum(answer["usage"][name] for answer in alone)
+        assert chunks[-1]["usage"] == listed["usage"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("body", [{"prompt": ["a", 3]}, {"prompt": ["a", "b"], "max_tokens": -1}])
+def test_a_list_with_a_bad_prompt_is_refused_and_leaves_nothing(body):
+    async def main():
+        async with served() as server:
+            assert (await server.post(**body)).status_code == 400
+            many = (await server.post(prompt=["a"] * 2049)).json()["error"]
+            assert (many["param"], many["code"]) == ("prompt", "invalid-value")
+
+    asyncio.run(main())
+
+
+NO_CHANGE = [
+    {"prompt_cache_key": "k"},
+    {"safety_identifier": "user-1"},
+    {"store": True},
+    {"metadata": {"a": "b"}},
+    {"temperature": None, "top_p": None, "n": None, "stop": None, "seed": None, "store": None},
+    {"logit_bias": None, "stream": None, "stream_options": None, "user": None},
+]
+
+
+@pytest.mark.parametrize("more", NO_CHANGE, ids=str)
+def test_fields_that_change_no_output_are_accepted(more):
+    async def main():
+        async with served() as server:
+            for url, field in ((COMPLETIONS, {"prompt": "Once"}), (CHATS, {"messages": SAID})):
+                body = {**field, "max_tokens": 4}
+                plain, with_more = (
+                    await server.post(url, **body),
+                    await server.post(url, **body, **more),
+                )
+                assert with_more.status_code == 200, with_more.text
+                told = [answer.json()["choices"][0] for answer in (plain, with_more)]
+                assert told[0]["batchdecode"]["tokens"] == told[1]["batchdecode"]["tokens"]
+
+    asyncio.run(main())
+
+
+@asked
+async def test_a_completion_without_a_limit_may_say_so(server):
+    answers = [await server.post(prompt="Once", **more) for more in ({}, {"max_tokens": None})]
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [16, 16]
+
+
+# Keys and values of which each names a constraint, however JSON writes it.
+CONSTRAINED = [
+    rb'"\u006ason_schema": {"type": "integer"}',
+    rb'"\u0072egex": "a+"',
+    rb'"respons\u0065_format": {"type": "json_object"}',
+    rb'"guided\u005fchoice": ["a", "b"]',
+    b'"regex": "a+"',
+]
+
+
+@pytest.mark.parametrize("field", CONSTRAINED)
+def test_constraints_are_read_beside_the_event_loop(field, monkeypatch):
+    threads = []
+    read = BodyReader.read
+    monkeypatch.setattr(
+        BodyReader, "read", lambda *a: threads.append(threading.current_thread().name) or read(*a)
+    )
+
+    async def main():
+        async with served() as server:
+            url = CHATS if b"respons" in field else COMPLETIONS
+            said = (
+                b'"messages": [{"role": "user", "content": "a"}]'
+                if url == CHATS
+                else b'"prompt": "a"'
+            )
+            content = b'{%s, %s, "max_tokens": 3}' % (said, field)
+            answer = await server.client.post(url, content=content)
+            assert answer.status_code == 200, answer.text
+            text = b'{"prompt": "\\"regex\\": and \\"json_schema\\"", "max_tokens": 1}'
+            assert (await server.client.post(COMPLETIONS, content=text)).status_code == 200
+
+    asyncio.run(main())
+    assert threads[0] != "MainThread"
+    assert threads[1] == "MainThread"
+
+
+def test_requests_that_cannot_be_served_are_the_faults_of_clients():
+    async def main():
+        async with served(settings=SchedulingSettings(kv_blocks=2, block_size=4)) as server:
+            small = await server.post(prompt=PROMPT, max_tokens=50)
+            assert (small.status_code, small.json()["error"]["code"]) == (400, "kv-too-small")
+            assert small.json()["error"]["type"] == "invalid_request_error"
 
     asyncio.run(main())
 
