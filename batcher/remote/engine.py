@@ -395,6 +395,8 @@ class RemoteEngine:
                 failure = Failure("session-failed", self._inputs.why_broken(sequence.request))
                 self._finish(sequence, "error", failure, self._clock.step)
             else:
+                if result.error is None:
+                    self._forbidden = None
                 sequence.state = FINISH[sequence.state]
                 self._close(sequence, result, self._clock.step)
 

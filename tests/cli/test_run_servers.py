@@ -130,7 +130,9 @@ def test_a_moderated_prompt_fails_alone_and_resume_gets_past_it(folder):
         assert run(folder, server, "--resume").returncode == 1
         assert len(server.requests) == 8
         assert run(folder, server, "--resume", "--retry-failed").returncode == 1
-    assert results(folder)["r0"]["text"] == "x"
+        assert results(folder)["r0"]["text"] == "x"
+        assert run(folder, server, "--resume", "--retry-failed").returncode == 1
+    assert results(folder)["r2"]["finish_reason"] == "error"  # by itself, as before
 
 
 def test_an_address_that_lacks_v1_is_told_so(folder):
