@@ -105,7 +105,8 @@ class _Line:
         self._text, self._number, self._fields = text, number, fields
         self._is_openai = any(name in fields for name in ROW_FIELDS[1:])
         self._is_server = capabilities.served is not None
-        self._passed_on = PASSED_ON if self._is_server else ()
+        # Answers of servers are streamed, with their usage, whatever a row says.
+        self._passed_on = (*PASSED_ON, "stream", "stream_options") if self._is_server else ()
         self._url: str | None = None  # that of the row; of an unknown one, the usual
         if self._is_openai:
             self._url = CHAT_URL if fields.get("url") == CHAT_URL else COMPLETIONS_URL

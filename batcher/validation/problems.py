@@ -277,8 +277,8 @@ def find_untold(
     """Yield what the valid `request` asks for, or lacks, that this server cannot be sent."""
     for name, field in REQUEST_FIELDS.items():
         if name not in served and field.asks(getattr(request, name)):
-            message = f"no server has a field for `{name}`"
-            hint = f'if yours has one, use "extra_body": {{"{name}": ...}} or --extra-body'
+            message = f"`{name}` is not sent to servers"
+            hint = f'if yours has such a field, use "extra_body": {{"{name}": ...}} or --extra-body'
             yield FieldProblem("unsupported-model", (name,), message, hint)
     extra = request.extra_body or {}
     if capabilities.models and not extra.get("model"):

@@ -212,6 +212,8 @@ AS_WRITTEN = [
     ({"messages": SAID, "json_schema": OBJECT}, {"response_format": {"type": "json_object"}}),
     (row(messages=SAID, stop_token_ids=[5], ignore_eos=False, min_tokens=0), None),
     ({"messages": SAID, "stop_token": 5, "stop": "a"}, {"stop_token_ids": [5], "stop": ["a"]}),
+    (row(messages=SAID, stream=True, stream_options={"include_usage": True}), {}),
+    ({"messages": SAID, "stream": False, "temperature": None, "seed": None, "model": None}, {}),
     (row(messages=SAID, n=1, continue_final_message=True, add_generation_prompt=False), None),
 ]  # fmt: skip
 
