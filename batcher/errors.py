@@ -35,6 +35,7 @@ RUN_ERROR_CODES = {
     "constraint-error": "the output broke its constraint, or nothing was left that keeps it",
     "server-error": "a server refused the request, or its answer did not come whole",
     "content-filter": "a server's content filter refused the request, or broke its answer off",
+    "refusal": "a server's model refused to answer",
     "kv-too-small": "all blocks together cannot hold what the request may need",
     "worker-died": "each worker that decoded the request by itself has died of it",
     "session-failed": "the request before it in its session failed, or was aborted",

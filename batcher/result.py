@@ -102,8 +102,9 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     logprobs, of each, if asked for, and prompt_logprobs, of those of the prompt; score, that of
     beam search; segments, if the request names states; constraint, whether an output that has to
     follow one is a whole; constraint_check, that nothing but what made it could tell; limit, which
-    one an output of finish_reason "length" has reached, if it is not max_tokens; tool_calls, which
-    a server's model asks for.
+    one an output of finish_reason "length" has reached, if it is not max_tokens; and of a server's
+    model reasoning, what it thought, refusal, what it said in place of an answer, tool_calls and
+    function_call, what it calls, in OpenAI's forms.
     """
 
     id: str
@@ -124,7 +125,10 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     constraint: ConstraintOutcome | None = None
     constraint_check: ConstraintCheck | None = None
     limit: LengthLimit | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, str] | None = None
 
     @property
     def token_ids(self) -> list[int]:

@@ -28,6 +28,8 @@ from batcher.result import (
 
 OK, BAD_REQUEST, SERVER_ERROR = 200, 400, 500
 TOOL_CALLS: Literal["tool_calls"] = "tool_calls"
+FUNCTION_CALL: Literal["function_call"] = "function_call"
+ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this, too
 
 BytesOf = Callable[[int], bytes]  # of a token
@@ -87,11 +89,14 @@ class ChoiceWithIds(CompletionChoice, frozen=True, kw_only=True):
 
 
 class ChatMessage(Struct, frozen=True, omit_defaults=True):
-    """What was generated, as what the assistant says, and the tools it calls."""
+    """What was generated, as what the assistant says, and the tools it calls; see Result."""
 
     role: Literal["assistant"]
     content: str
+    reasoning: str | None = None
+    refusal: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, str] | None = None
 
 
 class ChatTopLogprob(Struct, frozen=True):
@@ -119,7 +124,7 @@ class ChatChoice(Struct, frozen=True):
 
     index: int
     message: ChatMessage
-    finish_reason: FinishReason | Literal["tool_calls"]
+    finish_reason: ChatFinishReason
     stop_reason: StopReason
     logprobs: ChatLogprobs | None
     batchdecode: Extras
@@ -357,12 +362,23 @@ def _read_logprobs(logprobs: ChoiceLogprobs) -> list[PromptLogprob]:
 
 
 def _chat_choice(place: int, result: Result) -> ChatChoice:
-    calls_tools = result.tool_calls is not None and result.finish_reason == "stop"
+    reason: ChatFinishReason = result.finish_reason
+    if reason == "stop" and result.tool_calls is not None:
+        reason = TOOL_CALLS
+    elif reason == "stop" and result.function_call is not None:
+        reason = FUNCTION_CALL
     logprobs = None if result.logprobs is None else chat_logprobs(result.logprobs)
     return ChatChoice(
         index=place,
-        message=ChatMessage("assistant", result.text, result.tool_calls),
-        finish_reason=TOOL_CALLS if calls_tools else result.finish_reason,
+        message=ChatMessage(
+            role="assistant",
+            content=result.text,
+            reasoning=result.reasoning,
+            refusal=result.refusal,
+            tool_calls=result.tool_calls,
+            function_call=result.function_call,
+        ),
+        finish_reason=reason,
         stop_reason=result.stop_reason,
         logprobs=logprobs,
         batchdecode=msgspec.convert(result, Extras, from_attributes=True),
@@ -394,12 +410,16 @@ def _results_of_chat(row: ChatResultRow) -> Iterable[Result]:
                 )
                 for item in choice.logprobs.content
             ]
+        message, reason = choice.message, choice.finish_reason
         yield Result(
             id=row.custom_id,
-            text=choice.message.content,
-            finish_reason="stop" if choice.finish_reason == TOOL_CALLS else choice.finish_reason,
+            text=message.content,
+            finish_reason="stop" if reason in (TOOL_CALLS, FUNCTION_CALL) else reason,
             stop_reason=choice.stop_reason,
-            tool_calls=choice.message.tool_calls,
+            reasoning=message.reasoning,
+            refusal=message.refusal,
+            tool_calls=message.tool_calls,
+            function_call=message.function_call,
             **fields,
         )
 

@@ -15,8 +15,9 @@ import tenacity
 
 from batcher.remote.client import Client
 from batcher.remote.failures import ServerFailure
-from batcher.remote.protocol import Body, Reply, StreamEvent
+from batcher.remote.protocol import Body
 from batcher.remote.rate import Rate
+from batcher.remote.reply import StreamEvent, reply_to
 from batcher.remote.sequence import RemoteSequence
 from batcher.remote.settings import ServerSettings
 
@@ -143,20 +144,23 @@ class Attempts:
 
         async def attempt() -> None:
             nonlocal sent
-            sent, row.reply, row.text = self._now(), Reply(), ""
+            sent, row.reply, row.text = self._now(), reply_to(row.request, body.fields), ""
+            client, reply = self._client, row.reply
             try:
-                await self._client.ask(body, lambda chunk: self._hear(row, chunk))
+                if await client.ask(body, lambda chunk: self._hear(row, chunk)):
+                    reply.end()
             except ServerFailure as failure:
                 wait, longest = failure.retry_after or 0.0, self._settings.max_wait
                 if failure.is_worth_retry and wait > longest:
                     failure.is_overlong = True
                     failure.args = (f"{failure}; --max-wait {longest:g} is less than {wait:g} s",)
-                if row.reply.finish_reason is None:  # else the answer is whole, whatever followed
-                    raise
+                if not reply.is_over:
+                    raise client.without_key(failure) from None
             finally:
                 self._rate.note_over()
-            if row.reply.finish_reason is None:
-                raise ServerFailure("connection", "the stream broke off before its end")
+            lack = reply.find_lack(wants_logprobs=row.request.logprobs is not None)
+            if lack is not None:
+                raise client.without_key(lack)
 
         def note_retry(state: tenacity.RetryCallState) -> None:
             error = None if state.outcome is None else state.outcome.exception()
@@ -173,7 +177,7 @@ class Attempts:
                     isinstance(error, ServerFailure)
                     and error.is_worth_retry
                     and not error.is_overlong
-                    and not row.reply.num_tokens
+                    and row.reply.is_blank
                 )
             ),
             before_sleep=note_retry,
@@ -184,6 +188,7 @@ class Attempts:
             await retrying(attempt)
         except ServerFailure as error:
             failure = error
+        row.text += row.reply.flush()
         num_attempts = retrying.statistics["attempt_number"]
         self._news.ended.append(Attempt(row, failure, num_attempts, sent))
         self._wakeup.set()

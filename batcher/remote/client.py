@@ -7,7 +7,10 @@ its answer is held than a chunk.
 import asyncio
 import os
 import time
+import zlib
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,8 +20,9 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.models.calls import retry_after_of
-from batcher.remote.failures import ServerFailure, refusal
-from batcher.remote.protocol import Body, StreamEvent, read_chunk
+from batcher.remote.failures import MAX_SHOWN, ServerFailure, refusal
+from batcher.remote.protocol import Body
+from batcher.remote.reply import StreamEvent, read_chunk
 from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -26,7 +30,10 @@ MAX_LIST = 2**22  # bytes of the list of models
 MAX_EVENT = 2**22  # bytes of an event of a stream
 MAX_ANSWER = 2**30  # bytes of a stream
 MAX_ERROR = 2**16  # bytes of the body of an error
+MAX_PIECE = 2**16  # bytes that are unpacked at once
 MAX_DIGITS = 20  # of a time in a header
+MAX_REDIRECTS = 5
+WITHOUT_PATH = {404, 405}  # statuses of servers for addresses that they do not know
 DONE = "[DONE]"
 _UNSTATED = ("stream_options", "seed")  # which are sent though no row states them
 STREAM_TYPE = "text/event-stream"
@@ -58,36 +65,40 @@ class Client:
         except (ImportError, ValueError) as error:
             raise BatchdecodeError(f"the proxy of the environment is of no use: {error}") from None
 
-    async def ask(self, body: Body, take: Take) -> None:
+    async def ask(self, body: Body, take: Take) -> bool:
         """Send a body, and call `take` with each chunk of the answer, up to its end.
+
+        Return whether the server says that it is the end.
 
         Raises:
             ServerFailure: there is no answer, or not all of it.
         """
         limit = self._settings.first_token_timeout
         try:
-            async with asyncio.timeout(limit) as timeout:
-                async with httpx_sse.aconnect_sse(
-                    self._http, "POST", self._address.url + body.path, json=body.fields
-                ) as source:
-                    await self._check(source.response)
-                    stream = source.response.stream = _BoundedStream(source.response.stream)
-                    async for event in source.aiter_sse():
-                        stream.begin_event()
-                        if event.data == DONE:
-                            return
-                        if event.data:
-                            take(read_chunk(event.data))
-                        limit = self._settings.idle_timeout
-                        timeout.reschedule(asyncio.get_running_loop().time() + limit)
+            async with (
+                asyncio.timeout(limit) as timeout,
+                self._open("POST", body.path, body.fields) as response,
+            ):
+                stream = response.stream = _BoundedStream(response)
+                if await stream.begins_as_other():
+                    take(self._read_whole(await stream.read()))
+                    return True
+                response.headers["content-type"] = STREAM_TYPE  # whatever it was called
+                async for event in httpx_sse.EventSource(response).aiter_sse():
+                    stream.begin_event()
+                    if event.data.strip() == DONE:
+                        return True
+                    if event.data:
+                        take(read_chunk(event.data, is_error=event.event == "error"))
+                    limit = self._settings.idle_timeout
+                    timeout.reschedule(asyncio.get_running_loop().time() + limit)
         except TimeoutError:
             raise ServerFailure("timeout", f"nothing came for {limit:g} s") from None
-        except ServerFailure as failure:
-            raise self._without_key(failure) from None
-        except httpx_sse.SSEError as error:
-            raise ServerFailure("answer", f"no stream of events came: {error}") from None
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise self._broken(error) from None
+        except RecursionError:
+            raise ServerFailure("answer", "the answer is nested too deeply") from None
+        return False
 
     async def model_names(self) -> list[str]:
         """Return what the server calls its models.
@@ -98,43 +109,59 @@ class Client:
         try:
             async with (
                 asyncio.timeout(self._settings.connect_timeout),
-                self._http.stream("GET", f"{self._address.url}/models") as response,
+                self._open("GET", "/models") as response,
             ):
-                if response.status_code != httpx.codes.OK:
-                    raise await self._refused(response)
                 told = msgspec.json.decode(await _read(response), type=_Models)
         except TimeoutError:
             raise ServerFailure("timeout", "it does not answer") from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise ServerFailure("answer", "it does not tell its models") from None
+        except ServerFailure as failure:
+            raise self.without_key(failure) from None
         except httpx.HTTPError as error:
-            raise self._broken(error) from None
+            raise self.without_key(self._broken(error)) from None
         return [model.id for model in told.data]
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
 
-    async def _check(self, response: httpx.Response) -> None:
-        """Make sure that an answer begins as one.
+    @asynccontextmanager
+    async def _open(
+        self, method: str, path: str, fields: dict[str, Any] | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """Yield the answer to a request, if its status is 200; the host may redirect to itself.
 
         Raises:
-            ServerFailure: it does not.
+            ServerFailure: the status is another one.
         """
-        if response.status_code != httpx.codes.OK:
-            raise await self._refused(response)
-        packing = response.headers.get("content-encoding", "identity")
-        if packing != "identity":  # what a packed line takes once it is unpacked, nobody knows
-            raise ServerFailure("answer", f"the stream is packed ({packing[:80]}), unasked")
-        kind = response.headers.get("content-type", "none")
-        if kind.partition(";")[0].strip().lower() != STREAM_TYPE:
-            raise ServerFailure("answer", f"no stream of events came, but {kind[:80]}")
+        url = httpx.URL(self._address.url + path)
+        for _ in range(MAX_REDIRECTS):
+            async with self._http.stream(method, url, json=fields) as response:
+                if response.status_code == httpx.codes.OK:
+                    yield response
+                    return
+                target = _target_of(response)
+                if target is None:
+                    raise await self._refused(response)
+            url = target
+        message = f"{MAX_REDIRECTS} redirects, the last to {url}"
+        raise ServerFailure("answer", message, is_worth_retry=False)
+
+    def _read_whole(self, answer: bytes) -> StreamEvent:
+        """Return the chunk that is all of an answer, which is not a stream of events.
+
+        Raises:
+            ServerFailure: it is not an answer.
+        """
+        try:
+            return read_chunk(answer.decode(errors="replace"), is_whole=True)
+        except ServerFailure as failure:
+            raise self._with_hint(failure) from None
 
     async def _refused(self, response: httpx.Response) -> ServerFailure:
         """Return what it means that the server has answered with another status than 200."""
         said = await _read(response, MAX_ERROR)
-        if self._key:
-            said = said.replace(self._key.encode(), b"***")
         headers = response.headers
         failure = refusal(response.status_code, said, retry_after_of(headers))
         if failure.retry_after is None and response.status_code == httpx.codes.TOO_MANY_REQUESTS:
@@ -144,22 +171,34 @@ class Client:
             failure.args = (f"{failure}; use --extra-body '{{\"{unstated}\": null}}' to omit it",)
         if failure.is_final:
             failure.args = (f"{failure}; the key is that of {KEY_VARIABLE}",)
-        elif response.status_code == httpx.codes.NOT_FOUND and not urlsplit(self._address.url).path:
+        elif response.status_code in WITHOUT_PATH:
+            failure = self._with_hint(failure)
+        elif response.has_redirect_location:
+            target = response.headers["location"][:MAX_SHOWN]
+            failure.args = (
+                f"{failure}; it redirects to {target}: give that address if it is right",
+            )
+        return failure
+
+    def _with_hint(self, failure: ServerFailure) -> ServerFailure:
+        """Return a failure at an address, with what the address may lack."""
+        if not urlsplit(self._address.url).path:
             failure.args = (f"{failure}; is it {PREFIX}{self._address.url}/v1?",)
         return failure
 
-    def _without_key(self, failure: ServerFailure) -> ServerFailure:
-        """Return a failure that does not tell the key, which a server may have said again."""
+    def without_key(self, failure: ServerFailure) -> ServerFailure:
+        """Return a failure that does not show the key, which a server may have repeated."""
         if self._key:
             failure.args = (str(failure).replace(self._key, "***"),)
         return failure
 
-    def _broken(self, error: Exception) -> ServerFailure:
+    @staticmethod
+    def _broken(error: Exception) -> ServerFailure:
         """Return what it means that HTTP has failed."""
         said = str(error) or type(error).__name__
         is_there = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         what = "the connection failed" if is_there else "cannot connect"
-        return self._without_key(ServerFailure("connection", f"{what}: {said}"))
+        return ServerFailure("connection", f"{what}: {said}")
 
 
 def _seconds_to_reset(text: str) -> float | None:
@@ -181,18 +220,44 @@ class _Models(msgspec.Struct):
 
 
 class _BoundedStream(httpx.AsyncByteStream):
-    """The bytes of a stream, which is not endless, and none of its events is."""
+    """The bytes of an answer, unpacked; it is not endless, and none of its events is.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    Raises:
+        ServerFailure: it is, or it cannot be unpacked.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._stream: Any = response.stream
+        self._packing = response.headers.pop("content-encoding", "identity").lower()
         self._num_bytes = self._begin = 0
+        self._parts = self._bounded()
+        self._head = b""
+
+    async def begins_as_other(self) -> bool:
+        """Return whether this is not a stream of events: those begin with a name, or a colon."""
+        async for part in self._parts:
+            self._head = (self._head + part).lstrip()
+            if self._head and not BOM_UTF8.startswith(self._head[: len(BOM_UTF8)]):
+                break
+        self._head = self._head.removeprefix(BOM_UTF8).lstrip()
+        return bool(self._head) and self._head[:1] not in b":deir"
+
+    async def read(self) -> bytes:
+        """Return all of it."""
+        return b"".join([part async for part in self])
 
     def begin_event(self) -> None:
         """Take what comes from now on for another event."""
         self._begin = self._num_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._stream:
+        yield self._head
+        async for part in self._parts:
+            yield part
+        yield b"\n\n"  # the end of an event that the server has not ended
+
+    async def _bounded(self) -> AsyncIterator[bytes]:
+        async for part in self._unpacked():
             self._num_bytes += len(part)
             if self._num_bytes - self._begin > MAX_EVENT:
                 message = f"an event of the stream has more than {MAX_EVENT} bytes"
@@ -201,9 +266,39 @@ class _BoundedStream(httpx.AsyncByteStream):
                 raise ServerFailure("answer", f"the stream has more than {MAX_ANSWER} bytes")
             yield part
 
+    async def _unpacked(self) -> AsyncIterator[bytes]:
+        """Yield the bytes, which a server may have packed unasked, in small pieces."""
+        if self._packing not in {"identity", "gzip", "deflate"}:
+            message = f"the answer is packed ({self._packing[:80]}), unasked"
+            raise ServerFailure("answer", message, is_worth_retry=False)
+        unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        async for packed in self._stream:
+            part = packed
+            if self._packing == "identity":
+                yield part
+                continue
+            while part:
+                try:
+                    yield unpack.decompress(part, MAX_PIECE)
+                except zlib.error as error:
+                    raise ServerFailure("answer", f"it cannot be unpacked: {error}") from None
+                part = unpack.unconsumed_tail
+
     async def aclose(self) -> None:
         """Close the connection."""
         await self._stream.aclose()
+
+
+def _target_of(response: httpx.Response) -> httpx.URL | None:
+    """Return where an answer redirects to on the same host, None if it does not."""
+    if not response.has_redirect_location:
+        return None
+    try:
+        target = response.url.join(response.headers["location"])
+    except httpx.InvalidURL:
+        return None
+    is_safe = target.scheme in {"https", response.url.scheme}
+    return target if is_safe and target.host == response.url.host else None
 
 
 async def _read(response: httpx.Response, limit: int = MAX_LIST) -> bytes:

@@ -330,13 +330,15 @@ class RemoteEngine:
 
     def _take(self, news: News) -> list[TokenEvent]:
         """Take in what was heard in the step that is over; return what is streamed of it."""
-        step, recorder, tokens = self._clock.step - 1, self._recorder, []
+        step, recorder, tokens = self._clock.step - 1, self._recorder, list[TokenEvent]()
         for row, num_tokens in sorted(news.received.items(), key=lambda item: item[0].slot):
             if row.first_token_step is None:
                 row.first_token_step = step
             recorder.received(row, num_tokens)
-            if self._is_streaming:
-                tokens.append(TokenEvent(step, row.id, row.index, *row.take_told()))
+        if self._is_streaming:
+            late = (attempt.row for attempt in news.ended if attempt.row.text)
+            told = sorted({*news.received, *late}, key=lambda row: row.slot)
+            tokens += (TokenEvent(step, row.id, row.index, *row.take_told()) for row in told)
         for retry in news.retries:
             if retry.failure is not None:
                 recorder.failed(retry.row, retry.failure.reason, retry.num_attempts, retry.delay)
@@ -363,7 +365,7 @@ class RemoteEngine:
             self._forbidden = None
             if not row.reply.num_tokens:  # an answer without a token has come, all the same
                 self._recorder.received(row, 0)
-            self._finish(row, row.reply.outcome, row.reply.failure, step)
+            self._finish(row, row.reply.outcome, None, step)
         elif failure.is_final:
             self._lost = LostModelError(f"{self._model.address.url}: {failure}")
         else:

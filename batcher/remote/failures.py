@@ -1,6 +1,7 @@
 """Why a server gave no answer, or not all of it, and whether another attempt is worth its time."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,20 @@ UNAUTHORIZED, FORBIDDEN = 401, 403
 _TOO_LONG = ("context_length", "context length", "exceed_context_size", "maximum context")
 _FILTERED = ("content_filter", "content_policy", "moderation", "flagged")
 _NEVER = ("insufficient_quota",)  # a 429 that waiting does not mend
+_WORDS = (
+    "message",
+    "msg",
+    "error",
+    "errors",
+    "detail",
+    "status_msg",
+    "base_resp",
+    "metadata",
+    "raw",
+)
+_STATUS = re.compile("[45][0-9][0-9]")
+_TITLE = re.compile("<title[^<>]*>([^<]*)", re.IGNORECASE)  # of a page
+_TAG = re.compile("<[^<>]*>")
 
 
 class ServerFailure(Exception):  # noqa: N818 - it is handed on more often than raised
@@ -78,23 +93,52 @@ def refusal(status: int, body: bytes, retry_after: float | None) -> ServerFailur
     )
 
 
+def error_within(told: Any, *, is_passing: bool) -> ServerFailure:
+    """Return the failure that an error within an answer of status 200 means.
+
+    is_passing: whether another attempt may help, if the error holds no status that says so.
+    """
+    error = told.get("error") if isinstance(told, dict) else None
+    holders = [holder for holder in (error, told) if isinstance(holder, dict)]
+    found = (str(holder.get(name)) for holder in holders for name in ("code", "status"))
+    usual = 500 if is_passing else 400
+    status = next((int(text) for text in found if _STATUS.fullmatch(text)), usual)
+    body = json.dumps(told).encode()
+    meant, said = refusal(status, body, None), told_in(body)
+    return ServerFailure(
+        meant.reason,
+        f"the server sent an error: {said}",
+        code=meant.code,
+        is_worth_retry=meant.is_worth_retry and "invalid_request" not in said,
+    )
+
+
 def told_in(body: bytes) -> str:
     """Return what the body of an error says, on one line and not too long."""
     text = body.decode("utf-8", "replace")
     try:
         parts = list(_texts_in(json.loads(text)))
     except (ValueError, RecursionError):
-        parts = [text]
-    said = " ".join(" ".join(dict.fromkeys(parts)).split())
+        is_page = text.lstrip().startswith("<")
+        parts = (_TITLE.findall(text) or [_TAG.sub(" ", text)]) if is_page else []
+    said = " ".join(" ".join(dict.fromkeys(parts) or [text]).split())
     return said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}…"
 
 
 def _texts_in(told: Any) -> Iterator[str]:
-    """Yield the texts of an error, in the forms of OpenAI, vLLM, FastAPI and llama.cpp."""
-    error = told.get("error", told) if isinstance(told, dict) else told
-    if not isinstance(error, dict):
-        yield error if isinstance(error, str) else json.dumps(error)
-        return
-    for name in ("message", "detail", "code", "type"):
-        if isinstance(error.get(name), str):
-            yield error[name] if name in {"message", "detail"} else f"({error[name]})"
+    """Yield the texts of an error, whoever wrote it: OpenAI, vLLM, FastAPI, OpenRouter, Gemini."""
+    if isinstance(told, str):
+        yield told
+    elif isinstance(told, list):
+        for each in told:
+            yield from _texts_in(each)
+    elif isinstance(told, dict):
+        place = told.get("loc")
+        if isinstance(place, list):
+            yield f"{'.'.join(map(str, place))}: {told.get('msg')}"
+        else:
+            for name in _WORDS:
+                yield from _texts_in(told.get(name))
+        yield from (
+            f"({told[name]})" for name in ("code", "type") if isinstance(told.get(name), str)
+        )

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from batcher.engine.sessions import Session, Turn
 from batcher.events import ArriveReason
-from batcher.remote.protocol import Reply, is_chat
+from batcher.remote.protocol import is_chat
+from batcher.remote.reply import Reply
 from batcher.remote.sequence import RemoteSequence
 from batcher.request import MAX_ANSWER, Request
 from batcher.result import Result
@@ -144,4 +145,6 @@ def _with_answer(request: Request, said: Any, result: Result) -> Any:
     answer: dict[str, Any] = {"role": "assistant", "content": result.text}
     if result.tool_calls is not None:
         answer["tool_calls"] = result.tool_calls
+    if result.function_call is not None:
+        answer["function_call"] = result.function_call
     return [*(said or []), *messages, answer]

@@ -18,6 +18,7 @@ def result_of(
     if failure is not None:
         where = "" if row.slot == NO_SLOT else f"step {step}: "
         error = ErrorInfo(failure.code, f"{where}{failure.message}", status=failure.status)
+    lacks_logprobs = not reply.logprobs and reply.num_tokens > 0
     return Result(
         id=row.id,
         index=row.index,
@@ -29,6 +30,9 @@ def result_of(
         slot=None if row.slot == NO_SLOT else row.slot,
         steps=StepTimes(row.arrived_step, row.admitted_step, row.first_token_step, step),
         error=error,
-        logprobs=None if request.logprobs is None else reply.logprobs,
+        logprobs=None if request.logprobs is None or lacks_logprobs else reply.logprobs,
+        reasoning=reply.reasoning,
+        refusal=reply.refusal,
         tool_calls=reply.tool_calls,
+        function_call=reply.function_call,
     )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from batcher.events import ArriveReason
-from batcher.remote.protocol import Reply
+from batcher.remote.reply import Reply
 from batcher.request import Request
 from batcher.scheduling.sequence import Schedulable
 

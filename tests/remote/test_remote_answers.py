@@ -1,7 +1,7 @@
 """What a server answers becomes the results, the events and the numbers of a run like any other."""
 
 import pytest
-from fault_server import FaultServer, answer, chunks
+from fault_server import FaultServer, answer, chunks, reset
 from remote_runs import answered, asking, carry_out, engine_of
 
 from batcher.errors import BatchdecodeError
@@ -103,25 +103,241 @@ def test_messages_are_a_chat_and_tools_come_back():
 )  # fmt: skip
 def test_token_ids_are_those_that_the_server_tells(choice, tokens, logprobs):
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    asked = {"logprobs": 1} if logprobs else {}
     told = chunks({"choices": [choice]}, then=answer(usage=usage))
-    [result] = answered(FaultServer({"a": [told]}), asking("a", logprobs=1)).results
+    [result] = answered(FaultServer({"a": [told]}), asking("a", **asked)).results
     assert result.tokens == tokens
     assert [
         (one.token, one.logprob, [(top.token, top.logprob) for top in one.top])
-        for one in result.logprobs
+        for one in result.logprobs or ()
     ] == logprobs
 
 
+STOPS = ("stop", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence", "STOP")
+LENGTHS = ("length", "max_tokens", "model_length", "MAX_TOKENS")
+ERRORS = (
+    "abort",
+    "error",
+    "cancelled",
+    "insufficient_system_resource",
+    "repetition",
+    "end",
+    "null",
+)
+FINISHES = dict.fromkeys(STOPS, "stop") | dict.fromkeys(LENGTHS, "length")
+
+
+@pytest.mark.parametrize("theirs", [*FINISHES, *ERRORS, "content_filter"])
+@pytest.mark.parametrize("form", [str, lambda reason: {"type": reason, "matched": 2}])
+def test_finish_reasons_are_mapped_and_unknown_ones_are_errors(theirs, form):
+    server = FaultServer(usual=answer("a", finish=form(theirs)))
+    [result] = answered(server, asking("a")).results
+    assert result.finish_reason == FINISHES.get(theirs, "error")
+    codes = dict.fromkeys(ERRORS, "server-error") | {"content_filter": "content-filter"}
+    assert (result.error and result.error.code) == codes.get(theirs)
+    assert (result.text, result.stop_reason) == ("a", None)
+
+
+def choices(*parts, then=None):
+    """Chunks with one choice each."""
+    return chunks(*({"choices": [part]} for part in parts), then=then)
+
+
+HALF = {"text": "a", "finish_reason": ""}
+HELLO = {"message": {"content": "Hello"}}
+
+
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [("stop", "stop"), ("length", "length"), ("tool_calls", "stop"), ("eos", "stop"),
-     ("content_filter", "error")],
+    ("told", "reason", "text"),
+    [
+        (choices(HALF, HALF, {"finish_reason": "stop"}), "stop", "aa"),
+        (choices(HALF), "error", "a"),
+        (choices(HALF, then=reset), "error", "a"),
+        (choices(HALF, then=chunks({"error": "out of memory"})), "error", "a"),
+        (choices(HALF, then=chunks("[DONE]")), "stop", "a"),
+        (choices({"text": "a"}, then=chunks("[DONE]")), "stop", "a"),
+        (choices({"text": "a", "finish_reason": "length"}, then=reset), "length", "a"),
+        (choices({"text": "a"}, {"index": 1, "text": "b", "finish_reason": "length"},
+                 {"text": "c", "finish_reason": "stop"}), "stop", "ac"),
+        (choices(HELLO | {"finish_reason": "stop"}), "stop", "Hello"),
+        (choices({"delta": {"content": "Hel"}}, {"delta": {"content": "lo"}},
+                 HELLO | {"finish_reason": "stop"}), "stop", "Hello"),
+        (choices({"message": {"content": "Hel"}}, {"message": {"content": "lo"}},
+                 {"finish_reason": "stop"}), "stop", "Hello"),
+    ],
 )  # fmt: skip
-def test_finish_reasons_are_mapped(theirs, ours):
-    [result] = answered(FaultServer(usual=answer("a", finish=theirs)), asking("a")).results
-    assert result.finish_reason == ours
-    assert (result.error and result.error.code) == ("content-filter" if ours == "error" else None)
-    assert result.text == "a"
+def test_an_answer_has_an_end_and_only_the_output_that_was_asked_for(told, reason, text):
+    [result] = answered(FaultServer(usual=told), asking("a")).results
+    assert (result.finish_reason, result.text) == (reason, text)
+
+
+TEXT = {"type": "text", "text": "Hi"}
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+
+
+@pytest.mark.parametrize(
+    ("delta", "text", "reasoning"),
+    [
+        ({"content": None}, "", None),
+        ({"content": [TEXT, {"type": "reference", "reference_ids": [1]}, TEXT]}, "HiHi", None),
+        ({"content": [THOUGHT, TEXT]}, "Hi", "hm"),
+        ({"content": {"type": "output_text", "text": "Hi"}}, "Hi", None),
+        ({"content": "Hi", "reasoning_content": "hm"}, "Hi", "hm"),
+        ({"content": "Hi", "reasoning": "hm", "reasoning_content": "hm"}, "Hi", "hm"),
+        ({"content": "Hi", "reasoning": [{"type": "text", "text": "hm"}]}, "Hi", "hm"),
+    ],
+)
+@pytest.mark.parametrize("place", ["delta", "message"])
+def test_content_is_text_or_parts_and_reasoning_is_kept(place, delta, text, reasoning):
+    told = choices({place: {"role": "assistant", **delta}}, {"finish_reason": "stop"})
+    [result] = answered(FaultServer(usual=told), asking("a")).results
+    assert (result.text, result.reasoning, result.finish_reason) == (text, reasoning, "stop")
+    assert result.usage.completion_tokens == bool(text)
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        ({"refusal": ""}, {"refusal": "I can"}, {"refusal": "not."}),
+        ({"content": [{"type": "refusal", "refusal": "I cannot."}]},),
+        ({"content": "", "refusal": "I cannot."},),
+    ],
+)
+def test_a_refusal_is_an_error_and_in_the_result(deltas):
+    told = choices(*({"delta": delta} for delta in deltas), {"finish_reason": "stop"})
+    server = FaultServer(usual=told)
+    [result] = answered(server, asking("a")).results
+    assert (result.finish_reason, result.error.code) == ("error", "refusal")
+    assert (result.text, result.refusal) == ("", "I cannot.")
+    assert "the model refused to answer: I cannot." in result.error.message
+    assert len(server.requests) == 1
+
+
+def part(name=None, arguments=None, **more):
+    return {**more, "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "calls"),
+    [
+        ([part("f", "{}", index=0, id="1"), part("g", "{}", index=0, id="2")],
+         [("1", "f", "{}"), ("2", "g", "{}")]),
+        ([part("f", "", index=0, id="1"), part("f", "", index=0, id="2"),
+          part(None, '{"a": 1}', index=0)], [("1", "f", ""), ("2", "f", '{"a": 1}')]),
+        ([part("f", "{", index=0, id="1"), part("f", "}", index=0, id="1")], [("1", "f", "{}")]),
+        ([part("f", "{", index=0, id="1"), part("", "}", index=0, id="")], [("1", "f", "{}")]),
+        ([part("f", "{", index=0, id="1"), part(None, "}", index=0, id="2")], [("1", "f", "{}")]),
+        ([part("f", "{", index=0), part("f", "}", index=0)], [(None, "f", "{}")]),
+        ([part("f", "{}", index=0), part("f", "{}", index=0)],
+         [(None, "f", "{}"), (None, "f", "{}")]),
+        ([part("f", "{}", id="1"), part("g", "{", id="2"), part(None, "}")],
+         [("1", "f", "{}"), ("2", "g", "{}")]),
+        ([part("f", "{", index=0, id="1"), part("g", "{", index=1, id="1"),
+          part(None, "}", index=0), part(None, "}", index=1)],
+         [("1", "f", "{}"), ("1", "g", "{}")]),
+        ([part("f", {"a": True, "b": None, "c": "é"}, index=0, id="1")],
+         [("1", "f", '{"a": true, "b": null, "c": "é"}')]),
+        ([part("f", [1], index=0, id="1")], [("1", "f", "[1]")]),
+        ([part("get_", "", index=0, id="1"), part("name", "{}", index=0)],
+         [("1", "get_name", "{}")]),
+        ([{"index": 0, "id": "1", "name": "f", "arguments": "{}"}], [("1", "f", "{}")]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_one_chunk", [True, False])
+def test_calls_of_tools_are_told_apart_and_their_arguments_are_json(parts, calls, is_one_chunk):
+    several = [parts] if is_one_chunk else [[each] for each in parts]
+    told = choices(
+        *({"delta": {"tool_calls": each}} for each in several), {"finish_reason": "stop"}
+    )
+    [result] = answered(FaultServer(usual=told), asking("a", logprobs=1)).results
+    found = [
+        (c["id"], c["function"]["name"], c["function"]["arguments"]) for c in result.tool_calls
+    ]
+    assert found == calls
+    assert {call["type"] for call in result.tool_calls} == {"function"}
+    assert (result.finish_reason, result.logprobs) == ("stop", None)
+
+
+def test_other_kinds_of_calls_are_in_the_result():
+    custom = {"index": 0, "id": "1", "type": "custom", "custom": {"name": "sh", "input": "ls"}}
+    older = [{"name": "f", "arguments": '{"a"'}, {"arguments": ": 1}"}]
+    told = choices(
+        {"delta": {"tool_calls": [custom]}},
+        *({"delta": {"function_call": each}} for each in older),
+        {"finish_reason": "function_call"},
+    )
+    [result] = answered(FaultServer(usual=told), asking("a")).results
+    assert result.tool_calls == [
+        {"id": "1", "type": "custom", "custom": {"name": "sh", "input": "ls"}}
+    ]
+    assert result.function_call == {"name": "f", "arguments": '{"a": 1}'}
+
+
+@pytest.mark.parametrize(
+    ("texts", "stops", "text", "stop"),
+    [
+        (("ab", "END more"), ["END"], "ab", "END"),
+        (("ab", "E", "N", "D more"), ["END"], "ab", "END"),
+        (("abE", "N"), ["END"], "abEN", None),
+        (("abcd",), ["cd", "bc"], "a", "bc"),
+        (("abcd",), ["c", "bc"], "a", "bc"),
+        (("abcd",), ["bcd", "d", "x"], "a", "bcd"),
+        (("aEND",), ["END"], "a", "END"),
+        (("é🙂END", "END"), ["🙂"], "é", "🙂"),
+    ],
+)
+@pytest.mark.parametrize("finish", ["length", "stop", "abort", None])
+def test_a_stop_that_the_server_let_pass_ends_the_text(texts, stops, text, stop, finish):
+    usage = {"prompt_tokens": 3, "completion_tokens": 9}
+    server = FaultServer(usual=answer(*texts, finish=finish, usage=usage, gap=0.005))
+    run = answered(server, asking("a", stop_sequence=stops[0], stop=stops[1:] or None),
+                   is_streaming=True)  # fmt: skip
+    [result] = run.results
+    ends = {"abort": "error", None: "error"}
+    assert (result.text, result.stop_reason) == (text, stop)
+    assert result.finish_reason == ("stop" if stop else ends.get(finish, finish))
+    assert result.usage.completion_tokens == (9 if finish else len(texts))
+    assert "".join(event.text for event in run.tokens) == text
+
+
+def test_tokens_are_told_unless_a_stop_came_before_their_end():
+    for words, tokens in ((["a", "b"], [7, 8]), (["ab", "c"], None), (["a", "bc"], None)):
+        told = choices(
+            *({"text": word, "token_ids": [7 + n]} for n, word in enumerate(words)),
+            {"finish_reason": "stop", "stop_reason": 8},
+        )
+        [result] = answered(FaultServer(usual=told), asking("a", stop="b")).results
+        assert (result.text, result.tokens, result.stop_reason) == ("a", tokens, "b")
+
+
+def test_a_stop_reason_is_what_the_request_wrote():
+    told = {"stop": "x", "other": "end_turn", "id": 5, "eos": 2}
+    behaviours = {name: [answer("a", stop_reason=reason)] for name, reason in told.items()}
+    body = {"stop": "x", "stop_token_ids": [5]}
+    requests = [Request(prompt=name, id=name, extra_body=body) for name in told]
+    run = answered(FaultServer(behaviours), requests)
+    assert {name: result.stop_reason for name, result in run.by_id.items()} == {
+        "stop": "x", "other": None, "id": 5, "eos": None,
+    }  # fmt: skip
+
+
+def test_a_stop_stays_in_the_text_if_the_server_is_asked_for_that():
+    body = {"include_stop_str_in_output": True}
+    server = FaultServer(usual=answer("ab END c"))
+    [result] = answered(server, asking("a", stop="END", extra_body=body)).results
+    assert (result.text, result.stop_reason) == ("ab END", "END")
+
+
+@pytest.mark.parametrize("logprobs", [None, {"content": []}, {"content": None}, {"tokens": []}])
+def test_logprobs_that_lack_are_an_error(logprobs):
+    told = choices({"text": "a", "logprobs": logprobs, "finish_reason": "stop"})
+    server = FaultServer({"a": [told], "empty": [choices({"finish_reason": "stop"})]})
+    run = answered(server, asking("a", "empty", logprobs=1))
+    result = run.by_id["a"]
+    assert (result.text, result.logprobs, result.error.code) == ("a", None, "server-error")
+    assert "lacks the `logprobs`" in result.error.message
+    assert run.by_id["empty"].logprobs == []
+    assert len(server.requests) == 2
 
 
 def test_usage_is_what_the_server_says_and_its_hidden_tokens_come_with_the_last():

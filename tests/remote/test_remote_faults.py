@@ -2,13 +2,16 @@
 
 import asyncio
 import gzip
+import json
 import re
 import socket
 import time
+import zlib
 
 import pytest
 from examples import examples, rest_heavy
 from fault_server import (
+    Behaviour,
     Exchange,
     FaultServer,
     answer,
@@ -27,11 +30,12 @@ from batcher.remote import client
 from batcher.remote.attempts import Attempt, News
 from batcher.remote.client import MAX_EVENT
 from batcher.remote.engine import RemoteEngine
-from batcher.remote.failures import ServerFailure
+from batcher.remote.failures import ServerFailure, told_in
 from batcher.remote.loading import remote_model_of
-from batcher.remote.protocol import read_chunk
+from batcher.remote.reply import read_chunk
 from batcher.remote.settings import ServerSettings, address_of
 from batcher.request import Request
+from batcher.result import Usage
 from batcher.timeline import Timeline
 
 
@@ -81,11 +85,12 @@ def torn(*texts: str) -> object:
 
 BEFORE_A_TOKEN = {
     "overload": (refusal(429), refusal(503), refusal(529, Retry_After="0")),
-    "answer": (refusal(500), refusal(502), chunks("no JSON"), chunks(kind="text/html"),
-               chunks({"choices": 5}), chunks({"error": {"message": "no slot"}}), packed, endless,
-               endless_event,
-               chunks({"choices": [{"text": "a", "logprobs": {"content": [5]}}]})),
-    "connection": (reset, no_http, wrong_length, chunks(), answer(finish=None)),
+    "answer": (refusal(500), refusal(502), chunks("no JSON"), chunks({"choices": 5}),
+               chunks({"error": {"message": "no slot"}}), packed, endless, endless_event,
+               chunks({"choices": [{"text": "a", "logprobs": {"content": [5]}}]}),
+               answer(finish="abort")),
+    "connection": (reset, no_http, wrong_length, chunks(), chunks("[DONE]"),
+                   chunks(kind="text/html"), answer(finish=None), answer(finish="")),
     "timeout": (silence, chunks({"choices": []}, then=silence)),
 }  # fmt: skip
 FAULTS = [  # one of each kind, then another one, and so on
@@ -263,10 +268,12 @@ def test_a_refused_key_ends_the_run_and_is_never_told(monkeypatch):
     "fault",
     [
         chunks({"error": {"message": "Incorrect API key provided: sk-very-secret"}}),
-        chunks(kind="text/sk-very-secret"),
+        chunks("sk-very-secret"),
+        refusal(307, Location="http://127.0.0.2/sk-very-secret"),
+        answer("a", finish="sk-very-secret"),
     ],
 )
-def test_a_key_that_the_server_says_again_is_not_told(monkeypatch, fault):
+def test_a_key_that_the_server_repeats_is_not_shown(monkeypatch, fault):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     [result] = answered(FaultServer(usual=fault), asking("a"), max_attempts=1).results
     assert "***" in result.error.message
@@ -284,6 +291,139 @@ def test_a_proxy_that_is_of_no_use_is_told(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "gopher://127.0.0.1")
     with pytest.raises(BatchdecodeError, match=r"the proxy of the environment .*gopher"):
         answered(FaultServer(), asking("a"))
+
+
+WHOLE = {
+    "chat": {"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}],
+             "usage": {"prompt_tokens": 5, "completion_tokens": 2}},
+    "completion": {"choices": [{"text": "Hi", "finish_reason": "stop"}],
+                   "usage": {"prompt_tokens": 5, "completion_tokens": 2}},
+}  # fmt: skip
+
+
+def sent(head: str, body: str | bytes) -> Behaviour:
+    """Answer with status 200, this head and this body, byte by byte at first."""
+
+    async def behave(exchange: Exchange) -> None:
+        data = body.encode() if isinstance(body, str) else body
+        await exchange.send(f"HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n".encode())
+        for place in range(8):
+            await exchange.send(data[place : place + 1])
+            await asyncio.sleep(0)
+        await exchange.send(data[8:])
+
+    return behave
+
+
+STREAM = "".join(
+    f"data: {json.dumps(event)}\n\n"
+    for event in (
+        {"choices": [{"text": "H"}]},
+        {"choices": [{"text": "i", "finish_reason": "stop"}]},
+        {"choices": None, "usage": {"prompt_tokens": 5, "completion_tokens": 2}},
+    )
+)
+KIND = "Content-Type: {}\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("", STREAM),
+        *(
+            (KIND.format(kind), STREAM)
+            for kind in ("application/json", "text/plain", "a/b;c=ü", "")
+        ),
+        (KIND.format("Text/Event-Stream;charset=latin-1"), STREAM),
+        ("", "\ufeff" + STREAM),
+        ("", ": a comment\n\n\n" + STREAM),
+        ("", STREAM.removesuffix("\n\n")),
+        ("", STREAM.replace("\n", "\r\n")),
+        ("Content-Encoding: gzip\r\n", gzip.compress(STREAM.encode())),
+        ("", json.dumps(WHOLE["completion"])),
+        (KIND.format("text/event-stream"), " \n" + json.dumps(WHOLE["chat"], indent=1)),
+        ("Content-Encoding: deflate\r\n", zlib.compress(json.dumps(WHOLE["chat"]).encode())),
+    ],
+)
+def test_an_answer_is_read_however_it_is_called_and_written(head, body):
+    run = answered(FaultServer(usual=sent(head, body)), asking("a"), max_attempts=1)
+    [result] = run.results
+    assert (result.text, result.finish_reason, result.error) == ("Hi", "stop", None)
+    assert result.usage == Usage(5, 2)
+
+
+PAGE = "<!doctype html><title>Log in\nplease</title><p>Hello"
+DETAIL = {"loc": ["body", "messages", 0, "role"], "msg": "unexpected value", "type": "enum"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "num_requests"),
+    [
+        (sent("", '{"error": "Unexpected endpoint"}'), "Unexpected endpoint", 1),
+        (sent("", '{"object": "error", "message": "no such model"}'), "no such model", 1),
+        (sent("", '[{"error": {"code": 400, "message": "bad key"}}]'), "bad key", 1),
+        (sent("", '{"error": {"code": "503", "message": "later"}}'), "later", 2),
+        (sent("", '{"choices": null, "base_resp": {"status_msg": "no money"}}'), "no money", 1),
+        (sent("", '{"message": {"content": "Hi"}, "done": true}'), '"done": true', 1),
+        (sent("", PAGE), "Log in please", 1),
+        (sent("", "no stream"), "no stream", 1),
+        (sent("Content-Encoding: br\r\n", "packed"), "packed (br)", 1),
+        (sent("Content-Encoding: gzip\r\n", "not packed"), "cannot be unpacked", 2),
+        (sent("", 'event: error\ndata: {"message": "boom"}\n\n'), "boom", 2),
+        (sent("", "event: error\ndata: boom\n\n"), "boom", 2),
+        (chunks({"object": "error", "message": "boom", "code": 500}), "boom", 2),
+        (chunks({"error": {"message": "boom", "code": 400}}), "boom", 1),
+        (chunks({"error": {"message": "boom", "type": "invalid_request_error"}}), "boom", 1),
+        (chunks({"error": {"message": "context length is 8"}}), "context length is 8", 1),
+        (chunks({"detail": [DETAIL]}), "body.messages.0.role: unexpected value", 2),
+        (chunks("Internal Server Error"), "Internal Server Error", 2),
+        (refusal(307, Location="http://127.0.0.2/v2"), "redirects to http://127.0.0.2/v2", 1),
+    ],
+)
+def test_the_words_of_a_server_are_reported_and_what_cannot_change_is_not_repeated(
+    fault, words, num_requests
+):
+    server = FaultServer(usual=fault)
+    [result] = answered(server, asking("a"), max_attempts=2).results
+    assert words in result.error.message
+    assert result.finish_reason == "error"
+    assert len(server.requests) == num_requests
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"detail": [DETAIL, DETAIL | {"loc": ["body", "n"]}]},
+         "body.messages.0.role: unexpected value (enum) body.n: unexpected value"),
+        ({"detail": "Not Found"}, "Not Found"),
+        ({"error": {"message": "from upstream", "metadata": {"raw": "slow down"}}},
+         "from upstream slow down"),
+        ([{"error": {"code": 400, "message": "bad", "status": "INVALID"}}], "bad"),
+        ({"unknown": 5}, '{"unknown": 5}'),
+        (PAGE, "Log in please"),
+        ("<h1>502 Bad Gateway</h1>", "502 Bad Gateway"),
+        ("plain words", "plain words"),
+        ("[" * 5000, "[" * 500 + "…"),
+    ],
+)  # fmt: skip
+def test_the_words_of_an_error_are_found(body, words):
+    assert told_in(body.encode() if isinstance(body, str) else json.dumps(body).encode()) == words
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_on_the_same_host_is_followed_with_the_request(status):
+    server = FaultServer({"a": [refusal(status, Location="/v2/completions"), answer("Hi")]})
+    [result] = answered(server, asking("a"), max_attempts=1).results
+    assert result.text == "Hi"
+    assert [path for path, _, _ in server.requests] == ["/v1/completions", "/v2/completions"]
+    assert server.bodies[0] == server.bodies[1]
+
+
+def test_redirects_without_an_end_are_an_error():
+    server = FaultServer(usual=refusal(308, Location="/v1/completions"))
+    [result] = answered(server, asking("a")).results
+    assert "5 redirects" in result.error.message
+    assert len(server.requests) == 5
 
 
 def test_a_stream_has_an_end(monkeypatch):
