@@ -87,6 +87,7 @@ class RequestParser:
             self._is_server or capabilities.takes_chats or bool(capabilities.defaults)
         )
         self._checked = checked_type(capabilities)
+        self._free_fields = FREE_FIELDS | ({"extra_body"} if self._is_server else set())
         self._decode = msgspec.json.Decoder(self._checked).decode
         self._decoders: dict[tuple[bytes, ...], Callable[[bytes], Request]] = {}  # by synonyms
 
@@ -171,15 +172,15 @@ class RequestParser:
                 fields[name] = value
         if fields.get("id") is None:
             fields["id"] = str(line_number)
+        is_free = fields.keys() <= self._free_fields
         if self._is_server:
             fields["stated"] = frozenset(fields)
-            request: Request = msgspec.convert(fields, ServerRequest)
-            is_right = not find_problems(request, self._capabilities)
-        elif fields.keys() <= FREE_FIELDS:
+        if is_free:
             request = msgspec.convert(fields, self._checked)
             is_right = goes_together(request, self._capabilities)
         else:
-            request = msgspec.convert(fields, Request)
+            kind: type[Request] = ServerRequest if self._is_server else Request
+            request = msgspec.convert(fields, kind)
             is_right = not find_problems(request, self._capabilities)
         return ParsedLine(request, form_of(url, request)) if is_right else None
 

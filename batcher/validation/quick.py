@@ -13,7 +13,14 @@ from msgspec import Meta
 from msgspec.structs import astuple, replace
 
 from batcher.errors import EncodingError, FieldProblem
-from batcher.request import CONSTRAINT_FIELDS, PLAIN_FIELDS, REQUEST_FIELDS, Request, Text
+from batcher.request import (
+    CONSTRAINT_FIELDS,
+    PLAIN_FIELDS,
+    REQUEST_FIELDS,
+    Request,
+    ServerRequest,
+    Text,
+)
 from batcher.validation.problems import (
     check_field,
     constraint_fields_of,
@@ -121,9 +128,9 @@ def checked_type(
 
     other_names: what some of the fields are called in JSON.
     """
-    return _make_type(
-        capabilities.vocab_size, gives_logits=capabilities.gives_logits, rename=other_names
-    )
+    gives_logits, is_server = capabilities.gives_logits, capabilities.served is not None
+    base = ServerRequest if is_server else Request
+    return _make_type(capabilities.vocab_size, base, gives_logits=gives_logits, rename=other_names)
 
 
 def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
@@ -164,10 +171,12 @@ def _is_uniform(stop: object) -> bool:
 
 @cache
 def _type_of_tuple(vocab_size: int | None, gives_logits: bool) -> type[Request]:  # noqa: FBT001 - a cache key
-    return _make_type(vocab_size, gives_logits=gives_logits, array_like=True)
+    return _make_type(vocab_size, Request, gives_logits=gives_logits, array_like=True)
 
 
-def _make_type(vocab_size: int | None, *, gives_logits: bool, **config: Any) -> type[Request]:
+def _make_type(
+    vocab_size: int | None, base: type[Request], *, gives_logits: bool, **config: Any
+) -> type[Request]:
     """Return a type that no bad request converts to, but for what `goes_together` tells.
 
     The conversion runs in C: it costs less than one pass over the prompt in Python.
@@ -176,13 +185,15 @@ def _make_type(vocab_size: int | None, *, gives_logits: bool, **config: Any) -> 
     for name, field in REQUEST_FIELDS.items():
         is_free = name in FREE_FIELDS and (gives_logits or not field.needs_logits)
         types[name] = field.type if is_free else _only(field.default)
+    if base is ServerRequest:
+        types["extra_body"] = REQUEST_FIELDS["extra_body"].type
     types |= _text_types(ModelCapabilities(vocab_size=vocab_size).largest_token)
     fields = [
         (name, types[name], *([] if name == "prompt" else [field.default]))
         for name, field in REQUEST_FIELDS.items()
     ]
     made = msgspec.defstruct(
-        "CheckedRequest", fields, bases=(Request,), frozen=True, gc=False, **config
+        "CheckedRequest", fields, bases=(base,), frozen=True, gc=False, **config
     )
     return cast(type[Request], made)
 
