@@ -6,7 +6,7 @@ decodes and checks requests follows from this, and so do their JSON Schema and t
 docs/requests-and-results.md.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
@@ -372,6 +372,23 @@ PLAIN_FIELDS = _NAMES[: _NAMES.index("temperature")]
 SAMPLING_FIELDS = _NAMES[_NAMES.index("temperature") : _NAMES.index("n")]
 _NUM_PLAIN = len(PLAIN_FIELDS)
 _PLAIN_VALUES = astuple(Request(prompt=""))[_NUM_PLAIN:]
+
+
+class Unread(NamedTuple):
+    """Outputs that no engine knows of: those that have arrived, and those that are to come."""
+
+    queued: int
+    coming: int
+
+
+NOTHING_UNREAD = Unread(0, 0)
+
+
+def num_queued_as(request: Request) -> int:
+    """Return how many wait for a slot when a request arrives: its samples, or all beams as one."""
+    if not request.output_limit:
+        return request.n
+    return 1 if request.num_beams > 1 else request.best_of or request.n
 
 
 def is_plain(request: Request) -> bool:

@@ -121,7 +121,7 @@ def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
     assert list(state.notes) == list(own.notes)
     assert list(state.ends) == list(own.ends)
     assert [slot.mark for slot in state.slots] == [slot.mark for slot in own.slots]
-    assert np.array_equal(state.history.waiting(99, 9), own.history.waiting(99, 9))
+    assert np.array_equal(state.history.used(99, 9, []), own.history.used(99, 9, []))
     assert (state.num_done, state.num_asked, state.num_found, state.num_tokens(10**6)) == (
         own.num_done,
         own.num_asked,

@@ -64,6 +64,14 @@ class DrivenEngine(Protocol):
         """How many are known that have not joined the waiting queue yet."""
 
     @property
+    def num_coming(self) -> int:
+        """How many are known that have not arrived: too early, or turns that wait for others."""
+
+    @property
+    def last_start(self) -> float:
+        """When the last step started, or the first one will, in seconds of the engine's clock."""
+
+    @property
     def num_results(self) -> int:
         """How many results are there that no step has handed out."""
 

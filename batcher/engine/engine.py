@@ -171,6 +171,16 @@ class Engine:
         return self._queue.num_pending
 
     @property
+    def num_coming(self) -> int:
+        """How many are known that have not arrived: too early, or turns that wait for others."""
+        return self._queue.num_pending + self._inputs.num_turns
+
+    @property
+    def last_start(self) -> float:
+        """When the last step started, or the first one will, in seconds of the engine's clock."""
+        return self._clock.start_of(max(self._clock.step - 1, 0))
+
+    @property
     def has_work(self) -> bool:
         """Whether `step` still has something to do or to hand out."""
         return bool(self._outputs.num_open or self._recorder)

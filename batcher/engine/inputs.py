@@ -16,7 +16,7 @@ from batcher.events import ArriveReason, Role
 from batcher.models.base import Model, eos_token_ids_of
 from batcher.models.context import ANY_LENGTH, UNLIMITED, Context, context_of
 from batcher.prompts import Prompt, count_tokens, num_lasting_tokens, prefix_of, read_prompt
-from batcher.request import TO_THE_END, Request, is_plain
+from batcher.request import TO_THE_END, Request, is_plain, num_queued_as
 from batcher.result import Result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.scheduler import Scheduler
@@ -173,6 +173,11 @@ class Inputs:
                         self._begin_turn(session, other, session.failure)
                     return
 
+    @property
+    def num_turns(self) -> int:
+        """How many turns of sessions wait for the turn before them."""
+        return sum(len(session.turns) for session in self._sessions.values())
+
     def continue_sessions(self) -> None:
         """Let the turns of sessions go on whose predecessors have ended."""
         while turns := self._outputs.take_turns():
@@ -317,7 +322,7 @@ class SequenceMaker:
         request = first.request
         if request.num_beams > 1 and request.output_limit:
             return [_with_beams(first)]
-        num_samples = (request.best_of or request.n) if request.output_limit else request.n
+        num_samples = num_queued_as(request)
         first.has_siblings = num_samples > 1
         samples = [_another(first, index, replayed.get(index)) for index in range(num_samples)]
         if negative is not None:

@@ -32,6 +32,7 @@ from batcher.metrics.run_totals import (
 )
 from batcher.metrics.summary import RunSummary
 from batcher.metrics.watched import EngineState, WatchedEngine, WatchedMetrics, state_of
+from batcher.request import NOTHING_UNREAD, Unread
 
 LABELS = ("model_name", "engine")  # of every metric
 SECONDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5]
@@ -98,9 +99,11 @@ def _blocked(summary: RunSummary, _: EndedTotals) -> dict[str, int] | None:
     return None if summary.blocked is None else asdict(summary.blocked)
 
 
+WAITING, NOT_ARRIVED = "vllm:num_requests_waiting", "batchdecode_requests_not_arrived"
 GAUGES = {
     "vllm:num_requests_running": Gauge("Slots that are held.", lambda e: e.num_running),
-    "vllm:num_requests_waiting": Gauge("Outputs that wait for a slot.", lambda e: e.num_waiting),
+    WAITING: Gauge("Outputs that have arrived and wait for a slot.", lambda e: e.num_waiting),
+    NOT_ARRIVED: Gauge("Outputs that are known and have not arrived.", lambda e: e.num_coming),
     "vllm:kv_cache_usage_perc": Gauge(
         "Share of the KV blocks that sequences hold.", lambda e: e.kv_share
     ),
@@ -172,14 +175,13 @@ SPREADS = {
         "Tokens of outputs that have ended.", lambda _, ended: ended.outputs, TOKENS, 1
     ),
 }
-UNREAD = "batchdecode_requests_unread"
 
 
 class RunCollector:
     """Tells Prometheus how a run stands, or a server; whoever has its events hands them over.
 
     Any thread may ask.  engine: what gauges are read from.  labels: the values of LABELS.
-    num_unread: how many requests of the input are still to be read; None if nobody knows.
+    backlog: returns what the engine is still to be told of.
     """
 
     def __init__(
@@ -187,10 +189,10 @@ class RunCollector:
         metrics: WatchedMetrics,
         engine: WatchedEngine,
         labels: tuple[str, str],
-        num_unread: Callable[[], int | None] = lambda: None,
+        backlog: Callable[[], Unread] = lambda: NOTHING_UNREAD,
     ) -> None:
         self.metrics = metrics
-        self._engine, self._labels, self._num_unread = engine, labels, num_unread
+        self._engine, self._labels, self._backlog = engine, labels, backlog
         self._num_steps = 0  # that were taken when events came last; of these all are known
         self._lock = Lock()
 
@@ -202,19 +204,18 @@ class RunCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all there is to tell."""
-        state = state_of(self._engine)
+        state = state_of(self._engine, self._backlog())
         with self._lock:
             copied = encode_totals(self.metrics.totals(self._num_steps))
             run = self.metrics.run
         yield from engine_metrics(state, decode_totals(copied), run, self._labels)
-        yield from unread_metrics(self._num_unread(), self._labels)
 
 
 class WorkersCollector:
     """Tells Prometheus how a run of several workers stands, each of them as an engine of its own.
 
     Any thread may ask.  read: returns, by worker, how it stands and what it has done.
-    num_unread: see RunCollector; requests that are with no engine.
+    backlog: returns what is with no engine.
     """
 
     def __init__(
@@ -222,18 +223,23 @@ class WorkersCollector:
         run: RunEvent,
         model: str,
         read: Callable[[], Sequence[tuple[EngineState, RunTotals]]],
-        num_unread: Callable[[], int | None],
+        backlog: Callable[[], Unread],
     ) -> None:
         self._run, self._model = run, model
-        self._read, self._num_unread = read, num_unread
+        self._read, self._backlog = read, backlog
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all there is to tell."""
-        yield from joined(
+        """Yield all there is to tell; the label `engine` of what no engine has is empty."""
+        engines: list[Iterable[Metric]] = [
             engine_metrics(state, totals, self._run, (self._model, str(number)))
             for number, (state, totals) in enumerate(self._read())
-        )
-        yield from unread_metrics(self._num_unread(), (self._model, ""))
+        ]
+        nobody = (self._model, "")
+        engines += [
+            [_gauge(name, GAUGES[name].words, count, nobody)]
+            for name, count in zip((WAITING, NOT_ARRIVED), self._backlog(), strict=True)
+        ]
+        yield from joined(engines)
 
 
 def engine_metrics(
@@ -250,12 +256,6 @@ def engine_metrics(
     if totals.timed is not None:  # it is before any event
         for name, spread in SPREADS.items():
             yield _histogram(name, spread, spread.read(totals.timed, ended), labels)
-
-
-def unread_metrics(num_unread: int | None, labels: tuple[str, str]) -> Iterator[Metric]:
-    """Yield how many requests are still to be read, if anybody knows."""
-    if num_unread is not None:
-        yield _gauge(UNREAD, "Requests of the input still to be read.", num_unread, labels)
 
 
 def joined(engines: Iterable[Iterable[Metric]]) -> Iterator[Metric]:

@@ -1,5 +1,6 @@
 """The numbers of a run that are told while it goes on, and what is asked of its engine for them."""
 
+from operator import add
 from typing import Protocol
 
 from msgspec import Struct
@@ -9,6 +10,7 @@ from batcher.metrics.run_metrics import RunMetrics, TimedMetrics
 from batcher.metrics.run_totals import EndedTotals, RunTotals
 from batcher.metrics.slo import Slo
 from batcher.metrics.timeseries import TimeSeries
+from batcher.request import NOTHING_UNREAD, Unread
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import RequestTimeline
 
@@ -16,23 +18,24 @@ from batcher.timeline.records import RequestTimeline
 class EngineState(Struct, frozen=True):
     """How an engine stands at one time.
 
-    num_waiting: outputs without a slot.  kv_share: which share of the blocks sequences hold, 0 if
-    there is no limit to them.
+    num_waiting: outputs that have arrived and hold no slot.  num_coming: those that have not
+    arrived.  kv_share: which share of the blocks sequences hold, 0 if there is no limit to them.
     """
 
     num_slots: int
     num_running: int = 0
     num_waiting: int = 0
     kv_share: float = 0.0
+    num_coming: int = 0
 
 
-def state_of(engine: "WatchedEngine") -> EngineState:
-    """Return how an engine stands now."""
+def state_of(engine: "WatchedEngine", backlog: Unread = NOTHING_UNREAD) -> EngineState:
+    """Return how an engine stands now, if what it does not know of is for it."""
     use, kv_share = engine.block_use, 0.0
     if use is not None and use.free is not None:
         kv_share = use.used / (use.used + use.cached + use.free)
-    num_waiting = engine.num_waiting + engine.num_pending
-    return EngineState(engine.batch_size, engine.num_running, num_waiting, kv_share)
+    num_waiting, num_coming = map(add, (engine.num_waiting, engine.num_coming), backlog)
+    return EngineState(engine.batch_size, engine.num_running, num_waiting, kv_share, num_coming)
 
 
 class WatchedMetrics(RunMetrics):
@@ -106,8 +109,8 @@ class WatchedEngine(Protocol):
         """How many outputs are in the waiting queue."""
 
     @property
-    def num_pending(self) -> int:
-        """How many are known that have not joined it yet."""
+    def num_coming(self) -> int:
+        """How many are known that have not arrived."""
 
     @property
     def block_use(self) -> BlockCounts | None:

@@ -118,6 +118,16 @@ class RemoteEngine:
         return self._queue.num_pending
 
     @property
+    def num_coming(self) -> int:
+        """How many are known that have not arrived: too early, or turns that wait for others."""
+        return self._queue.num_pending + self._inputs.num_turns
+
+    @property
+    def last_start(self) -> float:
+        """When the last step started, or the first one will, in seconds of the engine's clock."""
+        return self._clock.start_of(max(self._clock.step - 1, 0))
+
+    @property
     def num_results(self) -> int:
         """How many results are there that no step has handed out."""
         return len(self._results)

@@ -75,6 +75,11 @@ class RemoteInputs:
                 self._queue.add(sequence, now)
         return over
 
+    @property
+    def num_turns(self) -> int:
+        """How many turns of sessions wait for the turn before them."""
+        return sum(len(session.turns) for session in self._sessions.values())
+
     def end_turn(self, sequence: RemoteSequence, result: Result, now: float) -> list[Over]:
         """Let the turn after one that has ended go on; return those that are over by that."""
         session = self._sessions[sequence.request.session or ""]

@@ -11,6 +11,7 @@ from batcher.engine import DrivenEngine, StepOutcome
 from batcher.errors import InvariantError
 from batcher.events import ArriveEvent, FinishEvent, RejectEvent, RequestEvent
 from batcher.formats.requests import BadLine, ParsedLine
+from batcher.request import Unread
 from batcher.timeline.records import label_of
 
 from ..screen.view import GaugeReading
@@ -76,10 +77,9 @@ class Loop:
         return None if total is None else total - self.num_read
 
     @property
-    def num_queued(self) -> int | None:
-        """How many requests have no slot yet, None if nobody knows."""
-        unread = self.num_unread
-        return None if unread is None else unread + self.engine.num_waiting
+    def backlog(self) -> Unread:
+        """What was not taken of the input, by what has arrived when the last step started."""
+        return self.source.backlog(self.engine.last_start)
 
     def __iter__(self) -> Iterator[StepOutcome]:
         engine = self.engine
@@ -143,6 +143,7 @@ class Loop:
                 break
             self._ahead = None
             self.num_read += 1
+            self.source.took(line)
             if isinstance(line, ParsedLine):
                 self._add(line)
                 if engine.num_results >= MAX_HELD:
@@ -227,7 +228,15 @@ class Loop:
         """Return what events do not tell of the run; see Gauges."""
         engine = self.engine
         num_free = engine.batch_size - engine.num_running
-        return GaugeReading(engine.now, num_free, self.next_up, engine.block_use)
+        backlog = self.backlog
+        return GaugeReading(
+            engine.now,
+            num_free,
+            self.next_up,
+            engine.block_use,
+            engine.num_waiting + backlog.queued,
+            engine.num_coming + backlog.coming,
+        )
 
     def find_upcoming(self, text: str) -> str | None:
         """Return the id of a request that is still to be read; see Gauges."""
@@ -246,9 +255,14 @@ class Loop:
     @property
     def next_up(self) -> str | None:
         """What the next to be admitted is called, as far as that is known."""
-        first = self.engine.first_waiting
+        engine = self.engine
+        first = engine.first_waiting
         if first is not None:
             return label_of(first.id, first.index, first.role)
-        if self._ahead is not None:  # nothing is read before a slot is free for it
-            return name_of(self._ahead, self.source.input_index)
-        return self.source.upcoming
+        ahead, now = self._ahead, engine.last_start  # nothing is read before a slot is free for it
+        if ahead is None:
+            return self.source.upcoming(now)
+        if not isinstance(ahead, ParsedLine) or ahead.request.session is not None:
+            return None  # a turn may have to wait for the turn before it
+        has_arrived = ahead.request.arrival_time <= now
+        return name_of(ahead, self.source.input_index) if has_arrived else None

@@ -247,7 +247,7 @@ class RunRecorder:
     def _show_step(self, step: int, stop: StopSignals) -> None:
         """Show how things stand after `step`, and let people look if they want to."""
         if self._view.is_watched:
-            self._view.after_step(step, self._loop.num_queued)
+            self._view.after_step(step)
         pace = self._pace
         if pace.is_slow:
             pace.begin(time.monotonic())
@@ -326,7 +326,7 @@ def _collector_of(
     told = None if series is None else series.only
     metrics = WatchedMetrics(options.limits, told, view.fold)
     labels = options.model, "0"
-    return RunCollector(metrics, loop.engine, labels, lambda: loop.num_unread)
+    return RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
 
 
 def _new_timeline() -> "PageTimeline":

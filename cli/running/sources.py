@@ -4,12 +4,13 @@ A file is surveyed first, whole: every problem in it is known before the first s
 """
 
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 
 from batcher.events import ArriveReason
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
-from batcher.request import Request
+from batcher.request import NOTHING_UNREAD, Request, Unread, num_queued_as
 
 from .intake import InputError, LineReader, OpenInput, Waiting
 from .problems import InvalidInput, ProblemReport, arrival_goes_back
@@ -19,21 +20,73 @@ _MAX_AHEAD = 1024
 _HEAD_BYTES = 2**22
 
 
+class LineArrivals:
+    """When the lines of a file arrive that a run has not taken, as the outputs that will wait.
+
+    Lines are added in the order of their arrival, and taken in the same order: 16 bytes for each
+    time.  A turn of a session after its first arrives when the turn before has ended.
+    """
+
+    def __init__(self) -> None:
+        self._times, self._totals = array("d"), array("q")
+        self._num_taken = self._num_turns = 0
+        self._sessions = set[str]()  # of which a turn was taken
+
+    def add(self, time: float, count: int, *, is_turn: bool = False) -> None:
+        """Take note of a line; is_turn: it is not the first one of its session."""
+        if is_turn:
+            self._num_turns += count
+        elif self._times and self._times[-1] == time:
+            self._totals[-1] += count
+        else:
+            self._totals.append(count + self._totals[-1] if self._totals else count)
+            self._times.append(time)
+
+    def take(self, line: Line) -> None:
+        """Take note that the run has the next line."""
+        if not isinstance(line, ParsedLine):
+            return
+        session, count = line.request.session, num_queued_as(line.request)
+        if session in self._sessions:
+            self._num_turns -= count
+            return
+        self._num_taken += count
+        if session is not None:
+            self._sessions.add(session)
+
+    def left(self, now: float) -> Unread:
+        """Return what is still to be taken."""
+        place = bisect_right(self._times, now)
+        queued = max((self._totals[place - 1] if place else 0) - self._num_taken, 0)
+        total = self._totals[-1] if self._totals else 0
+        return Unread(queued, total - self._num_taken - queued + self._num_turns)
+
+
 class Source:
     """Where the run gets its requests.
 
     has_ended: next() has no more to give.  input_index: of the line that it has given last.
     reason: why its requests arrive when they do.  total: how many lines there are, if known.
+    arrivals: of all lines, if known.
     """
 
     has_ended, input_index = False, -1
     reason: ArriveReason = "input"
     total: int | None = None
+    arrivals: LineArrivals | None = None
 
-    @property
-    def upcoming(self) -> str | None:
-        """The id of the request that next() will give, if that is known."""
+    def upcoming(self, now: float) -> str | None:  # noqa: ARG002 - see FileSource
+        """Return the id of the request that next() will give, if it is known to have arrived."""
         return None
+
+    def took(self, line: Line) -> None:
+        """Take note that the run has a line that next() gave."""
+        if self.arrivals is not None:
+            self.arrivals.take(line)
+
+    def backlog(self, now: float) -> Unread:
+        """Return what the run has not taken, by what has arrived by `now`; of a pipe, nothing."""
+        return NOTHING_UNREAD if self.arrivals is None else self.arrivals.left(now)
 
     def find(self, text: str) -> str | None:  # noqa: ARG002 - see FileSource
         """Return the id of a request that next() will give, of those in memory.
@@ -61,6 +114,10 @@ class SessionArrivals:
     def __init__(self) -> None:
         self._sessions: dict[str, float] = {}
 
+    def is_turn(self, request: Request) -> bool:
+        """Return whether `request` goes on from one that was asked for before."""
+        return request.session in self._sessions
+
     def time_of(self, request: Request) -> float:
         """Return when `request` arrives, after all that were asked for before."""
         if request.session is None:
@@ -76,22 +133,27 @@ class Survey:
     head: the first lines as they were parsed, which need not be parsed again.
     rest: the offset and the number of the first line after them.
     checksums: of the lines after them, to see whether they are still the same; 0 of a bad one.
+    arrivals: of all lines, if they are in order.
     """
 
     def __init__(self) -> None:
+        self.arrivals = LineArrivals()
         self.num_lines = self.num_bad = 0
         self.is_in_order = True
         self.head: deque[Line] = deque()
         self.rest = (0, 0)
         self.checksums = array("I")
-        self._arrivals, self._last_arrival = SessionArrivals(), 0.0
+        self._times, self._last_arrival = SessionArrivals(), 0.0
 
     def add(self, parsed: Line, reader: RequestReader) -> None:
         """Take note of the line that `reader` has just read."""
         self.num_lines += 1
         if isinstance(parsed, ParsedLine):
-            arrival = self._arrivals.time_of(parsed.request)
+            request, times = parsed.request, self._times
+            is_turn, arrival = times.is_turn(request), times.time_of(request)
             self.is_in_order &= arrival >= self._last_arrival
+            if self.is_in_order:
+                self.arrivals.add(arrival, num_queued_as(request), is_turn=is_turn)
             self._last_arrival = arrival
         else:
             self.num_bad += 1
@@ -111,6 +173,7 @@ class FileSource(Source):
         self.total = survey.num_lines
         self._lines, self._parser = lines, parser
         self._head, self._checksums = survey.head, iter(survey.checksums)
+        self.arrivals = survey.arrivals
         self._fits_in_memory = not survey.checksums
         if survey.checksums:
             lines.go_to(*survey.rest)
@@ -120,10 +183,10 @@ class FileSource(Source):
         """See Source."""
         return self._fits_in_memory or self.has_ended
 
-    @property
-    def upcoming(self) -> str | None:
-        """The id of the next request, as long as it is one of those in memory."""
-        return name_of(self._head[0], self.input_index + 1) if self._head else None
+    def upcoming(self, now: float) -> str | None:
+        """Return the id of the next request, as long as it is one of those in memory."""
+        has_arrived = self._head and self.backlog(now).queued
+        return name_of(self._head[0], self.input_index + 1) if has_arrived else None
 
     def find(self, text: str) -> str | None:
         """Return the id of a request to come; see Source."""
@@ -149,7 +212,7 @@ class FileSource(Source):
 class IndexedSource(Source):
     """A file whose requests stand in another order than they arrive in: each is looked up.
 
-    A pass over the file finds out where each line is: 36 bytes for each, while they are sorted.
+    A pass over the file finds out where each line is: 52 bytes for each, while they are sorted.
     """
 
     def __init__(self, lines: LineReader, parser: LineParser) -> None:
@@ -177,17 +240,24 @@ class IndexedSource(Source):
         import numpy as np  # noqa: PLC0415 - only for a file that is out of order
 
         lines, arrivals, arrival = self._lines, array("d"), 0.0
-        times = SessionArrivals()
+        times, counts = SessionArrivals(), array("q")  # less than 0 for turns
         while (line := lines.read()) is not None:
             parsed = self._parser.parse(line, lines.number, len(arrivals))
+            counts.append(0)
             if isinstance(parsed, ParsedLine):
+                sign = -1 if times.is_turn(parsed.request) else 1
+                counts[-1] = sign * num_queued_as(parsed.request)
                 arrival = times.time_of(parsed.request)
             arrivals.append(arrival)
             self._starts.append(lines.start)
             self._numbers.append(lines.number)
             self._checksums.append(checksum_of(line, parsed))
-        order = np.argsort(np.frombuffer(arrivals), kind="stable")
-        return array("q", order.astype(np.int64).tobytes())
+        found = np.argsort(np.frombuffer(arrivals), kind="stable")
+        order = array("q", found.astype(np.int64).tobytes())
+        known = self.arrivals = LineArrivals()
+        for index in order:
+            known.add(arrivals[index], abs(counts[index]), is_turn=counts[index] < 0)
+        return order
 
 
 class PipeSource(Source):

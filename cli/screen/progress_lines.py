@@ -37,13 +37,13 @@ class ProgressLines(View):
         self._long_step, self._long_since = -1, self._started
         self._last = (-1, 0, self._started)  # step, tokens and time of the line before
 
-    def after_step(self, step: int, num_queued: int | None) -> None:
+    def after_step(self, step: int) -> None:
         """Write a line, if it is time to."""
         now = self._clock()
         if now >= self._next_line:
             self._next_line = now + PLAIN_INTERVAL
             self._run.catch_up()
-            self._write_line(step, num_queued, now)
+            self._write_line(step, now)
         else:
             self._run.keep_up()
 
@@ -64,12 +64,12 @@ class ProgressLines(View):
             done = f"{self._run.num_done:,}{of_total} done"
             self.write_message(f"{self._plan.title}, {taken}, {done}\n")
 
-    def _write_line(self, step: int, num_queued: int | None, now: float) -> None:
+    def _write_line(self, step: int, now: float) -> None:
         num_tokens = self._run.num_tokens(step)
         last_step, last_tokens, last_time = self._last
         self._last = (step, num_tokens, now)
         num_new = num_tokens - last_tokens
         rate, speed = num_new / max(1, step - last_step), num_new / max(now - last_time, 1e-9)
-        moment = Moment(step, num_queued, num_tokens, rate, speed, now - self._started)
+        moment = Moment(step, num_tokens, rate, speed, now - self._started)
         line = plain_line(self._run, self._plan, self._gauges.read_gauges(), moment)
         self.write_message(f"{printable(line)}\n")

@@ -32,12 +32,16 @@ class GaugeReading(NamedTuple):
     now: the engine's time, in seconds.  num_free: how many slots the next step can fill.
     next_up: what the next to be admitted is called, as far as that is known.
     block_use: what the KV blocks are used for; None if there are none.
+    num_queued: outputs that have arrived and hold no slot.  num_coming: those that have not
+    arrived, as far as they are known.
     """
 
     now: float
     num_free: int
     next_up: str | None
     block_use: "BlockUse | HeldBlocks | None"
+    num_queued: int = 0
+    num_coming: int = 0
 
 
 class Gauges(Protocol):
@@ -98,11 +102,8 @@ class View:
         self.paces: Sequence[WorkerPace] = ()
         self.lock: AbstractContextManager[object] = nullcontext()
 
-    def after_step(self, step: int, num_queued: int | None) -> None:
-        """Show how things stand after `step`, if it is time to.
-
-        num_queued: how many requests wait, None if nobody knows.
-        """
+    def after_step(self, step: int) -> None:
+        """Show how things stand after `step`, if it is time to."""
 
     def keep_up(self) -> None:
         """Take in what the fold has come to know without a step, if it is much."""

@@ -26,7 +26,9 @@ class ServerGauges:
         first = scheduler.queue.peek(engine.now)
         next_up = None if first is None else label_of(first.id, first.index, first.role)
         num_free = engine.batch_size - engine.num_running
-        return GaugeReading(engine.now, num_free, next_up, engine.block_use)
+        return GaugeReading(
+            engine.now, num_free, next_up, engine.block_use, engine.num_waiting, engine.num_coming
+        )
 
     def find_upcoming(self, text: str) -> None:
         """Nothing: which requests will come, nobody knows."""
@@ -60,7 +62,7 @@ class ServerWatcher:
         if num_steps > self._num_steps:
             self._num_steps = num_steps
             if view.is_watched:
-                view.after_step(num_steps - 1, self._engine.num_waiting)
+                view.after_step(num_steps - 1)
         elif view.is_watched:
             view.keep_up()
 

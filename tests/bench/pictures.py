@@ -108,7 +108,7 @@ def ms_per_frame(num_slots: int, size: tuple[int, int]) -> float:
     for step in range(2 * NUM_FRAMES):
         if step == NUM_FRAMES:  # strips are long by now
             began = time.process_time()
-        view.after_step(7 * step, 50)
+        view.after_step(7 * step)
     return (time.process_time() - began) / NUM_FRAMES * 1000
 
 
@@ -142,6 +142,6 @@ def shares_of_time(num_slots: int, size: tuple[int, int]) -> tuple[float, float]
         if not engine.has_work:
             break
         view.follow(engine.step().events)
-        view.after_step(engine.num_steps - 1, 0)
+        view.after_step(engine.num_steps - 1)
     seconds = time.monotonic() - began
     return view.seconds / seconds, view.fold_seconds / seconds

@@ -92,14 +92,15 @@ class Gauges:
 
     current_step = None
     now = 0.0
-    num_free = 0
+    num_free = num_queued = num_coming = 0
     next_up = None
     block_use = None
     upcoming = ()
     knows_all = False
 
     def read_gauges(self):
-        return GaugeReading(self.now, self.num_free, self.next_up, self.block_use)
+        queue = self.num_queued, self.num_coming
+        return GaugeReading(self.now, self.num_free, self.next_up, self.block_use, *queue)
 
     def find_upcoming(self, text):
         return next((name for name in self.upcoming if text in name), None)
@@ -127,10 +128,12 @@ class Run:
         every_step=False,
         keyboard=None,
         has_pace=True,
+        queued=0,
         **plan,
     ):
         self.screen = screen or Screen()
         self.clock, self.gauges = Clock(), Gauges()
+        self.gauges.num_queued = queued
         self.pace = Pace(0.1 if every_step else 0.0)
         known = {"title": "requests.jsonl", "policy": "fcfs", "is_timed": False}
         self.view = LiveView(
@@ -170,7 +173,8 @@ class Run:
         feed(self.view.fold, events)
         if results:
             self.view.write_results(results)
-        self.view.after_step(step, len(self.todo))
+        self.gauges.num_queued = len(self.todo)
+        self.view.after_step(step)
         self.step_index += 1
         self.clock.now += self.seconds_per_step
 

@@ -34,7 +34,7 @@ OPTIONS = RunOptions(
     ),
 )
 SECONDS = 11.0
-COLUMNS, ROWS = 90, 24
+COLUMNS, ROWS = 90, 28
 FONT_FACE = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 """It would be loaded from elsewhere; the next best is the reader's own."""
 
@@ -86,7 +86,7 @@ def frame() -> list[Line]:
             loop.answers.take(results)
             for event in events:
                 view.fold.take(event)
-            view.after_step(engine.num_steps - 1, loop.num_queued)
+            view.after_step(engine.num_steps - 1)
             if engine.now >= SECONDS:
                 return display.lines
     raise AssertionError("the run is shorter than that")

@@ -95,7 +95,7 @@ class WatchedRun:
             self.told_late = loop.engine.num_steps == shown
             if not self.told_late:
                 shown = loop.engine.num_steps
-                view.after_step(shown - 1, loop.num_queued)
+                view.after_step(shown - 1)
                 self.seen.append(watch(view._scene))
                 clock.now += SECONDS_PER_STEP
         self.events.append(loop.engine.end_event())

@@ -90,7 +90,7 @@ def test_results_wait_for_the_next_frame_but_not_for_ever():
     frames = len(run.screen.written)
     run.clock.now = 1.01
     run.view.write_results(b"one\n")
-    run.view.after_step(1, 0)
+    run.view.after_step(1)
     assert len(run.screen.written) == frames
     run.view.refresh()
     assert "one" in run.screen.lines()
@@ -103,9 +103,9 @@ def test_results_wait_for_the_next_frame_but_not_for_ever():
 
 def test_a_run_that_waits_is_shown_as_it_stands_as_soon_as_there_is_time():
     run = Run(long_requests(1))
-    run.view.after_step(0, 0)
+    run.view.after_step(0)
     run.clock.now = 1.001
-    run.view.after_step(9, 0)
+    run.view.after_step(9)
     run.view._earliest_frame = 1.5  # the first picture was slow
     assert run.view.refresh() == pytest.approx(0.499)
     assert "step 0 " in run.screen.text().splitlines()[0]
@@ -154,7 +154,7 @@ def test_frames_are_sampled_ten_a_second():
     run = Run(long_requests(1))
     for step in range(1000):
         run.clock.now = 1 + step / 1000
-        run.view.after_step(step, 0)
+        run.view.after_step(step)
     assert 9 <= len(run.screen.written) <= 10
 
 
@@ -165,10 +165,11 @@ def test_a_run_that_is_over_at_once_shows_its_end_alone():
         run.step()
     assert not run.screen.written
     run.view.close()
-    assert run.screen.lines()[:4] == [
+    assert run.screen.lines()[:5] == [
         "requests.jsonl  steps 0-2 · 2 slots · fcfs",
-        " slot 0 ┃━━━━━━━━━━━ 100%",
-        " slot 1 ┃━━━········  33%",
+        "slot 0 ┃━━━━━━━━━━━ 100%",
+        "slot 1 ┃━━━········  33%",
+        " queue ············    0",
         "",
     ]
 
@@ -183,7 +184,7 @@ def test_a_slow_terminal_gets_little_of_the_time():
     run = Run(long_requests(1), screen=screen)
     vars(screen)["clock"] = run.clock
     for step in range(100_000):
-        run.view.after_step(step, 0)
+        run.view.after_step(step)
         run.clock.now += 0.001
     assert 0.02 < len(screen.written) * 0.05 / run.clock.now < 0.04
 
@@ -210,7 +211,7 @@ def test_one_frame_that_hangs_does_not_stop_the_picture_for_long():
 def test_a_slowed_down_run_shows_every_step():
     run = Run(long_requests(1), every_step=True)
     for step in range(50):
-        run.view.after_step(step, 0)
+        run.view.after_step(step)
     assert len(run.screen.written) == 50
 
 
@@ -235,11 +236,11 @@ def test_the_cursor_is_visible_after_every_write_and_below_the_gantt_at_the_end(
     assert not run.screen.emulator.cursor.hidden
     assert run.screen.lines()[:6] == [
         "requests.jsonl  steps 0-2 · 2 slots · fcfs",
-        " slot 0 ┃━━━━━━━━━━━ 100%",
-        " slot 1 ············   0%",
+        "slot 0 ┃━━━━━━━━━━━ 100%",
+        "slot 1 ············   0%",
+        " queue ············    0",
         "",
         "summary",
-        "",
     ]
 
 
@@ -276,7 +277,7 @@ def test_an_exception_leaves_the_gantt_and_the_cursor_below_it():
     with pytest.raises(RuntimeError), run.view:
         raise RuntimeError
     assert not run.screen.is_alternate
-    assert run.screen.emulator.cursor.y == 1 + 8 + 1
+    assert run.screen.emulator.cursor.y == 1 + 9 + 1
 
 
 def test_stepping_aside_leaves_the_terminal_to_whoever_writes_next():

@@ -29,7 +29,7 @@ def watch(run, screen, num_slots, num_steps, show=None):
         while rest and rest[0].step <= step:
             feed(view.fold, [rest.pop(0)])
         clock.now += 1.0
-        view.after_step(step, 0)
+        view.after_step(step)
     return view
 
 

@@ -201,7 +201,7 @@ def test_a_request_that_lost_its_slot_waits():
     find(run, "req-0")
     run.view.fold.take(PreemptEvent(1, 1.0, "req-0", 0, 0, "kv", "req-1", 0, 5, 1))
     run.clock.now += 1
-    run.view.after_step(1, 1)
+    run.view.after_step(1)
     assert last_line(run).startswith("req-0 was preempted and waits since step 1")
 
 
@@ -329,14 +329,14 @@ def test_a_paused_view_says_so_and_its_speed_is_the_one_of_before():
 def test_what_has_happened_is_to_be_seen_as_long_as_the_run_is_paused():
     run = played(9, 1)
     run.view.fold.take(PreemptEvent(1, 1.0, "req-0", 0, 0, "kv", "req-1", 0, 5, 1))
-    run.view.after_step(1, 1)
+    run.view.after_step(1)
     assert "0«" in press(run, " ")
     run.clock.now += 500
     assert "0«" in press(run, "?", "?")
     assert "« req-0 preempted for req-1" in run.screen.text()
     for step in range(2, 9):
         run.clock.now += 5
-        run.view.after_step(step, 1)
+        run.view.after_step(step)
     assert "0«" not in run.screen.text()
 
 

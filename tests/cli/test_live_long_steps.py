@@ -24,12 +24,12 @@ def compute(run, step):
 
 
 def test_before_the_first_step_there_is_a_picture_of_empty_slots():
-    run = Run(long_requests(9), batch_size=2)
+    run = Run(long_requests(9), batch_size=2, queued=9)
     compute(run, 0)
     run.clock.now += 34
     compute(run, 0)
     counts, *_, first, second = run.screen.text().splitlines()
-    told = ["requests.jsonl", "step 0 has taken 0:34", "0/9 done", "0 running", "9 waiting", "0:35"]
+    told = ["requests.jsonl", "step 0 has taken 0:34", "0/9 done", "0 running", "9 queued", "0:35"]
     assert [part.strip() for part in counts.split("  ") if part.strip()] == told
     assert first.split()[:2] == ["0", "-"]
     assert second.split()[:2] == ["1", "-"]
@@ -106,7 +106,7 @@ def test_steps_that_take_seconds_are_plain_lines_of_how_far_the_run_is():
         for _ in range(6):
             view.still_computing(step)
             clock.now += 0.25
-        view.after_step(step, 9)
+        view.after_step(step)
     first, second = screen.text().splitlines()
     assert "step 3, 0 of 9 done" in first
     assert "step 7, 0 of 9 done" in second

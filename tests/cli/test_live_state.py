@@ -23,10 +23,11 @@ from batcher.events import (
     StepsEvent,
 )
 from cli.screen.live import history
-from cli.screen.live.history import RunHistory
+from cli.screen.live.history import QueueDepths, RunHistory
 from cli.screen.live.scene import MAX_CELLS, Strips
 from cli.screen.live.state import MAX_UNSEEN, RunState
 from cli.screen.live.theme import UNICODE
+from cli.tracing.gantt_chart import Scale
 
 
 def observe(state, events):
@@ -271,7 +272,7 @@ def test_what_holds_back_the_first_of_the_queue_is_known_until_it_is_admitted():
 def test_the_history_is_the_mean_of_what_a_slow_look_finds(seed, num_slots, length):
     rng = Random(seed)
     past = RunHistory(num_slots)
-    used, waiting = np.zeros((num_slots, length)), np.zeros(length)
+    used = np.zeros((num_slots, length))
     stays, held = [], []
     for slot in range(num_slots):
         end = 0
@@ -284,24 +285,17 @@ def test_the_history_is_the_mean_of_what_a_slow_look_finds(seed, num_slots, leng
                     held.append((slot, start))
                 else:
                     stays.append((slot, start, end))
-        begin = rng.randrange(length)
-        waiting[begin : begin + 7] += 1
-        past.waited((begin, min(begin + 7, length)))
     rng.shuffle(stays)
     for stay in stays:
         past.held(stay)
     past._take_in()
     size = past.steps_per_cell
     num_cells, whole = length // size, length // size * size
-    shown = past._totals(length, 1)  # whatever is shown is cut out of this
-    assert shown[-1, -1] == waiting.sum()
     if length == whole:  # so what is shown are cells
         means = used.reshape(num_slots, num_cells, size).mean(axis=2)
         found = past.used(length, num_cells, held)
         for row, slots in enumerate(past.rows):
             assert np.allclose(found[row], means[slots.start : slots.stop].sum(axis=0))
-        means = waiting.reshape(num_cells, size).mean(axis=1)
-        assert np.allclose(past.waiting(length, num_cells), means)
     for columns in (1, 7, 60):
         total = past.used(length, columns, held).sum() * length / columns
         assert total == pytest.approx(used.sum())
@@ -312,9 +306,31 @@ def test_a_history_takes_the_same_memory_for_a_run_of_any_length():
     for step in range(0, 10**6, 100):
         past.held((step, step, step + 100))
     assert len(past.rows) <= history.MAX_ROWS
-    assert past._changes.size == (len(past.rows) + 1) * history.NUM_CELLS
+    assert past._changes.size == len(past.rows) * history.NUM_CELLS
     assert len(past._held) < history.MAX_BUFFERED
     assert past.used(10**6, 50, []).sum() * 10**6 / 50 == pytest.approx(10**6)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(1, 70), st.randoms())
+def test_a_cell_of_the_queue_is_the_longest_it_was_in_its_steps(lengths, num_cells, random):
+    known = sorted({0, *random.choices(range(len(lengths)), k=len(lengths))})
+    depths = QueueDepths()
+    for step in known:
+        depths.add(step, lengths[step])
+    num_steps = len(lengths)
+    in_force = [lengths[max(k for k in known if k <= step)] for step in range(num_steps)]
+    assert [depths.at(step) for step in range(num_steps)] == in_force
+    scale = Scale(range(num_steps), num_cells)
+    highest = [max(in_force[step] for step in scale.steps_at(n)) for n in range(num_cells)]
+    assert depths.highest(num_steps, num_cells).tolist() == highest
+
+
+def test_the_depths_of_a_queue_take_the_same_memory_for_a_run_of_any_length():
+    depths = QueueDepths()
+    for step in range(10_000):
+        depths.add(step, 7 if step == 123 else 1)
+    assert len(depths._steps) <= 2 * history.NUM_CELLS
+    assert depths.highest(10_000, 10).tolist() == [7, *[1] * 9]
 
 
 # -- strips ----------------------------------------------------------------------------------------
@@ -375,7 +391,7 @@ def test_ends_and_bad_lines_wait_for_a_frame_but_not_many():
     news, state = run.view._run.news, run.view._run
     for step in range(3 * MAX_UNSEEN):
         feed(run.view.fold, [FinishEvent(step, 0.0, f"r{step}", 0, None, "aborted", None, 0)])
-        run.view.after_step(step, None)
+        run.view.after_step(step)
         assert len(news.ended) < MAX_UNSEEN
     assert state.num_done >= 2 * MAX_UNSEEN
     for line in range(3 * MAX_UNSEEN):
@@ -383,13 +399,3 @@ def test_ends_and_bad_lines_wait_for_a_frame_but_not_many():
         run.view.keep_up()  # no step is taken
         assert len(news.withdrawn) < MAX_UNSEEN
     assert run.screen.written == []
-
-
-def test_the_history_knows_how_long_those_waited_that_have_ended():
-    state = RunState(1)
-    for index, name in enumerate("ab"):
-        events = [ArriveEvent(0, 0.0, name, 0, "input", 5, 3)]
-        events.append(AdmitEvent(3 * index, 0.0, name, 0, 0, "refill"))
-        events.append(FinishEvent(3 * index + 2, 0.0, name, 0, 0, "length", None, 3))
-        observe(state, events)
-    assert state.history.waiting(6, 6).tolist() == [1, 1, 1, 0, 0, 0]

@@ -26,7 +26,7 @@ def test_a_gantt_of_hardly_more_steps_than_cells_has_a_step_a_cell():
     run.seconds_per_step = 0.01  # few pictures
     run.steps(386)
     run.seconds_per_step = 1.0
-    run.steps(1)
+    run.steps(2)
     assert "1 step a cell" in run.screen.text()
 
 

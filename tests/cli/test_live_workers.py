@@ -63,7 +63,7 @@ def scene_of(whole, num_workers):
     plan = RunPlan("r", "fcfs", num_slots, 40, is_timed=False, num_workers=num_workers)
     strips = Strips(whole.slots, UNICODE)
     strips.extend(last, [slot.take_mark() for slot in whole.slots])
-    moment = Moment(last, 5, whole.num_tokens(last), 3.0, 10.0, 1.0)
+    moment = Moment(last, whole.num_tokens(last), 3.0, 10.0, 1.0)
     marks = [""] * len(whole.slots)
     gauges = GaugeReading(0.0, 0, None, None)
     return Scene(whole, plan, gauges, UNICODE, strips, moment, marks, [], [], deque([0.5]))
@@ -88,6 +88,6 @@ def test_the_header_has_the_step_of_each_worker_or_of_many_the_range():
         for number, pace in enumerate(state.paces):
             pace.step = 10 + number
     plan = RunPlan("r.jsonl", "fcfs", 16, 40, is_timed=False, num_workers=4)
-    moment = Moment(17, 5, 0, 3.0, 10.0, 1.0)
-    assert counts(few, plan, moment)[0].text == "steps 10 11 12 13"
-    assert counts(many, plan, moment)[0].text == "steps 10-17"
+    gauges, moment = GaugeReading(0.0, 0, None, None), Moment(17, 0, 3.0, 10.0, 1.0)
+    assert counts(few, plan, gauges, moment, ", ")[0].text == "steps 10 11 12 13"
+    assert counts(many, plan, gauges, moment, ", ")[0].text == "steps 10-17"

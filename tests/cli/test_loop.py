@@ -3,7 +3,8 @@
 from types import SimpleNamespace
 
 from batcher.engine import StepOutcome
-from batcher.formats.requests import BadLine
+from batcher.formats.requests import BadLine, ParsedLine
+from batcher.request import Request
 from cli.running import loop
 from cli.running.answers import Answers
 from cli.running.loop import Loop
@@ -17,18 +18,23 @@ def test_a_line_that_was_read_ahead_is_next():
         has_work=True,
         step=lambda: StepOutcome([], [], []),
         first_waiting=None,
+        last_start=0.0,
     )
-    line = SimpleNamespace(id="a")
-    source = SimpleNamespace(upcoming="b", has_ended=False, input_index=0, next=lambda: line)
+    line = ParsedLine(Request(id="a", prompt="x", arrival_time=1))
+    source = SimpleNamespace(has_ended=False, input_index=0, next=lambda: line)
     run = Loop(engine, source, Answers("m", bytes))
     next(iter(run))
+    assert run.next_up is None, "it has not arrived"
+    engine.last_start = 1.0
     assert run.next_up == "a"
 
 
 def test_bad_lines_are_handed_out_before_too_many_wait():
     num_lines = 3 * loop.MAX_HELD + 5
     lines = iter([BadLine("x", [SimpleNamespace(code="no", line=i)]) for i in range(num_lines)])
-    source = SimpleNamespace(has_ended=True, input_index=0, next=lambda: next(lines, None))
+    source = SimpleNamespace(
+        has_ended=True, input_index=0, next=lambda: next(lines, None), took=bool
+    )
     engine = SimpleNamespace(
         now=0.0, num_steps=0, wants_request=True, num_pending=0, has_work=False
     )

@@ -15,8 +15,10 @@ from reference_paged import paged_workloads, play_paged
 from reference_units import play_units, unit_workloads
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.events import AdmitEvent, FinishEvent, RunEvent
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
 from batcher.formats.trace import read_trace
+from batcher.timeline import Timeline
+from batcher.timeline.records import label_of
 from cli.screen.live import driver, grid, lately, scene
 from cli.screen.live.facts import counts
 from cli.screen.live.grid import Longest
@@ -54,6 +56,46 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
+def arrivals_in(events):
+    """Return the step of each arrival, by what it is called."""
+    arrivals = [event for event in events if isinstance(event, ArriveEvent)]
+    return {label_of(event.id, event.index, "sample"): event.step for event in arrivals}
+
+
+BACKLOGS = {
+    "later": [{"max_tokens": 40}, *[{"max_tokens": 2, "arrival_time": 100_000}] * 57],
+    "out of order": [{"max_tokens": 3, "arrival_time": time} for time in (9, 0, 20, 0, 4, 4)],
+    "beams and samples": [
+        {"max_tokens": 5, "num_beams": 2},
+        {"max_tokens": 3, "n": 2, "best_of": 4, "temperature": 1},
+        {"max_tokens": 0, "arrival_time": 3},
+        {"max_tokens": 2, "n": 3, "temperature": 1, "arrival_time": 7},
+    ],
+    "turns": [
+        {"max_tokens": 4, "session": "s"},
+        {"max_tokens": 3, "arrival_time": 2},
+        *[{"max_tokens": 5, "session": name, "think_time": 3} for name in ("s", "t", "s", "t")],
+    ],
+    "bad lines": [{"max_tokens": 6}, {"max_tokens": -1}, *[{"max_tokens": 3}] * 4],
+}
+
+
+@pytest.mark.parametrize("backlog", BACKLOGS)
+@pytest.mark.parametrize("policy", ["fcfs", "sjf"])
+@pytest.mark.parametrize("batch", [2, 4])
+def test_the_queue_holds_what_has_arrived_and_was_not_admitted(
+    tmp_path, monkeypatch, backlog, policy, batch
+):
+    write_requests(tmp_path / "in", [{"prompt_tokens": 3} | row for row in BACKLOGS[backlog]])
+    run = watch_run(monkeypatch, tmp_path / "in", batch, {"policy": policy}, lambda s: s.gauges)
+    rows = list(Timeline.from_events(run.events).select_steps())
+    arrivals = arrivals_in(run.events)
+    for row, gauges in zip(rows, run.seen, strict=True):
+        coming = sum(step > row.step for step in arrivals.values())
+        assert (gauges.num_queued, gauges.num_coming) == (row.waiting, coming)
+        assert gauges.next_up is None or arrivals[gauges.next_up] <= row.step
+
+
 @pytest.mark.usefixtures("small")
 @given(workloads(), st.sampled_from([1, 2, 5]), st.sampled_from(SETTINGS), st.data())
 @settings(
@@ -69,7 +111,7 @@ def test_any_step_looks_as_it_did_live(folder, workload, batch, options, data):
     def watch(shown):
         told.append((shown.moment, shown.gauges))
         # What no trace tells: the time on the wall, and who was next while there were others.
-        shown.moment = shown.moment._replace(seconds=None, speed=None, num_queued=0)
+        shown.moment = shown.moment._replace(seconds=None, speed=None)
         shown.gauges = shown.gauges._replace(next_up=None, block_use=None)
         return drawn(shown)
 
@@ -82,15 +124,21 @@ def test_any_step_looks_as_it_did_live(folder, workload, batch, options, data):
     found = record(run.events)
     assert found.num_steps == len(run.seen)
     played = Playback(found, "run", UNICODE)
+    rows = list(found.timeline.select_steps())
+    arrivals = arrivals_in(run.events)
     steps = data.draw(st.lists(st.integers(0, found.num_steps - 1), max_size=8))
     for step in [*range(found.num_steps), *steps, *reversed(range(found.num_steps))]:
         shown = played.seek(step)
         moment, gauges = told[step]
-        assert 0 <= shown.moment.num_queued - moment.num_queued <= 1  # who was read ahead
-        assert shown.moment[:4] == (step, shown.moment.num_queued, *moment[2:4])
+        assert shown.moment[:3] == (step, *moment[1:3])
+        queue = gauges.num_queued, gauges.num_coming
+        assert (shown.gauges.num_queued, shown.gauges.num_coming) == queue
+        assert queue == (rows[step].waiting, sum(at > step for at in arrivals.values()))
+        for first in (gauges.next_up, shown.gauges.next_up):
+            assert first is None or arrivals[first] <= step
         assert shown.gauges.now == pytest.approx(gauges.now)
         assert shown.gauges.num_free == gauges.num_free
-        shown.moment = shown.moment._replace(speed=None, num_queued=0)
+        shown.moment = shown.moment._replace(speed=None)
         shown.gauges = shown.gauges._replace(next_up=None, block_use=None, now=gauges.now)
         if step < found.num_steps - 1 or not run.told_late:
             assert drawn(shown) == run.seen[step]
@@ -169,9 +217,11 @@ def test_what_has_ended_with_the_last_step_runs_no_more(tmp_path, monkeypatch):
     run = watch_run(monkeypatch, tmp_path / "in", 2, {}, lambda scene: None)
     played = Playback(record(run.events), "run", UNICODE)
     for step, told in (
-        (0, ["step 0", "0/3 done", "2 running", "1 waiting"]),
-        (2, ["step 2", "2/3 done", "0 running", "1 waiting"]),
-        (played.last_step, ["step 5", "3/3 done", "0 running", "0 waiting"]),
+        (0, ["step 0", "0/3 done", "2 running", "1 queued"]),
+        (2, ["step 2", "2/3 done", "0 running", "1 queued"]),
+        (played.last_step, ["step 5", "3/3 done", "0 running", "0 queued"]),
     ):
         scene = played.seek(step)
-        assert [fact.text for fact in counts(scene.run, scene.plan, scene.moment)] == told
+        assert [
+            fact.text for fact in counts(scene.run, scene.plan, scene.gauges, scene.moment, ", ")
+        ] == told

@@ -38,14 +38,15 @@ def test_each_step_shows_who_holds_which_slot(drawn, num_workers, seed, kind):
     try:
         playback = Playback(recorded(events), "run", UNICODE)
         assert playback.recording.num_requests == len(drawn)
-        rows = {row.step: row.slots for row in timeline.select_steps()}
+        rows = {row.step: row for row in timeline.select_steps()}
         order = list(rows)
         Random(seed).shuffle(order)
         for step in order:
             scene = playback.seek(step)
             shown = [s.label if s.is_busy(step) else None for s in scene.run.slots]
-            assert shown == rows[step]
-            assert scene.moment.num_queued >= 0
+            assert shown == rows[step].slots
+            assert scene.gauges.num_queued == rows[step].waiting
+            assert scene.gauges.num_coming >= 0
         assert playback.seek(max(order)).run.num_done == len(drawn)
     finally:
         recording_module.MIN_EVENTS = usual

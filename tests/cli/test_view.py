@@ -17,20 +17,20 @@ from cli.screen.view import RunPlan, View
 
 def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
     screen, clock = Screen(200, 24), Clock()
-    plan = RunPlan("in\x1b.jsonl", "fcfs", 1, 9, is_timed=False)
+    plan = RunPlan("in\x1b.jsonl", "fcfs", 1, None, is_timed=False)
     lines = ProgressLines(plan, Gauges(), screen, clock=clock)
     with lines:
         feed(lines.fold, [ArriveEvent(0, 0.0, "a", 0, "input", 5, 100)])
         feed(lines.fold, [AdmitEvent(0, 0.0, "a", 0, 0, "empty")])
         for step in range(12):
             clock.now = float(step)
-            lines.after_step(step, None)
+            lines.after_step(step)
             assert len(screen.written) == (step >= 5) + (step >= 10)
     rate = "1.0 tokens per step, 1"
     assert screen.text() == (
-        rf"in\x1b.jsonl, step 5, 0 of 9 done, 1 running, {rate}.2 per second, 0:05"
+        rf"in\x1b.jsonl, step 5, 0 done, 1 running, 0 queued, {rate}.2 per second, 0:05"
         "\n"
-        rf"in\x1b.jsonl, step 10, 0 of 9 done, 1 running, {rate} per second, 0:10"
+        rf"in\x1b.jsonl, step 10, 0 done, 1 running, 0 queued, {rate} per second, 0:10"
     )
 
 
@@ -39,17 +39,17 @@ def test_a_plain_line_tells_in_words_what_the_picture_shows():
     lines = ProgressLines(RunPlan("in", "fcfs", 2, 3, is_timed=False), gauges, screen, clock=clock)
     feed(lines.fold, [e for e in play_paged(CROWDED, Limits()).events[1:-1] if e.step < 8])
     feed(lines.fold, [BlockedEvent(7, 7.0, "b", 0, "kv", 3)])
-    gauges.block_use = BlockUse(4, 1, 1)
+    gauges.block_use, gauges.num_queued, gauges.num_coming = BlockUse(4, 1, 1), 1, 1
     clock.now = 5.0
-    lines.after_step(7, 2)
+    lines.after_step(7)
     assert screen.text() == (
-        "in, step 7, 0 of 3 done, 1 running, 2 waiting, 1.9 tokens per step, 3 per second, "
-        "67%, 0:02 left, 1 preemption, KV blocks: 4 used, 1 cached, 1 free, "
+        "in, step 7, 0 of 3 done, 1 running, 1 queued, 1 not arrived, 1.9 tokens per step, "
+        "3 per second, 67%, 0:02 left, 1 preemption, KV blocks: 4 used, 1 cached, 1 free, "
         "next b: blocked by KV, needs 3 blocks, 0:05"
     )
     gauges.block_use = BlockUse(4, 1, None)
     clock.now = 10.0
-    lines.after_step(7, 2)
+    lines.after_step(7)
     assert "KV blocks: 4 used, 1 cached, no limit, next b" in screen.lines()[1]
 
 
@@ -58,7 +58,7 @@ def test_the_quiet_view_writes_messages_only():
     with View(screen) as view:
         assert view.fold is None
         view.keep_up()
-        view.after_step(0, None)
+        view.after_step(0)
         view.refresh()
         view.write_message("warning\n")
     assert screen.written == [b"warning\n"]

@@ -16,7 +16,8 @@ from cli.options import SchedulingOptions
 from cli.running.exposing import Exposition
 from cli.running.workers.standings import Standings
 
-UNREAD = "batchdecode_requests_unread"
+NOT_ARRIVED = "batchdecode_requests_not_arrived"
+WAITING = "vllm:num_requests_waiting"
 
 
 def told_in(text):
@@ -81,25 +82,23 @@ def test_counts_only_grow_whoever_dies_and_nobody_is_left_in_the_end(tmp_path, m
     for told in all_told:
         for key, value in last.items():
             assert told[key] >= value or "_total" not in key[0]
-        unread = [value for (name, *_), value in told.items() if name == UNREAD]
+        left = [value for (name, *_), value in told.items() if name in (WAITING, NOT_ARRIVED)]
         held = [value for (name, *_), value in told.items() if name == "batchdecode_slots"]
-        assert 0 <= unread[0] <= 60
+        assert 0 <= sum(left) <= 60
         assert held == [4, 4, 4]
         last = told
-    states = ("vllm:num_requests_running", "vllm:num_requests_waiting", UNREAD)
+    states = ("vllm:num_requests_running", WAITING, NOT_ARRIVED)
     assert {value for (name, *_), value in all_told[-1].items() if name in states} == {0}
     assert max(v for told in all_told for (name, *_), v in told.items() if name == states[0]) > 0
 
 
-def test_what_is_unread_counts_what_no_engine_has(tmp_path, monkeypatch):
+def test_what_no_engine_has_waits_or_has_not_arrived(tmp_path, monkeypatch):
     (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(60)))
     options = options_of(tmp_path, metrics_file=str(tmp_path / "m.prom"))
     all_told, _ = observed(options, monkeypatch, num_workers=1)
     for told in all_told:
-        by_name = {name: value for (name, *_), value in told.items()}
-        ended = sum(v for (name, *_), v in told.items() if name == "vllm:request_success_total")
-        in_engine = by_name["vllm:num_requests_running"] + by_name["vllm:num_requests_waiting"]
-        assert by_name[UNREAD] == 60 - ended - in_engine
+        names = "vllm:request_success_total", "vllm:num_requests_running", WAITING, NOT_ARRIVED
+        assert sum(value for (name, *_), value in told.items() if name in names) == 60
 
 
 def test_the_file_ends_with_the_numbers_of_the_summary(tmp_path):
@@ -126,7 +125,7 @@ def test_processes_tell_a_port_and_a_file(tmp_path):
     assert "metrics: m.prom" in done.stderr
     told = told_in((tmp_path / "m.prom").read_text())
     check_equal(told, json.loads((tmp_path / "s").read_bytes()))
-    assert told[UNREAD,] == {"": 0}
+    assert told[NOT_ARRIVED,] == {"0": 0, "1": 0, "": 0}
 
 
 @pytest.mark.parametrize("kill_share", mostly_heavy([0, 0.1], 0.1))

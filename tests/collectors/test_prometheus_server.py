@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 from runs import LIMITS, ROOT, free_port, requests, start, wait_for
 
-from batcher.metrics.prometheus import COUNTS, GAUGES, SPREADS, UNREAD
+from batcher.metrics.prometheus import COUNTS, GAUGES, SPREADS
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 DASHBOARD = json.loads((ROOT / "samples/grafana/batchdecode.json").read_text())
@@ -103,17 +103,16 @@ def scraped(tmp_path_factory, summary):
 
 def test_prometheus_has_each_metric(scraped):
     server, _ = scraped
-    names = {*GAUGES, UNREAD, *(f"{name}_total" for name in COUNTS)}
+    names = {*GAUGES, *(f"{name}_total" for name in COUNTS)}
     names |= {f"{name}_{of}" for name in SPREADS for of in ("bucket", "sum", "count")}
-    names -= {UNREAD, "batchdecode_dropped_samples_total"}  # of a file, and of `best_of`
+    names.discard("batchdecode_dropped_samples_total")  # of `best_of`
     assert [name for name in sorted(names) if not server.ask(name)] == []
 
 
 def expressions():
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
-            if UNREAD not in target["expr"]:  # of a file, and this run reads a pipe
-                yield pytest.param(target["expr"], id=f"{panel['title']}: {target['legendFormat']}")
+            yield pytest.param(target["expr"], id=f"{panel['title']}: {target['legendFormat']}")
 
 
 @pytest.mark.parametrize("expression", [*expressions()])

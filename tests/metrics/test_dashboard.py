@@ -6,11 +6,11 @@ from pathlib import Path
 import promql_parser
 import pytest
 
-from batcher.metrics.prometheus import COUNTS, GAUGES, LABELS, SPREADS, UNREAD
+from batcher.metrics.prometheus import COUNTS, GAUGES, LABELS, SPREADS
 
 PATH = Path(__file__).parents[2] / "samples/grafana/batchdecode.json"
 DASHBOARD = json.loads(PATH.read_text())
-NAMES = {*GAUGES, UNREAD, *(f"{name}_total" for name in COUNTS)}
+NAMES = {*GAUGES, *(f"{name}_total" for name in COUNTS)}
 NAMES |= {f"{name}_{of}" for name in SPREADS for of in ("bucket", "sum", "count")}
 OWN_LABELS = {f"{name}_total": {count.label} for name, count in COUNTS.items() if count.label}
 OWN_LABELS |= {f"{name}_bucket": {"le"} for name in SPREADS}

@@ -16,7 +16,7 @@ from test_timed_numbers import served, times_of
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import DropEvent, RunEvent
-from batcher.metrics.prometheus import COUNTS, GAUGES, SPREADS, UNREAD, RunCollector
+from batcher.metrics.prometheus import COUNTS, GAUGES, SPREADS, RunCollector
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.watched import WatchedMetrics
 from batcher.speculation.settings import SpeculationSettings
@@ -34,7 +34,7 @@ LATENCIES = {
 class NoEngine:
     """What is asked of an engine, where there are only events."""
 
-    batch_size, num_steps, num_running, num_waiting, num_pending = 4, 0, 0, 0, 0
+    batch_size, num_steps, num_running, num_waiting, num_coming = 4, 0, 0, 0, 0
     block_use = None
 
 
@@ -191,4 +191,4 @@ def test_the_page_has_every_name_and_no_other():
     table = page.partition("| metric |")[2].partition("\n\n")[0]
     cells = "".join(line.split("|")[1] for line in table.splitlines()[1:])
     names = re.findall(r"`((?:vllm:|batchdecode_)\w+)`", cells)
-    assert names == [*GAUGES, UNREAD, *(f"{name}_total" for name in COUNTS), *SPREADS]
+    assert names == [*GAUGES, *(f"{name}_total" for name in COUNTS), *SPREADS]

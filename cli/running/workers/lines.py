@@ -24,6 +24,7 @@ from ..earlier_results import EarlierResults
 from ..intake import Block, InputError, OpenInput
 from ..problems import InvalidInput, ProblemReport, arrival_goes_back, id_given_before
 from ..reading import Duplicates, check_kind
+from ..sources import LineArrivals
 from .messages import Checked, Line, Lines, Remark, Several
 
 BATCH_LINES = 1024
@@ -46,6 +47,7 @@ class InputLines:
     total: how many there are, if that is known.
     has_refused: a bad line has ended the reading.  broken: why it could not be read on.
     keep_going: bad lines are answered, and do not end the reading.
+    arrivals: of all that were checked, a line counting as one.
     """
 
     total: int | None = None
@@ -59,6 +61,7 @@ class InputLines:
         self._num_batches = self._num_taken = self._num_lines = 0
         self._early: dict[int, tuple[LineBatch, Checked]] = {}
         self._ids, self._last_arrival = IdRegistry(), 0.0
+        self.arrivals = LineArrivals()
 
     @property
     def is_checked(self) -> bool:
@@ -139,6 +142,10 @@ class InputLines:
         if not (checked.bad or is_late) and self._ids.add_new(checked.ids, numbers):
             self.num_read += len(lines)
             self._last_arrival = times[-1]
+            for time in checked.arrivals:
+                self.arrivals.add(time, 1)
+            if not checked.arrivals:
+                self.arrivals.add(0.0, len(lines))
             self._keep(lines, checked.ids, checked.several)
         else:
             self._look_at_each(lines, checked)
@@ -163,6 +170,7 @@ class InputLines:
                 self._take_late(line, ids[place], arrival)
             else:
                 self._last_arrival = arrival
+                self.arrivals.add(arrival, 1)
                 known = Lines()
                 known.append(line)
                 self._keep(known, [ids[place]], {0: several.get(place, _ONE)})

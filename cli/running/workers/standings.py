@@ -17,7 +17,9 @@ from batcher.metrics.run_totals import (
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunSummary
 from batcher.metrics.watched import EngineState
+from batcher.request import NOTHING_UNREAD, Unread
 
+from .lines import InputLines
 from .messages import Answered
 
 
@@ -26,6 +28,7 @@ class _Told(NamedTuple):
 
     totals: its own, see decode_totals; b"" before it has told any.  earlier: of those in its place
     that have died.  num_answered: lines, by all of them.  num_begun: those that are in its engine.
+    now: when its next step starts.
     """
 
     totals: bytes
@@ -33,16 +36,17 @@ class _Told(NamedTuple):
     state: EngineState
     num_answered: int
     num_begun: int
+    now: float = 0.0
 
 
 class Standings:
     """Takes in what workers tell of themselves.
 
-    run: how the trace of one begins.  num_to_answer: of lines, None if nobody knows.
+    run: how the trace of one begins.  lines: what is to be answered.
     """
 
-    def __init__(self, run: RunEvent, num_workers: int, num_to_answer: int | None) -> None:
-        self._run, self._num_to_answer = run, num_to_answer
+    def __init__(self, run: RunEvent, num_workers: int, lines: InputLines) -> None:
+        self._run, self._lines, self._num_to_answer = run, lines, lines.num_to_answer
         self._idle = EngineState(run.batch)
         self._told = [_Told(b"", None, self._idle, 0, 0)] * num_workers
 
@@ -55,20 +59,29 @@ class Standings:
             answered.state or known.state,
             known.num_answered + len(answered.indexes),
             answered.num_begun,
+            answered.now,
         )
 
     def lose(self, number: int) -> None:
         """Take note that a worker has died, and that there is another one in its place."""
         known = self._told[number]
         earlier = of_the_dead(self._totals(known)) if known.totals else known.earlier
-        self._told[number] = _Told(b"", earlier, self._idle, known.num_answered, 0)
+        self._told[number] = _Told(b"", earlier, self._idle, known.num_answered, 0, known.now)
 
     @property
-    def num_unread(self) -> int | None:
-        """How many lines no engine has begun, None if nobody knows."""
+    def num_begun(self) -> int:
+        """How many lines are in an engine."""
+        return sum(told.num_begun for told in self._told)
+
+    @property
+    def backlog(self) -> Unread:
+        """Lines that no engine has begun, by what has arrived for the worker that is furthest."""
         if self._num_to_answer is None:
-            return None
-        return self._num_to_answer - sum(t.num_answered + t.num_begun for t in self._told)
+            return NOTHING_UNREAD
+        num_left = self._num_to_answer - sum(t.num_answered + t.num_begun for t in self._told)
+        now = max(told.now for told in self._told)
+        coming = min(num_left, self._lines.arrivals.left(now).coming)
+        return Unread(num_left - coming, coming)
 
     def engines(self) -> list[tuple[EngineState, RunTotals]]:
         """Return, by worker, how it stands and what it has done."""

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from batcher.events import Event, RestartEvent, RunEvent
 from batcher.metrics.summary import RunSummary, encode_summary
+from batcher.timeline.records import is_follower
 from batcher.timeline.workers import ByWorker
 
 from ...commands.run import RunOptions
@@ -30,6 +31,8 @@ from .telling import Wanted, has_picture
 if TYPE_CHECKING:
     from batcher.formats.page.records import PageTimeline
     from batcher.metrics.prometheus import WorkersCollector
+    from batcher.timeline.fold import RequestFold
+    from batcher.timeline.worker_folds import WorkerFolds
 
     from ..exposing import Exposition
     from ..series import WorkersSeriesWriter
@@ -57,9 +60,11 @@ class WorkersRecord:
     ) -> None:
         self._options, self._run, self._title = options, run, title
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
-        self._standings = Standings(run, num_workers, lines.num_to_answer)
+        self._standings = Standings(run, num_workers, lines)
         self._num_steps = [0] * num_workers
+        self._fold: RequestFold | WorkerFolds | None = None
         self.view = _open_view(options, run, num_workers, lines.total, title, self)
+        self._fold = self.view.workers or self.view.fold
         self._timelines = ByWorker(_new_timeline) if options.report is not None else None
         self._series = _series_of(options, run, num_workers)
         self._spans = spans
@@ -82,13 +87,13 @@ class WorkersRecord:
         self._keep(number, events)
         if self._spans is not None:
             self._spans.take(events, number)
-        view, fold = self.view, self.view.workers or self.view.fold
+        view, fold = self.view, self._fold
         if fold is not None:
             with view.lock:
                 for event in events:
                     fold.take(event)
                 view.paces[number].step = max(told.num_steps - 1, 0)
-            view.after_step(max(self._num_steps) - 1, self._standings.num_unread)
+            view.after_step(max(self._num_steps) - 1)
 
     def _named(self, events: list[Event]) -> list[Event]:
         """Return the events of a worker as the run has them; one alone has no number."""
@@ -113,7 +118,7 @@ class WorkersRecord:
         self._keep(number, events)
         if self._spans is not None:
             self._spans.take(events, number)
-        fold = self.view.workers or self.view.fold
+        fold = self._fold
         if fold is not None:
             with self.view.lock:
                 for event in events:
@@ -136,7 +141,12 @@ class WorkersRecord:
 
     def read_gauges(self) -> GaugeReading:
         """Return how things stand; see Gauges."""
-        return GaugeReading(0.0, 0, None, None)
+        queued, coming = self._standings.backlog
+        fold = self._fold
+        own = [] if fold is None else [found for found in fold.open if not is_follower(found)]
+        queued += sum(found.admission is None for found in own)
+        coming += max(self._standings.num_begun - sum(not found.index for found in own), 0)
+        return GaugeReading(0.0, 0, None, None, queued, coming)
 
     @property
     def current_step(self) -> None:
@@ -230,7 +240,7 @@ def _series_of(
 def _collector_of(options: RunOptions, run: RunEvent, standings: Standings) -> "WorkersCollector":
     from batcher.metrics.prometheus import WorkersCollector  # noqa: PLC0415 - an extra
 
-    return WorkersCollector(run, options.model, standings.engines, lambda: standings.num_unread)
+    return WorkersCollector(run, options.model, standings.engines, lambda: standings.backlog)
 
 
 def _open_view(

@@ -18,6 +18,7 @@ from ..view import Gauges, RunPlan, View
 from .controls import Controls
 from .display import FrameLive
 from .facts import Moment
+from .history import QueueDepths
 from .lately import Lately, newest_ends
 from .picture import Picture, small_gantt
 from .scene import Scene, Strips
@@ -82,11 +83,13 @@ class LiveView(View):
             gauges.read_gauges(),
             glyphs,
             Strips(run.slots, glyphs),
-            Moment(-1, None, 0, 0.0, 0.0, 0.0),
+            Moment(-1, 0, 0.0, 0.0, 0.0),
             marks=lately.marks,
             notes=[],
             ends=[],
             busy=deque(maxlen=MAX_TREND),
+            queued=deque(maxlen=MAX_TREND),
+            depths=QueueDepths(),
         )
         self._picture, self._display = Picture(), display
         self._controls = None if keyboard is None else Controls(keyboard, pace, gauges)
@@ -95,7 +98,6 @@ class LiveView(View):
         self._step = -1
         self._drawn_step: int | None = None
         self._computing: float | None = None  # since when the next step is told of
-        self._num_queued = plan.total
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
         self._has_results = False  # among what is pending, or was
@@ -109,10 +111,10 @@ class LiveView(View):
         self._next_look = math.inf if keyboard is None else first_frame  # at the keyboard
         self._is_waiting = self._is_closed = False
 
-    def after_step(self, step: int, num_queued: int | None) -> None:
+    def after_step(self, step: int) -> None:
         """Draw how things stand after `step`, if it is time to."""
         with self.lock:
-            self._step, self._num_queued, self._computing = step, num_queued, None
+            self._step, self._computing = step, None
             self._is_waiting = False
             now = self._clock()
             self._obey(now)
@@ -316,9 +318,7 @@ class LiveView(View):
             speed = (num_tokens - first_tokens) / max(now - first_time, 1e-9)
         elapsed = now - self._started
         computing = None if self._computing is None else now - self._computing
-        scene.moment = Moment(
-            step, self._num_queued, num_tokens, rate, speed, elapsed, computing, self._is_waiting
-        )
+        scene.moment = Moment(step, num_tokens, rate, speed, elapsed, computing, self._is_waiting)
         fresh = [slot.take_mark() for slot in run.slots]
         scene.strips.extend(step, fresh)
         self._lately.take(run, {n: mark for n, mark in enumerate(fresh) if mark}, seconds)
@@ -333,6 +333,9 @@ class LiveView(View):
         """
         scene = self._scene
         if self._computing is None:
-            scene.gauges = self._gauges.read_gauges()
+            scene.gauges = gauges = self._gauges.read_gauges()
+            if self._step not in (self._drawn_step, -1):
+                scene.queued.append(gauges.num_queued)
+                scene.depths.add(self._step, gauges.num_queued)
         elif self._step != self._drawn_step and self._drawn_step is not None:
             scene.gauges = scene.gauges._replace(next_up=None)

@@ -18,7 +18,6 @@ MAX_WORKERS = 4
 class Moment(NamedTuple):
     """When a run is looked at.
 
-    num_queued: requests that wait or are still to be read; None if nobody knows.
     rate, speed: tokens per step and per second of late.  seconds: since the start.  None where
     nobody knows: of a run that is over there may be no more than the steps.
     computing: the seconds that the step after it has taken so far, if that is long; else None.
@@ -26,7 +25,6 @@ class Moment(NamedTuple):
     """
 
     step: int
-    num_queued: int | None
     num_tokens: int
     rate: float
     speed: float | None
@@ -55,11 +53,13 @@ class RunProgress(NamedTuple):
     eta: float | None
 
 
-def progress(run: RunState, plan: RunPlan, moment: Moment) -> RunProgress | None:
+def progress(
+    run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment
+) -> RunProgress | None:
     """Return how far the run is by tokens, those to come estimated; None if nobody can know."""
-    if plan.is_endless or moment.num_queued is None or moment.step < 0:
+    if plan.is_endless or plan.total is None or moment.step < 0:
         return None
-    left = run.num_tokens_left(moment.step, moment.num_queued)
+    left = run.num_tokens_left(moment.step, gauges.num_queued + gauges.num_coming)
     everything = moment.num_tokens + left
     share = moment.num_tokens / everything if everything else 1.0
     if left and not moment.speed:
@@ -67,8 +67,10 @@ def progress(run: RunState, plan: RunPlan, moment: Moment) -> RunProgress | None
     return RunProgress(share, left / moment.speed if moment.speed else 0.0)
 
 
-def counts(run: RunState, plan: RunPlan, moment: Moment) -> list[Fact]:
-    """Return what has become of the requests: running, waiting, done and failed."""
+def counts(
+    run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment, separator: str
+) -> list[Fact]:
+    """Return what has become of the requests: done, failed, running, queued and not arrived."""
     of_total = "" if plan.total is None else f"/{plan.total:,}"
     found = [
         Fact(8, "figure", _steps(run, moment.step))
@@ -79,9 +81,8 @@ def counts(run: RunState, plan: RunPlan, moment: Moment) -> list[Fact]:
     if run.num_failed:
         found.append(Fact(7, "failed", f"{run.num_failed:,} failed"))
     found.append(Fact(4, "", f"{run.num_running:,} running"))
-    if moment.num_queued is not None:
-        found.append(Fact(5, "", f"{moment.num_queued:,} waiting"))
-    return found
+    coming = f"{separator}{gauges.num_coming:,} not arrived" if gauges.num_coming else ""
+    return [*found, Fact(5, "", f"{gauges.num_queued:,} queued{coming}")]
 
 
 def _steps(run: RunState, step: int) -> str:
@@ -136,11 +137,12 @@ def next_up(run: RunState, gauges: GaugeReading) -> str:
 
 def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> str:
     """Return how things stand in one line, to be read aloud: words, no picture."""
-    parts = [plan.title, *(fact.text.replace("/", " of ") for fact in counts(run, plan, moment))]
+    facts = counts(run, plan, gauges, moment, ", ")
+    parts = [plan.title, *(fact.text.replace("/", " of ") for fact in facts)]
     parts.append(f"{moment.rate:.1f} tokens per step")
     if moment.speed is not None:
         parts.append(f"{short(moment.speed)} per second")
-    found = progress(run, plan, moment)
+    found = progress(run, plan, gauges, moment)
     if found is not None and found.eta is not None:
         parts.append(f"{int(found.share * 100)}%, {clock(found.eta)} left")
     if run.fold.num_drafted:

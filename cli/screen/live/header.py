@@ -6,12 +6,14 @@ from ..cells import cell_width, counted, cut_middle
 from .facts import GAP, Fact, clock, counts, kept, next_up, progress, rates, short
 from .scene import Scene
 from .state import Note
-from .theme import LABEL, Line, bar, level, line_width
+from .theme import LABEL, Line, bar, level, levels, line_width
 
 MAX_BAR, MIN_BAR, MIN_TREND = 60, 8, 8
 ROOMY = 60
 """From so many cells on there is a trend, whatever goes for it."""
 MIN_TITLE, MAX_NAME = 6, 20
+MAX_QUEUE = 20
+"""The most cells of the trend of the queue."""
 
 
 def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
@@ -20,13 +22,13 @@ def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
     The fewer lines there are, the more of the first ones goes.
     """
     if max_lines == 1:
-        found = counts(scene.run, scene.plan, scene.moment)
+        found = _what_became(scene)
         rate = rates(scene.run, scene.plan, scene.gauges, scene.moment)[0]
         return [_facts(kept([*found, rate._replace(rank=3)], width)) or [(" ", "")]]
     lines = [
         _counts(scene, width),
         _rates(scene, width),
-        _next(scene, width),
+        _queue(scene, width),
         _progress(scene, width),
         _memory(scene, width),
     ]
@@ -35,11 +37,16 @@ def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
     return [line for line in order if line is not None and line in wanted]
 
 
+def _what_became(scene: Scene) -> list[Fact]:
+    separator = scene.glyphs.separator
+    return counts(scene.run, scene.plan, scene.gauges, scene.moment, separator)
+
+
 def _counts(scene: Scene, width: int) -> Line:
     """Return whose run it is, what has become of the requests, and on the right the time."""
     seconds = scene.moment.seconds
     time = "" if seconds is None else clock(seconds)
-    found = kept(counts(scene.run, scene.plan, scene.moment), width - len(GAP) - len(time))
+    found = kept(_what_became(scene), width - len(GAP) - len(time))
     line = _facts(found)
     room = width - line_width(line) - len(time) - 2 * len(GAP)
     title = scene.name(scene.plan.title)
@@ -50,7 +57,7 @@ def _counts(scene: Scene, width: int) -> Line:
 
 def _progress(scene: Scene, width: int) -> Line | None:
     """Return how much is done by tokens, and how long the rest will take."""
-    found = progress(scene.run, scene.plan, scene.moment)
+    found = progress(scene.run, scene.plan, scene.gauges, scene.moment)
     if found is None:
         return None
     share = f"{int(found.share * 100)}%"
@@ -113,14 +120,21 @@ def _memory(scene: Scene, width: int) -> Line | None:
     return [("KV ", LABEL), *bar_of_blocks, (GAP, ""), *line]
 
 
-def _next(scene: Scene, width: int) -> Line | None:
-    """Return who is next and why it waits, and what has happened that nobody should miss."""
+def _queue(scene: Scene, width: int) -> Line | None:
+    """Return how long the queue was, who is next and why it waits, and what nobody should miss."""
     text = scene.name(next_up(scene.run, scene.gauges))
-    line: Line = []
+    trend = list(scene.queued)[-min(width // MIN_TREND, MAX_QUEUE) :]
+    line: Line = [("queue ", LABEL), (levels(trend, scene.glyphs), "queue")]
+    line.append((f" {scene.gauges.num_queued:,}", "figure"))
+    if line_width(line) > width:
+        return None
     if text:
         style = "blocked" if scene.run.fold.blocked is not None else ""
-        room = max(width - len("next "), 1)
-        line = [("next ", LABEL), (cut_middle(text, room, scene.glyphs.cut), style)]
+        room = width - line_width(line) - len(GAP) - len("next ")
+        if room < MIN_TITLE:
+            return line
+        name = cut_middle(text, room, scene.glyphs.cut)
+        line += [(GAP, ""), ("next ", LABEL), (name, style)]
     news = [note_text(scene, note) for note in scene.notes]
     for end in scene.ends:
         label = scene.name(label_of(end.id, end.index, end.role))
@@ -129,8 +143,8 @@ def _next(scene: Scene, width: int) -> Line | None:
     for part in news:
         if line_width(line) + len(GAP) + cell_width(part[0]) > width:
             break
-        line += [(GAP, ""), part] if line else [part]
-    return line or None
+        line += [(GAP, ""), part]
+    return line
 
 
 def note_text(scene: Scene, note: Note) -> tuple[str, str]:

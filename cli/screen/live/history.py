@@ -1,10 +1,11 @@
-"""A whole run in little, of whatever length: how busy slots were and how many requests waited.
+"""A whole run in little, of whatever length: how busy slots were and how long the queue was.
 
 Steps are put into at most NUM_CELLS cells; when they are full, every two become one.  What is kept
 is exact all the same: a cell knows how many spans began and ended in it, and how far into it.
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -15,7 +16,7 @@ MAX_ROWS = 16
 """Slots beyond these share rows, as many as it takes."""
 NUM_CELLS = 512
 MAX_BUFFERED = 3 * 4096
-"""Numbers, three for each span, two for each wait."""
+"""Numbers, three for each span."""
 
 Counts: TypeAlias = NDArray[np.int64]
 OpenSpans: TypeAlias = Sequence[tuple[int, int]]
@@ -23,7 +24,7 @@ OpenSpans: TypeAlias = Sequence[tuple[int, int]]
 
 
 class RunHistory:
-    """Takes in spans in slots, and waits for them, in any order.
+    """Takes in spans in slots, in any order.
 
     rows: the slots of each row.  steps_per_cell: grows with the run.
     """
@@ -34,13 +35,11 @@ class RunHistory:
         self.rows = [range(first, min(first + starts.step, batch_size)) for first in starts]
         self.steps_per_cell = 1
         # By row and cell: how many begin or, less, end there, and how many steps into the cell.
-        # The last row is for waits.  [rows + 1, cells]
-        self._wait_row = len(self.rows)
-        shape = self._wait_row + 1, NUM_CELLS
+        shape = len(self.rows), NUM_CELLS
         self._changes: Counts = np.zeros(shape, np.int64)
         self._offsets: Counts = np.zeros(shape, np.int64)
         self._admissions: Counts = np.zeros(shape, np.int64)
-        self._held, self._waited = array("q"), array("q")  # to be taken in
+        self._held = array("q")  # to be taken in
 
     def held(self, spans: Iterable[int]) -> None:
         """Take in which slot was used over which steps start..end, exclusive.
@@ -51,39 +50,16 @@ class RunHistory:
         if len(self._held) >= MAX_BUFFERED:
             self._take_in()
 
-    def waited(self, spans: Iterable[int]) -> None:
-        """Take in over which steps start..end, exclusive, requests waited.
-
-        spans: start and end of one after the other.
-        """
-        self._waited.extend(spans)
-        if len(self._waited) >= MAX_BUFFERED:
-            self._take_in()
-
     def used(self, num_steps: int, num_cells: int, held: OpenSpans) -> NDArray[np.float64]:
         """Return how many slots of each row were used on average, [rows, num_cells].
 
         num_steps: of the run; each of `num_cells` shows as many of them.
         """
-        totals = self._totals(num_steps, num_cells)[:-1]
+        totals = self._totals(num_steps, num_cells)
         edges = np.linspace(0, num_steps, num_cells + 1)
         for slot, start in held:
             totals[slot // self._slots_per_row] += np.maximum(edges - start, 0)
         return np.diff(totals, axis=1) * num_cells / num_steps
-
-    def waiting(
-        self, num_steps: int, num_cells: int, waits: Sequence[tuple[int, int]] = ()
-    ) -> NDArray[np.float64]:
-        """Return how many requests waited on average, [num_cells]; see `used`.
-
-        waits: the start and the end of those that were not taken in.
-        """
-        totals = self._totals(num_steps, num_cells)[-1]
-        edges = np.linspace(0, num_steps, num_cells + 1)
-        for start, end in waits:
-            totals += np.clip(edges - start, 0, end - start)
-        means: NDArray[np.float64] = np.diff(totals)
-        return means * (num_cells / num_steps)
 
     def admissions(self, num_steps: int, held: OpenSpans) -> Counts | None:
         """Return how many sequences were admitted in each step, [rows, num_steps].
@@ -93,31 +69,29 @@ class RunHistory:
         self._take_in()
         if self.steps_per_cell > 1 or num_steps > NUM_CELLS:
             return None
-        found = self._admissions[:-1, :num_steps].copy()
+        found = self._admissions[:, :num_steps].copy()
         for slot, start in held:
             if start < num_steps:  # of a step under way the first may be known already
                 found[slot // self._slots_per_row, start] += 1
         return found
 
     def _totals(self, num_steps: int, num_cells: int) -> NDArray[np.float64]:
-        """Return the slot-steps of each row up to each of the cells' edges, [rows + 1, edges]."""
+        """Return the slot-steps of each row up to each of the cells' edges, [rows, edges]."""
         self._take_in()
         size = self.steps_per_cell
         running = np.cumsum(self._changes, axis=1)  # after each cell
-        sums = np.zeros((len(self.rows) + 1, NUM_CELLS + 1))
+        sums = np.zeros((len(self.rows), NUM_CELLS + 1))
         np.cumsum(running * size - self._offsets, axis=1, out=sums[:, 1:])
         edges = np.linspace(0, num_steps, num_cells + 1)
         boundaries = np.minimum(np.arange(NUM_CELLS + 1) * size, num_steps)  # of the last, a part
         return np.array([np.interp(edges, boundaries, row) for row in sums])
 
     def _take_in(self) -> None:
-        if not (self._held or self._waited):
+        if not self._held:
             return
-        slots, *held = np.array(self._held).reshape(-1, 3).T
-        waited = np.array(self._waited).reshape(-1, 2).T
-        rows = np.append(slots // self._slots_per_row, np.full(waited.shape[1], self._wait_row))
-        starts, ends = np.concatenate([held, waited], axis=1)
-        del self._held[:], self._waited[:]
+        slots, starts, ends = np.array(self._held).reshape(-1, 3).T
+        rows = slots // self._slots_per_row
+        del self._held[:]
         while ends.max() > self.steps_per_cell * NUM_CELLS:
             self._halve()
         for steps, sign in ((starts, 1), (ends, -1)):
@@ -137,6 +111,46 @@ class RunHistory:
         self._changes = _in_front(self._changes[:, ::2] + odd)
         self._admissions = _in_front(self._admissions[:, ::2] + self._admissions[:, 1::2])
         self.steps_per_cell *= 2
+
+
+class QueueDepths:
+    """How long the queue was from some steps on: each length up to the step of the next.
+
+    Where `add` has too many, the longest stays of those in the same few steps.
+    """
+
+    def __init__(self, steps: Iterable[int] = (), lengths: Iterable[int] = ()) -> None:
+        self._steps, self._lengths = array("q", steps), array("q", lengths)
+        self._size = 1  # how many steps have one length at most
+
+    def add(self, step: int, length: int) -> None:
+        """Take in how long it was after `step`, one after those before."""
+        if self._steps and step // self._size == self._steps[-1] // self._size:
+            self._lengths[-1] = max(self._lengths[-1], length)
+            return
+        self._steps.append(step)
+        self._lengths.append(length)
+        if len(self._steps) > 2 * NUM_CELLS:
+            known = zip(self._steps, self._lengths, strict=True)
+            self._steps, self._lengths = array("q"), array("q")
+            self._size *= 2
+            for each in known:
+                self.add(*each)
+
+    def at(self, step: int) -> int:
+        """Return how long it was after `step`."""
+        return self._lengths[max(bisect_right(self._steps, step) - 1, 0)]
+
+    def highest(self, num_steps: int, num_cells: int) -> Counts:
+        """Return the longest it was in each cell of a run of `num_steps`, [num_cells]."""
+        if not self._steps:
+            return np.zeros(num_cells, np.int64)
+        edges = np.arange(num_cells + 1) * num_steps // num_cells
+        steps, lengths = np.array(self._steps), np.append(self._lengths, 0)
+        first = np.maximum(np.searchsorted(steps, edges[:-1], "right") - 1, 0)
+        last = np.maximum(np.searchsorted(steps, edges[1:], "left"), first + 1)
+        found: Counts = np.maximum.reduceat(lengths, np.stack([first, last], axis=1).ravel())[::2]
+        return found
 
 
 def _in_front(cells: Counts) -> Counts:

@@ -11,7 +11,7 @@ from .browser import Browser
 from .grid import MIN_CELL, Longest, cell_size, grid, heat_map
 from .header import header
 from .scene import Scene
-from .theme import ALL, LABEL, Line, joined, level, shade
+from .theme import ALL, LABEL, Line, joined, levels, shade
 
 MAX_CELLS_PER_STEP = 4
 MIN_WIDTH, MIN_HEIGHT = 20, 3
@@ -96,13 +96,14 @@ def _plan_grid(num_slots: int, width: int, room: int, max_blank: int) -> tuple[i
 def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
     """Return the gantt of the run in at most `height` lines of `width`; none without room.
 
-    Nor of a run without a step.
+    Nor of a run without a step.  A row of the history has a line to itself.
     """
     if width < MIN_WIDTH or height < MIN_HEIGHT or scene.moment.step < 0:
         return []
     history, num_steps = scene.run.history, scene.moment.step + 1
-    rows = _in_rows(history.rows, height - 2)
-    label = max(map(len, [*map(_name, rows), "waiting"])) + 1
+    if len(history.rows) > height - 2:
+        return []
+    label = max(map(len, map(_name, history.rows))) + 1
     room = width - label - len(" 100%")
     each = max(1, min(room // num_steps, MAX_CELLS_PER_STEP))
     num_cells = min(room, num_steps * each)
@@ -110,32 +111,19 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
     used = history.used(num_steps, num_cells, held)
     admitted = history.admissions(num_steps, held) if num_steps <= num_cells else None
     lines = [_caption(scene, width, num_steps / num_cells)]
-    for slots, members in rows.items():
-        shares = used[members].sum(axis=0) / len(slots)
+    for row, slots in enumerate(history.rows):
+        shares = used[row] / len(slots)
         if admitted is None or len(slots) > 1:
             cells = [_shade(scene, share) for share in shares]
         else:
-            cells = _bars(scene, shares, admitted[members[0]], each)
+            cells = _bars(scene, shares, admitted[row], each)
         busy = whole_percent(min(float(shares.mean()), 1.0))
         name = f"{_name(slots):>{label - 1}} "
         lines.append([(name, LABEL), *joined(cells), (f" {busy:>4}", "figure")])
-    name = f"{'waiting':>{label - 1}} "
-    if scene.moment.num_queued:  # since when, nobody knows of those that are not read
-        told = f"{scene.moment.num_queued:,}, with those that are not read yet"
-        return [*lines, [(name, LABEL), (told[: width - label], "queue")]]
-    waiting = history.waiting(num_steps, num_cells, scene.run.open_waits())
-    if waiting.any():
-        levels = [level(share, scene.glyphs) if share else " " for share in waiting / waiting.max()]
-        peak = f" {waiting.max():>4,.0f}"
-        lines.append([(name, LABEL), ("".join(levels), "queue"), (peak, "figure")])
-    return lines
-
-
-def _in_rows(rows: Sequence[range], max_rows: int) -> dict[range, list[int]]:
-    """Return the numbers of `rows` by the slots they show, neighbours together if they are many."""
-    size = -(-len(rows) // max_rows)
-    groups = [range(first, min(first + size, len(rows))) for first in range(0, len(rows), size)]
-    return {range(rows[g[0]].start, rows[g[-1]].stop): list(g) for g in groups}
+    lengths = scene.depths.highest(num_steps, num_cells)
+    name = f"{'queue':>{label - 1}} "
+    peak = f" {lengths.max():>4,}"
+    return [*lines, [(name, LABEL), (levels(lengths, scene.glyphs), "queue"), (peak, "figure")]]
 
 
 def _caption(scene: Scene, width: int, steps_per_cell: float) -> Line:

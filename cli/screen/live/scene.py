@@ -6,13 +6,14 @@ looked at.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batcher.events import FinishEvent, Role
 
 from ..cells import printable
 from ..view import GaugeReading, RunPlan
 from .facts import Moment
+from .history import QueueDepths
 from .slots import SlotState
 from .state import Note, RunState
 from .theme import HUES, Glyphs, Line, Part, bar, hue_of, shade
@@ -96,6 +97,7 @@ class Scene:
     marks: what has happened of late in each slot.  notes: what nobody should miss, newest first.
     ends: who has ended of late, newest first.
     busy: the share of the slots that was used, from frame to frame.
+    queued: how long the queue was, from frame to frame; depths: in all of the run.
     found: the slot of whom a person has looked for.
     """
 
@@ -109,6 +111,8 @@ class Scene:
     notes: Sequence[Note]
     ends: Sequence[FinishEvent]
     busy: deque[float]
+    queued: deque[int] = field(default_factory=deque)
+    depths: QueueDepths = field(default_factory=QueueDepths)
     found: int | None = None
 
     @property

@@ -165,12 +165,6 @@ class RunState:
         """Return the slots that are held and since when: the history does not know of them yet."""
         return [(n, request.admissions[-1].event.step) for n, request in self._running()]
 
-    def open_waits(self) -> list[tuple[int, int]]:
-        """Return from when to when those that hold slots have waited for them, where they did."""
-        held = [r.admissions[-1] for _, r in self._running() if r.arrive is not None]
-        waits = [(admission.waits_from, admission.event.step) for admission in held]
-        return [(start, end) for start, end in waits if start < end]
-
     def _running(self) -> list[tuple[int, RequestTimeline]]:
         """Return the slots that are held, with the sequences that hold them."""
         return [
@@ -205,7 +199,6 @@ class RunState:
         """Take in that sequences have ended: what `_finish` does, for the usual ones in one go."""
         slots, has_others = self.slots, bool(self._num_others)
         held: list[int] = []  # slot, start and end of one after the other
-        waited: list[int] = []  # start and end
         num_tokens = num_max = num_asked = num_found = num_rare = 0
         for request in ended:
             end, admission, arrive = request.finish, request.admission, request.arrive
@@ -227,14 +220,11 @@ class RunState:
             slot.num_left += 1
             slot.num_steps += until - start
             held += (admit.slot, start, until)
-            if admission.waits_from < start:
-                waited += (admission.waits_from, start)
             num_tokens += end.tokens
             num_max += request.max_tokens
             num_asked += arrive.prompt_tokens + admit.generated
             num_found += admit.cached
         self.history.held(held)
-        self.history.waited(waited)
         self.num_done += len(ended) - num_rare
         self._num_finished_tokens += num_tokens
         self._num_finished_max += num_max
@@ -288,12 +278,9 @@ class RunState:
         slot.num_steps += until - start
         self.history.held((admit.slot, start, until))
         arrive = request.arrive
-        if arrive is not None:
-            if admission.waits_from < start:
-                self.history.waited((admission.waits_from, start))
-            if request.role == "sample":
-                self._num_asked += arrive.prompt_tokens + admit.generated
-                self._num_found += admit.cached
+        if arrive is not None and request.role == "sample":
+            self._num_asked += arrive.prompt_tokens + admit.generated
+            self._num_found += admit.cached
 
 
 def _asked(request: RequestTimeline) -> int:

@@ -3,7 +3,7 @@
 Only the sixteen colours that a terminal's user has chosen are used.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -157,6 +157,13 @@ def shade(share: float, glyphs: Glyphs) -> str:
     """Return one cell that is the darker the more of 1 `share` is; solid only for 1."""
     partial = glyphs.shades[:-1]
     return glyphs.shades[-1] if share >= ALL else partial[int(share * len(partial))]
+
+
+def levels(lengths: Iterable[int], glyphs: Glyphs) -> str:
+    """Return a row of columns as high as each of `lengths`, of which the longest is full."""
+    shown = list(lengths)
+    most = max([*shown, 1])
+    return "".join(level(n / most, glyphs) if n else glyphs.nothing for n in shown)
 
 
 def level(share: float, glyphs: Glyphs) -> str:

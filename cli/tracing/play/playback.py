@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 from batcher.events import RestartEvent
 from batcher.timeline.recording import MAX_STEPS
-from batcher.timeline.records import is_follower
 
 from ...screen.live.driver import MAX_TREND, NUM_SAMPLES
 from ...screen.live.facts import Moment
@@ -100,11 +99,13 @@ class Playback:
             GaugeReading(0.0, recording.timeline.num_slots, None, None),
             glyphs,
             self._strips,
-            Moment(-1, None, 0, 0.0, None, None),
+            Moment(-1, 0, 0.0, None, None),
             marks=[],
             notes=[],
             ends=[],
             busy=deque(maxlen=MAX_TREND),
+            queued=deque(maxlen=MAX_TREND),
+            depths=recording.depths,
         )
         self._begin(0)
 
@@ -167,6 +168,7 @@ class Playback:
         self._strips = StepStrips(state.slots, scene.glyphs, self.step)
         scene.run, scene.marks, scene.strips = state, self._lately.marks, self._strips
         scene.busy.clear()
+        scene.queued.clear()
 
     def _watch(self, step: int, *, is_sampled: bool) -> None:
         """Take in the next step."""
@@ -178,6 +180,7 @@ class Playback:
         self._held -= touched
         self._held |= {number for number in touched if state.slots[number].end is None}
         self.scene.busy.append(num_busy / len(state.slots))
+        self.scene.queued.append(self.recording.depths.at(step))
         self._lately.take(state, marks, step * SECONDS_PER_STEP)
         if is_sampled:
             self._samples.append((step, state.num_tokens(step)))
@@ -188,14 +191,12 @@ class Playback:
         self._strips.fill()
         scene.notes = self._lately.notes(step * SECONDS_PER_STEP)
         scene.ends = newest_ends(state)
-        waiting = (r for r in state.fold.open if r.admission is None and not is_follower(r))
-        num_queued = self.recording.num_unread(step) + sum(1 for _ in waiting)
         (first_step, first_tokens), (_, num_tokens) = self._samples[0], self._samples[-1]
         num_new, speed = num_tokens - first_tokens, None
         if scene.plan.is_timed:
             speed = num_new / max(self._end_of(step) - self._end_of(first_step), 1e-9)
         rate = num_new / max(1, step - first_step)
-        scene.moment = Moment(step, num_queued, num_tokens, rate, speed, None)
+        scene.moment = Moment(step, num_tokens, rate, speed, None)
         scene.gauges = self._read_gauges()
 
     def _read_gauges(self) -> GaugeReading:
@@ -206,12 +207,13 @@ class Playback:
         if self._has_blocks and step < len(blocks):
             free = None if self._num_blocks is None else self._num_blocks - blocks[step]
             use = HeldBlocks(blocks[step], free)
-        return GaugeReading(self._end_of(step), num_free, self._next_up(num_free), use)
+        queue = self.recording.depths.at(step), self.recording.num_coming(step)
+        return GaugeReading(self._end_of(step), num_free, self._next_up(num_free), use, *queue)
 
     def _next_up(self, num_free: int) -> str | None:
-        """Return who is admitted next, if that waits by now; None if it does not, or nobody is."""
+        """Return who is admitted next, if it waits already."""
         found = self.recording.admission_after(self.step)
-        if found is None or (found.arrived or 0) > self.step + 1:
+        if found is None or found.waits_from > self.step:
             return None
         return found.label if found.step == self.step + 1 or not num_free else None
 

@@ -8,7 +8,7 @@ somewhere near; an event takes about 25 bytes, and nothing is looked up in a sec
 import pickle
 import zlib
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
@@ -36,11 +36,18 @@ from batcher.events import (
 from batcher.timeline import Timeline
 from batcher.timeline.bubbles import worst_bubble
 from batcher.timeline.fold import RequestFold
-from batcher.timeline.records import RequestTimeline, is_follower, label_of
+from batcher.timeline.records import (
+    RequestTimeline,
+    SequenceKey,
+    is_follower,
+    key_of,
+    label_of,
+)
 from batcher.timeline.workers import ByWorker
 
 from ...screen.cells import cell_width, printable
 from ...screen.live.grid import MAX_REQUEST, Longest
+from ...screen.live.history import QueueDepths
 from ...screen.live.slots import MAX_LABEL
 from ...screen.live.state import RunState
 
@@ -68,11 +75,11 @@ class Chapter(NamedTuple):
 
 
 class AdmittedSample(NamedTuple):
-    """Who was admitted in `step`; arrived: the step of an arrival that was told with it."""
+    """What was admitted in `step`; waits_from: the step since which it waited."""
 
     step: int
     label: str
-    arrived: int | None
+    waits_from: int
 
 
 class ToldSteps:
@@ -131,12 +138,14 @@ class Recording:
         self.preemptions, self.failures = array("q"), array("q")
         self.longest = Longest()
         self._chapters: list[Chapter] = []
-        self._request_steps = array("q")  # with which each request was told of
-        # Of who was admitted on its own account: the step, and the number of the event.
+        self.num_requests = 0
+        self._arrive_steps = array("q")  # of what waits on its own account; sorted in the end
+        # Of what was admitted on its own account: the step, the number of the event, its wait.
         self._admit_steps, self._admit_numbers = array("q"), array("q")
+        self._admit_waits = array("q")
         self._step = self._num_events = 0
         self._told = ToldSteps()
-        self._again: Counter[str] = Counter()  # by id: requests that were lost, and come again
+        self._again = Counter[SequenceKey]()  # sequences that were lost, and come again
         self._state = _packed(self._run)
         self._steps: list[int] = []  # with which the events of the chapter were told
         self._events: list[Event] = []
@@ -146,11 +155,6 @@ class Recording:
     def num_steps(self) -> int:
         """How many steps are known of it."""
         return self.timeline.num_steps
-
-    @property
-    def num_requests(self) -> int:
-        """How many requests are known of it."""
-        return len(self._request_steps)
 
     def add(self, event: Event) -> None:
         """Take in the next event, with the step with which a view of the run was told of it.
@@ -188,6 +192,7 @@ class Recording:
     def _check(self) -> None:
         """Make sure that there is something to play, which can have happened."""
         self.timeline.check_integrity()
+        self._arrive_steps = array("q", sorted(self._arrive_steps))
         if not self.num_steps:
             raise BatchdecodeError("there is nothing to play: no request took a slot")
 
@@ -214,26 +219,29 @@ class Recording:
                 yield step, events[start:stop]
                 start = stop
 
-    def num_unread(self, step: int) -> int:
-        """Return how many requests are told of after `step` alone."""
-        return self.num_requests - bisect_right(self._request_steps, step)
+    @cached_property
+    def depths(self) -> QueueDepths:
+        """How long the queue was in each step."""
+        stretches = list(self.timeline.waiting())
+        return QueueDepths((s.start for s in stretches), (s.num for s in stretches))
+
+    def num_coming(self, step: int) -> int:
+        """Return how many outputs arrive after `step`."""
+        return len(self._arrive_steps) - bisect_right(self._arrive_steps, step)
 
     def admission_after(self, step: int) -> AdmittedSample | None:
-        """Return who was admitted next after `step`, on its own account; None if nobody was."""
+        """Return what was admitted next after `step`, on its own account; None if nothing was."""
         place = bisect_right(self._admit_steps, step)
         if place == len(self._admit_steps):
             return None
         number = self._admit_numbers[place]
         chapter = bisect_right(self._chapters, number, key=attrgetter("first")) - 1
-        steps, events = self._unpacked(chapter)
-        found, at = self._admit_steps[place], number - self._chapters[chapter].first
-        admit = events[at]
+        _, events = self._unpacked(chapter)
+        admit = events[number - self._chapters[chapter].first]
         if not isinstance(admit, AdmitEvent):
             raise InvariantError(f"event {number} is no admission")
         label = label_of(admit.id, admit.index, "sample")
-        told = events[bisect_left(steps, found) : at]
-        arrived = (e.step for e in told if isinstance(e, ArriveEvent) and _is_same(e, admit))
-        return AdmittedSample(found, label, next(arrived, None))
+        return AdmittedSample(self._admit_steps[place], label, self._admit_waits[place])
 
     def find(self, text: str) -> dict[int, str]:
         """Return who is admitted, by the steps, that is called `text` or else has it in its name.
@@ -282,11 +290,12 @@ class Recording:
         self._run.keep_up()
         if found is not None and found.first_event is event:
             if self._is_new(found):
-                self._request_steps.append(step)
+                self.num_requests += not found.index
+                self._arrive_steps.append(found.waits_from)
             self._see_name(found)
         if isinstance(event, FinishEvent) and found is not None:
             self._see_tokens(found, event.tokens)
-        self._note(event, step)
+        self._note(event, step, found)
         self._num_events += 1
 
     def _fold(self, event: Event) -> RequestTimeline | None:
@@ -294,30 +303,36 @@ class Recording:
         return self.timeline.add(event)
 
     def _is_new(self, found: RequestTimeline) -> bool:
-        """Return whether a sequence that has become known is the first of a new request."""
-        if is_follower(found) or found.index:
+        """Return whether a sequence that has become known is one that waits, and was not lost."""
+        if is_follower(found):
             return False
-        if self._again and self._again[found.id]:
-            self._again[found.id] -= 1
+        key = key_of(found.id, found.index, found.role)
+        if self._again and self._again[key]:
+            self._again[key] -= 1
             return False
         return True
 
     def _lose(self, fold: RequestFold) -> None:
         """Take note that all that `fold` has open comes again, and is counted by now."""
-        self._again.update({found.id for found in fold.open})
+        self._again.update(
+            key_of(found.id, found.index, found.role)
+            for found in fold.open
+            if not is_follower(found)
+        )
 
-    def _note(self, event: Event, step: int) -> None:
+    def _note(self, event: Event, step: int, found: RequestTimeline | None) -> None:
         """Note what somebody may look for."""
         match event:
             case AdmitEvent() if not is_follower(event):
                 self._admit_steps.append(step)
                 self._admit_numbers.append(self._num_events)
+                self._admit_waits.append(0 if found is None else found.waits_from)
             case PreemptEvent() if not is_follower(event):
                 self.preemptions.append(step)
             case FinishEvent(reason="error" | "aborted"):
                 self.failures.append(step)
             case RejectEvent():
-                self._request_steps.append(step)
+                self.num_requests += 1
                 self.failures.append(step)
             case DraftEvent():
                 drafts = 2 * len(str(event.tokens)) + 1
@@ -356,7 +371,3 @@ class Recording:
 
 def _packed(run: RunState) -> bytes:
     return zlib.compress(pickle.dumps(run, pickle.HIGHEST_PROTOCOL), 1)
-
-
-def _is_same(arrive: ArriveEvent, admit: AdmitEvent) -> bool:
-    return arrive.id == admit.id and arrive.index == admit.index
