@@ -112,17 +112,22 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         "integer from 0; 16, or of a chat the rest of the context",
     ] = None
     stop_token: Annotated[
-        TokenId | TokenIds | None, "ends generation when generated", "token id, or list of them"
+        TokenId | list[TokenId] | None,
+        "ends generation when generated",
+        "token id, or list of them",
+        Field(idle=(None, [])),
     ] = None
     stop_sequence: Annotated[
-        Text | Annotated[list[TokenId | Text | TokenIds], Meta(min_length=1)] | None,
+        Text | list[TokenId | Text | TokenIds] | None,
         "ends generation when the output ends in it",
         "list of ids, list of such lists, string, or list of strings",
+        Field(idle=(None, [])),
     ] = None
     stop: Annotated[
-        Text | Annotated[list[Text], Meta(min_length=1)] | None,
-        "OpenAI's name for stops of text",
+        Text | list[Text] | None,
+        "OpenAI's name for stops of text; an empty list is none, as in the two above",
         "string, or list of strings",
+        Field(idle=(None, [])),
     ] = None
     ignore_eos: Annotated[
         bool,

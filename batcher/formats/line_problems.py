@@ -17,7 +17,6 @@ from batcher.formats import json_spans
 from batcher.formats.diagnostics import Problem, make_problem
 from batcher.formats.json_spans import JsonError, TextSpan
 from batcher.formats.openai import (
-    CHAT_URL,
     COMPLETIONS_URL,
     OPTIONS,
     PASSED_ON,
@@ -26,6 +25,7 @@ from batcher.formats.openai import (
     Form,
     form_of,
     is_supported,
+    url_of,
 )
 from batcher.formats.spellings import (
     BODY_FIELDS,
@@ -44,8 +44,7 @@ from batcher.validation import MAX_PROBLEMS, ModelCapabilities, cut, find_proble
 from batcher.validation.values import quote
 
 REQUEST_FIELDS = Request.__struct_fields__
-LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS, *SPELLINGS)
-ROW_VALUES = {"method": ("POST",), "url": URLS}
+LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS, *SPELLINGS, *OPTIONS[None])
 OBJECT_FIELDS = (
     *("prompt", "logit_bias", "json_schema", "states"),
     *("messages", "response_format", "guided_json", "structured_outputs"),
@@ -75,7 +74,7 @@ def read_line(
     """Return the request of `line` and how it is to be answered.
 
     Raises:
-        BadRequestError: it is none; with all its problems, from left to right.
+        BadRequestError: it is none; with its problems, the one to be mended first at the head.
     """
     try:
         text = line.decode()
@@ -109,7 +108,7 @@ class _Line:
         self._passed_on = (*PASSED_ON, "stream", "stream_options") if self._is_server else ()
         self._url: str | None = None  # that of the row; of an unknown one, the usual
         if self._is_openai:
-            self._url = CHAT_URL if fields.get("url") == CHAT_URL else COMPLETIONS_URL
+            self._url = url_of(fields) or COMPLETIONS_URL
         self._prefix: Path = ("body",) if self._is_openai else ()
         self._paths: dict[str, Path] = {name: (*self._prefix, name) for name in REQUEST_FIELDS}
         if self._is_openai:
@@ -160,7 +159,9 @@ class _Line:
         form = form_of(self._url, request)
         if problems:
             request_id = request.id if isinstance(request.id, str) else default_id
-            problems.sort(key=lambda problem: problem.column)
+            problems.sort(key=_rank)
+            if problems[0].field in ROW_FIELDS:  # what is inside a row is read by these
+                problems = [problem for problem in problems if problem.field in ROW_FIELDS]
             raise BadRequestError(request_id, problems, form)
         given = msgspec.structs.asdict(request)
         given["id"] = default_id if request.id is None else request.id
@@ -215,10 +216,11 @@ class _Line:
             yield from self._check_row()
         else:
             yield from self._check_synonyms()
-            yield from self._check_request_names((), (*LINE_FIELDS, *self._passed_on))
+            yield from self._check_request_names(LINE_FIELDS)
 
-    def _check_request_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
+    def _check_request_names(self, names: tuple[str, ...]) -> Iterator[Finding]:
         """Yield the problems of names where the fields of a request belong, its prompt included."""
+        path, allowed = self._prefix, (*names, *self._passed_on)
         findings = list(islice(self._check_names(path, allowed), MAX_PROBLEMS))
         yield from findings
         for name in OBJECT_FIELDS:
@@ -226,6 +228,7 @@ class _Line:
         for field in _RECORDS:
             yield from self._check_records((*path, field))
         yield from self._check_prompt(path, allowed, findings)
+        yield from self._check_options()
 
     def _check_prompt(
         self, path: Path, allowed: tuple[str, ...], findings: list[Finding]
@@ -247,7 +250,9 @@ class _Line:
             place = (*path, cut(name))
             if name in keys:
                 yield _doubled(place, keys[name]), span
-            elif name not in allowed:
+            elif name not in allowed and not (
+                name in UNSUPPORTED and self._holder(place).get(name) is None
+            ):
                 yield _unknown(place, allowed), span
             keys.setdefault(name, span)
 
@@ -282,36 +287,37 @@ class _Line:
 
     def _check_row(self) -> Iterator[Finding]:
         """Yield what is wrong with an OpenAI row beside the names of its fields."""
-        for name, values in ROW_VALUES.items():
-            if name not in self._fields:
-                yield self._missing((), name)
-            elif self._fields[name] not in values:
-                expected = " or ".join(f'"{value}"' for value in values)
-                message = f"`{name}` must be {expected}, not {show(self._fields[name])}"
-                yield FieldProblem("unsupported-option", (name,), message), None
+        method, url, body = (self._fields.get(name) for name in ROW_FIELDS[1:])
+        if method not in (None, "POST"):
+            message = f'`method` must be "POST", not {show(method)}'
+            yield FieldProblem("unsupported-option", ("method",), message), None
+        if url_of(self._fields) is None:
+            expected = " or ".join(f'"{value}"' for value in URLS)
+            message = f"`url` must be {expected}, not {show(url)}"
+            yield FieldProblem("unsupported-option", ("url",), message), None
         if "body" not in self._fields:
             yield self._missing((), "body")
-        elif not isinstance(self._fields["body"], dict):
-            message = f"`body` must be an object, not {show(self._fields['body'])}"
+        elif not isinstance(body, dict):
+            message = f"`body` must be an object, not {show(body)}"
             yield FieldProblem("invalid-type", ("body",), message), None
         else:
-            names = (*BODY_FIELDS[self._url or ""], *self._passed_on)
-            yield from self._check_request_names(("body",), names)
-            yield from self._check_options(self._fields["body"])
+            yield from self._check_request_names(BODY_FIELDS[self._url or ""])
 
-    def _check_options(self, body: dict[str, Any]) -> Iterator[Finding]:
-        for option, supported in OPTIONS[self._url or ""].items():
-            value = body.get(option)
+    def _check_options(self) -> Iterator[Finding]:
+        values = self._holder((*self._prefix, ""))
+        for option, supported in OPTIONS[self._url].items():
+            value, path = values.get(option), (*self._prefix, option)
             if option in self._passed_on or is_supported(supported, value):
                 continue
-            path = ("body", option)
             if isinstance(supported, type):
                 kind = {str: "a string", dict: "an object"}[supported]
-                message = f"`body.{option}` must be {kind}, not {show(value)}"
+                message = f"{quote(path)} must be {kind}, not {show(value)}"
                 yield FieldProblem("invalid-type", path, message), None
             else:
-                message = f"`body.{option}` {show(value)} is not supported"
+                message = f"{quote(path)} {show(value)} is not supported"
                 hint = " or ".join(["leave it out", *(f"give {json.dumps(v)}" for v in supported)])
+                own = own_name(option, REQUEST_FIELDS)
+                hint = hint if own is None else HINT.format(own)
                 yield FieldProblem("unsupported-option", path, message, hint), None
 
     def _missing(self, path: Path, name: str) -> Finding:
@@ -319,6 +325,13 @@ class _Line:
         start = json_spans.find_value(self._text, path).start
         problem = FieldProblem("missing-field", (*path, name), f"field `{name}` is missing")
         return problem, TextSpan(start, start + 1)
+
+
+def _rank(problem: Problem) -> tuple[int, int]:
+    """Return what sorts the problems of a line: those that others may come from go first."""
+    ranks = {"conflicting-fields": 2, "missing-field": 3}
+    rank = 0 if problem.field in ROW_FIELDS else ranks.get(problem.code, 1)
+    return rank, problem.column
 
 
 def _alike(path: Path, other: Path) -> FieldProblem:

@@ -18,15 +18,17 @@ logprobs begin with those of the prompt, as its text does."""
 # The values that ask for nothing but what is done anyway; null always is one of them.
 Supported = dict[str, type[str] | type[dict[str, Any]] | tuple[object, ...]]
 _EVERYWHERE: Supported = {
-    "model": str,
-    "user": str,
+    **dict.fromkeys(("model", "user", "service_tier", "prompt_cache_key"), str),
+    **dict.fromkeys(("safety_identifier", "prompt_cache_retention"), str),
+    "metadata": dict,
+    "store": (False, True),
     "stream": (False,),
     "stream_options": (),
-    "store": (True, False),
-    "metadata": dict,
-    "prompt_cache_key": str,
-    "safety_identifier": str,
-    "service_tier": ("auto", "default"),
+    # vLLM's defaults
+    **dict.fromkeys(
+        ("detokenize", "skip_special_tokens", "spaces_between_special_tokens"), (True,)
+    ),
+    "use_beam_search": (False,),
 }
 COMPLETION_OPTIONS: Supported = {**_EVERYWHERE, "suffix": ("",)}
 CHAT_OPTIONS: Supported = {
@@ -36,7 +38,11 @@ CHAT_OPTIONS: Supported = {
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
 }
-OPTIONS = {COMPLETIONS_URL: COMPLETION_OPTIONS, CHAT_URL: CHAT_OPTIONS}
+OPTIONS: dict[str | None, Supported] = {
+    COMPLETIONS_URL: COMPLETION_OPTIONS,
+    CHAT_URL: CHAT_OPTIONS,
+    None: COMPLETION_OPTIONS | CHAT_OPTIONS,  # of lines that are no rows
+}
 
 # Fields that are the server's business, where one answers: sent as they are.
 PASSED_ON = (
@@ -67,7 +73,18 @@ PASSED_ON = (
 )
 
 # Fields of servers with which nothing is done here; in rows some of them may say nothing.
-UNSUPPORTED = frozenset((*COMPLETION_OPTIONS, *CHAT_OPTIONS, *PASSED_ON, "extra_body"))
+UNSUPPORTED = frozenset((*OPTIONS[None], *PASSED_ON, "extra_body"))
+
+
+def url_of(row: dict[str, Any]) -> str | None:
+    """Return which of the URLS a row is for, by its `url` or else its `body`; None for none."""
+    url, body = row.get("url"), row.get("body")
+    if url is None:
+        return CHAT_URL if isinstance(body, dict) and "messages" in body else COMPLETIONS_URL
+    ends = (
+        end for end in (CHAT_URL, COMPLETIONS_URL) if str(url).endswith(end.removeprefix("/v1"))
+    )
+    return next(ends, None)
 
 
 def form_of(url: str | None, request: Request) -> Form:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from batcher.errors import FieldProblem
-from batcher.formats.openai import OPTIONS, URLS, Form, form_of, is_supported
+from batcher.formats.openai import OPTIONS, Form, Supported, form_of, is_supported, url_of
 from batcher.formats.spellings import (
     BODY_FIELDS,
     ROW_FIELDS,
@@ -50,7 +50,7 @@ _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
 
 # Keys of lines that do not state each field by its own name, and those that are but synonyms.
-_OTHER_KEYS = frozenset(name.encode() for name in ("body", *SYNONYMS, *SPELLINGS))
+_OTHER_KEYS = frozenset(n.encode() for n in ("body", *SYNONYMS, *SPELLINGS, *OPTIONS[None]))
 _SYNONYM_KEYS = {name.encode(): (field, name) for name, field in SYNONYMS.items()}
 _FREE_KEYS = frozenset(name.encode() for name in FREE_FIELDS)
 _FREE_OR_SYNONYM_KEYS = _FREE_KEYS.union(_SYNONYM_KEYS)
@@ -208,9 +208,12 @@ class RequestParser:
         if isinstance(whole, dict) and "body" in whole:
             if is_server:
                 raise ValueError("a row may pass on what is no field of a request")
-            url, values = whole.get("url"), _fields_of_row(whole)
+            url = url_of(whole)
+            values = None if url is None else _fields_of_row(whole, url)
         elif isinstance(whole, dict):
-            values = _without_synonyms(whole)
+            values = _without_synonyms(
+                whole if is_server else _without_options(whole, OPTIONS[None])
+            )
         fields = Fields(values, self._capabilities.chat_template, is_server)
         if not isinstance(values, dict):
             raise ValueError("no object holds the fields")  # noqa: TRY004 - as the decoders say it
@@ -236,24 +239,29 @@ def _find_row(line: bytes) -> dict[str, Any] | None:
     return row if is_sure else None
 
 
-def _fields_of_row(row: dict[str, Any]) -> dict[str, Any] | None:
+def _fields_of_row(row: dict[str, Any], url: str) -> dict[str, Any] | None:
     """Return the fields of the request in a row, its id included; None of one that is unusual."""
-    url, body = row.get("url"), row["body"]
-    if row.get("method") != "POST" or url not in URLS or not row.keys() <= _ROW_KEYS:
+    body = row["body"]
+    if row.get("method") not in {None, "POST"} or not row.keys() <= _ROW_KEYS:
         return None
     if not isinstance(body, dict) or not body.keys() <= _BODY_KEYS[url]:
         return None
-    options, fields = OPTIONS[url], {"id": row.get("custom_id")}
-    for name, value in body.items():
-        if name not in options:
-            fields[name] = value
-        elif not is_supported(options[name], value):
+    fields = _without_options(body, OPTIONS[url])
+    return None if fields is None else {"id": row.get("custom_id"), **fields}
+
+
+def _without_options(fields: dict[str, Any], options: Supported) -> dict[str, Any] | None:
+    """Return `fields` without the options, which ask for nothing; None if one does."""
+    for name in fields.keys() & options.keys():
+        if not is_supported(options[name], fields[name]):
             return None
-    return fields
+    return {name: value for name, value in fields.items() if name not in options}
 
 
-def _without_synonyms(line: dict[str, Any]) -> dict[str, Any] | None:
+def _without_synonyms(line: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the fields of a line by their own names, as far as those are of ours."""
+    if line is None:
+        return None
     fields = dict(line)
     for synonym, name in SYNONYMS.items():
         value = fields.pop(synonym, None)

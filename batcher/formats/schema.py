@@ -37,6 +37,7 @@ TITLES: dict[Kind, str] = {
 
 _NULL: Schema = {"type": "null"}
 _STRING: Schema = {"type": "string"}
+_ENDS = {CHAT_URL: "/chat/completions$", COMPLETIONS_URL: "(^|[^t])/completions$"}
 _MAYBE_TEXT: Schema = {"type": ["string", "null"]}
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 
@@ -127,7 +128,8 @@ def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:
         fields
         | {"prompt": _nullable(fields["prompt"])}
         | {"custom_id": _MAYBE_TEXT | {"default": None}}
-        | {"prompt_tokens": {"anyOf": [token_ids, _NULL], "default": None}},
+        | {"prompt_tokens": {"anyOf": [token_ids, _NULL], "default": None}}
+        | _options(OPTIONS[None]),
         **{"not": _given(id=_STRING, custom_id=_STRING), "oneOf": names},
     )
     tops = [{"$ref": "#/$defs/RequestLine"}]
@@ -148,11 +150,11 @@ def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:
             f"One line of an OpenAI Batch file of {kind.lower()}s.",
             {
                 "custom_id": _MAYBE_TEXT | {"default": None},
-                "method": {"enum": ["POST"]},
-                "url": {"enum": [url]},
+                "method": {"enum": ["POST", None]},
+                "url": {"anyOf": [{"type": "string", "pattern": _ENDS[url]}, _NULL]},
                 "body": {"$ref": f"#/$defs/{kind}Body"},
             },
-            required=["method", "url", "body"],
+            required=["body"],
         )
         tops.append({"$ref": f"#/$defs/{row}"})
     return tops

@@ -23,7 +23,10 @@ ChatTemplate = Callable[..., Any]
 """What makes the prompt of a chat: text, token ids, or a mapping that has them as `input_ids`."""
 
 MESSAGE_FIELDS = ("role", "content", "name")
-UNUSED_FIELDS = ("refusal", "tool_calls", "function_call", "audio", "annotations")
+UNUSED_FIELDS = (
+    *("refusal", "tool_calls", "tool_call_id", "function_call", "audio", "annotations"),
+    *("reasoning", "reasoning_content", "prefix"),
+)
 PART_FIELDS = ("type", "text")
 
 _NO_TEMPLATE = "`messages` needs a model with a chat template; this one has none"

@@ -91,8 +91,8 @@ def _asked_for(request: Request, own: dict[str, Any]) -> dict[str, Any]:
     stops = [stop for given in (request.stop_sequence, request.stop) for stop in _listed(given)]
     if stops:
         fields["stop"] = stops
-    if request.stop_token is not None:
-        fields["stop_token_ids"] = _listed(request.stop_token)
+    if stop_tokens := _listed(request.stop_token):
+        fields["stop_token_ids"] = stop_tokens
     if own.keys().isdisjoint(_FORMATS):
         if request.json_schema is not None:
             fields["response_format"] = _response_format(request.json_schema)

@@ -59,10 +59,14 @@ def _type_of(status: int) -> str:
 
 
 def of_problems(problems: Sequence[Problem], place: str = "") -> ApiError:
-    """Return the answer to a body that is not valid; place: which of several prompts is wrong."""
-    param = None if problems[0].field is None else problems[0].field.removeprefix("body.")
-    said = "; ".join(p.message + (f" ({p.hint})" if p.hint else "") for p in problems)
-    return ApiError(BAD_REQUEST, problems[0].code, place + said.replace("`body.", "`"), param)
+    """Return the answer to a body that is not valid: the first of its problems.
+
+    place: which of several prompts is wrong.
+    """
+    first = problems[0]
+    param = None if first.field is None else first.field.removeprefix("body.")
+    said = first.message + (f" ({first.hint})" if first.hint else "")
+    return ApiError(BAD_REQUEST, first.code, place + said.replace("`body.", "`"), param)
 
 
 def of_result(error: ErrorInfo) -> ApiError:

@@ -166,7 +166,7 @@ def _is_uniform(stop: object) -> bool:
     if type(stop) is not list:
         return type(stop) is str and stop.isascii()
     kinds = set(map(type, stop))
-    return kinds in _KINDS_OF_IDS or (kinds == {str} and all(map(str.isascii, stop)))
+    return not kinds or kinds in _KINDS_OF_IDS or (kinds == {str} and all(map(str.isascii, stop)))
 
 
 @cache
@@ -209,13 +209,13 @@ def _only(default: Any) -> Any:
 
 def _text_types(largest_token: int) -> dict[str, Any]:
     """Return the types of the fields that hold text or token ids, as far as stops are few."""
-    few = Meta(min_length=1, max_length=_MAX_STOPS)
+    some, few = Meta(min_length=1, max_length=_MAX_STOPS), Meta(max_length=_MAX_STOPS)
     token_id: Any = Annotated[int, Meta(ge=0, le=largest_token)]
-    token_ids: Any = Annotated[list[token_id], few]
-    text: Any = Annotated[str, few]
+    token_ids: Any = Annotated[list[token_id], some]
+    text: Any = Annotated[str, some]
     return {
         "prompt": str | list[token_id],
-        "stop_token": token_id | token_ids | None,
+        "stop_token": token_id | Annotated[list[token_id], few] | None,
         "stop_sequence": text | Annotated[list[token_id | text | token_ids], few] | None,
         "stop": text | Annotated[list[text], few] | None,
     }

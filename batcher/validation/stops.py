@@ -76,7 +76,6 @@ def _parts(value: object, depth: int) -> Iterator[object]:
 def check_stop_token(stop: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     """Yield the problems of what is neither a token id nor a list of them."""
     if isinstance(stop, list):
-        yield from check_marker(stop, path)
         yield from check_token_ids(stop, path, capabilities)
     elif is_integer(stop):
         yield from check_token_id(stop, path, capabilities)
@@ -89,7 +88,6 @@ def check_stop_sequence(stop: object, path: Path, capabilities: ModelCapabilitie
     if not isinstance(stop, list):
         yield from _check_text(stop, path, _SEQUENCE_KINDS[0])
         return
-    yield from check_marker(stop, path)
     kinds = [_kind(item) for item in stop]
     odd = next((i for i, kind in enumerate(kinds) if kind is None or kind is not kinds[0]), None)
     if odd is not None:
@@ -111,7 +109,6 @@ def check_stop_sequence(stop: object, path: Path, capabilities: ModelCapabilitie
 def check_stop(stop: object, path: Path, _: ModelCapabilities) -> Problems:
     """Yield the problems of what is neither a text nor a list of texts."""
     if isinstance(stop, list):
-        yield from check_marker(stop, path)
         yield from _check_texts(stop, path)
     else:
         yield from _check_text(stop, path, "a string or a list of strings")

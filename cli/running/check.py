@@ -82,7 +82,7 @@ class InputPlan(Struct, kw_only=True):
         self._add_prompt(request, num_tokens, most)
         self._add_output(request, most)
         stops = (request.stop_token, request.stop_sequence, request.stop)
-        self.with_stops += any(stop is not None for stop in stops)
+        self.with_stops += any(stop not in (None, []) for stop in stops)
         self.ignoring_eos += request.ignore_eos
         self._add_arrival(request.arrival_time)
 

@@ -39,15 +39,15 @@ class ProblemReport:
         self.news: list[str] = []
 
     def add(self, bad: BadLine) -> None:
-        """Take in the problems of one more line."""
+        """Take in one more line, of whose problems the first is shown."""
         self.num_lines += 1
-        for problem in bad.problems:
-            is_as_advised = problem.code == self._hidden_code and problem.line == self.num_lines
-            if self._num_shown < MAX_SHOWN and not is_as_advised:
-                self._num_shown += 1
-                self.news.append(self._render(self._advise(problem)))
-            else:
-                self._num_hidden += 1
+        problem = bad.problems[0]
+        is_as_advised = problem.code == self._hidden_code and problem.line == self.num_lines
+        if self._num_shown < MAX_SHOWN and not is_as_advised:
+            self._num_shown += 1
+            self.news.append(self._render(self._advise(problem)))
+        else:
+            self._num_hidden += 1
 
     def _advise(self, problem: "Problem") -> "Problem":
         """Return a problem with what to do if it tells that the whole input has another form.

@@ -283,7 +283,7 @@ def summary(bad, line):
 
 @pytest.mark.parametrize(("line", "problems"), BAD, ids=lambda value: str(value)[:40])
 def test_a_bad_line_has_all_its_problems_at_their_places(line, problems):
-    assert summary(parse(line), line) == problems
+    assert sorted(summary(parse(line), line), key=lambda found: found[1]) == problems
 
 
 @pytest.mark.parametrize("depth", [100, 2000, 100_000])
@@ -365,7 +365,7 @@ def test_several_texts_where_there_is_one_get_a_hint(fields, hint):
 
 def test_a_misspelt_prompt_is_one_problem():
     assert [p.code for p in parse('{"promt":"x"}').problems] == ["unknown-field"]
-    assert [p.code for p in parse('{"zzz":"x"}').problems] == ["missing-field", "unknown-field"]
+    assert [p.code for p in parse('{"zzz":"x"}').problems] == ["unknown-field", "missing-field"]
 
 
 def test_a_bad_line_keeps_its_id_if_that_can_be_read():

@@ -4,12 +4,15 @@ import json
 
 import pytest
 
+from batcher import SimulatedModel, decode
 from batcher.errors import FieldProblem
 from batcher.formats.line_problems import place_problem
-from batcher.formats.openai import COMPLETION_OPTIONS
+from batcher.formats.openai import COMPLETION_OPTIONS, UNSUPPORTED
 from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.formats.spellings import SPELLINGS
+from batcher.models.base import chat_template_of
+from batcher.request import REQUEST_FIELDS, Request
 from batcher.request import PromptSegment as Segment
-from batcher.request import Request
 from batcher.validation import ModelCapabilities
 
 PARSER = RequestParser(ModelCapabilities(vocab_size=512))
@@ -33,9 +36,16 @@ HARMLESS = {
     "suffix": "",
     "stream": False,
     "stream_options": None,
-    "store": False,
+    "store": True,
     "metadata": {},
     "service_tier": "auto",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "s",
+    "detokenize": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "use_beam_search": False,
 }
 
 
@@ -55,9 +65,9 @@ def test_a_body_may_hold_segments_and_say_with_whom_it_shares():
     bad = row({"prompt": [{"text": ""}, {"txet": "b"}], "cache_salt": ""})
     assert [(problem.code, problem.field) for problem in parse(bad).problems] == [
         ("invalid-value", "body.prompt[0].text"),
-        ("missing-field", "body.prompt[1]"),
         ("unknown-field", "body.prompt[1].txet"),
         ("invalid-value", "body.cache_salt"),
+        ("missing-field", "body.prompt[1]"),
     ]
 
 
@@ -72,9 +82,55 @@ def test_a_row_without_an_id_has_its_line_number():
 def test_harmless_options_are_accepted_and_so_is_null():
     assert HARMLESS.keys() == COMPLETION_OPTIONS.keys()
     assert parse(row({"prompt": "", **HARMLESS})).request == Request(id="a", prompt="")
-    assert parse(row({"prompt": "", **dict.fromkeys(HARMLESS)})).request == Request(
-        id="a", prompt=""
+    for fields in (HARMLESS, dict.fromkeys(HARMLESS), dict.fromkeys(UNSUPPORTED)):
+        request = Request(id="a", prompt="")
+        assert parse(row({"prompt": "", **fields})).request == request
+        assert parse(json.dumps({"id": "a", "prompt": "", **fields})).request == request
+
+
+def test_null_means_not_given() -> None:
+    nulls = dict.fromkeys({*REQUEST_FIELDS, *SPELLINGS} - {"id", "prompt", "messages"})
+    request = Request(id="a", prompt="")
+    assert parse(row({"prompt": "", **nulls})).request == request
+    assert (
+        parse(json.dumps({"id": "a", "prompt": "", "messages": None, **nulls})).request == request
     )
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token", "stop_sequence", "stop_token_ids"])
+def test_an_empty_list_of_stops_is_none(name: str) -> None:
+    for line in (row({"prompt": "x", name: []}), json.dumps({"prompt": "x", name: []})):
+        [result] = decode([parse(line).request], model=SimulatedModel())
+        [free] = decode([Request(id=result.id, prompt="x")], model=SimulatedModel())
+        assert result == free
+
+
+CHAT = [{"role": "user", "content": "Hi"}]
+URLS_AS_WRITTEN = [
+    ({"url": "/v1/chat/completions"}, {"messages": CHAT}, "chat"),
+    ({"url": "/chat/completions"}, {"messages": CHAT}, "chat"),
+    (
+        {"url": "https://HOST/openai/v1/chat/completions", "method": None},
+        {"messages": CHAT},
+        "chat",
+    ),
+    ({}, {"messages": CHAT}, "chat"),
+    ({"url": None}, {"messages": CHAT}, "chat"),
+    ({"url": "/completions"}, {"prompt": "Hi"}, "completion"),
+    ({"method": "POST"}, {"prompt": "Hi"}, "completion"),
+]
+
+
+@pytest.mark.parametrize(("head", "body", "form"), URLS_AS_WRITTEN, ids=str)
+def test_a_row_says_by_its_url_or_its_body_what_it_is(head, body, form) -> None:
+    model = SimulatedModel()
+    parser = RequestParser(ModelCapabilities(chat_template=chat_template_of(model)))
+    usual = "/v1/chat/completions" if form == "chat" else "/v1/completions"
+    whole = {"custom_id": "a", "method": "POST", "url": usual, "body": body}
+    line = json.dumps({"custom_id": "a", **head, "body": body}).encode()
+    expected = parser.parse(json.dumps(whole).encode(), 1)
+    assert expected.form == form
+    assert parser.parse(line, 1) == parser._parse_good(line, 1) == expected
 
 
 def test_the_options_of_openai_that_are_fields_of_a_request_mean_the_same():
@@ -140,7 +196,7 @@ def test_an_option_that_is_wrong_or_would_change_the_output_is_refused(option, v
 
 
 ROWS = [
-    ('{"body":{"prompt":""}}', ["missing-field method", "missing-field url"]),
+    ('{"url":5,"body":{"promt":""}}', ["unsupported-option url"]),
     ('{"method":"POST","url":"/v1/completions"}', ["missing-field body"]),
     (row(5), ["invalid-type body"]),
     (row({}), ["missing-field body.prompt"]),
@@ -153,11 +209,14 @@ ROWS = [
     (row({"prompt": ""}, method="GET"), ["unsupported-option method"]),
     (
         row({"messages": [], "prompt": "x"}, url="/v1/chat"),
-        ["unsupported-option url", "unknown-field body.messages"],
+        ["unsupported-option url"],
     ),
     (
-        row({"prompt": [600], "stop": ""}, custom_id=5),
-        ["invalid-type custom_id", "unknown-token body.prompt[0]", "invalid-value body.stop"],
+        row({"n": 2, "stop": "", "x": 1, "temprature": 1}),
+        [
+            *("invalid-value body.stop", "unknown-field body.x", "unknown-field body.temprature"),
+            *("conflicting-fields body.n", "missing-field body.prompt"),
+        ],
     ),
     (row({"prompt": "x"})[:-1] + ',"body":{"prompt":""}}', ["duplicate-field body"]),
     (row({"prompt": "x"})[:-2] + ',"prompt":""}}', ["duplicate-field body.prompt"]),

@@ -291,14 +291,15 @@ def test_logprobs_that_nothing_wrote_are_an_error(field, value):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"id":"a"}', "field `prompt` is missing"),
-        (b'{"id":"a","x":1}', "field `prompt` is missing (and 1 more problem in this line)"),
-        (b'{"id":"a","x":1,"y":2}', "field `prompt` is missing (and 2 more problems in this line)"),
+        (b'{"x":1}', "unknown field `x` (and 1 more problem in this line)"),
+        (b'{"x":1,"prompt":"","id":"a"}', "unknown field `x`"),
+        (b'{"x":1,"id":"a","y":2}', "unknown field `x` (and 2 more problems in this line)"),
     ],
 )
 def test_a_rejected_line_has_a_result_too(line, message):
     bad = RequestParser(ModelCapabilities()).parse(line, 7)
     result = make_rejected_result(bad.id, bad.problems)
-    assert (result.id, result.index, result.finish_reason, result.tokens) == ("a", 0, "error", [])
-    assert result.error == ErrorInfo("missing-field", message, line=7, column=1, field="prompt")
+    name = "a" if b"id" in line else "7"
+    assert (result.id, result.index, result.finish_reason, result.tokens) == (name, 0, "error", [])
+    assert result.error == ErrorInfo("unknown-field", message, line=7, column=2, field="x")
     assert decode_result_line(encode_result(result)) == [result]

@@ -327,7 +327,7 @@ def test_bad_messages_have_their_place(messages, found):
     assert problems({"messages": messages}) == found
 
 
-@pytest.mark.parametrize("name", ["reasoning_effort", "skip_special_tokens", "user", "tools"])
+@pytest.mark.parametrize("name", ["reasoning_effort", "chat_template", "functions"])
 def test_a_field_that_is_known_and_not_supported_is_no_misspelt_one(name):
     [problem] = parse(line(**{name: "x"})).problems
     assert (problem.code, problem.field) == ("unsupported-option", name)
@@ -335,7 +335,7 @@ def test_a_field_that_is_known_and_not_supported_is_no_misspelt_one(name):
 
 
 def test_options_that_change_nothing_are_accepted():
-    options = {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u"}
+    options = {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u"}
     assert parse(row(**options)).request == parse(row()).request
     assert parse(chat(**options, parallel_tool_calls=True)).request == parse(chat()).request
 

@@ -97,10 +97,8 @@ BAD = [
     ({"prompt": "", "stop_token": True}, "invalid-type", "stop_token"),
     ({"prompt": "", "stop_token": "a"}, "invalid-type", "stop_token"),
     ({"prompt": "", "stop_token": {1}}, "invalid-type", "stop_token"),
-    ({"prompt": "", "stop_token": []}, "invalid-value", "stop_token"),
     ({"prompt": "", "stop_token": [1, -1]}, "unknown-token", "stop_token[1]"),
     ({"prompt": "", "stop_token": [1] * 1025}, "invalid-value", "stop_token"),
-    ({"prompt": "", "stop_sequence": []}, "invalid-value", "stop_sequence"),
     ({"prompt": "", "stop_sequence": ""}, "invalid-value", "stop_sequence"),
     ({"prompt": "", "stop_sequence": [[1], []]}, "invalid-value", "stop_sequence[1]"),
     ({"prompt": "", "stop_sequence": ["a", ""]}, "invalid-value", "stop_sequence[1]"),
@@ -113,7 +111,6 @@ BAD = [
     ({"prompt": "", "stop_sequence": 5}, "invalid-type", "stop_sequence"),
     ({"prompt": "", "stop_sequence": np.array(["", "a"])}, "invalid-type", "stop_sequence"),
     ({"prompt": "", "stop": ""}, "invalid-value", "stop"),
-    ({"prompt": "", "stop": []}, "invalid-value", "stop"),
     ({"prompt": "", "stop": ["a", ""]}, "invalid-value", "stop[1]"),
     ({"prompt": "", "stop": ["a", 1]}, "invalid-type", "stop[1]"),
     ({"prompt": "", "stop": "\ud800"}, "invalid-text", "stop"),
@@ -282,9 +279,9 @@ def test_what_goes_with_anything_takes_the_fast_way(fields):
 
 
 def test_all_problems_are_found():
-    request = Request(prompt=[600], max_tokens=-1, stop="", stop_token=[], ignore_eos=None)
+    request = Request(prompt=[600], max_tokens=-1, stop="", stop_token=[-1], ignore_eos=None)
     fields = [problem.field for problem in find_problems(request, CAPABILITIES)]
-    assert fields == ["prompt[0]", "max_tokens", "stop_token", "stop", "ignore_eos"]
+    assert fields == ["prompt[0]", "max_tokens", "stop_token[0]", "stop", "ignore_eos"]
 
 
 def test_the_stops_are_measured_together():
