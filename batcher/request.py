@@ -365,7 +365,8 @@ class ServerRequest(
 ):
     """A request for a server, which is sent the fields that its line states, and no others.
 
-    stated: the names of these fields, as a default may be stated, too.
+    stated: the names of these fields, as a default may be stated, too, and so may parts of
+    extra_body.
     """
 
     stated: frozenset[str]

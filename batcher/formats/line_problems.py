@@ -201,7 +201,9 @@ class _Line:
                 given[name] = _with_records(path[-1], value)
         if not self._is_server:
             return Request(**given)
-        return ServerRequest(**given, stated=frozenset(given))
+        written = self._holder((*self._prefix, ""))
+        names = (name for name, value in written.items() if value is not None)
+        return ServerRequest(**given, stated=frozenset((*given, *names)))
 
     def _holder(self, path: Path) -> dict[Any, Any]:
         """Return the object that the field at `path` belongs into; an empty one if it is none."""

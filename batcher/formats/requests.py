@@ -174,7 +174,7 @@ class RequestParser:
             fields["id"] = str(line_number)
         is_free = fields.keys() <= self._free_fields
         if self._is_server:
-            fields["stated"] = frozenset(fields)
+            fields["stated"] = frozenset((*fields, *given))
         if is_free:
             request = msgspec.convert(fields, self._checked)
             is_right = goes_together(request, self._capabilities)

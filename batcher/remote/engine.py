@@ -307,7 +307,7 @@ class RemoteEngine:
         self._recorder.admitted(row, reason)
         model, request = self._model, row.request
         extra_body = model.settings.extra_body
-        named = model.model_for((request.extra_body or {}).get("model", extra_body.get("model")))
+        named = model.model_for(extra_body.get("model") or (request.extra_body or {}).get("model"))
         body = body_of(request, row.index, named, extra_body, row.context)
         self._attempts.send(row, body)
 

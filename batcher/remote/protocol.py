@@ -19,6 +19,7 @@ _SENT = (
     *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "ignore_eos"),
     *("bad_words", "allowed_token_ids", "cache_salt", "mirostat", "mirostat_tau", "mirostat_eta"),
+    "include_stop_str_in_output",
 )
 _RENAMED = ("stop", "stop_sequence", "stop_token", "logprobs", "json_schema", "extra_body")
 _STRUCTURED = {"regex": "regex", "choice": "choice", "lark": "grammar", "gbnf": "grammar"}  # vLLM's
@@ -44,12 +45,18 @@ def body_of(
 ) -> Body:
     """Return what is sent for sample `index` of a request.
 
-    model: goes before the one that the request names.  extra_body: of all requests; that of the
-    request goes before it, but null removes a field of any.  history: the text, or the messages,
-    that the request goes on from.
+    model: goes before the one that the request names.  extra_body: of all requests; it goes before
+    the fields of a request, but for those in an extra_body of its own, and null removes any.
+    history: the text, or the messages, that the request goes on from.
     """
     own = request.extra_body or {}
-    fields = {"stream": True, "stream_options": {"include_usage": True}, **_asked_for(request, own)}
+    stated = request.stated if isinstance(request, ServerRequest) else frozenset()
+    fields = {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **_asked_for(request, own, stated),
+        **own,
+    }
     if is_chat(request):
         path = CHAT_PATH
         if request.logprobs is not None:
@@ -62,7 +69,7 @@ def body_of(
         if request.logprobs is not None:
             fields["logprobs"] = request.logprobs
     fields |= extra_body
-    fields |= own
+    fields |= {name: value for name, value in own.items() if name not in stated}
     if path == CHAT_PATH and history:
         fields["messages"] = [*history, *fields["messages"]]
     if model is not None:
@@ -75,13 +82,12 @@ def body_of(
     return Body(path, {name: value for name, value in fields.items() if value is not None})
 
 
-def _asked_for(request: Request, own: dict[str, Any]) -> dict[str, Any]:
+def _asked_for(request: Request, own: dict[str, Any], stated: frozenset[str]) -> dict[str, Any]:
     """Return what is asked for of texts and chats alike.
 
     own: what the request says in the server's words, and is not said again in ours.
     """
     fields: dict[str, Any] = {}
-    stated = request.stated if isinstance(request, ServerRequest) else frozenset()
     for name in _SENT:
         value = getattr(request, name)
         if name in stated or REQUEST_FIELDS[name].asks(value):

@@ -270,6 +270,19 @@ def test_extra_body_with_null_removes_any_field(folder):
     assert server.bodies == [{"prompt": "hi", "stream": True}]
 
 
+def test_extra_body_overrides_rows_but_for_their_own(folder):
+    row_fields = {"temperature": 0, "user": "a", "max_completion_tokens": 5}
+    own = {"extra_body": {"seed": 1, "metadata": {}}}
+    (folder / "r.jsonl").write_bytes(lines_of({"messages": SAID, **row_fields, **own}))
+    given = {"temperature": 1, "user": "b", "max_completion_tokens": 6, "seed": 2, "metadata": None}
+    with FaultServer() as server:
+        done = run(folder, server, "--extra-body", json.dumps(given))
+    assert done.returncode == 0, done.stderr
+    [body] = server.bodies
+    expected = {"temperature": 1, "user": "b", "max_completion_tokens": 6, "seed": 1}
+    assert {name: body.get(name) for name in given} == expected | {"metadata": None}
+
+
 @pytest.mark.parametrize(
     ("seed", "seeds"), [({}, [None, 1952177954, 1952177955]), ({"seed": 0}, [0, 1, 2])]
 )
