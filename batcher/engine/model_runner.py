@@ -230,7 +230,8 @@ class ModelRunner:
         if start and self.pages is None and (start == row.num_cached_tokens or row in self._lost):
             start = 0
             self._lost.discard(row)
-        chunk = Chunk(row.slot, row.known_tokens(start, stop), start)
+        known, num_prompt = row.known_tokens(start, stop), row.num_prompt_tokens
+        chunk = Chunk(row.slot, known, start, num_prompt=num_prompt)
         if row.extras is None or row.extras.prompt_logprobs is None:
             return chunk
         return self._scored(chunk, row.extras.prompt_logprobs)

@@ -103,7 +103,7 @@ def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    _mask: object,
+    attention_mask: object,  # noqa: ARG001 - what a step masks, it knows
     *,
     step: LayerStep,
     scaling: float | None = None,

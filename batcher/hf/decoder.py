@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from batcher.errors import BatchdecodeError
+from batcher.hf.long_rope import LongRope, LongRopeError, switch_of
 from batcher.hf.packed_linear import pack_linears
 from batcher.hf.parts import body_output, parts_of
 from batcher.hf.step import NUM_GATHERED, UNBOUNDED, RaggedStep
@@ -44,6 +45,7 @@ class HFDecoder:
 
     Raises:
         WholeError: it cannot be taken apart.
+        LongRopeError: layers have windows, and factors that may switch.
         BatchdecodeError: even tokens by themselves are not computed alike.
     """
 
@@ -57,9 +59,16 @@ class HFDecoder:
         self._call = calls[0]
         windows = {layer: call.window for layer, call in calls.items()}
         self.cache_groups = attention_groups(windows, sizes.max_position_embeddings)
+        self._long_rope: LongRope | None = None
+        switch = switch_of(self._parts.body)
+        if switch is not None and switch < sizes.max_position_embeddings:
+            if self.cache_groups[0].window is not None or len(self.cache_groups) > 1:
+                raise LongRopeError(switch)
+            self._long_rope = LongRope(model, self._parts.body, switch)
         kept = (self._call.key, self._call.value)
         self._num_kept = num_kv_layers(self.cache_groups)  # layers that a block has room for
         cell = self._num_kept * sum(part[0].numel() * part.element_size() for part in kept)
+        cell *= 1 if self._long_rope is None else 2
         self.cache_size = CacheSize(len(self.cache_groups) * cell, cell, 0)
         self._num_gathered = NUM_GATHERED if kept[0].device.type == "cpu" else UNBOUNDED
         if is_exact:
@@ -81,7 +90,10 @@ class HFDecoder:
 
     def new_store(self) -> TensorStore:
         """Return room for the keys and values of tokens."""
-        return TensorStore(self._num_kept, self._call.key[0], self._call.value[0])
+        has_versions = self._long_rope is not None
+        return TensorStore(
+            self._num_kept, self._call.key[0], self._call.value[0], has_versions=has_versions
+        )
 
     def new_states(self) -> None:
         """Return None: no layer is recurrent."""
@@ -95,6 +107,14 @@ class HFDecoder:
         _num_layers: int | None = None,
     ) -> Any:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, a tensor."""
+        if self._long_rope is None:
+            return self._computed(spans, store)
+        found = self._long_rope.versions(spans, cast(TensorStore, store))
+        spans, is_new = zip(*found, strict=True)
+        is_asked = np.repeat(is_new, [len(span.token_ids) for span in spans])
+        return self._computed(spans, store)[torch.from_numpy(is_asked)]
+
+    def _computed(self, spans: Sequence[Span], store: KVStore) -> torch.Tensor:
         num_tokens = sum(len(span.token_ids) for span in spans)
         tiles = [spans] if self.tile is None else [*_tiles(spans, self.tile)]
         return torch.cat([self._hidden(tile, store) for tile in tiles])[:num_tokens]
@@ -103,6 +123,8 @@ class HFDecoder:
         own = cast(TensorStore, store)  # see new_store
         num_gathered = self._num_gathered if self.tile is None else 0
         step = RaggedStep(spans, own, self.cache_groups, num_gathered)
+        if self._long_rope is not None:
+            self._long_rope.choose(spans, step.positions)
         return body_output(self._parts.body, step.token_ids, step.positions, step)[0]
 
     @torch.inference_mode()
@@ -133,7 +155,8 @@ def _tiles(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:
         while begin < len(span.token_ids):
             end = min(begin + room, len(span.token_ids))
             cells = [own[: span.start + end] for own in span.cells]
-            tile.append(Span(span.token_ids[begin:end], span.start + begin, cells))
+            ids, start = span.token_ids[begin:end], span.start + begin
+            tile.append(Span(ids, start, cells, num_prompt=span.num_prompt))
             room -= end - begin
             begin = end
             if room == 0:

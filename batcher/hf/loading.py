@@ -58,7 +58,7 @@ def load(source: str, settings: HFSettings, *, is_local: bool) -> Loaded:
         "local_files_only": is_local,
         "trust_remote_code": settings.trust_remote_code,
     }
-    with _reading(source):
+    with reading(source):
         model, report = AutoModelForCausalLM.from_pretrained(
             source, dtype=settings.dtype, output_loading_info=True, **given
         )
@@ -96,7 +96,7 @@ def quietly() -> Iterator[None]:
 
 
 @contextmanager
-def _reading(source: str) -> Iterator[None]:
+def reading(source: str) -> Iterator[None]:
     """Let what transformers raises of a model be an error of one line.
 
     Raises:
@@ -133,7 +133,7 @@ def _sizes_of(model: Any) -> Sizes:
     """
     config = model.config.get_text_config()
     ends = getattr(model.generation_config, "eos_token_id", None)
-    ends = config.eos_token_id if ends is None else ends
+    ends = getattr(config, "eos_token_id", None) if ends is None else ends
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if not all(isinstance(end, int) for end in ends):
         raise BatchdecodeError(f"eos_token_id is {ends}, which are no token ids")

@@ -133,7 +133,8 @@ class RaggedStep:
     def attend(self, layer: int, call: AttentionCall) -> torch.Tensor:
         """Return the output [tokens, heads, value features] of all queries of a layer."""
         group, at = self._group_of[layer]
-        keys, values = self._store.keys[at], self._store.values[at]
+        kept = self._store.keys[at], self._store.values[at]
+        keys, values = (part.view(-1, *part.shape[-2:]) for part in kept)  # or two in each cell
         keys[self._own[group]] = call.key
         values[self._own[group]] = call.value
         output = call.query.new_empty(*call.query.shape[:2], values.shape[-1])

@@ -37,6 +37,7 @@ class Chunk(Struct, frozen=True, gc=False):
     before it can be read in pages.
     token_ids: a list; of many tokens perhaps an array, but never for a model of one's own.
     is_scored: whether the logits after each of its tokens are wanted, in ModelOutput.chunk_logits.
+    num_prompt: how many tokens the prompt of the row has; 0 if those of its first chunk.
     num_drafts: how many of its last tokens are drafts, for a model that verifies them; there is one
     before them, after which the row yields.  The next step goes on after those that were accepted:
     by a chunk, or where Pages.moved says; see also VerifyingModel.recomputes_drafts.
@@ -52,6 +53,7 @@ class Chunk(Struct, frozen=True, gc=False):
     is_scored: bool = False
     num_drafts: int = 0
     draft_parents: tuple[int, ...] = ()
+    num_prompt: int = 0
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ def _load(
     spec: str, source: str, settings: HFSettings, *, is_local: bool
 ) -> TransformerModel | SlotModel:
     from batcher.hf.decoder import HFDecoder  # noqa: PLC0415 - as above
-    from batcher.hf.loading import load  # noqa: PLC0415 - as above
+    from batcher.hf.loading import load, reading  # noqa: PLC0415 - as above
     from batcher.hf.parts import WholeError  # noqa: PLC0415 - as above
     from batcher.hf.tokenizer import NoTokenizer  # noqa: PLC0415 - as above
     from batcher.hf.whole import WholeDecoder  # noqa: PLC0415 - as above
@@ -66,14 +66,16 @@ def _load(
         raise BatchdecodeError(
             f"--max-context {settings.max_context} is above the {limit} of {source}"
         )
+    sizes = sizes._replace(max_position_embeddings=settings.max_context or limit)
     tokenizer: Tokenizer = own_tokenizer or NoTokenizer(sizes.vocab_size)
     described = _described(settings, str(model.dtype).removeprefix("torch."), digest)
-    try:
-        decoder = HFDecoder(model, sizes, is_exact=settings.exact)
-    except WholeError as reason:
-        whole = WholeDecoder(model, sizes, is_exact=settings.exact)
-        described["row_by_row"] = str(reason)
-        return SlotModel(whole, tokenizer, spec, described, settings.max_context)
+    with reading(source):
+        try:
+            decoder = HFDecoder(model, sizes, is_exact=settings.exact)
+        except WholeError as reason:
+            whole = WholeDecoder(model, sizes, is_exact=settings.exact)
+            described["row_by_row"] = str(reason)
+            return SlotModel(whole, tokenizer, spec, described, settings.max_context)
     return TransformerModel(decoder, tokenizer, spec, described, settings.max_context)
 
 

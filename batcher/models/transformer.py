@@ -138,12 +138,14 @@ class TransformerModel:
         self._store = self._decoder.new_store()
         self._states = self._decoder.new_states()
         self._lengths = [0] * num_slots  # tokens computed of each row
+        self._num_prompt = [0] * num_slots  # tokens of its prompt
         self._state_lengths: dict[int, int] = {}  # cell of states -> after how many tokens they are
         self._tokens = np.zeros(num_slots, np.int64)
 
     def fork(self, source: int, target: int) -> None:
         """Let `target` hold what `source` does; in pages, it does already."""
         self._lengths[target] = self._lengths[source]
+        self._num_prompt[target] = self._num_prompt[source]
         if self._own is None:
             return
         copies = [*self._own.fork(source, target)]
@@ -270,6 +272,8 @@ class TransformerModel:
                 failed[slot] = f"{length} tokens are more than its context of {self.max_context}"
             else:
                 num_drafts = 0 if chunk is None else chunk.num_drafts
+                if chunk is not None and (chunk.num_prompt or not start):
+                    self._num_prompt[slot] = chunk.num_prompt or stop
                 span = self._span(batch, slot, token_ids, start, num_drafts)
                 rows.append(_Row(slot, spans_of_tree(span, paths) if paths else [span], chunk))
                 self._lengths[slot] = stop
@@ -279,12 +283,12 @@ class TransformerModel:
         self, batch: Batch, slot: int, token_ids: list[int], start: int, num_drafts: int
     ) -> Span:
         """Return the next tokens of a row, and where all is kept that it has to do with."""
-        stop = start + len(token_ids)
+        stop, num_prompt = start + len(token_ids), self._num_prompt[slot]
         tables, size = self._tables(batch, slot, start, stop)
         kv_tables = tables if self._states is None else tables[:-1]
         cells = [self._store.cells(table, size, stop) for table in kv_tables]
         if self._states is None:
-            return Span(token_ids, start, cells, num_drafts=num_drafts)
+            return Span(token_ids, start, cells, num_drafts=num_drafts, num_prompt=num_prompt)
         states, known = tables[-1], stop - num_drafts
         source = _state_cell(states[(start - 1) // size]) if start else NOWHERE
         if self._state_lengths.get(source, 0) != start:

@@ -26,6 +26,7 @@ class Span(NamedTuple):
     snapshots: which states are kept, ascending; the last are those after all tokens but drafts.  A
     span may start from what one before it in the same step has kept.
     num_drafts: how many of the last tokens are drafts.
+    num_prompt: how many tokens of the sequence are its prompt.
     """
 
     token_ids: Sequence[int]
@@ -34,6 +35,7 @@ class Span(NamedTuple):
     source: int = NOWHERE
     snapshots: Sequence[Snapshot] = ()
     num_drafts: int = 0
+    num_prompt: int = 0
 
 
 def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
@@ -56,7 +58,9 @@ def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
                 np.concatenate([own, cells[span.start + np.array(path)]])
                 for own, cells in zip(past, span.cells, strict=True)
             ],
+            num_prompt=span.num_prompt,
         )
         for path in paths
     ]
-    return [Span(span.token_ids[:num_known], span.start, past), *drafts]
+    first = Span(span.token_ids[:num_known], span.start, past, num_prompt=span.num_prompt)
+    return [first, *drafts]

@@ -25,7 +25,61 @@ DELTA_NET = {
 }
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 GEMMA = {"query_pre_attn_scalar": 16, **WINDOW, **ALTERNATING}
-PAGED = {
+SWITCH = 28  # tokens: some of what is generated is shorter, some prompts are longer
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+    "original_max_position_embeddings": SWITCH,
+}
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+PHI = {"original_max_position_embeddings": SWITCH, "sliding_window": None}
+
+
+def turned(kind, rope, **fields):
+    """Return a kind of model with this RoPE."""
+    return kind, {**SIZES, "rope_parameters": {"rope_theta": 1e4, **rope}, **fields}
+
+
+ROPES = {  # by type and model
+    "default": turned("LlamaConfig", {"rope_type": "default"}),
+    "linear": turned("LlamaConfig", {"rope_type": "linear", "factor": 4.0}),
+    "dynamic": turned("LlamaConfig", {"rope_type": "dynamic", "factor": 4.0}),
+    "yarn": turned(
+        "LlamaConfig",
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": SWITCH},
+    ),
+    "llama3": turned("LlamaConfig", LLAMA_3),
+    "proportional": turned(
+        "LlamaConfig", {"rope_type": "proportional", "partial_rotary_factor": 0.5}
+    ),
+    "longrope": turned("LlamaConfig", LONG_ROPE),
+    "longrope of phi 3": turned("Phi3Config", LONG_ROPE, **PHI),
+    "longrope of phi 4 mini": turned(
+        "Phi3Config",
+        {
+            **LONG_ROPE,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0] * 6,
+            "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+        },
+        tie_word_embeddings=True,
+        **PHI,
+    ),
+    "longrope of phi 3.5 with experts": turned(
+        "PhimoeConfig",
+        {**LONG_ROPE, "short_mscale": 1.1, "long_mscale": 1.6},
+        num_local_experts=4,
+        **PHI,
+    ),
+}
+PAGED = ROPES | {
     "llama": ("LlamaConfig", SIZES),
     "llama with tied weights": ("LlamaConfig", {**SIZES, "tie_word_embeddings": True}),
     "mistral": ("MistralConfig", {**SIZES, **WINDOW}),
@@ -53,12 +107,31 @@ ROW_BY_ROW = {
             "state_size": 16,
         },
     ),
+    "mamba": (
+        "MambaConfig",
+        {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 16},
+    ),
+    "bamba": (
+        "BambaConfig",
+        {
+            **SIZES,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_d_state": 16,
+        },
+    ),
+    "rwkv": (
+        "RwkvConfig",
+        {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "context_length": 160},
+    ),
     "bloom": ("BloomConfig", {"vocab_size": VOCAB, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
 }
 
 STRENGTHS = {
     "gpt-2": 8,
     "bloom": 20,
+    "longrope of phi 4 mini": 8,
     "llama with tied weights": 8,
 }  # or else outputs repeat a token
 

@@ -1,5 +1,6 @@
 """Models of transformers in our batch give the tokens that `generate` gives for each request."""
 
+import functools
 import json
 import shutil
 from random import Random
@@ -10,7 +11,17 @@ from consoles import ROOT
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hf_models import PAGED, ROW_BY_ROW, VOCAB, generated, random_model  # noqa: E402 - needs torch
+from hf_models import (  # noqa: E402 - needs torch
+    PAGED,
+    ROPES,
+    ROW_BY_ROW,
+    SIZES,
+    SWITCH,
+    VOCAB,
+    generated,
+    random_model,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402 - as above
 
 from batcher import BatchdecodeError, Engine, Request, decode, load_model  # noqa: E402 - as above
 from batcher.models.slots import SlotModel  # noqa: E402 - as above
@@ -42,16 +53,20 @@ def prompts():
     return [*drawn, begin + drawn[0], begin + drawn[1]]
 
 
-def decoded(model, schedule, speculation=None, **fields):
+def results_of(model, requests, schedule, speculation=None):
     engine = Engine(model, 3, settings=SchedulingSettings(**schedule), speculation=speculation)
-    for number, prompt in enumerate(prompts()):
-        request = {"prompt": prompt, "max_tokens": NUM_TOKENS, "ignore_eos": True, **fields}
-        engine.add(Request(id=str(number), **request))
+    for number, request in enumerate(requests):
+        engine.add(Request(id=str(number), ignore_eos=True, **request))
     results = []
     while engine.has_work:
         results += engine.step().results
     assert not [result.error for result in results if result.error]
-    return [result.tokens for result in sorted(results, key=lambda result: int(result.id))]
+    return sorted(results, key=lambda result: (int(result.id), result.index))
+
+
+def decoded(model, schedule, speculation=None, max_tokens=NUM_TOKENS):
+    asked = [{"prompt": prompt, "max_tokens": max_tokens} for prompt in prompts()]
+    return [result.tokens for result in results_of(model, asked, schedule, speculation)]
 
 
 @pytest.fixture(params=[*PAGED, *ROW_BY_ROW])
@@ -59,7 +74,8 @@ def saved(request, tmp_path):
     """A kind of model, its folder, and what it generates of each prompt."""
     model = random_model(request.param)
     model.save_pretrained(tmp_path)
-    expected = [generated(model, prompt, NUM_TOKENS) for prompt in prompts()]
+    num_tokens = NUM_TOKENS if request.param in PAGED else 16  # one row after the other takes long
+    expected = [generated(model, prompt, num_tokens) for prompt in prompts()]
     assert len({token for tokens in expected for token in tokens}) > 20
     return request.param, tmp_path, expected
 
@@ -69,7 +85,100 @@ def test_tokens_are_those_that_generate_gives(saved):
     model = load_model(f"hf:{folder}")
     assert isinstance(model.inner, TransformerModel if name in PAGED else SlotModel)
     for schedule in SCHEDULES.values():
-        assert decoded(model, schedule) == expected, schedule
+        assert decoded(model, schedule, max_tokens=len(expected[0])) == expected, schedule
+
+
+def test_every_kind_of_rope_is_tried():
+    assert {*ROPE_INIT_FUNCTIONS} <= {*ROPES}
+
+
+LONG = [name for name in ROPES if "longrope" in name]
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_rows_that_share_blocks_have_their_own_factors(name, tmp_path):
+    model = random_model(name)
+    model.save_pretrained(tmp_path)
+    read = load_model(f"hf:{tmp_path}")
+    short = prompts()[1]  # passes the switch
+    others = [short + generated(model, short, 20), short[:5]]
+    asked = [
+        {"prompt": prompt, "max_tokens": 30, "arrival_time": 40.0 * number}
+        for number, prompt in enumerate([short, *others, short])
+    ]
+    found = results_of(read, asked, {"prefix_cache": True, "block_size": 4})
+    assert [result.tokens for result in found] == [
+        generated(model, request["prompt"], 30) for request in asked
+    ]
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_drafts_beams_and_scores_know_the_factors_of_each_token(name, tmp_path):
+    model = random_model(name)
+    model.save_pretrained(tmp_path)
+    read = load_model(f"hf:{tmp_path}", exact=True)
+    expected = [generated(model, prompt, 30) for prompt in prompts()]
+    for draft in (f"hf:{tmp_path}", "ngram"):
+        speculation = SpeculationSettings(draft=draft)
+        assert decoded(read, {}, speculation, max_tokens=30) == expected
+    long, chunks = prompts()[1] * 2, {"max_batch_tokens": 5}
+    asked = [
+        {"prompt": long, "max_tokens": 2, "prompt_logprobs": 0},
+        {"prompt": long[:17], "max_tokens": 20, "num_beams": 2},
+        {"prompt": long[:17], "max_tokens": 20, "n": 2, "temperature": 1, "seed": 1},
+    ]
+    whole, parts = (results_of(read, asked, schedule) for schedule in ({}, chunks))
+    assert [result.tokens for result in whole] == [result.tokens for result in parts]
+    with torch.no_grad():
+        logits = model(torch.tensor([long])).logits[0].log_softmax(-1)
+    expected = [logits[at, token].item() for at, token in enumerate(long[1:])]
+    for results in (whole, parts):
+        found = [of_token.logprob for of_token in results[0].prompt_logprobs[1:]]
+        assert found == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["longrope of phi 3", "bamba"])
+def test_factors_of_a_model_with_windows_or_row_by_row_may_not_switch(name, tmp_path):
+    rope = ROPES["longrope"][1]["rope_parameters"]
+    random_model(name, sliding_window=8, rope_parameters=rope).save_pretrained(tmp_path)
+    with pytest.raises(BatchdecodeError, match=f"give --max-context {SWITCH}, up to which"):
+        load_model(f"hf:{tmp_path}")
+    read = load_model(f"hf:{tmp_path}", max_context=SWITCH)
+    asked = [{"prompt": [3, 4], "max_tokens": 9}]
+    expected = generated(transformers.AutoModelForCausalLM.from_pretrained(tmp_path), [3, 4], 9)
+    assert results_of(read, asked, {})[0].tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("RecurrentGemma", {"num_hidden_layers": 3, "attention_window_size": 8}, "no cache"),
+        ("OpenAIGPT", {"n_layer": 2, "n_head": 4, "n_embd": 64}, "OpenAIGPT.* takes no cache"),
+        ("CpmAnt", {"num_attention_heads": 4, "dim_head": 16}, "cannot continue from its cache"),
+    ],
+)
+def test_a_model_that_cannot_use_a_cache_is_refused_in_one_line(name, fields, message, tmp_path):
+    fields = {**SIZES, "lru_width": 64, **fields}
+    config = getattr(transformers, f"{name}Config")(**fields)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(BatchdecodeError, match=f"it cannot be loaded: .*{message}") as caught:
+        load_model(f"hf:{tmp_path}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_whose_cache_changes_its_logits_is_refused(tmp_path, monkeypatch):
+    random_model("bamba").save_pretrained(tmp_path)
+    load_model(f"hf:{tmp_path}")
+    kind = transformers.BambaForCausalLM
+    forward = kind.forward
+
+    @functools.wraps(forward)
+    def forgets_positions(self, *args, position_ids=None, **given):
+        return forward(self, *args, **given)
+
+    monkeypatch.setattr(kind, "forward", forgets_positions)
+    with pytest.raises(BatchdecodeError, match=r"Bamba.* computes other logits with its cache"):
+        load_model(f"hf:{tmp_path}")
 
 
 def test_a_vocabulary_may_be_smaller_than_what_is_tried_at_first(tmp_path):
