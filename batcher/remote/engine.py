@@ -392,7 +392,8 @@ class RemoteEngine:
         if seconds < LONG_WAIT or until < self._told_until + max(LONG_WAIT, seconds / 10):
             return
         self._told_until, model = until, self._model
-        end = datetime.now().astimezone() + timedelta(seconds=min(seconds, MAX_TOLD_WAIT))
+        seconds = min(seconds, MAX_TOLD_WAIT)
+        end = datetime.now().astimezone() + timedelta(seconds=seconds)
         when = f"until {end:%Y-%m-%d %H:%M:%S} ({seconds:,.0f} s)"
         if failure.is_overlong:
             model.tell(f"not waiting {when} for {model.address.url}: {failure}\n")

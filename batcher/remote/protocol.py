@@ -96,7 +96,7 @@ def _asked_for(request: Request, own: dict[str, Any], stated: frozenset[str]) ->
         fields.pop("max_tokens", None)
     stops = [stop for given in (request.stop_sequence, request.stop) for stop in _listed(given)]
     if stops:
-        fields["stop"] = stops
+        fields["stop"] = stops if request.stop_sequence else request.stop
     if stop_tokens := _listed(request.stop_token):
         fields["stop_token_ids"] = stop_tokens
     if own.keys().isdisjoint(_FORMATS):

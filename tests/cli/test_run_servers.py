@@ -91,13 +91,15 @@ def test_a_refused_key_ends_the_run_and_another_one_goes_on(folder):
 
 @pytest.mark.parametrize("shown", ["-q", "--live=plain", "--live=always"])
 def test_a_wait_that_is_too_long_is_told_once_and_the_run_goes_on_later(folder, shown):
-    later = [refusal(429, "daily limit", Retry_After="3600"), answer("x")]
+    later = [refusal(429, "daily limit\x1b[31m", Retry_After="3600"), answer("x")]
     with FaultServer(dict.fromkeys(["p1", "p2", "p5"], later)) as server:
         done = run(folder, server, "--max-wait", "60", shown)
         assert done.returncode == 1
         [told] = [line for line in done.stderr.splitlines() if "not waiting until" in line]
         assert "(3,600 s) for http://" in told
-        assert "HTTP 429: daily limit; --max-wait 60 is less than 3600 s" in told
+        assert "HTTP 429: daily limit" in told
+        assert "; --max-wait 60 is less than 3600 s" in told
+        assert "\x1b[31m" not in told
         assert "--resume --retry-failed" in done.stderr.split("continue later with: ")[1]
         done = run(folder, server, "--max-wait", "60", shown, "--resume", "--retry-failed")
     assert done.returncode == 0
@@ -211,7 +213,9 @@ AS_WRITTEN = [
     ({"messages": SAID, "gbnf": "root ::= x"}, {"structured_outputs": {"grammar": "root ::= x"}}),
     ({"messages": SAID, "json_schema": OBJECT}, {"response_format": {"type": "json_object"}}),
     (row(messages=SAID, stop_token_ids=[5], ignore_eos=False, min_tokens=0), None),
-    ({"messages": SAID, "stop_token": 5, "stop": "a"}, {"stop_token_ids": [5], "stop": ["a"]}),
+    ({"messages": SAID, "stop_token": 5, "stop": "a"}, {"stop_token_ids": [5], "stop": "a"}),
+    ({"messages": SAID, "stop": ["a"], "stop_sequence": "b"}, {"stop": ["b", "a"]}),
+    (row(messages=SAID, stop="a", include_stop_str_in_output=True), None),
     (row(messages=SAID, stream=True, stream_options={"include_usage": True}), {}),
     ({"messages": SAID, "stream": False, "temperature": None, "seed": None, "model": None}, {}),
     (row(messages=SAID, n=1, continue_final_message=True, add_generation_prompt=False), None),

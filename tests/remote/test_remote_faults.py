@@ -171,7 +171,7 @@ def test_after_the_last_attempt_it_is_an_error():
         (429, {"X_RateLimit_Reset": "40"}, 40),
         (429, {"X_RateLimit_Reset": "in_100_s"}, 100),
         (429, {"X_RateLimit_Reset": "in_100_ms"}, 100),
-        (429, {"Retry_After": "1e300"}, 1e300),
+        (429, {"Retry_After": "1e300"}, 1e9),
         (429, {"Retry_After": "2"}, None),
         (500, {"X_RateLimit_Reset": "40"}, None),
     ],
