@@ -417,10 +417,7 @@ def _read_top_logprobs(name: str, value: Any, fields: Fields) -> Found:
         yield FieldProblem("conflicting-fields", (name,), message)
 
 
-SPELLINGS: Mapping[str, Reader] = {
-    "messages": _read_messages,
-    "max_completion_tokens": _renamed("max_tokens"),
-    "stop_token_ids": _read_stop_token_ids,
+CONSTRAINT_SPELLINGS: Mapping[str, Reader] = {
     "response_format": _read_response_format,
     "guided_json": lambda name, value, _: _json_schema((name,), value),
     "guided_regex": _renamed("regex"),
@@ -428,7 +425,12 @@ SPELLINGS: Mapping[str, Reader] = {
     "guided_grammar": lambda name, value, _: _grammar((name,), value),
     "structured_outputs": _read_structured_outputs,
 }
-_WRITTEN = {n: r for n, r in SPELLINGS.items() if n not in ("messages", "stop_token_ids")}
+_WRITTEN = {"max_completion_tokens": _renamed("max_tokens"), **CONSTRAINT_SPELLINGS}
+SPELLINGS: Mapping[str, Reader] = {
+    "messages": _read_messages,
+    "stop_token_ids": _read_stop_token_ids,
+    **_WRITTEN,
+}
 _CHAT_LOGPROBS = {"logprobs": _read_chat_logprobs, "top_logprobs": _read_top_logprobs}
 _SPELLINGS_OF_ROWS: Mapping[str, Mapping[str, Reader]] = {
     COMPLETIONS_URL: {n: r for n, r in SPELLINGS.items() if n != "messages"} | {"echo": _read_echo},

@@ -54,7 +54,23 @@ class RemoteModel:
         from batcher.remote.protocol import SERVED  # noqa: PLC0415 - if there is a server
 
         several = () if self.served_model or "model" in self.settings.extra_body else self.listed
-        return ModelCapabilities(num_slots=num_slots, served=SERVED, models=tuple(several))
+        return ModelCapabilities(
+            num_slots=num_slots,
+            served=SERVED,
+            models=tuple(several),
+            check_constraint=_check_constraint,
+        )
+
+
+def _check_constraint(*_: object) -> None:
+    """Make sure that answers can be checked; what a constraint may say, the server knows.
+
+    Raises:
+        MissingGrammarError: they cannot.
+    """
+    from batcher.decoding.constraints.compiler import need_grammar_packages  # noqa: PLC0415 - slow
+
+    need_grammar_packages()
 
 
 def settings_of(given: Mapping[str, Any]) -> ServerSettings:

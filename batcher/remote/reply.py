@@ -6,13 +6,20 @@ never an answer.  A field of no known form is ignored only if nothing of the ans
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 
+from batcher.decoding.constraints.source import (
+    ConstraintSource,
+    constraint_source,
+    stated_source,
+)
+from batcher.errors import GrammarError
+from batcher.formats.spellings import CONSTRAINT_SPELLINGS, Fields, Given, find_given
 from batcher.remote.failures import ServerFailure, error_within, told_in
-from batcher.request import Request
+from batcher.request import ConstraintField, Request
 from batcher.result import (
     LOWEST_LOGPROB,
     NUM_DIGITS,
@@ -139,12 +146,18 @@ class Reply:
     token_ids: None as soon as some are not known.  prompt_tokens: None until a usage comes.
     finish_reason: in the server's words; None until it comes.
     stops, stop_ids: what the request stops at.  A text that the server lets pass ends here.
-    keeps_stop: whether the stop remains in the text.
+    keeps_stop: whether the stop remains in the text.  constraint: what the answer has to be.
     """
 
     def __init__(
-        self, stops: Sequence[str] = (), stop_ids: Sequence[int] = (), *, keeps_stop: bool = False
+        self,
+        stops: Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
+        *,
+        keeps_stop: bool = False,
+        constraint: ConstraintSource | None = None,
     ) -> None:
+        self.constraint = constraint
         self.num_tokens = 0
         self.prompt_tokens: int | None = None
         self.finish_reason: str | None = None
@@ -355,7 +368,27 @@ def reply_to(request: Request, fields: dict[str, Any]) -> Reply:
         [*dict.fromkeys(stop for stop in stops if isinstance(stop, str) and stop)],
         [stop for stop in stop_ids if isinstance(stop, int)],
         keeps_stop=fields.get("include_stop_str_in_output") is True,
+        constraint=_constraint_of(request, fields),
     )
+
+
+_read_grammar = CONSTRAINT_SPELLINGS["guided_grammar"]  # llama.cpp and SGLang have other names
+_CONSTRAINTS = {**CONSTRAINT_SPELLINGS, "grammar": _read_grammar, "ebnf": _read_grammar}
+
+
+def _constraint_of(request: Request, fields: dict[str, Any]) -> ConstraintSource | None:
+    """Return the constraint that a request states, or --extra-body for it, if any."""
+    read = find_given(Fields(fields, None), _CONSTRAINTS)
+    try:
+        stated = constraint_source(request)
+        found = (
+            stated_source(cast(ConstraintField, g.field), g.value)
+            for g in read
+            if isinstance(g, Given)
+        )
+        return stated or next(found, None)
+    except GrammarError:  # half of a character, which the server will not understand either
+        return None
 
 
 _KINDS = {"thinking": "reasoning", "reasoning": "reasoning", "refusal": "refusal"}

@@ -1,15 +1,47 @@
 """What a row has come to, as the result of its sample."""
 
-from batcher.errors import Failure
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from batcher.decoding.constraints.compiler import (
+    MAX_CACHED,
+    ConstraintCompiler,
+    MissingGrammarError,
+)
+from batcher.decoding.constraints.source import ConstraintSource
+from batcher.decoding.constraints.verification import UNDECIDED, Look, Verifier
+from batcher.errors import Failure, GrammarError
+from batcher.models.tokenizers import ByteTokenizer
 from batcher.remote.sequence import RemoteSequence
-from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
+from batcher.result import (
+    ConstraintCheck,
+    ConstraintOutcome,
+    ErrorInfo,
+    FinishReason,
+    Result,
+    StepTimes,
+    Usage,
+)
 from batcher.scheduling.sequence import NO_SLOT
+
+
+class Judgement(NamedTuple):
+    """What is to be said of an answer and its constraint, as of an output of our own."""
+
+    constraint: ConstraintOutcome | None = None
+    check: ConstraintCheck | None = None
+    failure: Failure | None = None
 
 
 def result_of(
     row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
 ) -> Result:
     """Return the result of a row that has ended with `step`; failure: why, if that is so."""
+    judged = Judgement()
+    if failure is None and row.slot != NO_SLOT:
+        judged = _judge(row, reason)
+    if judged.failure is not None:
+        reason, failure = "error", judged.failure
     reply, request = row.reply, row.request
     num_prompt_tokens = reply.prompt_tokens
     if num_prompt_tokens is None:
@@ -31,8 +63,59 @@ def result_of(
         steps=StepTimes(row.arrived_step, row.admitted_step, row.first_token_step, step),
         error=error,
         logprobs=None if request.logprobs is None or lacks_logprobs else reply.logprobs,
+        constraint=judged.constraint,
+        constraint_check=judged.check,
         reasoning=reply.reasoning,
         refusal=reply.refusal,
         tool_calls=reply.tool_calls,
         function_call=reply.function_call,
     )
+
+
+def _judge(row: RemoteSequence, reason: FinishReason) -> Judgement:
+    """Return what is to be said of an answer; many servers ignore constraints.
+
+    Calls of tools are not texts, and keep none.
+    """
+    reply, source = row.reply, row.reply.constraint
+    if source is None or reply.tool_calls or reply.function_call:
+        return Judgement()
+    stop = reply.stop_reason if isinstance(reply.stop_reason, str) else ""
+    output = (reply.text.removesuffix(stop) + stop).encode(errors="replace")
+    is_ended = reason == "stop" and reply.stop_reason is None
+    look = _look_at(source, output)
+    is_whole = look.problem is None if look.is_decided else is_ended
+    problem = look.problem if is_ended or not _verifier_of(source).can_begin(output) else None
+    if problem is not None:
+        message = f"the output breaks its constraint: {problem}"
+        return Judgement("incomplete", None, Failure("constraint-error", message))
+    check: ConstraintCheck | None = "none" if is_whole and not look.is_decided else None
+    return Judgement("complete" if is_whole else "incomplete", check)
+
+
+_verifier_of = lru_cache(MAX_CACHED)(Verifier)
+
+
+@cache
+def _grammars() -> ConstraintCompiler:
+    """Return what compiles grammars for texts whose tokens are their bytes, and EOS."""
+    return ConstraintCompiler(ByteTokenizer(), 257, (256,))
+
+
+def _look_at(source: ConstraintSource, output: bytes) -> Look:
+    """Return what is wrong with an output.
+
+    The second check of our own outputs judges, and llguidance where that has no opinion, as it had
+    no part in making this output.
+    """
+    try:
+        look = _verifier_of(source).look(output)
+        if look.is_decided or source.kind == "json_schema":  # whose grammar has one way to write
+            return look
+        matcher = _grammars().compile(source).states.new_matcher()
+    except (GrammarError, MissingGrammarError, ImportError):  # the server may know other dialects
+        return UNDECIDED
+    is_kept = matcher.try_consume_tokens([*output]) == len(output) and matcher.is_accepting()
+    if matcher.is_error():  # a limit of llguidance
+        return UNDECIDED
+    return Look(None if is_kept else "the grammar does not accept it")

@@ -231,6 +231,7 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
     """Yield what the valid `request` asks for and `capabilities` cannot give."""
     if capabilities.served is not None:
         yield from find_untold(request, capabilities, capabilities.served)
+        yield from _find_uncompiled(request, capabilities)
         return
     if request.extra_body:
         message = "`extra_body` is for a server, and this model is none"
@@ -261,8 +262,7 @@ def _find_unserved_by_model(
             f"and the batch has {capabilities.num_slots}"
         )
         yield FieldProblem("too-few-slots", (name,), message, f"use a batch of {needed} or more")
-    for field in constraint_fields_of(request):
-        yield from find_uncompiled(field, getattr(request, field), capabilities)
+    yield from _find_uncompiled(request, capabilities)
     if capabilities.encode is not None:
         for path, text in _texts_of(request):
             try:
@@ -314,6 +314,11 @@ def _texts_of(request: Request) -> Iterator[tuple[Path, str]]:
             for index, segment in enumerate(prompt):
                 if isinstance(segment, PromptSegment) and segment.text is not None:
                     yield (name, index, "text"), segment.text
+
+
+def _find_uncompiled(request: Request, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
+    for field in constraint_fields_of(request):
+        yield from find_uncompiled(field, getattr(request, field), capabilities)
 
 
 def find_uncompiled(

@@ -1,11 +1,15 @@
 """What a server answers becomes the results, the events and the numbers of a run like any other."""
 
+import json
+
 import pytest
 from fault_server import FaultServer, answer, chunks, reset
 from remote_runs import answered, asking, carry_out, engine_of
 
+from batcher.decoding.constraints import compiler
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, FinishEvent, ReceiveEvent, StepsEvent
+from batcher.formats.requests import RequestParser
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.request import Request
 from batcher.result import Result, StepTimes, Usage
@@ -338,6 +342,83 @@ def test_logprobs_that_lack_are_an_error(logprobs):
     assert "lacks the `logprobs`" in result.error.message
     assert run.by_id["empty"].logprobs == []
     assert len(server.requests) == 2
+
+
+INTEGER = {"type": "integer"}
+STATED = {"type": "json_schema", "json_schema": {"name": "n", "schema": INTEGER}}
+OBJECT = {"type": "json_object"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({"json_schema": INTEGER}, "5 ", "five"),
+        ({"response_format": STATED}, "5", "5.5"),
+        ({"response_format": OBJECT}, '{"a": 1}', "```json\n{}```"),
+        ({"guided_json": INTEGER}, "5", "[5]"),
+        ({"regex": "a+"}, "aa", "ab"),
+        ({"regex": r"(?i)\p{L}+"}, "ÄB", "a1"),
+        ({"choice": ["yes", "no"]}, "no", "no."),
+        ({"lark": 'start: "a" start | "b"'}, "aab", "aa"),
+        ({"gbnf": 'root ::= "a" root | "b"'}, "b", "abb"),
+        ({"structured_outputs": {"regex": "a+"}}, "a", "b"),
+        ({"extra_body": {"response_format": OBJECT}}, "{}", "5"),
+        ({"extra_body": {"grammar": 'root ::= "é"'}}, "é", "e"),
+    ],
+)
+def test_constraints_are_checked_as_those_of_our_own_outputs(fields, good, bad):
+    ways = {
+        "good": answer(good),
+        "bad": answer(bad),
+        "cut": answer(bad[:-1], finish="length"),
+        "calls": choices({"delta": {"tool_calls": [part("f", "{}")]}}, {"finish_reason": "stop"}),
+    }
+    with FaultServer({name: [way] for name, way in ways.items()}) as server, engine_of(server) as e:
+        parser = RequestParser(e.capabilities)
+        lines = [json.dumps({"id": name, "prompt": name, **fields}).encode() for name in ways]
+        run = carry_out(e, [parser.parse(line, 1).request for line in lines])
+    results = run.by_id
+    assert [(results[name].finish_reason, results[name].constraint) for name in ways][:2] == [
+        ("stop", "complete"),
+        ("error", "incomplete"),
+    ]
+    assert (results["bad"].error.code, results["bad"].text) == ("constraint-error", bad)
+    assert "the output breaks its constraint: " in results["bad"].error.message
+    assert results["cut"].constraint in ("incomplete", "complete")
+    assert results["cut"].finish_reason == "length" or "choice" in fields
+    assert (results["calls"].finish_reason, results["calls"].constraint) == ("stop", None)
+    assert {result.constraint_check for result in run.results} == {None}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lark": "in the dialect of the server"},
+        {"json_schema": {"$schema": "https://example.org/unknown"}},
+    ],
+)
+def test_a_constraint_that_cannot_be_checked_here_is_said_to_be_unchecked(fields):
+    [result] = answered(FaultServer(usual=answer("{}")), asking("a", **fields)).results
+    assert (result.constraint, result.constraint_check) == ("complete", "none")
+
+
+def test_a_stop_that_completes_an_output_counts_for_its_constraint():
+    server = FaultServer(usual=answer('{"a": 1} and more'))
+    for stop, outcome in (("}", "complete"), ("1", "incomplete")):
+        [result] = answered(server, asking("a", stop=stop, json_schema=True)).results
+        assert (result.finish_reason, result.constraint) == ("stop", outcome)
+
+
+def test_constraints_are_refused_if_nothing_can_check_them(monkeypatch):
+    monkeypatch.setattr(compiler, "find_spec", lambda _: None)
+    with FaultServer() as server, engine_of(server) as engine:
+        parser = RequestParser(engine.capabilities)
+        refused = parser.parse(json.dumps({"prompt": "a", "response_format": OBJECT}).encode(), 1)
+        taken = parser.parse(b'{"prompt": "a"}', 1)
+    [problem] = refused.problems
+    assert problem.code == "unsupported-model"
+    assert "pip install 'batchdecode[grammar]'" in problem.message
+    assert taken.request.prompt == "a"
 
 
 def test_usage_is_what_the_server_says_and_its_hidden_tokens_come_with_the_last():

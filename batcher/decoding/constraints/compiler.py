@@ -45,6 +45,16 @@ class MissingGrammarError(BatchdecodeError):
         )
 
 
+def need_grammar_packages() -> None:
+    """Make sure that constraints can be compiled and checked.
+
+    Raises:
+        MissingGrammarError: a package is missing.
+    """
+    if any(find_spec(name) is None for name in _NEEDED_MODULES):
+        raise MissingGrammarError
+
+
 class CompiledConstraint:
     """A constraint ready for any number of rows.
 
@@ -181,8 +191,7 @@ class ConstraintCompiler:
     @cached_property
     def _llguidance_tokenizer(self) -> "LLTokenizer":
         """The tokenizer as llguidance knows it."""
-        if any(find_spec(name) is None for name in _NEEDED_MODULES):
-            raise MissingGrammarError
+        need_grammar_packages()
         from llguidance import LLTokenizer  # noqa: PLC0415 - an optional dependency
 
         ends = self._eos_token_ids
