@@ -101,10 +101,11 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     What is None is not written: error, why it failed; cumulative_logprob, of all tokens, and
     logprobs, of each, if asked for, and prompt_logprobs, of those of the prompt; score, that of
     beam search; segments, if the request names states; constraint, whether an output that has to
-    follow one is a whole; constraint_check, that nothing but what made it could tell; limit, which
-    one an output of finish_reason "length" has reached, if it is not max_tokens; and of a server's
-    model reasoning, what it thought, refusal, what it said in place of an answer, tool_calls and
-    function_call, what it calls, in OpenAI's forms.
+    follow one is a whole; constraint_check, that nothing but what made it could tell;
+    constraint_verified, keywords of the schema that only the check of the whole output has decided;
+    limit, which one an output of finish_reason "length" has reached, if it is not max_tokens; and
+    of a server's model reasoning, what it thought, refusal, what it said in place of an answer,
+    tool_calls and function_call, what it calls, in OpenAI's forms.
     """
 
     id: str
@@ -124,6 +125,7 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     segments: list[Segment] | None = None
     constraint: ConstraintOutcome | None = None
     constraint_check: ConstraintCheck | None = None
+    constraint_verified: tuple[str, ...] | None = None
     limit: LengthLimit | None = None
     reasoning: str | None = None
     refusal: str | None = None

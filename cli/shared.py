@@ -63,6 +63,11 @@ def grammar_timeout(panel: str = DECODING, default: float | None = GRAMMAR_TIMEO
     return option(panel, text, "SECONDS", default=default, **limits)
 
 
+def strict_constraints() -> Any:
+    """Return the field --strict-constraints."""
+    return flag(DECODING, "Refuse a schema of which a part could only be checked afterwards.")
+
+
 def checkpoint_group(panel: str = DECODING) -> OptionGroup:
     """Return the options of models that are loaded from files: those that were given, by name."""
     kinds = {}

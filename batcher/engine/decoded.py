@@ -30,6 +30,7 @@ class Generated(Struct, frozen=True, gc=False):
     score: float | None = None
     constraint: ConstraintOutcome | None = None
     constraint_check: ConstraintCheck | None = None
+    constraint_verified: tuple[str, ...] | None = None
     failure: Failure | None = None
 
 

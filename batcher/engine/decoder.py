@@ -36,6 +36,7 @@ class Decoder:
     is_streaming: whether the text of each sample is told as it comes.
     speculates: whether sequences may be given drafts.
     grammar_timeout: seconds of processor time for a constraint.
+    strict_constraints: whether masks have to enforce all of one.
     rows: those that ask for more, once there has been any; speculating: the same, if sequences may
     be given drafts.
     """
@@ -48,7 +49,7 @@ class Decoder:
         is_streaming: bool,
         speculates: bool = False,
     ) -> None:
-        self.grammar_timeout = GRAMMAR_TIMEOUT
+        self.grammar_timeout, self.strict_constraints = GRAMMAR_TIMEOUT, False
         self._speculates = speculates
         self._model, self._num_slots, self._is_streaming = model, num_slots, is_streaming
         self._tokens = OutputTokens(num_slots)
@@ -76,7 +77,11 @@ class Decoder:
         model = self._model
         vocab_size = model.vocab_size or len(model.tokenizer.token_bytes)
         return ConstraintCompiler(
-            model.tokenizer, vocab_size, eos_token_ids_of(model), self.grammar_timeout
+            model.tokenizer,
+            vocab_size,
+            eos_token_ids_of(model),
+            self.grammar_timeout,
+            is_strict=self.strict_constraints,
         )
 
     def check_constraint(self, field: ConstraintField, value: object) -> None:

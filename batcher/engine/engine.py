@@ -64,6 +64,7 @@ class Engine:
     is_measured: whether events tell what each step computed; always where time or memory is
     modelled, or padding computed.  is_checked: whether the blocks are counted after every step.
     grammar_timeout: how many seconds of processor time a constraint may take to compile.
+    strict_constraints: whether a schema is refused of which a part could only be checked later.
     speculation: what proposes drafts, if there are any; by default it changes no token.
     capabilities: what this engine can decode, as `find_problems` wants to know it.
 
@@ -85,6 +86,7 @@ class Engine:
         is_measured: bool = False,
         is_checked: bool = False,
         grammar_timeout: float = GRAMMAR_TIMEOUT,
+        strict_constraints: bool = False,
         speculation: "SpeculationSettings | Drafter | None" = None,
     ) -> None:
         _check_arguments(batch_size, settings, step_time, clock, grammar_timeout)
@@ -113,6 +115,7 @@ class Engine:
         )
         decoder = self._runner.decoder
         decoder.grammar_timeout = grammar_timeout
+        decoder.strict_constraints = strict_constraints
         self._is_streaming, self._is_checked = is_streaming, is_checked
         self._layout, self._typecode = layout_of(self._model), typecode_of(self._model.vocab_size)
         is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)

@@ -308,6 +308,7 @@ class Outputs:
             ],
             constraint=generated.constraint,
             constraint_check=generated.constraint_check,
+            constraint_verified=generated.constraint_verified,
             limit=sequence.limit if has_reached_it else None,
         )
 

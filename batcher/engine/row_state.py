@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from batcher.decoding.beams import BeamSearch, BeamStep
 from batcher.decoding.constraints.compiler import CompiledConstraint, ConstraintCompiler
 from batcher.decoding.constraints.rows import RowConstraint
+from batcher.decoding.constraints.verification import Look
 from batcher.decoding.healing import HealingRow
 from batcher.decoding.sampling.group import needs_cumulative, sampling_params
 from batcher.decoding.sampling.noise import row_key
@@ -113,11 +114,13 @@ class RowState(Struct, eq=False):
         """
         if self.grammar is None or generated.reason == "error":
             return generated
-        tokens = generated.tokens
+        tokens, unenforced = generated.tokens, self.grammar.unenforced
         is_ended = bool(tokens) and tokens[-1] in eos_token_ids
         kept = tokens[:-1] if is_ended else tokens
         output = join_bytes(kept, tokenizer.token_bytes)
         look = self.grammar.verifier.look(output)
+        if unenforced and not look.is_decided:
+            look = Look(f"nothing can check {', '.join(unenforced)} in it")
         if look.is_decided:
             is_whole = look.problem is None
         else:
@@ -127,6 +130,7 @@ class RowState(Struct, eq=False):
             generated,
             constraint="complete" if is_whole else "incomplete",
             constraint_check=None if look.is_decided or not is_whole else "none",
+            constraint_verified=unenforced if unenforced and is_whole else None,
         )
         if problem is None:
             return generated

@@ -56,6 +56,7 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     segments: list[Segment] | None = None
     constraint: ConstraintOutcome | None = None
     constraint_check: ConstraintCheck | None = None
+    constraint_verified: tuple[str, ...] | None = None
     limit: LengthLimit | None = None
 
 

@@ -288,6 +288,7 @@ _DESCRIPTIONS = {
     "segments": "What was generated in each state, in order.",
     "constraint": "Whether the output that has to follow a constraint is a whole.",
     "constraint_check": "That nothing could check a whole output but what it was made by.",
+    "constraint_verified": "Keywords of the schema that only the check of the output enforced.",
     "prompt_logprobs": "The logprob of each token of the prompt; that of the first is null.",
     "message": "What is wrong, for a person.",
     "ChatChoice.message": "What the assistant says.",

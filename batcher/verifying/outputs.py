@@ -17,7 +17,7 @@ Unlike = tuple[str, int | None, Any, Any]
 
 _SAME = (
     *("text", "finish_reason", "stop_reason", "limit"),
-    *("segments", "constraint", "constraint_check"),
+    *("segments", "constraint", "constraint_check", "constraint_verified"),
 )
 _UNIT = 1.5 * 10.0**-NUM_DIGITS  # of a told number the last digit may be rounded either way
 

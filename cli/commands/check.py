@@ -20,6 +20,7 @@ class CheckOptions:
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
     defaults: dict[str, Any] = shared.defaults_group().field
     grammar_timeout: float = shared.grammar_timeout()
+    strict_constraints: bool = shared.strict_constraints()
     json: bool = flag(OUTPUT, "Print the plan as JSON.", is_common=True)
     color: shared.Color = shared.color()
     model_settings: dict[str, Any] = field(default_factory=dict)

@@ -91,6 +91,7 @@ class RunOptions:
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
     defaults: dict[str, Any] = shared.defaults_group().field
     grammar_timeout: float = shared.grammar_timeout()
+    strict_constraints: bool = shared.strict_constraints()
     call_timeout: float | None = option(
         DECODING,
         "Fail a row that an LLM gives no answer for in this time.  [default: 120]",

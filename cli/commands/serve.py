@@ -92,6 +92,7 @@ class ServeOptions:
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
     defaults: dict[str, Any] = shared.defaults_group().field
     grammar_timeout: float = shared.grammar_timeout(default=GRAMMAR_TIMEOUT)
+    strict_constraints: bool = shared.strict_constraints()
     scheduling: SchedulingOptions = scheduling_group(default_time="wall").field
     trace: str | None = option(
         OUTPUT,

@@ -118,7 +118,12 @@ class InputPlan(Struct, kw_only=True):
 def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport) -> InputPlan:
     """Read all of `requests`, count and report."""
     model = load(options)
-    engine = Engine(model, options.batch, grammar_timeout=options.grammar_timeout)
+    engine = Engine(
+        model,
+        options.batch,
+        grammar_timeout=options.grammar_timeout,
+        strict_constraints=options.strict_constraints,
+    )
     parser = RequestParser(capabilities_of(engine, options))
     plan = InputPlan(batch=options.batch, max_context=number_of(model, "max_context"))
     lines = requests.lines()

@@ -102,6 +102,7 @@ class EngineSetup:
                 is_streaming=options.stream,
                 is_checked=bool(scheduling.check),
                 grammar_timeout=options.grammar_timeout,
+                strict_constraints=options.strict_constraints,
                 speculation=scheduling.speculation,
             )
         except MemoryError as error:

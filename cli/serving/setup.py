@@ -47,6 +47,7 @@ def make_engine(options: ServeOptions, model: Model, clock: ServerClock) -> Engi
             is_streaming=True,
             is_checked=bool(scheduling.check),
             grammar_timeout=options.grammar_timeout,
+            strict_constraints=options.strict_constraints,
             speculation=scheduling.speculation,
         )
     except MemoryError as error:

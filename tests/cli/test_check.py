@@ -133,6 +133,15 @@ def test_a_constraint_that_takes_too_long_to_compile_is_a_problem_of_its_line(tm
     assert "<stdin>:1:41" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize("flags", [(), ("--strict-constraints",)])
+def test_strict_constraints_refuse_what_is_otherwise_checked_afterwards(tmp_path, command, flags):
+    line = b'{"prompt":"a","json_schema":{"enum":[1,2],"not":{"const":1}},"max_tokens":9}\n'
+    done = batchdecode(command, "-", *flags, cwd=tmp_path, stdin=line)
+    is_refused = "`json_schema`: not enforced while decoding: not; --strict" in done.stderr
+    assert is_refused == ("invalid-grammar" in done.stderr) == bool(flags)
+
+
 def test_the_options_know_how_long_a_constraint_may_take():
     assert CheckOptions().grammar_timeout == settings.GRAMMAR_TIMEOUT
 

@@ -330,6 +330,7 @@ RESULTS = [
         segments=[Segment("a", "t", [1])],
         constraint="complete",
         constraint_check="none",
+        constraint_verified=("not",),
     ),
     Result(
         id="a",
@@ -382,6 +383,7 @@ OPTIONAL = {
     "segments",
     "constraint",
     "constraint_check",
+    "constraint_verified",
 }
 
 

@@ -228,6 +228,7 @@ RESULTS = st.builds(
     | st.lists(st.builds(Segment, TEXT, TEXT, st.lists(COUNT, max_size=3)), max_size=2),
     constraint=st.sampled_from([None, "complete", "incomplete"]),
     constraint_check=st.sampled_from([None, "none"]),
+    constraint_verified=st.sampled_from([None, ("not", "oneOf")]),
     error=st.none() | st.builds(ErrorInfo, TEXT, TEXT, MAYBE_COUNT, MAYBE_COUNT, st.none() | TEXT),
 )
 

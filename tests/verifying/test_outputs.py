@@ -55,6 +55,7 @@ def test_slots_steps_and_usage_do_not_count():
         ({"segments": [Segment("a", "b", [1])]}, "segments", None),
         ({"constraint": "complete"}, "constraint", None),
         ({"constraint_check": "none"}, "constraint_check", None),
+        ({"constraint_verified": ("not",)}, "constraint_verified", None),
         ({"error": ErrorInfo("model-error", "no")}, "error", None),
         ({"logprobs": [RESULT.logprobs[0], logprob(-0.5)]}, "logprobs", 2),
         ({"logprobs": [RESULT.logprobs[0], logprob(-0.5), logprob(-0.500003)]}, "logprobs", 2),

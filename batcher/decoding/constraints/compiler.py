@@ -17,7 +17,12 @@ from batcher.decoding.constraints.json_residuals import json_residuals_of
 from batcher.decoding.constraints.matchers import compile_source, with_large_stack
 from batcher.decoding.constraints.regex_residuals import regex_residuals_of
 from batcher.decoding.constraints.rows import GrammarRow, GrammarStates, Residuals
-from batcher.decoding.constraints.source import ConstraintSource, constraint_source, stated_source
+from batcher.decoding.constraints.source import (
+    ConstraintSource,
+    constraint_source,
+    parts_of,
+    stated_source,
+)
 from batcher.decoding.constraints.trials import TRIALS
 from batcher.decoding.constraints.verification import Verifier
 from batcher.decoding.healing import VocabularyIndex
@@ -59,11 +64,14 @@ class CompiledConstraint:
     """A constraint ready for any number of rows.
 
     verifier: checks finished outputs by other means than the rows were made by.
-    states: where outputs have come to.
+    states: where outputs have come to.  unenforced: keywords that only the verifier decides.
     """
 
-    def __init__(self, source: ConstraintSource, states: GrammarStates) -> None:
+    def __init__(
+        self, source: ConstraintSource, states: GrammarStates, unenforced: tuple[str, ...] = ()
+    ) -> None:
         self.source, self.verifier, self.states = source, Verifier(source), states
+        self.unenforced = unenforced
 
     def new_row(self) -> GrammarRow:
         """Return the constraint of an output that has not begun."""
@@ -89,6 +97,7 @@ class ConstraintCompiler:
     times: what that, and the use of them, has taken.
     num_misses: how often one was compiled; what cannot be compiled is remembered as well.
     timeout: seconds of processor time for one.
+    is_strict: whether a schema is refused of which a part could only be checked afterwards.
     """
 
     def __init__(
@@ -97,11 +106,13 @@ class ConstraintCompiler:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         timeout: float = GRAMMAR_TIMEOUT,
+        *,
+        is_strict: bool = False,
     ) -> None:
         self.num_misses = self._num_rows = self._num_cached_chars = 0
         self.times = ConstraintTimes()
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._eos_token_ids, self._timeout = eos_token_ids, timeout
+        self._eos_token_ids, self._timeout, self._is_strict = eos_token_ids, timeout, is_strict
         self._known: OrderedDict[ConstraintSource, CompiledConstraint | GrammarError] = (
             OrderedDict()
         )
@@ -168,20 +179,21 @@ class ConstraintCompiler:
 
     def _compile(self, source: ConstraintSource) -> CompiledConstraint | GrammarError:
         tokenizer = self._llguidance_tokenizer
-        error = TRIALS.make(source, self._timeout)
-        if error is not None:
-            return error
+        found = TRIALS.make(source, self._timeout)
+        if isinstance(found, GrammarError):
+            return found
+        if found.unenforced and self._is_strict:
+            return _not_enforced(source, found.unenforced)
         if source.kind == "regex":
             tokenizer = self._tokenizer_of_words
-        matcher = with_large_stack(partial(compile_source, tokenizer, source))
+        matcher = with_large_stack(partial(compile_source, tokenizer, found.source))
         if isinstance(matcher, GrammarError):
             return matcher
-        states = GrammarStates(
-            matcher, self.vocabulary, tokenizer.eos_tokens, _residuals_of(source)
-        )
+        residuals = _residuals_of(found.source)
+        states = GrammarStates(matcher, self.vocabulary, tokenizer.eos_tokens, residuals)
         if failure := states.start.failure:
             return GrammarError((source.kind,), f"no output can keep it: {failure}")
-        return CompiledConstraint(source, states)
+        return CompiledConstraint(source, states, found.unenforced)
 
     @cached_property
     def _tokenizer_of_words(self) -> "LLTokenizer":
@@ -200,6 +212,17 @@ class ConstraintCompiler:
             vocabulary,  # type: ignore[arg-type] # it asks for no more
             eos_token=[*ends] or None,
         )
+
+
+def _not_enforced(source: ConstraintSource, keywords: tuple[str, ...]) -> GrammarError:
+    """Return the error of a schema that --strict-constraints refuses, at the first such keyword."""
+    parts = parts_of(json.loads(source.text))
+    path = next(path for path, part in parts if not part.keys().isdisjoint(keywords))
+    message = f"not enforced while decoding: {', '.join(keywords)}"
+    return GrammarError(
+        ("json_schema", *path),
+        f"{message}; --strict-constraints refuses what is only checked after",
+    )
 
 
 def _residuals_of(source: ConstraintSource) -> Residuals | None:

@@ -10,12 +10,18 @@ import json
 import re
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batcher.decoding.constraints.gbnf import GbnfError, gbnf_to_lark
-from batcher.decoding.constraints.source import ConstraintSource, canonical_json, place_in
+from batcher.decoding.constraints.source import (
+    ConstraintSource,
+    canonical_json,
+    parts_of,
+    place_in,
+)
 from batcher.errors import GrammarError, Path
 from batcher.request import ConstraintField
 
@@ -80,10 +86,8 @@ _REGEX_ERROR = re.compile(
 )
 _INVALID_REGEX = re.compile(r'\Ainvalid regex ".*" \(in regex\): (?P<what>.*)\Z', re.DOTALL)
 _IN_REGEX = re.compile(r" in regex /.*/\Z", re.DOTALL)
-_UNSUPPORTED = re.compile(r'\AUnimplemented keys: \["(?P<keys>.*)"\]\Z', re.DOTALL)
-_ONE_OF = re.compile(r"\AoneOf constraints are not supported.*\Z", re.DOTALL)
 _TOO_DEEP = re.compile(r"\Afailed to parse .*recursion limit exceeded.*\Z")
-_NESTED = "the schema is nested too deeply"
+NESTED = "the schema is nested too deeply"
 _MAX_CANDIDATES = 500  # parts of a schema that are tried on their own to find the fault
 
 
@@ -95,12 +99,21 @@ def compile_source(
     The caller's thread has to have a stack of STACK_SIZE: see `with_large_stack`.
     """
     try:
-        matcher = _make_matcher(tokenizer, lark_grammar(source), source.kind)
+        matcher = matcher_of(tokenizer, source)
     except GrammarError as error:
         return error
     if not matcher.is_error():
         return matcher
     return grammar_error(source, matcher.get_error(), partial(_schema_error, tokenizer))
+
+
+def matcher_of(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher":
+    """Return the matcher of a constraint at the start of an output; it may be in error.
+
+    Raises:
+        GrammarError: `source` states nothing that llguidance could be given.
+    """
+    return _make_matcher(tokenizer, lark_grammar(source), source.kind)
 
 
 def with_large_stack(function: Callable[[], T]) -> T:
@@ -191,7 +204,7 @@ def json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 -
                 ("json_schema", "x-guidance", name),
                 f"x-guidance has no option '{name}' here; known: {known}",
             )
-    options = {"whitespace_flexible": False, **options}
+    options = {"lenient": True, "whitespace_flexible": False, **options}
     return f"start: %json {canonical_json({**fields, 'x-guidance': options})}"
 
 
@@ -236,7 +249,7 @@ def grammar_error(
     """
     if source.kind == "json_schema":
         message = _schema_message(said)
-        if message == _NESTED:  # each part of it would be as well, down to some depth
+        if message == NESTED:  # each part of it would be as well, down to some depth
             return GrammarError(("json_schema",), message)
         path = _path_of_fault(json.loads(source.text), message, error_of_schema)
         return GrammarError(("json_schema", *path), message)
@@ -274,36 +287,16 @@ def _regex_message(regex: str | None, message: str) -> str:
 
 def _schema_message(said: str) -> str:
     message = _split(said)[0].removeprefix("failed to compile JSON schema: ")
-    if match := _UNSUPPORTED.match(message):
-        keys = match["keys"].replace('", "', ", ")
-        return f"not supported in a schema: {keys}"
     if _TOO_DEEP.match(message):
-        return _NESTED
-    if _ONE_OF.match(message):
-        return "oneOf whose alternatives are not told apart is not supported; anyOf is"
-    return _regex_message(None, message)
+        return NESTED
+    return _regex_message(None, message).partition("\n")[0]  # the rest is where llguidance was
 
 
 def _path_of_fault(schema: Any, message: str, error_of_schema: Callable[[Any], str]) -> Path:
     """Return the path of the innermost part of `schema` that has the same fault on its own."""
     found: Path = ()
-    for number, (path, part) in enumerate(_parts(schema, ())):
-        if number == _MAX_CANDIDATES:
-            break
+    for path, part in islice(parts_of(schema), 1, _MAX_CANDIDATES):
         is_within = path[: len(found)] == found  # of several, the first is followed inwards
         if is_within and _schema_message(error_of_schema(part)) == message:
             found = path
     return found
-
-
-def _parts(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield every object within `value` that may be a schema, the outer ones first."""
-    items: Any = ()
-    if isinstance(value, dict):
-        items = value.items()
-        if path:
-            yield path, value
-    elif isinstance(value, list):
-        items = enumerate(value)
-    for key, item in items:
-        yield from _parts(item, (*path, key))

@@ -1,11 +1,12 @@
 """What an output has to be, as a request states it: a kind of constraint and its text."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
 
-from batcher.errors import GrammarError
+from batcher.errors import GrammarError, Path
 from batcher.request import ConstraintField, Request
 from batcher.validation import constraint_fields_of
 
@@ -47,6 +48,18 @@ def stated_source(field: ConstraintField, stated: Any) -> ConstraintSource:
 def canonical_json(value: object) -> str:
     """Return `value` as JSON without spaces, keys in their order: properties are written in it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def parts_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the path of every object in `value` that may be a schema, and it; outer ones first."""
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+        yield path, value
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, item in items:
+        yield from parts_of(item, (*path, key))
 
 
 def place_in(text: str, offset: int) -> str:

@@ -5,7 +5,8 @@ inside a process cannot be stopped there.  The time is that of the processor: th
 machine decides nothing.
 
 A task is a line in, an answer a line out.  A task is [kind, text, seconds of processor time, bytes
-of memory]; the answer is null, or the path and the message of an error.
+of memory]; the answer has the text and unenforced of what can be enforced, or the path and message
+of an error.
 """
 
 import atexit
@@ -21,7 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from batcher.decoding.constraints.matchers import compile_source, with_large_stack
+from batcher.decoding.constraints.loosening import Enforceable, enforceable_part
+from batcher.decoding.constraints.matchers import with_large_stack
 from batcher.decoding.constraints.source import ConstraintSource
 from batcher.errors import BatchdecodeError, GrammarError
 
@@ -42,12 +44,14 @@ class Trials:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._passed: OrderedDict[ConstraintSource, None] = OrderedDict()
+        self._passed: OrderedDict[ConstraintSource, Enforceable] = OrderedDict()
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def make(self, source: ConstraintSource, timeout: float) -> GrammarError | None:
-        """Return why a constraint cannot be compiled, None if it can within `timeout` seconds.
+    def make(self, source: ConstraintSource, timeout: float) -> Enforceable | GrammarError:
+        """Return what can be enforced of a constraint, or why it cannot be compiled in that time.
+
+        timeout: seconds of processor time.
 
         One that has passed is not tried again.
 
@@ -57,13 +61,13 @@ class Trials:
         with self._lock:
             if source in self._passed:
                 self._passed.move_to_end(source)
-                return None
-            error = self._try(source, timeout)
-            if error is None:
-                self._passed[source] = None
+                return self._passed[source]
+            found = self._try(source, timeout)
+            if isinstance(found, Enforceable):
+                self._passed[source] = found
                 if len(self._passed) > _MAX_REMEMBERED:
                     self._passed.popitem(last=False)
-            return error
+            return found
 
     def close(self) -> None:
         """End the process."""
@@ -72,7 +76,7 @@ class Trials:
             process.kill()
             process.communicate()
 
-    def _try(self, source: ConstraintSource, timeout: float) -> GrammarError | None:
+    def _try(self, source: ConstraintSource, timeout: float) -> Enforceable | GrammarError:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = _start()
@@ -92,7 +96,10 @@ class Trials:
                 self.close()
         if answer:
             found = json.loads(answer)
-            return None if found is None else GrammarError(tuple(found[0]), found[1])
+            if "message" in found:
+                return GrammarError(tuple(found["path"]), found["message"])
+            enforced = ConstraintSource(source.kind, found["text"])
+            return Enforceable(enforced, tuple(found["unenforced"]))
         if is_late or process.returncode == -signal.SIGPROF:
             message = f"it takes more than {timeout:g} seconds to compile; see --grammar-timeout"
         else:
@@ -141,11 +148,12 @@ def _answer_all() -> None:
         kind, text, seconds, max_bytes = json.loads(line)
         _limit_memory(max_bytes)
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        found = compile_source(tokenizer, ConstraintSource(kind, text))
-        if not isinstance(found, GrammarError):
-            found.compute_bitmask()
+        found = enforceable_part(tokenizer, ConstraintSource(kind, text))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answer = [found.path, str(found)] if isinstance(found, GrammarError) else None
+        if isinstance(found, GrammarError):
+            answer = {"path": found.path, "message": str(found)}
+        else:
+            answer = {"text": found.source.text, "unenforced": found.unenforced}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

@@ -14,18 +14,21 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from batcher.decoding.constraints.patterns import Test, found_match, whole_match
-from batcher.decoding.constraints.source import ConstraintSource
+from batcher.decoding.constraints.source import ConstraintSource, parts_of
+from batcher.errors import Path
 
 _NUM_SHOWN = 20  # bytes of an output in a message
 _MAX_LOOKS = 100_000  # at a part of an output with a part of a schema
 _MAX_EXPONENT = 5000  # of a number that is divided
-_DEFAULT_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_DIALECTS = {
-    "http://json-schema.org/draft-04/schema": "Draft4Validator",
-    "http://json-schema.org/draft-06/schema": "Draft6Validator",
-    "http://json-schema.org/draft-07/schema": "Draft7Validator",
-    "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
-    _DEFAULT_DIALECT: "Draft202012Validator",
+_LATEST = "https://json-schema.org/draft/2020-12/schema"
+DIALECTS = {  # without http or https, which are mistaken for each other
+    "//json-schema.org/draft-03/schema": "Draft3Validator",
+    "//json-schema.org/draft-04/schema": "Draft4Validator",
+    "//json-schema.org/draft-06/schema": "Draft6Validator",
+    "//json-schema.org/draft-07/schema": "Draft7Validator",
+    "//json-schema.org/draft/2019-09/schema": "Draft201909Validator",
+    "//json-schema.org/draft/2020-12/schema": "Draft202012Validator",
+    "//json-schema.org/schema": "Draft202012Validator",
 }
 
 
@@ -38,7 +41,7 @@ class JsonCheck:
 
     def __init__(self, schema: str) -> None:
         self._num_looks = 0
-        self._validator = self._make_validator(json.loads(schema, parse_float=Decimal))
+        self._validator = self._make_validator(schema)
 
     def problem(self, output: bytes) -> str | None:
         """Return what is wrong with an output, None if nothing is.
@@ -63,18 +66,25 @@ class JsonCheck:
             return f"`{first.json_path}` holds what the schema does not allow"
         return f"`{first.json_path}` does not keep `{first.validator}` of the schema"
 
-    def _make_validator(self, schema: Any) -> Any:
-        """Return what checks values against `schema`; None if it is of a dialect unknown here."""
-        import jsonschema  # noqa: PLC0415 - an optional dependency, and slow to import
+    def _make_validator(self, text: str) -> Any:
+        """Return what checks values against a schema; None if it is of a dialect unknown here."""
+        import attrs  # noqa: PLC0415 - an optional dependency, as those below
+        import jsonschema  # noqa: PLC0415 - slow to import, too
         from jsonschema import validators  # noqa: PLC0415 - as above
         from referencing import Registry  # noqa: PLC0415 - as above
 
-        dialect = schema.get("$schema", _DEFAULT_DIALECT) if isinstance(schema, dict) else None
-        name = _DIALECTS.get(str(dialect or _DEFAULT_DIALECT).rstrip("#"))
+        schema = json.loads(text, parse_float=Decimal)
+        name = DIALECTS.get(dialect_of(schema))
         if name is None:
             return None
         base = getattr(jsonschema, name)
         keywords = {**base.VALIDATORS, **_KEYWORDS}
+        if isinstance(schema, dict) and "$schema" not in schema:  # it may be of an older dialect
+            older = jsonschema.Draft7Validator.VALIDATORS
+            keywords |= {name: older[name] for name in ("dependencies", "additionalItems")}
+            keywords["items"] = partial(_items, older["items"], keywords["items"])
+        if '"patternProperties"' in text:
+            keywords |= _UNEVALUATED
         made: Any = validators.extend(  # type: ignore[no-untyped-call]  # its stub has no types
             base,
             {keyword: partial(self._look, check) for keyword, check in keywords.items()},
@@ -82,6 +92,7 @@ class JsonCheck:
                 {"number": lambda _, value: _is_number(value), "integer": _is_integer}
             ),
         )
+        made.evolve = attrs.evolve  # a `$schema` within would make it another class
         return made(schema, registry=Registry())  # one that fetches nothing
 
     def _look(self, check: Callable[..., Any], *arguments: Any) -> Any:
@@ -90,6 +101,13 @@ class JsonCheck:
         if self._num_looks > _MAX_LOOKS:
             raise UndecidedError
         return check(*arguments)
+
+
+def dialect_of(schema: Any) -> str:
+    """Return the key in DIALECTS of what a schema says that it is written in."""
+    stated = schema.get("$schema") if isinstance(schema, dict) else None
+    address = str(stated or _LATEST).partition(":")[2].rstrip("#")
+    return address.replace("/hyper-schema", "/schema")
 
 
 def _read(output: bytes) -> Any:
@@ -167,6 +185,12 @@ def _additional_properties(validator: Any, rest: Any, value: Any, schema: Any) -
             yield from validator.descend(part, rest, path=name)
 
 
+def _items(
+    in_turn: Callable[..., Any], all_: Callable[..., Any], validator: Any, items: Any, *rest: Any
+) -> Iterator[Any]:
+    yield from (in_turn if isinstance(items, list) else all_)(validator, items, *rest) or ()
+
+
 def _multiple_of(validator: Any, divisor: Any, value: Any, _: Any) -> Iterator[Any]:
     from jsonschema import ValidationError  # noqa: PLC0415 - an optional dependency
 
@@ -187,9 +211,27 @@ _KEYWORDS: dict[str, Callable[..., Any]] = {
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,
     "multipleOf": _multiple_of,
-    "unevaluatedProperties": _undecided,  # these look for patterns in another way
-    "unevaluatedItems": _undecided,
 }
+# The library looks for patterns here by itself, and may take any time.
+_UNEVALUATED = {"unevaluatedProperties": _undecided, "unevaluatedItems": _undecided}
+
+
+def find_doubt(schema: Any) -> tuple[Path, str] | None:
+    """Return where a schema has something that JsonCheck cannot decide, and what that is."""
+    if dialect_of(schema) not in DIALECTS:
+        return ("$schema",), f"a schema of the dialect {schema['$schema']!r}"
+    has_patterns = False
+    for path, part in parts_of(schema):
+        named = part.get("patternProperties")
+        patterns = [*named] if isinstance(named, dict) else []
+        has_patterns |= bool(patterns)
+        for pattern in [part.get("pattern"), *patterns]:
+            if isinstance(pattern, str) and found_match(pattern) is None:
+                return path, f"the pattern {pattern!r}"
+    for path, part in parts_of(schema) if has_patterns else ():
+        for name in _UNEVALUATED & part.keys():
+            return (*path, name), f"`{name}` beside patternProperties"
+    return None
 
 
 class Look(NamedTuple):

@@ -7,6 +7,7 @@ from constrained import compiler, source
 
 from batcher import Request, decode
 from batcher.decoding.constraints import trials
+from batcher.decoding.constraints.loosening import Enforceable
 from batcher.decoding.constraints.trials import TRIALS, Trials
 from batcher.errors import GrammarError
 
@@ -27,14 +28,14 @@ def test_what_takes_too_long_is_refused_and_the_next_one_is_not(fresh):
     error = fresh.make(SLOW, 0.1)
     assert str(error) == "it takes more than 0.1 seconds to compile; see --grammar-timeout"
     assert error.path == ("json_schema",)
-    assert fresh.make(GOOD, 10) is None
+    assert fresh.make(GOOD, 10) == Enforceable(GOOD)
 
 
 @pytest.mark.heavy
 def test_what_takes_too_much_memory_is_refused_and_the_next_one_is_not(fresh):
     error = fresh.make(HUGE, 100)
     assert str(error) == "it takes more than 128 MiB of memory to compile"
-    assert fresh.make(GOOD, 10) is None
+    assert fresh.make(GOOD, 10) == Enforceable(GOOD)
 
 
 @pytest.mark.heavy
@@ -50,9 +51,9 @@ def test_an_error_comes_from_the_trial_with_its_place(fresh):
 
 
 def test_what_has_passed_is_not_tried_again(fresh):
-    assert fresh.make(GOOD, 10) is None
+    assert fresh.make(GOOD, 10) == Enforceable(GOOD)
     fresh.close()
-    assert fresh.make(GOOD, 10) is None
+    assert fresh.make(GOOD, 10) == Enforceable(GOOD)
     assert fresh._process is None
 
 
@@ -64,14 +65,14 @@ def test_a_trial_that_was_interrupted_leaves_no_answer_for_the_next(fresh, monke
         patch.setattr(trials.select, "select", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fresh.make(source("regex", "(a"), 10)
-    assert fresh.make(GOOD, 10) is None
+    assert fresh.make(GOOD, 10) == Enforceable(GOOD)
 
 
 def test_a_process_that_has_died_is_replaced(fresh):
-    assert fresh.make(GOOD, 10) is None
+    assert fresh.make(GOOD, 10) == Enforceable(GOOD)
     os.kill(fresh._process.pid, 9)
     fresh._process.wait()
-    assert fresh.make(source("regex", "c"), 10) is None
+    assert fresh.make(source("regex", "c"), 10) == Enforceable(source("regex", "c"))
 
 
 def test_a_request_without_a_constraint_starts_no_process(monkeypatch):

@@ -52,6 +52,19 @@ def test_a_regex_has_to_match_the_whole_output(regex):
         ("json_schema", {"const": {"a": 0.1}}, b'{"a":0.1}', None),
         ("json_schema", {"const": {"a": 1}}, b'{"a":true}', "`$` does not keep `const`"),
         ("json_schema", {"items": {"maxLength": 1}}, b'["a","bc"]', "`$[1]` does not keep `maxL"),
+        ("json_schema", {"items": [{"type": "null"}], "additionalItems": False}, b"[null]", None),
+        ("json_schema", {"items": [{"type": "null"}]}, b"[3]", "`$[0]` does not keep `type`"),
+        ("json_schema", {"items": [True], "additionalItems": False}, b"[3,4]", "`$` does not keep"),
+        ("json_schema", {"dependencies": {"a": ["b"]}}, b'{"a":1}', "`$` does not keep `dependenc"),
+        (
+            "json_schema",
+            {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "properties": {"n": {"type": "integer", "pattern": "(x+x+)+y"}, "a": {"$ref": "#"}},
+            },
+            b'{"a":{"n":2,"a":{"n":3.5}}}',
+            "`$.a.a.n` does not keep `type` of",  # that is, the first `n` is an integer
+        ),
         ("json_schema", {"multipleOf": 0.1}, b"0.3", None),  # in floats it is none
         ("json_schema", {"multipleOf": 0.1}, b"0.35", "`$` does not keep `multipleOf`"),
         ("json_schema", {"patternProperties": {"^a": {"type": "null"}}}, b'{"ab":1}', "`$.ab` doe"),

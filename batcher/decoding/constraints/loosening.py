@@ -1,0 +1,275 @@
+"""What llguidance can enforce of a JSON schema; the rest is left out, and named.
+
+A loosened schema allows every output of the schema, and more.  Which of its outputs keep the
+schema only the check of a whole one decides (verification.py); what it cannot decide is refused.
+llguidance's own option `lenient` ignores the keywords that it does not know and takes `oneOf` as
+`anyOf`; the rest is done here.  One thing is narrower than stated: of the bounds of int64, the
+lower leaves out the 1,024 integers next to it, which llguidance cannot write.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct
+
+from batcher.decoding.constraints.matchers import NESTED, compile_source, matcher_of
+from batcher.decoding.constraints.source import ConstraintSource, canonical_json
+from batcher.decoding.constraints.verification import DIALECTS, dialect_of, find_doubt
+from batcher.errors import GrammarError, Path
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_INT64 = {True: -(2**63) + 1024, False: 2**63 - 1}  # its bounds, as llguidance can keep them
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_WITH_NAMES = {"properties", "patternProperties", "$defs", "definitions"}
+# These are values, or schemas that an output need not keep: they are left as they are.
+_NOT_LOOSENED = {
+    *("const", "enum", "default", "examples"),
+    *("not", "if", "then", "else", "contains", "propertyNames"),
+}
+_BESIDE_REF = {  # these constrain nothing
+    *("$ref", "$defs", "definitions", "$id", "id", "$schema", "$anchor", "$comment"),
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+}
+_MAX_TRIES = 16  # to compile a schema, each looser than the one before
+_SIZE = "min/maxProperties"  # in a warning, after which maxProperties is kept in part
+_CIRCLE = re.compile(r"circular references with sibling keys are not supported: \S*?(#\S*)")
+_UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
+
+Schema = dict[str, Any]
+Change = Callable[[Schema, Path], Schema]
+
+
+class Enforceable(Struct, frozen=True):
+    """What llguidance can enforce of a constraint.
+
+    source: that which is compiled.  unenforced: the keywords of a schema that are left out of it.
+    """
+
+    source: ConstraintSource
+    unenforced: tuple[str, ...] = ()
+
+
+def enforceable_part(
+    tokenizer: "LLTokenizer", source: ConstraintSource
+) -> Enforceable | GrammarError:
+    """Return what llguidance can enforce of a constraint, or why that is nothing.
+
+    The caller's thread has to have a stack of STACK_SIZE: see `with_large_stack`.
+    """
+    if source.kind != "json_schema":
+        found = compile_source(tokenizer, source)
+        return found if isinstance(found, GrammarError) else Enforceable(source)
+    try:
+        return _loosened(tokenizer, source)
+    except GrammarError as error:
+        return error
+    except RecursionError:
+        return GrammarError(("json_schema",), NESTED)
+
+
+def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable | GrammarError:
+    """Return what llguidance can enforce of a schema, loosened no further than it has to be.
+
+    Raises:
+        GrammarError: it holds an integer that cannot be kept, or what is no schema.
+    """
+    left_out: set[str] = set()
+    schema = _changed(json.loads(source.text), partial(_as_is_read, left_out))
+    matcher = matcher_of(tokenizer, _source_of(schema))
+    tried: list[str] = []
+    while (fault := _fault_of(matcher)) and len(tried) < _MAX_TRIES:
+        name, change = "", cast(Any, partial(_without_what_fails, tokenizer))
+        if circle := _CIRCLE.search(fault):
+            is_anywhere = circle[1] in tried
+            name, change = circle[1], partial(_without_circle, circle[1], is_anywhere=is_anywhere)
+        elif "minProperties (" in fault or _SIZE in fault:
+            name, change = "size", _without_least_size
+        if name in tried and not circle:
+            break
+        tried.append(name)
+        schema = _changed(schema, partial(change, left_out))
+        matcher = matcher_of(tokenizer, _source_of(schema))
+    if matcher.is_error():
+        found = compile_source(tokenizer, _source_of(schema))
+        return found if isinstance(found, GrammarError) else Enforceable(_source_of(schema))
+    matcher.compute_bitmask()
+    for warning in matcher.get_grammar_warnings():
+        left_out |= _ignored(warning)
+    unenforced = tuple(sorted(left_out))
+    if unenforced and (doubt := find_doubt(json.loads(source.text))):
+        path, what = doubt
+        message = f"nothing here can check {what}, so that {', '.join(unenforced)} cannot be kept"
+        return GrammarError(("json_schema", *path), message)
+    return Enforceable(_source_of(schema), unenforced)
+
+
+def _source_of(schema: Any) -> ConstraintSource:
+    return ConstraintSource("json_schema", canonical_json(schema))
+
+
+def _fault_of(matcher: "LLMatcher") -> str:
+    """Return why outputs of a schema may not be allowed, "" if all of them are."""
+    warnings = [text for text in matcher.get_grammar_warnings() if _SIZE in text]
+    return matcher.get_error() or next(iter(warnings), "")
+
+
+def _ignored(warning: str) -> set[str]:
+    """Return the keywords that llguidance warns of having ignored."""
+    if keys := _UNKNOWN_KEYS.search(warning):
+        return {*json.loads(keys[1])}
+    if "oneOf" in warning:
+        return {"oneOf"}
+    if _SIZE in warning:
+        return {"maxProperties"}
+    return set()  # an unknown format, which is an annotation
+
+
+def _changed(schema: Any, change: Change, path: Path = ()) -> Any:
+    """Return `schema` with a change made to it and to all schemas in it."""
+    if not isinstance(schema, dict):
+        return schema
+    made = {}
+    for name, value in change(schema, path).items():
+        here = (*path, name)
+        if name in _NOT_LOOSENED:
+            made[name] = value
+        elif isinstance(value, list):
+            made[name] = [_changed(part, change, (*here, at)) for at, part in enumerate(value)]
+        elif name in _WITH_NAMES and isinstance(value, dict):
+            made[name] = {at: _changed(part, change, (*here, at)) for at, part in value.items()}
+        else:
+            made[name] = _changed(value, change, here)
+    return made
+
+
+def _without_what_fails(
+    tokenizer: "LLTokenizer", left_out: set[str], schema: Schema, _: Path
+) -> Schema:
+    """Leave out keywords that llguidance does not compile even alone, but the check knows."""
+    alone = {name: schema[name] for name in {"pattern", "multipleOf"} & schema.keys()}
+    if isinstance(patterns := schema.get("patternProperties"), dict):
+        alone["patternProperties"] = dict.fromkeys(patterns, True)  # which may overlap
+    failing = {
+        name
+        for name, value in alone.items()
+        if not find_doubt({name: value})
+        and matcher_of(tokenizer, _source_of({name: value})).is_error()
+    }
+    if "patternProperties" in failing:  # which says what is additional
+        failing |= {"additionalProperties"} & schema.keys()
+    left_out |= failing
+    return {name: value for name, value in schema.items() if name not in failing}
+
+
+def _without_least_size(left_out: set[str], schema: Schema, _: Path) -> Schema:
+    """Leave out minProperties: llguidance does not count the optional ones of `properties`."""
+    left_out |= {"minProperties"} & schema.keys()
+    return {name: value for name, value in schema.items() if name != "minProperties"}
+
+
+def _without_circle(
+    reference: str, left_out: set[str], schema: Schema, _: Path, *, is_anywhere: bool
+) -> Schema:
+    """Leave out a reference that leads back to itself, beside other keywords or anywhere."""
+
+    def is_it(part: Any) -> bool:
+        return isinstance(part, dict) and str(part.get("$ref")).endswith(reference)
+
+    made = schema.copy()
+    if is_it(schema) and (is_anywhere or not schema.keys() <= _BESIDE_REF):
+        del made["$ref"]
+    if isinstance(parts := schema.get("allOf"), list):
+        made["allOf"] = [part for part in parts if not is_it(part)]
+    if made != schema:
+        left_out.add("$ref")
+    return made
+
+
+def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
+    """Write a schema as llguidance reads it: its dialect by name, its integers without a fraction.
+
+    Raises:
+        GrammarError: it has an integer that llguidance would take for another.
+    """
+    made = schema.copy()
+    if "$schema" in schema:
+        del made["$schema"]
+        if (dialect := dialect_of(schema)) in DIALECTS and "draft" in dialect:
+            made["$schema"] = ("http:" if "/draft-0" in dialect else "https:") + dialect
+    if schema.get("uniqueItems") is False:
+        del made["uniqueItems"]
+    for name in ("const", "enum"):
+        if name in schema:
+            made[name] = _exact_value(schema[name], (*path, name))
+    for name in _COUNTS:
+        if isinstance(count := schema.get(name), float) and count.is_integer():
+            made[name] = int(count)
+    return _with_exact_bounds(left_out, made, path)
+
+
+def _with_exact_bounds(left_out: set[str], schema: Schema, path: Path) -> Schema:
+    """Leave out, or widen, the bounds of numbers that llguidance cannot keep.
+
+    Raises:
+        GrammarError: all that is left would be beyond 2^53, and so hardly ever right.
+    """
+    made = schema.copy()
+    for name in _BOUNDS:
+        bound = schema.get(name)
+        if isinstance(bound, float) and bound.is_integer():
+            bound = made[name] = int(bound)
+        if isinstance(bound, int) and not _is_exact(bound):
+            is_low = "inimum" in name
+            if is_low == (bound > 0):  # so that all numbers within are beyond 2^53, too
+                raise _inexact(bound, (*path, name))
+            del made[name]
+            made |= _wider_bound(left_out, name, bound, schema.get("type"))
+    return made
+
+
+def _wider_bound(left_out: set[str], name: str, bound: int, kinds: Any) -> Schema:
+    """Return what stands for a bound that is beyond 2^53 and no int64 that is a double."""
+    is_low = "inimum" in name
+    is_integer = kinds == "integer" or (isinstance(kinds, list) and "number" not in kinds)
+    if is_integer and abs(bound) < 2**64 and abs(float(bound)) == 2**63:
+        return {"minimum" if is_low else "maximum": _INT64[is_low]}
+    left_out.add(name)
+    if abs(bound) < 2**63:
+        double = int(math.nextafter(float(bound), -math.inf if is_low else math.inf))
+        return {name: double} if _is_exact(double) else {}
+    return {}
+
+
+def _exact_value(value: Any, path: Path) -> Any:
+    """Return what an output has to be with its integers written as such.
+
+    Raises:
+        GrammarError: llguidance would take one of them for another.
+    """
+    if isinstance(value, dict):
+        return {name: _exact_value(part, (*path, name)) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_exact_value(part, (*path, at)) for at, part in enumerate(value)]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not _is_exact(value) and value != _INT64[False]:
+        raise _inexact(value, path)
+    return value
+
+
+def _is_exact(number: int) -> bool:
+    """Return whether llguidance, which reads doubles and writes int64, writes `number` itself."""
+    return abs(number) < 2**63 and int(float(number)) == number
+
+
+def _inexact(number: int, path: Path) -> GrammarError:
+    shown = str(number) if abs(number) < 10**40 else "this integer"
+    message = f"{shown} cannot be exact: an integer beyond 2^53 has to be a double below 2^63"
+    return GrammarError(("json_schema", *path), f"{message}; use a string, `choice` or `regex`")
