@@ -38,8 +38,8 @@ from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 Waiting = Callable[[], AbstractContextManager[None]]
 
-LONG_WAIT = 10.0  # seconds, from which on a person is told
-MAX_TOLD_WAIT = 1e9  # seconds; a date has an end
+LONG_WAIT = 10.0  # seconds; shorter waits are not reported
+MAX_SHOWN_WAIT = 1e9  # seconds, as dates have an end
 MAX_FORBIDDEN = 8  # requests that may be answered 403 before one has had another answer
 
 
@@ -83,7 +83,7 @@ class RemoteEngine:
         self._recorder = RemoteRecorder(self._clock)
         self._results: list[Result] = []
         self._forbidden: list[ServerFailure] | None = []  # None as soon as a request was answered
-        self._told_until = -math.inf  # when the last wait that a person was told of is over
+        self._reported_until = -math.inf  # when the last reported wait is over
         self._lost: LostModelError | None = None  # raised by the next step: others have answers
         self._num_requests = self._num_tokens = 0
         self.capabilities = model.capabilities(batch_size)
@@ -352,7 +352,7 @@ class RemoteEngine:
         for retry in news.retries:
             if retry.failure is not None:
                 recorder.failed(retry.row, retry.failure.reason, retry.num_attempts, retry.delay)
-                self._tell_wait(retry.failure, retry.delay)
+                self._report_wait(retry.failure, retry.delay)
             self._adapt(retry)
         for attempt in sorted(news.ended, key=lambda attempt: attempt.row.slot):
             self._adapt(attempt)
@@ -381,25 +381,25 @@ class RemoteEngine:
         else:
             if failure.is_overlong and failure.retry_after is not None:
                 self._model.has_refused_waits = True
-                self._tell_wait(failure, failure.retry_after)
+                self._report_wait(failure, failure.retry_after)
             if failure.is_forbidden and self._forbidden is not None:
                 self._forbidden.append(failure)
             self._finish(row, "error", failure.as_failure(attempt.num_attempts), step)
 
-    def _tell_wait(self, failure: ServerFailure, seconds: float) -> None:
-        """Tell a person, once, of a long wait that the server asks for."""
+    def _report_wait(self, failure: ServerFailure, seconds: float) -> None:
+        """Report, once, a long wait that the server asks for."""
         until = self._measure() + seconds
-        if seconds < LONG_WAIT or until < self._told_until + max(LONG_WAIT, seconds / 10):
+        if seconds < LONG_WAIT or until < self._reported_until + max(LONG_WAIT, seconds / 10):
             return
-        self._told_until, model = until, self._model
-        seconds = min(seconds, MAX_TOLD_WAIT)
+        self._reported_until, model = until, self._model
+        seconds = min(seconds, MAX_SHOWN_WAIT)
         end = datetime.now().astimezone() + timedelta(seconds=seconds)
         when = f"until {end:%Y-%m-%d %H:%M:%S} ({seconds:,.0f} s)"
         if failure.is_overlong:
-            model.tell(f"not waiting {when} for {model.address.url}: {failure}\n")
+            model.report(f"not waiting {when} for {model.address.url}: {failure}\n")
         else:
             limit = "--max-wait SECONDS limits such waits"
-            model.tell(f"waiting {when} for {model.address.url}: {failure}; {limit}\n")
+            model.report(f"waiting {when} for {model.address.url}: {failure}; {limit}\n")
 
     def _end_all(self, overs: list[Over]) -> None:
         """End samples that nobody is asked for, and what follows from that."""

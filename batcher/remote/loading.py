@@ -15,11 +15,11 @@ _EXTRA = "a server needs httpx and httpx-sse: pip install 'batchdecode[http]'"
 class RemoteModel:
     """The model of a server, as far as requests and traces speak of it.
 
-    listed: the models that the server lists; empty if it lists none, or one is named by #NAME.
-    served_model: the one for requests without a model of their own; None if the server has several
-    or none is needed.  replaced: the first models that requests name and it took the place of.
-    tell: takes what a person should know while the run goes on.  has_refused_waits: whether the
-    server wanted requests to wait longer than `max_wait`, so they failed.
+    listed: the models that the server lists; empty if it lists none or #NAME names one.
+    served_model: the model for requests that name none, or another one than those listed; None if
+    the server lists several or none.  replaced: the first models that it was used instead of.
+    report: shows a message to the user.  has_refused_waits: whether requests failed because the
+    server asked for a longer wait than `max_wait`.
     """
 
     def __init__(
@@ -28,14 +28,14 @@ class RemoteModel:
         self.address, self.settings, self.listed = address, settings, listed
         self.served_model = listed[0] if len(listed) == 1 else address.model
         self.replaced: list[str] = []
-        self.tell: Callable[[str], None] = lambda _: None
+        self.report: Callable[[str], None] = lambda _: None
         self.has_refused_waits = False
         self.name = f"{PREFIX}{address.url}"
         if self.served_model is not None:
             self.name += f"#{self.served_model}"
 
     def model_for(self, named: Any) -> str | None:
-        """Return the model to ask for, in place of the one that a request names, or None."""
+        """Return the model to use instead of the one that a request names, or None."""
         served = self.served_model
         if served is None or named in self.listed:
             return None

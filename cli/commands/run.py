@@ -175,7 +175,7 @@ class RunOptions:
     )
     max_wait: float | None = option(
         SERVER,
-        "Fail a request that the server wants to wait longer (Retry-After).  [default: no limit]",
+        "Longest wait that a server may ask for (Retry-After); a longer one fails the request.",
         "SECONDS",
         min=0,
         max=1e9,

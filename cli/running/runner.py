@@ -67,7 +67,7 @@ class RunSetup(EngineSetup):
         super().__init__(options, waiting, is_shown=_has_picture(options))
         self.report = ProblemReport(self.requests.name, options.color)
         if isinstance(self.model, RemoteModel):
-            self.model.tell = lambda text: self.report.tell(printable_lines(text))
+            self.model.report = lambda text: self.report.tell(printable_lines(text))
 
     @property
     def _is_followed(self) -> bool:

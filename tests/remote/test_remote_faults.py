@@ -184,7 +184,7 @@ def test_a_long_wait_is_told_once_and_can_be_limited(status, headers, seconds):
         told = []
         with FaultServer(usual=refusal(status, "busy", **headers)) as server:
             model = remote_model_of(server.name, QUICK | limit | {"max_attempts": 2})
-            model.tell = told.append
+            model.report = told.append
             engine = RemoteEngine(model, 3)
             for request in asking("a", "b", "c"):
                 engine.enqueue(request)
