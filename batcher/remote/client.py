@@ -6,6 +6,7 @@ its answer is held than a chunk.
 
 import asyncio
 import os
+import re
 import time
 import zlib
 from codecs import BOM_UTF8
@@ -35,6 +36,7 @@ MAX_DIGITS = 20  # of a time in a header
 MAX_REDIRECTS = 5
 WITHOUT_PATH = {404, 405}  # statuses of servers for addresses that they do not know
 DONE = "[DONE]"
+_RESET = re.compile(rb'"x-ratelimit-reset"\s*:\s*"?([0-9]+)', re.IGNORECASE)
 _UNSTATED = ("stream_options", "seed")  # which are sent though no row states them
 STREAM_TYPE = "text/event-stream"
 
@@ -165,8 +167,10 @@ class Client:
         headers = response.headers
         failure = refusal(response.status_code, said, retry_after_of(headers))
         if failure.retry_after is None and response.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            failure.retry_after = _seconds_to_reset(headers.get("x-ratelimit-reset", ""))
-        unstated = next((name for name in _UNSTATED if name.encode() in said), None)
+            within = _RESET.search(said)  # OpenRouter repeats headers there
+            given = within[1].decode() if within else headers.get("x-ratelimit-reset", "")
+            failure.retry_after = _seconds_to_reset(given)
+        unstated = next((name for name in _UNSTATED if name in str(failure)), None)
         if unstated is not None and not failure.is_worth_retry:
             failure.args = (f"{failure}; use --extra-body '{{\"{unstated}\": null}}' to omit it",)
         if failure.is_final:

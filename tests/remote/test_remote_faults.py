@@ -172,6 +172,7 @@ def test_after_the_last_attempt_it_is_an_error():
         (429, {"X_RateLimit_Reset": "in_100_s"}, 100),
         (429, {"X_RateLimit_Reset": "in_100_ms"}, 100),
         (429, {"Retry_After": "1e300"}, 1e9),
+        (429, {"body": "in_100_ms"}, 100),
         (429, {"Retry_After": "2"}, None),
         (500, {"X_RateLimit_Reset": "40"}, None),
     ],
@@ -180,9 +181,14 @@ def test_a_long_wait_is_told_once_and_can_be_limited(status, headers, seconds):
     """Each of three rows would wait; told: once, and the wait is broken off here."""
     at = {"in_100_s": int(time.time() + 100), "in_100_ms": int((time.time() + 100) * 1000)}
     headers = {name: str(at.get(value, value)) for name, value in headers.items()}
+    reset = {"metadata": {"headers": {"X-RateLimit-Reset": headers.pop("body", None)}}}
+
+    async def refuse(exchange):
+        await exchange.refuse(status, {"error": {"message": "busy"} | reset}, **headers)
+
     for limit in ({}, {"max_wait": 5.0}):
         told = []
-        with FaultServer(usual=refusal(status, "busy", **headers)) as server:
+        with FaultServer(usual=refuse) as server:
             model = remote_model_of(server.name, QUICK | limit | {"max_attempts": 2})
             model.report = told.append
             engine = RemoteEngine(model, 3)
