@@ -29,6 +29,7 @@ from batcher.transformer.config_json import GEMMA_PATTERN
 from batcher.transformer.stored import StoredTensor
 from batcher.transformer.tensor_names import ROPE_FACTORS
 
+RopeFactor = Annotated[float, Meta(ge=0, le=1e6)]  # 0 for none, as llama.cpp has it
 NumExperts = Annotated[int, Meta(ge=0, le=4096)]
 
 
@@ -65,7 +66,8 @@ class _Fields(Struct):
     rope_dimensions: Size | None = field(name="rope.dimension_count", default=None)
     rope_theta: Positive = field(name="rope.freq_base", default=10_000.0)
     rope_scaling: str = field(name="rope.scaling.type", default="linear")
-    rope_factor: Positive | None = field(name="rope.scaling.factor", default=None)
+    rope_factor: RopeFactor = field(name="rope.scaling.factor", default=0.0)
+    old_rope_factor: RopeFactor = field(name="rope.scale_linear", default=0.0)
     window_pattern: Size | list[bool] | None = field(
         name="attention.sliding_window_pattern", default=None
     )
@@ -98,8 +100,8 @@ def config_from_gguf(
     named = metadata.get("general.architecture")
     if named not in KNOWN:
         raise BatchdecodeError(
-            f"architecture {named!r} is not supported, known: {', '.join(KNOWN)}; models "
-            "of others can be called by way of package.module:name"
+            f"architecture {named!r} is not supported, known: {', '.join(KNOWN)}; for others use "
+            "hf:FOLDER, a folder of the same model for transformers"
         )
     architecture, style = KNOWN[named]
     prefix = f"{named}."
@@ -223,6 +225,5 @@ def _scaling_of(
         if not all(0 < factor < MAX_FACTOR for factor in factors):
             raise BatchdecodeError(f"{ROPE_FACTORS} has factors that no frequency is divided by")
         return FrequencyFactors(tuple(factors))
-    if fields.rope_scaling == "linear" and fields.rope_factor is not None:
-        return LinearScaling(fields.rope_factor)
-    return None
+    factor = fields.rope_factor or fields.old_rope_factor
+    return LinearScaling(factor) if fields.rope_scaling == "linear" and factor else None

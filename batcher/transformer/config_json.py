@@ -141,8 +141,8 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
     name = named[0] if isinstance(named, list) and named else named
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise BatchdecodeError(
-            f"architecture {name!r} is not supported, known: {known}; models of others can be "
-            "called by way of package.module:name"
+            f"architecture {name!r} is not supported, known: {known}; for others use hf:FOLDER, "
+            "which needs `pip install 'batchdecode[hf]'`"
         )
     architecture = ARCHITECTURES[name]
     try:

@@ -9,6 +9,7 @@ import msgspec
 
 from batcher.errors import BatchdecodeError
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_TEXT = 256 * 2**20  # the largest tokenizer.json has 35 MB
 T = TypeVar("T")
 
@@ -26,6 +27,13 @@ def about(what: Path | str) -> Iterator[None]:
         raise BatchdecodeError(f"{what}: {error}") from None
 
 
+def check_not_pointer(path: Path) -> None:
+    """Raise a BatchdecodeError if a file is a pointer of Git LFS, in place of its data."""
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise BatchdecodeError("it is a pointer of Git LFS, not the data: run `git lfs pull`")
+
+
 def read_file(path: Path) -> bytes:
     """Return what a file holds, if it is one, and not too large for what it is.
 
@@ -37,6 +45,7 @@ def read_file(path: Path) -> bytes:
         raise BatchdecodeError("there is no such file")
     if path.stat().st_size > MAX_TEXT:
         raise BatchdecodeError(f"it has more than {MAX_TEXT:,} bytes")
+    check_not_pointer(path)
     return path.read_bytes()
 
 

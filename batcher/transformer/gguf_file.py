@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
+from batcher.transformer.files import check_not_pointer
 from batcher.transformer.stored import Bytes, StoredTensor, stored_size
 
 MAGIC = b"GGUF"
@@ -52,6 +53,7 @@ def read_gguf(path: Path) -> GgufFile:
         BatchdecodeError: it is no GGUF file, is damaged, or has tensors of an unknown kind.
         OSError: it cannot be read.
     """
+    check_not_pointer(path)
     if path.stat().st_size < len(MAGIC):
         raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
     data: Bytes = np.memmap(path, np.uint8, mode="r")

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.transformer.files import about, read_json
+from batcher.transformer.files import about, check_not_pointer, read_json
 from batcher.transformer.stored import StoredTensor
 
 ALONE = "model.safetensors"
@@ -66,6 +66,7 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
 
     with about(path):
+        check_not_pointer(path)
         try:
             with safe_open(path, "np"):
                 pass

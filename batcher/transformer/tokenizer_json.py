@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError
 from batcher.foreign import calling
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
 DECODERS: dict[str, Callable[[str], bytes]] = {
     "ByteLevel": byte_level_bytes,
@@ -53,12 +55,15 @@ class _Content(Struct):
 _Text = str | _Content | None
 
 
-class _Settings(Struct):
-    chat_template: str | list[_Named] | None = None
+class _SpecialTokens(Struct):
     bos_token: _Text = None
     eos_token: _Text = None
     unk_token: _Text = None
     pad_token: _Text = None
+
+
+class _Settings(_SpecialTokens):
+    chat_template: str | list[_Named] | None = None
 
 
 def tokenizer_from_folder(folder: Path) -> TransformerTokenizer:
@@ -107,8 +112,14 @@ def decoding_of(text: bytes | str) -> Callable[[str], bytes]:
 
 
 def _template_of(folder: Path) -> ChatTemplate | None:
-    """Return the chat template that is there, a file of its own before one in the settings."""
-    settings, source = _Settings(), None
+    """Return the chat template that is there, a file of its own before one in the settings.
+
+    It may name the special tokens of tokenizer_config.json, or else of special_tokens_map.json.
+    """
+    settings, named, source = _Settings(), _SpecialTokens(), None
+    if (folder / SPECIAL_TOKENS).is_file():
+        with about(folder / SPECIAL_TOKENS):
+            named = read_json(folder / SPECIAL_TOKENS, _SpecialTokens)
     if (folder / SETTINGS).is_file():
         with about(folder / SETTINGS):
             settings = read_json(folder / SETTINGS, _Settings)
@@ -120,14 +131,14 @@ def _template_of(folder: Path) -> ChatTemplate | None:
             source = read_file(place).decode()
     if source is None:
         return None
-    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    tokens = {name: getattr(settings, name) or text for name, text in asdict(named).items()}
     with about(place):
         return ChatTemplate(
             source,
             {
                 name: text if isinstance(text, str) else text.content
-                for name in names
-                if (text := getattr(settings, name)) is not None
+                for name, text in tokens.items()
+                if text is not None
             },
         )
 

@@ -92,12 +92,26 @@ def test_what_is_of_no_use_is_let_be(tmp_path):
         (b'{"a": ' * 100_000, "config.json: it is nested too deeply"),
         (b'{"vocab_size": NaN}', "config.json: JSON is malformed"),
         (b"{}", "config.json: architecture None is not supported"),
+        (b'{"architectures": ["BambaForCausalLM"]}', "config.json: .*; for others use hf:FOLDER"),
     ],
 )
 def test_a_config_that_is_none(tmp_path, config, message):
     (write_folder(tmp_path) / "config.json").write_bytes(config)
     with pytest.raises(BatchdecodeError, match=rf"^{tmp_path}/{message}"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json", "model.gguf"]
+)
+def test_a_pointer_of_git_lfs_is_known_as_one(tmp_path, name):
+    path = write_folder(tmp_path) / name
+    path.write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4665b0\nsize 44671488\n"
+    )
+    message = f"^{path}: it is a pointer of Git LFS, not the data: run `git lfs pull`$"
+    with pytest.raises(BatchdecodeError, match=message):
+        _ = open_checkpoint(path if name.endswith(".gguf") else tmp_path).tokenizer
 
 
 def test_a_config_of_gigabytes_is_not_read(tmp_path):

@@ -161,6 +161,24 @@ def test_without_an_output_the_embedding_is_it(tmp_path):
     assert "lm_head.weight" not in checkpoint.names
 
 
+@pytest.mark.parametrize(
+    ("fields", "scaling"),
+    [
+        ({"rope.scale_linear": 4.0}, LinearScaling(4.0)),
+        ({"rope.scale_linear": 4.0, "rope.scaling.factor": 2.0}, LinearScaling(2.0)),
+        ({"rope.scale_linear": 0.0}, None),
+        ({"rope.scaling.factor": 0.0}, None),
+    ],
+)
+def test_rope_is_scaled_as_old_files_say(tmp_path, fields, scaling):
+    def add(writer):
+        for name, value in fields.items():
+            writer.add_float32(f"llama.{name}", value)
+
+    path = write_gguf(tmp_path / "a.gguf", with_fields=add)
+    assert open_checkpoint(path).config.rope.scaling == scaling
+
+
 def test_rope_is_scaled_as_the_file_says(tmp_path):
     tensors = random_tensors(config_json())
     factors = np.linspace(1, 8, 8, dtype=np.float32)
@@ -297,7 +315,7 @@ def test_a_damaged_header_is_an_error_or_another_model(tmp_path, changes):
         (header(num_tensors=1) + tensor(shape=(1,) * 5), "'a' has 5 dimensions"),
         (header(num_tensors=1) + tensor(shape=()), "'a' has 0 dimensions"),
         (header(num_tensors=1) + tensor(shape=(0, 4)), r"'a': the shape \[4, 0\] has a size of z"),
-        (header(num_tensors=1) + tensor(kind=13), "'a': Q5_K is not supported, known: F32, F16"),
+        (header(num_tensors=1) + tensor(kind=17), "'a': IQ2_XS is not supported, known: F32, F16"),
         (header(num_tensors=1) + tensor(kind=999), "'a': kind 999 is not supported, known: F32"),
         (header(num_tensors=1) + tensor(shape=(HUGE,) * 4), "'a': .* cut off or damaged"),
         (header(num_tensors=1) + tensor(offset=2**64 - 1), "'a': .* cut off or damaged"),

@@ -52,8 +52,10 @@ def pieces(tokenizer, text):
     return [tokenizer.token_bytes[token].decode() for token in tokenizer.encode(text)]
 
 
-def write_tokenizer(folder, inner, settings=None, template=None):
+def write_tokenizer(folder, inner, settings=None, template=None, special_tokens=None):
     write_folder(folder)
+    if special_tokens is not None:
+        (folder / "special_tokens_map.json").write_text(json.dumps(special_tokens))
     inner.save(str(folder / "tokenizer.json"))
     if settings is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -474,8 +476,27 @@ def test_a_folder_has_its_chat_template(tmp_path, settings, template, text):
 
 
 @pytest.mark.parametrize(
+    ("settings", "special_tokens", "text"),
+    [
+        (None, {"bos_token": "<s>", "eos_token": {"content": "</s>"}}, "<s></s>"),
+        ({"bos_token": "<a>"}, {"bos_token": "<s>", "eos_token": "</s>"}, "<a></s>"),
+        ({"bos_token": None}, {"bos_token": "<s>", "additional_special_tokens": ["x"]}, "<s>"),
+    ],
+)
+def test_a_template_knows_the_tokens_of_special_tokens_map(
+    tmp_path, settings, special_tokens, text
+):
+    inner = byte_level()
+    inner.decoder = decoders.ByteLevel()
+    template = "{{ bos_token }}{{ eos_token }}"
+    tokenizer = write_tokenizer(tmp_path, inner, settings, template, special_tokens)
+    assert tokenizer.apply_chat_template(CHAT, tokenize=False) == text
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("special_tokens_map.json", b"[]", "special_tokens_map.json: Expected `object`"),
         ("tokenizer.json", b"", "tokenizer.json: Input data was truncated"),
         ("tokenizer.json", b"{}", "tokenizer.json: a tokenizer decoded by nothing is not support"),
         ("tokenizer.json", b'{"decoder": {"type": "WordPiece"}}', "decoded by WordPiece is not s"),

@@ -17,7 +17,7 @@ def test_float32_is_not_copied():
     assert read.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q5_1", "Q3_K"])
 def test_some_rows_are_what_they_are_among_all(kind):
     size = stored_size(kind, (5, 256))
     data = np.random.default_rng(0).integers(0, 60, size, np.uint8)
@@ -58,8 +58,8 @@ def test_what_is_quantised_comes_back_nearly(kind, error):
     assert np.abs(read - weights).max() < error * np.abs(weights).max()
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
-def test_blocks_of_256_are_those_of_gguf(kind):
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_blocks_are_those_of_gguf(kind):
     data = np.random.default_rng(0).integers(0, 60, stored_size(kind, (2, 3, 512)), np.uint8)
     read = StoredTensor(kind, (2, 3, 512), data).read()
     rows = data.reshape(6, -1)
@@ -68,16 +68,35 @@ def test_blocks_of_256_are_those_of_gguf(kind):
     assert np.array_equal(read, expected)
 
 
-def test_a_block_of_q6_k_by_its_definition():
-    # d = 1; a scale of 1 for each 16; all quants 0, which stand for -32
-    data = np.concatenate([np.zeros(192), np.ones(16), [0, 0x3C]]).astype(np.uint8)
-    assert StoredTensor("Q6_K", (256,), data).read().tolist() == [-32.0] * 256
+ONE, TWO = [0, 0x3C], [0, 0x40]  # in half precision
+BLOCKS = [
+    # a scale, the fifth bits, the lower four: 0 stands for -16
+    ("Q5_0", [*ONE, *[0] * 4, *[0] * 16], -16),
+    ("Q5_0", [*ONE, *[255] * 4, *[0x11] * 16], 1),
+    # a scale, the least, the fifth bits, the lower four
+    ("Q5_1", [*ONE, *TWO, *[0] * 4, *[0x33] * 16], 5),
+    # scales and minima of 4 bits for each 16, two bits a number, the scale of each
+    ("Q2_K", [*[0x12] * 16, *[0x55] * 64, *ONE, *TWO], 0),
+    # third bits, of which 0 stands for -4, lower two, scales of 6 bits minus 32, a scale
+    ("Q3_K", [*[0] * 32, *[0x55] * 64, *[0] * 12, *ONE], 96),
+    # a scale, that of the minima, 6 bits of each for each 32, fifth bits, the lower four
+    ("Q5_K", [*ONE, *TWO, *[3] * 4, *[1] * 4, *[0x13] * 4, *[255] * 32, *[0x22] * 128], 52),
+    # lower four and upper two bits, 0 stands for -32; a scale for each 16, a scale
+    ("Q6_K", [*[0] * 192, *[1] * 16, *ONE], -32),
+]
+
+
+@pytest.mark.parametrize(("kind", "block", "number"), BLOCKS)
+def test_a_block_is_what_its_definition_says(kind, block, number):
+    data = np.array(block, np.uint8)
+    size = KINDS[kind].block_size
+    assert StoredTensor(kind, (size,), data).read().tolist() == [number] * size
 
 
 @pytest.mark.parametrize(
     ("kind", "shape", "message"),
     [
-        ("Q5_K", (256,), f"Q5_K is not supported, known: {', '.join(KINDS)}"),
+        ("IQ2_XS", (256,), f"IQ2_XS is not supported, known: {', '.join(KINDS)}"),
         ("Q4_K", (128,), "rows of 128 are no blocks of 256, as in Q4_K"),
         ("F32", (4, 0), r"the shape \[4, 0\] has a size of zero"),
         ("F32", (), r"the shape \[\] has a size of zero"),
