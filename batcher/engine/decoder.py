@@ -48,8 +48,10 @@ class Decoder:
         *,
         is_streaming: bool,
         speculates: bool = False,
+        grammar_timeout: float = GRAMMAR_TIMEOUT,
+        strict_constraints: bool = False,
     ) -> None:
-        self.grammar_timeout, self.strict_constraints = GRAMMAR_TIMEOUT, False
+        self._grammar_timeout, self._strict_constraints = grammar_timeout, strict_constraints
         self._speculates = speculates
         self._model, self._num_slots, self._is_streaming = model, num_slots, is_streaming
         self._tokens = OutputTokens(num_slots)
@@ -80,8 +82,8 @@ class Decoder:
             model.tokenizer,
             vocab_size,
             eos_token_ids_of(model),
-            self.grammar_timeout,
-            is_strict=self.strict_constraints,
+            self._grammar_timeout,
+            is_strict=self._strict_constraints,
         )
 
     def check_constraint(self, field: ConstraintField, value: object) -> None:

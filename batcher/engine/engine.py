@@ -112,10 +112,10 @@ class Engine:
             self.scheduler.kv_cache,
             is_streaming=is_streaming,
             speculates=speculation is not None,
+            grammar_timeout=grammar_timeout,
+            strict_constraints=strict_constraints,
         )
         decoder = self._runner.decoder
-        decoder.grammar_timeout = grammar_timeout
-        decoder.strict_constraints = strict_constraints
         self._is_streaming, self._is_checked = is_streaming, is_checked
         self._layout, self._typecode = layout_of(self._model), typecode_of(self._model.vocab_size)
         is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)

@@ -47,8 +47,17 @@ class ModelRunner:
         *,
         is_streaming: bool,
         speculates: bool = False,
+        grammar_timeout: float,
+        strict_constraints: bool,
     ) -> None:
-        self.decoder = Decoder(model, num_slots, is_streaming=is_streaming, speculates=speculates)
+        self.decoder = Decoder(
+            model,
+            num_slots,
+            is_streaming=is_streaming,
+            speculates=speculates,
+            grammar_timeout=grammar_timeout,
+            strict_constraints=strict_constraints,
+        )
         self._model = model
         self._is_robbed = False
         self.num_slots, self.num_replayed = num_slots, 0

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from constrained import compiler, language, source
 
-from batcher import Request, decode
+from batcher import Engine, Request, decode
 from batcher.errors import GrammarError
 
 NOT_A_STRING = {"not": {"type": "string"}}
@@ -108,6 +108,16 @@ def test_strict_constraints_refuse_what_is_not_enforced_while_decoding(schema, p
     assert caught.value.path == ("json_schema", *path)
     assert str(caught.value).startswith(f"not enforced while decoding: {keywords}; --strict-con")
     compiler(is_strict=True).compile(source("json_schema", {"oneOf": [STRING, {"type": "null"}]}))
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_an_engine_is_as_strict_and_as_patient_as_it_is_told(is_streaming):
+    engine = Engine(
+        "simulated", is_streaming=is_streaming, strict_constraints=True, grammar_timeout=0.1
+    )
+    for schema, said in ((NOT_A_STRING, "not enforced"), ({"multipleOf": 99_998}, "more than 0.1")):
+        with pytest.raises(GrammarError, match=said):
+            engine.capabilities.check_constraint("json_schema", schema)
 
 
 @pytest.mark.parametrize(
