@@ -150,6 +150,7 @@ class FaultServer:
         return [body for _, _, body in self.requests]
 
     def __enter__(self) -> Self:
+        self._ready.clear()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

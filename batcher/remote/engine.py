@@ -82,7 +82,7 @@ class RemoteEngine:
         self._num_open: dict[str, int] = {}
         self._recorder = RemoteRecorder(self._clock)
         self._results: list[Result] = []
-        self._forbidden: list[ServerFailure] | None = []  # None as soon as a request was answered
+        self._forbidden: list[ServerFailure] | None = []  # None after any other answer
         self._reported_until = -math.inf  # when the last reported wait is over
         self._lost: LostModelError | None = None  # raised by the next step: others have answers
         self._num_requests = self._num_tokens = 0
@@ -371,8 +371,11 @@ class RemoteEngine:
     def _end(self, attempt: Attempt, step: int) -> None:
         """End a row whose answer has come, or will not."""
         row, failure = attempt.row, attempt.failure
-        if failure is None:
+        if failure is None or not failure.is_forbidden:
             self._forbidden = None
+        elif self._forbidden is not None:
+            self._forbidden.append(failure)
+        if failure is None:
             if not row.reply.num_tokens:  # an answer without a token has come, all the same
                 self._recorder.received(row, 0)
             self._finish(row, row.reply.outcome, None, step)
@@ -382,8 +385,6 @@ class RemoteEngine:
             if failure.is_overlong and failure.retry_after is not None:
                 self._model.has_refused_waits = True
                 self._report_wait(failure, failure.retry_after)
-            if failure.is_forbidden and self._forbidden is not None:
-                self._forbidden.append(failure)
             self._finish(row, "error", failure.as_failure(attempt.num_attempts), step)
 
     def _report_wait(self, failure: ServerFailure, seconds: float) -> None:
@@ -408,8 +409,7 @@ class RemoteEngine:
                 failure = Failure("session-failed", self._inputs.why_broken(sequence.request))
                 self._finish(sequence, "error", failure, self._clock.step)
             else:
-                if result.error is None:
-                    self._forbidden = None
+                self._forbidden = None
                 sequence.state = FINISH[sequence.state]
                 self._close(sequence, result, self._clock.step)
 

@@ -261,6 +261,27 @@ def test_a_server_that_forbids_everything_ends_the_run_without_a_result(batch, n
     assert len(server.requests) <= 8 + batch
 
 
+OUTCOMES = {"ok": answer("a"), "slow": answer("a", first=0.03), "forbidden": refusal(403),
+            "late": refusal(503), "wrong": refusal(400)}  # fmt: skip
+
+
+@examples(20)
+@given(st.lists(st.sampled_from([*OUTCOMES]), min_size=1, max_size=8), st.integers(1, 4))
+def test_each_prompt_has_its_own_result_unless_all_are_forbidden(order, batch):
+    server = FaultServer({name: [outcome] for name, outcome in OUTCOMES.items()})
+    requests = [Request(prompt=name, id=str(index)) for index, name in enumerate(order)]
+    is_lost = {*order} == {"forbidden"}
+    with server, engine_of(server, batch, max_attempts=2) as engine:
+        if is_lost:
+            with pytest.raises(LostModelError, match="forbids every request"):
+                carry_out(engine, requests)
+        else:
+            run = carry_out(engine, requests)
+            reasons = ["stop" if name in {"ok", "slow"} else "error" for name in order]
+            assert [run.by_id[str(i)].finish_reason for i in range(len(order))] == reasons
+            assert len(run.results) == len(order)
+
+
 def test_a_refused_key_ends_the_run_and_is_never_told(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     server = FaultServer(usual=refusal(401, "Incorrect API key provided: sk-very-secret"))
@@ -534,6 +555,7 @@ BEHAVIOURS = st.sampled_from(
         refusal(429),
         refusal(503, Retry_After="0.02"),
         refusal(400),
+        refusal(403, "flagged"),
         reset,
         torn("x"),
         chunks("garbage"),
