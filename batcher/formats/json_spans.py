@@ -20,6 +20,9 @@ _SPACE = re.compile(r"[ \t\n\r]*+")
 _SCALAR = re.compile(rf"{_STRING}|[^\s,\]}}]++")
 _BRACKET = re.compile(rf"{_STRING}|[\[\]{{}}]")
 _TOKEN = re.compile(rf"{_STRING}|[\[\]{{}}]|[^\s,\[\]{{}}]++")
+_CHARACTER = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
+)
 _REFUSED = re.compile(rf"{_STRING}|(-?Infinity|NaN|-?[0-9]{{{MAX_DIGITS + 1},}}(?![0-9.eE]))")
 _SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair, which is a character
@@ -108,6 +111,13 @@ def find_value(text: str, path: Path) -> TextSpan:
             return span
         span = found
     return span
+
+
+def find_character(text: str, string: TextSpan, index: int) -> TextSpan:
+    """Return the place of a character of a string in `text`; of its end if it has no so many."""
+    characters = _CHARACTER.finditer(text, string.start + 1, string.end - 1)
+    found = next(islice(characters, index, None), None)
+    return TextSpan(string.end - 1, string.end) if found is None else TextSpan(*found.span())
 
 
 def find_key(text: str, path: Path) -> TextSpan:

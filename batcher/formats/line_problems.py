@@ -5,6 +5,7 @@ in which it finds nothing is a request.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -55,6 +56,13 @@ _RECORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "states": (Transition.__struct_fields__, Transition.__struct_fields__),
     "prompt": (PromptSegment.__struct_fields__, ()),
 }
+
+# How messages name a place inside a text.
+_PLACE_IN_TEXT = re.compile(
+    r"(?P<regex>in the regex '.*', )?"
+    r"(?:offset (?P<offset>\d+)|line (?P<line>\d+), column (?P<column>\d+)|the end): ",
+    re.DOTALL,
+)
 
 # A problem, its path being the one in the line, and its place if that is not the value at the path.
 Finding = tuple[FieldProblem, TextSpan | None]
@@ -178,7 +186,25 @@ class _Line:
 
     def _span_of(self, problem: FieldProblem) -> TextSpan | None:
         """Return the place of a problem with a path in the line, if that is not the value's."""
-        return json_spans.find_key(self._text, problem.path) if problem.is_key else None
+        if problem.is_key:
+            return json_spans.find_key(self._text, problem.path)
+        place = _PLACE_IN_TEXT.search(problem.message)
+        if place is None or problem.code not in {"invalid-grammar", "invalid-value"}:
+            return None
+        path = (*problem.path, "pattern") if place["regex"] else problem.path
+        span = json_spans.find_value(self._text, path)
+        if span == json_spans.find_value(self._text, path[:-1]):  # it is in a schema that is text
+            return None
+        text = msgspec.json.decode(self._text[span.start : span.end])
+        if not isinstance(text, str):
+            return None
+        offset = int(place["offset"] or 0)
+        if place["line"]:
+            lines = text.splitlines(keepends=True)[: int(place["line"]) - 1]
+            offset = sum(map(len, lines)) + int(place["column"]) - 1
+        elif not place["offset"]:
+            offset = len(text)
+        return json_spans.find_character(self._text, span, offset)
 
     def _locate(self, problem: FieldProblem) -> Path:
         """Return where in the line the path of a problem of the request leads."""

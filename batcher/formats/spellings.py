@@ -4,7 +4,6 @@ Rule: a spelling only says which field of a request has which value; whether tha
 for the rules of validation to tell, as it is for a value under the field's own name.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path, describe
+from batcher.formats import json_spans
 from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, PASSED_ON, URLS
 from batcher.formats.suggestions import unknown_names
 from batcher.request import REQUEST_FIELDS, TO_THE_END, PromptSegment, Request
@@ -154,9 +154,10 @@ def _json_schema(path: Path, value: Any) -> Found:
         yield Given("json_schema", value, path)
         return
     try:
-        schema = json.loads(value)
-    except (ValueError, RecursionError) as error:
-        message = f"{quote(path)} is text, and no JSON: {describe(error)}"
+        schema = json_spans.parse(value)
+    except json_spans.JsonError as error:
+        what = error.message.removeprefix(json_spans.NOT_JSON)
+        message = f"{quote(path)} is text, and not JSON: offset {error.span.start}: {what}"
         yield FieldProblem("invalid-value", path, message)
         return
     if isinstance(schema, dict | bool):

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.errors import FieldProblem, Path, describe
+from batcher.errors import FieldProblem, Path
 from batcher.fields import Range, expected_of, fields_of, range_of
 from batcher.request import (
     MAX_INT,
@@ -230,8 +230,9 @@ def check_json_schema(value: object, path: Path, _: ModelCapabilities) -> Proble
         return
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        yield FieldProblem("invalid-value", path, f"{quote(path)} is not JSON: {describe(error)}")
+    except (TypeError, ValueError, RecursionError):
+        what = "no NaN, no Infinity, no endless nesting, and nothing but JSON's own kinds of values"
+        yield FieldProblem("invalid-value", path, f"{quote(path)} must be JSON: {what}")
 
 
 def check_texts_to_choose(value: object, path: Path, _: ModelCapabilities) -> Problems:

@@ -1,7 +1,6 @@
 """`batchdecode run`: decodes requests, streams the results and shows the batch at work."""
 
 import gc
-import json
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -236,10 +235,14 @@ class RunOptions:
             if getattr(self, name) is not None:
                 given[name] = getattr(self, name)
         if self.extra_body is not None:
+            from batcher.formats.json_spans import JsonError, parse  # noqa: PLC0415 - for servers
+
             try:
-                given["extra_body"] = json.loads(self.extra_body)
-            except (ValueError, RecursionError) as error:
-                raise BatchdecodeError(f"--extra-body is no JSON: {error}") from None
+                given["extra_body"] = parse(self.extra_body)
+            except JsonError as error:
+                place = error.span.start + 1
+                message = f"--extra-body, character {place:,}: {error.message}"
+                raise BatchdecodeError(message) from None
             if not isinstance(given["extra_body"], dict):
                 raise BatchdecodeError("--extra-body is no JSON object")
         return given

@@ -247,7 +247,7 @@ class LineReader:
         Raises:
             InputError: the rest is compressed.
         """
-        compression = compression_of(line)
+        compression = compression_of(line, self.name)
         if compression is not None:
             raise InputError(f"{self.name} {compression}")
         if line.startswith(_BOM):

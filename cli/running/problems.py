@@ -42,7 +42,9 @@ class ProblemReport:
         """Take in one more line, of whose problems the first is shown."""
         self.num_lines += 1
         problem = bad.problems[0]
-        is_as_advised = problem.code == self._hidden_code and problem.line == self.num_lines
+        is_as_advised = problem.code == self._hidden_code and (
+            problem.line == self.num_lines or problem.code == "invalid-text"
+        )
         if self._num_shown < MAX_SHOWN and not is_as_advised:
             self._num_shown += 1
             self.news.append(self._render(self._advise(problem)))
@@ -54,11 +56,11 @@ class ProblemReport:
 
         Then the lines behind it have the same problem, and are not shown up to the first good one.
         """
-        if (problem.line, problem.code) != (1, "invalid-json"):
+        if self._hidden_code is not None or problem.code not in {"invalid-json", "invalid-text"}:
             return problem
         from .other_forms import advice_for  # noqa: PLC0415 - good input does without
 
-        advice = advice_for(problem.source, self._filename)
+        advice = advice_for(problem, self._filename)
         if advice is None:
             return problem
         self._hidden_code = problem.code

@@ -82,8 +82,13 @@ def check_kind(first_line: bytes, name: str) -> None:
     """Make sure that the first line of `name`, which is no request, is not what a run writes.
 
     Raises:
-        InputError: it is of results or of a trace.
+        InputError: it is of results, of a trace, or of something that is not lines of text.
     """
+    from .other_forms import why_no_lines  # noqa: PLC0415 - good input does without
+
+    found = why_no_lines(first_line, name)
+    if found is not None:
+        raise InputError(f"{name} {found}")
     if is_result(first_line):
         found = "results"
     elif is_trace(first_line):

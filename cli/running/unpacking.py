@@ -5,6 +5,7 @@ Rule: the content tells, never the name, and no more of it is in memory than is 
 
 import io
 import os
+import shlex
 from typing import BinaryIO
 
 GZIP = b"\x1f\x8b"
@@ -21,14 +22,15 @@ _OTHERS = (
 )
 
 
-def compression_of(start: bytes) -> str | None:
+def compression_of(start: bytes, filename: str) -> str | None:
     """Return what to say of an input that begins so, if it is compressed; None if it is not."""
+    file = "" if filename == "<stdin>" else f" {shlex.quote(filename)}"
+    if start.startswith(b"PK\x03\x04") and b"[Content_Types].xml" in start[:256]:
+        return "is an Office document, such as an Excel workbook: save it as CSV or text first"
     for magic, name, program in _OTHERS:
         if start.startswith(magic):
-            return (
-                f"is compressed with {name}; only gzip is unpacked: "
-                f"`{program} FILE | batchdecode ...` reads it"
-            )
+            how = f"JSON lines of it: {program}{file}"
+            return f"is compressed with {name}; only gzip is unpacked. {how}"
     return None
 
 

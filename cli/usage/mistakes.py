@@ -111,6 +111,8 @@ def _alike(name: str, context: Any) -> str:
     if option in own:
         return f"; here it is {meant}"
     field = own_name(name.removeprefix("--").replace("-", "_"), Request.__struct_fields__)
+    if field is not None and f"--{field.replace('_', '-')}" in own:
+        return f"; here it is --{field.replace('_', '-')}"
     if field is not None and context.info_name in _READING_REQUESTS:
         return f'; each request says it: {{"{field}": ...}}'
     elsewhere: dict[str, list[str]] = {}

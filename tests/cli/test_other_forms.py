@@ -1,39 +1,141 @@
 """What is said of an input that is no JSON lines, and that the command it names makes them."""
 
+import bz2
+import io
 import json
+import lzma
 import re
-import shlex
 import shutil
 import subprocess
+import tarfile
+import zipfile
 
 import pytest
 from process import batchdecode, lines_of
 
-REQUESTS = [{"prompt": "Once upon"}, {"prompt": "a time"}]
-FORMS = {
+REQUESTS = [{"prompt": "Once “upon”"}, {"prompt": "a time"}]
+OBJECTS = [json.dumps(each, ensure_ascii=False) for each in REQUESTS]
+LINES = "".join(f"{each}\n" for each in OBJECTS)
+PLAIN = [{"prompt": "Once upon"}, {"prompt": "a time"}]
+PLAIN_OBJECTS = [json.dumps(each) for each in PLAIN]
+PLAIN_LINES = "".join(f"{each}\n" for each in PLAIN_OBJECTS)
+FORMS = {  # what an input is: its bytes or text, what its requests are, and its name
     "an array": json.dumps(REQUESTS),
     "an array over several lines": json.dumps(REQUESTS, indent=2),
-    "an array of texts": '["Once upon", "a time"]',
+    "an array of lines": f"[\n{OBJECTS[0]},\n{OBJECTS[1]}\n]\n",
+    "an array of texts": json.dumps([each["prompt"] for each in REQUESTS]),
     "objects over several lines": "\n".join(json.dumps(each, indent=1) for each in REQUESTS),
-    "texts in quotes": '"Once upon"\n"a time"\n',
-    "plain text": "Once upon\na time\n",
+    "objects on one line": "".join(OBJECTS),
+    "objects with spaces between": " ".join(OBJECTS),
+    "objects and commas": ",\n".join(OBJECTS) + ",\n",
+    "long objects and commas": None,
+    "texts in quotes": '"Once “upon”"\n"a time"\n',
+    "plain text": "Once “upon”\na time\n",
+    "Python's dicts": "".join(f"{each}\n" for each in REQUESTS),
+    "curly quotes": (PLAIN_LINES.replace('{"', "{“").replace('"', "”"), PLAIN),
+    "comments": f"// the first\n{LINES}",
+    "more comments": f"# the first\n{LINES}# the end\n",
+    "CR": LINES.replace("\n", "\r"),
+    "a second mark": LINES + "\ufeff" + LINES,
+    "NUL at the end": LINES.replace("}\n", "}\0\n"),
+    "CSV": 'id,prompt,answer\n7,"Once “upon”",x\n8,a time,"y,\nz"\n',
+    "CSV by another name": 'answer,Question\nx,Once “upon”\ny,"a time"\n',
+    "CSV by its name": "answer,what\nOnce “upon”,x\na time,y\n",
+    "CSV with semicolons": "prompt;answer\nOnce “upon”;x\na time;y\n",
+    "CSV in quotes": '"id","prompt"\n"7","Once “upon”"\n"8","a time"\n',
+    "TSV": "id\ttext\n7\tOnce “upon”\n8\ta time\n",
+    "YAML": "- prompt: Once “upon”\n- prompt: a time\n",
+    "UTF-16": LINES.encode("utf-16"),
+    "UTF-16, the other end first": b"\xfe\xff" + LINES.encode("utf-16-be"),
+    "UTF-16 without a mark": LINES.encode("utf-16-le"),
+    "UTF-16BE without a mark": LINES.encode("utf-16-be"),
+    "UTF-32": LINES.encode("utf-32"),
+    "Windows-1252": LINES.encode("cp1252"),
+    "Windows-1252 later": PLAIN_LINES.encode() + LINES.encode("cp1252"),
+    "bzip2": bz2.compress(LINES.encode()),
+    "xz": lzma.compress(LINES.encode()),
+    "zip": None,
+    "tar": None,
 }
+NAMES = {"CSV by its name": "my input.csv", "more comments": "my input.jsonl"}
+
+
+def content_of(form):
+    """The bytes of an input, and its requests."""
+    given, requests = FORMS[form], REQUESTS
+    if form == "zip":
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("in.jsonl", LINES)
+        given = packed.getvalue()
+    elif form == "tar":
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            entry = tarfile.TarInfo("in.jsonl")
+            entry.size = len(LINES.encode())
+            archive.addfile(entry, io.BytesIO(LINES.encode()))
+        given = packed.getvalue()
+    elif form == "long objects and commas":
+        requests = [{"prompt": "a" * 2000}] * 2
+        given = "".join(f"{json.dumps(each)},\n" for each in requests)
+    elif isinstance(given, tuple):
+        given, requests = given
+    elif "later" in form:
+        requests = PLAIN + REQUESTS
+    elif form == "a second mark":
+        requests = REQUESTS * 2
+    if "CSV" in form or form == "TSV":
+        ids = ["7", "8"] if b"id" in given.encode()[:4] else [None, None]
+        requests = [
+            each if name is None else {**each, "id": name}
+            for each, name in zip(requests, ids, strict=True)
+        ]
+    return given if isinstance(given, bytes) else given.encode(), requests
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="there is no jq")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("is_piped", [False, pytest.param(True, marks=pytest.mark.heavy)])
 def test_the_command_that_is_named_makes_requests_of_it(tmp_path, form, is_piped):
-    (tmp_path / "my input").write_text(FORMS[form])
-    stdin = FORMS[form].encode() if is_piped else b""
-    done = batchdecode("run", "-" if is_piped else "my input", cwd=tmp_path, stdin=stdin)
+    data, requests = content_of(form)
+    name = NAMES.get(form, "my input")
+    if is_piped and form in {"zip", "CSV by its name", "more comments"}:
+        pytest.skip("it needs a name")
+    (tmp_path / name).write_bytes(data)
+    stdin = data if is_piped else b""
+    done = batchdecode("run", "-" if is_piped else name, cwd=tmp_path, stdin=stdin)
     assert done.returncode == 2
-    name = "<stdin>" if is_piped else "my input"
-    assert f" --> {name}:1:" in done.stderr
-    command = re.search(r"= help: .*\? JSON lines of it: (jq .*)\n", done.stderr)[1]
-    arguments = shlex.split(command)
-    made = subprocess.run(arguments, cwd=tmp_path, input=stdin, capture_output=True, check=True)
-    assert [json.loads(line) for line in made.stdout.splitlines()] == REQUESTS
+    assert done.stderr.count("JSON lines of it: ") == 1
+    command = re.search(r"JSON lines of it: (.*)\n", done.stderr)[1]
+    made = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, input=stdin, capture_output=True, check=True
+    )
+    assert [json.loads(line) for line in made.stdout.splitlines() if line] == requests
+    assert batchdecode("run", cwd=tmp_path, stdin=made.stdout).returncode == 0
+
+
+FILES = [
+    (b"<!DOCTYPE html>\n<html><body>Log in</body></html>\n", "is a web page"),
+    (b"\n<html>\n", "is a web page"),
+    (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12345\n",
+        "git lfs pull --include in.jsonl",
+    ),
+    (b"PAR1\x15\x04\x15\x00\n", "is a Parquet file. JSON lines of it: python3 -c"),
+    (b"\x7fELF\x02\x01\x01\x00", "is binary data"),
+    (b"PK\x03\x04" + bytes(26) + b"[Content_Types].xml\n", "is an Office document"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), FILES, ids=[message for _, message in FILES])
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_file_that_is_not_lines_of_text_is_told_in_one_line(tmp_path, data, message, command):
+    (tmp_path / "in.jsonl").write_bytes(data)
+    done = batchdecode(command, "in.jsonl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: in.jsonl is ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_lines_that_suffer_from_the_same_are_counted_and_others_shown(tmp_path):
