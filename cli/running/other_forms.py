@@ -43,6 +43,7 @@ _COMMAS = _Form("objects with commas behind them", r"sed 's/,[[:space:]]*$//'")
 _CURLY = _Form("JSON in curly quotes", "sed 's/“/\"/g; s/”/\"/g'")
 _REMARKS = _Form("JSON with comments", r"grep -Ev '^[[:space:]]*(//|#)'")
 _RETURNS = _Form("lines that end in CR", r"tr '\r' '\n'")
+_EVENTS = _Form("server-sent events", "sed -n 's/^data: //p'")
 _MARKS = _Form("files joined with their byte order marks", r"LC_ALL=C sed 's/^\xef\xbb\xbf//'")
 _NULS = _Form("text with NUL bytes", r"tr -d '\000'")
 _DICTS = _from_rows(
@@ -52,8 +53,11 @@ _YAML = _Form(
     "YAML",
     _PYTHON
     + shlex.quote(
-        "import json,yaml; found = yaml.safe_load(open(0, encoding='utf-8')); "
-        "[print(json.dumps(each)) for each in (found if isinstance(found, list) else [found])]"
+        'import json,yaml; found = yaml.safe_load(open(0, encoding="utf-8")); '
+        'is_one = isinstance(found, dict) and {"prompt", "messages"} & found.keys(); '
+        "found = [found] if is_one else found; "
+        "found = found if isinstance(found, list) else [*found.values()][0]; "
+        "[print(json.dumps(each)) for each in found]"
     ),
 )
 
@@ -133,6 +137,8 @@ def _form_of(problem: "Problem", filename: str) -> _Form | None:
             form = _MARKS
         elif there.startswith("\x00"):
             form = _NULS
+        elif there.startswith(("True", "False", "None")):
+            form = _DICTS
         elif "extra data" in problem.message:
             is_last = not there[1:].strip()
             form = {"\r": _RETURNS, "{": _SEVERAL, ",": _COMMAS if is_last else None}.get(there[:1])
@@ -153,6 +159,10 @@ def _form_of_first(line: str, filename: str) -> _Form | None:
         form = _TEXTS
     elif line.startswith("//") or (line.startswith("#") and _JSON_FILE.match(filename)):
         form = _REMARKS
+    elif line.startswith("data: {"):
+        form = _EVENTS
+    elif not line[:1].isprintable():
+        form = None
     elif _YAML_FILE.match(filename) or _YAML_LINE.match(line):
         form = _YAML
     return form

@@ -42,10 +42,7 @@ class ProblemReport:
         """Take in one more line, of whose problems the first is shown."""
         self.num_lines += 1
         problem = bad.problems[0]
-        is_as_advised = problem.code == self._hidden_code and (
-            problem.line == self.num_lines or problem.code == "invalid-text"
-        )
-        if self._num_shown < MAX_SHOWN and not is_as_advised:
+        if self._num_shown < MAX_SHOWN and problem.code != self._hidden_code:
             self._num_shown += 1
             self.news.append(self._render(self._advise(problem)))
         else:
@@ -54,7 +51,7 @@ class ProblemReport:
     def _advise(self, problem: "Problem") -> "Problem":
         """Return a problem with what to do if it tells that the whole input has another form.
 
-        Then the lines behind it have the same problem, and are not shown up to the first good one.
+        Other lines have the same problem then, and are counted.
         """
         if self._hidden_code is not None or problem.code not in {"invalid-json", "invalid-text"}:
             return problem

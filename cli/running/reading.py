@@ -2,6 +2,7 @@
 
 from array import array
 from bisect import bisect_left
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -89,7 +90,7 @@ def check_kind(first_line: bytes, name: str) -> None:
     found = why_no_lines(first_line, name)
     if found is not None:
         raise InputError(f"{name} {found}")
-    if is_result(first_line):
+    if is_result(first_line) or _is_answered_row(first_line):
         found = "results"
     elif is_trace(first_line):
         found = "trace"
@@ -99,6 +100,14 @@ def check_kind(first_line: bytes, name: str) -> None:
         f"{name} holds the {found} of a run, and no requests: "
         "give the requests that the run has read"
     )
+
+
+def _is_answered_row(line: bytes) -> bool:
+    """Return whether a line is of the output of an OpenAI batch, whatever has answered it."""
+    try:
+        return {"custom_id", "response"} <= msgspec.json.decode(line, type=dict[str, Any]).keys()
+    except (ValueError, RecursionError):
+        return False
 
 
 def read_requests(

@@ -45,6 +45,9 @@ FORMS = {  # what an input is: its bytes or text, what its requests are, and its
     "CSV in quotes": '"id","prompt"\n"7","Once “upon”"\n"8","a time"\n',
     "TSV": "id\ttext\n7\tOnce “upon”\n8\ta time\n",
     "YAML": "- prompt: Once “upon”\n- prompt: a time\n",
+    "YAML with a head": "requests:\n- prompt: Once “upon”\n- prompt: a time\n",
+    "Python's words": LINES.replace("}", ', "echo": True, "stop": None}'),
+    "events": "".join(f"data: {each}\n\n" for each in OBJECTS),
     "UTF-16": LINES.encode("utf-16"),
     "UTF-16, the other end first": b"\xfe\xff" + LINES.encode("utf-16-be"),
     "UTF-16 without a mark": LINES.encode("utf-16-le"),
@@ -57,7 +60,11 @@ FORMS = {  # what an input is: its bytes or text, what its requests are, and its
     "zip": None,
     "tar": None,
 }
-NAMES = {"CSV by its name": "my input.csv", "more comments": "my input.jsonl"}
+NAMES = {
+    "CSV by its name": "my input.csv",
+    "more comments": "my input.jsonl",
+    "YAML with a head": "in.yaml",
+}
 
 
 def content_of(form):
@@ -82,6 +89,8 @@ def content_of(form):
         given, requests = given
     elif "later" in form:
         requests = PLAIN + REQUESTS
+    elif form == "Python's words":
+        requests = [{**each, "echo": True, "stop": None} for each in REQUESTS]
     elif form == "a second mark":
         requests = REQUESTS * 2
     if "CSV" in form or form == "TSV":
@@ -99,13 +108,14 @@ def content_of(form):
 def test_the_command_that_is_named_makes_requests_of_it(tmp_path, form, is_piped):
     data, requests = content_of(form)
     name = NAMES.get(form, "my input")
-    if is_piped and form in {"zip", "CSV by its name", "more comments"}:
+    if is_piped and form in {"zip", *NAMES}:
         pytest.skip("it needs a name")
     (tmp_path / name).write_bytes(data)
     stdin = data if is_piped else b""
     done = batchdecode("run", "-" if is_piped else name, cwd=tmp_path, stdin=stdin)
     assert done.returncode == 2
     assert done.stderr.count("JSON lines of it: ") == 1
+    assert done.stderr.count("error[") <= 1
     command = re.search(r"JSON lines of it: (.*)\n", done.stderr)[1]
     made = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, input=stdin, capture_output=True, check=True
@@ -144,6 +154,18 @@ def test_lines_that_suffer_from_the_same_are_counted_and_others_shown(tmp_path):
     assert re.findall(r"error\[(.*)\]", done.stderr) == ["invalid-json", "unknown-field"]
     assert "... and 2 more problems\n" in done.stderr
     assert "4 invalid of 4 lines" in done.stderr
+
+
+def test_what_openai_answered_is_told_from_what_it_was_asked():
+    row = {"id": "batch_req_1", "custom_id": "a", "response": {"status_code": 200}, "error": None}
+    done = batchdecode("check", stdin=lines_of(row))
+    assert done.stderr.startswith("error: <stdin> holds the results of a run, and no requests")
+
+
+def test_blank_lines_hide_nothing_of_that():
+    done = batchdecode("check", stdin=b"Once upon\n\n\na time\n\nthere was\n")
+    assert done.stderr.count("error[") == 1
+    assert "... and 2 more problems\n" in done.stderr
 
 
 @pytest.mark.parametrize("line", ['{"prompt": "torn', '{"prompt": }'])
