@@ -9,7 +9,7 @@ import os
 import re
 import time
 import zlib
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, getincrementaldecoder
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,7 +21,7 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.models.calls import retry_after_of
-from batcher.remote.failures import MAX_SHOWN, ServerFailure, refusal
+from batcher.remote.failures import MAX_SHOWN, ServerFailure, refusal, told_in
 from batcher.remote.protocol import Body
 from batcher.remote.reply import StreamEvent, read_chunk
 from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings
@@ -100,6 +100,7 @@ class Client:
             raise self._broken(error) from None
         except RecursionError:
             raise ServerFailure("answer", "the answer is nested too deeply") from None
+        stream.check_end()
         return False
 
     async def model_names(self) -> list[str]:
@@ -132,15 +133,15 @@ class Client:
     async def _open(
         self, method: str, path: str, fields: dict[str, Any] | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """Yield the answer to a request, if its status is 200; the host may redirect to itself.
+        """Yield an answer whose status is a success; the host may redirect to itself.
 
         Raises:
-            ServerFailure: the status is another one.
+            ServerFailure: its status is not.
         """
         url = httpx.URL(self._address.url + path)
         for _ in range(MAX_REDIRECTS):
             async with self._http.stream(method, url, json=fields) as response:
-                if response.status_code == httpx.codes.OK:
+                if response.is_success:
                     yield response
                     return
                 target = _target_of(response)
@@ -234,8 +235,9 @@ class _BoundedStream(httpx.AsyncByteStream):
         self._stream: Any = response.stream
         self._packing = response.headers.pop("content-encoding", "identity").lower()
         self._num_bytes = self._begin = 0
+        self._check_text = getincrementaldecoder("utf-8")().decode
         self._parts = self._bounded()
-        self._head = b""
+        self._head = self._tail = b""
 
     async def begins_as_other(self) -> bool:
         """Return whether this is not a stream of events: those begin with a name, or a colon."""
@@ -249,6 +251,16 @@ class _BoundedStream(httpx.AsyncByteStream):
     async def read(self) -> bytes:
         """Return all of it."""
         return b"".join([part async for part in self])
+
+    def check_end(self) -> None:
+        """Make sure that the last line is not an error in the form of llama.cpp, `error: ...`.
+
+        Raises:
+            ServerFailure: it is.
+        """
+        name, _, words = self._tail.strip().rpartition(b"\n")[2].partition(b":")
+        if name == b"error":
+            raise ServerFailure("answer", f"the server sent an error: {told_in(words)}")
 
     def begin_event(self) -> None:
         """Take what comes from now on for another event."""
@@ -268,6 +280,11 @@ class _BoundedStream(httpx.AsyncByteStream):
                 raise ServerFailure("answer", message)
             if self._num_bytes > MAX_ANSWER:
                 raise ServerFailure("answer", f"the stream has more than {MAX_ANSWER} bytes")
+            try:
+                self._check_text(part)
+            except UnicodeDecodeError as error:
+                raise ServerFailure("answer", f"the answer is not UTF-8: {error}") from None
+            self._tail = (self._tail + part)[-MAX_SHOWN:]
             yield part
 
     async def _unpacked(self) -> AsyncIterator[bytes]:

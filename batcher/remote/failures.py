@@ -10,7 +10,7 @@ from batcher.events import RetryReason
 
 MAX_SHOWN = 500  # characters of what a server says
 OVERLOADED = {429, 503, 529}
-REPEATABLE = OVERLOADED | {408, 409, 425, 500, 502, 504}
+REPEATABLE = OVERLOADED | {408, 409, 425, 500, 502, 504, *range(520, 528)}  # Cloudflare's last
 UNAUTHORIZED, FORBIDDEN = 401, 403
 
 _TOO_LONG = ("context_length", "context length", "exceed_context_size", "maximum context")

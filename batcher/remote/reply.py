@@ -51,7 +51,7 @@ class _Message(Struct):
     reasoning: Any = None
     reasoning_content: Any = None
     refusal: Any = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Any = None
     function_call: Any = None
 
 
@@ -92,7 +92,8 @@ def read_chunk(data: str, *, is_error: bool = False, is_whole: bool = False) -> 
         chunk = _decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         what = "the answer" if is_whole else "an event of the stream"
-        message = f"{what} is not in OpenAI's form ({error}): {told_in(data.encode())}"
+        why = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
+        message = f"{what} is not in OpenAI's form{why}: {told_in(data.encode())}"
         raise ServerFailure("answer", message, is_worth_retry=not is_whole) from None
     is_error = is_error or bool(chunk.error) or chunk.object == "error"
     says_why = chunk.choices is None and bool(chunk.message or chunk.detail)
@@ -146,7 +147,8 @@ class Reply:
     token_ids: None as soon as some are not known.  prompt_tokens: None until a usage comes.
     finish_reason: in the server's words; None until it comes.
     stops, stop_ids: what the request stops at.  A text that the server lets pass ends here.
-    keeps_stop: whether the stop remains in the text.  constraint: what the answer has to be.
+    keeps_stop: whether the stop remains in the text.  min_tokens: how many come before a stop
+    counts.  constraint: what the answer has to be.
     """
 
     def __init__(
@@ -155,6 +157,7 @@ class Reply:
         stop_ids: Sequence[int] = (),
         *,
         keeps_stop: bool = False,
+        min_tokens: int = 0,
         constraint: ConstraintSource | None = None,
     ) -> None:
         self.constraint = constraint
@@ -165,6 +168,7 @@ class Reply:
         self.logprobs: list[TokenLogprob] = []
         self.token_ids: list[int] | None = []
         self._stops, self._stop_ids, self._keeps_stop = stops, stop_ids, keeps_stop
+        self._min_tokens = min_tokens
         self._num_held = max(map(len, stops), default=1) - 1  # characters that may begin a stop
         self._held = ""
         self._has_stopped = self._has_choice = self._has_deltas = False
@@ -229,10 +233,10 @@ class Reply:
         if not self.is_over:
             return ServerFailure("connection", "the stream broke off before its end")
         code, is_worth_retry = "server-error", False
-        if self.finish_reason == FILTERED and not self._has_stopped:
+        if (self.finish_reason or "").lower() == FILTERED and not self._has_stopped:
             code, message = "content-filter", "the server's content filter has broken it off"
         elif self.outcome == "error":
-            message = f"the server ended the answer with finish_reason {self.finish_reason!r:.80}"
+            message = f"the server ended the answer with finish_reason {self.finish_reason!r:.500}"
             is_worth_retry = True
         elif self.refusal is not None:
             said = told_in(self.refusal.encode(errors="replace"))
@@ -276,7 +280,8 @@ class Reply:
         parts += (("refusal", text) for _, text in _said_in(said.refusal))
         self._reasoning += (text for kind, text in parts if kind == "reasoning")
         self._refusal += (text for kind, text in parts if kind == "refusal")
-        for call in said.tool_calls or ():
+        calls = said.tool_calls or ()
+        for call in [calls] if isinstance(calls, dict) else calls:
             self._take_call(call)
         if isinstance(said.function_call, dict):
             self._function_call = self._function_call or _Call()
@@ -302,7 +307,8 @@ class Reply:
         reason: Any = choice.finish_reason
         stop: Any = choice.stop_reason
         if isinstance(reason, dict):  # SGLang's own form
-            reason, stop = reason.get("type"), reason.get("matched")
+            stop, words = reason.get("matched"), (reason.get("type"), reason.get("message"))
+            reason = ": ".join(word for word in words if isinstance(word, str))
         if reason:
             self.finish_reason = str(reason)
         if stop in (*self._stops, *self._stop_ids) and not self._has_stopped:
@@ -317,7 +323,8 @@ class Reply:
             self.token_ids = None if text else self.token_ids
             return ""
         held = self._held + text
-        found = ((held.find(stop), stop) for stop in self._stops)
+        is_early = self.num_tokens <= self._min_tokens  # no stop counts yet
+        found = ((held.find(stop), stop) for stop in (() if is_early else self._stops))
         ends = [(start + len(stop), -len(stop), stop) for start, stop in found if start >= 0]
         if ends:
             end, length, stop = min(ends, key=lambda found: found[:2])
@@ -326,7 +333,7 @@ class Reply:
                 self.token_ids = None
             told = held[: end if self._keeps_stop else end + length]
         else:
-            sure = max(len(held) - self._num_held, 0)
+            sure = len(held) if is_early else max(len(held) - self._num_held, 0)
             told, self._held = held[:sure], held[sure:]
         if told:
             self._texts.append(told)
@@ -356,6 +363,9 @@ class Reply:
             self._by_id[index, call_id] = call
 
 
+_KEEPS_STOP = ("include_stop_str_in_output", "no_stop_trim")  # of vLLM, and of SGLang
+
+
 def reply_to(request: Request, fields: dict[str, Any]) -> Reply:
     """Return what takes in the answer to a request that was sent as a body with these fields."""
     given = request.stop_sequence, request.stop, fields.get("stop")
@@ -367,7 +377,8 @@ def reply_to(request: Request, fields: dict[str, Any]) -> Reply:
     return Reply(
         [*dict.fromkeys(stop for stop in stops if isinstance(stop, str) and stop)],
         [stop for stop in stop_ids if isinstance(stop, int)],
-        keeps_stop=fields.get("include_stop_str_in_output") is True,
+        keeps_stop=True in (fields.get(name) for name in _KEEPS_STOP),
+        min_tokens=request.min_tokens,
         constraint=_constraint_of(request, fields),
     )
 
@@ -406,6 +417,8 @@ def _said_in(content: Any) -> Iterator[tuple[str, str]]:
         kind = str(content.get("type"))
         for _, text in _said_in(content.get(kind, content.get("text"))):
             yield _KINDS.get(kind, "text"), text
+    elif content is not None:
+        raise ServerFailure("answer", f"the content {content!r:.80} is not text")
 
 
 def _is_json(text: str) -> bool:

@@ -131,14 +131,14 @@ ERRORS = (
 FINISHES = dict.fromkeys(STOPS, "stop") | dict.fromkeys(LENGTHS, "length")
 
 
-@pytest.mark.parametrize("theirs", [*FINISHES, *ERRORS, "content_filter"])
+@pytest.mark.parametrize("theirs", [*FINISHES, *ERRORS, "content_filter", "CONTENT_FILTER"])
 @pytest.mark.parametrize("form", [str, lambda reason: {"type": reason, "matched": 2}])
 def test_finish_reasons_are_mapped_and_unknown_ones_are_errors(theirs, form):
     server = FaultServer(usual=answer("a", finish=form(theirs)))
     [result] = answered(server, asking("a")).results
     assert result.finish_reason == FINISHES.get(theirs, "error")
     codes = dict.fromkeys(ERRORS, "server-error") | {"content_filter": "content-filter"}
-    assert (result.error and result.error.code) == codes.get(theirs)
+    assert (result.error and result.error.code) == codes.get(theirs, codes.get(theirs.lower()))
     assert (result.text, result.stop_reason) == ("a", None)
 
 
@@ -245,6 +245,8 @@ def part(name=None, arguments=None, **more):
         ([part("get_", "", index=0, id="1"), part("name", "{}", index=0)],
          [("1", "get_name", "{}")]),
         ([{"index": 0, "id": "1", "name": "f", "arguments": "{}"}], [("1", "f", "{}")]),
+        ([part("f", "{}", index=0, id=""), part("g", "{}", index=0, id="")],
+         [(None, "f", "{}"), (None, "g", "{}")]),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_one_chunk", [True, False])
@@ -260,6 +262,19 @@ def test_calls_of_tools_are_told_apart_and_their_arguments_are_json(parts, calls
     assert found == calls
     assert {call["type"] for call in result.tool_calls} == {"function"}
     assert (result.finish_reason, result.logprobs) == ("stop", None)
+
+
+def test_a_call_may_stand_alone():
+    told = choices({"delta": {"tool_calls": part("f", "{", index=0, id="")}},
+                   {"delta": {"tool_calls": part(None, "}", index=0, id="")}},
+                   {"finish_reason": "eos_token"})  # fmt: skip
+    [result] = answered(FaultServer(usual=told), asking("a")).results
+    assert [call["function"] for call in result.tool_calls] == [{"name": "f", "arguments": "{}"}]
+
+
+def test_no_stop_counts_before_the_least_number_of_tokens():
+    run = answered(FaultServer(usual=answer("x", "x", "ax b")), asking("a", min_tokens=2, stop="x"))
+    assert (run.results[0].text, run.results[0].stop_reason) == ("xxa", "x")
 
 
 def test_other_kinds_of_calls_are_in_the_result():
@@ -325,8 +340,9 @@ def test_a_stop_reason_is_what_the_request_wrote():
     }  # fmt: skip
 
 
-def test_a_stop_stays_in_the_text_if_the_server_is_asked_for_that():
-    body = {"include_stop_str_in_output": True}
+@pytest.mark.parametrize("name", ["include_stop_str_in_output", "no_stop_trim"])
+def test_a_stop_stays_in_the_text_if_the_server_is_asked_for_that(name):
+    body = {name: True}
     server = FaultServer(usual=answer("ab END c"))
     [result] = answered(server, asking("a", stop="END", extra_body=body)).results
     assert (result.text, result.stop_reason) == ("ab END", "END")

@@ -404,6 +404,12 @@ DETAIL = {"loc": ["body", "messages", 0, "role"], "msg": "unexpected value", "ty
         (chunks({"error": {"message": "context length is 8"}}), "context length is 8", 1),
         (chunks({"detail": [DETAIL]}), "body.messages.0.role: unexpected value", 2),
         (chunks("Internal Server Error"), "Internal Server Error", 2),
+        (sent("", 'error: {"code": 500, "message": "no memory"}\n\n'), "no memory", 2),
+        (sent("", ": ping\n\nerror: boom"), "error: boom", 2),
+        (sent("", b'data: {"choices": [{"text": "\xe9"}]}\n\n'), "not UTF-8", 2),
+        (chunks({"choices": [{"delta": {"content": 5}}]}), "the content 5 is not text", 2),
+        (chunks({"choices": [{"finish_reason": {"type": "abort", "message": "full"}}]}), "full", 2),
+        (refusal(524, "timed out"), "timed out", 2),
         (refusal(307, Location="http://127.0.0.2/v2"), "redirects to http://127.0.0.2/v2", 1),
     ],
 )
@@ -435,6 +441,14 @@ def test_the_words_of_a_server_are_reported_and_what_cannot_change_is_not_repeat
 )  # fmt: skip
 def test_the_words_of_an_error_are_found(body, words):
     assert told_in(body.encode() if isinstance(body, str) else json.dumps(body).encode()) == words
+
+
+def test_any_status_of_success_will_do():
+    async def created(exchange: Exchange) -> None:
+        await exchange.refuse(201, WHOLE["completion"])
+
+    [result] = answered(FaultServer(usual=created), asking("a")).results
+    assert result.text == "Hi"
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
