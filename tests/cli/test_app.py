@@ -46,7 +46,7 @@ def test_help_loads_nothing_heavy(command):
         (["runn"], "error: no command 'runn'; did you mean run?"),
         (["run", "--bach", "3"], "run has no option --bach; did you mean --batch?"),
         (["run", "-b", "١٢"], "--batch must be an integer from 1 to 1,048,576, not '١٢'"),
-        (["run", "--seed", "1_0"], "--seed must be an integer, not '1_0'"),
+        (["run", "--seed", "1_0"], "9,223,372,036,854,775,807, not '1_0'"),
         (["run", "--max-rate", "1_0"], "not '1_0'"),
         (["run", "--batch", "0"], "--batch must be an integer from 1 to 1,048,576, not 0"),
         (["check", "--batch", "99999999"], "1,048,576, not 99999999"),
