@@ -187,8 +187,8 @@ def _read_response_format(name: str, value: Any, _: Fields) -> Found:
     kind, kinds = value.get("type"), '"text", "json_object" or "json_schema"'
     if "type" not in value:
         yield _missing((name, "type"))
-    elif kind == "json_object":
-        yield _any_object((name, "type"))
+    elif kind == "json_object":  # some servers take a schema here
+        yield Given("json_schema", value.get("schema", {"type": "object"}), (name, "type"))
     elif kind == "json_schema":
         yield from _read_stated_schema((name, "json_schema"), value.get("json_schema"))
     elif kind != "text":

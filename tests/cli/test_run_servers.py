@@ -264,6 +264,20 @@ def test_a_row_keeps_its_model_if_the_server_lists_it(folder, models, name, row_
     assert done.returncode == (2 if sent is None else 0), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("kind", "outcome"), [({}, "incomplete"), ({"schema": {"type": "array"}}, "complete")]
+)
+def test_a_schema_of_json_object_is_checked(folder, kind, outcome):
+    line = row(messages=SAID, response_format={"type": "json_object", **kind})
+    (folder / "r.jsonl").write_bytes(lines_of(line))
+    with FaultServer(usual=answer("[1]")) as server:
+        run(folder, server)
+    [told] = map(json.loads, (folder / "out.jsonl").read_text().splitlines())
+    [choice] = told["response"]["body"]["choices"]
+    assert choice["batchdecode"].get("constraint") == outcome
+    assert (told["error"] is None) == (outcome == "complete")
+
+
 def test_extra_body_with_null_removes_any_field(folder):
     fields = {"temperature": 0, "seed": 3, "tools": [], "top_k": 5}
     (folder / "r.jsonl").write_bytes(lines_of({"prompt": "hi", **fields}))
