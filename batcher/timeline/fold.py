@@ -32,7 +32,7 @@ from batcher.events import (
     SpeculateEvent,
     StepsEvent,
 )
-from batcher.timeline.drafts import DraftRecord
+from batcher.timeline.drafts import DraftRecord, StepDrafts
 from batcher.timeline.records import (
     AdmissionRecord,
     Fork,
@@ -51,7 +51,7 @@ class FoldNews(Struct):
     ended: the sequences that have.  preempted: those that were, with the admission that is over.
     samples: those that have arrived beside the first of their requests.
     withdrawn: the lines that were no requests, and the samples that are no results.
-    restarts: the workers that were replaced.
+    restarts: the workers that were replaced.  drafts: of the steps that verified some.
     """
 
     ended: list[RequestTimeline] = []
@@ -59,6 +59,7 @@ class FoldNews(Struct):
     samples: list[ArriveEvent] = []
     withdrawn: list[RejectEvent | DropEvent] = []
     restarts: list[RestartEvent] = []
+    drafts: list[StepDrafts] = []
 
 
 class RequestFold:
@@ -321,6 +322,8 @@ class RequestFold:
             case DraftEvent():
                 drafts.draft(event, found.label)
                 self.num_drafted += event.tokens
+                if self.news is not None and drafts.latest is not None:
+                    self.news.drafts.append(drafts.latest)
             case AcceptEvent():
                 drafts.accept(event, found.label)
                 admission.may_compute = True

@@ -45,6 +45,7 @@ from batcher.timeline.records import (
     BlockedSpan,
     RequestTimeline,
     SlotSpan,
+    SpanOutcome,
     Wait,
     is_follower,
     label_of,
@@ -249,12 +250,32 @@ class TimelineRecords:
             if found.admission is not None:
                 self._add_span(found.slot_span(found.admission, end, None))
             else:
-                self._add_wait(found, end)
+                self._add_wait(found, found.waits_from, end)
         self._settle(list(self._finished))
         if self._fold.blocked is not None:
             self._unblock(self._fold.blocked, None)
         self._add_drafts()
         self._fold = RequestFold()
+
+    def add_sequence(self, found: RequestTimeline, *, is_dropped: bool) -> None:
+        """Record the spans and waits of a sequence that was folded elsewhere, up to `num_steps`."""
+        finish = found.finish
+        for admission in found.admissions:
+            end = self.num_steps
+            outcome: SpanOutcome | None = None
+            if admission.preempt is not None:
+                end, outcome = admission.preempt.step, "preempted"
+            elif finish is not None:
+                end, outcome = finish.step + 1, finish.reason
+            span = found.slot_span(admission, end, outcome)
+            has_none = is_dropped and admission is found.admission
+            self._add_span(replace(span, dropped=True) if has_none else span)
+            self._add_wait(found, admission.waits_from, admission.event.step)
+        if found.admission is None:
+            end = self.num_steps if finish is None else finish.step
+            self._add_wait(found, found.waits_from, end)
+        if finish is not None and finish.reason in FAILURES and not is_follower(found):
+            self.failures[finish.reason] += 1
 
     def _add_rare(self, event: Event) -> RequestTimeline | None:
         """Take in an event of a kind that is rare."""
@@ -309,7 +330,7 @@ class TimelineRecords:
         if before is not None:
             self._add_span(before.span)
         self.figures.note_start(event.step, event.time)
-        self._add_wait(found, event.step)
+        self._add_wait(found, found.waits_from, event.step)
         if found.first_event is event and not is_follower(found):
             self._num_alive[event.id] += 1  # events that begin in the middle
 
@@ -317,7 +338,7 @@ class TimelineRecords:
         """Record the last span of a sequence, of a sample when it is known not to be dropped."""
         span = None
         if found.admission is None:
-            self._add_wait(found, event.step)
+            self._add_wait(found, found.waits_from, event.step)
         else:
             span = found.slot_span(found.admission, event.step + 1, event.reason)
         if event.role == "sample":
@@ -396,9 +417,8 @@ class TimelineRecords:
         if span is not None:
             self.spans.add((span.start, span.slot), span)
 
-    def _add_wait(self, found: RequestTimeline, end: int) -> None:
-        """Record that a sequence has waited up to `end`, if it was on its own account."""
-        start = found.waits_from
+    def _add_wait(self, found: RequestTimeline, start: int, end: int) -> None:
+        """Record that a sequence has waited from `start` to `end`, if it was on its own account."""
         if found.number and not is_follower(found) and start < end:
             self.waits.add((start, found.number), Wait(found.id, found.index, start, end))
             self.wait_ends.add((end,), end)

@@ -4,7 +4,7 @@ Rule: spans and waits are what is stored, half-open in steps, and of these only 
 all that is by step is derived as it is asked for.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush, merge
@@ -15,10 +15,17 @@ from typing import Self, TypeVar
 from msgspec.structs import replace
 
 from batcher.errors import InvariantError
-from batcher.events import Event
+from batcher.events import Event, RestartEvent, RunEvent
 from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.recording import MAX_STEPS, TimelineRecords
-from batcher.timeline.records import SlotSpan, StepRow, Wait, is_follower, label_of
+from batcher.timeline.records import (
+    RequestTimeline,
+    SlotSpan,
+    StepRow,
+    Wait,
+    is_follower,
+    label_of,
+)
 from batcher.timeline.step_counts import Stretch, changes_of, clip, count_steps
 
 
@@ -61,6 +68,30 @@ class Timeline(TimelineRecords):
         for event in events:
             timeline.add(event)
         timeline.close()
+        return timeline
+
+    @classmethod
+    def from_sequences(
+        cls,
+        run: RunEvent,
+        num_steps: int,
+        sequences: Iterable[RequestTimeline],
+        drafts: Iterable[StepDrafts],
+        restarts: Iterable[RestartEvent],
+        dropped: Collection[tuple[str, int]],
+    ) -> Self:
+        """Return what a gantt shows of sequences that were folded, those of all workers.
+
+        dropped: the ids and indexes of samples that have no result.
+        """
+        timeline = cls()
+        timeline._run, timeline.num_steps = run, num_steps
+        for found in sequences:
+            is_dropped = found.role == "sample" and (found.id, found.index) in dropped
+            timeline.add_sequence(found, is_dropped=is_dropped)
+        for each in drafts:
+            timeline.drafts.add((each.step, each.slot), each)
+        timeline.restarts += restarts
         return timeline
 
     @property

@@ -7,11 +7,12 @@ from batcher.events import RestartEvent
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.records import SlotSpan
+from batcher.timeline.step_counts import Stretch
 
 from ..screen.cells import cell_width, counted, cut_middle, fill, printable
 from . import gantt_chart as chart
 from .gantt_drafts import draft_marks, legend_of
-from .gantt_zoom import choose_zoom, usual_length
+from .gantt_zoom import choose_zoom, readable_steps, usual_length
 from .headline import headline, percent_of
 from .slot_rows import ShownSlots, choose_slots, group_name, has_failed, in_groups
 
@@ -32,28 +33,39 @@ def render_gantt(
     width: int = 80,
     height: int | None = None,
     ascii_only: bool = False,
+    queue: Sequence[Stretch] = (),
+    known_from: int = 0,
 ) -> list["Line"]:
     """Return the gantt of `timeline` in lines of at most `width` cells, 40 at least.
 
     Steps or requests of `selection` choose what is drawn as bars, its slots what has a row.
 
     height: how many lines there are to fill with rows of slots; None for as many as are usual.
+    queue: how long it was, where others know more of it than the timeline.
+    known_from: where the timeline does not know of all before this step, the last steps are drawn.
     """
-    page = _Page(timeline, selection, max(width, MIN_WIDTH), height, ascii_only=ascii_only)
+    width = max(width, MIN_WIDTH)
+    page = _Page(timeline, selection, width, height, ascii_only=ascii_only, queue=queue)
     if not timeline.spans:
         return page.title()
+    if known_from:
+        page.make_groups(height, num_charts=1)
+        start = timeline.num_steps - readable_steps(timeline, page.num_cells)
+        start = min(max(known_from, start), timeline.num_steps - 1)
+        zoom = range(start, timeline.num_steps)
+        return page.explained(zoom, [f"steps {zoom.start}:{zoom.stop}", "the last"])
     zoom, reasons = choose_zoom(timeline, selection, page.num_cells)
     is_whole = zoom == range(timeline.num_steps)
     if is_whole:
         page.narrow(zoom)
         page.make_groups(height, num_charts=1)
-    held = page.held_in(zoom)
-    if is_whole:
-        return [*page.title(), *page.caption(zoom, [], held), *page.close_up(zoom, held)]
-    overview = page.overview(zoom) if timeline.num_steps > page.num_cells else []
-    what = [f"steps {zoom.start}:{zoom.stop}", *reasons]
-    close_up = [*page.caption(zoom, what, held), *page.close_up(zoom, held)]
-    return [*page.title(), [], *overview, *close_up]
+        return [*page.title(), *page.explained(zoom, [])]
+    overview = [[], *page.overview(zoom)] if page.has_overview(height) else []
+    return [
+        *page.title(),
+        *overview,
+        *page.explained(zoom, [f"steps {zoom.start}:{zoom.stop}", *reasons]),
+    ]
 
 
 class _Held(NamedTuple):
@@ -76,8 +88,9 @@ class _Page:
         height: int | None,
         *,
         ascii_only: bool,
+        queue: Sequence[Stretch],
     ) -> None:
-        self.timeline = timeline
+        self.timeline, self._queue_lengths = timeline, queue
         self.page_width = self.chart_width = width
         self.slots = timeline.columns(selection)
         self.request_ids = selection.request_ids
@@ -86,7 +99,7 @@ class _Page:
         self.make_groups(height, num_charts=2)
         names = ["queue", self._name([self.slots[-1]]), *map(self._name, self.groups)]
         self.name_width = max(map(len, names))
-        peak = max((stretch.num for stretch in timeline.waiting()), default=0)
+        peak = max((stretch.num for stretch in queue or timeline.waiting()), default=0)
         figures = ["busy", "100%", f"max {peak}"]
         self.num_cells = width - self.name_width - 1 - 2 - max(map(len, figures))
 
@@ -95,6 +108,18 @@ class _Page:
         room = None if height is None else height - OTHER_LINES[num_charts]
         self.max_rows = MAX_ROWS if room is None else max(room // num_charts, MIN_ROWS)
         self.groups = in_groups(self.slots, self.max_rows)
+
+    def has_overview(self, height: int | None) -> bool:
+        """Return whether to draw the whole run above a close-up.
+
+        Not where slots would share rows for it, and have one each without it.
+        """
+        if len(self.groups) < len(self.slots):
+            self.make_groups(height, num_charts=1)
+            if len(self.groups) == len(self.slots):
+                return False
+            self.make_groups(height, num_charts=2)
+        return self.timeline.num_steps > self.num_cells
 
     def title(self) -> list["Line"]:
         """Return what run it is."""
@@ -170,6 +195,11 @@ class _Page:
             "~ negative prompt": any(span.role == "negative" for span in spans),
         }
         return [entry for entry, is_there in entries.items() if is_there]
+
+    def explained(self, zoom: range, what: list[str]) -> list["Line"]:
+        """Return a close-up of `zoom` with a caption: `what` it shows, and how to read it."""
+        held = self.held_in(zoom)
+        return [*self.caption(zoom, what, held), *self.close_up(zoom, held)]
 
     def close_up(self, zoom: range, held: _Held | None) -> list["Line"]:
         """Return the steps of `zoom` as bars of what is `held` in them; as shades for None."""
@@ -263,7 +293,8 @@ class _Page:
 
     def _queue(self, scale: chart.Scale) -> "Line":
         """Return the row of how many requests wait."""
-        highest = chart.highest_counts(self.timeline.waiting(), scale)
+        lengths = self._queue_lengths or self.timeline.waiting()
+        highest = chart.highest_counts(lengths, scale)
         peak = max(highest)
         levels = chart.level_row(highest, peak, self.glyphs)
         return self._row("queue", levels, f"max {peak}", ["queue"] * scale.num_cells)

@@ -31,7 +31,7 @@ def choose_zoom(
     around = _around_requests(timeline, selection.request_ids)
     if around:
         return around, []
-    num_steps = _readable_steps(timeline, num_cells)
+    num_steps = readable_steps(timeline, num_cells)
     if len(everything) <= max(num_cells, num_steps / MAX_SHARE):
         return everything, []
     return _around_bubble(timeline, num_steps) or _longest_queue(timeline, num_steps)
@@ -53,7 +53,7 @@ def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
     return range(max(0, first - margin), min(timeline.num_steps, stop + margin))
 
 
-def _readable_steps(timeline: Timeline, num_cells: int) -> int:
+def readable_steps(timeline: Timeline, num_cells: int) -> int:
     """Return how many steps to show in `num_cells` so that usual bars have room for a label."""
     length = usual_length(timeline.spans)
     widths = sorted(cell_width(span.label) for span in islice(timeline.spans, 1000))

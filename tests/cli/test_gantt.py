@@ -18,6 +18,7 @@ from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.records import Fork, SlotSpan
 from batcher.timeline.step_counts import Stretch
 from cli.screen.cells import cell_width
+from cli.screen.live.state import RunState
 from cli.screen.live.theme import HUES, hue_of
 from cli.tracing.gantt import render_gantt as render_lines
 from cli.tracing.gantt_chart import (
@@ -648,6 +649,52 @@ def test_each_cell_of_a_bar_has_the_style_of_what_holds_the_slot(workload):
             assert set(styles[first:last]) <= {hue_of(span.id)}
         starts = {scale.first_cell(span.start) for span in spans}
         assert {cell for cell, style in enumerate(styles) if style == "admitted"} == starts
+
+
+def kept(events, batch):
+    """Return the timeline that a live view makes of the sequences that it keeps."""
+    run, state = events[0], RunState(batch)
+    for event in events[1:]:
+        state.fold.take(event)
+    state.catch_up()
+    return state.timeline(run, Timeline.from_events(events).num_steps)
+
+
+def check_kept(events, batch):
+    """Check that what is kept of a run gives the gantt of its trace, wherever that breaks off."""
+    for some in (events, events[: len(events) // 2]):
+        timeline, own = Timeline.from_events(some), kept(some, batch)
+        for width, height in ((80, 24), (200, None)):
+            expected = render_lines(timeline, width=width, height=height)
+            assert render_lines(own, width=width, height=height) == expected
+        assert list(own.spans) == list(timeline.spans)
+        assert list(own.waiting()) == list(timeline.waiting())
+
+
+@given(paged_workloads())
+def test_a_live_view_keeps_the_gantt_of_a_run_that_preempts(workload):
+    jobs, limits = workload
+    check_kept(play_paged(jobs, limits).events, limits.batch)
+
+
+@given(unit_workloads(), st.integers(0, 9))
+def test_a_live_view_keeps_the_gantt_of_samples_and_beams(workload, seed):
+    units, batch = workload
+    check_kept(play_units(units, batch, seed).events, batch)
+
+
+@given(drafted_workloads())
+def test_a_live_view_keeps_the_gantt_of_a_run_with_drafts(workload):
+    check_kept(play_drafts(*workload).events, workload[1])
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_of_24_lines_has_a_row_for_each_of_eight_slots(width):
+    lines = render_gantt(long_run(batch=8), width=width, height=24)
+    rows = [line.split("  ")[0].split() for line in lines if "slot" in line[:6]]
+    assert [row[:2] for row in rows] == [["slot", str(n)] for n in range(8)]
+    assert any(re.match(r"steps \d+:\d+", line) for line in lines)
+    assert len(lines) <= 16, "and there is room for the summary and the prompt"
 
 
 @pytest.mark.parametrize("height", mostly_heavy([12, 24, 50, 100, 300], 24, 100))

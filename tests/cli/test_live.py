@@ -1,6 +1,7 @@
 """When and how the live view is drawn, seen on the screen of a terminal emulator."""
 
 import os
+import re
 import subprocess
 import sys
 import termios
@@ -10,6 +11,7 @@ import pytest
 from emulated_run import Run, Screen, inline, long_requests
 from process import lines_of, start, workload
 
+from cli.screen.live import state
 from cli.screen.live.driver import MAX_PENDING_BYTES
 from cli.screen.view import View
 
@@ -165,13 +167,40 @@ def test_a_run_that_is_over_at_once_shows_its_end_alone():
         run.step()
     assert not run.screen.written
     run.view.close()
-    assert run.screen.lines()[:5] == [
-        "requests.jsonl  steps 0-2 · 2 slots · fcfs",
-        "slot 0 ┃━━━━━━━━━━━ 100%",
-        "slot 1 ┃━━━········  33%",
-        " queue ············    0",
+    assert [line.strip() for line in run.screen.lines()[:8]] == [
+        "3 steps · 2 slots · 67% busy · 2 requests",
+        "┃ admitted",
+        "step 0               2",
+        "┬───────────────┬───────  busy",
+        "slot 0 ┃a━━━━━━━━━━━━━━━━━━━━━━  100%",
+        "slot 1 ┃b━━━━━━                   33%",
+        "queue                           max 0",
         "",
     ]
+
+
+def test_a_run_of_more_sequences_than_are_kept_shows_all_in_little_and_its_last_steps(monkeypatch):
+    monkeypatch.setattr(state, "MAX_ENDS", 10)
+    requests = [(f"r{n}", 3 + n % 2, 9) for n in range(100)]
+    run = Run(requests, batch_size=4, screen=Screen(100, 40))
+    while not run.is_over:
+        run.step()
+    run.view.close()
+    lines = [line.strip() for line in run.screen.lines()]
+    assert lines[0].startswith("requests.jsonl  steps 0-")
+    assert sum(line.startswith("slot ") for line in lines) == 2 * 4
+    caption = next(n for n, line in enumerate(lines) if "the last" in line)
+    assert re.match(rf"steps \d+:{run.step_index}, the last", lines[caption])
+    close_up = "".join(lines[caption:])
+    assert all(f"r{n}" in close_up for n in range(93, 100))
+
+
+def test_the_queue_of_a_run_that_is_stopped_is_the_one_that_was_seen():
+    run = Run([(f"r{n}", 10, 10) for n in range(40)], batch_size=4).steps(25)
+    run.view.close()
+    queue = next(line for line in run.screen.lines() if line.strip().startswith("queue "))
+    assert queue.endswith("max 36")
+    assert "▁" not in queue, "28 wait in the end"
 
 
 def test_a_slow_terminal_gets_little_of_the_time():
@@ -234,11 +263,12 @@ def test_the_cursor_is_visible_after_every_write_and_below_the_gantt_at_the_end(
     run.view.close()
     run.screen.write("summary")
     assert not run.screen.emulator.cursor.hidden
-    assert run.screen.lines()[:6] == [
-        "requests.jsonl  steps 0-2 · 2 slots · fcfs",
-        "slot 0 ┃━━━━━━━━━━━ 100%",
-        "slot 1 ············   0%",
-        " queue ············    0",
+    lines = [line.strip() for line in run.screen.lines()]
+    assert lines[0] == "3 steps · 2 slots · 50% busy · 1 request"
+    assert lines[4:9] == [
+        "slot 0 ┃a━━━━━━━━━━━━━━━━━━━━━━  100%",
+        "slot 1                             0%",
+        "queue                           max 0",
         "",
         "summary",
     ]
@@ -277,7 +307,7 @@ def test_an_exception_leaves_the_gantt_and_the_cursor_below_it():
     with pytest.raises(RuntimeError), run.view:
         raise RuntimeError
     assert not run.screen.is_alternate
-    assert run.screen.emulator.cursor.y == 1 + 9 + 1
+    assert run.screen.emulator.cursor.y == 4 + 9 + 1
 
 
 def test_stepping_aside_leaves_the_terminal_to_whoever_writes_next():

@@ -3,15 +3,14 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from batcher.events import FinishEvent
-from batcher.timeline.records import RequestTimeline, label_of
+from batcher.timeline.records import RequestTimeline
 
 from ..cells import counted, cut_middle, pad
 from .scene import Scene
 from .theme import LABEL, Line, line_width
 
-Found = RequestTimeline | FinishEvent | str
-"""A sequence that has not ended, the end of one, or the id of a request that is still to come."""
+Found = RequestTimeline | str
+"""A sequence, or the id of a request that is still to come."""
 
 BROWSING_KEYS = (
     ("arrows, page up, page down", "scroll through the slots, a row each"),
@@ -204,8 +203,6 @@ def slot_of(found: Found | None) -> int | None:
 
 def name_of(found: Found) -> str:
     """Return what somebody is called."""
-    if isinstance(found, FinishEvent):
-        return label_of(found.id, found.index, found.role)
     return found if isinstance(found, str) else found.label
 
 
@@ -214,11 +211,10 @@ def told(scene: Scene, found: Found) -> str:
     name = cut_middle(scene.name(name_of(found)), MAX_SHOWN, scene.glyphs.cut)
     if isinstance(found, str):
         return f"{name} is still to be read"
-    if isinstance(found, RequestTimeline) and found.finish is not None:
-        found = found.finish
-    if isinstance(found, FinishEvent):
-        tokens = counted(found.tokens, "token")
-        return f"{name} ended in step {found.step:,}: {found.reason}, {tokens}"
+    end = found.finish
+    if end is not None:
+        tokens = counted(end.tokens, "token")
+        return f"{name} ended in step {end.step:,}: {end.reason}, {tokens}"
     slot = slot_of(found)
     if slot is not None:
         return f"{name} is in slot {slot:,}"

@@ -20,7 +20,7 @@ from .display import FrameLive
 from .facts import Moment
 from .history import QueueDepths
 from .lately import Lately, newest_ends
-from .picture import Picture, small_gantt
+from .picture import Picture, last_picture
 from .scene import Scene, Strips
 from .state import MAX_UNSEEN, RunState
 from .theme import ASCII, UNICODE, Line
@@ -54,8 +54,8 @@ nobody presses enough of them to keep a run from its work."""
 class LiveView(View):
     """Every slot, at most ten times a second and in a small share of the time.
 
-    Steps are sampled by wall time; of a run that is slowed down each one is drawn.  A small gantt
-    of the whole run stays when it is over.  keyboard: of the person who looks at it, if that is
+    Steps are sampled by wall time; of a run that is slowed down each one is drawn.  The gantt of
+    the run stays when it is over.  keyboard: of the person who looks at it, if that is
     known.  pace: what that may change; None for a run that nobody may hold.
     """
 
@@ -182,7 +182,7 @@ class LiveView(View):
                 self._draw(self._clock())
 
     def close(self) -> None:
-        """Leave a small gantt of the run where the picture was, and the cursor below it."""
+        """Leave the gantt of the run where the picture was, and the cursor below it."""
         with self.lock:
             if self._is_closed:
                 return
@@ -192,9 +192,11 @@ class LiveView(View):
             if self._pending:
                 self._draw(self._clock())
             if self._has_picture and self._terminal.is_ours and math.isfinite(self._next_frame):
+                self._read_gauges()
                 self._look(self._clock())
                 columns, rows = self._terminal.size
-                self._check(self._display.close(small_gantt(self._scene, columns - 1, rows - 2)))
+                lines = last_picture(self._scene, columns - 1, rows - 2)
+                self._check(self._display.close(lines))
 
     def step_aside(self) -> None:
         """Put the cursor below the picture, for somebody else to write; the next one is new."""

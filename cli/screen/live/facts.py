@@ -113,8 +113,8 @@ def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) ->
         found.append(Fact(6, "drafts", f"drafts {share} accepted"))
     if run.num_preempted:
         found.append(Fact(6, "preempted", f"{run.num_preempted:,} preempted"))
-    if run.num_restarts:
-        found.append(Fact(6, "failed", counted(run.num_restarts, "restart")))
+    if run.restarts:
+        found.append(Fact(6, "failed", counted(len(run.restarts), "restart")))
     return found
 
 

@@ -12,6 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from batcher.timeline.step_counts import Stretch
+
 MAX_ROWS = 16
 """Slots beyond these share rows, as many as it takes."""
 NUM_CELLS = 512
@@ -140,6 +142,11 @@ class QueueDepths:
     def at(self, step: int) -> int:
         """Return how long it was after `step`."""
         return self._lengths[max(bisect_right(self._steps, step) - 1, 0)]
+
+    def stretches(self, num_steps: int) -> list[Stretch]:
+        """Return how long it was in the steps of a run of `num_steps`."""
+        steps = [0, *self._steps[1:], num_steps]
+        return [Stretch(*each) for each in zip(steps, steps[1:], self._lengths, strict=False)]
 
     def highest(self, num_steps: int, num_cells: int) -> Counts:
         """Return the longest it was in each cell of a run of `num_steps`, [num_cells]."""

@@ -48,5 +48,5 @@ class Lately:
 
 def newest_ends(run: RunState) -> list[FinishEvent]:
     """Return the last ends that were none by failure, newest first."""
-    ends = (end for end in reversed(run.ends) if end.reason not in FAILURES)
-    return list(islice(ends, MAX_ENDS))
+    ends = (found.finish for found in reversed(run.ends) if found.finish is not None)
+    return list(islice((end for end in ends if end.reason not in FAILURES), MAX_ENDS))

@@ -6,6 +6,8 @@ Rule: every slot is in it, in a row, a cell or a share of a cell.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from batcher.events import RunEvent
+
 from ..cells import counted, cut_middle, number, whole_percent
 from .browser import Browser
 from .grid import MIN_CELL, Longest, cell_size, grid, heat_map
@@ -124,6 +126,35 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
     name = f"{'queue':>{label - 1}} "
     peak = f" {lengths.max():>4,}"
     return [*lines, [(name, LABEL), (levels(lengths, scene.glyphs), "queue"), (peak, "figure")]]
+
+
+def last_picture(scene: Scene, width: int, height: int) -> list[Line]:
+    """Return what stays of a run: the gantt of `trace`, in fewer lines than `height`.
+
+    Of a run of very many sequences, all in little above the last steps.  Where there is no room
+    for that, all in little.  The timeline of a run that was stopped knows nothing of requests that
+    have arrived and were not read, so its queue is the one that was seen.
+    """
+    from ...tracing.gantt import MIN_WIDTH, render_gantt  # noqa: PLC0415 - only now
+
+    run, plan, num_steps = scene.run, scene.plan, scene.moment.step + 1
+    if num_steps < 1 or width < MIN_WIDTH:
+        return small_gantt(scene, width, height)
+    batch_size = plan.batch_size // plan.num_workers
+    began = RunEvent(batch=batch_size, model="", settings={}, workers=plan.num_workers)
+    oldest = run.ends[0].finish if len(run.ends) == run.ends.maxlen else None
+    known_from = 0 if oldest is None else oldest.step + 1
+    lines = render_gantt(
+        run.timeline(began, num_steps),
+        width=width,
+        height=height,
+        ascii_only=not scene.has_unicode,
+        queue=scene.depths.stretches(num_steps) if scene.gauges.num_queued else (),
+        known_from=known_from,
+    )
+    above = small_gantt(scene, width, height - len(lines) - 1) if known_from else []
+    lines = [*above, [], *lines] if above else lines
+    return lines if len(lines) <= height else small_gantt(scene, width, height)
 
 
 def _caption(scene: Scene, width: int, steps_per_cell: float) -> Line:

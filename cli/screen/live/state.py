@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from batcher.errors import InvariantError
-from batcher.events import FinishEvent, RejectEvent
+from batcher.events import FinishEvent, RejectEvent, RestartEvent, RunEvent
+from batcher.timeline import Timeline
+from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.fold import FoldNews, RequestFold
 from batcher.timeline.records import (
     FAILURES,
@@ -22,8 +24,8 @@ from .slots import Mark, SlotState, WorkerPace
 
 MAX_NOTES = 64
 """The most notes that are kept until somebody asks for them."""
-MAX_ENDS = 10_000
-"""The most ends that are kept."""
+MAX_ENDS = 5_000
+"""The most sequences that are kept after their end."""
 MAX_UNSEEN = 500
 """What the fold has come to know waits for the next frame, but no more than so much."""
 USUAL_ENDS = ("stop", "length")
@@ -42,9 +44,9 @@ class RunState:
 
     num_done: requests that came to an end, num_failed: outputs that failed.
     num_preempted: how often a sequence lost its slot, those that came along with it not counted.
-    num_restarts: how often a worker was replaced.
+    restarts: the workers that were replaced.
     notes: the newest of what nobody should miss; whoever shows them takes them out.
-    ends: how sequences ended, as far as that is kept.
+    ends: the sequences that have ended, as far as they are kept.
     history: the whole run, in little.
     only_fold, workers: the sequences of the run, of one worker, or else of several; whoever has its
     events feeds them, before `catch_up`.
@@ -63,9 +65,12 @@ class RunState:
             for worker in range(num_workers)
             for slot in self._slots_of(worker, batch_size // num_workers)
         ]
-        self.num_done = self.num_failed = self.num_preempted = self.num_restarts = 0
+        self.num_done = self.num_failed = self.num_preempted = 0
+        self.restarts: list[RestartEvent] = []
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
-        self.ends: deque[FinishEvent] = deque(maxlen=MAX_ENDS)
+        self.ends: deque[RequestTimeline] = deque(maxlen=MAX_ENDS)
+        self._drafts: deque[StepDrafts] = deque(maxlen=MAX_ENDS)
+        self._dropped: deque[tuple[str, int]] = deque(maxlen=MAX_ENDS)
         self.history = RunHistory(batch_size)
         self._num_asked = self._num_found = 0  # by those that have left a slot
         self._num_others: dict[str, int] = {}  # samples of a request that end before its last
@@ -105,17 +110,31 @@ class RunState:
                 self.notes.append(Note("failed", event.id, f"failed: {event.reason}"))
             else:
                 self.num_failed -= event.reason == "error"
+                self._dropped.append((event.id, event.index))
         for request, admission in news.preempted:
             self._note_preemption(request, admission)
-        ends = (request.finish for request in news.ended)
-        self.ends.extend(end for end in ends if end is not None)
+        self.ends.extend(news.ended)
+        self._drafts.extend(news.drafts)
         self._finish_all(news.ended)
         for restart in news.restarts:
-            self.num_restarts += 1
+            self.restarts.append(restart)
             what = f"replaced: {RESTART_REASONS[restart.reason]}"
             self.notes.append(Note("failed", f"w{restart.worker or 0}", what))
         for taken in (news.samples, news.withdrawn, news.preempted, news.ended, news.restarts):
             taken.clear()
+        news.drafts.clear()
+
+    def keep_ends(self, most: int) -> None:
+        """Keep no more than so many, and nothing that `timeline` alone asks for."""
+        self.ends = deque(maxlen=most)
+        self._drafts, self._dropped = deque(maxlen=0), deque(maxlen=0)
+
+    def timeline(self, run: RunEvent, num_steps: int) -> Timeline:
+        """Return what a gantt shows of the sequences that are kept."""
+        sequences = [*self.ends, *self.fold.open]
+        return Timeline.from_sequences(
+            run, num_steps, sequences, self._drafts, self.restarts, set(self._dropped)
+        )
 
     @property
     def num_asked(self) -> int:

@@ -9,7 +9,7 @@ import pickle
 import zlib
 from array import array
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -132,7 +132,7 @@ class Recording:
     def __init__(self, run: RunEvent) -> None:
         ByWorker(Timeline).add(run)  # which refuses what is no batch
         self._run = RunState(run.batch * run.workers, run.workers)
-        self._run.ends = deque(maxlen=MAX_ENDS)  # each chapter has them
+        self._run.keep_ends(MAX_ENDS)  # each chapter has them
         self.timeline = Timeline(self._run.only_fold)
         self.timeline.add(replace(run, workers=1))
         self.preemptions, self.failures = array("q"), array("q")
