@@ -6,10 +6,10 @@ never an answer.  A field of no known form is ignored only if nothing of the ans
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from batcher.decoding.constraints.source import (
     ConstraintSource,
@@ -30,6 +30,7 @@ from batcher.result import (
 )
 
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this
+MAX_COUNT = 2**31  # of tokens, and of ids
 FILTERED = "content_filter"
 ENDS: dict[str, FinishReason] = {  # any other reason is an error
     "stop": "stop",
@@ -42,6 +43,9 @@ ENDS: dict[str, FinishReason] = {  # any other reason is an error
     "max_tokens": "length",
     "model_length": "length",
 }
+
+
+_Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
 
 
 class _Message(Struct):
@@ -61,7 +65,7 @@ class _Choice(_Message):
     delta: _Message | None = None
     message: _Message | None = None
     logprobs: Any = None
-    token_ids: list[int] | None = None
+    token_ids: list[_Count] | None = None
     finish_reason: Any = None
     stop_reason: Any = None
 
@@ -258,7 +262,9 @@ class Reply:
                 text += self._take_choice(choice)
         usage = chunk.usage if isinstance(chunk.usage, dict) else {}
         counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-        num_prompt, num_tokens = (n if isinstance(n, int) and n >= 0 else None for n in counts)
+        num_prompt, num_tokens = (
+            count if type(count) is int and 0 <= count < MAX_COUNT else None for count in counts
+        )
         self.prompt_tokens = self.prompt_tokens if num_prompt is None else num_prompt
         self.num_tokens = self.num_tokens if num_tokens is None else num_tokens
         return max(self.num_tokens - before, 0), text

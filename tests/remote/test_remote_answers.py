@@ -446,6 +446,13 @@ def test_usage_is_what_the_server_says_and_its_hidden_tokens_come_with_the_last(
     assert (finish.tokens, finish.prompt_tokens) == (5, 9)
 
 
+@pytest.mark.parametrize("count", [-1, 10**30, True, "5", 1.5, None])
+def test_a_usage_that_is_no_count_is_not_used(count):
+    usage = {"prompt_tokens": count, "completion_tokens": count}
+    run = answered(FaultServer(usual=answer("a", "b", usage=usage)), asking("a"))
+    assert run.results[0].usage == Usage(0, 2)
+
+
 def test_an_answer_without_a_token_is_one():
     usage = {"prompt_tokens": 3, "completion_tokens": 0}
     [result] = answered(FaultServer(usual=answer(usage=usage)), asking("a")).results
