@@ -6,14 +6,17 @@ from collections.abc import Callable
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from batcher.formats.openai import URLS
+from batcher.serving.access import Gate
 from batcher.serving.endpoints import GeneratingEndpoint, Service
 from batcher.serving.errors import ApiError
-from batcher.serving.http import JSON, check_key
+from batcher.serving.http import JSON
 
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -24,12 +27,10 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
 
     model = {"id": service.model, "object": "model", "created": created, "owned_by": "you"}
 
-    async def models(request: Request) -> Response:
-        check_key(request.scope, service.api_key)
+    async def models(_: Request) -> Response:
         return _json(200, {"object": "list", "data": [model]})
 
     async def one_model(request: Request) -> Response:
-        check_key(request.scope, service.api_key)
         service.reader.check_model(request.path_params["name"])
         return _json(200, model)
 
@@ -42,6 +43,12 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
     async def told_metrics(_: Request) -> Response:
         return Response(metrics(), media_type=METRICS_TYPE)
 
+    middleware = [Middleware(Gate, service.access)]
+    if origins := service.access.origins:
+        cross = Middleware(
+            CORSMiddleware, origins, ["GET", "POST"], ["*"], expose_headers=["x-request-id"]
+        )
+        middleware.insert(0, cross)  # so that refusals can be read, too
     return Starlette(
         routes=[
             *(Route(url, GeneratingEndpoint(url, service), methods=["POST"]) for url in URLS),
@@ -50,6 +57,7 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
             Route("/health", health),
             Route("/metrics", told_metrics),
         ],
+        middleware=middleware,
         exception_handlers={ApiError: _of_api_error, HTTPException: _of_http_error},
     )
 

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from batcher.formats.chunks import AnswerChunk, ChunkWriter
 from batcher.formats.result_rows import OK, BytesOf, completion_of
 from batcher.result import Result
+from batcher.serving.access import Access
 from batcher.serving.bodies import MAX_QUICK_BYTES, BodyReader, ClientRequest, fields_of
 from batcher.serving.engine_thread import EngineThread
 from batcher.serving.errors import ApiError, of_result
@@ -19,7 +20,6 @@ from batcher.serving.http import (
     Answer,
     ClientGoneError,
     Limits,
-    check_key,
     given_id,
     read_body,
 )
@@ -32,7 +32,6 @@ class Service(Struct, frozen=True):
     """What all endpoints have in common.
 
     model: the name that answers show.  bytes_of: the bytes that a token stands for.
-    api_key: what requests have to show, if anything.
     """
 
     engine: EngineThread
@@ -40,7 +39,7 @@ class Service(Struct, frozen=True):
     model: str
     bytes_of: BytesOf
     limits: Limits = Limits()
-    api_key: str | None = None
+    access: Access = Access()
 
 
 class GeneratingEndpoint:
@@ -70,7 +69,6 @@ class GeneratingEndpoint:
         given = given_id(scope)
         name = engine.name_for(given)
         answer.headers["x-request-id"] = given or name
-        check_key(scope, service.api_key)
         engine.check_room(1)
         body = await self._read(await read_body(scope, receive, service.limits))
         requests = body.requests

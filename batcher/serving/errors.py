@@ -10,7 +10,8 @@ from batcher.formats.diagnostics import Problem
 from batcher.formats.result_rows import SERVER_ERROR, status_of
 from batcher.result import ErrorInfo
 
-UNAUTHORIZED, NOT_FOUND, TOO_LARGE, TOO_MANY, UNAVAILABLE = 401, 404, 413, 429, 503
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE = 401, 403, 404, 413
+TOO_MANY, UNAVAILABLE = 429, 503
 BAD_REQUEST, TIMEOUT, HEADERS_TOO_LARGE = 400, 408, 431
 RETRY_AFTER = "1"  # seconds: by then a step or many have been made
 

@@ -4,20 +4,15 @@ Starlette's own request and responses wait for ever for a body, or for a client 
 """
 
 import asyncio
-import secrets
-import time
 
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from batcher.serving.errors import BAD_REQUEST, TIMEOUT, TOO_LARGE, UNAUTHORIZED, ApiError
+from batcher.serving.errors import BAD_REQUEST, TIMEOUT, TOO_LARGE, ApiError
 
 MAX_BODY_BYTES = 16 * 2**20
 READ_SECONDS, WRITE_SECONDS = 30.0, 30.0
 MAX_ID_LENGTH = 128
-
-ARRIVED = "arrived"
-"""Where the state of a connection has the time, by time.monotonic(), its request began to come."""
 
 JSON, EVENTS = "application/json", "text/event-stream; charset=utf-8"
 
@@ -42,28 +37,6 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-def arrival_of(scope: Scope) -> float:
-    """Return when a request began to come, by time.monotonic(); now, if nobody knows."""
-    arrived: float = scope.get("state", {}).get(ARRIVED) or time.monotonic()
-    return arrived
-
-
-def check_key(scope: Scope, api_key: str | None) -> None:
-    """Make sure that a request has the key, in a time that tells nothing about it.
-
-    Raises:
-        ApiError: it has not.
-    """
-    if api_key is None:
-        return
-    kind, _, given = (header(scope, b"authorization") or "").partition(" ")
-    is_right = secrets.compare_digest(given.strip().encode("latin-1"), api_key.encode())
-    if not (is_right and kind.lower() == "bearer"):
-        message = "this server wants the header `Authorization: Bearer KEY` with its key"
-        headers = {"www-authenticate": "Bearer"}
-        raise ApiError(UNAUTHORIZED, "invalid_api_key", message, headers=headers)
-
-
 def given_id(scope: Scope) -> str | None:
     """Return what a client calls its request, None if it does not say.
 
@@ -83,8 +56,7 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     """Return the body of a request.
 
     Raises:
-        ApiError: it is too large, or takes too long.
-        ClientGoneError: it will not come.
+        ApiError: it is too large, takes too long, or is cut off.
     """
     stated = header(scope, b"content-length")
     if stated is not None and stated.isdecimal() and int(stated) > limits.max_body_bytes:
@@ -102,7 +74,7 @@ async def _read(receive: Receive, limits: Limits) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGoneError
+            raise ApiError(BAD_REQUEST, "invalid-body", "the body is cut off, or not valid HTTP")
         part = message.get("body", b"")
         num_bytes += len(part)
         if num_bytes > limits.max_body_bytes:

@@ -1,5 +1,7 @@
 """`batchdecode serve`: answers OpenAI's API over HTTP, from one engine or several."""
 
+import os
+import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -10,10 +12,18 @@ from batcher.settings import GRAMMAR_TIMEOUT
 from .. import shared
 from ..config import OF_REQUESTS
 from ..help import DECODING, DISPLAY, OUTPUT, flag, option
-from ..options import SchedulingOptions, as_command, num_bytes, refuse_stdout, scheduling_group
+from ..options import (
+    SchedulingOptions,
+    as_command,
+    num_bytes,
+    refuse,
+    refuse_stdout,
+    scheduling_group,
+)
 
 SERVING = "Serving"
-_NEEDED_MODULES = ("starlette", "uvicorn", "httptools", "prometheus_client")
+_NEEDED_MODULES = ("starlette", "granian", "prometheus_client")
+_ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+/?")
 MAX_PORT, MAX_WORKERS, MAX_QUEUE = 2**16 - 1, 256, 2**20
 
 EXAMPLES = (
@@ -28,6 +38,22 @@ NOTES = (
         "130, 143 a second Ctrl-C, SIGTERM."
     ),
 )
+
+
+def _usable_key(key: str | None) -> str | None:
+    """Return a key that a header can carry, or raise; an empty variable sets an empty key."""
+    key = os.environ.get("BATCHDECODE_API_KEY") if key is None else key
+    if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
+        refuse("must be printable ASCII, not be empty, and not begin or end with a space")
+    return key
+
+
+def _usable_origins(origins: list[str] | None) -> list[str] | None:
+    """Return origins as browsers write them, or raise."""
+    for origin in origins or ():
+        if not _ORIGIN.fullmatch(origin):
+            refuse(f"must be an origin such as https://chat.example:3000, or *, not {origin!r}")
+    return origins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +77,16 @@ class ServeOptions:
     )
     api_key: str | None = option(
         SERVING,
-        "What requests have to show; better given by BATCHDECODE_API_KEY.",
+        "Key that requests must send; better set by BATCHDECODE_API_KEY.",
         "KEY",
+        callback=_usable_key,
         is_common=True,
+    )
+    allow_origin: list[str] | None = option(
+        SERVING,
+        "Allow the web pages of this origin, as https://chat.example, or * for all; repeatable.",
+        "ORIGIN",
+        callback=_usable_origins,
     )
     served_model_name: str | None = option(
         SERVING, "What requests call the model.  [default: --model]", "NAME"
@@ -122,7 +155,7 @@ def serve(options: ServeOptions) -> int:
     """Answer OpenAI's API over HTTP: completions, chats and streams."""
     if any(find_spec(name) is None for name in _NEEDED_MODULES):
         raise BatchdecodeError(
-            "serve needs starlette, uvicorn, httptools and prometheus-client: "
+            "serve needs starlette, granian and prometheus-client: "
             "install them with `pip install 'batchdecode[serve]'`"
         )
     from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next

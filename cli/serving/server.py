@@ -1,23 +1,29 @@
-"""One server, from its options to its end: an engine in a thread, and uvicorn before it.
+"""One server, from its options to its end: an engine in a thread, and granian before it.
 
 The first signal lets it answer what it has; a second one ends it at once.
 """
 
 import asyncio
-import logging
 import os
+import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import parent_process
 from pathlib import Path
 
-import uvicorn
+from granian._granian import SocketHolder
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+from granian.server.embed import Server as Granian
+from starlette.applications import Starlette
 
 from batcher.foreign import LISTENERS
 from batcher.formats.trace import is_trace_start
+from batcher.serving.access import MAX_HEAD_BYTES
 from batcher.serving.app import make_app
 from batcher.serving.metrics import ServerMetrics
 
@@ -32,16 +38,17 @@ from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.terminal import can_animate
 from ..screen.view import RunPlan, View
-from .guard import GuardedProtocol
 from .setup import make_clock, make_engine, make_service
 from .watching import ServerGauges, ServerWatcher
 
-BACKLOG = 2048  # connections
-KEEP_ALIVE = 60  # seconds
+BACKLOG = 2048  # connections that wait to be accepted
+MAX_CONNECTIONS, FILES_OF_OTHERS = 2**16, 64
+HEAD_SECONDS = 10  # for the head of a request, and for the next one to begin
 SWITCH_SECONDS = 0.0005
 """For so long the engine's thread may keep the event loop waiting, or the other way round: at 5 ms,
 as usual, a step of some GPUs would be over by then."""
 JOIN_SECONDS = 1.0  # that a step may go on after a second signal
+END_SECONDS = 1.0  # that answers may take after a second signal
 
 
 class Server:
@@ -75,30 +82,18 @@ class Server:
         self._view = _open_view(options, ServerGauges(engine), engine.settings.policy)
         metrics = ServerMetrics(engine, name, self._view.fold, worker, folder)
         self._watcher = ServerWatcher(engine, metrics, trace, self._view)
-        self._service = make_service(options, model, engine, clock, self._watcher, worker)
-        config = uvicorn.Config(
-            make_app(self._service, metrics.text),
-            http=GuardedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # what a client does wrong, that client is told
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE,
+        self._service = make_service(
+            options, model, engine, clock, self._watcher, worker, listener.getsockname()[0]
         )
-        self._uvicorn = _Uvicorn(config)
+        self._web = WebServer(make_app(self._service, metrics.text), listener)
         self._received: list[signal.Signals] = []
 
     def run(self) -> int:
         """Serve until a signal comes, or the engine fails; return the exit status."""
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # who hangs up is an error of a write
         sys.setswitchinterval(SWITCH_SECONDS)
-        loop_factory = self._uvicorn.config.get_loop_factory()
         LISTENERS.append(self._watcher.hear)
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(self._serve())
+        asyncio.run(self._serve())
         LISTENERS.remove(self._watcher.hear)
         engine = self._service.engine
         engine.stop()
@@ -121,7 +116,7 @@ class Server:
             loop.add_reader(parent.sentinel, self._end)  # it has gone without a word
         self._listener.listen(BACKLOG)
         (self._on_ready or self._tell_address)()
-        await self._uvicorn.serve(sockets=[self._listener])
+        await self._web.serve_until_stopped()
 
     def _tell_address(self) -> None:
         if self._options.quiet:
@@ -135,14 +130,14 @@ class Server:
         engine = self._service.engine
         self._received.append(number)
         if len(self._received) > 1:
-            logging.getLogger("uvicorn.error").disabled = True  # of what is broken off
             engine.stop()
-            self._uvicorn.force_exit = True
-        engine.is_draining = self._uvicorn.should_exit = True
+            self._web.break_off(END_SECONDS)
+        engine.is_draining = True
+        self._web.stop()  # type: ignore[no-untyped-call]  # as granian has it
 
     def _end(self) -> None:
         """Serve no more: there is no engine."""
-        self._uvicorn.should_exit = True
+        self._web.stop()  # type: ignore[no-untyped-call]  # as granian has it
 
 
 def url_of(listener: socket.socket) -> str:
@@ -152,13 +147,40 @@ def url_of(listener: socket.socket) -> str:
     return f"http://{where}:{port}/v1"
 
 
-class _Uvicorn(uvicorn.Server):
-    """uvicorn's server without its own signal handlers."""
+class WebServer(Granian):
+    """granian at a socket of ours; it limits heads, trailers, chunks and the time of heads."""
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the command."""
-        yield
+    def __init__(self, app: Starlette, listener: socket.socket) -> None:
+        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        super().__init__(
+            app,
+            interface=Interfaces.ASGINL,
+            http=HTTPModes.http1,
+            websockets=False,
+            backlog=BACKLOG,
+            backpressure=max(1, min(num_files - FILES_OF_OTHERS, MAX_CONNECTIONS)),
+            http1_settings=HTTP1Settings(
+                header_read_timeout=round(HEAD_SECONDS * 1000), max_buffer_size=MAX_HEAD_BYTES
+            ),
+            log_level=LogLevels.error,
+        )
+        self._listener = listener
+        self._serving: asyncio.Task[None] | None = None
+
+    async def serve_until_stopped(self) -> None:
+        """Serve until `stop` is called and all answers are read, or they are broken off."""
+        self._serving = asyncio.create_task(self.serve())
+        with suppress(asyncio.CancelledError):
+            await self._serving
+
+    def break_off(self, seconds: float) -> None:
+        """Wait no longer than this for answers to be read."""
+        if self._serving is not None:
+            self._serving.get_loop().call_later(seconds, self._serving.cancel)
+
+    def _init_shared_socket(self) -> None:
+        holder = SocketHolder(self._listener.detach(), False, BACKLOG)  # type: ignore[call-arg]  # noqa: FBT003 - no UDS
+        self._shd = holder  # type: ignore[assignment]  # as granian has it
 
 
 def _open_view(options: ServeOptions, gauges: ServerGauges, policy: str) -> View:

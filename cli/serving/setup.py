@@ -1,11 +1,16 @@
 """From the options of a server to what it is made of: an engine, its clock and its address."""
 
+import re
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.formats.requests import RequestParser
 from batcher.models.base import Model, bytes_of
 from batcher.models.simulated import SimulatedModel
 from batcher.scheduling.clock import PacedClock, WallClock
+from batcher.serving.access import Access
 from batcher.serving.bodies import BodyReader
 from batcher.serving.endpoints import Service
 from batcher.serving.engine_thread import EngineThread, ServerClock, Watcher
@@ -61,10 +66,12 @@ def make_service(
     clock: ServerClock,
     watcher: Watcher,
     worker: int,
+    address: str,
 ) -> Service:
     """Return what the endpoints of a server have in common.
 
-    worker: its number, from 0, which stands before the numbers of requests if there are several.
+    address: the numeric address at which it listens.
+    worker: its number, from 0, with which the names of requests begin if there are several.
     """
     prefix = f"{worker}-" if options.workers > 1 else ""
     engine.capabilities = capabilities = capabilities_of(engine, options)
@@ -78,5 +85,17 @@ def make_service(
         model=name,
         bytes_of=lambda token: bytes_of(token, token_bytes),
         limits=Limits(max_body_bytes=options.max_body),
-        api_key=options.api_key,
+        access=_access_of(options, address),
     )
+
+
+def _access_of(options: ServeOptions, address: str) -> Access:
+    """Return which requests may enter; see batcher/serving/access.py."""
+    origins = tuple(origin.lower().rstrip("/") for origin in options.allow_origin or ())
+    hosts = None
+    if ip_address(address).is_loopback:
+        allowed = (urlsplit(origin).netloc.rpartition("@")[2] for origin in origins)
+        names = {re.sub(r":\d*$", "", host) for host in allowed}
+        bound = f"[{options.host}]" if ":" in options.host else options.host.lower()
+        hosts = frozenset({"localhost", "127.0.0.1", "[::1]", bound} | names)
+    return Access(options.api_key, origins, hosts)

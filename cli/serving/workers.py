@@ -21,10 +21,9 @@ from batcher.errors import BatchdecodeError
 from ..commands.serve import ServeOptions
 from ..errors import reason_of
 from ..running.problems import say
+from ..running.signals import stopping_signals
 from ..screen.cells import counted, printable_lines
 from .server import Server, url_of
-
-STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve_alone(options: ServeOptions) -> int:
@@ -46,6 +45,8 @@ def serve_together(options: ServeOptions) -> int:
     for name, is_given in (("trace", options.trace is not None), ("live", options.live != "auto")):
         if is_given:
             raise BatchdecodeError(f"--{name} is about one engine: it needs --workers 1")
+    stopping = stopping_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # until they are passed on
     with tempfile.TemporaryDirectory() as folder, bound(options, is_shared=True) as first:
         context = get_context("fork")  # cheap, and there is no thread yet
         ready, tell_ready = context.Pipe(duplex=False)
@@ -55,11 +56,12 @@ def serve_together(options: ServeOptions) -> int:
         ]
         for worker in workers:
             worker.start()
+        received = _pass_on(stopping, workers)
         are_ready = _wait_until_ready(workers, ready)
         if are_ready and not options.quiet:
             whole = f"{counted(options.workers, 'worker')} of {counted(options.batch, 'slot')}"
             say(printable_lines(f"serving {options.model} with {whole} at {url_of(first)}\n"))
-        return _watch(workers)
+        return _watch(workers, received)
 
 
 def bound(
@@ -92,6 +94,7 @@ def _work(
     options: ServeOptions, first: socket.socket, number: int, folder: Path, tell_ready: Connection
 ) -> None:
     """Be the worker `number`; first: a socket that has the address already."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping_signals())
     os.setpgid(0, 0)  # Ctrl-C is for the parent, which passes it on
     port = first.getsockname()[1]
     first.close()
@@ -114,8 +117,8 @@ def _wait_until_ready(workers: Sequence[BaseProcess], ready: Connection) -> bool
     return True
 
 
-def _watch(workers: Sequence[BaseProcess]) -> int:
-    """Pass signals on until all workers have ended; return the worst of their statuses."""
+def _pass_on(stopping: Sequence[signal.Signals], workers: Sequence[BaseProcess]) -> list[int]:
+    """Pass signals on to the workers from now on; return a list that gets those which come."""
     received: list[int] = []
 
     def pass_on(number: int, _frame: Any) -> None:
@@ -124,11 +127,19 @@ def _watch(workers: Sequence[BaseProcess]) -> int:
             if worker.is_alive() and worker.pid is not None:
                 os.kill(worker.pid, number)
 
-    for number in STOPPING:
+    for number in stopping:
         signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
+    return received
+
+
+def _watch(workers: Sequence[BaseProcess], received: Sequence[int]) -> int:
+    """Wait until all workers have ended, or end all when one has; return the worst status."""
     while alive := [worker for worker in workers if worker.is_alive()]:
         if not received and len(alive) < len(workers):
-            pass_on(signal.SIGTERM, None)
+            for worker in alive:
+                worker.terminate()
+            received = [signal.SIGTERM]
         wait([worker.sentinel for worker in alive])
     return max(_status(worker) for worker in workers)
 

@@ -55,8 +55,7 @@ def test_it_answers_until_it_is_told_to_end(tmp_path):
         answer = client.post("/v1/completions", json=body)
         [result] = decode([body])
         assert answer.json()["choices"][0]["text"] == result.text
-        upgrade = {"Connection": "upgrade", "Upgrade": "h2c"}  # to be told of it is enough
-        assert client.post("/v1/completions", json=body, headers=upgrade).status_code == 400
+        upgrade = {"Connection": "upgrade", "Upgrade": "h2c"}
         assert client.get("/health", headers=upgrade).status_code == 200
         client.process.terminate()
         assert ended(client.process) == (0, "")
@@ -206,6 +205,101 @@ def test_workers_end_together():
         process = int(children.read_text().split()[0])
         os.kill(process, signal.SIGKILL)
         assert ended(client.process) == (137, "")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGHUP, 0), (signal.SIGTERM, 0), (signal.SIGINT, 0)]
+)
+def test_workers_end_by_any_signal_and_leave_no_files(number, status, tmp_path):
+    with serving("--workers", "2", command=["env", f"TMPDIR={tmp_path}", *COMMAND]) as client:
+        ids_of_answers(client, 1)
+        assert [*tmp_path.iterdir()]
+        client.process.send_signal(number)
+        assert ended(client.process) == (status, "")
+    assert [*tmp_path.iterdir()] == []
+
+
+BAD_KEYS = ["", " ", " key", "key ", "k\tey\n", "kl\u00e0", "key\u00a0"]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS, ids=repr)
+def test_a_key_that_no_request_can_show_is_refused(key):
+    done = batchdecode("serve", "--port", "0", BATCHDECODE_API_KEY=key)
+    assert done.returncode == 2
+    assert "must be printable ASCII, not be empty, and not begin or end with a space" in done.stderr
+
+
+@pytest.mark.parametrize("origin", ["evil.example", "https://a/b", "", "null"])
+def test_an_origin_that_no_browser_sends_is_refused(origin):
+    done = batchdecode("serve", "--port", "0", "--allow-origin", origin)
+    assert done.returncode == 2
+    assert "must be an origin such as https://chat.example:3000" in done.stderr
+
+
+OWN, EVIL, FRIEND = "{own}", "http://evil.example", "https://chat.example:3000"
+
+# Options, the headers of a request for /v1/models, and the status of its answer.
+PAGES = [
+    ([], {}, 200),
+    ([], {"Host": "localhost:99"}, 200),
+    ([], {"Host": "[::1]:80"}, 200),
+    ([], {"Host": "evil.example"}, 403),
+    ([], {"Host": "127.0.0.1.evil.example"}, 403),
+    ([], {"Host": "localhost:80@evil.example"}, 403),
+    ([], {"Origin": OWN}, 200),
+    ([], {"Origin": EVIL}, 403),
+    ([], {"Origin": "null"}, 403),
+    ([], {"Origin": "http://localhost:3000"}, 403),
+    ([], {"Host": "evil.example", "Origin": EVIL}, 403),
+    (["--allow-origin", FRIEND], {"Origin": FRIEND}, 200),
+    (["--allow-origin", FRIEND], {"Host": "chat.example:3000", "Origin": FRIEND}, 200),
+    (["--allow-origin", FRIEND], {"Origin": EVIL}, 403),
+    (["--allow-origin", FRIEND], {"Host": "evil.example"}, 403),
+    (["--allow-origin", "*"], {"Origin": EVIL}, 200),
+    (["--host", "localhost", "--api-key", "k"], {"Host": "any", "Origin": EVIL}, 401),
+    (["--host", "0.0.0.0"], {"Host": "my.machine"}, 200),  # noqa: S104 - a test
+    (["--host", "0.0.0.0"], {"Host": "my.machine", "Origin": EVIL}, 403),  # noqa: S104 - a test
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--allow-origin", FRIEND], ["--allow-origin", "*"], *(o for o, _, _ in PAGES[-3:-1])],
+    ids=str,
+)
+def test_without_a_key_pages_of_others_are_refused(options):
+    with serving(*options) as client:
+        own = f"http://127.0.0.1:{client.base_url.port}"
+        for given, headers, status in PAGES:
+            if given == options:
+                sent = {name: value.format(own=own) for name, value in headers.items()}
+                answer = httpx.get(f"{own}/v1/models", headers=sent)
+                assert answer.status_code == status, headers
+                if status == 403:
+                    assert "--allow-origin" in answer.json()["error"]["message"]
+
+
+def test_only_pages_of_allowed_origins_may_read_answers():
+    asked = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    with serving("--allow-origin", FRIEND, "--api-key", "k") as client:
+        url = f"http://127.0.0.1:{client.base_url.port}/v1/completions"
+        friend = httpx.options(url, headers={"Origin": FRIEND, **asked})
+        assert friend.status_code == 200
+        assert friend.headers["access-control-allow-origin"] == FRIEND
+        assert "authorization" in friend.headers["access-control-allow-headers"].lower()
+        evil = httpx.options(url, headers={"Origin": EVIL, **asked})
+        assert evil.status_code == 400
+        assert "access-control-allow-origin" not in evil.headers
+        body = {"prompt": "a", "max_tokens": 1}
+        key = {"Authorization": "Bearer k"}
+        for origin, allowed in ((FRIEND, FRIEND), (EVIL, None)):
+            answer = httpx.post(url, json=body, headers={"Origin": origin, **key})
+            assert answer.headers.get("access-control-allow-origin") == allowed
+        wrong = httpx.post(url, json=body, headers={"Origin": FRIEND})
+        assert (wrong.status_code, wrong.headers["access-control-allow-origin"]) == (401, FRIEND)
 
 
 @pytest.mark.parametrize("option", ["--trace=t", "--live=plain"])

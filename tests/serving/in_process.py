@@ -11,6 +11,7 @@ from batcher.models.base import bytes_of
 from batcher.models.loading import as_model
 from batcher.models.simulated import SimulatedModel
 from batcher.scheduling.clock import WallClock
+from batcher.serving.access import Access
 from batcher.serving.app import make_app
 from batcher.serving.bodies import BodyReader
 from batcher.serving.endpoints import Service
@@ -57,7 +58,7 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    model=None, batch=4, *, clock=None, max_queue=100, api_key=None, limits=None, **more
+    model=None, batch=4, *, clock=None, max_queue=100, access=None, limits=None, **more
 ):
     """Give a Served, and make sure that nothing is left in it at the end."""
     model, clock = as_model(model or SimulatedModel()), clock or WallClock()
@@ -73,7 +74,7 @@ async def served(
         model="simulated",
         bytes_of=lambda token: bytes_of(token, token_bytes),
         limits=limits or Limits(),
-        api_key=api_key,
+        access=access or Access(),
     )
     server = Served(engine, thread, watcher, make_app(service, metrics.text))
     thread.start()

@@ -12,6 +12,7 @@ from in_process import CHATS, COMPLETIONS, served
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.metrics.prometheus import GAUGES
 from batcher.metrics.watched import state_of
+from batcher.serving.access import Access
 from batcher.serving.bodies import BodyReader
 from batcher.serving.http import Limits
 from batcher.settings import SchedulingSettings
@@ -432,7 +433,7 @@ def test_a_body_that_is_no_object_is_refused(data, words):
 
 def test_a_key_is_asked_for_where_something_is_to_be_had():
     async def main():
-        async with served(api_key="right") as server:
+        async with served(access=Access(api_key="right")) as server:
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"}):
                 answer = await server.post(prompt="x", headers=headers)
                 assert answer.status_code == 401
