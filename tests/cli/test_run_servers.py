@@ -407,7 +407,7 @@ def test_what_a_server_cannot_be_told_is_refused_by_name(folder, line, field):
         (("--draft", "ngram"), "--draft means nothing to a server"),
         (("--weights", "int8"), "--weights means nothing to a server"),
         (("--extra-body", "[1]"), "--extra-body is no JSON object"),
-        (("--extra-body", "{"), "--extra-body is no JSON"),
+        (("--extra-body", "{"), "--extra-body, character 2: the line ends"),
         (("--extra-body", '{"stream": false}'), "the extra body has `stream`"),
         (("--max-rate", "nan"), "--max-rate must be a number from 0.000001 to 1,000,000, not nan"),
     ],
