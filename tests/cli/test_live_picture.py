@@ -291,6 +291,16 @@ def test_the_run_so_far_fills_what_room_is_left():
     assert sum("slot " in line[:5] for line in run.screen.lines()) == 8
 
 
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_queue_of_any_length_fits_beside_its_row(columns):
+    run = Run(long_requests(9), 8, Screen(columns, 40), every_step=True).steps(1)
+    run.is_admitting, run.todo = False, [("x", 9, 9)] * 1_234_567
+    lines = run.steps(29).screen.lines()
+    row = next(n for n, line in enumerate(lines) if line.startswith(" queue "))
+    assert lines[row].endswith(" 1,234,567")
+    assert not lines[row + 1], "nothing is broken into two lines"
+
+
 # -- names, characters and colours -----------------------------------------------------------------
 
 

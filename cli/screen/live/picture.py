@@ -106,7 +106,8 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
     if len(history.rows) > height - 2:
         return []
     label = max(map(len, map(_name, history.rows))) + 1
-    room = width - label - len(" 100%")
+    peak = f" {scene.depths.highest(num_steps, 1)[0]:>4,}"
+    room = width - label - max(len(" 100%"), len(peak))
     each = max(1, min(room // num_steps, MAX_CELLS_PER_STEP))
     num_cells = min(room, num_steps * each)
     held = scene.run.open_spans()
@@ -124,7 +125,6 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
         lines.append([(name, LABEL), *joined(cells), (f" {busy:>4}", "figure")])
     lengths = scene.depths.highest(num_steps, num_cells)
     name = f"{'queue':>{label - 1}} "
-    peak = f" {lengths.max():>4,}"
     return [*lines, [(name, LABEL), (levels(lengths, scene.glyphs), "queue"), (peak, "figure")]]
 
 
