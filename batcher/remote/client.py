@@ -203,7 +203,8 @@ class Client:
         said = str(error) or type(error).__name__
         is_there = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         what = "the connection failed" if is_there else "cannot connect"
-        return ServerFailure("connection", f"{what}: {said}")
+        is_certificate = "CERTIFICATE_VERIFY_FAILED" in said  # which stays as it is
+        return ServerFailure("connection", f"{what}: {said}", is_worth_retry=not is_certificate)
 
 
 def _seconds_to_reset(text: str) -> float | None:

@@ -32,6 +32,7 @@ from batcher.result import (
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this
 MAX_COUNT = 2**31  # of tokens, and of ids
 FILTERED = "content_filter"
+CALLING = ("tool_calls", "function_call")
 ENDS: dict[str, FinishReason] = {  # any other reason is an error
     "stop": "stop",
     "tool_calls": "stop",
@@ -175,7 +176,7 @@ class Reply:
         self._min_tokens = min_tokens
         self._num_held = max(map(len, stops), default=1) - 1  # characters that may begin a stop
         self._held = ""
-        self._has_stopped = self._has_choice = self._has_deltas = False
+        self._has_stopped = self._has_deltas = False
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
@@ -229,7 +230,7 @@ class Reply:
 
     def end(self) -> None:
         """Take note that the server says that this is all; not all servers say why."""
-        if self._has_choice and self.finish_reason is None:
+        if self.finish_reason is None and not self.is_blank:
             self.finish_reason = "stop"
 
     def find_lack(self, *, wants_logprobs: bool) -> ServerFailure | None:
@@ -237,11 +238,15 @@ class Reply:
         if not self.is_over:
             return ServerFailure("connection", "the stream broke off before its end")
         code, is_worth_retry = "server-error", False
-        if (self.finish_reason or "").lower() == FILTERED and not self._has_stopped:
+        reason = "" if self._has_stopped else (self.finish_reason or "").lower()
+        lacks_calls = reason in CALLING and not (self.text or self._calls or self._function_call)
+        if reason == FILTERED:
             code, message = "content-filter", "the server's content filter has broken it off"
         elif self.outcome == "error":
             message = f"the server ended the answer with finish_reason {self.finish_reason!r:.500}"
             is_worth_retry = True
+        elif lacks_calls:
+            message, is_worth_retry = f"the answer is empty, with finish_reason {reason!r}", True
         elif self.refusal is not None:
             said = told_in(self.refusal.encode(errors="replace"))
             code, message = "refusal", f"the model refused to answer: {said}"
@@ -277,7 +282,6 @@ class Reply:
         return text
 
     def _take_choice(self, choice: _Choice) -> str:
-        self._has_choice = True
         whole = None if self._has_deltas else choice.message  # which some send again at the end
         said: _Message = choice.delta or whole or choice
         parts = [*_said_in(said.content or choice.text)]

@@ -8,6 +8,7 @@ import socket
 import time
 import zlib
 
+import httpx
 import pytest
 from examples import examples, rest_heavy
 from fault_server import (
@@ -88,9 +89,10 @@ BEFORE_A_TOKEN = {
     "answer": (refusal(500), refusal(502), chunks("no JSON"), chunks({"choices": 5}),
                chunks({"error": {"message": "no slot"}}), packed, endless, endless_event,
                chunks({"choices": [{"text": "a", "logprobs": {"content": [5]}}]}),
-               answer(finish="abort")),
+               answer(finish="abort"), answer(finish="tool_calls", usage={"prompt_tokens": 3})),
     "connection": (reset, no_http, wrong_length, chunks(), chunks("[DONE]"),
-                   chunks(kind="text/html"), answer(finish=None), answer(finish="")),
+                   chunks(kind="text/html"), answer(finish=None), answer(finish=""),
+                   chunks({"choices": [{"delta": {"role": "assistant"}}]}, "[DONE]")),
     "timeout": (silence, chunks({"choices": []}, then=silence)),
 }  # fmt: skip
 FAULTS = [  # one of each kind, then another one, and so on
@@ -441,6 +443,21 @@ def test_the_words_of_a_server_are_reported_and_what_cannot_change_is_not_repeat
 )  # fmt: skip
 def test_the_words_of_an_error_are_found(body, words):
     assert told_in(body.encode() if isinstance(body, str) else json.dumps(body).encode()) == words
+
+
+def test_a_certificate_that_is_not_trusted_is_not_tried_again(monkeypatch):
+    tried = []
+
+    def stream(*_args: object, **_options: object) -> None:
+        tried.append(1)
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate")
+
+    monkeypatch.setattr(httpx.AsyncClient, "stream", stream)
+    engine = RemoteEngine(remote_model_of("openai:https://127.0.0.1:1/v1#tiny", QUICK), 1)
+    [result] = carry_out(engine, asking("a")).results
+    engine.close()
+    assert "cannot connect: [SSL: CERTIFICATE_VERIFY_FAILED]" in result.error.message
+    assert len(tried) == 1
 
 
 def test_any_status_of_success_will_do():
