@@ -131,6 +131,8 @@ ROW_BY_ROW = {
 STRENGTHS = {
     "gpt-2": 8,
     "bloom": 20,
+    "longrope": 4,
+    "longrope of phi 3": 4,
     "longrope of phi 4 mini": 8,
     "llama with tied weights": 8,
 }  # or else outputs repeat a token
