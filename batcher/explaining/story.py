@@ -75,7 +75,7 @@ class StoryPart(Struct, frozen=True, omit_defaults=True):
 class Arrival(Struct, frozen=True, omit_defaults=True):
     """When a request came, and what it asked for; time in seconds.
 
-    dropped_turns, dropped_tokens: as in its event.
+    dropped_turns, dropped_tokens, default_limit: as in its event.
     """
 
     step: int
@@ -84,6 +84,7 @@ class Arrival(Struct, frozen=True, omit_defaults=True):
     max_tokens: int
     dropped_turns: int = 0
     dropped_tokens: int = 0
+    default_limit: bool = False
 
     @classmethod
     def by(cls, event: ArriveEvent, finish: FinishEvent | None) -> "Arrival":
@@ -92,7 +93,8 @@ class Arrival(Struct, frozen=True, omit_defaults=True):
         if finish is not None and finish.prompt_tokens is not None:
             num_prompt = finish.prompt_tokens
         asked = num_prompt, event.max_tokens
-        return cls(event.step, event.time, *asked, event.dropped_turns, event.dropped_tokens)
+        dropped = event.dropped_turns, event.dropped_tokens
+        return cls(event.step, event.time, *asked, *dropped, event.default_limit)
 
 
 class StoryRetry(Struct, frozen=True):

@@ -160,7 +160,6 @@ def attributes_of(ended: EndedSequence, model: str) -> dict[str, Any]:
         "gen_ai.provider.name": "batchdecode",
         "gen_ai.request.model": model,
         "gen_ai.request.id": arrive.id,
-        "gen_ai.request.max_tokens": arrive.max_tokens,
         "gen_ai.usage.input_tokens": num_prompt,
         "gen_ai.usage.output_tokens": finish.tokens,
         "gen_ai.usage.cache_read.input_tokens": ended.cached,
@@ -173,6 +172,8 @@ def attributes_of(ended: EndedSequence, model: str) -> dict[str, Any]:
         "batchdecode.index": arrive.index,
         "batchdecode.preemptions": sum(phase.name == "preempted" for phase in phases),
     }
+    if not arrive.default_limit:
+        told["gen_ai.request.max_tokens"] = arrive.max_tokens
     if ended.first_token is not None:
         told["gen_ai.latency.time_to_first_token"] = ended.first_token - arrive.time
     return told

@@ -54,6 +54,7 @@ def tell(story: Story, length: Length = SHORT) -> list[str]:
     if arrived is None:
         return [f"{story.label}: aborted before it arrived"]
     asked = f"{counted(arrived.prompt_tokens, 'prompt token')}, at most {arrived.max_tokens:,} more"
+    asked += " by default" if arrived.default_limit else ""
     rows = f", {story.num_rows} slots at once" if story.num_rows > 1 else ""
     came = _when(story, arrived.step, arrived.time)
     lines = [

@@ -37,6 +37,11 @@ def traces(tmp_path):
     return tmp_path
 
 
+def test_a_story_says_which_limit_is_a_default():
+    done = batchdecode("trace", "why", "1", stdin=b'{"prompt":"x"}\n')
+    assert done.stdout.startswith(b"1: 1 prompt token, at most 16 more by default\n")
+
+
 def test_the_story_of_a_request_that_waits_for_others(traces):
     done = batchdecode("trace", "why", "c", "tight.jsonl", cwd=traces)
     assert (done.returncode, done.stderr) == (0, "")
