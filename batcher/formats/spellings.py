@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path, describe
-from batcher.formats import json_spans
 from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, PASSED_ON, URLS
 from batcher.formats.suggestions import unknown_names
 from batcher.request import REQUEST_FIELDS, TO_THE_END, PromptSegment, Request
@@ -153,10 +152,12 @@ def _json_schema(path: Path, value: Any) -> Found:
     if not isinstance(value, str):
         yield Given("json_schema", value, path)
         return
+    from batcher.formats.json_spans import NOT_JSON, JsonError, parse  # noqa: PLC0415 - few texts
+
     try:
-        schema = json_spans.parse(value)
-    except json_spans.JsonError as error:
-        what = error.message.removeprefix(json_spans.NOT_JSON)
+        schema = parse(value)
+    except JsonError as error:
+        what = error.message.removeprefix(NOT_JSON)
         message = f"{quote(path)} is text, and not JSON: offset {error.span.start}: {what}"
         yield FieldProblem("invalid-value", path, message)
         return
