@@ -4,6 +4,7 @@ The first signal lets it answer what it has; a second one ends it at once.
 """
 
 import asyncio
+import logging
 import os
 import resource
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 from granian._granian import SocketHolder
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
-from granian.log import LogLevels
+from granian.log import LogLevels, logger
 from granian.server.embed import Server as Granian
 from starlette.applications import Starlette
 
@@ -174,9 +175,12 @@ class WebServer(Granian):
             await self._serving
 
     def break_off(self, seconds: float) -> None:
-        """Wait no longer than this for answers to be read."""
+        """Wait no longer than this for answers to be read, and report nothing that breaks."""
+        logger.handlers = [logging.NullHandler()]
         if self._serving is not None:
-            self._serving.get_loop().call_later(seconds, self._serving.cancel)
+            loop = self._serving.get_loop()
+            loop.set_exception_handler(lambda *_: None)
+            loop.call_later(seconds, self._serving.cancel)
 
     def _init_shared_socket(self) -> None:
         holder = SocketHolder(self._listener.detach(), False, BACKLOG)  # type: ignore[call-arg]  # noqa: FBT003 - no UDS

@@ -219,6 +219,25 @@ def test_workers_end_by_any_signal_and_leave_no_files(number, status, tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_second_signal_ends_it_whatever_clients_have_begun():
+    with serving("--workers", "2", command=COMMAND) as client:
+        address = (client.base_url.host, client.base_url.port)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+        body = json.dumps(LONG).encode()
+        begun = [b"", b"GET /he", head % 100, head % len(body) + body]
+        ones = [socket.create_connection(address) for _ in begun]
+        for one, data in zip(ones, begun, strict=True):
+            one.sendall(data)
+        assert ones[-1].recv(1000)
+        for _ in range(2):
+            client.process.terminate()
+            time.sleep(0.3)
+        status, said = ended(client.process)
+        for one in ones:
+            one.close()
+    assert (status, said) == (143, "")
+
+
 BAD_KEYS = ["", " ", " key", "key ", "k\tey\n", "kl\u00e0", "key\u00a0"]
 
 
