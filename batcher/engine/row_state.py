@@ -121,21 +121,17 @@ class RowState(Struct, eq=False):
         look = self.grammar.verifier.look(output)
         if unenforced and not look.is_decided:
             look = Look(f"nothing can check {', '.join(unenforced)} in it")
-        if look.is_decided:
-            is_whole = look.problem is None
-        else:
-            is_whole = is_ended or self.grammar.states.accepts(kept)
-        problem = look.problem if is_ended or not self.grammar.verifier.can_begin(output) else None
-        generated = replace(
-            generated,
-            constraint="complete" if is_whole else "incomplete",
-            constraint_check=None if look.is_decided or not is_whole else "none",
-            constraint_verified=unenforced if unenforced and is_whole else None,
+        states = self.grammar.states
+        judged = self.grammar.verifier.judge(
+            output, look, is_ended=is_ended, accepts=lambda: states.accepts(kept)
         )
-        if problem is None:
-            return generated
-        failure = Failure("constraint-error", f"the output breaks its constraint: {problem}")
-        return replace(generated, failure=failure)
+        return replace(
+            generated,
+            constraint=judged.constraint,
+            constraint_check=judged.check,
+            constraint_verified=(unenforced or None) if judged.constraint == "complete" else None,
+            failure=judged.failure,
+        )
 
 
 class BeamRows:

@@ -1,36 +1,15 @@
 """What a row has come to, as the result of its sample."""
 
 from functools import cache, lru_cache
-from typing import NamedTuple
 
-from batcher.decoding.constraints.compiler import (
-    MAX_CACHED,
-    ConstraintCompiler,
-    MissingGrammarError,
-)
+from batcher.decoding.constraints.compiler import MAX_CACHED, ConstraintCompiler
 from batcher.decoding.constraints.source import ConstraintSource
-from batcher.decoding.constraints.verification import UNDECIDED, Look, Verifier
-from batcher.errors import Failure, GrammarError
+from batcher.decoding.constraints.verification import UNDECIDED, Judgement, Look, Verifier
+from batcher.errors import BatchdecodeError, Failure
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.remote.sequence import RemoteSequence
-from batcher.result import (
-    ConstraintCheck,
-    ConstraintOutcome,
-    ErrorInfo,
-    FinishReason,
-    Result,
-    StepTimes,
-    Usage,
-)
+from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
 from batcher.scheduling.sequence import NO_SLOT
-
-
-class Judgement(NamedTuple):
-    """What is to be said of an answer and its constraint, as of an output of our own."""
-
-    constraint: ConstraintOutcome | None = None
-    check: ConstraintCheck | None = None
-    failure: Failure | None = None
 
 
 def result_of(
@@ -84,13 +63,8 @@ def _judge(row: RemoteSequence, reason: FinishReason) -> Judgement:
     output = (reply.text.removesuffix(stop) + stop).encode(errors="replace")
     is_ended = reason == "stop" and reply.stop_reason is None
     look = _look_at(source, output)
-    is_whole = look.problem is None if look.is_decided else is_ended
-    problem = look.problem if is_ended or not _verifier_of(source).can_begin(output) else None
-    if problem is not None:
-        message = f"the output breaks its constraint: {problem}"
-        return Judgement("incomplete", None, Failure("constraint-error", message))
-    check: ConstraintCheck | None = "none" if is_whole and not look.is_decided else None
-    return Judgement("complete" if is_whole else "incomplete", check)
+    verifier = _verifier_of(source)
+    return verifier.judge(output, look, is_ended=is_ended, accepts=lambda: False)
 
 
 _verifier_of = lru_cache(MAX_CACHED)(Verifier)
@@ -113,7 +87,7 @@ def _look_at(source: ConstraintSource, output: bytes) -> Look:
         if look.is_decided or source.kind == "json_schema":  # whose grammar has one way to write
             return look
         matcher = _grammars().compile(source).states.new_matcher()
-    except (GrammarError, MissingGrammarError, ImportError):  # the server may know other dialects
+    except (BatchdecodeError, ImportError):  # the server may know other dialects
         return UNDECIDED
     is_kept = matcher.try_consume_tokens([*output]) == len(output) and matcher.is_accepting()
     if matcher.is_error():  # a limit of llguidance

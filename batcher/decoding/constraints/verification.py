@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from batcher.decoding.constraints.patterns import Test, found_match, whole_match
 from batcher.decoding.constraints.source import ConstraintSource, parts_of
-from batcher.errors import Path
+from batcher.errors import Failure, Path
+from batcher.result import ConstraintCheck, ConstraintOutcome
 
 _NUM_SHOWN = 20  # bytes of an output in a message
 _MAX_LOOKS = 100_000  # at a part of an output with a part of a schema
@@ -247,6 +248,14 @@ class Look(NamedTuple):
 UNDECIDED = Look(None, is_decided=False)
 
 
+class Judgement(NamedTuple):
+    """What a result says of an output and its constraint; failure: that the output breaks it."""
+
+    constraint: ConstraintOutcome | None = None
+    check: ConstraintCheck | None = None
+    failure: Failure | None = None
+
+
 class Verifier:
     """Checks the outputs of one constraint."""
 
@@ -276,6 +285,23 @@ class Verifier:
         if self._source.kind != "choice":
             return True
         return any(choice.startswith(output) for choice in self._choices)
+
+    def judge(
+        self, output: bytes, look: Look, *, is_ended: bool, accepts: Callable[[], bool]
+    ) -> Judgement:
+        """Return what a result says of an output.
+
+        look: what `look` returned.  is_ended: the model ended the output; if not, it was cut.
+        accepts: decides of an output that was cut, if the look does not.
+        """
+        is_whole = look.problem is None if look.is_decided else is_ended or accepts()
+        problem = look.problem if is_ended or not self.can_begin(output) else None
+        message = f"the output breaks its constraint: {problem}"
+        return Judgement(
+            "complete" if is_whole else "incomplete",
+            None if look.is_decided or not is_whole else "none",
+            None if problem is None else Failure("constraint-error", message),
+        )
 
     @cached_property
     def _choices(self) -> list[bytes]:
