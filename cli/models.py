@@ -150,6 +150,11 @@ def capabilities_of(engine: DrivenEngine, options: ModelOptions) -> ModelCapabil
     """
     defaults = getattr(options, "defaults", {})  # which verify and draft do not have
     found = replace(engine.capabilities, defaults=defaults)
+    if defaults.get("special_tokens_in_text") and found.encode_with_special is None:
+        raise BatchdecodeError(
+            "--special-tokens-in-text needs a checkpoint or a model of transformers here; "
+            f"{options.model} is neither"
+        )
     if not options.chat:
         return found
     if found.served is None and found.chat_template is None:

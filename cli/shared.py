@@ -19,6 +19,7 @@ _DEFAULTS = {
     "top_p": "top_p",
     "seed": "Seed",
 }
+_SPECIAL = "Treat special tokens written out in messages and prompts as special, not as text."
 Color = Literal["auto", "always", "never"]
 MODEL = (
     "simulated, a checkpoint (FILE.gguf, a folder, or smollm2), hf:NAME or hf:FOLDER of "
@@ -91,6 +92,7 @@ def defaults_group(panel: str = DECODING) -> OptionGroup:
         limits: dict[str, Any] = {"min": numbers.smallest, "max": numbers.largest}
         kind = int if numbers.is_integer else float
         kinds[name] = kind | None, option(panel, f"{text} of rows without one.", "N", **limits)
+    kinds["special_tokens_in_text"] = bool | None, option(panel, _SPECIAL)
     return OptionGroup(kinds, read=dict)
 
 

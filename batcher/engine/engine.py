@@ -27,6 +27,7 @@ from batcher.models.base import (
     eos_token_ids_of,
     kv_block_bytes_of,
     layout_of,
+    special_encoder_of,
 )
 from batcher.models.loading import as_model, cache_windows_of
 from batcher.models.tokenizers import CheckedTokenizer
@@ -144,6 +145,7 @@ class Engine:
             check_constraint=decoder.check_constraint,
             encode=tokenizer.encode if isinstance(tokenizer, CheckedTokenizer) else None,
             chat_template=chat_template_of(self._model),
+            encode_with_special=special_encoder_of(self._model),
         )
 
     # -- what a driver looks at ------------------------------------------------------------------

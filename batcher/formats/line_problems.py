@@ -130,11 +130,9 @@ class _Line:
 
     def _respell(self, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
         """Take in what stands under other names; yield what is wrong with them."""
-        spellings = spellings_of(
-            self._url, takes_chats=capabilities.takes_chats, is_server=self._is_server
-        )
         values = self._holder((*self._prefix, ""))
-        fields = Fields(values, capabilities.chat_template, self._is_server)
+        fields = Fields(values, capabilities)
+        spellings = spellings_of(self._url, reads_text=fields.reads_text, is_server=self._is_server)
         for found in find_given(fields, spellings):
             if isinstance(found, FieldProblem):
                 yield replace(found, path=(*self._prefix, *found.path))

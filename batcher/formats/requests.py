@@ -214,11 +214,10 @@ class RequestParser:
             values = _without_synonyms(
                 whole if is_server else _without_options(whole, OPTIONS[None])
             )
-        fields = Fields(values, self._capabilities.chat_template, is_server)
+        fields = Fields(values, self._capabilities)
         if not isinstance(values, dict):
             raise ValueError("no object holds the fields")  # noqa: TRY004 - as the decoders say it
-        takes_chats = self._capabilities.takes_chats
-        spellings = spellings_of(url, takes_chats=takes_chats, is_server=is_server)
+        spellings = spellings_of(url, reads_text=fields.reads_text, is_server=is_server)
         named = respell(fields, spellings)
         if named is None:
             raise ValueError("not by the names of a request alone")

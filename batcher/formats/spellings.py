@@ -5,12 +5,13 @@ for the rules of validation to tell, as it is for a value under the field's own 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from batcher.errors import FieldProblem, Path, describe
+from batcher.errors import EncodingError, FieldProblem, Path, describe, not_encoded
 from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, PASSED_ON, URLS
 from batcher.formats.suggestions import unknown_names
 from batcher.request import REQUEST_FIELDS, TO_THE_END, PromptSegment, Request
@@ -29,6 +30,7 @@ UNUSED_FIELDS = (
 PART_FIELDS = ("type", "text")
 
 _NO_TEMPLATE = "`messages` needs a model with a chat template; this one has none"
+SPECIAL = "special_tokens_in_text"
 _WHAT_NOW = "give the prompt itself, or give the model or its tokenizer `apply_chat_template`"
 
 
@@ -41,14 +43,27 @@ class Given(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """The object that holds the fields of a request, and who is to answer it.
-
-    chat_template: the model's, for messages.  is_server: whether a server is sent them.
-    """
+    """The object that holds the fields of a request, and what the model can do with them."""
 
     values: Mapping[str, Any]
-    chat_template: ChatTemplate | None
-    is_server: bool = False
+    capabilities: ModelCapabilities
+
+    @property
+    def is_server(self) -> bool:
+        """Whether a server is sent them."""
+        return self.capabilities.served is not None
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a text as the prompt is read here: into a chat, or with special tokens."""
+        return self.capabilities.takes_chats or self.allows_special
+
+    @property
+    def allows_special(self) -> bool:
+        """Whether special tokens that texts spell out are special."""
+        given = self.values.get(SPECIAL)
+        is_asked = self.capabilities.defaults.get(SPECIAL) if given is None else given
+        return bool(is_asked) and self.capabilities.encode_with_special is not None
 
 
 Found = Iterator[Given | FieldProblem]
@@ -57,17 +72,17 @@ Reader = Callable[[str, Any, Fields], Found]
 
 
 def spellings_of(
-    url: str | None, *, takes_chats: bool = False, is_server: bool = False
+    url: str | None, *, reads_text: bool = False, is_server: bool = False
 ) -> Mapping[str, Reader]:
     """Return the spellings in rows with that `url`; None: in lines that are no rows.
 
-    takes_chats: a text as the prompt is what a user says.  is_server: a server answers.
+    reads_text: see Fields.  is_server: a server answers.
     """
     found = SPELLINGS if url is None else _SPELLINGS_OF_ROWS[url]
     if is_server:
         written = {name: _as_written(read) for name, read in _WRITTEN.items()}
         found = {**found, **written, **dict.fromkeys(PASSED_ON, _read_passed_on)}
-    return {**found, "prompt": _read_prompt} if takes_chats else found
+    return {**found, "prompt": _read_prompt} if reads_text else found
 
 
 def merged(found: Given, other: Any) -> Any:
@@ -118,7 +133,7 @@ def defaults_of(fields: Mapping[str, Any], capabilities: ModelCapabilities) -> d
     defaults = {
         name: value
         for name, value in capabilities.defaults.items()
-        if given.isdisjoint({name, *REQUEST_FIELDS[name].excludes})
+        if name != SPECIAL and given.isdisjoint({name, *REQUEST_FIELDS[name].excludes})
     }
     if not given.isdisjoint({"max_tokens", "max_completion_tokens"}):
         defaults.pop("max_tokens", None)
@@ -243,7 +258,7 @@ _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
     """Read a chat as the prompt that the model's template makes of it."""
-    path, template = (name,), fields.chat_template
+    path, template = (name,), fields.capabilities.chat_template
     if fields.is_server:
         yield from _pass_on_messages(path, messages)
         return
@@ -254,6 +269,8 @@ def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
     if template is None:
         yield FieldProblem("unsupported-model", path, _NO_TEMPLATE, _WHAT_NOW)
         return
+    if fields.allows_special:
+        template = partial(template, special_tokens_in_text=True)
     try:
         flat = [_flat(message) for message in messages]
         rendered = _rendered(template(flat))
@@ -327,11 +344,31 @@ def _num_system_tokens(
 
 
 def _read_prompt(name: str, value: Any, fields: Fields) -> Found:
-    """Read a prompt that, if it is text, is what a user says."""
-    if isinstance(value, str):
+    """Read a prompt that, if it is text, is what a user says, or may have special tokens."""
+    encode = fields.capabilities.encode_with_special
+    if isinstance(value, str) and fields.capabilities.takes_chats:
         yield from _read_messages(name, [{"role": "user", "content": value}], fields)
-    else:
-        yield Given("prompt", value, (name,))
+        return
+    if isinstance(value, str) and encode is not None and fields.allows_special:
+        if fields.values.get("session") is not None:
+            message = f"`{SPECIAL}` is for prompts that are whole, and a session continues one"
+            yield FieldProblem("conflicting-fields", (name,), message, "use messages")
+            return
+        try:
+            value = encode(value)
+        except EncodingError as error:
+            yield not_encoded((name,), error)
+            return
+    yield Given("prompt", value, (name,))
+
+
+def _read_special(name: str, value: Any, fields: Fields) -> Found:
+    """Check what `_read_prompt` and `_read_messages` act on."""
+    if not isinstance(value, bool):
+        yield wrong("invalid-type", (name,), "true or false", value)
+    elif value and fields.capabilities.encode_with_special is None:
+        message = f"`{name}` needs a checkpoint or a model of transformers here"
+        yield FieldProblem("unsupported-model", (name,), message, "leave it out")
 
 
 def _flat(message: Mapping[str, Any]) -> Message:
@@ -431,6 +468,7 @@ _WRITTEN = {"max_completion_tokens": _renamed("max_tokens"), **CONSTRAINT_SPELLI
 SPELLINGS: Mapping[str, Reader] = {
     "messages": _read_messages,
     "stop_token_ids": _read_stop_token_ids,
+    SPECIAL: _read_special,
     **_WRITTEN,
 }
 _CHAT_LOGPROBS = {"logprobs": _read_chat_logprobs, "top_logprobs": _read_top_logprobs}

@@ -353,6 +353,23 @@ def chat_template_of(model: Model) -> ChatTemplate | None:
     return None
 
 
+def special_encoder_of(model: Model) -> Callable[[str], list[int]] | None:
+    """Return what encodes a whole prompt in which special tokens are special; None if none can.
+
+    That is `encode_with_special` of the tokenizer, after its prefix, unless the text has that.
+    """
+    encode = getattr(model.tokenizer, "encode_with_special", None)
+    if encode is None:
+        return None
+    prefix = list(getattr(model.tokenizer, "prefix_token_ids", ()))
+
+    def encode_prompt(text: str) -> list[int]:
+        tokens: list[int] = encode(text)
+        return tokens if tokens[: len(prefix)] == prefix else [*prefix, *tokens]
+
+    return encode_prompt
+
+
 def number_of(model: Model, name: str) -> int | None:
     """Return a number that a model may tell of itself; None if it does not.
 

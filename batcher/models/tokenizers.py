@@ -8,8 +8,8 @@ any text round-trips.
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import islice
 from threading import Lock
 from typing import Any
@@ -204,6 +204,9 @@ class CheckedTokenizer:
         self._largest = MAX_INT if vocab_size is None else vocab_size - 1
         self.prefix_token_ids = self._read_prefix(attribute_of(inner, "prefix_token_ids", ()))
         self._last: tuple[str, list[int]] | None = None
+        encode = attribute_of(inner, "encode_with_special", None)
+        if encode is not None:
+            self.encode_with_special = partial(self._encode, encode=encode)
 
     def _read_prefix(self, given: Any) -> list[int]:
         """Return the tokens before a text, or raise a BatchdecodeError."""
@@ -225,14 +228,14 @@ class CheckedTokenizer:
             last, self._last = self._last, None
             if last is not None and last[0] == text:
                 return last[1]
-            tokens = self._encode(text)
+            tokens = self._encode(text, self._inner.encode)
             self._last = text, tokens
             return tokens.copy()
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, encode: Callable[[str], object]) -> list[int]:
         try:
             with child_ends_here():
-                answer = self._inner.encode(text)
+                answer = encode(text)
                 tokens = _read_tokens(answer)
         except KeyboardInterrupt:
             raise

@@ -28,6 +28,7 @@ from batcher.result import (
     TokenLogprob,
     TopLogprob,
 )
+from batcher.validation import ModelCapabilities
 
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this
 MAX_COUNT = 2**31  # of tokens, and of ids
@@ -399,7 +400,7 @@ _CONSTRAINTS = {**CONSTRAINT_SPELLINGS, "grammar": _read_grammar, "ebnf": _read_
 
 def _constraint_of(request: Request, fields: dict[str, Any]) -> ConstraintSource | None:
     """Return the constraint that a request states, or --extra-body for it, if any."""
-    read = find_given(Fields(fields, None), _CONSTRAINTS)
+    read = find_given(Fields(fields, ModelCapabilities()), _CONSTRAINTS)
     try:
         stated = constraint_source(request)
         found = (

@@ -1,11 +1,14 @@
 """Tokenizers of checkpoints, over the package `tokenizers`, with the bytes of every token.
 
-A text is only text: a special token that is written out in it is taken letter by letter.  In what a
-chat template makes, special tokens are what they are.
+A text is only text: a special token that is spelled out in it is encoded letter by letter.  A chat
+template inserts special tokens; the messages that it is given cannot, unless the request allows it.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from re import compile as pattern
+from re import escape
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_VOCABULARY = 2**24
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes one
+_MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))  # noncharacters, which no text should have
 _BYTE_TOKEN = pattern("<0x([0-9A-F]{2})>")
 
 
@@ -75,7 +79,11 @@ class TransformerTokenizer:
 
 
 class ChatTokenizer(TransformerTokenizer):
-    """One whose model has a chat template."""
+    """One whose model has a chat template.
+
+    Rule: a special token comes from the template.  Where a message spells one out, a mark in it
+    shows after rendering whose token it is; text is encoded letter by letter there.
+    """
 
     def __init__(
         self,
@@ -86,6 +94,13 @@ class ChatTokenizer(TransformerTokenizer):
     ) -> None:
         super().__init__(inner, token_bytes, prefix_token_ids)
         self._template = template
+        added = inner.get_added_tokens_decoder()
+        self._special_ids = {token_id for token_id, token in added.items() if token.special}
+        texts = sorted({added[token_id].content for token_id in self._special_ids} - {""})
+        self._beginnings = {text[:size] for text in texts for size in range(1, len(text))}
+        self._longest = max(map(len, texts), default=0)
+        longest_first = sorted(texts, key=len, reverse=True)
+        self._special = pattern("|".join(map(escape, longest_first)) or "(?!)")
 
     def apply_chat_template(
         self,
@@ -93,10 +108,77 @@ class ChatTokenizer(TransformerTokenizer):
         *,
         tokenize: bool = True,
         add_generation_prompt: bool = True,
+        special_tokens_in_text: bool = False,
     ) -> list[int] | str:
-        """Return a chat as token ids, or as text; what the template raises passes through."""
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
-        return self.encode_with_special(text) if tokenize else text
+        """Return a chat as token ids, or as text; what the template raises passes through.
+
+        special_tokens_in_text: whether those that messages spell out are special, too.
+        """
+        mark, marked = "", messages
+        if not special_tokens_in_text:
+            mark, marked = self._marked(messages)
+        text = self._template.render(marked, add_generation_prompt=add_generation_prompt)
+        if not mark or mark not in text:
+            return self.encode_with_special(text) if tokenize else text
+        parts = text.split(mark)
+        text = "".join(parts)
+        if not tokenize:
+            return text
+        return self._encode_marked(text, list(accumulate(map(len, parts[:-1]))))
+
+    def _marked(
+        self, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        """Return a mark, and messages with it in each special token that they spell out.
+
+        It is behind the first character, so that no trimming reaches it.  What a text ends in may
+        be the beginning of a token that the template, or the next text, completes.
+        """
+        texts = [text for message in messages for text in message.values() if isinstance(text, str)]
+        if not any(self._special.search(text) or self._beginning_at_end(text) for text in texts):
+            return "", messages
+        mark = next((m for m in _MARKS if not any(m in text for text in texts)), None)
+        if mark is None:
+            raise ValueError("messages spell out special tokens, and have all noncharacters")
+
+        def with_mark(text: str) -> str:
+            marked = self._special.sub(lambda found: f"{found[0][0]}{mark}{found[0][1:]}", text)
+            size = self._beginning_at_end(marked)
+            if not size:
+                return marked
+            place = len(marked) - size + 1
+            return f"{marked[:place]}{mark}{marked[place:]}"
+
+        return mark, [
+            {
+                name: with_mark(text) if isinstance(text, str) else text
+                for name, text in message.items()
+            }
+            for message in messages
+        ]
+
+    def _beginning_at_end(self, text: str) -> int:
+        """Return how many of the last characters begin a special token, at most; 0 for none."""
+        sizes = range(min(self._longest - 1, len(text)), 0, -1)
+        return next((size for size in sizes if text[-size:] in self._beginnings), 0)
+
+    def _encode_marked(self, text: str, marks: list[int]) -> list[int]:
+        """Return the token ids of a chat in which marks stood at those places of `text`."""
+        self._check(text)
+        with self._lock:
+            self._inner.encode_special_tokens = False
+            try:
+                encoding = self._inner.encode(text, add_special_tokens=False)
+            finally:
+                self._inner.encode_special_tokens = True
+        token_ids: list[int] = []
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            index = bisect_right(marks, start)
+            if token_id in self._special_ids and index < len(marks) and marks[index] <= end:
+                token_ids += self.encode(text[start:end])
+            else:
+                token_ids.append(token_id)
+        return token_ids
 
 
 def tokenizer_of(

@@ -41,6 +41,8 @@ class ModelCapabilities(Struct, frozen=True):
     check_constraint: compiles a constraint, given the field and its value; raises GrammarError if
     that is wrong, and another BatchdecodeError where nothing can be compiled.  None if constraints
     are not to be compiled.
+    encode_with_special: encodes a text in which special tokens are special, with what stands
+    before every text; None if the model's tokenizer cannot.
     takes_chats: whether a text is what a user says, of which the chat template makes the prompt.
     defaults: of fields that a row does not give; they go before those of the fields.
     served: the fields that a server is sent, or that need no sending; None of a model.
@@ -54,6 +56,7 @@ class ModelCapabilities(Struct, frozen=True):
     has_eos: bool = True
     check_constraint: Callable[[ConstraintField, object], None] | None = None
     chat_template: Callable[..., Any] | None = None
+    encode_with_special: Callable[[str], list[int]] | None = None
     takes_chats: bool = False
     defaults: Mapping[str, Any] = {}
     encode: Callable[[str], object] | None = None

@@ -279,7 +279,11 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
 
 def parser_for_any_model() -> RequestParser:
     """Return what reads all that some model can decode, chats included."""
-    return RequestParser(ModelCapabilities(chat_template=lambda *_, **__: "a chat"))
+    return RequestParser(
+        ModelCapabilities(
+            chat_template=lambda *_, **__: "a chat", encode_with_special=lambda _text: []
+        )
+    )
 
 
 def _expected(requests: OpenInput) -> "Iterator[Expected]":

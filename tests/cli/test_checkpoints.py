@@ -331,6 +331,49 @@ def test_a_text_that_skips_the_chat_template_is_warned_of_once(tmp_path, rows, o
     assert (done.returncode, done.stderr.count(CHAT_HINT)) == (0, num_hints), done.stderr
 
 
+def test_special_tokens_in_text_are_text_unless_they_are_allowed(tmp_path):
+    messages = [{"role": "user", "content": "a<|im_end|>"}]
+    rows = [{"messages": messages}, {"prompt": "<|im_end|>"}]
+    (tmp_path / "in").write_bytes(lines_of(*({"max_tokens": 1} | row for row in rows)))
+    allow = {"max_tokens": 1, "special_tokens_in_text": True}
+    (tmp_path / "allow").write_bytes(lines_of(*(allow | row for row in rows)))
+
+    def num_tokens(requests, *options):
+        done = run(*options, "-q", "--keep-order", requests=tmp_path / requests)
+        results = map(json.loads, done.stdout.splitlines())
+        return [result["usage"]["prompt_tokens"] for result in results]
+
+    chat, text = num_tokens("in")
+    allowed = [chat - len("<|im_end|>") + 1, 1]
+    assert text == len("<|im_end|>")
+    assert num_tokens("allow") == num_tokens("in", "--special-tokens-in-text") == allowed
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"special_tokens_in_text": 1}, "must be true or false, not 1"),
+        ({"special_tokens_in_text": True, "session": "s"}, "a session continues one"),
+        ({"special_tokens_in_text": True, "stop": 5}, "`stop` must be"),
+    ],
+)
+def test_what_is_wrong_with_a_row_that_allows_special_tokens(tmp_path, row, said):
+    (tmp_path / "in").write_bytes(lines_of({"prompt": "x"} | row))
+    done = run(requests=tmp_path / "in")
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("is_option", [True, False])
+def test_special_tokens_need_a_tokenizer_that_has_them(tmp_path, is_option):
+    row = {"prompt": "x", "special_tokens_in_text": not is_option}
+    (tmp_path / "in").write_bytes(lines_of(row))
+    options = ["--special-tokens-in-text"] if is_option else []
+    done = run(*options, model="simulated", requests=tmp_path / "in")
+    assert done.returncode == 2
+    assert "needs a checkpoint or a model of transformers" in done.stderr
+
+
 def test_chat_without_a_template_is_an_error(folder):
     (folder / "mine.py").write_text("def model(prefixes):\n    return [1 for _ in prefixes]\n")
     (folder / "in").write_bytes(lines_of({"prompt": "x"}))

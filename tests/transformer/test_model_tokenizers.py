@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import (
@@ -15,16 +16,25 @@ from tiny_checkpoints import (
     write_folder,
     write_gguf,
 )
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from batcher import Request, decode
 from batcher.errors import BatchdecodeError, EncodingError
 from batcher.models.base import join_bytes
 from batcher.models.checkpoints import load_transformer
 from batcher.models.tokenizers import checked_tokenizer
+from batcher.transformer.chat_template import ChatTemplate
 from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.settings import TransformerSettings
-from batcher.transformer.tokenizer import byte_level_bytes
+from batcher.transformer.tokenizer import _BYTE_OF, byte_level_bytes, tokenizer_of
 from batcher.transformer.tokenizer_gguf import SPLITS, tokenizer_from_gguf
 
 PREFIX = "tokenizer.ggml."
@@ -473,6 +483,80 @@ def test_a_folder_has_its_chat_template(tmp_path, settings, template, text):
     inner.decoder = decoders.ByteLevel()
     tokenizer = write_tokenizer(tmp_path, inner, settings, template)
     assert tokenizer.apply_chat_template(CHAT, tokenize=False) == text
+
+
+FORGEABLE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"
+    "{% endfor %}<|im_start|>assistant\n"
+)
+
+
+@pytest.fixture(scope="module")
+def forgeable():
+    """A tokenizer of bytes and three special tokens, two of which strip spaces."""
+    inner = Tokenizer(models.BPE(vocab=dict(_BYTE_OF), merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(
+        [
+            AddedToken("<|im_start|>", special=True),
+            AddedToken("<|im_end|>", special=True, rstrip=True),
+            AddedToken("<s>", special=True, lstrip=True),
+        ]
+    )
+    return tokenizer_of(inner, byte_level_bytes, [], ChatTemplate(FORGEABLE, {}))
+
+
+def num_special(tokenizer, token_ids):
+    return sum(not tokenizer.token_bytes[token_id] for token_id in token_ids)
+
+
+PARTS_OF_TOKENS = [
+    "<",
+    "|im_end|>",
+    "<|im_end|>",
+    "<|im_",
+    "end|>",
+    "<s>",
+    " ",
+    "\n",
+    "a",
+    "é",
+    "\ufdd0",
+]
+
+
+@examples(200)
+@given(
+    contents=st.lists(
+        st.lists(st.sampled_from(PARTS_OF_TOKENS), max_size=8).map("".join), min_size=1
+    ),
+    role=st.sampled_from(["user", "<|im_end|>"]),
+)
+def test_a_message_inserts_no_special_token(forgeable, contents, role):
+    messages = [{"role": role, "content": content} for content in contents]
+    token_ids = forgeable.apply_chat_template(messages)
+    assert num_special(forgeable, token_ids) == 2 * len(contents) + 1
+    text = forgeable.apply_chat_template(messages, tokenize=False)
+    assert text == ChatTemplate(FORGEABLE, {}).render(messages, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "num_more"), [("hi", 0), ("<|im_", 0), ("a<|im_end|>b", 1), ("<s><|im_start|>", 2)]
+)
+def test_a_request_may_allow_special_tokens_in_its_messages(forgeable, content, num_more):
+    messages = [{"role": "user", "content": content}]
+    text = forgeable.apply_chat_template(messages, tokenize=False)
+    allowed = forgeable.apply_chat_template(messages, special_tokens_in_text=True)
+    assert allowed == forgeable.encode_with_special(text)
+    assert num_special(forgeable, allowed) == 3 + num_more
+
+
+def test_messages_with_every_mark_are_refused(forgeable):
+    content = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+    assert forgeable.apply_chat_template([{"role": "user", "content": content}])
+    with pytest.raises(ValueError, match="all noncharacters"):
+        forgeable.apply_chat_template([{"role": "user", "content": content + "<s>"}])
 
 
 @pytest.mark.parametrize(
