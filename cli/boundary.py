@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import resource
-import select
 import signal
 import sys
 from typing import NoReturn
@@ -119,15 +118,15 @@ def _occupy_standard_descriptors() -> None:
 
 
 class _ForPeople(io.FileIO):
-    """A stderr that is full, or that nobody reads, stops nothing."""
+    """A stderr that is full, or that nobody reads, stops nothing; one that blocks, no end."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # any buffer
+        from .running.signals import Interrupted, write_some  # noqa: PLC0415 - if there is anything
+
         try:
-            while (num_written := super().write(data)) is None:
-                select.select([], [self], [])  # somebody has made it non-blocking
-        except OSError:
+            return write_some(self.fileno(), bytes(data), 0)
+        except (OSError, Interrupted):
             return len(data)
-        return num_written
 
 
 def _fail(message: str, status: int) -> NoReturn:

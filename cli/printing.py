@@ -10,8 +10,8 @@ import msgspec
 
 from batcher.errors import BatchdecodeError
 
+from .running.out_file import OutFile
 from .running.output import Sink, stdout_json_sink, stdout_sink
-from .running.whole_sink import whole_sink
 
 LINES_OF_BLOCK = 256
 
@@ -36,7 +36,7 @@ def print_json(answer: object) -> None:
 
 
 @contextmanager
-def output_sink(path: str | None) -> Iterator[Sink]:
+def output_sink(path: str | OutFile | None) -> Iterator[Sink]:
     """Give what --output leads to, a file that is written as a whole; None is stdout.
 
     Raises:
@@ -46,7 +46,8 @@ def output_sink(path: str | None) -> Iterator[Sink]:
     if path is None:
         yield stdout_sink()
     else:
-        with whole_sink(path) as sink:
+        file = OutFile(path) if isinstance(path, str) else path
+        with file.replace() as sink:
             yield sink
 
 
@@ -60,17 +61,15 @@ def check_no_terminal(what: str, path: str | None) -> None:
         raise BatchdecodeError(f"{what} is for a browser: give -o FILE.html")
 
 
-def write_lines(lines: Iterable[bytes], path: str | None) -> None:
-    """Write `lines`, many at once, to where --output leads; None is stdout.
+def write_lines(lines: Iterable[bytes], sink: Sink) -> None:
+    """Write `lines` to `sink`, many at once.
 
     Raises:
-        OutputError: the file cannot be opened.
-        WriteError, BrokenPipeError: it, or stdout, takes no more.
+        WriteError, BrokenPipeError: it takes no more.
     """
     remaining = iter(lines)
-    with output_sink(path) as sink:
-        while block := b"".join(islice(remaining, LINES_OF_BLOCK)):
-            sink.write(block)
+    while block := b"".join(islice(remaining, LINES_OF_BLOCK)):
+        sink.write(block)
 
 
 def _write(sink: Sink, content: bytes) -> None:

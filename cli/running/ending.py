@@ -1,10 +1,12 @@
 """How a run has ended: what is said of its results, and of an input not read to its end."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from ..commands.run import RunOptions
 from ..screen.cells import counted, printable_lines
 from .intake import InputError
+from .out_file import OutFile
 from .problems import InvalidInput, ProblemReport, say
 from .recorder import ResultWriter
 from .results_file import ResultsFile
@@ -27,18 +29,33 @@ class ReadInput(Protocol):
         """Why the rest of a pipe cannot be read."""
 
 
+def settle_files(files: Mapping[str, OutFile], results: ResultsFile) -> None:
+    """Make sure that all that a run has written is on the disk, the results last.
+
+    Raises:
+        WriteError: some of it is not, or a file is gone.
+        Interrupted: a signal came.
+    """
+    for file in files.values():
+        file.settle()
+    results.settle()
+
+
 def tell_ending(
     options: RunOptions,
-    results: ResultWriter,
+    results: ResultWriter | None,
     file: ResultsFile,
     resumption: Resumption,
     remark: str,
     what_now: str,
 ) -> None:
-    """Say why the run ends, where its results are if there are any, and how to go on."""
+    """Say why the run ends, where its results are if there are any, and how to go on.
+
+    results: None if the run has not begun.
+    """
     file.save()
     where = file.whereabouts()
-    if results.num_written or results.num_token_events:
+    if results is not None and (results.num_written or results.num_token_events):
         went = counted(results.num_written, "result")
         if options.stream:
             went += f" and {counted(results.num_token_events, 'token event')}"

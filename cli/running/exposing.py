@@ -3,18 +3,16 @@
 Rule: threads of their own answer and write, and the run waits for none of them before its end.
 """
 
-import os
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self
 
 from batcher.errors import BatchdecodeError
 
 from ..errors import WriteError, reason_of
+from .out_file import OutFile
 from .output import OutputError
-from .whole_sink import whole_sink
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import RunCollector, WorkersCollector
@@ -35,7 +33,7 @@ def _answer(answer: Any, asked: dict[str, Any], begin: Any) -> Any:
 class Exposition:
     """Tells Prometheus what the collector has that it is given: nothing yet, while a model loads.
 
-    where: (address, port); port 0 is one that is free.  path: of the file, replaced as a whole.
+    where: (address, port); port 0 is one that is free.  file: replaced as a whole.
     url: where Prometheus is answered; None if it is not.
 
     Raises:
@@ -43,7 +41,7 @@ class Exposition:
         OutputError, WriteError: the file cannot be written.
     """
 
-    def __init__(self, where: tuple[str, int] | None, path: str | None) -> None:
+    def __init__(self, where: tuple[str, int] | None, file: OutFile | None) -> None:
         if find_spec("prometheus_client") is None:
             raise BatchdecodeError(
                 "--metrics-port and --metrics-file need prometheus-client: "
@@ -56,13 +54,13 @@ class Exposition:
         )
 
         self._registry = CollectorRegistry()
-        self._path = None if path is None else os.path.realpath(path)  # wherever a model goes
+        self._file = file
         self._is_over = Event()
         self._writer = Thread(target=self._keep_writing, name="metrics-file", daemon=True)
         self._server, self.url = None, None
-        if self._path is not None:
-            if Path(self._path).exists() and not Path(self._path).is_file():
-                raise OutputError(f"cannot write {path}: it is no file that could be replaced")
+        if file is not None:
+            if not file.is_plain:
+                raise OutputError(f"cannot write {file.name}: it is no file that could be replaced")
             self._write()
             self._writer.start()
         if where is not None:
@@ -94,7 +92,7 @@ class Exposition:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
-        if self._path is not None:
+        if self._file is not None:
             self._is_over.set()
             self._writer.join()
             self._write()
@@ -107,6 +105,6 @@ class Exposition:
     def _write(self) -> None:
         from prometheus_client import generate_latest  # noqa: PLC0415 - as above
 
-        if self._path is not None:
-            with whole_sink(self._path) as sink:
+        if self._file is not None:
+            with self._file.replace() as sink:
                 sink.write(generate_latest(self._registry))

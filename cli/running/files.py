@@ -1,27 +1,25 @@
 """The files a run is to write: checked before the first of them is touched, and locked."""
 
 import errno
-import fcntl
 import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Self
 
 from batcher.formats.page import is_page_start
 from batcher.formats.trace import is_trace_start
 
 from ..commands.run import RunOptions
-from ..errors import WriteError, reason_of
+from ..errors import reason_of
 from ..options import STDOUT
-from .output import OutputError, Sink, opened_as
+from .out_file import OutFile, is_alone
+from .output import OutputError, may_be_file
 from .urls import Store, StoreError, is_url, shown
 
 _START_BYTES = 2**16
-_NAMELESS = "a file that has no name any more"
 
 NamedPath = tuple[str, str | None]  # what a file is to the run, an option for example; its path
 
@@ -35,22 +33,30 @@ _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from 
 }
 
 
-def check_files(options: RunOptions, input_status: os.stat_result) -> None:
-    """Make sure that all files can be written, none is used twice, and nothing of others is lost.
+@contextmanager
+def locked_files(
+    options: RunOptions, input_status: os.stat_result
+) -> Iterator[Mapping[str, OutFile]]:
+    """Give the files that a run writes besides its results, by option: locked, as they were.
 
     Results are looked after where it is known what run they are of, see `prepare`.
 
     Raises:
-        OutputError: one cannot, or is, or would be.
+        OutputError: one of all files cannot be written, or is used twice, or holds something that
+        would be lost.
     """
+    named = {
+        "--trace": options.trace,
+        "--summary-json": None if options.summary_json == STDOUT else options.summary_json,
+        "--report": options.report,
+        "--metrics-file": options.metrics_file,
+        "--timeseries": options.timeseries,
+    }
+    beside = side_files(options.output)
     outputs = [
         ("--output", options.output),
-        *[("what stands beside --output,", path) for path in side_files(options.output)],
-        ("--trace", options.trace),
-        ("--summary-json", None if options.summary_json == STDOUT else options.summary_json),
-        ("--report", options.report),
-        ("--metrics-file", options.metrics_file),
-        ("--timeseries", options.timeseries),
+        *[("what stands beside --output,", path) for path in beside],
+        *named.items(),
     ]
     check_distinct(input_status, outputs, options.input)
     if options.metrics_file is not None and is_url(options.metrics_file):
@@ -59,20 +65,43 @@ def check_files(options: RunOptions, input_status: os.stat_result) -> None:
             "machine, and so a file of it"
         )
     for name, path in outputs:
-        if path is not None:
+        if path is not None and path not in beside:
             check_writable(path)
             if name in _WRITTEN_ANEW and not options.force:
                 check_replaceable(name, path, _WRITTEN_ANEW[name])
+    for path in beside:
+        _check_beside(path, is_forced=options.force)
+    with ExitStack() as locked:
+        yield {
+            name: locked.enter_context(OutFile(path))
+            for name, path in named.items()
+            if path is not None
+        }
 
 
 def side_files(output: str | None) -> list[str]:
     """Return the files that a run with these results writes beside them."""
-    if output is None or not _may_be_file(output):
+    if output is None or not may_be_file(output):
         return []
-    return [
-        f"{shown(output)}{ending}"
-        for ending in (".run.json", ".run.json.new", ".run.sums", ".rest", ".rest.new", ".new")
-    ] + ([f"{output}.new.gz"] if output.endswith(".gz") else [])
+    return [f"{shown(output)}{ending}" for ending in (".run.json", ".run.sums", ".rest")]
+
+
+def _check_beside(path: str, *, is_forced: bool) -> None:
+    """Make sure that a file which no option names is not another one's: links are not followed.
+
+    Raises:
+        OutputError: it may be.
+    """
+    try:
+        status = Path(path).lstat()
+    except OSError:
+        check_writable(path)
+        return
+    if stat.S_ISDIR(status.st_mode) or not (is_forced or is_alone(status)):
+        raise OutputError(
+            f"{path} is a link, or no file: a run with this --output writes there. Remove it, or "
+            "give another --output"
+        )
 
 
 def record_path(output: str) -> str:
@@ -99,7 +128,7 @@ def check_distinct(
     if input_path is not None and is_url(input_path):
         used[_identity(input_path)] = "the input"
     for name, path in outputs:
-        if path is None or not _may_be_file(path):
+        if path is None or not may_be_file(path):
             continue  # two streams may well go to one terminal, or to /dev/null
         key = _identity(path)
         if key in used:
@@ -139,7 +168,7 @@ def check_writable(path: str) -> None:
             next(folder.iterdir(), None)  # which is an error unless it is a folder
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        elif _may_be_file(path):
+        elif may_be_file(path):
             os.close(os.open(path, os.O_WRONLY))
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {shown(path)}: {reason_of(error)}") from error
@@ -171,7 +200,7 @@ def check_replaceable(
 
 def _start_of(path: str) -> bytes:
     """Return how the file `path` begins; nothing if there is none, or it is a device or pipe."""
-    if not _is_filled(path):
+    if not is_filled(path):
         return b""
     with Path(path).open("rb") as file:
         return file.read(_START_BYTES)
@@ -190,128 +219,10 @@ def _start_of_stored(url: str) -> bytes:
         raise OutputError(f"cannot write {shown(url)}: {error}") from error
 
 
-def _is_filled(path: str) -> bool:
+def is_filled(path: str) -> bool:
     """Return whether `path` is a file that holds something; a device or pipe is not."""
     try:
         status = Path(path).stat()
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size > 0
-
-
-def _may_be_file(path: str) -> bool:
-    """Return whether writing to `path` changes a file, or would have to."""
-    try:
-        mode = Path(opened_as(path)).stat().st_mode
-    except (OSError, ValueError):
-        return True
-    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-
-
-class OutputLock:
-    """Holds the file of results `path` while it is entered; None or no plain file needs no lock.
-
-    See ResultsFile for what it does besides.
-
-    Two runs at a time would write into each other's lines.
-
-    The file is there from then on, but not after an error that left it as empty as it was made.
-
-    Raises:
-        OutputError: another run holds it, or it cannot be opened.
-    """
-
-    def __init__(self, path: str | None) -> None:
-        self.path = self.name = path
-        self._descriptors: list[int] = []
-        self._is_new = False
-
-    def __enter__(self) -> Self:
-        if self.path is not None:
-            self._is_new = not Path(self.path).exists()
-            self.renew()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        path = Path(self.path or "")
-        if kind is not None and self._is_new and path.is_file() and not path.stat().st_size:
-            path.unlink()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-
-    @property
-    def is_filled(self) -> bool:
-        """Whether there are results, or something else that would be lost."""
-        if self.path is None:
-            return False
-        return Path(rest_path(self.path)).exists() or _is_filled(self.path)
-
-    def guarded(self, results: Sink) -> Sink:
-        """Return `results`: a file here fails by itself."""
-        return results
-
-    def begin(self) -> None:
-        """Nothing: what is written is where it belongs."""
-
-    def settle(self) -> None:
-        """Make sure that what was written is on the disk, in the file that has this name.
-
-        Raises:
-            WriteError: it is not, or the file with this name is gone, or another one.
-        """
-        if self._descriptors:
-            where = self.whereabouts()
-            try:
-                os.fsync(self._descriptors[-1])
-                if where != self.path:
-                    what = "deleted" if where == _NAMELESS else "moved"
-                    raise FileNotFoundError(errno.ENOENT, f"it was {what} while it was written")
-            except OSError as error:
-                raise WriteError(self.path or "", error) from error
-
-    def finish(self) -> None:
-        """Nothing: what was written is where it belongs."""
-
-    def save(self) -> None:
-        """Nothing: what was written is where a run that goes on finds it."""
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether a run that goes on finds the results."""
-        return self.whereabouts() == self.path
-
-    def whereabouts(self) -> str:
-        """Return where the results are: the path, or what has become of the file since."""
-        if self.path is None or not self._descriptors:
-            return self.path or "stdout"
-        held = os.fstat(self._descriptors[-1])
-        with suppress(OSError):
-            if os.path.samestat(held, Path(self.path).stat()):
-                return self.path
-        if not held.st_nlink:
-            return _NAMELESS
-        try:
-            return str(Path(f"/proc/self/fd/{self._descriptors[-1]}").readlink())
-        except OSError:  # where descriptors have no names
-            return "a file with another name"
-
-    def renew(self) -> None:
-        """Hold the file that has this name now: mending a .gz file puts another in its place."""
-        if self.path is None or (Path(self.path).exists() and not Path(self.path).is_file()):
-            return
-        try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise OutputError(f"cannot write {self.path}: {error.strerror}") from error
-        if any(
-            os.path.samestat(os.fstat(descriptor), os.fstat(held)) for held in self._descriptors
-        ):
-            os.close(descriptor)
-            return
-        self._descriptors.append(descriptor)
-        with suppress(OSError):  # a file system that knows no locks
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                message = f"{self.path} is being written by another run"
-                raise OutputError(message) from None

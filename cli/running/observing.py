@@ -11,11 +11,16 @@ from .problems import say
 
 if TYPE_CHECKING:
     from .exposing import Exposition
+    from .out_file import OutFile
     from .spans import SpanSender
 
 
-def opened_exposition(options: RunOptions) -> "AbstractContextManager[Exposition | None]":
+def opened_exposition(
+    options: RunOptions, file: "OutFile | None"
+) -> "AbstractContextManager[Exposition | None]":
     """Return what tells Prometheus of a run, None if nobody asks for it.
+
+    file: that of --metrics-file.
 
     Raises:
         BatchdecodeError: see Exposition.
@@ -24,7 +29,7 @@ def opened_exposition(options: RunOptions) -> "AbstractContextManager[Exposition
         return nullcontext()
     from .exposing import Exposition  # noqa: PLC0415 - few runs are asked for it
 
-    exposition = Exposition(options.metrics_address, options.metrics_file)
+    exposition = Exposition(options.metrics_address, file)
     if exposition.url is not None and not options.quiet:
         say(f"metrics at {exposition.url}\n")
     return exposition

@@ -6,15 +6,16 @@ Rule: only whole lines are written; what did not get out whole is taken back whe
 import errno
 import io
 import os
-import select
 import stat
 import zlib
+from pathlib import Path
 from typing import Protocol
 
 from batcher.errors import BatchdecodeError
 
 from ..errors import WriteError, reason_of
 from ..screen.cells import printable_json
+from .signals import open_to_write, write_some
 from .stdout import stdout_descriptor
 from .urls import is_url
 
@@ -61,38 +62,40 @@ class FileSink:
 
     def write(self, lines: bytes) -> None:
         """Write all of `lines`, or nothing of them to a file."""
-        rest = memoryview(lines)
+        start = 0
         try:
-            while rest:
-                num_written = self._raw.write(rest)
-                if num_written is None:  # somebody has made it non-blocking
-                    select.select([], [self._raw], [])
+            while start < len(lines):
+                if self.is_file:
+                    start += self._raw.write(memoryview(lines)[start:]) or 0
                 else:
-                    rest = rest[num_written:]
-                    self._size += num_written
+                    start += write_some(self._raw.fileno(), lines, start)
         except BrokenPipeError:
             raise
         except OSError as error:
             if self.is_file:
-                self._take_back(len(lines) - len(rest))
+                self._take_back(start)
             raise WriteError(self.name, error) from error
+        self._size += start
 
     def close(self) -> None:
-        """Close the descriptor.
+        """Close the descriptor, if it is the sink's own."""
+        self._raw.close()
+
+    def check_size(self, num_bytes: int) -> None:
+        """Make sure that the file has as many bytes as were written.
 
         Raises:
-            WriteError: some of what was written is no longer in the file.
+            OSError: it has others.
         """
-        is_own = self.is_file and self._raw.closefd  # into stdout, others may write, too
-        num_lost = self._size - os.fstat(self._raw.fileno()).st_size if is_own else 0
-        self._raw.close()
-        if num_lost > 0:
-            what = f"{num_lost:,} bytes were cut off while it was written"
-            raise WriteError(self.name, OSError(errno.EIO, what))
+        if num_bytes < self._size:
+            what = f"{self._size - num_bytes:,} bytes were cut off while it was written"
+            raise OSError(errno.EIO, what)
+        if num_bytes > self._size:
+            what = f"others have written {num_bytes - self._size:,} bytes into it meanwhile"
+            raise OSError(errno.EIO, what)
 
     def _take_back(self, num_bytes: int) -> None:
         """Cut off the torn end that a failed write has left."""
-        self._size -= num_bytes
         self._raw.seek(-num_bytes, os.SEEK_CUR)
         self._raw.truncate()
 
@@ -141,7 +144,7 @@ class TerminalJson:
 
 
 def open_sink(path: str, *, append: bool = False) -> Sink:
-    """Return a sink for `path`, compressed if its name ends in .gz; a URL gets all at its end.
+    """Return a sink for a pipe, a device or a URL, which gets all at its end; see OutFile.
 
     Raises:
         OutputError: the file cannot be opened.
@@ -154,23 +157,31 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
         raw = io.FileIO(opened_as(path), "a" if append else "w", opener=_open_at_end)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path}: {reason_of(error)}") from error
-    return sink_into(raw, path, is_new=not append)
+    return packed(FileSink(raw, path), path, is_new=not append)
 
 
-def sink_into(raw: io.FileIO, path: str, *, is_new: bool) -> Sink:
+def packed(file: FileSink, path: str, *, is_new: bool) -> Sink:
     """Return a sink for the open file `path`, compressed if its name ends in .gz."""
-    file = FileSink(raw, path)
     return GzipSink(file, is_needed=is_new) if path.endswith(".gz") else file
 
 
 def _open_at_end(path: str, flags: int) -> int:
     """Open a file that is always written to at its end: if others cut it, that leaves no hole."""
-    return os.open(path, flags | os.O_APPEND, 0o666)
+    return open_to_write(path, flags | os.O_APPEND)
 
 
 def opened_as(path: str) -> str:
     """Return where `path` is: stdout may not be descriptor 1 for now, see stdout.py."""
     return f"/dev/fd/{stdout_descriptor()}" if path in NAMES_OF_STDOUT else path
+
+
+def may_be_file(path: str) -> bool:
+    """Return whether writing to `path` changes a file, or would have to."""
+    try:
+        mode = Path(opened_as(path)).stat().st_mode
+    except (OSError, ValueError):
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 def stdout_sink() -> Sink:

@@ -1,7 +1,8 @@
 """What becomes of the outcomes of a run: results, trace, numbers and the picture."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from io import BytesIO
 from typing import TYPE_CHECKING, Self
 
@@ -16,7 +17,8 @@ from ..screen.pace import Pace
 from ..screen.terminal import is_same_terminal
 from ..screen.view import View
 from .loop import Loop
-from .output import Sink, TerminalJson, open_sink, stdout_json_sink
+from .out_file import OutFile
+from .output import Sink, TerminalJson, stdout_json_sink
 from .problems import ProblemReport
 from .resume import Resumption
 from .signals import Interrupted, StopSignals
@@ -133,11 +135,12 @@ class RunRecorder:
 
     metrics: the numbers so far, if anybody will ask for them.  results: writes the results.
     timeline: what a report will show, if one is wanted.
-    pace: how long the run stays after each step.  exposition: what tells Prometheus of the run.
-    spans: what sends its requests as traces.
+    pace: how long the run stays after each step.  files: see locked_files.
+    exposition: what tells Prometheus of the run.  spans: what sends its requests as traces.
 
     Raises:
         OutputError: a file cannot be opened.
+        Interrupted: a signal came while a FIFO had no reader.
     """
 
     def __init__(
@@ -147,11 +150,12 @@ class RunRecorder:
         resumption: Resumption,
         view: View,
         pace: Pace,
+        files: Mapping[str, OutFile],
         exposition: "Exposition | None" = None,
         spans: "SpanSender | None" = None,
     ) -> None:
-        self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
-        self._series = _series_of(options)
+        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
+        self._series = _series_of(options, files)
         self.metrics: RunMetrics | None
         self._collector = None
         if exposition is None:
@@ -179,18 +183,17 @@ class RunRecorder:
         self.close()
 
     def close(self) -> None:
-        """Write what is kept for a moment, and end the files."""
-        try:
+        """Write what is kept for a moment, and end the files, whatever one of them raises."""
+        with ExitStack() as closing:
+            closing.callback(self.results.close)
+            closing.callback(self._loop.answers.close)
+            if self._collector is not None:
+                closing.callback(self._collector.observe, ())  # and how many steps there were
+            if self._series is not None and self.metrics is not None:
+                closing.callback(self._series.close)
+                closing.callback(self.metrics.close, self._loop.engine.num_steps)
             if self._trace is not None:
                 self._trace.close()
-            if self._series is not None and self.metrics is not None:
-                self.metrics.close(self._loop.engine.num_steps)
-                self._series.close()
-            if self._collector is not None:
-                self._collector.observe(())  # and how many steps there were
-        finally:
-            self._loop.answers.close()
-            self.results.close()
 
     def record(self, report: ProblemReport, stop: StopSignals) -> None:
         """Run the loop to its end.
@@ -298,12 +301,12 @@ def _num_lines(lines: bytes) -> int:
     return len(BytesIO(lines).readlines())
 
 
-def _series_of(options: RunOptions) -> "SeriesWriter | None":
+def _series_of(options: RunOptions, files: Mapping[str, OutFile]) -> "SeriesWriter | None":
     if options.timeseries is None:
         return None
     from .series import SeriesWriter  # noqa: PLC0415 - few runs need it
 
-    return SeriesWriter(open_sink(options.timeseries), options.timeseries_interval)
+    return SeriesWriter(files["--timeseries"].open(), options.timeseries_interval)
 
 
 def _metrics_of(

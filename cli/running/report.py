@@ -12,12 +12,13 @@ from ..printing import write_lines
 from ..screen.summary import idle_causes
 from ..screen.timed_lines import BLOCKED_CAUSES
 from ..tracing.page import WORDS, page_runs, page_title, title_of
+from .out_file import OutFile
 
 _BLOCKED = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
 
 
 def write_report(
-    path: str,
+    file: OutFile,
     timelines: Sequence[PageTimeline],
     summary: RunSummary,
     run: RunEvent,
@@ -35,4 +36,5 @@ def write_report(
     report = render_report(summary, run, name, idle_causes(summary) | _BLOCKED)
     facts = PageFacts(WORDS, is_part=True)
     runs = page_runs(timelines, name)
-    write_lines(encode_page(runs, facts, page_title(name), report), path)
+    with file.replace() as sink:
+        write_lines(encode_page(runs, facts, page_title(name), report), sink)

@@ -4,8 +4,8 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ..commands.run import RunOptions
-from .files import OutputLock
 from .intake import Waiting
+from .out_file import OutFile
 from .output import Sink
 from .urls import is_url
 
@@ -29,15 +29,19 @@ class ResultsFile(Protocol):
     def is_filled(self) -> bool:
         """As above."""
 
-    def renew(self) -> None:
+    def lock(self) -> None:
         """Hold the file that has this name now: mending it may have put another in its place.
 
         Raises:
             OutputError: another run holds it.
         """
 
-    def guarded(self, results: Sink) -> Sink:
-        """Return `results`, which take no more once they cannot be kept."""
+    def open(self, *, append: bool) -> Sink:
+        """Return a sink for results, behind those that are there or in their place.
+
+        Raises:
+            OutputError: the file cannot be opened.
+        """
 
     def begin(self) -> None:
         """Take note that the run begins: the file, and those beside it, are as it has them.
@@ -82,7 +86,7 @@ def results_file(options: RunOptions, waiting: Waiting) -> AbstractContextManage
         OutputError: it cannot be written.
     """
     if options.output is None or not is_url(options.output):
-        return OutputLock(options.output)
+        return OutFile(options.output)
     from .stored_results import StoredResults  # noqa: PLC0415 - few results go elsewhere
 
     return StoredResults(

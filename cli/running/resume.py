@@ -26,8 +26,10 @@ from ..options import WALL
 from ..screen.cells import counted
 from .files import record_path, rest_path
 from .intake import OpenInput
-from .output import OutputError, ResumeError, Sink, open_sink
+from .out_file import OutFile
+from .output import ResumeError, Sink
 from .results_file import ResultsFile
+from .sums import SummedSink, sums_path
 
 if TYPE_CHECKING:
     from .earlier_results import EarlierResults
@@ -114,11 +116,9 @@ class Resumption:
         Raises:
             OutputError: it cannot be opened.
         """
-        results = self._file.guarded(open_sink(output, append=self.earlier is not None))
+        results = self._file.open(append=self.earlier is not None)
         if not self.is_possible:
             return results
-        from .sums import SummedSink  # noqa: PLC0415 - only for runs that can be resumed
-
         return SummedSink(results, output, append=self.earlier is not None)
 
     def begin(self) -> None:
@@ -176,10 +176,13 @@ def find_leftover(options: RunOptions, requests: OpenInput, file: ResultsFile) -
         return Leftover(file)
     if options.resume:
         _check_repeatable(options, requests)
-    has_results = file.is_filled and not options.force
+    is_filled = file.is_filled or Path(rest_path(output)).exists()
+    has_results = is_filled and not options.force
     earlier = None if options.force else _read_record(output, file.name or output)
     if has_results and not options.resume:
         raise ResumeError(f"{file.name} {_why_not_replaced(earlier)}")
+    if earlier is None and not (has_results or options.force):
+        _check_beside_nothing(output)
     return Leftover(file, output, earlier, has_results)
 
 
@@ -255,6 +258,20 @@ def _take_over(
         expected=_expected(requests) if options.keep_order else None,
         omission=omission,
     )
+
+
+def _check_beside_nothing(output: str) -> None:
+    """Make sure that no checksums are there which no record is beside: nobody knows whose.
+
+    Raises:
+        ResumeError: there are some.
+    """
+    path = Path(sums_path(output))
+    if path.exists() and path.stat().st_size:
+        raise ResumeError(
+            f"{path} is there without the record of a run, and would be overwritten: remove it, "
+            "give another --output, or use --force"
+        )
 
 
 def _why_not_replaced(earlier: RunRecord | None) -> str:
@@ -455,12 +472,8 @@ def _write_record(output: str, record: RunRecord) -> None:
     """Put `record` beside `output`, at once and whole.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError, WriteError: it cannot be written.
     """
-    path = Path(record_path(output))
-    try:
-        new = Path(f"{path}.new")
-        new.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
-        new.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    file = OutFile(record_path(output), is_named=False)
+    with file.replace(is_synced=False) as sink:
+        sink.write(msgspec.json.format(msgspec.json.encode(record)) + b"\n")

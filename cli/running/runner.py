@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,12 +28,13 @@ from ..screen.pace import Pace
 from ..screen.terminal import columns_of, encoding_of, is_pipe, is_same_terminal, wants_color
 from ..screen.view import RunPlan, View
 from .answers import Answers, InputOrder, Replaying
-from .ending import refuse_rest, tell_ending
+from .ending import refuse_rest, settle_files, tell_ending
 from .engine_setup import EngineSetup
-from .files import check_files
+from .files import locked_files
 from .intake import InputError, OpenInput, Waiting, open_input
 from .loop import Loop
 from .observing import close_spans, opened_exposition, opened_spans
+from .out_file import OutFile
 from .output import NAMES_OF_STDOUT, OutputError, ResumeError
 from .problems import ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
@@ -158,12 +159,14 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         from .workers.run import run_by_workers  # noqa: PLC0415 - few runs have some
 
         return run_by_workers(options, options.workers, stop, command)
-    with open_input(options.input, stop.waiting) as requests:
-        check_files(options, requests.status)
+    with (
+        open_input(options.input, stop.waiting) as requests,
+        locked_files(options, requests.status) as files,
+    ):
         spans = opened_spans(options)
         with (
             results_file(options, stop.waiting) as file,
-            opened_exposition(options) as exposition,
+            opened_exposition(options, files.get("--metrics-file")) as exposition,
         ):
             options = replace(options, output=file.path)
             leftover = find_leftover(options, requests, file)  # a model may take minutes to load
@@ -172,7 +175,8 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
                 closing(setup.engine),
                 prepare(setup.options, requests, leftover, setup.engine.run_event()) as resumption,
             ):
-                file.renew()
+                if resumption.earlier is not None:
+                    file.lock()
                 if resumption.has_finished:
                     from .finished import conclude_finished  # noqa: PLC0415 - few runs have
 
@@ -182,14 +186,20 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
                     )
                     if status is not None:
                         return status
-                return Run(setup, file, resumption, stop, command, exposition, spans).carry_out()
+                try:
+                    run = Run(setup, file, files, resumption, stop, command, exposition, spans)
+                    return run.carry_out()
+                except Interrupted:  # before the first step, or after the last one
+                    remark, what_now = f"stopped by {stop.name}", f"continue with: {command}"
+                    tell_ending(options, None, file, resumption, remark, what_now)
+                    return stop.exit_status
 
 
 class Run:
     """A run that is ready to begin.
 
-    command: what continues it if it ends early.  exposition: what tells Prometheus of it.
-    spans: what sends its requests as traces.
+    files: see locked_files.  command: what continues it if it ends early.
+    exposition: what tells Prometheus of it.  spans: what sends its requests as traces.
 
     Raises:
         BatchdecodeError: the input is not right, or a file cannot be opened.
@@ -199,6 +209,7 @@ class Run:
         self,
         setup: RunSetup,
         file: ResultsFile,
+        files: Mapping[str, OutFile],
         resumption: Resumption,
         stop: StopSignals,
         command: str,
@@ -208,7 +219,7 @@ class Run:
         look_seldom()
         self._started = time.monotonic()
         self._setup, self._options = setup, setup.options
-        self._file, self._resumption = file, resumption
+        self._file, self._files, self._resumption = file, files, resumption
         self._stop, self._command = stop, command
         self._loop = setup.loop(resumption.earlier)
         if not setup.options.quiet:
@@ -219,7 +230,7 @@ class Run:
         pace = Pace(setup.options.step_delay)
         self._view = _open_view(setup, self._loop, pace)
         self._recorder = RunRecorder(
-            setup.options, self._loop, resumption, self._view, pace, exposition, spans
+            setup.options, self._loop, resumption, self._view, pace, files, exposition, spans
         )
         self._spans = spans
 
@@ -239,7 +250,7 @@ class Run:
                 resumption.begin()
                 self._recorder.record(setup.report, stop)
             stop.before_wait = None
-            self._file.settle()
+            settle_files(self._files, self._file)
             if loop.is_complete:
                 resumption.finish()
         except KeyboardInterrupt as error:
@@ -321,15 +332,14 @@ class Run:
 
             from ..printing import output_sink  # noqa: PLC0415 - as above
 
-            to_stdout = options.summary_json == STDOUT
-            with output_sink(None if to_stdout else options.summary_json) as sink:
+            with output_sink(self._files.get("--summary-json")) as sink:
                 sink.write(encode_summary(summary))
         timeline = self._recorder.timeline
         if options.report is not None and timeline is not None:
             from .report import write_report  # noqa: PLC0415 - as above
 
             run, name = engine.run_event(), self._setup.requests.name
-            write_report(options.report, [timeline], summary, run, name)
+            write_report(self._files["--report"], [timeline], summary, run, name)
 
     def _conclude(self) -> None:
         """Say what happened, and of the requests as traces what became of them."""
@@ -359,9 +369,9 @@ class Run:
     def _end_now(self, received: signal.Signals) -> None:
         """Put in order what can be, and leave; the main thread does not answer any more."""
         stop = self._stop
-        stop.received = stop.received or received  # its handler may not have been run
+        stop.note(received)  # its handler may not have been run
         try:
-            with suppress(WriteError, OSError):
+            with suppress(WriteError, OSError, Interrupted):
                 self._recorder.write_rest()
                 self._recorder.close()
             self._view.close()

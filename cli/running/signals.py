@@ -1,19 +1,22 @@
 """Signals as a wish that the run sees after the step, and how a closed pipe ends it.
 
 The first Ctrl-C, SIGTERM or SIGHUP lets the run finish its step and put all in order; a second one
-ends it at once.  Calls of an LLM are a wait, which the first one breaks off.
+ends it at once.  Calls of an LLM are a wait, which the first one breaks off.  Output that blocks,
+such as a pipe whose reader stalls, gets FLUSH_SECONDS more.
 
 Python runs the handler of a signal in the main thread, between two of its instructions, so never
 while that is inside a library that does not come back; and what a handler raises in the code of a
 model, that may catch.  A thread hears of each signal all the same: see StepWatch.
 """
 
+import errno
 import os
 import select
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Thread, Timer
 from types import FrameType
 from typing import NoReturn, Self
@@ -24,6 +27,8 @@ STEPPING_ASIDE = (signal.SIGTSTP, signal.SIGQUIT)
 GRACE = 1.0  # seconds
 PATIENCE = 0.5  # seconds
 LOOK_EVERY = 0.25  # seconds
+FLUSH_SECONDS = 0.4
+BLOCKED_SECONDS = 0.05  # after which blocked output looks for a signal
 
 
 class Interrupted(KeyboardInterrupt):
@@ -52,6 +57,51 @@ def step_aside_first(step_aside: Callable[[], None]) -> dict[signal.Signals, sig
     return before
 
 
+_entered: "StopSignals | None" = None
+
+
+def write_some(descriptor: int, data: bytes, start: int) -> int:
+    """Write some of `data[start:]` to a pipe or a terminal, best whole lines; return how much.
+
+    Raises:
+        Interrupted: it has taken nothing since a signal came.
+        OSError: it takes no more.
+    """
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    while not poll.poll(1000 * BLOCKED_SECONDS):
+        if _entered is not None and _entered.is_flushed:
+            raise Interrupted
+    # A pipe that can be written to has room for so much: the write does not block.
+    end = data.rfind(b"\n", start, start + select.PIPE_BUF) + 1 or start + select.PIPE_BUF
+    try:
+        return os.write(descriptor, memoryview(data)[start:end])
+    except BlockingIOError:  # another program has made it non-blocking, and filled it
+        return 0
+
+
+def open_to_write(path: str, flags: int) -> int:
+    """Return a descriptor of `path`, opened for writing; a FIFO needs a reader, and is waited for.
+
+    Raises:
+        Interrupted: a signal came while there was none.
+        OSError: it cannot be opened.
+    """
+    while Path(path).is_fifo():
+        try:
+            descriptor = os.open(path, flags | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        else:
+            os.set_blocking(descriptor, True)
+            return descriptor
+        time.sleep(BLOCKED_SECONDS)
+        if _entered is not None and _entered.received is not None:
+            raise Interrupted
+    return os.open(path, flags, 0o666)
+
+
 class StopSignals:
     """Takes SIGINT, SIGTERM and SIGHUP while it is entered; `received` is the first that came.
 
@@ -64,6 +114,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._received_at = 0.0
         self.has_broken_off = False
         self.before_wait: Callable[[], float] | None = None
         self.before_pause: Callable[[], None] | None = None
@@ -71,6 +122,8 @@ class StopSignals:
         self._before: dict[signal.Signals, signal.Handlers] = {}
 
     def __enter__(self) -> Self:
+        global _entered  # noqa: PLW0603 - as signal handlers, of the process
+        _entered = self
         for number in stopping_signals():
             self._before[number] = signal.signal(number, self._take)  # type: ignore[assignment]  # never a C handler
         self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._show_again)  # type: ignore[assignment]  # as above
@@ -80,8 +133,21 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        global _entered  # noqa: PLW0603 - as above
+        _entered = None
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def note(self, number: signal.Signals) -> None:
+        """Take note of a signal, if it is the first."""
+        if self.received is None:
+            self.received, self._received_at = number, time.monotonic()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether a signal came, and output that blocks has been waited for since."""
+        waited = time.monotonic() - self._received_at
+        return self.received is not None and waited > FLUSH_SECONDS
 
     @property
     def name(self) -> str:
@@ -126,7 +192,7 @@ class StopSignals:
         if self.received is not None:
             signal.signal(number, signal.SIG_DFL)
             raise KeyboardInterrupt
-        self.received = signal.Signals(number)
+        self.note(signal.Signals(number))
         if self._is_waiting:
             self.has_broken_off = True
             raise Interrupted

@@ -18,6 +18,7 @@ from ..errors import WriteError
 from ..screen.cells import printable_lines
 from .files import record_path, rest_path
 from .intake import Waiting
+from .out_file import OutFile
 from .output import FileSink, GzipSink, OutputError, Sink
 from .parts import Parts, Saved
 from .problems import say
@@ -141,12 +142,12 @@ class StoredResults:
 
     # -- a run -----------------------------------------------------------------------------------
 
-    def renew(self) -> None:
+    def lock(self) -> None:
         """Nothing: the folder is held, whatever files are in it."""
 
-    def guarded(self, results: Sink) -> Sink:
-        """Return `results`, which take no more once the store does not."""
-        return _GuardedSink(results, self._raise_failure)
+    def open(self, *, append: bool) -> Sink:
+        """Return a sink that takes no more once the store does not."""
+        return _GuardedSink(OutFile(self.path).open(append=append), self._raise_failure)
 
     def begin(self) -> None:
         """Let the store know of the run."""

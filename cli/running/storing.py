@@ -5,7 +5,7 @@ import tempfile
 from typing import Self
 
 from ..errors import WriteError, reason_of
-from .output import OutputError, sink_into
+from .output import FileSink, OutputError, packed
 from .urls import Store, shown
 
 
@@ -54,7 +54,7 @@ class StoredSink:
             self._file = StoredFile(url)
         except OSError as error:
             raise OutputError(f"cannot write {self._name}: {reason_of(error)}") from error
-        self._sink = sink_into(self._file.raw, self._name, is_new=True)
+        self._sink = packed(FileSink(self._file.raw, self._name), self._name, is_new=True)
 
     def write(self, lines: bytes) -> None:
         """Keep `lines`."""

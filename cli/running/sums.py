@@ -2,9 +2,11 @@
 
 from array import array
 from io import BytesIO
+from pathlib import Path
 from zlib import adler32, crc32
 
-from .output import Sink, open_sink
+from .out_file import OutFile
+from .output import Sink
 
 SUM_BYTES = 8  # of a checksum: a CRC-32, then an Adler-32
 
@@ -21,7 +23,10 @@ class SummedSink:
 
     def __init__(self, results: Sink, output: str, *, append: bool) -> None:
         self._results = results
-        self._sums = open_sink(sums_path(output), append=append)
+        if not append:
+            Path(sums_path(output)).unlink(missing_ok=True)  # not what it may be a link to
+        self._file = OutFile(sums_path(output), is_named=False)
+        self._sums = self._file.open(append=append)
         self.is_file = results.is_file
 
     def write(self, lines: bytes) -> None:
@@ -31,8 +36,12 @@ class SummedSink:
 
     def close(self) -> None:
         """End both files."""
-        self._sums.close()
-        self._results.close()
+        try:
+            self._sums.close()
+            self._results.close()
+            self._file.settle()
+        finally:
+            self._file.close()
 
 
 def sums_path(output: str) -> str:

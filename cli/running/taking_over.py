@@ -14,7 +14,8 @@ from batcher.formats.requests import ParsedLine
 
 from .earlier_results import EarlierResults, ResultLine, ResultLines, number_of
 from .files import rest_path
-from .output import OutputError, ResumeError, open_sink
+from .out_file import OutFile
+from .output import OutputError, ResumeError
 
 _CHUNK_BYTES = 2**20
 
@@ -85,7 +86,7 @@ def take_over(
             is_whole &= end == lines.seek(0, os.SEEK_END)
             lines.truncate(end)
             if output.endswith(".gz") and not is_whole:
-                _pack(lines, output)
+                _put(lines, OutFile(output))
             if not earlier.reads(lines):
                 lines.close()
             on_failure.pop_all()
@@ -103,16 +104,18 @@ def _chosen(output: str, lines: BinaryIO, reader: ResultLines, omission: Omissio
     """
     dropped = {found.id for found in reader.read(lines) if omission.drops([found])}
     seen: set[tuple[str, int]] = set()
-    chosen = _temporary() if output.endswith(".gz") else _new(f"{output}.new")
+    chosen = _temporary(output)
     for found in reader.read(lines):
         names = {(result.id, number_of(result)) for result in found.results}
         if found.id not in dropped and not names & seen:
             chosen.write(found.line)
             seen |= names
     lines.close()
-    if not output.endswith(".gz"):
-        _replace(chosen, f"{output}.new", output)
-    return chosen
+    if output.endswith(".gz"):
+        return chosen
+    with chosen:
+        _put(chosen, OutFile(output))
+    return Path(output).open("r+b")
 
 
 class _Answers:
@@ -166,14 +169,14 @@ def _take_in_order(
                 earlier.num_complete, end = place + 1, earlier.end
             elif any(groups):
                 if rest is None:
-                    rest = _copy_of(lines, end, f"{path}.new")
+                    rest = _copy_of(lines, end, output)
                 start = earlier.end
                 for found in next(filter(None, groups)):
                     rest.write(found.line)
                     earlier.add(found)
                 earlier.keep(place, start)
     if rest is not None:
-        _replace(rest, f"{path}.new", str(path))
+        _put(rest, OutFile(str(path), is_named=False))
         earlier.move_to(rest)
     return end
 
@@ -194,9 +197,9 @@ def _is_complete(answer: list[ResultLine], wanted: Expected) -> bool:
     return len(results) >= wanted.parsed.request.n
 
 
-def _copy_of(lines: BinaryIO, size: int, path: str) -> BinaryIO:
+def _copy_of(lines: BinaryIO, size: int, output: str) -> BinaryIO:
     """Return a new file with the first bytes of `lines`, whose position stays."""
-    copy = _new(path)
+    copy = _temporary(output)
     offset = 0
     while chunk := os.pread(lines.fileno(), min(_CHUNK_BYTES, size - offset), offset):
         copy.write(chunk)
@@ -204,28 +207,18 @@ def _copy_of(lines: BinaryIO, size: int, path: str) -> BinaryIO:
     return copy
 
 
-def _replace(file: BinaryIO, path: str, name: str) -> None:
-    """Give `file`, which is at `path`, this name once it is on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-    Path(path).replace(name)
+def _temporary(output: str) -> BinaryIO:
+    """Return a file without a name on the disk of `output`."""
+    import tempfile  # noqa: PLC0415 - only where results are mended
 
-
-def _new(path: str) -> BinaryIO:
-    return Path(path).open("w+b")
-
-
-def _temporary() -> BinaryIO:
-    import tempfile  # noqa: PLC0415 - only for .gz files
-
-    return tempfile.TemporaryFile()
+    return tempfile.TemporaryFile(dir=Path(output).resolve().parent)
 
 
 def _open(output: str) -> tuple[bool, BinaryIO]:
     """Return whether `output` can be read to its end, and what can be read of it, unpacked."""
     if not output.endswith(".gz"):
         return True, Path(output).open("r+b")
-    lines = _temporary()
+    lines = _temporary(output)
     with Path(output).open("rb") as packed:
         is_whole = unpack(packed, lines)
     lines.flush()
@@ -249,11 +242,9 @@ def unpack(packed: BinaryIO, lines: BinaryIO) -> bool:
     return is_whole
 
 
-def _pack(lines: BinaryIO, output: str) -> None:
-    """Replace the .gz file `output` by one that holds `lines`, at once."""
+def _put(lines: BinaryIO, file: OutFile) -> None:
+    """Let `lines` be what `file` holds, at once."""
     lines.seek(0)
-    sink = open_sink(f"{output}.new.gz")
-    while chunk := lines.read(_CHUNK_BYTES):
-        sink.write(chunk)
-    sink.close()
-    Path(f"{output}.new.gz").replace(output)
+    with file.replace() as sink:
+        while chunk := lines.read(_CHUNK_BYTES):
+            sink.write(chunk)

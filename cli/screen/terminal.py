@@ -1,11 +1,13 @@
 """What a terminal can do, asked of its descriptor and the environment, and how to write to it."""
 
 import os
-import select
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
+
+from ..running.signals import Interrupted, write_some
 
 ColorChoice = Literal["auto", "always", "never"]
 
@@ -121,17 +123,15 @@ class Terminal:
         self.write_bytes(text.encode(self.encoding, "backslashreplace"))
 
     def write_bytes(self, data: bytes) -> None:
-        """Write all of `data`, unchanged.
+        """Write all of `data`, unchanged; after a signal, what the terminal takes soon.
 
         Raises:
             OSError: the terminal is gone.
         """
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[os.write(self.fd, rest) :]
-            except BlockingIOError:  # another program on this terminal has made it non-blocking
-                select.select([], [self.fd], [])
+        start = 0
+        with suppress(Interrupted):
+            while start < len(data):
+                start += write_some(self.fd, data, start)
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:

@@ -31,7 +31,7 @@ from batcher.serving.metrics import ServerMetrics
 from ..commands.serve import ServeOptions
 from ..models import load
 from ..running.files import check_replaceable, check_writable
-from ..running.output import open_sink
+from ..running.out_file import OutFile
 from ..running.problems import say
 from ..running.recorder import TraceWriter
 from ..running.signals import step_aside_first, stopping_signals
@@ -74,12 +74,14 @@ class Server:
             check_writable(options.trace)
             if not options.force:
                 check_replaceable("--trace", options.trace, is_trace_start)
+        self._trace = OutFile(options.trace)
+        self._trace.lock()
         self._options, self._listener, self._on_ready = options, listener, on_ready
         model = load(options, is_shown=not options.quiet)
         clock = make_clock(options)
         engine = make_engine(options, model, clock)
         name = options.served_model_name or options.model
-        trace = TraceWriter(open_sink(options.trace)) if options.trace is not None else None
+        trace = TraceWriter(self._trace.open()) if options.trace is not None else None
         self._view = _open_view(options, ServerGauges(engine), engine.settings.policy)
         metrics = ServerMetrics(engine, name, self._view.fold, worker, folder)
         self._watcher = ServerWatcher(engine, metrics, trace, self._view)
@@ -100,6 +102,7 @@ class Server:
         engine.stop()
         engine.join(JOIN_SECONDS)
         self._watcher.close()
+        self._trace.settle()
         if engine.has_failed:
             say(printable_lines(f"error: {engine.failure}\n"))
             return 1

@@ -15,7 +15,7 @@ from batcher.explaining.worker_differences import compare_workers
 from batcher.formats.page import is_page_start
 
 from ..commands.trace import DiffOptions, WhyOptions
-from ..printing import check_no_terminal, print_json, print_text, write_lines
+from ..printing import check_no_terminal, output_sink, print_json, print_text, write_lines
 from ..running.files import check_distinct, check_replaceable
 from ..running.intake import InputError, OpenInput
 from ..running.stdout import user_code_prints_to_stderr
@@ -190,7 +190,8 @@ def show_diff(options: DiffOptions) -> int:
             runs = [(source_a.name, events_a), (source_b.name, events_b)]
             with user_code_prints_to_stderr():
                 page = render_difference(runs, comparison, [*told, *results], options)
-                write_lines(page, options.output)
+                with output_sink(options.output) as sink:
+                    write_lines(page, sink)
         else:
             _print_lines([*_in_columns(told), *results])
     return EQUAL if comparison.is_equal else DIFFERENT

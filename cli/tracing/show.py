@@ -16,7 +16,7 @@ from batcher.timeline import Selection, Timeline
 from batcher.timeline.merged import read_timeline, workers_of
 
 from ..commands.trace import TraceOptions
-from ..printing import check_no_terminal, write_lines
+from ..printing import check_no_terminal, output_sink, write_lines
 from ..running.files import check_distinct, check_replaceable
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, printable_json
@@ -69,7 +69,8 @@ def show_trace(options: TraceOptions) -> None:
                 "--format chrome shows each by its own"
             )
         selection = selection_of(timeline, options)
-        write_lines(_lines(timeline, selection, options, source.name), options.output)
+        with output_sink(options.output) as sink:
+            write_lines(_lines(timeline, selection, options, source.name), sink)
 
 
 def _kind_of_timeline(options: TraceOptions) -> type[Timeline]:

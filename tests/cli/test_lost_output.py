@@ -2,9 +2,11 @@
 
 import os
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
+from examples import mostly_heavy
 from process import batchdecode, lines_of, start, workload
 
 from cli.commands.run import RunOptions
@@ -16,7 +18,9 @@ from cli.running.signals import StopSignals
 def running(tmp_path):
     """A run to `out` that has written its first results and goes on for a moment."""
     (tmp_path / "in").write_bytes(lines_of(*workload(60)))
-    process = start("run", "in", "-o", "out", "-q", "--step-delay", "0.01", cwd=tmp_path)
+    files = ["-o", "out", "--trace", "trace", "--timeseries", "series", "--report", "report"]
+    files += ["--timeseries-interval", "1"]
+    process = start("run", "in", *files, "-q", "--step-delay", "0.01", cwd=tmp_path)
     while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
         time.sleep(0.005)
     yield process
@@ -61,6 +65,55 @@ def test_results_that_were_moved_or_replaced_are_told_where_they_are(tmp_path, r
     )
     assert (tmp_path / "out").read_text() == "another file"
     assert len((tmp_path / "moved").read_bytes().splitlines()) == 60
+
+
+def replace_by_another(path):
+    (path.parent / "other").write_text("another file")
+    (path.parent / "other").rename(path)
+
+
+def write_over(path):
+    with path.open("r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.write(b"another line\n")
+
+
+DAMAGES = {
+    "deleted": (Path.unlink, "it was deleted while it was written"),
+    "replaced": (replace_by_another, "it was deleted while it was written"),
+    "moved": (lambda path: path.rename(path.parent / "moved"), "it was moved while it was written"),
+    "cut": (lambda path: os.truncate(path, 0), "bytes were cut off while it was written"),
+    "written": (write_over, "others have written 13 bytes into it meanwhile"),
+}
+NAMES = ["out", "trace", "series", "out.run.sums"]
+CASES = [case for case in product(NAMES, DAMAGES) if case != ("series", "cut")]
+QUICK = [("trace", "deleted"), ("out", "replaced"), ("series", "moved"), ("trace", "cut")]
+QUICK += [("out", "written"), ("out.run.sums", "deleted")]
+
+
+@pytest.mark.parametrize("case", mostly_heavy(CASES, *QUICK), ids=str)
+def test_what_becomes_of_any_file_is_noticed(tmp_path, running, case):
+    name, what = case
+    damage, reason = DAMAGES[what]
+    time.sleep(0.3)  # by then all of them hold something
+    damage(tmp_path / name)
+    stderr = running.communicate()[1].decode()
+    assert running.returncode == 1, stderr
+    assert f"error: cannot write {name}: " in stderr
+    assert reason in stderr
+    again = ["--resume", "--trace", "new"]
+    if name != "out.run.sums" and "written" not in reason:
+        done = batchdecode("run", "in", "-o", "out", "-q", *again, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert len((tmp_path / "out").read_bytes().splitlines()) == 60
+
+
+def test_a_report_does_not_take_the_place_of_another_file(tmp_path, running):
+    replace_by_another(tmp_path / "report")
+    stderr = running.communicate()[1].decode()
+    assert running.returncode == 1
+    assert stderr == "error: cannot write report: another file has taken its place\n"
+    assert (tmp_path / "report").read_text() == "another file"
 
 
 def test_results_are_on_the_disk_before_the_record_says_finished(tmp_path, monkeypatch):

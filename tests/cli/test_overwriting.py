@@ -1,8 +1,11 @@
 """What a file holds is not lost without --force, unless it is ours and can be made again."""
 
+import fcntl
 import gzip
+import json
 import os
 import shutil
+import time
 
 import pytest
 from examples import mostly_heavy, rest_heavy
@@ -122,3 +125,100 @@ def test_options_that_contradict_each_other_are_refused(run, options, reason):
     done = run("-o", "out", *options)
     assert done.returncode == 2
     assert reason in done.stderr
+
+
+BESIDE = ["out.run.json", "out.run.sums", "out.rest"]
+LEFT = ["out.run.json.new", "out.rest.new", "out.new"]  # names that a run may seem to need
+
+
+def make_link(path, target, kind):
+    path.symlink_to(target) if kind == "symbolic" else path.hardlink_to(target)
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+@pytest.mark.parametrize("name", [*BESIDE, *LEFT])
+@pytest.mark.parametrize("more", [[], ["--force"], ["--resume"]], ids=str)
+def test_no_link_beside_the_results_is_followed(tmp_path, run, kind, name, more):
+    (tmp_path / "mine").write_text("dear diary")
+    make_link(tmp_path / name, "mine" if kind == "symbolic" else tmp_path / "mine", kind)
+    done = run("-o", "out", "--keep-order", *more)
+    assert (tmp_path / "mine").read_text() == "dear diary"
+    is_refused = name in BESIDE and more != ["--force"]
+    assert done.returncode == (2 if is_refused else 0), done.stderr
+    assert (f"error: {name} is a link, or no file" in done.stderr) == is_refused
+    assert (tmp_path / "out").exists() != is_refused
+
+
+@pytest.mark.parametrize("name", [*BESIDE, *LEFT])
+def test_what_others_have_put_beside_the_results_is_not_overwritten(tmp_path, run, name):
+    (tmp_path / name).write_text("dear diary")
+    done = run("-o", "out")
+    assert (tmp_path / name).read_text() == "dear diary"
+    if name in LEFT:
+        assert done.returncode == 0
+    else:
+        assert done.returncode == 2
+        assert "--force" in done.stderr
+        assert run("-o", "out", "--force").returncode == 0
+        assert run("-o", "out", "--resume").returncode == 0
+
+
+def test_checksums_that_become_a_link_are_not_written_through_it(tmp_path, run):
+    assert run("-o", "out").returncode == 0
+    (tmp_path / "out.run.sums").rename(tmp_path / "mine")
+    before = (tmp_path / "mine").read_bytes()
+    (tmp_path / "out.run.sums").symlink_to("mine")
+    assert run("-o", "out", "--resume").returncode == 2
+    assert (tmp_path / "mine").read_bytes() == before
+
+
+WRITTEN = ["--trace", "--timeseries", "--report", "--summary-json", "--metrics-file", "-o"]
+
+
+@pytest.mark.parametrize(
+    ("option", "more"), [*((option, []) for option in WRITTEN), ("--trace", ["--workers", "1"])]
+)
+def test_a_file_that_a_run_writes_is_refused_to_another(tmp_path, run, option, more):
+    if option == "--metrics-file":
+        pytest.importorskip("prometheus_client")
+    with (tmp_path / "x").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = run(option, "x", "--force", *more)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: x is being written by another run: ")
+    assert run(option, "x", *more).returncode == 0
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A run that writes all kinds of files, new ones and one that was there, for a moment."""
+    (tmp_path / "in").write_bytes(lines_of(*workload(60)))
+    files = ["-o", "out", "--trace", "t", "--report", "r", "--summary-json", "s", "--force"]
+    (tmp_path / "s").write_text("what was there")
+    process = start("run", "in", *files, "-q", "--step-delay", "0.01", cwd=tmp_path)
+    while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
+        time.sleep(0.005)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_two_runs_do_not_write_one_file(tmp_path, run, running):
+    for name in ("out", "t", "r", "s"):
+        for option in ("-o", "--trace", "--report"):
+            done = run(option, name, "--force")
+            assert done.returncode == 2
+            assert f"error: {name} is being written by another run" in done.stderr
+    running.communicate()
+    assert running.returncode == 0
+    assert json.loads((tmp_path / "s").read_text())["requests"] == 60
+    for option, name in (("-o", "out"), ("--trace", "t"), ("--report", "r"), ("--report", "s")):
+        assert run(option, name, "--force").returncode == 0
+
+
+def test_a_lock_ends_with_a_run_that_is_killed(tmp_path, run, running):
+    running.kill()
+    running.communicate()
+    again = ["-o", "out", "--trace", "t", "--report", "r", "--resume", "--step-delay", "0"]
+    assert run(*again).returncode == 0
+    assert (tmp_path / "out").read_bytes().count(b"\n") == 60

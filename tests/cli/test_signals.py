@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from emulated_run import Screen
-from process import COMMAND, lines_of, start, workload
+from examples import mostly_heavy
+from process import COMMAND, batchdecode, lines_of, start, workload
 
 from cli.running.signals import STEPPING_ASIDE, STOPPING, Interrupted, StopSignals
 
@@ -222,3 +223,104 @@ def test_a_run_that_waits_for_its_pipe_has_shown_all_and_stops_at_once(tmp_path)
     stdout, stderr = process.communicate()
     assert b"--resume" not in stderr
     assert [json.loads(line)["id"] for line in stdout.splitlines()] == ["r0"]
+
+
+def full_pipe(path=None):
+    """Return both ends of a pipe, or of a FIFO, that takes no more."""
+    if path is None:
+        reader, writer = os.pipe()
+    else:
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        writer = os.open(path, os.O_WRONLY)
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while os.write(writer, b"x" * 4096):
+            pass
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+BLOCKED = {  # fifo: nobody has opened it; stalled: nobody reads it
+    "results to stdout": ["-q"],
+    "results to a fifo": ["-q", "-o", "fifo"],
+    "a stream": ["-q", "--stream"],
+    "a trace to a fifo": ["-q", "-o", "out", "--trace", "fifo"],
+    "a trace": ["-q", "-o", "out", "--trace", "stalled"],
+    "a packed trace": ["-q", "-o", "out", "--trace", "stalled.gz"],
+    "a trace by its descriptor": ["-q", "-o", "out", "--trace", "/dev/fd/{}"],
+    "a trace of workers": ["-q", "-o", "out", "--trace", "stalled", "--workers", "2"],
+    "a fifo of workers": ["-q", "-o", "out", "--trace", "fifo", "--workers", "2"],
+    "numbers over time": ["-q", "-o", "out", "--timeseries", "stalled"],
+    "a report": ["-q", "-o", "out", "--report", "fifo"],
+    "numbers": ["-q", "-o", "out", "--summary-json", "fifo"],
+    "messages": ["-o", "out", "--step-delay", "0.001", "--live", "never"],
+    "a picture": ["-o", "out", "--step-delay", "0.001", "--live", "always"],
+}
+QUICK = ("results to stdout", "a trace to a fifo", "a trace", "a picture", "a report")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("what", mostly_heavy(BLOCKED, *QUICK))
+def test_the_first_signal_ends_a_run_whose_output_is_blocked(tmp_path, what, number):
+    if number is signal.SIGINT and what not in QUICK[:2]:
+        pytest.skip("the other signals do the same")
+    requests = workload(400, max_tokens=100)
+    (tmp_path / "in").write_bytes(lines_of(*requests))
+    batchdecode("--version")  # what runs the others has started now
+    os.mkfifo(tmp_path / "fifo")
+    reader, writer = full_pipe()
+    stalled = [*full_pipe(tmp_path / "stalled"), *full_pipe(tmp_path / "stalled.gz")]
+    has_stderr = "-q" in BLOCKED[what]
+    more = [word.format(writer) for word in BLOCKED[what]]
+    command = COMMAND if "descriptor" in what else None  # which must inherit it
+    process = start(
+        *["run", "in", *(["--keep-order"] if "out" in more else []), *more],
+        cwd=tmp_path,
+        command=command,
+        pass_fds=[writer] if command else [],
+        **({} if has_stderr else {"stderr": writer}),
+    )
+    wait_for_handler(process)
+    time.sleep(4 if "workers" in what else 1.5 if command else 0.7)
+    assert process.poll() is None
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(timeout=10) == 128 + number
+    assert time.monotonic() - began < 1.5  # a second, on a machine that is not busy
+    stderr = process.stderr.read().decode() if has_stderr else ""
+    for descriptor in (*stalled, reader, writer):
+        os.close(descriptor)
+    process.communicate()
+    assert (f"stopped by {number.name}" in stderr) == has_stderr
+    if "out" in more and has_stderr:
+        assert "continue with: batchdecode run in" in stderr
+    if "out" in more:  # nothing is lost
+        resumed = ["run", "in", "-q", "--keep-order", "-o", "out", "--resume"]
+        resumed += ["--workers", "2"] if "workers" in what else []
+        assert batchdecode(*resumed, cwd=tmp_path).returncode == 0
+        results = (tmp_path / "out").read_bytes()
+        alone = batchdecode("run", "in", "-q", "--keep-order", cwd=tmp_path).stdout
+        if "workers" not in what:  # whose slots are others
+            assert results == alone
+        assert len(results.splitlines()) == len(requests)
+
+
+def test_a_blocked_pipe_has_whole_lines_alone(tmp_path):
+    (tmp_path / "in").write_bytes(LONG)
+    process = start("run", "in", "-q", cwd=tmp_path)
+    wait_for_handler(process)
+    time.sleep(0.7)
+    process.terminate()
+    process.wait(timeout=10)
+    lines = process.communicate()[0].splitlines(keepends=True)
+    assert [json.loads(line)["finish_reason"] for line in lines] == ["length"] * len(lines)
+    assert lines[-1].endswith(b"\n")
+
+
+def test_a_reader_that_is_only_slow_gets_everything(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of(*workload(300, max_tokens=90)))
+    process = start("run", "in", "-q", cwd=tmp_path)
+    time.sleep(1)  # the pipe is full by then
+    assert len(process.communicate()[0].splitlines()) == 300
+    assert process.returncode == 0

@@ -177,8 +177,8 @@ def test_two_outputs_are_not_one_file(tmp_path, requests):
     "arguments",
     [
         "requests.jsonl -o x --trace x.run.json",
-        "requests.jsonl -o x --summary-json x.run.json.new",
-        "requests.jsonl -o x.gz --trace x.gz.new.gz",
+        "requests.jsonl -o x --summary-json x.run.sums",
+        "requests.jsonl -o x --report x.rest",
         "x.run.json -o x",
     ],
 )

@@ -12,8 +12,8 @@ from ...commands.run import RunOptions
 from ...errors import WriteError
 from ...screen.cells import counted, printable_lines
 from ..answers import InputOrder
-from ..ending import refuse_rest, tell_ending
-from ..files import check_files
+from ..ending import refuse_rest, settle_files, tell_ending
+from ..files import locked_files
 from ..intake import InputError, OpenInput, open_input
 from ..observing import opened_exposition, opened_spans
 from ..output import OutputError, ResumeError
@@ -49,12 +49,14 @@ def run_by_workers(
         BrokenPipeError: whoever reads the output has gone.
         Interrupted: a signal came before the first line was decoded.
     """
-    with open_input(options.input, stop.waiting) as requests:
-        check_files(options, requests.status)
+    with (
+        open_input(options.input, stop.waiting) as requests,
+        locked_files(options, requests.status) as files,
+    ):
         spans = opened_spans(options, num_workers)
         with (
             results_file(options, stop.waiting) as file,
-            opened_exposition(options) as exposition,
+            opened_exposition(options, files.get("--metrics-file")) as exposition,
         ):
             options = replace(options, output=file.path)
             leftover = find_leftover(options, requests, file)
@@ -63,7 +65,8 @@ def run_by_workers(
                 try:
                     start = driver.start()
                     with prepare(options, requests, leftover, start) as resumption:
-                        file.renew()
+                        if resumption.earlier is not None:
+                            file.lock()
                         if resumption.has_finished:
                             from ..finished import conclude_finished  # noqa: PLC0415 - few runs have
 
@@ -78,11 +81,18 @@ def run_by_workers(
                         if isinstance(lines, FileLines):
                             _check_file(driver, lines, requests, report)
                         title = requests.name.rpartition("/")[2]
-                        record = WorkersRecord(
-                            options, start, num_workers, lines, title, exposition, spans
-                        )
-                        run = _WorkersRun(options, driver, lines, report, file, resumption, record)
-                        return run.carry_out(stop, command)
+                        try:
+                            record = WorkersRecord(
+                                options, start, num_workers, lines, title, files, exposition, spans
+                            )
+                            run = _WorkersRun(
+                                options, driver, lines, report, file, resumption, record
+                            )
+                            return run.carry_out(stop, command)
+                        except Interrupted:  # before the first line, or after the last one
+                            now = f"stopped by {stop.name}", f"continue with: {command}"
+                            tell_ending(options, None, file, resumption, *now)
+                            return stop.exit_status
                 except FailedWorkerError as error:
                     say(printable_lines(error.traceback))
                     raise
@@ -152,9 +162,11 @@ class _WorkersRun:
                 self._decode(stop)
             finally:
                 stop.before_wait = None
-                self._write_rest()
-                self._record.close()
-            self._file.settle()
+                try:
+                    self._write_rest()
+                finally:
+                    self._record.close()
+            settle_files(self._record.files, self._file)
             if not (self._has_given_up or lines.has_refused or lines.broken):
                 self._is_complete = True
                 resumption.finish()

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from ...screen.summary import RunFiles, render_summary
 from ...screen.terminal import columns_of, encoding_of, is_pipe, is_same_terminal, wants_color
 from ...screen.view import GaugeReading, RunPlan, View
 from ..observing import close_spans
-from ..output import open_sink
+from ..out_file import OutFile
 from ..problems import say
 from ..recorder import TraceWriter
 from ..stdout import stdout_descriptor
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 class WorkersRecord:
     """Takes what workers tell to the trace, the view and the numbers.
 
-    run: how the trace of one begins.  exposition, spans: what tells others of it.
+    run: how the trace of one begins.  files: see locked_files.
+    exposition, spans: what tells others of it.
 
     Raises:
         OutputError: the file of the trace cannot be opened.
@@ -55,18 +57,19 @@ class WorkersRecord:
         num_workers: int,
         lines: InputLines,
         title: str,
+        files: Mapping[str, OutFile],
         exposition: "Exposition | None",
         spans: "SpanSender | None",
     ) -> None:
-        self._options, self._run, self._title = options, run, title
-        self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
+        self._options, self._run, self._title, self.files = options, run, title, files
+        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
         self._standings = Standings(run, num_workers, lines)
         self._num_steps = [0] * num_workers
         self._fold: RequestFold | WorkerFolds | None = None
         self.view = _open_view(options, run, num_workers, lines.total, title, self)
         self._fold = self.view.workers or self.view.fold
         self._timelines = ByWorker(_new_timeline) if options.report is not None else None
-        self._series = _series_of(options, run, num_workers)
+        self._series = _series_of(options, run, num_workers, files)
         self._spans = spans
         whole = replace(run, workers=num_workers)
         if self._trace is not None:
@@ -164,10 +167,12 @@ class WorkersRecord:
     def close(self) -> None:
         """End the picture and the trace."""
         self.view.close()
-        if self._trace is not None:
-            self._trace.close()
-        if self._series is not None:
-            self._series.close(self._num_steps)
+        try:
+            if self._trace is not None:
+                self._trace.close()
+        finally:
+            if self._series is not None:
+                self._series.close(self._num_steps)
 
     def conclude(self, results: str | None, *, is_complete: bool, elapsed: float) -> None:
         """Say what happened, to the person and to the programs that want to know.
@@ -210,14 +215,15 @@ class WorkersRecord:
 
                 say(render_stats(summary, None, is_timed=is_timed))
         if options.summary_json is not None:
-            to_stdout = options.summary_json == STDOUT
-            with output_sink(None if to_stdout else options.summary_json) as sink:
+            with output_sink(self.files.get("--summary-json")) as sink:
                 sink.write(encode_summary(summary))
         if options.report is not None and self._timelines is not None:
             from ..report import write_report  # noqa: PLC0415 - few runs have one
 
             timelines = self._timelines
-            write_report(options.report, timelines.close(), summary, timelines.run, self._title)
+            write_report(
+                self.files["--report"], timelines.close(), summary, timelines.run, self._title
+            )
 
 
 def _new_timeline() -> "PageTimeline":
@@ -227,13 +233,13 @@ def _new_timeline() -> "PageTimeline":
 
 
 def _series_of(
-    options: RunOptions, run: RunEvent, num_workers: int
+    options: RunOptions, run: RunEvent, num_workers: int, files: Mapping[str, OutFile]
 ) -> "WorkersSeriesWriter | None":
     if options.timeseries is None:
         return None
     from ..series import WorkersSeriesWriter  # noqa: PLC0415 - few runs need it
 
-    sink = open_sink(options.timeseries)
+    sink = files["--timeseries"].open()
     return WorkersSeriesWriter(sink, options.timeseries_interval, run, num_workers)
 
 
