@@ -40,7 +40,13 @@ RUN_ERROR_CODES = {
     "worker-died": "each worker that decoded the request by itself has died of it",
     "session-failed": "the request before it in its session failed, or was aborted",
 }
-CLIENT_FAULTS = {"too-few-outputs", "constraint-error", "content-filter", "kv-too-small"}
+CLIENT_FAULTS = {
+    "too-few-outputs",
+    "constraint-error",
+    "content-filter",
+    "refusal",
+    "kv-too-small",
+}
 """Those of RUN_ERROR_CODES that the same request meets again, so its status is 400."""
 ERROR_CODES = REQUEST_ERROR_CODES | INPUT_ERROR_CODES | FIT_ERROR_CODES | RUN_ERROR_CODES
 

@@ -42,7 +42,7 @@ class RowUsage(Usage, frozen=True):
 
 
 class Extras(Struct, frozen=True, omit_defaults=True):
-    """What a result holds and OpenAI's choices have no place for."""
+    """What a result holds and OpenAI's choices have no place for; SAID is in messages of chats."""
 
     index: int
     tokens: list[int] | None
@@ -58,6 +58,13 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     constraint_check: ConstraintCheck | None = None
     constraint_verified: tuple[str, ...] | None = None
     limit: LengthLimit | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, str] | None = None
+
+
+SAID = ("reasoning", "refusal", "tool_calls", "function_call")
 
 
 class ChoiceLogprobs(Struct, frozen=True):
@@ -374,15 +381,14 @@ def _chat_choice(place: int, result: Result) -> ChatChoice:
         message=ChatMessage(
             role="assistant",
             content=result.text,
-            reasoning=result.reasoning,
-            refusal=result.refusal,
-            tool_calls=result.tool_calls,
-            function_call=result.function_call,
+            **{name: getattr(result, name) for name in SAID},
         ),
         finish_reason=reason,
         stop_reason=result.stop_reason,
         logprobs=logprobs,
-        batchdecode=msgspec.convert(result, Extras, from_attributes=True),
+        batchdecode=msgspec.convert(
+            replace(result, **dict.fromkeys(SAID)), Extras, from_attributes=True
+        ),
     )
 
 
@@ -412,15 +418,12 @@ def _results_of_chat(row: ChatResultRow) -> Iterable[Result]:
                 for item in choice.logprobs.content
             ]
         message, reason = choice.message, choice.finish_reason
+        fields |= {name: getattr(message, name) for name in SAID}
         yield Result(
             id=row.custom_id,
             text=message.content,
             finish_reason="stop" if reason in (TOOL_CALLS, FUNCTION_CALL) else reason,
             stop_reason=choice.stop_reason,
-            reasoning=message.reasoning,
-            refusal=message.refusal,
-            tool_calls=message.tool_calls,
-            function_call=message.function_call,
             **fields,
         )
 

@@ -182,7 +182,7 @@ def test_a_row_fails_if_one_of_its_choices_does():
         (REQUEST_ERROR_CODES, 400),
         (FIT_ERROR_CODES, 400),
         (RUN_ERROR_CODES.keys() - CLIENT_FAULTS, 500),
-        (["kv-too-small", "constraint-error", "too-few-outputs", "content-filter"], 400),
+        (["kv-too-small", "constraint-error", "too-few-outputs", "content-filter", "refusal"], 400),
     ],
     ids=["request", "fit", "run", "client"],
 )
@@ -229,6 +229,10 @@ RESULTS = st.builds(
     constraint=st.sampled_from([None, "complete", "incomplete"]),
     constraint_check=st.sampled_from([None, "none"]),
     constraint_verified=st.sampled_from([None, ("not", "oneOf")]),
+    reasoning=st.none() | TEXT,
+    refusal=st.none() | TEXT,
+    tool_calls=st.none() | st.just([{"id": None, "type": "function", "function": {}}]),
+    function_call=st.none() | st.just({"name": "f", "arguments": "{}"}),
     error=st.none() | st.builds(ErrorInfo, TEXT, TEXT, MAYBE_COUNT, MAYBE_COUNT, st.none() | TEXT),
 )
 
