@@ -79,6 +79,8 @@ UNSUPPORTED = frozenset((*OPTIONS[None], *PASSED_ON, "extra_body"))
 def url_of(row: dict[str, Any]) -> str | None:
     """Return which of the URLS a row is for, by its `url` or else its `body`; None for none."""
     url, body = row.get("url"), row.get("body")
+    if url in URLS:
+        return str(url)
     if url is None:
         return CHAT_URL if isinstance(body, dict) and "messages" in body else COMPLETIONS_URL
     ends = (

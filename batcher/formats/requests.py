@@ -241,20 +241,25 @@ def _find_row(line: bytes) -> dict[str, Any] | None:
 def _fields_of_row(row: dict[str, Any], url: str) -> dict[str, Any] | None:
     """Return the fields of the request in a row, its id included; None of one that is unusual."""
     body = row["body"]
-    if row.get("method") not in {None, "POST"} or not row.keys() <= _ROW_KEYS:
+    if row.get("method") not in (None, "POST") or not row.keys() <= _ROW_KEYS:
         return None
     if not isinstance(body, dict) or not body.keys() <= _BODY_KEYS[url]:
         return None
     fields = _without_options(body, OPTIONS[url])
-    return None if fields is None else {"id": row.get("custom_id"), **fields}
+    if fields is not None:
+        fields["id"] = row.get("custom_id")
+    return fields
 
 
 def _without_options(fields: dict[str, Any], options: Supported) -> dict[str, Any] | None:
     """Return `fields` without the options, which ask for nothing; None if one does."""
-    for name in fields.keys() & options.keys():
-        if not is_supported(options[name], fields[name]):
+    kept = {}
+    for name, value in fields.items():
+        if name not in options:
+            kept[name] = value
+        elif not is_supported(options[name], value):
             return None
-    return {name: value for name, value in fields.items() if name not in options}
+    return kept
 
 
 def _without_synonyms(line: dict[str, Any] | None) -> dict[str, Any] | None:

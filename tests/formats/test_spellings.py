@@ -271,6 +271,9 @@ def test_a_second_look_reads_the_same(fields):
         '{"body":5,"messages":[]}',
         '{"body":{"messages":[]},"url":[],"method":"POST"}',
         '{"body":{"messages":[]},"url":{},"method":"POST"}',
+        '{"body":{"messages":[]},"method":[]}',
+        '{"body":{"stream":[],"tools":{}},"method":{}}',
+        '{"prompt":"x","model":[],"stream":{}}',
         '{"prompt":"x","guided_json":{"a":{"body":1}}}',
     ],
 )
