@@ -27,10 +27,10 @@ class _Form(NamedTuple):
     command: str
 
 
-def _from_rows(name: str, code: str) -> _Form:
-    """Return a form that Python reads: `code` makes the objects of `text`, an open file."""
-    source = f'import ast,csv,json; text = open(0, encoding="utf-8-sig", newline=""); {code}'
-    return _Form(name, _PYTHON + shlex.quote(source))
+def _from_rows(name: str, module: str, code: str) -> _Form:
+    """Return a form that Python reads with a module: `code` makes the objects of `text`, a file."""
+    opened = 'text = open(0, encoding="utf-8-sig", newline="")'
+    return _Form(name, _PYTHON + shlex.quote(f"import {module},json; {opened}; {code}"))
 
 
 _ARRAY = _Form("a JSON array", "jq -c '.[]'")
@@ -47,7 +47,9 @@ _EVENTS = _Form("server-sent events", "sed -n 's/^data: //p'")
 _MARKS = _Form("files joined with their byte order marks", r"LC_ALL=C sed 's/^\xef\xbb\xbf//'")
 _NULS = _Form("text with NUL bytes", r"tr -d '\000'")
 _DICTS = _from_rows(
-    "Python's dicts", "[print(json.dumps(ast.literal_eval(row))) for row in text if row.strip()]"
+    "Python's dicts",
+    "ast",
+    "[print(json.dumps(ast.literal_eval(row))) for row in text if row.strip()]",
 )
 _YAML = _Form(
     "YAML",
@@ -73,6 +75,7 @@ _FRAMES = (
     (b"ARROW1", "an Arrow file", "read_feather"),
 )
 _LFS = b"version https://git-lfs.github.com/spec/"
+_HEAD, _NO_TEXT = 512, re.compile(rb"[\x01-\x08\x0e-\x1f\x7f-\xff]")
 _USTAR = 257  # where a tar archive says that it is one
 
 
@@ -112,7 +115,7 @@ def why_no_lines(start: bytes, filename: str) -> str | None:
         )
     elif start[_USTAR : _USTAR + 5] == b"ustar":
         found = f"is a tar archive. {_how('tar -xOf', filename)}"
-    elif b"\x00" in start[:512] and start[:1] not in b'{["':
+    elif b"\x00" in start[:_HEAD] and _NO_TEXT.search(start[:_HEAD]):
         found = "is binary data, not JSON lines"
     return found
 
@@ -184,7 +187,7 @@ def _table_of(line: str, filename: str) -> _Form | None:
         code = (
             f"[print(json.dumps({row})) for row in csv.DictReader(text, delimiter={delimiter!r})]"
         )
-        return _from_rows(name, code)
+        return _from_rows(name, "csv", code)
     return None
 
 

@@ -160,7 +160,10 @@ def _check_is_request(first_line: bytes, name: str) -> None:
             return
         fields = None
     if not isinstance(fields, dict):
-        raise BatchdecodeError(f"{name} is neither a trace nor requests")
+        from ..running.other_forms import why_no_lines  # noqa: PLC0415 - for a mistake only
+
+        found = why_no_lines(first_line, name) or "is neither a trace nor requests"
+        raise BatchdecodeError(f"{name} {found}")
     is_stream = fields.get("event") == "token"
     if is_stream or _RESULT_KEYS & fields.keys():
         held = "a stream" if is_stream else "results"

@@ -138,7 +138,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("data", "message"), FILES, ids=[message for _, message in FILES])
-@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize("command", ["run", "check", "trace"])
 def test_a_file_that_is_not_lines_of_text_is_told_in_one_line(tmp_path, data, message, command):
     (tmp_path / "in.jsonl").write_bytes(data)
     done = batchdecode(command, "in.jsonl", cwd=tmp_path)
