@@ -115,7 +115,7 @@ def why_no_lines(start: bytes, filename: str) -> str | None:
         )
     elif start[_USTAR : _USTAR + 5] == b"ustar":
         found = f"is a tar archive. {_how('tar -xOf', filename)}"
-    elif b"\x00" in start[:_HEAD] and _NO_TEXT.search(start[:_HEAD]):
+    elif start[:1] not in b'{["' and 0 in start[:_HEAD] and _NO_TEXT.search(start[:_HEAD]):
         found = "is binary data, not JSON lines"
     return found
 
