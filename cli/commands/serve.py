@@ -22,7 +22,7 @@ from ..options import (
 )
 
 SERVING = "Serving"
-_NEEDED_MODULES = ("starlette", "granian", "prometheus_client")
+_NEEDED_MODULES = ("starlette", "granian", "uvloop", "prometheus_client")
 _ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+/?")
 MAX_PORT, MAX_WORKERS, MAX_QUEUE = 2**16 - 1, 256, 2**20
 
@@ -155,7 +155,7 @@ def serve(options: ServeOptions) -> int:
     """Answer OpenAI's API over HTTP: completions, chats and streams."""
     if any(find_spec(name) is None for name in _NEEDED_MODULES):
         raise BatchdecodeError(
-            "serve needs starlette, granian and prometheus-client: "
+            "serve needs starlette, granian, uvloop and prometheus-client: "
             "install them with `pip install 'batchdecode[serve]'`"
         )
     from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next

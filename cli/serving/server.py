@@ -15,6 +15,7 @@ from contextlib import suppress
 from multiprocessing import parent_process
 from pathlib import Path
 
+import uvloop
 from granian._granian import SocketHolder
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -96,7 +97,8 @@ class Server:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # who hangs up is an error of a write
         sys.setswitchinterval(SWITCH_SECONDS)
         LISTENERS.append(self._watcher.hear)
-        asyncio.run(self._serve())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
         LISTENERS.remove(self._watcher.hear)
         engine = self._service.engine
         engine.stop()
@@ -155,14 +157,13 @@ class WebServer(Granian):
     """granian at a socket of ours; it limits heads, trailers, chunks and the time of heads."""
 
     def __init__(self, app: Starlette, listener: socket.socket) -> None:
-        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         super().__init__(
             app,
             interface=Interfaces.ASGINL,
             http=HTTPModes.http1,
             websockets=False,
             backlog=BACKLOG,
-            backpressure=max(1, min(num_files - FILES_OF_OTHERS, MAX_CONNECTIONS)),
+            backpressure=_most_connections(),
             http1_settings=HTTP1Settings(
                 header_read_timeout=round(HEAD_SECONDS * 1000), max_buffer_size=MAX_HEAD_BYTES
             ),
@@ -188,6 +189,18 @@ class WebServer(Granian):
     def _init_shared_socket(self) -> None:
         holder = SocketHolder(self._listener.detach(), False, BACKLOG)  # type: ignore[call-arg]  # noqa: FBT003 - no UDS
         self._shd = holder  # type: ignore[assignment]  # as granian has it
+
+
+def _most_connections() -> int:
+    """Let this process open as many files as it may, and return how many may be connections."""
+    num_files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if num_files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    wanted = MAX_CONNECTIONS + FILES_OF_OTHERS
+    num_files = max(num_files, wanted if most == resource.RLIM_INFINITY else min(wanted, most))
+    with suppress(ValueError, OSError):  # macOS has another limit, too
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, most))
+    return max(1, min(num_files - FILES_OF_OTHERS, MAX_CONNECTIONS))
 
 
 def _open_view(options: ServeOptions, gauges: ServerGauges, policy: str) -> View:

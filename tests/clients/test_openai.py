@@ -26,6 +26,26 @@ def story(length):
 
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["story"]
+    assert client.models.retrieve("story").id == "story"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("org/other")
+
+
+def test_a_list_of_prompts_and_fields_that_change_nothing(client):
+    prompts = ["Once", "A fox"]
+    more = {"model": "story", "prompt": prompts, "max_tokens": 5}
+    whole = client.completions.create(
+        **more,
+        user="u",
+        extra_body={"store": True, "metadata": {"a": "b"}, "safety_identifier": "s"},
+    )
+    alone = [decode([{"prompt": prompt, "max_tokens": 5}])[0].text for prompt in prompts]
+    assert [choice.text for choice in whole.choices] == alone
+    texts = ["", ""]
+    for chunk in client.completions.create(**more, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == alone
 
 
 def test_completions(client):
