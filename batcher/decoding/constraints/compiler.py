@@ -34,7 +34,7 @@ from batcher.settings import GRAMMAR_TIMEOUT
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-_NEEDED_MODULES = ("llguidance", "jsonschema", "re2")
+_NEEDED_MODULES = ("llguidance", "jsonschema", "re2", "regex")
 WORDS = ["[a-z]{1,20}", " [a-z]{1,20}"]  # as patterns; what JSON is quick with is the default
 MAX_CACHED = 256
 MAX_CACHED_CHARS = 8 * 1024 * 1024  # compiled, a text takes some 20 times its size
@@ -45,7 +45,7 @@ class MissingGrammarError(BatchdecodeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "constraints need llguidance, jsonschema and google-re2: "
+            "constraints need llguidance, jsonschema, google-re2 and regex: "
             "install them with `pip install 'batchdecode[grammar]'`"
         )
 

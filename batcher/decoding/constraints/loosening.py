@@ -89,6 +89,8 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
         if circle := _CIRCLE.search(fault):
             is_anywhere = circle[1] in tried
             name, change = circle[1], partial(_without_circle, circle[1], is_anywhere=is_anywhere)
+        elif "intersection" in fault:
+            name, change = "$ref", partial(_without_circle, "", is_anywhere=False)
         elif "minProperties (" in fault or _SIZE in fault:
             name, change = "size", _without_least_size
         if name in tried and not circle:
@@ -180,7 +182,7 @@ def _without_circle(
     """Leave out a reference that leads back to itself, beside other keywords or anywhere."""
 
     def is_it(part: Any) -> bool:
-        return isinstance(part, dict) and str(part.get("$ref")).endswith(reference)
+        return isinstance(part, dict) and "$ref" in part and str(part["$ref"]).endswith(reference)
 
     made = schema.copy()
     if is_it(schema) and (is_anywhere or not schema.keys() <= _BESIDE_REF):
@@ -201,7 +203,8 @@ def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
     made = schema.copy()
     if "$schema" in schema:
         del made["$schema"]
-        if (dialect := dialect_of(schema)) in DIALECTS and "draft" in dialect:
+        dialect = dialect_of(schema)
+        if dialect in DIALECTS and "draft" in dialect and not path:  # one for all of it
             made["$schema"] = ("http:" if "/draft-0" in dialect else "https:") + dialect
     if schema.get("uniqueItems") is False:
         del made["uniqueItems"]
@@ -218,33 +221,31 @@ def _with_exact_bounds(left_out: set[str], schema: Schema, path: Path) -> Schema
     """Leave out, or widen, the bounds of numbers that llguidance cannot keep.
 
     Raises:
-        GrammarError: all that is left would be beyond 2^53, and so hardly ever right.
+        GrammarError: all integers within would be beyond 2^53, and hardly any of them right.
     """
-    made = schema.copy()
+    made, kinds = schema.copy(), schema.get("type")
+    is_integer = kinds == "integer" or (isinstance(kinds, list) and "number" not in kinds)
     for name in _BOUNDS:
         bound = schema.get(name)
         if isinstance(bound, float) and bound.is_integer():
             bound = made[name] = int(bound)
-        if isinstance(bound, int) and not _is_exact(bound):
-            is_low = "inimum" in name
-            if is_low == (bound > 0):  # so that all numbers within are beyond 2^53, too
-                raise _inexact(bound, (*path, name))
+        if not isinstance(bound, int) or _is_exact(bound):
+            continue
+        is_low = "inimum" in name
+        if is_integer and is_low == (bound > 0):
+            raise _inexact(bound, (*path, name))
+        if is_integer and abs(bound) < 2**64 and abs(float(bound)) == 2**63:
+            made[name] = _INT64[is_low]
+            continue
+        left_out.add(name)
+        wider = 2**63
+        if abs(bound) < 2**63:
+            wider = int(math.nextafter(float(bound), -math.inf if is_low else math.inf))
+        if _is_exact(wider):
+            made[name] = wider
+        else:
             del made[name]
-            made |= _wider_bound(left_out, name, bound, schema.get("type"))
     return made
-
-
-def _wider_bound(left_out: set[str], name: str, bound: int, kinds: Any) -> Schema:
-    """Return what stands for a bound that is beyond 2^53 and no int64 that is a double."""
-    is_low = "inimum" in name
-    is_integer = kinds == "integer" or (isinstance(kinds, list) and "number" not in kinds)
-    if is_integer and abs(bound) < 2**64 and abs(float(bound)) == 2**63:
-        return {"minimum" if is_low else "maximum": _INT64[is_low]}
-    left_out.add(name)
-    if abs(bound) < 2**63:
-        double = int(math.nextafter(float(bound), -math.inf if is_low else math.inf))
-        return {name: double} if _is_exact(double) else {}
-    return {}
 
 
 def _exact_value(value: Any, path: Path) -> Any:

@@ -1,8 +1,10 @@
 """A second look at texts under a regex: through RE2, which has no part in how outputs are made.
 
-Rule: there is none where the meaning of the regex is in doubt: see regexes.py.
+Rule: there is none where the meaning of the regex is in doubt: see regexes.py.  The patterns that
+neither RE2 nor a mask can keep, such as those with look-around, are left to `regex`, for a second.
 """
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -26,6 +28,8 @@ Test = Callable[[str], bool]
 
 _QUANTIFIERS = {(0, None): "*", (1, None): "+", (0, 1): "?"}
 _MAX_KEPT = 256
+_MAX_SECONDS = 1.0
+_NEVER_MASKED = re.compile(r"\(\?<?[=!]|\\[bB1-9]")  # look-around, \b and backreferences
 
 
 @lru_cache(_MAX_KEPT)
@@ -40,7 +44,23 @@ def found_match(regex: str) -> Test | None:
 
     That is how the patterns of schemas are read.
     """
-    return _test(regex, ANY_SPACES, lambda read: read)
+    return _test(regex, ANY_SPACES, lambda read: read) or _backtracking_match(regex)
+
+
+def _backtracking_match(pattern: str) -> Test | None:
+    """Return what tells whether a text holds a match of a pattern that masks cannot keep.
+
+    It raises a TimeoutError where that takes a second.
+    """
+    if not _NEVER_MASKED.search(pattern):
+        return None
+    import regex  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, and without stubs
+
+    try:
+        compiled = regex.compile(pattern, regex.ASCII)
+    except regex.error:
+        return None
+    return lambda text: compiled.search(text, timeout=_MAX_SECONDS) is not None
 
 
 def _test(regex: str, spaces: tuple[Ranges, Ranges], enclose: Callable[[str], str]) -> Test | None:

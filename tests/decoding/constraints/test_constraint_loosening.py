@@ -47,12 +47,16 @@ LOOSENED = [
     ({"type": "object", "patternProperties": {"a|b": {"type": "integer"}, "a": {"minimum": 1}},
       "additionalProperties": False}, ["additionalProperties", "patternProperties"]),
     ({"type": "string", "pattern": "(^a|b$)b?$"}, ["pattern"]),
+    ({"type": "string", "pattern": "^(?!0)"}, ["pattern"]),
+    ({"type": "string", "pattern": r"\bb"}, ["pattern"]),
+    ({"type": "object", "patternProperties": {"^(?!a$)": {"type": "null"}}}, ["patternProp"]),
     ({"type": "number", "multipleOf": 5e-20}, ["multipleOf"]),
     ({"type": "integer", "multipleOf": 10_000_000_000}, ["multipleOf"]),
     ({"$defs": {"t": TREE}, "$ref": "#/$defs/t", "type": "object"}, ["$ref"]),
     ({"type": "integer", "maximum": 2**53 + 1}, ["maximum"]),
     ({"type": "integer", "minimum": -(10**400)}, ["minimum"]),
     ({"type": "number", "maximum": 1.7976931348623157e308, "minimum": 1}, ["maximum"]),
+    ({"minimum": 2**53 + 1, "maximum": 1e19}, ["maximum", "minimum"]),
     # nothing is loosened in these
     ({"minItems": 2.0, "maxItems": 2.0, "type": "array"}, []),
     ({"minLength": 2.0, "format": "nope"}, []),
@@ -154,6 +158,7 @@ def test_a_big_integer_is_the_only_output_where_it_can_be_exact(number):
         ({"minimum": -(2**63)}, [-(2**63) + 1024, -5, 2**70], [-(2**63) - 1, -(10**19)]),
         ({"maximum": 2**63 - 1}, [2**63 - 1, -(10**30)], [2**63, 10**19]),
         ({"exclusiveMaximum": 2**63}, [2**63 - 1], [2**63, 10**19]),
+        ({"exclusiveMinimum": -(2**63) - 1, "minimum": 3}, [3, 2**70], [2, -(2**63) + 2048]),
         ({"minimum": -(2**60), "maximum": 2**60}, [-(2**60), 2**60], [-(2**60) - 1, 2**60 + 1]),
     ],
     ids=str,
@@ -167,8 +172,8 @@ def test_bounds_of_int64_are_kept_while_decoding(schema, inside, outside):
 @pytest.mark.parametrize(
     ("schema", "path", "what"),
     [
-        ({"not": {"pattern": "a(?=b)"}}, ("not",), r"the pattern 'a\(\?=b\)'"),
-        ({"not": {}, "patternProperties": {r"\bx": {}}}, (), "the pattern"),
+        ({"not": {"pattern": "[[a]"}}, ("not",), r"the pattern '\[\[a\]'"),
+        ({"not": {}, "patternProperties": {"[a&&b]": {}}}, (), "the pattern"),
         ({"$schema": "https://example.org/my-own", "not": {}}, ("$schema",), "a schema of the dia"),
         ({"patternProperties": {"a": {}}, "unevaluatedProperties": False},
          ("unevaluatedProperties",), "`unevaluatedProperties` beside patternProperties"),
@@ -176,9 +181,11 @@ def test_bounds_of_int64_are_kept_while_decoding(schema, inside, outside):
     ids=str,
 )  # fmt: skip
 def test_what_could_neither_be_enforced_nor_checked_is_refused(schema, path, what):
-    with pytest.raises(GrammarError, match=f"{what}|look|WordUnicode") as caught:
+    with pytest.raises(
+        GrammarError, match=f"nothing here can check {what}.*cannot be kept"
+    ) as caught:
         compiler().compile(source("json_schema", schema))
-    assert caught.value.path in {("json_schema", *path), ("json_schema",)}
+    assert caught.value.path == ("json_schema", *path)
 
 
 def results_of(schema, **fields):

@@ -199,17 +199,37 @@ DOUBTFUL = [
     "[^]",
     "a{",
     "a{,3}",
-    "(?=a)",
     "(a",
     "a)",
     "\\",
-    r"\b",
 ]
 
 
 @pytest.mark.parametrize("regex", DOUBTFUL)
 def test_an_expression_of_doubtful_meaning_is_not_read(regex):
     assert whole_match(regex) is found_match(regex) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "others"),
+    [
+        ("^(?!con$)[a-z]+$", ["a", "cons"], ["con", "A", ""]),
+        (r"\bfoo\b", ["a foo", "foo"], ["food"]),
+        (r"^(a|b)\1$", ["aa", "bb"], ["ab"]),
+        ("(?<=a)b", ["ab"], ["b"]),
+    ],
+)
+def test_a_pattern_that_no_mask_keeps_is_read_for_a_second(pattern, texts, others):
+    assert whole_match(pattern) is None
+    assert all(map(found_match(pattern), texts))
+    assert not any(map(found_match(pattern), others))
+
+
+@pytest.mark.heavy
+def test_a_pattern_that_takes_longer_is_not_decided():
+    schema = {"pattern": r"^(.+)(.+)(.+)(.+)\4\3\2\1x$"}
+    output = b'"%bx"' % (b"abcdefgh" * 60)
+    assert Verifier(source("json_schema", schema)).look(output) == UNDECIDED
 
 
 @pytest.mark.parametrize(
