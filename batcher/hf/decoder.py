@@ -109,10 +109,14 @@ class HFDecoder:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, a tensor."""
         if self._long_rope is None:
             return self._computed(spans, store)
-        found = self._long_rope.versions(spans, cast(TensorStore, store))
-        spans, is_new = zip(*found, strict=True)
-        is_asked = np.repeat(is_new, [len(span.token_ids) for span in spans])
-        return self._computed(spans, store)[torch.from_numpy(is_asked)]
+        hidden: list[torch.Tensor] = []
+        group: list[Span] = []
+        for span, is_new in self._long_rope.versions(spans, cast(TensorStore, store)):
+            group.append(span)
+            if not is_new:  # a forward has one of these at most, because they may be long
+                hidden.append(self._computed(group, store)[: -len(span.token_ids)])
+                group = []
+        return torch.cat([*hidden, self._computed(group, store)])
 
     def _computed(self, spans: Sequence[Span], store: KVStore) -> torch.Tensor:
         num_tokens = sum(len(span.token_ids) for span in spans)
