@@ -7,9 +7,9 @@ since a page can give its own name the address of this machine (DNS rebinding).
 
 import re
 import secrets
-from collections.abc import Iterator
 
 from msgspec import Struct
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -64,7 +64,7 @@ def _check(scope: Scope, access: Access) -> None:
 
 def _check_key(scope: Scope, api_key: str) -> None:
     """Raise an ApiError if a request lacks the key; takes the same time for any other key."""
-    kind, _, given = next(_values(scope, b"authorization"), "").partition(" ")
+    kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
     is_right = secrets.compare_digest(given.strip(" \t").encode("latin-1"), api_key.encode())
     if not (is_right and kind.lower() == "bearer"):
         message = "this server needs its key in the header `Authorization: Bearer KEY`"
@@ -76,18 +76,15 @@ def _check_page(scope: Scope, access: Access) -> None:
     """Raise an ApiError if a request is for another host, or from a page of another origin."""
     if "*" in access.origins:
         return
-    hosts = [*_values(scope, b"host")]
+    headers = Headers(scope=scope)
+    hosts = headers.getlist("host")
     for host in hosts:
         if access.hosts is not None and _PORT.sub("", host).lower() not in access.hosts:
             message = (
                 f"`Host` is {host!r}; allow it with --allow-origin http://{host}, or use a key"
             )
             raise ApiError(FORBIDDEN, "host-not-allowed", message, "Host")
-    for origin in _values(scope, b"origin"):
+    for origin in headers.getlist("origin"):
         if origin not in access.origins and origin.partition("://")[2] not in hosts:
             message = f"`Origin` is {origin!r}; allow it with --allow-origin {origin}, or use a key"
             raise ApiError(FORBIDDEN, "origin-not-allowed", message, "Origin")
-
-
-def _values(scope: Scope, name: bytes) -> Iterator[str]:
-    return (str(value, "latin-1") for key, value in scope["headers"] if key == name)

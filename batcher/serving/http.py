@@ -6,6 +6,7 @@ Starlette's own request and responses wait for ever for a body, or for a client 
 import asyncio
 
 from msgspec import Struct
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from batcher.serving.errors import BAD_REQUEST, TIMEOUT, TOO_LARGE, ApiError
@@ -29,21 +30,13 @@ class Limits(Struct, frozen=True):
     write_seconds: float = WRITE_SECONDS
 
 
-def header(scope: Scope, name: bytes) -> str | None:
-    """Return the value of a header, None if there is none."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return str(value, "latin-1")
-    return None
-
-
 def given_id(scope: Scope) -> str | None:
     """Return what a client calls its request, None if it does not say.
 
     Raises:
         ApiError: that is too long, or nothing that can be printed.
     """
-    given = header(scope, b"x-request-id")
+    given = Headers(scope=scope).get("x-request-id")
     if not given:
         return None
     if len(given) > MAX_ID_LENGTH or not (given.isascii() and given.isprintable()):
@@ -58,7 +51,7 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     Raises:
         ApiError: it is too large, takes too long, or is cut off.
     """
-    stated = header(scope, b"content-length")
+    stated = Headers(scope=scope).get("content-length")
     if stated is not None and stated.isdecimal() and int(stated) > limits.max_body_bytes:
         raise _too_large(limits)
     try:

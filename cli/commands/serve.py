@@ -44,7 +44,10 @@ def _usable_key(key: str | None) -> str | None:
     """Return a key that a header can carry, or raise; an empty variable sets an empty key."""
     key = os.environ.get("BATCHDECODE_API_KEY") if key is None else key
     if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
-        refuse("must be printable ASCII, not be empty, and not begin or end with a space")
+        refuse(
+            "(or BATCHDECODE_API_KEY) must be printable ASCII, not be empty, and not begin or end "
+            "with a space; unset it to serve without a key"
+        )
     return key
 
 

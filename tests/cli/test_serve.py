@@ -245,7 +245,7 @@ BAD_KEYS = ["", " ", " key", "key ", "k\tey\n", "kl\u00e0", "key\u00a0"]
 def test_a_key_that_no_request_can_show_is_refused(key):
     done = batchdecode("serve", "--port", "0", BATCHDECODE_API_KEY=key)
     assert done.returncode == 2
-    assert "must be printable ASCII, not be empty, and not begin or end with a space" in done.stderr
+    assert "must be printable ASCII, not be empty, and not begin or end with" in done.stderr
 
 
 @pytest.mark.parametrize("origin", ["evil.example", "https://a/b", "", "null"])
