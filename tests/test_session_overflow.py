@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.events import ArriveEvent
-from batcher.request import PromptSegment
+from batcher.request import TO_THE_END, PromptSegment
 from batcher.result import Result
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
@@ -64,7 +64,8 @@ def converse(turns: list[Request], max_context: int) -> list[tuple[list[int], li
     for turn in turns:
         system, own = tokens_of(turn.prompt)
         num_dropped = 0
-        while said and len(before()) + len(system + own) + turn.output_limit > max_context:
+        room = turn.output_limit if turn.max_tokens != TO_THE_END else max_context // 4
+        while said and len(before()) + len(system + own) + room > max_context:
             kept += said.pop(0)[0]
             num_dropped += 1
         prompt = before() + system + own
@@ -96,7 +97,7 @@ def turns_of(draw: st.DrawFn, session: str) -> list[Request]:
                 id=f"{session}{number}",
                 session=session,
                 prompt=prompt,
-                max_tokens=draw(st.integers(0, 12)),
+                max_tokens=draw(st.integers(0, 12) | st.just(TO_THE_END)),
                 ignore_eos=draw(st.booleans()),
             )
         )

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from batcher.api import decode
-from batcher.errors import RequestError
+from batcher.errors import GrammarError, RequestError
 from batcher.formats.line_problems import read_line
-from batcher.formats.requests import BadLine, RequestParser
+from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.models.base import chat_template_of
 from batcher.models.simulated import SimulatedModel
 from batcher.models.tokenizers import render_chat
@@ -401,3 +401,47 @@ def test_the_template_of_the_simulated_model_is_readable():
     assert tokenizer.apply_chat_template(CHAT, add_generation_prompt=True) == tokenizer.encode(
         PROMPT
     )
+
+
+PLACES = [  # a faulty text, how the message names the place, what stands there in the line
+    ({"regex": "a(b"}, "offset 1: unclosed group", '(b"'),
+    ({"regex": 'é"a[b'}, "offset 3: unclosed class", '[b"'),
+    ({"regex": "\U0001f600["}, "offset 1: unclosed class", '["'),
+    ({"guided_regex": "a\\"}, "offset 1: nothing after it", '\\\\"'),
+    ({"gbnf": 'root ::= "a"\nb ::= ('}, "line 2, column 7: expected ')'", '("'),
+    ({"structured_outputs": {"grammar": "start: foo"}}, "line 1, column 8: unknown name", 'foo"'),
+    ({"lark": "start:"}, "the end: expected a value", '"}'),
+    ({"json_schema": {"pattern": "x(a"}}, "in the regex 'x(a', offset 1: unclosed", '(a"'),
+    ({"json_schema": {"type": "x"}}, "Invalid type: x", '{"type"'),
+    ({"guided_json": '{"pattern": "x(a"}'}, "in the regex 'x(a', offset 1: unclosed", '"{'),
+]
+
+
+@pytest.mark.parametrize(("fields", "message", "there"), PLACES, ids=str)
+@pytest.mark.parametrize("is_row", [False, True])
+def test_an_error_in_a_grammar_points_into_its_text(fields, message, there, is_row):
+    def check(name, _):
+        raise GrammarError((name,), message)
+
+    parser = RequestParser(ModelCapabilities(check_constraint=check))
+    written = json.dumps(row(**fields) if is_row else line(**fields))
+    [problem] = parser.parse(written.encode(), 7).problems
+    assert problem.message.endswith(message)
+    assert written[problem.column - 1 :].startswith(there)
+
+
+def test_text_that_is_not_json_is_told_without_the_words_of_python():
+    written = json.dumps(line(guided_json='{"a": never}'))
+    [problem] = parse(json.loads(written)).problems
+    assert problem.message == "`guided_json` is text, and not JSON: offset 6: expecting value"
+    assert written[problem.column - 1 :].startswith("never")
+
+
+@pytest.mark.parametrize("name", ["tool_call_id", "tool_calls", "refusal", "reasoning_content"])
+def test_a_field_of_a_message_that_is_not_supported_can_be_left_out(name):
+    said = {"role": "tool", "content": "5"}
+    [problem] = parse({"messages": [said | {name: "x"}]}).problems
+    assert (problem.code, problem.field) == ("unsupported-option", f"messages[0].{name}")
+    assert problem.hint == "leave it out"
+    for kept in ({}, {name: None}):
+        assert isinstance(parse({"messages": [said | kept]}), ParsedLine)
