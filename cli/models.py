@@ -142,6 +142,11 @@ def model_again(model: Model, options: ModelOptions) -> Model:
     return as_model(inner.twin(), options.model)
 
 
+def is_real(name: str) -> bool:
+    """Return whether a model computes here, so that how long it takes says something of it."""
+    return name != "simulated" and not is_server(name)
+
+
 def capabilities_of(engine: DrivenEngine, options: ModelOptions) -> ModelCapabilities:
     """Return what requests are checked against, and how their prompts are read.
 

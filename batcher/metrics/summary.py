@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.metrics.distributions import Distribution
 from batcher.metrics.latencies import Latencies
@@ -52,6 +53,13 @@ class Throughput(Struct, frozen=True, kw_only=True):
     output_tokens: float
 
 
+class WallTime(Struct, frozen=True, kw_only=True):
+    """How long a run took by the wall clock, and how many tokens it generated in a second."""
+
+    seconds: float
+    tokens_per_second: float
+
+
 class WorkerSummary(Struct, frozen=True, kw_only=True):
     """What one of several workers did; busy_share: of its slot-steps, up to its own last step."""
 
@@ -77,7 +85,8 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is given; goodput for an SLO or deadlines; computed, kv, budget, prefix_cache, preemptions and
     blocked where there are such limits; speculation where there were drafts; aged, how many
     admissions `--aging` decided, under another policy than the default.  cut_by_default: how many
-    outputs ended with `length` at a limit that their requests do not state.  workers: what each
+    outputs ended with `length` at a limit that their requests do not state.  wall: of a run of a
+    real model, whose numbers differ from run to run.  workers: what each
     did, of several; docs/summary.md says what the numbers of several are together.
     """
 
@@ -120,6 +129,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     speculation: Speculation | None = None
     aged: int | None = None
     cut_by_default: int = 0
+    wall: WallTime | None = None
     workers: list[WorkerSummary] | None = None
 
 
@@ -129,6 +139,13 @@ def unit_of(summary: RunSummary, *, is_timed: bool) -> Unit:
     is_timed: whether a step may last another time than 1.0.
     """
     return "seconds" if is_timed or summary.goodput is not None else "steps"
+
+
+def with_wall_clock(summary: RunSummary, seconds: float) -> RunSummary:
+    """Return `summary` with the seconds that the run of a real model took."""
+    rate = summary.generated_tokens / seconds if seconds else 0.0
+    wall = WallTime(seconds=round(seconds, 3), tokens_per_second=round(rate, 3))
+    return replace(summary, wall=wall)
 
 
 def encode_summary(summary: RunSummary) -> bytes:

@@ -6,15 +6,30 @@ from batcher.events import RunEvent
 from batcher.formats.page.document import PageFacts, encode_page
 from batcher.formats.page.records import PageTimeline
 from batcher.formats.page.report import render_report
-from batcher.metrics.summary import RunSummary
+from batcher.metrics.summary import RunSummary, unit_of
 
 from ..printing import write_lines
-from ..screen.summary import idle_causes
-from ..screen.timed_lines import BLOCKED_CAUSES
+from ..screen.cells import counted, duration, number
+from ..screen.summary import UNICODE, headline, idle_causes
+from ..screen.timed_lines import BLOCKED_CAUSES, PER
 from ..tracing.page import WORDS, page_runs, page_title, title_of
 from .out_file import OutFile
 
 _BLOCKED = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
+
+
+def _headline(summary: RunSummary, run: RunEvent) -> str:
+    """Return the numbers that matter most."""
+    more = [counted(summary.generated_tokens, "generated token")]
+    if summary.wall is not None:
+        more += [
+            duration(summary.wall.seconds),
+            f"{number(summary.wall.tokens_per_second)} tokens/s",
+        ]
+    elif summary.throughput is not None:
+        unit = PER[unit_of(summary, is_timed=bool(run.step_time))]
+        more.append(f"{number(summary.throughput.output_tokens)} tokens/{unit}")
+    return headline(summary, UNICODE.separator, more)
 
 
 def write_report(
@@ -33,8 +48,10 @@ def write_report(
     for timeline in timelines:
         timeline.close()
     name = title_of(source_name)
-    report = render_report(summary, run, name, idle_causes(summary) | _BLOCKED)
+    report = render_report(
+        summary, run, name, _headline(summary, run), idle_causes(summary) | _BLOCKED
+    )
     facts = PageFacts(WORDS, is_part=True)
     runs = page_runs(timelines, name)
     with file.replace() as sink:
-        write_lines(encode_page(runs, facts, page_title(name), report), sink)
+        write_lines(encode_page(runs, facts, page_title(name), *report), sink)

@@ -21,6 +21,7 @@ from batcher.remote.loading import RemoteModel
 
 from ..commands.run import RunOptions
 from ..errors import WriteError
+from ..models import is_real
 from ..options import STDOUT
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
@@ -281,7 +282,11 @@ class Run:
         """Say what happened, to the person and to the programs that want to know."""
         options, engine, model = self._options, self._loop.engine, self._setup.model
         metrics.note_constraints(*engine.constraint_counts)
-        summary = metrics.summary(engine.num_steps)
+        summary, elapsed = metrics.summary(engine.num_steps), time.monotonic() - self._started
+        if is_real(options.model):
+            from batcher.metrics.summary import with_wall_clock  # noqa: PLC0415 - few runs need it
+
+            summary = with_wall_clock(summary, elapsed)
         if not options.quiet:
             from ..screen.summary import (  # noqa: PLC0415 - a quiet run does without
                 RunFiles,
@@ -302,7 +307,7 @@ class Run:
                 ),
                 is_complete=self._loop.is_complete,
                 num_unread=self._loop.num_unread or 0,
-                elapsed=time.monotonic() - self._started,
+                elapsed=elapsed,
                 encoding=encoding_of(sys.stderr.encoding, os.environ),
                 has_color=wants_color(options.color, 2, os.environ),
                 is_timed=is_timed,

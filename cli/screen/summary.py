@@ -1,6 +1,6 @@
 """The few lines that tell a person how a run went."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from batcher.events import RestartReason
@@ -93,7 +93,7 @@ def render_summary(
     if not is_complete:
         mark, color = marks.stopped, YELLOW
     lines = [
-        f"{mark} {_headline(summary, num_unread, marks.separator, elapsed)}",
+        f"{mark} {headline(summary, marks.separator, [_duration(elapsed)], num_unread)}",
         *lines_in_steps(summary),
         _idle(summary),
         _least_steps(summary),
@@ -113,8 +113,8 @@ def render_summary(
     return "".join(f"{line}\n" for line in shown)
 
 
-def _headline(summary: RunSummary, num_unread: int, separator: str, elapsed: float) -> str:
-    """Return how many outputs came to which end, and how long the run was."""
+def headline(summary: RunSummary, separator: str, more: Sequence[str], num_unread: int = 0) -> str:
+    """Return how many outputs came to which end, how long the run was, and what is said of it."""
     unread = f"{num_unread:,} not begun" if num_unread else ""
     if not summary.requests:
         return unread or "no requests"
@@ -135,8 +135,7 @@ def _headline(summary: RunSummary, num_unread: int, separator: str, elapsed: flo
     if summary.steps:
         total = summary.busy_slot_steps + summary.idle_slot_steps
         run.append(f"{whole_percent(summary.busy_slot_steps / total)} busy")
-    run.append(_duration(elapsed))
-    return f"{results}   {separator.join(run)}"
+    return f"{results}   {separator.join([*run, *more])}"
 
 
 def idle_causes(summary: RunSummary) -> dict[str, str]:

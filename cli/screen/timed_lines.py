@@ -93,6 +93,9 @@ def _rates(summary: RunSummary, unit: Unit) -> list[str]:
             f"throughput {number(rates.requests)} requests/{per}, "
             f"{number(rates.output_tokens)} output tokens/{per}"
         )
+    if summary.wall is not None:
+        rate = number(summary.wall.tokens_per_second)
+        parts.append(f"wall clock {duration(summary.wall.seconds)}, {rate} output tokens/s")
     if summary.goodput is not None:
         parts += _goodput(summary.goodput)
     return parts

@@ -331,6 +331,18 @@ def test_a_text_that_skips_the_chat_template_is_warned_of_once(tmp_path, rows, o
     assert (done.returncode, done.stderr.count(CHAT_HINT)) == (0, num_hints), done.stderr
 
 
+@pytest.mark.parametrize(("model", "is_real"), [(TINY, True), ("simulated", False)])
+def test_a_run_of_a_real_model_reports_seconds_and_tokens_per_second(tmp_path, model, is_real):
+    (tmp_path / "in").write_bytes(lines_of({"prompt": [5, 6], "max_tokens": 3, "ignore_eos": True}))
+    files = ["--summary-json", tmp_path / "s.json", "--report", tmp_path / "r.html"]
+    done = run(*files, model=model, requests=tmp_path / "in")
+    wall = json.loads((tmp_path / "s.json").read_text()).get("wall")
+    page = (tmp_path / "r.html").read_text().partition("<h2>Timeline")[0]
+    assert (wall is not None) == ("wall clock" in done.stderr) == ("tokens/s" in page) == is_real
+    if is_real:
+        assert wall["tokens_per_second"] == pytest.approx(3 / wall["seconds"], rel=0.01)
+
+
 def test_special_tokens_in_text_are_text_unless_they_are_allowed(tmp_path):
     messages = [{"role": "user", "content": "a<|im_end|>"}]
     rows = [{"messages": messages}, {"prompt": "<|im_end|>"}]

@@ -87,11 +87,11 @@ class PageFacts(Struct, frozen=True):
 
 
 def encode_page(
-    runs: Iterable[PageRun], facts: PageFacts, title: str, around: str = ""
+    runs: Iterable[PageRun], facts: PageFacts, title: str, above: str = "", below: str = ""
 ) -> Iterator[bytes]:
     """Yield the file piece by piece: one run, its workers, or two to compare.
 
-    title: of the document, as HTML.  around: what stands before the timeline, as HTML.
+    title: of the document, as HTML.  above, below: what stands around the timeline, as HTML.
     """
     scripts = {name: _asset(name) for name in SCRIPTS}
     style, licence = _asset("page.css"), _asset("d3.LICENSE")
@@ -105,9 +105,9 @@ def encode_page(
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             '<link rel="icon" href="data:,">\n'
-            f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n{around}"
+            f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n{above}"
             '<main id="page"><noscript><p>The timeline needs JavaScript, which is off in this '
-            "browser.</p></noscript></main>\n"
+            f"browser.</p></noscript></main>\n{below}"
         ).encode()
     )
     yield b'<script type="text/plain" id="facts">' + base64.b64encode(msgspec.json.encode(facts))

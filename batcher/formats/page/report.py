@@ -1,61 +1,118 @@
-"""A report of a run: its numbers, why slots were idle and what reproduces it, as HTML.
+"""A report of a run: its headline, timeline, numbers, and the settings that reproduce it, as HTML.
 
-Rule: each number is that of the summary, to its last digit; `data-of` names it as a path in there.
+Rule: each number is that of the summary, in three significant digits; `data-of` names it as a path
+in there. A number that is zero is left out.
 """
 
 import html
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
 from batcher.events import RunEvent
-from batcher.metrics.summary import RunSummary, Unit, unit_of
+from batcher.metrics.summary import RunSummary, unit_of
 
 _SPREAD = ("count", "mean", "p50", "p90", "p95", "p99", "max")
 _LATENCIES = "latencies"
+_SHARES = {"share", "acceptance", "token_acceptance", "wasted"}
+_UNITS = {  # by the path of a number, or that of what holds it; TIME: the unit of latencies
+    "throughput.makespan": "TIME",
+    "throughput.requests": "requests/TIME",
+    "throughput.prompt_tokens": "tokens/TIME",
+    "throughput.output_tokens": "tokens/TIME",
+    "goodput.per_second": "requests/s",
+    "goodput.limits": "s",
+    "kv.block_size": "tokens",
+    "kv.total": "blocks",
+    "blocked": "steps",
+    "wall.seconds": "s",
+    "wall.tokens_per_second": "tokens/s",
+}
+_TITLES = {"": "Run", "kv": "KV blocks", "wall": "Wall clock"}
+
+
+class Report(NamedTuple):
+    """What stands above the timeline of a run, and what below it."""
+
+    above: str
+    below: str
 
 
 def render_report(
-    summary: RunSummary, run: RunEvent, name: str, idle_causes: Mapping[str, str]
-) -> str:
-    """Return what stands above the timeline of a run, as HTML.
+    summary: RunSummary,
+    run: RunEvent,
+    name: str,
+    headline: str,
+    idle_causes: Mapping[str, str],
+) -> Report:
+    """Return a report as HTML.
 
-    name: what was decoded.  idle_causes: what each cause in the summary is called.
+    name: what was decoded.  headline: the numbers that matter most, as text.  idle_causes: what
+    each cause in the summary is called.
     """
     numbers = msgspec.to_builtins(summary)
-    spreads, others = _sorted_out(numbers)
+    unit = unit_of(summary, is_timed=bool(run.step_time))
+    spreads, lists, others = _sorted_out(numbers)
+    sections = {path: _table(rows, path, unit) for path, rows in others.items() if path != "idle"}
+    sections |= {path: _records(path, records) for path, records in lists.items()}
     tables = "".join(
-        _section(_words(path) if path else "run", _table(rows, within=path))
-        for path, rows in others.items()
-        if path != "idle"
+        _section(_TITLES.get(path) or _words(path).capitalize(), content)
+        for path, content in sections.items()
     )
-    return (
+    above = (
         f'<article class="report">\n<h1>{_shown(name)}</h1>\n'
-        f"<p>{summary.ok:,} of {summary.outputs:,} outputs came to their end in {summary.steps:,} "
-        f"steps of {summary.batch:,} slots.</p>\n"
-        + _section(
-            "How long it took",
-            _spread_table(spreads, unit_of(summary, is_timed=bool(run.step_time))),
-        )
+        f"<p>{_shown(headline)}</p>\n<h2>Timeline</h2>\n</article>\n"
+    )
+    below = (
+        '<article class="report">\n'
+        + _section("Times", _spread_table(spreads, unit))
         + _section("Why slots were idle", _idle(summary, numbers["idle"], idle_causes))
         + f'<div class="columns">{tables}</div>\n'
-        + _section("What reproduces it", _table(_leaves(_settings_of(run))))
-        + "<h2>Timeline</h2>\n</article>\n"
+        + _section("What reproduces it", _settings(run))
+        + "</article>\n"
     )
+    return Report(above, below)
 
 
-def _settings_of(run: RunEvent) -> dict[str, Any]:
-    """Return what a run event says, but of itself."""
-    said = msgspec.to_builtins(run)
-    return {name: value for name, value in said.items() if name not in {"event", "version"}}
+def _settings(run: RunEvent) -> str:
+    """Return the settings of a run as a table: options of `run`, and those of models by name."""
+    options = [f"--batch {run.batch}", f"--policy {run.policy}"]
+    options += [f"--workers {run.workers}"] if run.workers > 1 else []
+    options += [f"--{name.replace('_', '-')} {value}" for name, value in run.scheduling.items()]
+    options += [f"--{name.replace('_', '-')} {value}" for name, value in run.defaults.items()]
+    rows = {
+        "Options": " ".join(options),
+        "Model": run.model,
+        "Settings of the model": _listed(run.settings),
+        "Step time": _listed(run.step_time),
+        "Drafts": _listed(run.speculation),
+    }
+    cells = [
+        f'<tr><th scope="row">{title}</th><td><code>{_shown(text)}</code></td></tr>'
+        for title, text in rows.items()
+        if text
+    ]
+    return f"<table>{''.join(cells)}</table>"
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    """Return single values by their names; curves of a profile are left to its file."""
+    single = {n: value for n, value in settings.items() if isinstance(value, str | int | float)}
+    return ", ".join(f"{name} {value}" for name, value in single.items())
 
 
 def _sorted_out(
     numbers: dict[str, Any],
-) -> tuple[dict[str, dict[str, Any]], dict[str, list[tuple[str, Any]]]]:
-    """Return the distributions by their paths, and all others as paths and values, by sections."""
+) -> tuple[
+    dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]], dict[str, list[tuple[str, Any]]]
+]:
+    """Return distributions and lists of records by their paths, and all other values by sections.
+
+    The last have their paths with them.
+    """
     spreads: dict[str, dict[str, Any]] = {}
+    lists: dict[str, list[dict[str, Any]]] = {}
     others: dict[str, list[tuple[str, Any]]] = {"": []}
 
     def sort(path: str, value: dict[str, Any]) -> None:
@@ -65,24 +122,13 @@ def _sorted_out(
                 spreads[name] = inner
             elif isinstance(inner, dict):
                 sort(name, inner)
+            elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
+                lists[name] = inner
             else:
-                others.setdefault(path, []).extend(_leaves(inner, name))
+                others.setdefault(path, []).append((name, inner))
 
     sort("", numbers)
-    return spreads, others
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values within `value`, and their paths; a list of no records is one of them."""
-    if isinstance(value, dict):
-        inner: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list) and value and isinstance(value[0], dict):
-        inner = enumerate(value)
-    else:
-        yield path, value
-        return
-    for key, one in inner:
-        yield from _leaves(one, f"{path}.{key}" if path else str(key))
+    return spreads, lists, others
 
 
 def _section(title: str, content: str) -> str:
@@ -94,23 +140,42 @@ def _words(path: str) -> str:
     return ": ".join("KV" if part == "kv" else part.replace("_", " ") for part in path.split("."))
 
 
-def _table(rows: Iterable[tuple[str, Any]], within: str = "") -> str:
-    """Return paths and values as a table; what there is none of is left out.
+def _table(rows: Iterable[tuple[str, Any]], within: str, unit: str) -> str:
+    """Return paths and values as a table; zeros are left out.
 
-    within: how all paths begin; it is not said for each.
+    within: how all paths begin; it is not said for each.  unit: of times.
     """
     cells = [
         f'<tr><th scope="row">{_shown(_words(path.removeprefix(f"{within}.")))}</th>'
-        f"{_cell(path, value)}</tr>"
+        f"{_cell(path, value, _unit_at(path, unit))}</tr>"
         for path, value in rows
-        if value is not None
+        if value
     ]
     return f"<table>{''.join(cells)}</table>" if cells else ""
 
 
-def _spread_table(spreads: Mapping[str, Mapping[str, Any]], unit: Unit) -> str:
+def _unit_at(path: str, unit: str) -> str:
+    found = _UNITS.get(path) or _UNITS.get(path.rpartition(".")[0]) or ""
+    return found.replace("/TIME", f"/{unit.removesuffix('s')}").replace("TIME", unit)
+
+
+def _records(path: str, records: list[dict[str, Any]]) -> str:
+    """Return a list of records as a table, a row for each, numbered from 0."""
+    names = list(records[0])
+    titles = "".join(f'<th scope="col" class="number">{_shown(_words(n))}</th>' for n in names)
+    rows = [
+        f'<tr><th scope="row">{number}</th>'
+        + "".join(_cell(f"{path}.{number}.{name}", record[name]) for name in names)
+        + "</tr>"
+        for number, record in enumerate(records)
+    ]
+    return f"<table><tr><td></td>{titles}</tr>{''.join(rows)}</table>"
+
+
+def _spread_table(spreads: Mapping[str, Mapping[str, Any]], unit: str) -> str:
     """Return distributions as a table; unit: of latencies, all others are in steps."""
-    if not spreads:
+    shown = {path: spread for path, spread in spreads.items() if spread["max"]}
+    if not shown:
         return ""
     titles = "".join(f'<th scope="col" class="number">{title}</th>' for title in _SPREAD)
     rows = [
@@ -118,7 +183,7 @@ def _spread_table(spreads: Mapping[str, Mapping[str, Any]], unit: Unit) -> str:
         f"{unit if path.startswith(_LATENCIES) else 'steps'}</th>"
         + "".join(_cell(f"{path}.{key}", value) for key, value in spread.items())
         + "</tr>"
-        for path, spread in spreads.items()
+        for path, spread in shown.items()
     ]
     return f"<table><tr><td></td>{titles}</tr>{''.join(rows)}</table>"
 
@@ -127,19 +192,31 @@ def _idle(summary: RunSummary, idle: Mapping[str, int], names: Mapping[str, str]
     """Return how many slot-steps went unused for which cause, each with a bar."""
     total = max(1, summary.busy_slot_steps + summary.idle_slot_steps)
     rows = [
-        f'<tr><th scope="row">{_shown(names.get(cause, cause))}</th>{_cell(f"idle.{cause}", steps)}'
+        f'<tr><th scope="row">{_shown(names.get(cause, cause))}</th>'
+        f"{_cell(f'idle.{cause}', steps, 'slot-steps')}"
         f'<td><meter min="0" max="{total}" value="{steps}"></meter></td></tr>'
         for cause, steps in idle.items()
+        if steps
     ]
-    return f"<p>In slot-steps, of {total:,}.</p><table>{''.join(rows)}</table>"
+    return f"<p>Of {total:,} slot-steps.</p><table>{''.join(rows)}</table>" if rows else ""
 
 
-def _cell(path: str, value: Any) -> str:
-    shown = f"{value:,}" if type(value) is int else None
-    if shown is None:
-        shown = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    kind = "" if isinstance(value, str | list) else ' class="number"'
-    return f'<td{kind} data-of="{_shown(path)}">{_shown(shown)}</td>'
+def _cell(path: str, value: Any, unit: str = "") -> str:
+    key = path.rpartition(".")[2]
+    if isinstance(value, str | list):
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        return f'<td data-of="{_shown(path)}">{_shown(text)}</td>'
+    if key in _SHARES or key.endswith("_share"):
+        text = f"{_three_digits(value * 100)}%"
+    else:
+        text = f"{_three_digits(value)} {unit}".rstrip()
+    return f'<td class="number" data-of="{_shown(path)}">{text}</td>'
+
+
+def _three_digits(value: float) -> str:
+    """Return a number with three significant digits, and all of an integer."""
+    is_large = isinstance(value, int) or abs(value) >= 100  # noqa: PLR2004 - three digits
+    return f"{value:,.0f}" if is_large else f"{value:.3g}"
 
 
 def _shown(text: str) -> str:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from batcher.events import Event, RestartEvent, RunEvent
-from batcher.metrics.summary import RunSummary, encode_summary
+from batcher.metrics.summary import RunSummary, encode_summary, with_wall_clock
 from batcher.timeline.records import is_follower
 from batcher.timeline.workers import ByWorker
 
 from ...commands.run import RunOptions
+from ...models import is_real
 from ...options import STDOUT
 from ...printing import output_sink
 from ...screen.opening import open_view
@@ -189,6 +190,8 @@ class WorkersRecord:
         self, summary: RunSummary, results: str | None, *, is_complete: bool, elapsed: float
     ) -> None:
         options = self._options
+        if is_real(options.model):
+            summary = with_wall_clock(summary, elapsed)
         if not options.quiet:
             numbers = None if options.summary_json == STDOUT else options.summary_json
             is_timed = bool(self._run.step_time)
