@@ -1,6 +1,8 @@
 """`batchdecode verify`: from a file of requests to a verdict on stdout, for people or as JSON."""
 
+import os
 import shlex
+import sys
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -21,6 +23,8 @@ from .printing import print_json, print_text
 from .running.intake import open_input
 from .running.reading import read_requests
 from .screen.cells import counted, printable
+from .screen.summary import marks_in
+from .screen.terminal import encoding_of
 from .whatif.progress import seldom
 
 PROVEN, DIFFERENT = 0, 1
@@ -56,7 +60,7 @@ def verify_requests(options: VerifyOptions) -> int:
     cases = make_cases(needs_of(requests, model), num_cases, options.seed)
     cases = cases if options.only is None else cases[-1:]
     show = seldom(
-        lambda num_done: f"{num_done} of {len(cases)} settings: all outputs are the same",
+        lambda num_done: f"{num_done} of {len(cases)} settings: all outputs are identical",
         PROGRESS_INTERVAL,
     )
     verdict = verify(requests, make_model, cases, options.seed, show, options.speculation)
@@ -134,11 +138,16 @@ def record_of(verdict: Verdict, options: VerifyOptions) -> dict[str, Any]:
 def render_verdict(
     verdict: Verdict, options: VerifyOptions, name: str, tokenizer: Tokenizer
 ) -> str:
-    """Return the verdict as lines for a person."""
-    if verdict.difference is None:
+    """Return the verdict as lines for a person; the last one says it all."""
+    encoding = encoding_of((sys.__stdout__ or sys.stdout).encoding, os.environ)
+    marks, difference = marks_in(encoding), verdict.difference
+    if difference is None:
+        settings = counted(verdict.num_settings, "batch setting")
         lines = _proof(verdict, name)
+        lines.append(f"{marks.good} identical outputs: alone, repeated, and in {settings}")
     else:
-        lines = _difference(verdict, verdict.difference, options, tokenizer)
+        lines = _difference(verdict, difference, options, tokenizer)
+        lines.append(f"{marks.bad} different outputs: {_place(verdict, difference)}")
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
@@ -161,7 +170,6 @@ def _proof(verdict: Verdict, name: str) -> list[str]:
         )
     return [
         f"{name}: {', '.join(what)}",
-        f"the same alone, twice, and under {counted(verdict.num_settings, 'setting')}",
         f"on the way: {', '.join(ways)}",
     ]
 
@@ -170,13 +178,8 @@ def _difference(
     verdict: Verdict, difference: Difference, options: VerifyOptions, tokenizer: Tokenizer
 ) -> list[str]:
     case = verdict.case
-    which = f"request {difference.id}, output {difference.index}"
-    if case is None:
-        first = "not deterministic even alone: decoded alone a second time, in the opposite order,"
-        lines, here = [first, f"{which} differs"], "again"
-    else:
-        lines = [f"not the same under setting {case.number}: {which}"]
-        here = "here"
+    here = "again" if case is None else "here"
+    lines = [_named(difference)]
     lines += [f"  {line}" for line in _values(difference, here, tokenizer)]
     for side, error in (("alone", difference.alone_error), (here, difference.here_error)):
         if error is not None:
@@ -187,9 +190,20 @@ def _difference(
     if case is not None and case.arrivals == "given":  # or else no `run` does the same
         run = shlex.join(["batchdecode", "run", *_source(options), *arguments_of(case)])
         lines.append(f"  run      {run}")
-    if verdict.num_settings:
-        lines.append(f"the same under {counted(verdict.num_settings, 'setting')} before")
     return lines
+
+
+def _named(difference: Difference) -> str:
+    return f"request {difference.id}, output {difference.index}"
+
+
+def _place(verdict: Verdict, difference: Difference) -> str:
+    """Return which output differs, and where."""
+    if verdict.case is None:
+        return f"{_named(difference)} changes when it is decoded alone a second time"
+    before = verdict.num_settings
+    identical = f"; identical in {counted(before, 'setting')} before" if before else ""
+    return f"{_named(difference)}, in batch setting {verdict.case.number}{identical}"
 
 
 def _values(difference: Difference, here: str, tokenizer: Tokenizer) -> list[str]:

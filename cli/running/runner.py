@@ -364,10 +364,11 @@ class Run:
 
     def _say_waiting(self, received: signal.Signals) -> None:
         """Say what a signal waits for: a step of a model that cannot be broken off."""
+        name = "q" if self._stop.is_by_key else received.name
         self._view.step_aside()
         step = self._loop.engine.num_steps
         say(
-            f"{received.name}: the run stops when the model has ended step {step}, "
+            f"{name}: the run stops when the model has ended step {step}, "
             "however long that takes; a second signal ends it at once\n"
         )
 

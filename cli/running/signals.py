@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread, Timer
+from threading import Thread, Timer, main_thread
 from types import FrameType
 from typing import NoReturn, Self
 
@@ -58,6 +58,13 @@ def step_aside_first(step_aside: Callable[[], None]) -> dict[signal.Signals, sig
 
 
 _entered: "StopSignals | None" = None
+
+
+def stop_by_key() -> None:
+    """Stop the command as Ctrl-C does, for a person who pressed a key."""
+    if _entered is not None:
+        _entered.is_by_key = True
+    signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
 
 
 def write_some(descriptor: int, data: bytes, start: int) -> int:
@@ -106,6 +113,7 @@ class StopSignals:
     """Takes SIGINT, SIGTERM and SIGHUP while it is entered; `received` is the first that came.
 
     has_broken_off: whether that came while the run waited for something.
+    is_by_key: whether it stands for a key; see stop_by_key.
 
     before_wait: called before the run waits for something, and again, while it waits, after the
     seconds that it returned; 0 for never.
@@ -115,7 +123,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._received_at = 0.0
-        self.has_broken_off = False
+        self.has_broken_off = self.is_by_key = False
         self.before_wait: Callable[[], float] | None = None
         self.before_pause: Callable[[], None] | None = None
         self._is_waiting = False
@@ -151,7 +159,9 @@ class StopSignals:
 
     @property
     def name(self) -> str:
-        """The name of the received signal, for messages."""
+        """The name of the received signal, for messages; of a key it is `you`."""
+        if self.is_by_key:
+            return "you"
         return self.received.name if self.received else "a KeyboardInterrupt that the model raised"
 
     @property

@@ -68,6 +68,11 @@ UNICODE = Marks("✓", "✗", "■", " · ")
 ASCII = Marks("*", "x", "!", ", ")
 
 
+def marks_in(encoding: str) -> Marks:
+    """Return the marks that `encoding`, that of a terminal, can show."""
+    return UNICODE if can_print(encoding, "".join(UNICODE)) else ASCII
+
+
 def render_summary(
     summary: RunSummary,
     files: RunFiles,
@@ -88,7 +93,7 @@ def render_summary(
     is_complete: every request of the input was read and has come to its end.
     num_unread: requests that were not even read, as far as that is known.
     """
-    marks = UNICODE if can_print(encoding, "".join(UNICODE)) else ASCII
+    marks = marks_in(encoding)
     mark, color = (marks.good, GREEN) if summary.ok or not summary.requests else (marks.bad, RED)
     if not is_complete:
         mark, color = marks.stopped, YELLOW

@@ -146,7 +146,7 @@ def paused_and_sent(number):
 
 
 ENDS = {
-    "q in a pause": (lambda terminal: terminal.press(b" q"), 130, "stopped by SIGINT"),
+    "q in a pause": (lambda terminal: terminal.press(b" q"), 130, "stopped by you"),
     "Ctrl-C": (lambda terminal: terminal.press(b"\x03"), 130, "stopped by SIGINT"),
     "Ctrl-C twice": (lambda terminal: terminal.press(b"\x03\x03"), 130, "stopped by SIGINT"),
     "SIGTERM in a pause": (paused_and_sent(signal.SIGTERM), 143, "stopped by SIGTERM"),

@@ -1,9 +1,8 @@
 """What a person does to a run that is shown: looks around in it, holds it, ends it."""
 
 from collections.abc import Sequence
-from signal import SIGINT, pthread_kill
-from threading import main_thread
 
+from ...running.signals import stop_by_key
 from ..keyboard import Keyboard, Pasted
 from ..pace import Pace
 from ..view import Gauges
@@ -45,7 +44,7 @@ class Controls:
             if not is_known and self._pace is not None:
                 is_known = self._pace.press(key)
             if key == "q" and not is_known:
-                pthread_kill(main_thread().ident or 0, SIGINT)
+                stop_by_key()
         return bool(keys)
 
     def overlay(self, width: int) -> Sequence[Line]:
