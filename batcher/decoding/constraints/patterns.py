@@ -4,6 +4,7 @@ Rule: there is none where the meaning of the regex is in doubt: see regexes.py. 
 neither RE2 nor a mask can keep, such as those with look-around, are left to `regex`, for a second.
 """
 
+import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -29,6 +30,8 @@ Test = Callable[[str], bool]
 _QUANTIFIERS = {(0, None): "*", (1, None): "+", (0, 1): "?"}
 _MAX_KEPT = 256
 _MAX_SECONDS = 1.0
+_MAX_LENGTH, _MAX_COPIES = 4096, 20_000  # of a pattern, and of what it has to repeat
+_LEAST_COUNT = re.compile(r"\{(\d+)")
 _NEVER_MASKED = re.compile(r"\(\?<?[=!]|\\[bB1-9]")  # look-around, \b and backreferences
 
 
@@ -52,13 +55,15 @@ def _backtracking_match(pattern: str) -> Test | None:
 
     It raises a TimeoutError where that takes a second.
     """
-    if not _NEVER_MASKED.search(pattern):
+    if not _NEVER_MASKED.search(pattern) or len(pattern) > _MAX_LENGTH:
         return None
+    if math.prod(max(1, int(count)) for count in _LEAST_COUNT.findall(pattern)) > _MAX_COPIES:
+        return None  # the library makes copies of what has to be repeated
     import regex  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, and without stubs
 
     try:
         compiled = regex.compile(pattern, regex.ASCII)
-    except regex.error:
+    except (regex.error, RecursionError):
         return None
     return lambda text: compiled.search(text, timeout=_MAX_SECONDS) is not None
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import sys
+import time
 
 import pytest
 import re2
@@ -215,6 +216,7 @@ def test_an_expression_of_doubtful_meaning_is_not_read(regex):
     [
         ("^(?!con$)[a-z]+$", ["a", "cons"], ["con", "A", ""]),
         (r"\bfoo\b", ["a foo", "foo"], ["food"]),
+        ("^(?=.{1,255}$)(a{1,63}[.]){0,127}$", ["", "a.aa."], ["a", "a.b"]),
         (r"^(a|b)\1$", ["aa", "bb"], ["ab"]),
         ("(?<=a)b", ["ab"], ["b"]),
     ],
@@ -223,6 +225,21 @@ def test_a_pattern_that_no_mask_keeps_is_read_for_a_second(pattern, texts, other
     assert whole_match(pattern) is None
     assert all(map(found_match(pattern), texts))
     assert not any(map(found_match(pattern), others))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?=a{1000000000})",
+        "((a{1000}){1000,})(?=b)",
+        "(?=b)" + "a?" * 5000,
+        "(?=b)" + "(" * 2000 + ")" * 2000,
+    ],
+)
+def test_a_pattern_that_would_take_too_much_to_compile_is_not_read(pattern):
+    began = time.perf_counter()
+    assert found_match(pattern) is None
+    assert time.perf_counter() - began < 1
 
 
 @pytest.mark.heavy
