@@ -76,9 +76,11 @@ def write_some(descriptor: int, data: bytes, start: int) -> int:
     """
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
-    while not poll.poll(1000 * BLOCKED_SECONDS):
-        if _entered is not None and _entered.is_flushed:
+    is_late = _entered is not None and _entered.is_flushed
+    while not poll.poll(0 if is_late else 1000 * BLOCKED_SECONDS):
+        if is_late:
             raise Interrupted
+        is_late = _entered is not None and _entered.is_flushed
     # A pipe that can be written to has room for so much: the write does not block.
     end = data.rfind(b"\n", start, start + select.PIPE_BUF) + 1 or start + select.PIPE_BUF
     try:
