@@ -73,7 +73,7 @@ class OutFile:
         return self._descriptor is not None and os.fstat(self._descriptor).st_size > 0
 
     def lock(self) -> None:
-        """Lock the file that has this name now; mending may have put another in its place.
+        """Lock the file that has this name, which is made if there is none.
 
         Raises:
             OutputError: another run has it, or it cannot be opened.

@@ -29,13 +29,6 @@ class ResultsFile(Protocol):
     def is_filled(self) -> bool:
         """As above."""
 
-    def lock(self) -> None:
-        """Hold the file that has this name now: mending it may have put another in its place.
-
-        Raises:
-            OutputError: another run holds it.
-        """
-
     def open(self, *, append: bool) -> Sink:
         """Return a sink for results, behind those that are there or in their place.
 

@@ -220,7 +220,7 @@ def prepare(
     if has_results:
         _check_same_run(name, earlier, record)
         record = _with_slots_of(record, earlier)
-        taken_over = _take_over(output, name, record, options, requests)
+        taken_over = _take_over(file, output, record, options, requests)
     has_finished = earlier is not None and earlier.finished and taken_over is not None
     is_whole = has_finished and not (options.repair or options.retry_failed)
     return Resumption(leftover, record, taken_over, has_finished=is_whole)
@@ -234,15 +234,13 @@ def _with_slots_of(record: RunRecord, earlier: RunRecord | None) -> RunRecord:
 
 
 def _take_over(
-    output: str, name: str, record: RunRecord, options: RunOptions, requests: OpenInput
+    file: ResultsFile, output: str, record: RunRecord, options: RunOptions, requests: OpenInput
 ) -> "EarlierResults":
-    """Return what the run before has left in `output`, without what is decoded again.
-
-    name: as messages call it.
-    """
+    """Return what the run before has left in `output`, without what is decoded again."""
     from .earlier_results import ResultLines, written_lines  # noqa: PLC0415 - most runs begin anew
     from .taking_over import Omission, take_over  # noqa: PLC0415 - as above
 
+    name = file.name or output
     dropped = _with_unseen_samples(requests) if options.retry_failed else frozenset()
     omission = Omission(options.repair, options.retry_failed, dropped)
     if options.repair or options.retry_failed:
@@ -254,6 +252,7 @@ def _take_over(
             written_lines(output, name),
             is_repairing=options.repair,
         ),
+        file=file if isinstance(file, OutFile) else None,
         name=name,
         expected=_expected(requests) if options.keep_order else None,
         omission=omission,

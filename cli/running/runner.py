@@ -176,8 +176,6 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
                 closing(setup.engine),
                 prepare(setup.options, requests, leftover, setup.engine.run_event()) as resumption,
             ):
-                if resumption.earlier is not None:
-                    file.lock()
                 if resumption.has_finished:
                     from .finished import conclude_finished  # noqa: PLC0415 - few runs have
 

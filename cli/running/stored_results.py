@@ -142,9 +142,6 @@ class StoredResults:
 
     # -- a run -----------------------------------------------------------------------------------
 
-    def lock(self) -> None:
-        """Nothing: the folder is held, whatever files are in it."""
-
     def open(self, *, append: bool) -> Sink:
         """Return a sink that takes no more once the store does not."""
         return _GuardedSink(OutFile(self.path).open(append=append), self._raise_failure)

@@ -48,25 +48,27 @@ def take_over(
     output: str,
     reader: ResultLines,
     *,
+    file: OutFile | None = None,
     name: str | None = None,
     expected: Iterable[Expected] | None = None,
     omission: Omission = Omission(),  # noqa: B008 - it never changes
 ) -> EarlierResults:
     """Return the results in the file `output` and repair its end, so that it can be appended to.
 
-    name: as messages call it, if not so.
+    file: has it locked.  name: as messages call it, if not so.
     expected: the lines of the input, if the results are in their order.
 
     Raises:
         ResumeError: the file holds something else.
         OutputError: it cannot be repaired.
     """
+    file = file or OutFile(output)
     try:
         with ExitStack() as on_failure:
             is_whole, lines = _open(output)
             on_failure.callback(lines.close)
             if omission.drops_repeated or (omission.drops_failed and expected is None):
-                lines = _chosen(output, lines, reader, omission if expected is None else Omission())
+                lines = _chosen(file, lines, reader, omission if expected is None else Omission())
                 on_failure.callback(lines.close)
                 is_whole = not output.endswith(".gz")
             earlier = EarlierResults(lines)
@@ -86,7 +88,7 @@ def take_over(
             is_whole &= end == lines.seek(0, os.SEEK_END)
             lines.truncate(end)
             if output.endswith(".gz") and not is_whole:
-                _put(lines, OutFile(output))
+                _put(lines, file)
             if not earlier.reads(lines):
                 lines.close()
             on_failure.pop_all()
@@ -97,11 +99,12 @@ def take_over(
     return earlier
 
 
-def _chosen(output: str, lines: BinaryIO, reader: ResultLines, omission: Omission) -> BinaryIO:
-    """Return a file of those of `lines` that are kept; it replaces `output`, unless that is packed.
+def _chosen(file: OutFile, lines: BinaryIO, reader: ResultLines, omission: Omission) -> BinaryIO:
+    """Return a file of those of `lines` that are kept; it replaces `file`, unless that is packed.
 
     No result is kept twice, and of a request all or none.
     """
+    output = file.path or ""
     dropped = {found.id for found in reader.read(lines) if omission.drops([found])}
     seen: set[tuple[str, int]] = set()
     chosen = _temporary(output)
@@ -114,7 +117,7 @@ def _chosen(output: str, lines: BinaryIO, reader: ResultLines, omission: Omissio
     if output.endswith(".gz"):
         return chosen
     with chosen:
-        _put(chosen, OutFile(output))
+        _put(chosen, file)
     return Path(output).open("r+b")
 
 

@@ -11,6 +11,9 @@ import pytest
 from examples import mostly_heavy, rest_heavy
 from process import ROOT, batchdecode, lines_of, start, workload
 
+from cli.running.out_file import OutFile
+from cli.running.output import OutputError
+
 REQUESTS = lines_of(*workload(5))
 OPTIONS = [
     ("--trace", "t.jsonl.gz"),
@@ -222,3 +225,16 @@ def test_a_lock_ends_with_a_run_that_is_killed(tmp_path, run, running):
     again = ["-o", "out", "--trace", "t", "--report", "r", "--resume", "--step-delay", "0"]
     assert run(*again).returncode == 0
     assert (tmp_path / "out").read_bytes().count(b"\n") == 60
+
+
+def test_what_takes_the_place_of_a_locked_file_is_locked(tmp_path):
+    path = str(tmp_path / "x")
+    with OutFile(path) as file:
+        for content in (b"one", b"two"):
+            with file.replace() as sink:
+                sink.write(content)
+            with pytest.raises(OutputError, match="is being written by another run"):
+                OutFile(path).lock()
+            assert (tmp_path / "x").read_bytes() == content
+    with OutFile(path) as file:
+        assert file.is_filled

@@ -65,8 +65,6 @@ def run_by_workers(
                 try:
                     start = driver.start()
                     with prepare(options, requests, leftover, start) as resumption:
-                        if resumption.earlier is not None:
-                            file.lock()
                         if resumption.has_finished:
                             from ..finished import conclude_finished  # noqa: PLC0415 - few runs have
 
