@@ -1,5 +1,6 @@
 """How a run has ended: what is said of its results, and of an input not read to its end."""
 
+import re
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -11,6 +12,8 @@ from .problems import InvalidInput, ProblemReport, say
 from .recorder import ResultWriter
 from .results_file import ResultsFile
 from .resume import Resumption
+
+_RESUME = re.compile(r"(?<= )--resume(?= |$)")
 
 
 class ReadInput(Protocol):
@@ -62,6 +65,8 @@ def tell_ending(
         remark += f"; {went} went to {where}"
     say(printable_lines(f"{remark}\n"))
     if resumption.is_possible and file.is_in_place:
+        if file.has_foreign_lines:
+            what_now = _RESUME.sub("--resume=repair", what_now, count=1)
         say(printable_lines(f"{what_now}\n"))
 
 

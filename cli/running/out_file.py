@@ -171,6 +171,13 @@ class OutFile:
             raise WriteError(self.name or "", error) from error
 
     @property
+    def has_foreign_lines(self) -> bool:
+        """Whether others have written into it meanwhile, behind what was written here."""
+        if self._descriptor is None or self._grown is None:
+            return False
+        return os.fstat(self._descriptor).st_size > self._grown.size
+
+    @property
     def is_in_place(self) -> bool:
         """Whether a run that goes on finds what was written."""
         return self.whereabouts() == self.path

@@ -58,7 +58,7 @@ class FileSink:
         self._raw = raw
         status = os.fstat(raw.fileno())
         self.is_file = stat.S_ISREG(status.st_mode)
-        self._size = status.st_size  # of the file, as far as we know
+        self.size = status.st_size  # of the file, as far as we know
 
     def write(self, lines: bytes) -> None:
         """Write all of `lines`, or nothing of them to a file."""
@@ -75,7 +75,7 @@ class FileSink:
             if self.is_file:
                 self._take_back(start)
             raise WriteError(self.name, error) from error
-        self._size += start
+        self.size += start
 
     def close(self) -> None:
         """Close the descriptor, if it is the sink's own."""
@@ -87,11 +87,11 @@ class FileSink:
         Raises:
             OSError: it has others.
         """
-        if num_bytes < self._size:
-            what = f"{self._size - num_bytes:,} bytes were cut off while it was written"
+        if num_bytes < self.size:
+            what = f"{self.size - num_bytes:,} bytes were cut off while it was written"
             raise OSError(errno.EIO, what)
-        if num_bytes > self._size:
-            what = f"others have written {num_bytes - self._size:,} bytes into it meanwhile"
+        if num_bytes > self.size:
+            what = f"others have written {num_bytes - self.size:,} bytes into it meanwhile"
             raise OSError(errno.EIO, what)
 
     def _take_back(self, num_bytes: int) -> None:

@@ -1,19 +1,22 @@
 """`run --report`: what a run came to as a page for a colleague, its timeline included."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from batcher.events import RunEvent
 from batcher.formats.page.document import PageFacts, encode_page
 from batcher.formats.page.records import PageTimeline
 from batcher.formats.page.report import render_report
-from batcher.metrics.summary import RunSummary, unit_of
+from batcher.metrics.summary import RunSummary, encode_summary, unit_of
 
-from ..printing import write_lines
+from ..commands.run import RunOptions
+from ..errors import WriteError
+from ..printing import output_sink, write_lines
 from ..screen.cells import counted, duration, number
 from ..screen.summary import UNICODE, headline, idle_causes
 from ..screen.timed_lines import BLOCKED_CAUSES, PER
 from ..tracing.page import WORDS, page_runs, page_title, title_of
 from .out_file import OutFile
+from .output import OutputError
 
 _BLOCKED = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
 
@@ -30,6 +33,30 @@ def _headline(summary: RunSummary, run: RunEvent) -> str:
         unit = PER[unit_of(summary, is_timed=bool(run.step_time))]
         more.append(f"{number(summary.throughput.output_tokens)} tokens/{unit}")
     return headline(summary, UNICODE.separator, more)
+
+
+def write_numbers(
+    options: RunOptions,
+    files: Mapping[str, OutFile],
+    summary: RunSummary,
+    timelines: Sequence[PageTimeline] | None,
+    run: RunEvent,
+    source_name: str,
+) -> dict[str, Exception]:
+    """Write --summary-json and --report; return why one could not be written, by its option."""
+    failures: dict[str, Exception] = {}
+    if options.summary_json is not None:
+        try:
+            with output_sink(files.get("--summary-json")) as sink:
+                sink.write(encode_summary(summary))
+        except (WriteError, OutputError) as error:
+            failures["--summary-json"] = error
+    if options.report is not None and timelines is not None:
+        try:
+            write_report(files["--report"], timelines, summary, run, source_name)
+        except (WriteError, OutputError) as error:
+            failures["--report"] = error
+    return failures
 
 
 def write_report(

@@ -66,6 +66,10 @@ class ResultsFile(Protocol):
         """Return where the results are."""
 
     @property
+    def has_foreign_lines(self) -> bool:
+        """Whether others have written into it meanwhile."""
+
+    @property
     def is_in_place(self) -> bool:
         """Whether a run that goes on finds them."""
 

@@ -47,6 +47,7 @@ from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
     from batcher.metrics.run_metrics import RunMetrics
+    from batcher.metrics.summary import RunSummary
 
     from .earlier_results import EarlierResults
     from .exposing import Exposition
@@ -285,6 +286,7 @@ class Run:
             from batcher.metrics.summary import with_wall_clock  # noqa: PLC0415 - few runs need it
 
             summary = with_wall_clock(summary, elapsed)
+        failures = self._write_numbers(summary)
         if not options.quiet:
             from ..screen.summary import (  # noqa: PLC0415 - a quiet run does without
                 RunFiles,
@@ -298,8 +300,10 @@ class Run:
                 RunFiles(
                     self._file.name,
                     options.trace,
-                    options.report,
-                    None if options.summary_json == STDOUT else options.summary_json,
+                    None if "--report" in failures else options.report,
+                    None
+                    if options.summary_json == STDOUT or "--summary-json" in failures
+                    else options.summary_json,
                     options.timeseries,
                     options.metrics_file,
                 ),
@@ -330,19 +334,19 @@ class Run:
                 from ..memory_note import say_of_memory  # noqa: PLC0415 - with it comes yaml
 
                 say_of_memory([(scheduling.profile, scheduling.settings(), 1)])
-        if options.summary_json is not None:
-            from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - as above
+        for failure in failures.values():
+            raise failure
 
-            from ..printing import output_sink  # noqa: PLC0415 - as above
+    def _write_numbers(self, summary: "RunSummary") -> dict[str, Exception]:
+        """Write --summary-json and --report; return why not, by the option."""
+        options, timeline = self._options, self._recorder.timeline
+        if options.summary_json is None and options.report is None:
+            return {}
+        from .report import write_numbers  # noqa: PLC0415 - few runs have one
 
-            with output_sink(self._files.get("--summary-json")) as sink:
-                sink.write(encode_summary(summary))
-        timeline = self._recorder.timeline
-        if options.report is not None and timeline is not None:
-            from .report import write_report  # noqa: PLC0415 - as above
-
-            run, name = engine.run_event(), self._setup.requests.name
-            write_report(self._files["--report"], [timeline], summary, run, name)
+        timelines = None if timeline is None else [timeline]
+        run, name = self._loop.engine.run_event(), self._setup.requests.name
+        return write_numbers(options, self._files, summary, timelines, run, name)
 
     def _conclude(self) -> None:
         """Say what happened, and of the requests as traces what became of them."""

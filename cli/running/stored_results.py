@@ -211,6 +211,11 @@ class StoredResults:
         return self._parts.folder if is_there else self.path
 
     @property
+    def has_foreign_lines(self) -> bool:
+        """See ResultsFile: of parts that others wrote, none is read."""
+        return False
+
+    @property
     def is_in_place(self) -> bool:
         """Whether a run that goes on finds them: there, or here."""
         return True

@@ -2,7 +2,7 @@
 
 import pytest
 from examples import mostly_heavy
-from process import ROOT, batchdecode, on_a_full_disk, start
+from process import COMMAND, ROOT, batchdecode, on_a_full_disk, start
 
 SAMPLES = ROOT / "samples"
 BLOCK_BYTES = 1024  # of `ulimit -f`
@@ -41,6 +41,21 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, command):
     assert done.returncode in (0, 1)  # of a difference
     assert (tmp_path / name).stat().st_size > BLOCK_BYTES
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("options", [[], ["--workers", "1"]])
+def test_the_summary_lists_no_file_that_could_not_be_written(tmp_path, options):
+    files = ["--report", "r.html", "--summary-json", "s.json"]
+    command = ["run", SAMPLES / "tiny.jsonl", *options, *files]
+    process = start(
+        *command, cwd=tmp_path, command=["bash", "-c", 'ulimit -f 8; "$@"', "-", *COMMAND]
+    )
+    stderr = process.communicate()[1].decode()
+    assert process.returncode == 1
+    assert "numbers: s.json" in stderr
+    assert "report: r.html" not in stderr
+    assert "error: cannot write r.html: File too large" in stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["s.json"]
 
 
 def test_a_full_disk_leaves_no_part_of_the_numbers_for_prometheus(tmp_path):

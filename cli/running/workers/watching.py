@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from batcher.events import Event, RestartEvent, RunEvent
-from batcher.metrics.summary import RunSummary, encode_summary, with_wall_clock
+from batcher.metrics.summary import RunSummary, with_wall_clock
 from batcher.timeline.records import is_follower
 from batcher.timeline.workers import ByWorker
 
 from ...commands.run import RunOptions
 from ...models import is_real
 from ...options import STDOUT
-from ...printing import output_sink
 from ...screen.opening import open_view
 from ...screen.summary import RunFiles, render_summary
 from ...screen.terminal import columns_of, encoding_of, is_pipe, is_same_terminal, wants_color
@@ -192,15 +191,25 @@ class WorkersRecord:
         options = self._options
         if is_real(options.model):
             summary = with_wall_clock(summary, elapsed)
+        failures: dict[str, Exception] = {}
+        if options.summary_json is not None or options.report is not None:
+            from ..report import write_numbers  # noqa: PLC0415 - few runs have one
+
+            recorded, run = self._timelines, self._run
+            timelines = None
+            if recorded is not None:
+                timelines, run = recorded.close(), recorded.run
+            failures = write_numbers(options, self.files, summary, timelines, run, self._title)
         if not options.quiet:
-            numbers = None if options.summary_json == STDOUT else options.summary_json
+            has_numbers = options.summary_json != STDOUT and "--summary-json" not in failures
+            numbers = options.summary_json if has_numbers else None
             is_timed = bool(self._run.step_time)
             text = render_summary(
                 summary,
                 RunFiles(
                     results,
                     options.trace,
-                    options.report,
+                    None if "--report" in failures else options.report,
                     numbers,
                     timeseries=options.timeseries,
                     metrics=options.metrics_file,
@@ -217,16 +226,8 @@ class WorkersRecord:
                 from ...screen.stats import render_stats  # noqa: PLC0415 - few runs tell so much
 
                 say(render_stats(summary, None, is_timed=is_timed))
-        if options.summary_json is not None:
-            with output_sink(self.files.get("--summary-json")) as sink:
-                sink.write(encode_summary(summary))
-        if options.report is not None and self._timelines is not None:
-            from ..report import write_report  # noqa: PLC0415 - few runs have one
-
-            timelines = self._timelines
-            write_report(
-                self.files["--report"], timelines.close(), summary, timelines.run, self._title
-            )
+        for failure in failures.values():
+            raise failure
 
 
 def _new_timeline() -> "PageTimeline":
