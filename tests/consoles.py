@@ -33,7 +33,7 @@ ELAPSED = re.compile(r"(?<= · )\d+\.\d s$", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^):]+)\)")
 PROGRESS = re.compile(  # of a command that takes more than five seconds
     r"^([\d,]+ of [\d,]+ cells?, .* of the work|"
-    r"trying .*, \d+% done, [\d,]+ values? tried before|looking for .* so far)\n",
+    r"tried [\d,]+ values? and \d+% of .*|looking for .* so far)\n",
     re.MULTILINE,
 )
 

@@ -80,8 +80,8 @@ def _reader(checkpoint: Checkpoint, path: Path, watch: Watch) -> ReadWeight:
 
     def read(name: str) -> FloatArray:
         nonlocal num_read
+        watch(min(num_read, len(checkpoint.names) - 1), len(checkpoint.names))
         num_read += 1
-        watch(num_read, len(checkpoint.names))
         with np.errstate(all="ignore"):  # of which more is said below
             weight = checkpoint.read(name)
         if not np.isfinite(weight).all():

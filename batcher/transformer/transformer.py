@@ -30,7 +30,7 @@ EMBEDDING = "model.embed_tokens.weight"
 ReadWeight = Callable[[str], FloatArray]
 """Return the weight of a name, [out, in] or [features]."""
 Watch = Callable[[int, int], None]
-"""Called with how many tensors are read, and of how many."""
+"""Called before each tensor with how many are read, never all, and of how many there are."""
 
 
 class ModelSizes(Protocol):

@@ -122,15 +122,15 @@ def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:
 
 
 def _seldom(on_part: OnPart) -> OnPart:
-    """Return what calls `on_part` at most once in PART_INTERVAL."""
-    last = time.monotonic()
+    """Return what calls `on_part` at most once in PART_INTERVAL; the share never falls."""
+    last, most = time.monotonic(), 0.0
 
     def call(share: float) -> None:
-        nonlocal last
-        now = time.monotonic()
+        nonlocal last, most
+        now, most = time.monotonic(), max(most, share)
         if now - last >= PART_INTERVAL:
             last = now
-            on_part(share)
+            on_part(most)
 
     return call
 

@@ -190,6 +190,14 @@ def whole_percent(share: float) -> str:
     return "<1%" if 0 < share < 0.01 else f"{_rounded(share * 100, 100)}%"  # noqa: PLR2004 - a per cent
 
 
+UNFINISHED = 0.99  # the most that is shown of what still runs
+
+
+def unfinished_percent(share: float) -> str:
+    """Return how much of something that still runs is done, in whole per cent, rounded down."""
+    return f"{int(min(share, UNFINISHED) * 100 + _ROUNDING_ERROR)}%"
+
+
 def _rounded(amount: float, everything: int) -> int:
     """Return the next whole number, a half up, but not `everything` for less."""
     nearest = floor(amount + 0.5 + _ROUNDING_ERROR)

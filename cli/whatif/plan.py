@@ -16,7 +16,7 @@ from batcher.whatif.search import Searched
 from ..commands.plan import PlanOptions
 from ..printing import print_json, print_text
 from ..running.problems import say
-from ..screen.cells import counted
+from ..screen.cells import counted, unfinished_percent
 from .plan_text import details, headline, named
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan
@@ -104,12 +104,12 @@ def _progress(searched: Searched, *, quiet: bool) -> tuple[OnTried, Callable[[fl
         return lambda _done, _value, _share: None, lambda _: None
 
     def trying(num_tried: int, value: Value, share: float) -> str:
-        tried_before = f"{counted(num_tried, 'value')} tried before"
-        return f"trying {named(searched, value)}, {share:.0%} done, {tried_before}"
+        tried = counted(num_tried, "value")
+        return f"tried {tried} and {unfinished_percent(share)} of {named(searched, value)}"
 
     def helping(done: float) -> str:
         count = counted(int(done), "simulation")
-        share = f" and {done % 1:.0%} of what goes on" if done % 1 else ""
+        share = f" and {unfinished_percent(done % 1)} of the next" if done % 1 else ""
         return f"looking for what would help: {count}{share} so far"
 
     return seldom(trying), seldom(helping)

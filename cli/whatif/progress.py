@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import ParamSpec
 
 from ..running.problems import say
-from ..screen.cells import counted
+from ..screen.cells import counted, unfinished_percent
 from ..screen.terminal import can_animate
 
 LARGE_GRID = 100  # cells: more are announced
@@ -49,7 +49,9 @@ def progress_of(total: int, num_jobs: int, *, quiet: bool) -> Iterator[OnDone]:
         say(f"{counted(total, 'cell')}, {num_jobs} at a time\n")
     if not can_animate(2, os.environ):
         cells = counted(total, "cell")
-        yield seldom(lambda done: f"{int(done):,} of {cells}, {done / total:.0%} of the work")
+        yield seldom(
+            lambda done: f"{int(done):,} of {cells}, {unfinished_percent(done / total)} of the work"
+        )
         return
     from rich import progress  # noqa: PLC0415 - only on a terminal
     from rich.console import Console  # noqa: PLC0415 - as above

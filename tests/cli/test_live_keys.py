@@ -229,7 +229,7 @@ def test_what_is_typed_can_be_mended_or_left():
 
 def test_what_is_pasted_goes_into_the_field_and_does_nothing_elsewhere(monkeypatch):
     run = played()
-    monkeypatch.setattr("cli.screen.live.controls.pthread_kill", lambda *_: pytest.fail("ended"))
+    monkeypatch.setattr("cli.screen.live.controls.stop_by_key", lambda: pytest.fail("ended"))
     press(run, Pasted("x"))
     before = run.screen.lines()[4:]  # above are times
     for text in (" ", "q", "/", "?", "n", ".+", "down"):

@@ -67,8 +67,8 @@ def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monk
     options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])
     assert plan_requests(options) == 0
     told = capsys.readouterr().err.splitlines()
-    assert told[:2] == [PACED, "trying batch 1, 100% done, 0 values tried before"]
-    assert "trying batch 3, 100% done, 3 values tried before" in told
+    assert told[:2] == [PACED, "tried 0 values and 99% of batch 1"]
+    assert "tried 3 values and 99% of batch 3" in told
     assert "looking for what would help: 1 simulation so far" in told
 
 
@@ -83,10 +83,8 @@ def test_it_tells_how_far_a_long_simulation_is(tmp_path, monkeypatch, capsys):
     (tmp_path / "r").write_bytes(EIGHT)
     assert plan_requests(PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])) == 0
     told = capsys.readouterr().err.splitlines()
-    assert told[1:3] == [
-        f"trying batch 1, {share}% done, 0 values tried before" for share in (25, 100)
-    ]
-    assert "looking for what would help: 1 simulation and 25% of what goes on so far" in told
+    assert told[1:3] == [f"tried 0 values and {share}% of batch 1" for share in (25, 99)]
+    assert "looking for what would help: 1 simulation and 25% of the next so far" in told
 
 
 @pytest.mark.parametrize("command", ["plan", "compare", "run"])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from batcher.timeline.records import label_of
 
-from ..cells import counted, number, whole_percent
+from ..cells import UNFINISHED, counted, number, whole_percent
 from ..timed_lines import BLOCKED_CAUSES
 from ..view import GaugeReading, RunPlan
 from .state import RunState
@@ -56,15 +56,20 @@ class RunProgress(NamedTuple):
 def progress(
     run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment
 ) -> RunProgress | None:
-    """Return how far the run is by tokens, those to come estimated; None if nobody can know."""
+    """Return how far the run is by tokens, those to come estimated; None if nobody can know.
+
+    The share never falls, however wrong the estimate was.  Only a run that is over is at 1, with
+    nothing left.
+    """
     if plan.is_endless or plan.total is None or moment.step < 0:
         return None
-    left = run.num_tokens_left(moment.step, gauges.num_queued + gauges.num_coming)
-    everything = moment.num_tokens + left
-    share = moment.num_tokens / everything if everything else 1.0
-    if left and not moment.speed:
-        return RunProgress(share, None)
-    return RunProgress(share, left / moment.speed if moment.speed else 0.0)
+    num_coming = gauges.num_queued + gauges.num_coming
+    if run.num_done >= plan.total and not run.num_running and not num_coming:
+        return RunProgress(1.0, 0.0)
+    left = run.num_tokens_left(moment.step, num_coming)
+    share = moment.num_tokens / max(moment.num_tokens + left, 1)
+    run.most_done = max(run.most_done, min(share, UNFINISHED))
+    return RunProgress(run.most_done, max(left / moment.speed, 1.0) if moment.speed else None)
 
 
 def counts(

@@ -44,6 +44,7 @@ class RunState:
 
     num_done: requests that came to an end, num_failed: outputs that failed.
     num_preempted: how often a sequence lost its slot, those that came along with it not counted.
+    most_done: the largest share of the run that was shown as done.
     restarts: the workers that were replaced.
     notes: the newest of what nobody should miss; whoever shows them takes them out.
     ends: the sequences that have ended, as far as they are kept.
@@ -66,6 +67,7 @@ class RunState:
             for slot in self._slots_of(worker, batch_size // num_workers)
         ]
         self.num_done = self.num_failed = self.num_preempted = 0
+        self.most_done = 0.0
         self.restarts: list[RestartEvent] = []
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self.ends: deque[RequestTimeline] = deque(maxlen=MAX_ENDS)

@@ -1,0 +1,111 @@
+"""Progress never falls, and is whole only when nothing runs any more."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from emulated_run import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from process import ROOT
+
+from batcher.models.checkpoints import load_transformer
+from batcher.transformer.settings import TransformerSettings
+from batcher.whatif import workers
+from cli.screen.live.facts import Moment, progress
+from cli.screen.view import GaugeReading, RunPlan
+from cli.whatif import plan
+from cli.whatif import progress as whatif_progress
+
+COUNTS = st.integers(0, 1000)
+SEEN = st.tuples(COUNTS, st.floats(0, 1e6), COUNTS, COUNTS, COUNTS, st.none() | st.floats(0, 1e9))
+RUNS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, max_size=12)
+
+
+@pytest.fixture
+def said(monkeypatch):
+    lines = []
+    monkeypatch.setattr(whatif_progress, "LINE_INTERVAL", 0.0)
+    monkeypatch.setattr(whatif_progress, "say", lines.append)
+    return lines
+
+
+@given(st.lists(SEEN, min_size=1))
+def test_no_observation_makes_progress_fall_or_end_a_run_that_goes_on(observed):
+    of_run = RunPlan("r", "fcfs", 8, 50, is_timed=False)
+    run, shares = SimpleNamespace(most_done=0.0, num_running=0), []
+    for step, (tokens, left, queued, coming, done, speed) in enumerate(observed):
+        run.num_tokens_left, run.num_done = lambda *_, left=left: left, min(done, 49)
+        gauges = GaugeReading(0.0, 0, None, None, queued, coming)
+        found = progress(run, of_run, gauges, Moment(step, tokens, 1.0, speed, 1.0))
+        assert found.eta is None or found.eta >= 1
+        shares.append(int(found.share * 100))
+    assert shares == sorted(shares)
+    assert shares[-1] < 100
+    run.num_done = 50
+    gauges = GaugeReading(0.0, 8, None, None)
+    assert progress(run, of_run, gauges, Moment(9, 1, 1.0, 1.0, 1.0)) == (1.0, 0.0)
+
+
+@settings(max_examples=25)
+@given(RUNS, st.integers(1, 4))
+def test_a_run_that_ends_sooner_than_it_may_is_shown_as_it_goes_on(lengths, batch_size):
+    requests = [(f"r{n}", length, length + more) for n, (length, more) in enumerate(lengths)]
+    run, texts = Run(requests, batch_size, every_step=True), []
+    while not run.is_over:
+        run.step()
+        texts.append(run.screen.text())
+    found = [re.search(r" (\d+)%(?:  eta ([\d:]+))?", text.splitlines()[1]) for text in texts]
+    *shares, last = [int(match[1]) for match in found]
+    assert shares == sorted(shares)
+    assert all(share < 100 for share in shares)
+    assert "0:00" not in [match[2] for match in found[:-1]]
+    assert last == 100
+
+
+@given(st.lists(st.floats(0, 1)))
+def test_a_task_that_tells_less_than_before_does_not_go_back(shares):
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "PART_INTERVAL", 0.0)
+        on_part = workers._seldom(told.append)
+        for share in shares:
+            on_part(share)
+    assert len(told) == len(shares)
+    assert told == sorted(told)
+
+
+@pytest.mark.parametrize(
+    ("done", "line"),
+    [
+        (0.0, "0 of 200 cells, 0% of the work\n"),
+        (1.0, "1 of 200 cells, 0% of the work\n"),
+        (58.0, "58 of 200 cells, 29% of the work\n"),
+        (199.0, "199 of 200 cells, 99% of the work\n"),
+        (199.999, "199 of 200 cells, 99% of the work\n"),
+    ],
+)
+def test_a_comparison_is_not_whole_before_its_last_cell(said, done, line):
+    with whatif_progress.progress_of(200, 1, quiet=False) as on_done:
+        on_done(done)
+    assert said[1:] == [line]
+
+
+def test_no_checkpoint_is_whole_while_it_is_loaded():
+    told = []
+    model = str(ROOT / "samples/shakespeare/draft")
+    load_transformer(model, TransformerSettings(), lambda *done: told.append(done))
+    assert told == sorted(told)
+    assert all(number < total for number, total in told)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.996, 1.0])
+def test_no_simulation_of_a_plan_is_whole_while_the_plan_goes_on(said, share):
+    on_tried, on_relief = plan._progress("batch", quiet=False)
+    on_tried(1, 7, share)
+    on_relief(2 + share)
+    shown = f"{int(min(share, 0.99) * 100)}%"
+    assert said[0] == f"tried 1 value and {shown} of batch 7\n"
+    of_next = f" and {shown} of the next" if share % 1 else ""
+    count = 3 if share == 1.0 else 2
+    assert said[1] == f"looking for what would help: {count} simulations{of_next} so far\n"
