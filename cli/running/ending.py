@@ -2,34 +2,20 @@
 
 import re
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..commands.run import RunOptions
 from ..screen.cells import counted, printable_lines
-from .intake import InputError
 from .out_file import OutFile
 from .problems import InvalidInput, ProblemReport, say
 from .recorder import ResultWriter
-from .results_file import ResultsFile
-from .resume import Resumption
+from .resume import ResultsFile, Resumption
+
+if TYPE_CHECKING:
+    from .loop import Loop
+    from .workers.lines import InputLines
 
 _RESUME = re.compile(r"(?<= )--resume(?= |$)")
-
-
-class ReadInput(Protocol):
-    """What was read; see Loop for what each member means."""
-
-    @property
-    def num_read(self) -> int:
-        """How many lines."""
-
-    @property
-    def has_refused(self) -> bool:
-        """Whether a bad line has ended the reading."""
-
-    @property
-    def broken(self) -> InputError | None:
-        """Why the rest of a pipe cannot be read."""
 
 
 def settle_files(files: Mapping[str, OutFile], results: ResultsFile) -> None:
@@ -70,7 +56,7 @@ def tell_ending(
         say(printable_lines(f"{what_now}\n"))
 
 
-def refuse_rest(report: ProblemReport, read: ReadInput) -> None:
+def refuse_rest(report: ProblemReport, read: "Loop | InputLines") -> None:
     """Report what has ended the reading before the end of the input, if anything has.
 
     Raises:

@@ -11,16 +11,15 @@ from ..commands.run import RunOptions
 from ..screen.cells import counted, printable_lines
 from .intake import OpenInput, Waiting
 from .problems import say
-from .reading import Line, RequestReader
-from .results_file import ResultsFile
+from .reading import RequestReader
 
 if TYPE_CHECKING:
     from .earlier_results import EarlierResults
-    from .resume import Resumption
+    from .resume import ResultsFile, Resumption
 
 
 def conclude_finished(
-    file: ResultsFile,
+    file: "ResultsFile",
     resumption: "Resumption",
     requests: OpenInput,
     parser: RequestParser,
@@ -36,7 +35,10 @@ def conclude_finished(
         InputError: the input cannot be read.
         OutputError, WriteError: the record of the run cannot be written.
     """
-    if resumption.earlier is None or not resumption.has_finished or _is_told_more(options):
+    more = options.trace, options.summary_json, options.report, options.timeseries, options.otel
+    if options.is_exposed or options.stats or any(output is not None for output in more):
+        return None  # decoding again alone tells that
+    if resumption.earlier is None or not resumption.has_finished:
         return None
     with waiting():
         found = _count(resumption.earlier, requests, parser)
@@ -54,12 +56,6 @@ def conclude_finished(
     return 1 if num_failed else 0
 
 
-def _is_told_more(options: RunOptions) -> bool:
-    """Return whether more than results is asked for, which only decoding them again can tell."""
-    outputs = options.trace, options.summary_json, options.report, options.timeseries, options.otel
-    return options.is_exposed or options.stats or any(output is not None for output in outputs)
-
-
 def _count(
     earlier: "EarlierResults", requests: OpenInput, parser: RequestParser
 ) -> tuple[int, int] | None:
@@ -67,18 +63,13 @@ def _count(
     num_failed = 0
     reader = RequestReader(requests.lines(), parser)
     while (line := reader.read()) is not None:
-        has_failed = _has_failed(line, earlier, reader.lines.number)
-        if has_failed is None:
+        if isinstance(line, BadLine):
+            if not earlier.has_rejected(line.id, reader.lines.number):
+                return None
+            num_failed += 1
+            continue
+        results = earlier.results_of(line.request)
+        if len(results) < line.request.n:
             return None
-        num_failed += has_failed
+        num_failed += any(result.error is not None for result in results.values())
     return reader.num_read, num_failed
-
-
-def _has_failed(line: Line, earlier: "EarlierResults", number: int) -> bool | None:
-    """Return whether a line of the input has failed, None if it lacks a result."""
-    if isinstance(line, BadLine):
-        return earlier.has_rejected(line.id, number) or None
-    results = earlier.results_of(line.request)
-    if len(results) < line.request.n:
-        return None
-    return any(result.error is not None for result in results.values())

@@ -183,7 +183,7 @@ class OutFile:
         return self.whereabouts() == self.path
 
     def begin(self) -> None:
-        """Do nothing: what is written is where it belongs; see ResultsFile."""
+        """Do nothing: what is written is where it belongs; see StoredResults."""
 
     finish = save = begin
 

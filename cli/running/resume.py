@@ -5,9 +5,9 @@ finished.  It says what must be the same for two runs to give the same results, 
 results from being overwritten.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -25,16 +25,18 @@ from ..config import OF_ROWS
 from ..options import WALL
 from ..screen.cells import counted
 from .files import record_path, rest_path
-from .intake import OpenInput
+from .intake import OpenInput, Waiting
 from .out_file import OutFile
 from .output import ResumeError, Sink
-from .results_file import ResultsFile
 from .sums import SummedSink, sums_path
+from .urls import is_url
 
 if TYPE_CHECKING:
     from .earlier_results import EarlierResults
+    from .stored_results import StoredResults
     from .taking_over import Expected
 
+ResultsFile: TypeAlias = "OutFile | StoredResults"
 
 AGAIN = (
     "what is there is decoded again, but not written: with a policy, limits, drafts or a profile "
@@ -147,6 +149,23 @@ class Resumption:
             self._file.finish()
 
 
+def results_file(options: RunOptions, waiting: Waiting) -> ResultsFile:
+    """Return the file of results that `options` name, which is held while it is entered.
+
+    waiting: entered while a store is waited for.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    if options.output is None or not is_url(options.output):
+        return OutFile(options.output)
+    from .stored_results import StoredResults  # noqa: PLC0415 - few results go elsewhere
+
+    return StoredResults(
+        options.output, waiting, is_continued=options.resume, is_forced=options.force
+    )
+
+
 class Leftover(NamedTuple):
     """What is there where the results of a run go.
 
@@ -181,8 +200,13 @@ def find_leftover(options: RunOptions, requests: OpenInput, file: ResultsFile) -
     earlier = None if options.force else _read_record(output, file.name or output)
     if has_results and not options.resume:
         raise ResumeError(f"{file.name} {_why_not_replaced(earlier)}")
-    if earlier is None and not (has_results or options.force):
-        _check_beside_nothing(output)
+    sums = Path(sums_path(output))
+    is_new = earlier is None and not (has_results or options.force)
+    if is_new and sums.exists() and sums.stat().st_size:
+        raise ResumeError(
+            f"{sums} is there without the record of a run, and would be overwritten: remove it, "
+            "give another --output, or use --force"
+        )
     return Leftover(file, output, earlier, has_results)
 
 
@@ -219,18 +243,13 @@ def prepare(
     taken_over = None
     if has_results:
         _check_same_run(name, earlier, record)
-        record = _with_slots_of(record, earlier)
+        if earlier is not None and earlier.workers is not None and record.workers is not None:
+            # results may name slots of all
+            record = replace(record, workers=max(record.workers, earlier.workers))
         taken_over = _take_over(file, output, record, options, requests)
     has_finished = earlier is not None and earlier.finished and taken_over is not None
     is_whole = has_finished and not (options.repair or options.retry_failed)
     return Resumption(leftover, record, taken_over, has_finished=is_whole)
-
-
-def _with_slots_of(record: RunRecord, earlier: RunRecord | None) -> RunRecord:
-    """Return `record` with as many workers as either run has: results may name slots of all."""
-    if earlier is None or earlier.workers is None or record.workers is None:
-        return record
-    return replace(record, workers=max(record.workers, earlier.workers))
 
 
 def _take_over(
@@ -241,7 +260,10 @@ def _take_over(
     from .taking_over import Omission, take_over  # noqa: PLC0415 - as above
 
     name = file.name or output
-    dropped = _with_unseen_samples(requests) if options.retry_failed else frozenset()
+    dropped: frozenset[str] = frozenset()
+    if options.retry_failed:  # samples without a result may have failed
+        found = (each.parsed.request for each in _expected(requests) if each.parsed is not None)
+        dropped = frozenset(r.id or "" for r in found if (r.best_of or r.n) > r.n)
     omission = Omission(options.repair, options.retry_failed, dropped)
     if options.repair or options.retry_failed:
         _write_record(output, record)  # from here on, results may be missing
@@ -257,20 +279,6 @@ def _take_over(
         expected=_expected(requests) if options.keep_order else None,
         omission=omission,
     )
-
-
-def _check_beside_nothing(output: str) -> None:
-    """Make sure that no checksums are there which no record is beside: nobody knows whose.
-
-    Raises:
-        ResumeError: there are some.
-    """
-    path = Path(sums_path(output))
-    if path.exists() and path.stat().st_size:
-        raise ResumeError(
-            f"{path} is there without the record of a run, and would be overwritten: remove it, "
-            "give another --output, or use --force"
-        )
 
 
 def _why_not_replaced(earlier: RunRecord | None) -> str:
@@ -310,14 +318,6 @@ def _expected(requests: OpenInput) -> "Iterator[Expected]":
     while (line := lines.read()) is not None:
         parsed = parser.parse(line, lines.number)
         yield Expected(lines.number, parsed if isinstance(parsed, ParsedLine) else None)
-
-
-def _with_unseen_samples(requests: OpenInput) -> frozenset[str]:
-    """Return the ids of the requests of whose samples some have no result, so may have failed."""
-    found = (each.parsed.request for each in _expected(requests) if each.parsed is not None)
-    return frozenset(
-        request.id or "" for request in found if (request.best_of or request.n) > request.n
-    )
 
 
 def _check_repeatable(options: RunOptions, requests: OpenInput) -> None:
@@ -361,17 +361,25 @@ def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> Non
     if earlier.model != now.model:
         reasons.append(f"the model was {earlier.model}, now it is {now.model}")
     else:
-        reasons += _model_differences(now.model, earlier.settings, now.settings)
-    if earlier.batch != now.batch:
-        reasons.append(f"--batch was {earlier.batch}, now it is {now.batch}")
-    reasons += _scheduling_differences(earlier, now)
-    if earlier.speculation != now.speculation:
-        reasons += _speculation_differences(earlier.speculation, now.speculation)
-    if earlier.keep_order != now.keep_order:
-        reasons.append(f"it was begun {'with' if earlier.keep_order else 'without'} --keep-order")
-    if earlier.chat != now.chat:
-        reasons.append(f"it was begun {'with' if earlier.chat else 'without'} --chat")
-    reasons += _differences(*(_as_options(record.defaults, OF_ROWS) for record in (earlier, now)))
+        are_options = is_checkpoint(now.model) or is_hf(now.model)
+        names = LOADING_SETTINGS if are_options else frozenset[str]()
+        reasons += _changes(earlier.settings, now.settings, names)
+    reasons += _changes(_scheduling(earlier), _scheduling(now), _scheduling(now))
+    profiles = [record.step_time.get("name", "1 second a step") for record in (earlier, now)]
+    if profiles[0] != profiles[1]:
+        reasons.append(f"--profile was {profiles[0]}, now it is {profiles[1]}")
+    else:
+        reasons += [f"--profile: {each}" for each in _changes(earlier.step_time, now.step_time)]
+    reasons += _changes(earlier.speculation, now.speculation, SPECULATION_SETTINGS)
+    flags = {
+        "--workers": (earlier.workers is not None, now.workers is not None),
+        "--keep-order": (earlier.keep_order, now.keep_order),
+        "--chat": (earlier.chat, now.chat),
+    }
+    for option, (was_given, is_given) in flags.items():
+        if was_given != is_given:
+            reasons.append(f"it was begun {'with' if was_given else 'without'} {option}")
+    reasons += _changes(earlier.defaults, now.defaults, OF_ROWS)
     if reasons:
         raise ResumeError(
             f"cannot resume {name}: {'; '.join(reasons)}. "
@@ -379,70 +387,26 @@ def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> Non
         )
 
 
-_SHOWN = {None: "not set", True: "on", False: "off"}  # as an option has them
+def _scheduling(record: RunRecord) -> dict[str, Any]:
+    settings = {"batch": record.batch, **msgspec.structs.asdict(record.scheduling)}
+    return settings | {"prefix_cache": PREFIX_CACHE_WORDS[settings["prefix_cache"]]}
 
 
-def _model_differences(model: str, earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return which settings of a model are not the same; those of a checkpoint are options."""
-    if not (is_checkpoint(model) or is_hf(model)):
-        return _differences(earlier, now)
-    return _differences(*(_as_options(settings, LOADING_SETTINGS) for settings in (earlier, now)))
-
-
-def _as_options(settings: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {
-        f"--{name.replace('_', '-')}" if name in names else name: _SHOWN[value]
-        if value is None or isinstance(value, bool)
-        else value
-        for name, value in settings.items()
-    }
-
-
-def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    return [
-        f"{name} was {earlier.get(name, 'not set')}, now it is {now.get(name, 'not set')}"
-        for name in sorted(earlier.keys() | now.keys())
-        if earlier.get(name, "not set") != now.get(name, "not set")
-    ]
-
-
-def _scheduling_differences(earlier: RunRecord, now: RunRecord) -> list[str]:
-    then_values, now_values = (
-        msgspec.structs.asdict(record.scheduling) for record in (earlier, now)
-    )
-    reasons = [
-        f"--{name.replace('_', '-')} was {_setting(name, then_values[name])}, "
-        f"now it is {_setting(name, value)}"
-        for name, value in now_values.items()
-        if value != then_values[name]
-    ]
-    if (earlier.workers is None) != (now.workers is None):
-        reasons.append(f"it was begun {'with' if now.workers is None else 'without'} --workers")
-    then_name, now_name = (
-        record.step_time.get("name", "1 second a step") for record in (earlier, now)
-    )
-    if then_name != now_name:
-        reasons.append(f"--profile was {then_name}, now it is {now_name}")
-    else:
-        differences = _differences(earlier.step_time, now.step_time)
-        reasons += [f"--profile: {difference}" for difference in differences]
+def _changes(
+    earlier: Mapping[str, Any], now: Mapping[str, Any], options: Container[str] = ()
+) -> list[str]:
+    """Return which values are not the same; the names that are options are shown as such."""
+    words = {None: "not set", True: "on", False: "off"}
+    reasons = []
+    for name in sorted(earlier.keys() | now.keys()):
+        then, value = (
+            words[found] if found is None or isinstance(found, bool) else found
+            for found in (earlier.get(name), now.get(name))
+        )
+        if then != value:
+            shown = f"--{name.replace('_', '-')}" if name in options else name
+            reasons.append(f"{shown} was {then}, now it is {value}")
     return reasons
-
-
-def _speculation_differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    return [
-        f"--{name.replace('_', '-')} was {then.get(name, 'not set')}, "
-        f"now it is {now.get(name, 'not set')}"
-        for name in SPECULATION_SETTINGS
-        if then.get(name) != now.get(name)
-    ]
-
-
-def _setting(name: str, value: Any) -> str:
-    """Return a setting as its option is given."""
-    if name == "prefix_cache":
-        return PREFIX_CACHE_WORDS[value]
-    return "not set" if value is None else str(value)
 
 
 def _read_record(output: str, name: str) -> RunRecord | None:

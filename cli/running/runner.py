@@ -39,8 +39,7 @@ from .out_file import OutFile
 from .output import NAMES_OF_STDOUT, OutputError, ResumeError
 from .problems import ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
-from .results_file import ResultsFile, results_file
-from .resume import Resumption, find_leftover, prepare
+from .resume import ResultsFile, Resumption, find_leftover, prepare, results_file
 from .signals import Interrupted, StepWatch, StopSignals
 from .sources import open_source
 from .stdout import stdout_descriptor

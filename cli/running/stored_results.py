@@ -32,7 +32,10 @@ LAST_SECONDS = 60.0  # for what is left of a run that was stopped
 
 
 class StoredResults:
-    """The results at a URL, while a run has them; see ResultsFile for what it does.
+    """The results at a URL, while a run has them, with the methods of OutFile.
+
+    path: where they are written on this machine, and the files beside them.
+    is_filled: there is something that would be lost.
 
     waiting: entered while the store is waited for.
     is_continued, is_forced: what is there is gone on with; it may be lost.
@@ -212,7 +215,7 @@ class StoredResults:
 
     @property
     def has_foreign_lines(self) -> bool:
-        """See ResultsFile: of parts that others wrote, none is read."""
+        """Return False: of parts that others wrote, none is read."""
         return False
 
     @property

@@ -19,8 +19,14 @@ from ..observing import opened_exposition, opened_spans
 from ..output import OutputError, ResumeError
 from ..problems import ProblemReport, say
 from ..recorder import ResultWriter, stdout_beside
-from ..results_file import ResultsFile, results_file
-from ..resume import Resumption, find_leftover, parser_for_any_model, prepare
+from ..resume import (
+    ResultsFile,
+    Resumption,
+    find_leftover,
+    parser_for_any_model,
+    prepare,
+    results_file,
+)
 from ..signals import Interrupted, StopSignals
 from .driver import Driver, FailedWorkerError
 from .lines import FileLines, InputLines, PipeLines
