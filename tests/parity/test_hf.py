@@ -139,7 +139,7 @@ def test_drafts_beams_and_scores_know_the_factors_of_each_token(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["longrope of phi 3", "bamba"])
 def test_factors_of_a_model_with_windows_or_row_by_row_may_not_switch(name, tmp_path):
-    rope = ROPES["longrope"][1]["rope_parameters"]
+    rope = ROPES["longrope"][1]["rope_parameters"] | {"partial_rotary_factor": 1.0}
     random_model(name, sliding_window=8, rope_parameters=rope).save_pretrained(tmp_path)
     with pytest.raises(BatchdecodeError, match=f"give --max-context {SWITCH}, up to which"):
         load_model(f"hf:{tmp_path}")
