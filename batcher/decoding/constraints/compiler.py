@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batcher.decoding.constraints.json_residuals import json_residuals_of
 from batcher.decoding.constraints.matchers import compile_source, with_large_stack
-from batcher.decoding.constraints.regex_residuals import regex_residuals_of
-from batcher.decoding.constraints.rows import GrammarRow, GrammarStates, Residuals
+from batcher.decoding.constraints.rows import GrammarRow, GrammarStates
 from batcher.decoding.constraints.source import (
     ConstraintSource,
     constraint_source,
@@ -189,8 +187,7 @@ class ConstraintCompiler:
         matcher = with_large_stack(partial(compile_source, tokenizer, found.source))
         if isinstance(matcher, GrammarError):
             return matcher
-        residuals = _residuals_of(found.source)
-        states = GrammarStates(matcher, self.vocabulary, tokenizer.eos_tokens, residuals)
+        states = GrammarStates(matcher, self.vocabulary, tokenizer.eos_tokens)
         if failure := states.start.failure:
             return GrammarError((source.kind,), f"no output can keep it: {failure}")
         return CompiledConstraint(source, states, found.unenforced)
@@ -223,13 +220,6 @@ def _not_enforced(source: ConstraintSource, keywords: tuple[str, ...]) -> Gramma
         ("json_schema", *path),
         f"{message}; --strict-constraints refuses what is only checked after",
     )
-
-
-def _residuals_of(source: ConstraintSource) -> Residuals | None:
-    """Return what tells which outputs may go on alike, if anything does."""
-    if source.kind == "regex":
-        return regex_residuals_of(source.text)
-    return json_residuals_of(json.loads(source.text)) if source.kind == "json_schema" else None
 
 
 class _Vocabulary:

@@ -1,14 +1,12 @@
 """What is asked of a row's constraint at every step, and the grammars' answer to it.
 
 A constraint follows the output token by token and says which tokens may come next.  What llguidance
-finds out about an output is kept as a GrammarState for all rows that begin with the same tokens,
-and where a regex or a schema is sure to go on alike after others, for those as well; so it is asked
-once for what several outputs have in common.  What a grammar forces is known as a whole, so that a
-row takes any number of tokens at once.
+finds out about an output is kept as a GrammarState for all rows that begin with the same tokens.
+What a grammar forces is known as a whole, so that a row takes any number of tokens at once.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -24,17 +22,6 @@ MAX_KEPT_BYTES = 1 << 21  # of the states of one grammar
 MAX_RUN = 256  # tokens of a run, since some grammars have no end
 STATE_BYTES = 512  # of a state, or of a mask beside its bits
 EDGE_BYTES = 128  # of what leads from one state to another
-
-
-class Residuals(Protocol):
-    """Tells what may follow the beginnings of outputs; where that is equal, they go on alike."""
-
-    @property
-    def start(self) -> Hashable:
-        """What an output may be."""
-
-    def after(self, residual: Any, text: bytes) -> Hashable | None:
-        """Return what may follow `text`, which `residual` allows; None if that is not told."""
 
 
 class Mask(Struct, frozen=True):
@@ -58,7 +45,6 @@ class GrammarState(Struct, eq=False):
     there is a choice, or is_cut.
     is_cut: whether there is no choice either, but a run has been cut here for being too long.
     next: token -> the state after it, of those that rows have come to, unless there is a run.
-    residual: what may follow, as far as that is told; states that have the same are one.
     """
 
     mask: Mask
@@ -67,7 +53,6 @@ class GrammarState(Struct, eq=False):
     end: "GrammarState | None" = None
     is_cut: bool = False
     next: dict[int, "GrammarState"] = {}
-    residual: Hashable | None = None
 
     def packed_mask(self) -> bytes:
         """Return the tokens allowed next, one bit each."""
@@ -87,7 +72,6 @@ class GrammarStates:
 
     start: that of an output that has not begun.
     vocabulary: of the tokens that the matcher knows.
-    residuals: what may follow outputs, if that is told.
     """
 
     def __init__(
@@ -95,42 +79,34 @@ class GrammarStates:
         matcher: "LLMatcher",
         vocabulary: VocabularyIndex,
         eos_token_ids: Sequence[int],
-        residuals: Residuals | None = None,
     ) -> None:
         """matcher: at the start of an output; only copies of it move."""
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._matcher, self._vocabulary, self._residuals = matcher, vocabulary, residuals
+        self._matcher, self._vocabulary = matcher, vocabulary
         self._begin()
 
     def _begin(self) -> None:
         """Know of no state but the first."""
         self._num_bytes = 0
         self._masks: dict[bytes, Mask] = {}  # those that states have
-        self._by_residual: dict[Hashable, GrammarState] = {}
-        residual = None if self._residuals is None else self._residuals.start
-        self.start, _ = self._state_of(self.new_matcher(), residual)
+        self.start, _ = self._state_of(self.new_matcher())
 
     def new_matcher(self) -> "LLMatcher":
         """Return a matcher at the start of an output."""
         return self._matcher.deep_copy()
 
     def after(
-        self, before: GrammarState, token: int, matcher_after: Callable[[], "LLMatcher"]
+        self, before: GrammarState, token: int, matcher: "LLMatcher"
     ) -> tuple[GrammarState, int]:
         """Return the state that `token`, which is allowed, leads to from `before`, and keep it.
 
-        matcher_after: returns the matcher of an output that ends with `token`, if it is needed.
-        Also returns how many forced tokens that has read since.
+        matcher: of an output that ends with `token`.  Also returns how many forced tokens it has
+        read since.
 
         If there is no room for another state, those of all outputs are forgotten but for those that
         rows are in.
         """
-        residual, after, num_read = before.residual, None, 0
-        if residual is not None:
-            residual = self._residual_after(residual, (token,))
-            after = self._by_residual.get(residual)
-        if after is None:
-            after, num_read = self._state_of(matcher_after(), residual)
+        after, num_read = self._state_of(matcher)
         before.next[token] = after
         self._num_bytes += EDGE_BYTES
         if self._num_bytes > MAX_KEPT_BYTES:
@@ -139,13 +115,11 @@ class GrammarStates:
 
     def grow(self, cut: GrammarState, matcher: "LLMatcher") -> int:
         """Let `cut`, in which `matcher` is, have the run that was cut there; return its length."""
-        after, num_read = self._state_of(matcher, None)
+        after, num_read = self._state_of(matcher)
         cut.run, cut.end, cut.is_cut = after.run, after.end, False
         return num_read
 
-    def _state_of(
-        self, matcher: "LLMatcher", residual: Hashable | None
-    ) -> tuple[GrammarState, int]:
+    def _state_of(self, matcher: "LLMatcher") -> tuple[GrammarState, int]:
         """Return the state that `matcher` is in, and how many forced tokens it has read since."""
         run: list[int] = []
         while True:
@@ -162,25 +136,8 @@ class GrammarStates:
             matcher.consume_token(token)
             run.append(token)
         self._num_bytes += STATE_BYTES + 8 * len(run)
-        if not run:
-            return self._shared(end, residual), 0
-        end = self._shared(end, self._residual_after(residual, run))
-        return self._shared(GrammarState(NO_MASK, run=tuple(run), end=end), residual), len(run)
-
-    def _shared(self, state: GrammarState, residual: Hashable | None) -> GrammarState:
-        """Return the state of all outputs that may go on like this, which may be `state`."""
-        if residual is None or state.is_cut or state.failure is not None:
-            return state
-        state.residual = residual
-        return self._by_residual.setdefault(residual, state)
-
-    def _residual_after(self, residual: Hashable | None, tokens: Iterable[int]) -> Hashable | None:
-        """Return what may follow `tokens`, which `residual` may go on with, if it is told."""
-        for token in tokens:
-            if residual is None or self._residuals is None:
-                return None
-            residual = self._residuals.after(residual, self._vocabulary.bytes_of(token))
-        return residual
+        state = GrammarState(NO_MASK, run=tuple(run), end=end) if run else end
+        return state, len(run)
 
     def _read_forced(self, matcher: "LLMatcher", text: bytes, run: list[int]) -> None:
         """Let `matcher` read, and add to `run`, what bytes alone show to be forced: `text`.
@@ -296,7 +253,7 @@ class GrammarRow:
             self.advance_forced(1)
         else:
             self._behind.append(token)
-            self._state, self._ahead = self._states.after(state, token, self._caught_up)
+            self._state, self._ahead = self._states.after(state, token, self._caught_up())
 
     def advance_forced(self, num_tokens: int) -> None:
         """Follow the output by the first `num_tokens` of its `forced_tokens`."""
