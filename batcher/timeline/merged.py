@@ -67,6 +67,9 @@ class WorkersTimeline(Timeline):
         for drafts in timeline.drafts:
             slot = first + drafts.slot
             self.drafts.add((drafts.step, slot), replace(drafts, slot=slot))
+        self.num_requests += timeline.num_requests
+        self.num_outputs += timeline.num_outputs
+        self.failures += timeline.failures
         self.restarts += [replace(restart, worker=worker) for restart in timeline.restarts]
 
     def _take_figures(self) -> None:

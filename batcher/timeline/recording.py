@@ -31,6 +31,7 @@ from batcher.events import (
     PreemptEvent,
     PrefillEvent,
     ReceiveEvent,
+    RejectEvent,
     RestartEvent,
     RetryEvent,
     RollbackEvent,
@@ -173,8 +174,9 @@ class TimelineRecords:
     spans: by (start, slot).  waits: by start, and those that start together as they joined the
     queue.  wait_ends: ascending.  blocked: by start, and no two at once.  figures: of the steps.
     drafts: by (step, slot), of the steps that verified some.  restarts: of the worker that made the
-    steps, where it was replaced; as they came.  failures: how many sequences that
-    waited on their own account came to which bad end.
+    steps, where it was replaced; as they came.  num_requests, num_outputs: as in RunSummary, of
+    those that are told of.  failures: how many sequences that waited on their own account came to
+    which bad end.
     """
 
     def __init__(self, fold: RequestFold | None = None) -> None:
@@ -186,6 +188,7 @@ class TimelineRecords:
         self.blocked = SortedRecords[BlockedSpan](BlockedSpan)
         self.drafts = SortedRecords[StepDrafts](StepDrafts)
         self.figures = StepFigures()
+        self.num_requests = self.num_outputs = 0
         self.failures = Counter[EndReason]()
         self.restarts: list[RestartEvent] = []
         self._run: RunEvent | None = None
@@ -219,6 +222,7 @@ class TimelineRecords:
         if type(event) is ArriveEvent:  # no `match`: it takes longer, three times a request
             found: RequestTimeline | None = fold.arrive(event)
             self._num_alive[event.id] += 1
+            self.num_requests += not event.index
         elif type(event) is AdmitEvent:
             self._note_step(event)
             found = fold.admit(event)
@@ -251,6 +255,7 @@ class TimelineRecords:
                 self._add_span(found.slot_span(found.admission, end, None))
             else:
                 self._add_wait(found, found.waits_from, end)
+            self.num_outputs += not is_follower(found)
         self._settle(list(self._finished))
         if self._fold.blocked is not None:
             self._unblock(self._fold.blocked, None)
@@ -260,6 +265,9 @@ class TimelineRecords:
     def add_sequence(self, found: RequestTimeline, *, is_dropped: bool) -> None:
         """Record the spans and waits of a sequence that was folded elsewhere, up to `num_steps`."""
         finish = found.finish
+        is_first = not is_follower(found)
+        self.num_requests += is_first and not found.index
+        self.num_outputs += not is_dropped and (is_first if finish is None else _has_result(finish))
         for admission in found.admissions:
             end = self.num_steps
             outcome: SpanOutcome | None = None
@@ -274,7 +282,7 @@ class TimelineRecords:
         if found.admission is None:
             end = self.num_steps if finish is None else finish.step
             self._add_wait(found, found.waits_from, end)
-        if finish is not None and finish.reason in FAILURES and not is_follower(found):
+        if finish is not None and finish.reason in FAILURES and is_first:
             self.failures[finish.reason] += 1
 
     def _add_rare(self, event: Event) -> RequestTimeline | None:
@@ -286,24 +294,30 @@ class TimelineRecords:
         found = self._fold.take(event)
         match event:
             case PreemptEvent():
-                _check_step(event.step)
-                self.figures.note_start(event.step, event.time)
-                self.go_on_to(event.step)
-                if found is not None:
-                    self._add_span(found.slot_span(found.admissions[-1], event.step, "preempted"))
+                self._preempt(found, event)
             case StepsEvent():
                 self.figures.add(event)
             case DraftEvent():
                 self._draft(found)
             case DropEvent():
                 self._drop(event)
+            case RejectEvent():
+                self.num_requests += 1
+                self.num_outputs += 1
+                self.failures["error"] += 1
             case RunEvent():
                 self._begin(event)
             case EndEvent():
                 self._end(event)
-            case _:
-                pass
         return found
+
+    def _preempt(self, found: RequestTimeline | None, event: PreemptEvent) -> None:
+        """Record the span that is over."""
+        _check_step(event.step)
+        self.figures.note_start(event.step, event.time)
+        self.go_on_to(event.step)
+        if found is not None:
+            self._add_span(found.slot_span(found.admissions[-1], event.step, "preempted"))
 
     def _begin(self, event: RunEvent) -> None:
         """Take in what run it is."""
@@ -333,6 +347,7 @@ class TimelineRecords:
         self._add_wait(found, found.waits_from, event.step)
         if found.first_event is event and not is_follower(found):
             self._num_alive[event.id] += 1  # events that begin in the middle
+            self.num_requests += not event.index
 
     def _finish(self, found: RequestTimeline, event: FinishEvent) -> None:
         """Record the last span of a sequence, of a sample when it is known not to be dropped."""
@@ -345,8 +360,11 @@ class TimelineRecords:
             self._finished[event.id][event.index] = _Finished(event.reason, span)
         else:
             self._add_span(span)
+        self.num_outputs += _has_result(event)
         if is_follower(found):
             return
+        if not found.index:  # what is lost comes again
+            self.num_requests += (found.first_event is event) - (event.reason == "lost")
         if event.reason in FAILURES:
             self.failures[event.reason] += 1
         self._num_alive[event.id] -= 1
@@ -360,6 +378,7 @@ class TimelineRecords:
         finished = self._finished.get(event.id, {}).pop(event.index, None)
         if finished is None:
             raise InvariantError(f"{label!r} is dropped in step {event.step}, and has not finished")
+        self.num_outputs -= 1
         reason, span = finished
         if event.reason != reason:
             raise InvariantError(
@@ -432,6 +451,11 @@ class TimelineRecords:
             start, reason = blocked.step, blocked.reason
             span = BlockedSpan(blocked.id, blocked.index, start, end, reason, blocked.blocks)
             self.blocked.add((start,), span)
+
+
+def _has_result(event: FinishEvent) -> bool:
+    """Return whether what has ended is an output, if it is not dropped."""
+    return event.role != "negative" and event.reason not in {"unused", "lost"}
 
 
 def _check_step(step: int) -> None:

@@ -129,7 +129,7 @@ class DiffOptions:
     b: str = argument("Another one.", "B", REQUIRED)
     top: int = option(
         OUTPUT,
-        "Of the samples that went another way, show the N that changed most.",
+        "Of the outputs that went another way, show the N that changed most.",
         "N",
         default=10,
         min=0,

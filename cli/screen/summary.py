@@ -131,7 +131,8 @@ def headline(summary: RunSummary, separator: str, more: Sequence[str], num_unrea
     }
     results = "  ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     if summary.outputs != summary.requests:
-        results += f"  for {counted(summary.requests, 'request')}"
+        outputs = counted(summary.outputs, "output")
+        results += f"  of {outputs} for {counted(summary.requests, 'request')}"
     if unread:
         results += f"  {unread}"
     num_workers = len(summary.workers or ())

@@ -90,7 +90,7 @@ def _rates(summary: RunSummary, unit: Unit) -> list[str]:
     if summary.throughput is not None:
         rates, per = summary.throughput, PER[unit]
         parts.append(
-            f"throughput {number(rates.requests)} requests/{per}, "
+            f"throughput {number(rates.requests)} outputs/{per}, "
             f"{number(rates.output_tokens)} output tokens/{per}"
         )
     if summary.wall is not None:
@@ -103,7 +103,7 @@ def _rates(summary: RunSummary, unit: Unit) -> list[str]:
 
 def _goodput(goodput: Goodput) -> list[str]:
     limits = ", ".join(f"{name} {duration(limit)}" for name, limit in goodput.limits.items())
-    whom = "requests" if limits else f"{counted(goodput.requests, 'request')} with a deadline"
+    whom = "outputs" if limits else f"{counted(goodput.requests, 'output')} with a deadline"
     share = percent(goodput.good, goodput.requests)
     rate = f"goodput {share} of {whom} ({number(goodput.per_second)}/s)"
     parts = fill([rate, f"within {limits}"] if limits else [rate], " ", WIDTH - 2)

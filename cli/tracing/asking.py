@@ -109,10 +109,10 @@ def _keep_longest(workers: Sequence[KeptRequests], name: str) -> str:
     if not found:
         raise BatchdecodeError(f"{name} has no request")
     _, longest = max(found, key=itemgetter(0))
-    num_samples = sum(len(kept.all) for kept in workers)
+    num_outputs = sum(len(kept.all) for kept in workers)
     for kept in workers:
         kept.only(longest.id)
-    return f"longest of {counted(num_samples, 'sample')}: {longest.label}"
+    return f"longest of {counted(num_outputs, 'output')}: {longest.label}"
 
 
 def _unknown(options: WhyOptions, known: Collection[str], name: str) -> str:

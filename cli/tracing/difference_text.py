@@ -33,7 +33,7 @@ _LEAST_WANTED = {"ended": 8, "preempted": 6, "wait": 4}  # columns of changes: w
 _TOTALS = {
     "steps": "steps",
     "time": "time, {unit}",
-    "ended": "samples ended",
+    "ended": "outputs ended",
     "tokens": "tokens generated",
     **{
         f"{name}.{figure}": f"{figure} {name.upper()}, {{unit}}"
@@ -78,11 +78,11 @@ def _workloads(comparison: RunComparison) -> Iterator[str]:
     """Yield how the workloads differ."""
     for letter, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
         if labels:
-            yield f"only in {letter}: {names(labels)} ({counted(len(labels), 'sample')})"
+            yield f"only in {letter}: {names(labels)} ({counted(len(labels), 'output')})"
     altered = comparison.altered
     if altered:
         what = "came at another time or asked for something else"
-        yield f"not the same: {names(altered)} {what} ({counted(len(altered), 'sample')})"
+        yield f"not the same: {names(altered)} {what} ({counted(len(altered), 'output')})"
 
 
 def _is_broken(comparison: RunComparison) -> bool:
@@ -104,13 +104,13 @@ def _agreement(comparison: RunComparison, agreement: Agreement) -> Iterator[str]
         if not is_whole:
             yield f"{letter} breaks off: what has no end in both is not compared"
     yield "schedules: not compared, since each worker has steps and a clock of its own"
-    samples, differing = counted(comparison.num_compared, "sample"), agreement.differing
+    outputs, differing = counted(comparison.num_compared, "output"), agreement.differing
     if differing:
-        yield f"results: {len(differing):,} of {samples} ended otherwise: {names(differing)}"
+        yield f"results: {len(differing):,} of {outputs} ended otherwise: {names(differing)}"
     elif comparison.is_equal:
-        yield f"results: equal, {samples} ended for the same reason with as many tokens"
+        yield f"results: equal, {outputs} ended for the same reason with as many tokens"
     else:
-        yield f"results: equal in {samples} that are in both"
+        yield f"results: equal in {outputs} that are in both"
 
 
 def _parting(parting: Parting, *, is_timed: bool) -> Iterator[str]:
@@ -201,7 +201,7 @@ def _doing(story: Story, step: int) -> str:
 
 
 def results_of(comparison: RunComparison, max_rows: int, width: int | None = None) -> Iterator[str]:
-    """Yield what came of it in tables, with at most `max_rows` samples that changed.
+    """Yield what came of it in tables, with at most `max_rows` outputs that changed.
 
     width: how many cells a line may have, None for any number; columns that have no room are left
     out.
@@ -210,7 +210,7 @@ def results_of(comparison: RunComparison, max_rows: int, width: int | None = Non
     if changes:
         shown = changes[:max_rows]
         which = "" if len(shown) == len(changes) else f"; the {len(shown)} that changed most"
-        yield f"{len(changes):,} of {counted(num_compared, 'sample')} went another way{which}:"
+        yield f"{len(changes):,} of {counted(num_compared, 'output')} went another way{which}:"
         yield from _fitting(list(_change_rows(shown)), width)
     yield "totals:"
     unit = "seconds" if comparison.is_timed else "steps"

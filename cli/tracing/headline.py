@@ -3,7 +3,6 @@
 from collections.abc import Collection
 
 from batcher.timeline import Timeline
-from batcher.timeline.records import is_follower
 
 from ..screen.cells import counted, listed, whole_percent
 
@@ -15,13 +14,10 @@ def headline(timeline: Timeline, slots: Collection[int] = ()) -> list[str]:
 
     slots: those that are shown, all if there are none.
     """
-    num_busy = num_requests = num_sequences = num_preemptions = num_drafted = num_accepted = 0
+    num_busy = num_preemptions = num_drafted = num_accepted = 0
     num_workers, running = timeline.run.workers, set()
     for span in timeline.spans:
         num_busy += span.end - span.start
-        num_new = (not span.resumed) - (span.outcome == "lost")  # which comes again
-        num_sequences += num_new
-        num_requests += 0 if span.index or is_follower(span) else num_new
         num_preemptions += span.preemption is not None
         num_drafted += span.drafted
         num_accepted += span.accepted
@@ -32,10 +28,10 @@ def headline(timeline: Timeline, slots: Collection[int] = ()) -> list[str]:
         *([counted(num_workers, "worker")] if num_workers > 1 else []),
         counted(timeline.num_slots, "slot") + _shown(slots, timeline),
         f"{percent_of(num_busy, timeline.num_steps * timeline.num_slots)} busy",
-        counted(num_requests, "request"),
+        counted(timeline.num_requests, "request"),
     ]
-    if num_sequences > num_requests:
-        parts.append(counted(num_sequences, "sequence"))
+    if timeline.num_outputs != timeline.num_requests:
+        parts.append(counted(timeline.num_outputs, "output"))
     failures = timeline.failures
     if failures["error"]:
         parts.append(f"{failures['error']:,} failed")

@@ -85,7 +85,7 @@ COLUMNS = {
     column.name: column
     for column in (
         Column("throughput", "", "tokens/s", lambda outcome: outcome.tokens_per_s, number),
-        Column("requests", "", "req/s", lambda outcome: outcome.requests_per_s, number),
+        Column("requests", "", "outputs/s", lambda outcome: outcome.requests_per_s, number),
         *(
             _latency(metric, percent)
             for metric in ("queue", "ttft", "tpot", "e2e")

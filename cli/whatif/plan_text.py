@@ -47,7 +47,7 @@ def headline(plan: Plan) -> str:
     """Return what was found, which is known before it is what would help."""
     best_value = named(plan.searched, plan.value)
     reached = good_percent(good_share(plan.outcome))
-    requests = 0 if plan.outcome.goodput is None else plan.outcome.goodput.requests
+    num_outputs = 0 if plan.outcome.goodput is None else plan.outcome.goodput.requests
     asked = f"{plan.asked * 100:g}%" + " of each class" * bool(plan.outcome.classes)
     if plan.is_met:
         best = "largest" if plan.searched == "rate" else "smallest"
@@ -55,7 +55,7 @@ def headline(plan: Plan) -> str:
         return f"{best_value} is the {best} that meets the SLO: {of_all}"
     low, high = sorted((plan.trials[0].value, plan.trials[-1].value))
     tried = f"no {_name(plan)} from {_short(plan, low)} to {_short(plan, high)}"
-    of_all = f"for {asked} of {counted(requests, 'request')}"
+    of_all = f"for {asked} of {counted(num_outputs, 'output')}"
     return f"{tried} meets the SLO {of_all}; the nearest is {best_value}, with {reached}"
 
 
@@ -68,7 +68,7 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     if plan.outcome.backlog is not None:
         yield "load", backlog_text(plan.outcome.backlog)
     if plan.outcome.failed:
-        yield "failed", [f"{counted(plan.outcome.failed, 'request')} can never run: too few blocks"]
+        yield "failed", [f"{counted(plan.outcome.failed, 'output')} can never run: too few blocks"]
     yield from _changes(plan)
     if plan.is_met:
         yield "next", _next(plan)
@@ -111,7 +111,7 @@ def _group(use: GroupUse) -> list[str]:
     parts = [f"{name} busy {whole_percent(use.busy)}", f"slots {whole_percent(use.slots_used)}"]
     if use.kv_used is not None:
         parts.append(f"KV {whole_percent(use.kv_used)}")
-    return [*parts, f"{counted(use.served, 'request')}"]
+    return [*parts, f"{counted(use.served, 'output')}"]
 
 
 def _headrooms(plan: Plan) -> Iterator[tuple[str, list[str]]]:
@@ -157,7 +157,7 @@ def _reached(outcome: Outcome) -> list[str]:
 
 def _share_of(name: str, goodput: Goodput) -> str:
     """Return which share of a class meets its SLO; without a name it is all requests."""
-    whom = counted(goodput.requests, "request") + f" of {name}" * bool(name)
+    whom = counted(goodput.requests, "output") + f" of {name}" * bool(name)
     if name == OTHERS:
         whom = f"{goodput.requests:,} {OTHERS}"
     return f"{good_percent(goodput.share)} of {whom}"

@@ -64,6 +64,10 @@ def read_workload(options: CompareOptions | PlanOptions) -> AnyWorkload:
         requests = read_requests(source, capabilities, options.color, what_now)
         if not requests:
             raise BatchdecodeError(f"{source.name} has no requests")
+    num_empty = sum(request.max_tokens == 0 for request in requests)
+    if num_empty and not options.quiet:
+        of_all = f"{counted(num_empty, 'request')} of {len(requests):,}"
+        say(f"{of_all} may generate no token: without times, they are not counted below\n")
     num_decoded = num_unknown(requests)
     if not num_decoded:
         return workload_of(requests, model)

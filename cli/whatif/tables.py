@@ -236,7 +236,7 @@ def _notes(cell: GridCell) -> Iterator[str]:
         yield memory_of(cell.deployment, cell.draft_memory)
     if outcome is not None and outcome.failed:
         total = outcome.served + outcome.failed
-        failed = f"failed: {outcome.failed:,} of {counted(total, 'request')} can never run, they "
+        failed = f"failed: {outcome.failed:,} of {counted(total, 'output')} can never run, they "
         if cell.deployment.fleet is not None:
             yield f"{failed}do not fit into the blocks where they were sent"
             return

@@ -301,7 +301,7 @@ def test_samples_partners_and_beams_have_their_labels_and_forks_their_parents():
     title, legend, *_, slot_0, slot_1, slot_2, slot_3, slot_4, slot_5, _ = render_gantt(
         units_timeline(), width=100
     )
-    assert title == "14 steps · 6 slots · 62% busy · 3 requests · 10 sequences"
+    assert title == "14 steps · 6 slots · 62% busy · 3 requests · 6 outputs"
     assert legend.strip() == (
         "┃ admitted  #n sample or beam n  ╭n goes on as beam n  ~ negative prompt"
     )
@@ -561,7 +561,7 @@ def test_the_title_says_how_many_failed_whether_they_had_slots_or_not():
         for name, reason in ends.items()
     ]
     title, *_ = render_gantt(Timeline.from_events([run, *arrivals, *admitted, *ended]))
-    assert title == "1 step · 2 slots · 100% busy · 2 requests · 2 failed · 1 aborted"
+    assert title == "1 step · 2 slots · 100% busy · 4 requests · 2 failed · 1 aborted"
 
 
 def test_a_long_prefill_and_a_preemption_have_marks():

@@ -146,11 +146,11 @@ def test_memory_engine_time_and_policy_are_shown_where_they_are_modelled():
 
 
 def test_the_share_that_is_done_is_one_of_tokens():
-    run = Run([("a", 50, 100), ("b", 50, 100)], batch_size=1).steps(51)
+    run = Run([("a", 100, 100), ("b", 50, 80)], batch_size=1).steps(121)
     progress = run.screen.lines()[2]
     assert "% " in progress
     share = int(re.search(r"(\d+)%", progress).group(1))
-    assert share == int(100 * 51 / (51 + 99 * 150 / 200))  # as the other may use all of its own
+    assert share == int(100 * 121 / (121 + 59))  # as the other may use all of its own
     assert progress.count("█") == pytest.approx(
         share / 100 * len(re.match("[█-▏·]+", progress)[0]), abs=1
     )

@@ -26,7 +26,7 @@ def test_the_smallest_batch_with_what_binds_and_the_headroom():
     done = plan("--slo", "e2e=25")
     assert done.returncode == 0
     assert done.stdout.decode().splitlines() == [
-        "batch 4 is the smallest that meets the SLO: 100% of 8 requests do, 99% is asked",
+        "batch 4 is the smallest that meets the SLO: 100% of 8 outputs do, 99% is asked",
         "  e2e        p99 20 s of 25 s, headroom 20%",
         "  next       batch 3 reaches 75%, 2 miss e2e",
         "  binding    slots",
@@ -40,7 +40,7 @@ def test_an_slo_nobody_can_meet_shows_the_nearest_and_fails():
     done = plan("--slo", "e2e=8")
     assert done.returncode == 1
     assert done.stdout.decode().splitlines()[:3] == [
-        "no batch from 1 to 8 meets the SLO for 99% of 8 requests; the nearest is batch 8, with 0%",
+        "no batch from 1 to 8 meets the SLO for 99% of 8 outputs; the nearest is batch 8, with 0%",
         "  e2e        p99 10 s of 8 s, 1.25 times too long",
         "  binding    compute: no change of a limit helps",
     ]
@@ -53,7 +53,7 @@ def test_the_largest_rate():
     ]
     done = plan("--slo", "queue=1", "--search", "rate", "--batch", "1", stdin=lines_of(*rows))
     text = done.stdout.decode()
-    assert text.startswith("rate 2x is the largest that meets the SLO: 100% of 20 requests do")
+    assert text.startswith("rate 2x is the largest that meets the SLO: 100% of 20 outputs do")
     assert "rate       0.1 requests/s, 0.05 at 1x" in text
     assert re.search(
         r"\n  binding    slots\n  helps      rate \S+x \(\+\d+%\) with batch \d\n", text
@@ -112,7 +112,7 @@ def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkey
         plan_requests(PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"]))
     told = capfdbinary.readouterr()
     assert told.out.decode().splitlines() == [
-        "batch 4 is the smallest that meets the SLO: 100% of 8 requests do, 99% is asked",
+        "batch 4 is the smallest that meets the SLO: 100% of 8 outputs do, 99% is asked",
         "  e2e        p99 20 s of 25 s, headroom 20%",
         "  next       batch 3 reaches 75%, 2 miss e2e",
         "  time       slots 50%, compute 50%",

@@ -30,7 +30,7 @@ def test_a_plan_tells_of_each_class_and_which_binds():
     done = batchdecode("plan", "-", *SLOS, stdin=ROWS)
     lines = done.stdout.decode().splitlines()
     assert lines[0] == (
-        "batch 2 is the smallest that meets the SLO: 100% of 6 others and 100% of 2 requests of "
+        "batch 2 is the smallest that meets the SLO: 100% of 6 others and 100% of 2 outputs of "
         "priority=1 do, 99% of each class is asked"
     )
     assert lines[1:3] == [

@@ -296,7 +296,7 @@ def unit_summary(units, batch=4, seed=None, compiled=0, cache_hits=0):
 def test_results_are_counted_and_then_their_requests():
     units = [*samples("a", 3, 2), *guided("b", 2), *beams("c", 3, 2, num_results=2)]
     lines = lines_of(unit_summary(units), RunFiles(results="out.jsonl"))
-    assert lines[0] == "✓ 5 ok  for 3 requests   4 steps · 4 slots · 94% busy · 2.1 s"
+    assert lines[0] == "✓ 5 ok  of 5 outputs for 3 requests   4 steps · 4 slots · 94% busy · 2.1 s"
     assert lines[-1] == "  out.jsonl (5)"
 
 

@@ -47,8 +47,8 @@ def test_seconds_take_the_place_of_steps_where_steps_are_not_alike():
         "  idle: 50.0% = 12.5% tail drain, 37.5% too few free",
         "  queue p50 0 p99 300 ms   ttft p50 0.2 p99 2 s   tpot 50 ms",
         "  itl p50 50 p99 50 ms   e2e p50 0.3 p99 2 s",
-        "  throughput 1 requests/s, 2 output tokens/s",
-        "  goodput 50.0% of requests (0.5/s) within ttft 0.5 s, tpot 50 ms",
+        "  throughput 1 outputs/s, 2 output tokens/s",
+        "  goodput 50.0% of outputs (0.5/s) within ttft 0.5 s, tpot 50 ms",
         "  missed: 1 ttft",
         "  computed 12 positions, no padding   right padding would add 40.0% to prefills",
     ]
@@ -67,7 +67,7 @@ def test_where_each_step_takes_a_second_and_nobody_gave_a_time_steps_are_told():
     assert text.splitlines()[2:5] == [
         "  queue p50 0 p99 0.3 steps   ttft p50 0.2 p99 2 steps   tpot 0.05 steps",
         "  itl p50 0.05 p99 0.05 steps   e2e p50 0.3 p99 2 steps",
-        "  throughput 1 requests/step, 2 output tokens/step",
+        "  throughput 1 outputs/step, 2 output tokens/step",
     ]
     assert [unit_of(summary_of(slo), is_timed=False) for slo in (None, "ttft=1")] == [
         "steps",
@@ -114,7 +114,7 @@ def test_deadlines_alone_are_named():
         limits={}, requests=3, good=1, share=0.333333, per_second=0.01, missed={"deadline": 2}
     )
     assert timed_lines(summary_of(None, goodput=goodput))[3] == (
-        "  goodput 33.3% of 3 requests with a deadline (0.01/s)   missed: 2 deadline"
+        "  goodput 33.3% of 3 outputs with a deadline (0.01/s)   missed: 2 deadline"
     )
 
 

@@ -123,7 +123,7 @@ def test_the_longest_needs_no_id(traces):
     why_c = batchdecode("trace", "why", "c", "tight.jsonl", cwd=traces)
     found = batchdecode("trace", "why", "--longest", "tight.jsonl", cwd=traces)
     assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout == b"longest of 3 samples: c\n" + why_c.stdout
+    assert found.stdout == b"longest of 3 outputs: c\n" + why_c.stdout
     trace = (traces / "tight.jsonl").read_bytes()
     as_json = batchdecode("trace", "why", "--longest", "--json", cwd=traces, stdin=trace)
     assert [story["id"] for story in json.loads(as_json.stdout)["stories"]] == ["c"]
@@ -242,7 +242,7 @@ def test_a_difference_says_where_why_and_how_much(traces):
         "what these do in step 7:",
         "  b in A waits because the step preempted: it admits nobody (step 7)",
         "  b in B holds slot 1 and generates (steps 1-8)",
-        "3 of 3 samples went another way; the 2 that changed most:",
+        "3 of 3 outputs went another way; the 2 that changed most:",
         "     latency A      B   B - A  wait A  B  preempted A  B  ended A       B",
     ]
     assert lines[12].split()[:8] == ["c", "8.500", "6.500", "-2.000", "13", "9", "0", "0"]

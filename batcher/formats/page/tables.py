@@ -144,6 +144,8 @@ def _facts(timeline: Timeline, name: str) -> dict[str, Any]:
         "name": name,
         "run": timeline.run,
         "num_steps": timeline.num_steps,
+        "num_requests": timeline.num_requests,
+        "num_outputs": timeline.num_outputs,
         "has_times": timeline.has_figures,
         "is_timed": bool(timeline.run.step_time),
         "aging": aging_of(timeline.run),

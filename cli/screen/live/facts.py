@@ -58,8 +58,8 @@ def progress(
 ) -> RunProgress | None:
     """Return how far the run is by tokens, those to come estimated; None if nobody can know.
 
-    The share never falls, however wrong the estimate was.  Only a run that is over is at 1, with
-    nothing left.
+    While a run goes on, the share never falls, however wrong the estimate was.  Only a run that is
+    over is at 1, with nothing left.
     """
     if plan.is_endless or plan.total is None or moment.step < 0:
         return None
@@ -67,9 +67,10 @@ def progress(
     if run.num_done >= plan.total and not run.num_running and not num_coming:
         return RunProgress(1.0, 0.0)
     left = run.num_tokens_left(moment.step, num_coming)
-    share = moment.num_tokens / max(moment.num_tokens + left, 1)
-    run.most_done = max(run.most_done, min(share, UNFINISHED))
-    return RunProgress(run.most_done, max(left / moment.speed, 1.0) if moment.speed else None)
+    share = min(moment.num_tokens / max(moment.num_tokens + left, 1), UNFINISHED)
+    if moment.seconds is not None:  # a player goes back
+        share = run.most_done = max(run.most_done, share)
+    return RunProgress(share, max(left / moment.speed, 1.0) if moment.speed else None)
 
 
 def counts(

@@ -420,8 +420,10 @@ function firstSeen(run, step) {
 /** Returns in short what run it is. */
 function headline(run) {
   const { batch, policy, model } = run.settings;
+  const { num_requests: requests, num_outputs: outputs } = run.facts;
   return [
-    plural(run.sequences.rows, "sequence"),
+    plural(requests, "request"),
+    ...(outputs === requests ? [] : [plural(outputs, "output")]),
     plural(run.numSteps, "step"),
     plural(batch, "slot"),
     ...run.facts.restarts.map(({ step, reason }) => `worker replaced before step ${counted(step)} (${reason})`),
