@@ -12,7 +12,7 @@ from msgspec.structs import fields
 
 import batcher
 from batcher.engine.sequence import Sequence, SequenceExtras
-from batcher.remote.sequence import RemoteSequence
+from batcher.remote.inputs import RemoteSequence
 from batcher.scheduling.sequence import Schedulable
 from batcher.simulation.sequence import SimulatedSequence
 
@@ -46,7 +46,7 @@ REMOTE = "context reply text num_told"
 WRITERS = {
     ("engine/inputs.py", "remote/inputs.py", "simulation/sequence.py"): INPUTS,
     ("scheduling/", "remote/engine.py"): SCHEDULER,
-    ("remote/attempts.py", "remote/sequence.py"): REMOTE,
+    ("remote/attempts.py",): REMOTE,
     ("engine/model_runner.py",): MODEL_RUNNER,
     ("simulation/",): SIMULATION,
 }

@@ -52,7 +52,6 @@ class Decoder:
         strict_constraints: bool = False,
     ) -> None:
         self._grammar_timeout, self._strict_constraints = grammar_timeout, strict_constraints
-        self._speculates = speculates
         self._model, self._num_slots, self._is_streaming = model, num_slots, is_streaming
         self._tokens = OutputTokens(num_slots)
         self._stops = StopMatcher(num_slots, model.vocab_size, model.tokenizer)

@@ -358,9 +358,9 @@ def _read_logprobs(logprobs: ChoiceLogprobs) -> list[PromptLogprob]:
     columns = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
     return [
         PromptLogprob(
-            _read_token(token),
+            read_token(token),
             logprob,
-            [TopLogprob(_read_token(other), value) for other, value in (top or {}).items()],
+            [TopLogprob(read_token(other), value) for other, value in (top or {}).items()],
         )
         for token, logprob, top in columns
     ]
@@ -411,9 +411,9 @@ def _results_of_chat(row: ChatResultRow) -> Iterable[Result]:
         if choice.logprobs is not None:
             fields["logprobs"] = [
                 TokenLogprob(
-                    _read_token(item.token),
+                    read_token(item.token),
                     item.logprob,
-                    [TopLogprob(_read_token(o.token), o.logprob) for o in item.top_logprobs],
+                    [TopLogprob(read_token(o.token), o.logprob) for o in item.top_logprobs],
                 )
                 for item in choice.logprobs.content
             ]
@@ -432,6 +432,7 @@ def _text_of(token: int | str) -> str:
     return token if isinstance(token, str) else f"{TOKEN_PREFIX}{token}"
 
 
-def _read_token(text: str) -> int | str:
+def read_token(text: str) -> int | str:
+    """Return a token by its id if `text` names one, else its text."""
     token = text.removeprefix(TOKEN_PREFIX)
     return int(token) if token != text and token.isdecimal() else text

@@ -11,14 +11,12 @@ from contextlib import AbstractContextManager, suppress
 from random import Random
 from typing import NamedTuple
 
-import tenacity
-
 from batcher.remote.client import Client
 from batcher.remote.failures import ServerFailure
+from batcher.remote.inputs import RemoteSequence
 from batcher.remote.protocol import Body
 from batcher.remote.rate import Rate
 from batcher.remote.reply import StreamEvent, reply_to
-from batcher.remote.sequence import RemoteSequence
 from batcher.remote.settings import ServerSettings
 
 MAX_BACKOFF = 60.0  # seconds
@@ -79,8 +77,6 @@ class Attempts:
         self._news = News()
         self._tasks: dict[RemoteSequence, asyncio.Task[None]] = {}
         self._returning: deque[asyncio.Future[None]] = deque()
-        longest = min(MAX_BACKOFF, settings.max_wait)
-        self._backoff = tenacity.wait_exponential(settings.backoff, max=longest)
 
     def send(self, row: RemoteSequence, body: Body) -> None:
         """Ask for a row; the rate has allowed it."""
@@ -140,58 +136,46 @@ class Attempts:
 
     async def _ask(self, row: RemoteSequence, body: Body) -> None:
         """Ask until there is an answer, or no attempt is left."""
-        failure, sent = None, self._now()
-
-        async def attempt() -> None:
-            nonlocal sent
-            sent, row.reply, row.text = self._now(), reply_to(row.request, body.fields), ""
-            client, reply = self._client, row.reply
-            try:
-                if await client.ask(body, lambda chunk: self._hear(row, chunk)):
-                    reply.end()
-            except ServerFailure as failure:
-                wait, longest = failure.retry_after or 0.0, self._settings.max_wait
-                if failure.is_worth_retry and wait > longest:
-                    failure.is_overlong = True
-                    failure.args = (f"{failure}; --max-wait {longest:g} is less than {wait:g} s",)
-                if not reply.is_over:
-                    raise client.without_key(failure) from None
-            finally:
-                self._rate.note_over()
-            lack = reply.find_lack(wants_logprobs=row.request.logprobs is not None)
-            if lack is not None:
-                raise client.without_key(lack)
-
-        def note_retry(state: tenacity.RetryCallState) -> None:
-            error = None if state.outcome is None else state.outcome.exception()
-            failed = error if isinstance(error, ServerFailure) else None
-            over = Attempt(row, failed, state.attempt_number, sent, state.upcoming_sleep)
-            self._news.retries.append(over)
+        settings = self._settings
+        backoff, longest = settings.backoff, min(MAX_BACKOFF, settings.max_wait)
+        for number in range(1, settings.max_attempts + 1):
+            sent = self._now()
+            failure = await self._attempt(row, body)
+            if failure is None or not failure.is_worth_retry or failure.is_overlong:
+                break
+            if number == settings.max_attempts or not row.reply.is_blank:
+                break
+            pause = failure.retry_after
+            if pause is None:
+                pause = min(backoff * 2 ** (number - 1), longest)
+            pause += _JITTER.uniform(0, backoff)
+            self._news.retries.append(Attempt(row, failure, number, sent, pause))
             self._wakeup.set()
-
-        retrying = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self._settings.max_attempts),
-            wait=self._pause,
-            retry=tenacity.retry_if_exception(
-                lambda error: (
-                    isinstance(error, ServerFailure)
-                    and error.is_worth_retry
-                    and not error.is_overlong
-                    and row.reply.is_blank
-                )
-            ),
-            before_sleep=note_retry,
-            sleep=self._return,
-            reraise=True,
-        )
-        try:
-            await retrying(attempt)
-        except ServerFailure as error:
-            failure = error
+            await self._return(pause)
         row.text += row.reply.flush()
-        num_attempts = retrying.statistics["attempt_number"]
-        self._news.ended.append(Attempt(row, failure, num_attempts, sent))
+        self._news.ended.append(Attempt(row, failure, number, sent))
         self._wakeup.set()
+
+    async def _attempt(self, row: RemoteSequence, body: Body) -> ServerFailure | None:
+        """Ask once; return why there is no answer, or not all of it."""
+        row.reply, row.text = reply_to(row.request, body.fields), ""
+        reply, client, failure = row.reply, self._client, None
+        try:
+            if await client.ask(body, lambda chunk: self._hear(row, chunk)):
+                reply.end()
+        except ServerFailure as error:
+            failure = None if reply.is_over else error
+        finally:
+            self._rate.note_over()
+        if failure is None:
+            failure = reply.find_lack(wants_logprobs=row.request.logprobs is not None)
+        if failure is None:
+            return None
+        wait, longest = failure.retry_after or 0.0, self._settings.max_wait
+        if failure.is_worth_retry and wait > longest:
+            failure.is_overlong = True
+            failure.args = (f"{failure}; --max-wait {longest:g} is less than {wait:g} s",)
+        return client.without_key(failure)
 
     def _hear(self, row: RemoteSequence, chunk: StreamEvent) -> None:
         """Note what a chunk brings."""
@@ -201,13 +185,6 @@ class Attempts:
             received = self._news.received
             received[row] = received.get(row, 0) + num_tokens
             self._wakeup.set()
-
-    def _pause(self, state: tenacity.RetryCallState) -> float:
-        """Return the seconds before the next attempt: as many as the server asks for, or more."""
-        error = None if state.outcome is None else state.outcome.exception()
-        asked = error.retry_after if isinstance(error, ServerFailure) else None
-        shortest = self._backoff(state) if asked is None else asked
-        return shortest + _JITTER.uniform(0, self._settings.backoff)
 
     async def _return(self, delay: float) -> None:
         """Come back after a pause, when the rate allows another attempt."""

@@ -83,7 +83,12 @@ class Client:
             ):
                 stream = response.stream = _BoundedStream(response)
                 if await stream.begins_as_other():
-                    take(self._read_whole(await stream.read()))
+                    answer = await stream.read()
+                    try:
+                        whole = read_chunk(answer.decode(errors="replace"), is_whole=True)
+                    except ServerFailure as failure:
+                        raise self._with_hint(failure) from None
+                    take(whole)
                     return True
                 response.headers["content-type"] = STREAM_TYPE  # whatever it was called
                 async for event in httpx_sse.EventSource(response).aiter_sse():
@@ -150,17 +155,6 @@ class Client:
             url = target
         message = f"{MAX_REDIRECTS} redirects, the last to {url}"
         raise ServerFailure("answer", message, is_worth_retry=False)
-
-    def _read_whole(self, answer: bytes) -> StreamEvent:
-        """Return the chunk that is all of an answer, which is not a stream of events.
-
-        Raises:
-            ServerFailure: it is not an answer.
-        """
-        try:
-            return read_chunk(answer.decode(errors="replace"), is_whole=True)
-        except ServerFailure as failure:
-            raise self._with_hint(failure) from None
 
     async def _refused(self, response: httpx.Response) -> ServerFailure:
         """Return what it means that the server has answered with another status than 200."""

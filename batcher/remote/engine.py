@@ -21,13 +21,12 @@ from batcher.lifecycle import ADMIT, FINISH
 from batcher.remote.attempts import Attempt, Attempts, News
 from batcher.remote.client import KEY_VARIABLE, Client
 from batcher.remote.failures import ServerFailure
-from batcher.remote.inputs import Over, RemoteInputs
+from batcher.remote.inputs import Over, RemoteInputs, RemoteSequence
 from batcher.remote.loading import RemoteModel
 from batcher.remote.protocol import body_of
 from batcher.remote.rate import Rate
 from batcher.remote.recorder import RemoteRecorder
 from batcher.remote.results import result_of
-from batcher.remote.sequence import RemoteSequence
 from batcher.remote.settings import REMOTE_SCHEDULING
 from batcher.request import Request
 from batcher.result import FinishReason, Result

@@ -7,11 +7,35 @@ from batcher.engine.sessions import Session, Turn
 from batcher.events import ArriveReason
 from batcher.remote.protocol import is_chat
 from batcher.remote.reply import Reply
-from batcher.remote.sequence import RemoteSequence
 from batcher.request import MAX_ANSWER, Request
 from batcher.result import Result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.queue import WaitingQueue
+from batcher.scheduling.sequence import Schedulable
+
+
+class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
+    """One sample of a request; of what Schedulable has, that of slots and queues alone is used.
+
+    Set here: request: what it is an output of.  arrive_reason: why it arrives when it does.
+    context: the text, or the messages, that it goes on from.
+    Set by attempts.py: reply: what has come of its answer; text: what of that is still to be told.
+    num_told: how many ids are.
+    """
+
+    request: Request
+    arrive_reason: ArriveReason
+    context: Any = None
+    reply: Reply
+    text: str = ""
+    num_told: int = 0
+
+    def take_told(self) -> tuple[list[int] | None, str]:
+        """Return the ids since the last call, None if they are not known, and the text."""
+        text, self.text = self.text, ""
+        ids = self.reply.token_ids
+        start, self.num_told = self.num_told, len(ids or ())
+        return None if ids is None else ids[start:], text
 
 
 class Conversation(Session):

@@ -94,10 +94,10 @@ def _asked_for(request: Request, own: dict[str, Any], stated: frozenset[str]) ->
             fields[name] = value
     if "max_completion_tokens" in own:
         fields.pop("max_tokens", None)
-    stops = [stop for given in (request.stop_sequence, request.stop) for stop in _listed(given)]
+    stops = [stop for given in (request.stop_sequence, request.stop) for stop in listed(given)]
     if stops:
         fields["stop"] = stops if request.stop_sequence else request.stop
-    if stop_tokens := _listed(request.stop_token):
+    if stop_tokens := listed(request.stop_token):
         fields["stop_token_ids"] = stop_tokens
     if own.keys().isdisjoint(_FORMATS):
         if request.json_schema is not None:
@@ -108,7 +108,8 @@ def _asked_for(request: Request, own: dict[str, Any], stated: frozenset[str]) ->
     return fields
 
 
-def _listed(stops: Any) -> list[Any]:
+def listed(stops: Any) -> list[Any]:
+    """Return stops as a list, whether they are given as one, by themselves or not at all."""
     if stops is None:
         return []
     return stops if isinstance(stops, list) else [stops]

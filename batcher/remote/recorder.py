@@ -15,7 +15,7 @@ from batcher.events import (
     RetryReason,
     StepsEvent,
 )
-from batcher.remote.sequence import RemoteSequence
+from batcher.remote.inputs import RemoteSequence
 from batcher.result import Result
 from batcher.scheduling.clock import WallClock
 from batcher.scheduling.sequence import NO_SLOT

@@ -17,8 +17,10 @@ from batcher.decoding.constraints.source import (
     stated_source,
 )
 from batcher.errors import GrammarError
+from batcher.formats.result_rows import read_token
 from batcher.formats.spellings import CONSTRAINT_SPELLINGS, Fields, Given, find_given
 from batcher.remote.failures import ServerFailure, error_within, told_in
+from batcher.remote.protocol import listed
 from batcher.request import ConstraintField, Request
 from batcher.result import (
     LOWEST_LOGPROB,
@@ -30,7 +32,6 @@ from batcher.result import (
 )
 from batcher.validation import ModelCapabilities
 
-TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this
 MAX_COUNT = 2**31  # of tokens, and of ids
 FILTERED = "content_filter"
 CALLING = ("tool_calls", "function_call")
@@ -379,12 +380,8 @@ _KEEPS_STOP = ("include_stop_str_in_output", "no_stop_trim")  # of vLLM, and of 
 
 def reply_to(request: Request, fields: dict[str, Any]) -> Reply:
     """Return what takes in the answer to a request that was sent as a body with these fields."""
-    given = request.stop_sequence, request.stop, fields.get("stop")
-    ids = request.stop_token, fields.get("stop_token_ids")
-    stops, stop_ids = (
-        [stop for one in several for stop in (one if isinstance(one, list) else [one])]
-        for several in (given, ids)
-    )
+    stops = [*listed(request.stop_sequence), *listed(request.stop), *listed(fields.get("stop"))]
+    stop_ids = [*listed(request.stop_token), *listed(fields.get("stop_token_ids"))]
     return Reply(
         [*dict.fromkeys(stop for stop in stops if isinstance(stop, str) and stop)],
         [stop for stop in stop_ids if isinstance(stop, int)],
@@ -468,7 +465,7 @@ def _read_logprobs(logprobs: dict[str, Any]) -> list[TokenLogprob]:
         tops = logprobs.get("top_logprobs") or [None] * len(tokens)
         columns = zip(tokens, logprobs.get("token_logprobs") or (), tops, strict=True)
         return [
-            _told(_read(t), value, [(_read(o), v) for o, v in (top or {}).items()])
+            _told(read_token(t), value, [(read_token(o), v) for o, v in (top or {}).items()])
             for t, value, top in columns
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -487,9 +484,4 @@ def _bounded(logprob: float) -> float:
 def _token(told: dict[str, Any]) -> int | str:
     """Return the id of a token if it is told, as llama.cpp does, else its text."""
     token_id = told.get("id")
-    return token_id if isinstance(token_id, int) and token_id >= 0 else _read(told["token"])
-
-
-def _read(token: str) -> int | str:
-    number = token.removeprefix(TOKEN_PREFIX)
-    return int(number) if number != token and number.isdecimal() else token
+    return token_id if isinstance(token_id, int) and token_id >= 0 else read_token(told["token"])

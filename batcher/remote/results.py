@@ -7,7 +7,7 @@ from batcher.decoding.constraints.source import ConstraintSource
 from batcher.decoding.constraints.verification import UNDECIDED, Judgement, Look, Verifier
 from batcher.errors import BatchdecodeError, Failure
 from batcher.models.tokenizers import ByteTokenizer
-from batcher.remote.sequence import RemoteSequence
+from batcher.remote.inputs import RemoteSequence
 from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
 from batcher.scheduling.sequence import NO_SLOT
 

@@ -10,9 +10,6 @@ from batcher.metrics.arrays import ServedTimes
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.timing.step_time import TICKS_PER_SECOND
 
-BINDINGS = ("arrivals", "slots", "kv", "tokens", "preemption", "batch")
-"""What kept the first of the waiting queue out of a step; "arrivals": nobody waited."""
-
 
 class SimulationTotals(Struct, gc=False):
     """What all steps come to.
@@ -29,6 +26,8 @@ class SimulationTotals(Struct, gc=False):
     took to make them.  draft_work: what verifying them adds to prefill_work, see StepTime.
     num_loaded_blocks: read back from a second tier.  loading_ticks: how long that took.
     unread_tokens: how much less all rows read since accepted tokens needed no step of their own.
+    binding_ticks: how long each of arrivals (nobody waited), slots, kv, tokens, preemption and
+    batch kept the first of the waiting queue out of steps.
     """
 
     num_steps: int = 0
@@ -54,7 +53,7 @@ class SimulationTotals(Struct, gc=False):
 
     @property
     def binding_shares(self) -> dict[str, float]:
-        """Of the time of all steps, for which share each of BINDINGS bound; largest first."""
+        """The share of each of binding_ticks in the time of all steps; largest first."""
         total = self.binding_ticks.total()
         shares = self.binding_ticks.most_common()
         return {name: count / total for name, count in shares} if total else {}

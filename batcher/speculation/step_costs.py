@@ -6,7 +6,6 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 _EXACT = 64  # up to so many tokens each number has its own steps: a model may compute tiles of them
-_PER_OCTAVE = 8  # of larger numbers, those that are alike have them together
 _KEPT = (
     5  # the latest steps of each; the median of their seconds counts, so that an odd one is lost
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import Struct
 
 from batcher.decoding.constraints.matchers import NESTED, compile_source, matcher_of
-from batcher.decoding.constraints.source import ConstraintSource, canonical_json
+from batcher.decoding.constraints.source import ConstraintSource, schema_source
 from batcher.decoding.constraints.verification import DIALECTS, dialect_of, find_doubt
 from batcher.errors import GrammarError, Path
 
@@ -82,7 +82,7 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
     """
     left_out: set[str] = set()
     schema = _changed(json.loads(source.text), partial(_as_is_read, left_out))
-    matcher = matcher_of(tokenizer, _source_of(schema))
+    matcher = matcher_of(tokenizer, schema_source(schema))
     tried: list[str] = []
     while (fault := _fault_of(matcher)) and len(tried) < _MAX_TRIES:
         name, change = "", cast(Any, partial(_without_what_fails, tokenizer))
@@ -97,10 +97,10 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
             break
         tried.append(name)
         schema = _changed(schema, partial(change, left_out))
-        matcher = matcher_of(tokenizer, _source_of(schema))
+        matcher = matcher_of(tokenizer, schema_source(schema))
     if matcher.is_error():
-        found = compile_source(tokenizer, _source_of(schema))
-        return found if isinstance(found, GrammarError) else Enforceable(_source_of(schema))
+        found = compile_source(tokenizer, schema_source(schema))
+        return found if isinstance(found, GrammarError) else Enforceable(schema_source(schema))
     matcher.compute_bitmask()
     for warning in matcher.get_grammar_warnings():
         left_out |= _ignored(warning)
@@ -109,11 +109,7 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
         path, what = doubt
         message = f"nothing here can check {what}, so that {', '.join(unenforced)} cannot be kept"
         return GrammarError(("json_schema", *path), message)
-    return Enforceable(_source_of(schema), unenforced)
-
-
-def _source_of(schema: Any) -> ConstraintSource:
-    return ConstraintSource("json_schema", canonical_json(schema))
+    return Enforceable(schema_source(schema), unenforced)
 
 
 def _fault_of(matcher: "LLMatcher") -> str:
@@ -162,7 +158,7 @@ def _without_what_fails(
         name
         for name, value in alone.items()
         if not find_doubt({name: value})
-        and matcher_of(tokenizer, _source_of({name: value})).is_error()
+        and matcher_of(tokenizer, schema_source({name: value})).is_error()
     }
     if "patternProperties" in failing:  # which says what is additional
         failing |= {"additionalProperties"} & schema.keys()

@@ -11,7 +11,6 @@ import re
 import threading
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,9 +20,9 @@ from batcher.decoding.constraints.source import (
     canonical_json,
     parts_of,
     place_in,
+    schema_source,
 )
 from batcher.errors import GrammarError, Path
-from batcher.request import ConstraintField
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -102,9 +101,7 @@ def compile_source(
         matcher = matcher_of(tokenizer, source)
     except GrammarError as error:
         return error
-    if not matcher.is_error():
-        return matcher
-    return grammar_error(source, matcher.get_error(), partial(_schema_error, tokenizer))
+    return _grammar_error(tokenizer, source, matcher.get_error()) if matcher.is_error() else matcher
 
 
 def matcher_of(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher":
@@ -113,7 +110,15 @@ def matcher_of(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher
     Raises:
         GrammarError: `source` states nothing that llguidance could be given.
     """
-    return _make_matcher(tokenizer, lark_grammar(source), source.kind)
+    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an optional dependency
+
+    grammar, max_items = _lark_grammar(source), _MAX_ITEMS
+    if source.kind != "json_schema":
+        num_choices = sum(grammar.count(mark) for mark in "|\n{")  # and those of a schema in it
+        max_items = min(_MIN_ITEMS + _ITEMS_PER_CHOICE * num_choices, _MAX_ITEMS)
+    limits = LLParserLimits(max_items_in_row=max_items, verbose_errors=False)
+    made = LLMatcher.grammar_from_lark(grammar)
+    return LLMatcher(tokenizer, made, log_level=0, limits=limits)
 
 
 def with_large_stack(function: Callable[[], T]) -> T:
@@ -130,32 +135,7 @@ def with_large_stack(function: Callable[[], T]) -> T:
         return future.result()
 
 
-def _make_matcher(tokenizer: "LLTokenizer", grammar: str, kind: ConstraintField) -> "LLMatcher":
-    """Return a matcher of a Lark grammar made of a constraint of `kind`; it may be in error."""
-    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an optional dependency
-
-    limits = LLParserLimits(max_items_in_row=_max_items(grammar, kind), verbose_errors=False)
-    grammars = LLMatcher.grammar_from_lark(grammar)
-    return LLMatcher(tokenizer, grammars, log_level=0, limits=limits)
-
-
-def _schema_error(tokenizer: "LLTokenizer", schema: dict[str, Any]) -> str:
-    """Return what llguidance says of a JSON schema, "" if it compiles it."""
-    try:
-        return _make_matcher(tokenizer, json_schema_grammar(schema), "json_schema").get_error()
-    except GrammarError as error:
-        return str(error)
-
-
-def _max_items(grammar: str, kind: ConstraintField) -> int:
-    """Return how long a row of Earley items may become before the output fails."""
-    if kind == "json_schema":
-        return _MAX_ITEMS
-    num_choices = sum(grammar.count(mark) for mark in "|\n{")  # in a grammar, and a schema in it
-    return min(_MIN_ITEMS + _ITEMS_PER_CHOICE * num_choices, _MAX_ITEMS)
-
-
-def lark_grammar(source: ConstraintSource) -> str:
+def _lark_grammar(source: ConstraintSource) -> str:
     """Return the Lark grammar of a constraint, ready for llguidance.
 
     Raises:
@@ -163,13 +143,16 @@ def lark_grammar(source: ConstraintSource) -> str:
     """
     match source.kind:
         case "json_schema":
-            grammar = json_schema_grammar(json.loads(source.text))
+            grammar = _json_schema_grammar(json.loads(source.text))
         case "choice":
             # one lexeme, so one automaton: a rule would try each of the texts at each token
             texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source.text)]
             grammar = f"start: CHOICE\nCHOICE: {' | '.join(texts)}"
         case "regex":
-            grammar = _regex_grammar(source.text)
+            if _TRAILING_ESCAPE.search(source.text):
+                place = f"offset {len(source.text) - 1}"
+                raise GrammarError(("regex",), f"{place}: a '\\' with nothing after it")
+            grammar = f"start: /{_lark_regex(source.text)}/"
         case "lark":
             _check_lark(source.text)
             grammar = source.text
@@ -185,7 +168,7 @@ def lark_grammar(source: ConstraintSource) -> str:
     return grammar + _OPTIONS
 
 
-def json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 - true and false are schemas
+def _json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 - true and false are schemas
     """Return the Lark grammar of a JSON schema.
 
     Raises:
@@ -206,17 +189,6 @@ def json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 -
             )
     options = {"lenient": True, "whitespace_flexible": False, **options}
     return f"start: %json {canonical_json({**fields, 'x-guidance': options})}"
-
-
-def _regex_grammar(regex: str) -> str:
-    """Return the Lark grammar of a regex.
-
-    Raises:
-        GrammarError: it ends in the middle of an escape.
-    """
-    if _TRAILING_ESCAPE.search(regex):
-        raise GrammarError(("regex",), f"offset {len(regex) - 1}: a '\\' with nothing after it")
-    return f"start: /{_lark_regex(regex)}/"
 
 
 def _lark_regex(regex: str) -> str:
@@ -240,18 +212,13 @@ def _check_lark(grammar: str) -> None:
         raise GrammarError(("lark",), f"{place_in(grammar, match.start())}: {message}")
 
 
-def grammar_error(
-    source: ConstraintSource, said: str, error_of_schema: Callable[[Any], str]
-) -> GrammarError:
-    """Return the error that tells what llguidance `said` of `source`.
-
-    error_of_schema: what llguidance says of a schema alone, "" if nothing; it finds the place.
-    """
+def _grammar_error(tokenizer: "LLTokenizer", source: ConstraintSource, said: str) -> GrammarError:
+    """Return the error that shows what llguidance `said` of `source`."""
     if source.kind == "json_schema":
         message = _schema_message(said)
         if message == NESTED:  # each part of it would be as well, down to some depth
             return GrammarError(("json_schema",), message)
-        path = _path_of_fault(json.loads(source.text), message, error_of_schema)
+        path = _path_of_fault(tokenizer, json.loads(source.text), message)
         return GrammarError(("json_schema", *path), message)
     message, line, column = _split(said)
     if source.kind == "regex":
@@ -292,11 +259,16 @@ def _schema_message(said: str) -> str:
     return _regex_message(None, message).partition("\n")[0]  # the rest is where llguidance was
 
 
-def _path_of_fault(schema: Any, message: str, error_of_schema: Callable[[Any], str]) -> Path:
+def _path_of_fault(tokenizer: "LLTokenizer", schema: Any, message: str) -> Path:
     """Return the path of the innermost part of `schema` that has the same fault on its own."""
     found: Path = ()
     for path, part in islice(parts_of(schema), 1, _MAX_CANDIDATES):
-        is_within = path[: len(found)] == found  # of several, the first is followed inwards
-        if is_within and _schema_message(error_of_schema(part)) == message:
+        if path[: len(found)] != found:  # of several, the first is followed inwards
+            continue
+        try:
+            said = matcher_of(tokenizer, schema_source(part)).get_error()
+        except GrammarError as error:
+            said = str(error)
+        if _schema_message(said) == message:
             found = path
     return found

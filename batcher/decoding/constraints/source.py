@@ -45,6 +45,11 @@ def stated_source(field: ConstraintField, stated: Any) -> ConstraintSource:
     return ConstraintSource(field, text)
 
 
+def schema_source(schema: Any) -> ConstraintSource:
+    """Return a JSON Schema, given as its value, as a constraint."""
+    return ConstraintSource("json_schema", canonical_json(schema))
+
+
 def canonical_json(value: object) -> str:
     """Return `value` as JSON without spaces, keys in their order: properties are written in it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

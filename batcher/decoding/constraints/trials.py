@@ -84,8 +84,11 @@ class Trials:
         max_bytes = BASE_MEMORY + MEMORY_PER_CHARACTER * len(source.text)
         answer, is_late = b"", False
         try:
-            _send(process, [source.kind, source.text, timeout, max_bytes])
-            output = cast(IO[bytes], process.stdout)
+            tasks, output = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+            with suppress(BrokenPipeError):  # it may end before it has read all of the task
+                task = [source.kind, source.text, timeout, max_bytes]
+                tasks.write(json.dumps(task).encode() + b"\n")
+                tasks.flush()
             is_late = not select.select([output], [], [], _PATIENCE * timeout)[0]
             if not is_late:
                 answer = output.readline()
@@ -105,14 +108,6 @@ class Trials:
         else:
             message = f"it takes more than {max_bytes // 2**20} MiB of memory to compile"
         return GrammarError((source.kind,), message)
-
-
-def _send(process: "subprocess.Popen[bytes]", task: list[object]) -> None:
-    """Hand a task to a process, which may end before it has read all of it."""
-    tasks = cast(IO[bytes], process.stdin)
-    with suppress(BrokenPipeError):
-        tasks.write(json.dumps(task).encode() + b"\n")
-        tasks.flush()
 
 
 def _start() -> "subprocess.Popen[bytes]":
