@@ -65,11 +65,13 @@ PASSED_ON = (
     *("cache_prompt", "dry_allowed_length", "dry_base", "dry_multiplier", "dynatemp_range"),
     *("grammar", "grammar_lazy", "id_slot", "keep_alive", "min_keep", "options", "samplers"),
     *("reasoning_format", "repeat_last_n", "repeat_penalty", "think", "xtc_probability"),
-    "xtc_threshold",
+    *("xtc_threshold", "lora", "parse_tool_calls", "return_progress", "thinking_forced_open"),
+    *("timings_per_token", "top_n_sigma"),
     # OpenRouter, DeepSeek, Mistral, xAI and others
     *("enable_search", "enable_thinking", "include", "models", "plugins", "preset", "prompt_mode"),
     *("provider", "random_seed", "reasoning", "route", "safe_prompt", "search_parameters"),
     *("thinking", "thinking_budget", "top_a", "transforms", "usage", "web_search"),
+    *("do_sample", "fallbacks", "reasoning_split", "session_id", "tool_stream"),
 )
 
 # Fields of servers with which nothing is done here; in rows some of them may say nothing.

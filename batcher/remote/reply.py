@@ -16,7 +16,7 @@ from batcher.decoding.constraints.source import (
     constraint_source,
     stated_source,
 )
-from batcher.errors import GrammarError
+from batcher.errors import FieldProblem, GrammarError
 from batcher.formats.result_rows import read_token
 from batcher.formats.spellings import CONSTRAINT_SPELLINGS, Fields, Given, find_given
 from batcher.remote.failures import ServerFailure, error_within, told_in
@@ -71,6 +71,7 @@ class _Choice(_Message):
     token_ids: list[_Count] | None = None
     finish_reason: Any = None
     stop_reason: Any = None
+    error: Any = None
 
 
 class StreamEvent(Struct):
@@ -81,7 +82,10 @@ class StreamEvent(Struct):
     error: Any = None
     object: Any = None
     message: Any = None
+    msg: Any = None
     detail: Any = None
+    errors: Any = None
+    base_resp: Any = None
 
 
 _decode = msgspec.json.Decoder(StreamEvent).decode
@@ -101,9 +105,11 @@ def read_chunk(data: str, *, is_error: bool = False, is_whole: bool = False) -> 
         what = "the answer" if is_whole else "an event of the stream"
         why = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
         message = f"{what} is not in OpenAI's form{why}: {told_in(data.encode())}"
-        raise ServerFailure("answer", message, is_worth_retry=not is_whole) from None
+        is_cut = data.startswith("{") and not data.rstrip().endswith("}")
+        raise ServerFailure("answer", message, is_worth_retry=is_cut or not is_whole) from None
     is_error = is_error or bool(chunk.error) or chunk.object == "error"
-    says_why = chunk.choices is None and bool(chunk.message or chunk.detail)
+    words = chunk.message, chunk.msg, chunk.detail, chunk.errors, chunk.base_resp
+    says_why = chunk.choices is None and any(words)
     if is_error or says_why or (is_whole and not chunk.choices):
         raise error_within(msgspec.json.decode(data), is_passing=not is_whole)
     return chunk
@@ -321,7 +327,9 @@ class Reply:
         if isinstance(reason, dict):  # SGLang's own form
             stop, words = reason.get("matched"), (reason.get("type"), reason.get("message"))
             reason = ": ".join(word for word in words if isinstance(word, str))
-        if reason:
+        if choice.error:  # OpenRouter's form
+            reason = f"error: {told_in(msgspec.json.encode(choice.error))}"
+        if reason and not (self.finish_reason and self.outcome == "error"):  # which nothing mends
             self.finish_reason = str(reason)
         if stop in (*self._stops, *self._stop_ids) and not self._has_stopped:
             self.stop_reason = stop
@@ -391,8 +399,22 @@ def reply_to(request: Request, fields: dict[str, Any]) -> Reply:
     )
 
 
-_read_grammar = CONSTRAINT_SPELLINGS["guided_grammar"]  # llama.cpp and SGLang have other names
-_CONSTRAINTS = {**CONSTRAINT_SPELLINGS, "grammar": _read_grammar, "ebnf": _read_grammar}
+def _read_other(name: str, value: Any, fields: Fields) -> Iterator[Given | FieldProblem]:
+    """Read a constraint by a name of llama.cpp, SGLang or TGI, which writes its type beside it."""
+    if isinstance(value, dict) and "value" in value:
+        name, value = str(value.get("type")), value["value"]
+    yield from CONSTRAINT_SPELLINGS[_SPELLED.get(name, name)](name, value, fields)
+
+
+_SPELLED = {
+    **dict.fromkeys(("json", "json_schema"), "guided_json"),
+    **dict.fromkeys(("grammar", "ebnf"), "guided_grammar"),
+    "regex": "guided_regex",
+}
+_CONSTRAINTS = {
+    **CONSTRAINT_SPELLINGS,
+    **dict.fromkeys((*_SPELLED, "response_format"), _read_other),
+}
 
 
 def _constraint_of(request: Request, fields: dict[str, Any]) -> ConstraintSource | None:

@@ -276,9 +276,11 @@ def find_untold(
 ) -> Iterator[FieldProblem]:
     """Yield what the valid `request` asks for, or lacks, that this server cannot be sent."""
     for name, field in REQUEST_FIELDS.items():
-        if name not in served and field.asks(getattr(request, name)):
+        value = getattr(request, name)
+        if name not in served and field.asks(value) and (name, value) != ("best_of", request.n):
             message = f"`{name}` is not sent to servers"
             hint = f'if yours has such a field, use "extra_body": {{"{name}": ...}} or --extra-body'
+            hint = "leave it out" if name in OF_STREAMS else hint
             yield FieldProblem("unsupported-model", (name,), message, hint)
     extra = request.extra_body or {}
     if capabilities.models and not extra.get("model"):

@@ -64,6 +64,18 @@ def test_each_sample_is_a_request_with_a_seed_of_its_own():
     assert sorted(result.index for result in run.results) == [0, 1, 2]
 
 
+def test_best_of_is_for_a_server_only_if_it_changes_nothing():
+    with FaultServer() as server, engine_of(server) as engine:
+        parser = RequestParser(engine.capabilities)
+        taken = parser.parse(b'{"prompt": "a", "n": 2, "temperature": 1, "best_of": 2}', 1)
+        refused = parser.parse(b'{"prompt": "a", "temperature": 1, "best_of": 2}', 1)
+        carry_out(engine, [taken.request])
+    assert not any("best_of" in body for body in server.bodies)
+    assert [(problem.field, problem.hint) for problem in refused.problems] == [
+        ("best_of", "leave it out")
+    ]
+
+
 def test_messages_are_a_chat_and_tools_come_back():
     call = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"a"'}}
     rest = {"index": 0, "function": {"arguments": ": 1}"}}
@@ -159,6 +171,9 @@ HELLO = {"message": {"content": "Hello"}}
         (choices(HALF, then=reset), "error", "a"),
         (choices(HALF, then=chunks({"error": "out of memory"})), "error", "a"),
         (choices(HALF, then=chunks("[DONE]")), "stop", "a"),
+        (choices({"text": "a"}, then=chunks({"code": 500, "msg": "boom"}, "[DONE]")), "error", "a"),
+        (choices({"text": "a", "error": {"message": "boom"}}, {"finish_reason": "stop"}),
+         "error", "a"),
         (choices({"text": "a"}, then=chunks("[DONE]")), "stop", "a"),
         (choices({"text": "a", "finish_reason": "length"}, then=reset), "length", "a"),
         (choices({"text": "a"}, {"index": 1, "text": "b", "finish_reason": "length"},
@@ -380,6 +395,10 @@ OBJECT = {"type": "json_object"}
         ({"structured_outputs": {"regex": "a+"}}, "a", "b"),
         ({"extra_body": {"response_format": OBJECT}}, "{}", "5"),
         ({"extra_body": {"grammar": 'root ::= "é"'}}, "é", "e"),
+        ({"extra_body": {"regex": "a+"}}, "a", "b"),
+        ({"extra_body": {"json_schema": json.dumps(INTEGER)}}, "5", "five"),
+        ({"extra_body": {"grammar": {"type": "regex", "value": "a+"}}}, "a", "b"),
+        ({"response_format": {"type": "json", "value": INTEGER}}, "5", "five"),
     ],
 )
 def test_constraints_are_checked_as_those_of_our_own_outputs(fields, good, bad):

@@ -50,8 +50,9 @@ class JsonCheck:
         Raises:
             UndecidedError: that cannot be told.
         """
+        repeated: list[str] = []
         try:
-            value = _read(output)
+            value = _read(output, repeated)
         except ValueError as error:
             return f"not JSON that can be read: {error}"
         if self._validator is None:
@@ -62,6 +63,8 @@ class JsonCheck:
         except Exception as error:  # whatever an odd schema makes of the library
             raise UndecidedError from error
         if first is None:
+            if repeated:  # whoever takes the first value of a name may read something else
+                raise UndecidedError
             return None
         if first.validator is None:  # the schema false
             return f"`{first.json_path}` holds what the schema does not allow"
@@ -111,8 +114,10 @@ def dialect_of(schema: Any) -> str:
     return address.replace("/hyper-schema", "/schema")
 
 
-def _read(output: bytes) -> Any:
+def _read(output: bytes, repeated: list[str]) -> Any:
     """Return the value that is written in `output`, its numbers as Decimals.
+
+    repeated: gets the names that an object has twice; the last value of each counts.
 
     Raises:
         ValueError: it is no JSON.
@@ -124,7 +129,7 @@ def _read(output: bytes) -> Any:
             parse_int=Decimal,
             parse_float=Decimal,
             parse_constant=_refuse_constant,
-            object_pairs_hook=_distinct,
+            object_pairs_hook=partial(_last_of_each, repeated),
         )
     except (ArithmeticError, RecursionError) as error:
         raise UndecidedError from error
@@ -134,11 +139,10 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; one that has a name twice means different things to different readers."""
+def _last_of_each(repeated: list[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise UndecidedError
+        repeated.extend(name for name, _ in pairs)
     return value
 
 
