@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from batcher.result import ErrorInfo, FinishReason, LengthLimit, StopReason, TokenLogprob
 
 TRACE_VERSION = 2
+MAX_WORKERS = 2**10  # of a run
 
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]

@@ -197,8 +197,18 @@ def test_a_run_of_one_has_no_worker():
         read_timeline([own[0], *(replace(event, worker=0) for event in own[1:])])
 
 
-@pytest.mark.parametrize(("batch", "workers"), [(2**19, 4), (1, 10**12), (8, 0), (8, -1), (-8, -1)])
-def test_so_many_slots_are_refused_before_there_is_anything_for_them(batch, workers):
+@pytest.mark.parametrize(
+    ("batch", "workers", "most"),
+    [
+        (2**19, 4, "1048576"),
+        (-8, 2, "1048576"),
+        (1, 10**12, "1024"),
+        (1, 2**20, "1024"),
+        (8, 0, "1024"),
+        (-8, -1, "1024"),
+    ],
+)
+def test_so_many_slots_are_refused_before_there_is_anything_for_them(batch, workers, most):
     run = RunEvent(batch=batch, workers=workers, model="simulated", settings={})
-    with pytest.raises(BatchdecodeError, match="there are 1 to 1048576"):
+    with pytest.raises(BatchdecodeError, match=f"a run has 1 to {most}"):
         read_timeline([run])

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.events import EndEvent, Event, RequestEvent, RunEvent
+from batcher.events import MAX_WORKERS, EndEvent, Event, RequestEvent, RunEvent
 
 MAX_SLOTS = 2**20
 """More than any run has, those of all workers together."""
@@ -73,8 +73,10 @@ class ByWorker(Generic[AnyReader]):
 
     def _begin(self, event: RunEvent) -> None:
         """Make a reader for each worker."""
-        if not 1 <= event.batch * event.workers <= MAX_SLOTS or event.workers < 1:
-            raise BatchdecodeError(f"{_slots_of(event)}; there are 1 to {MAX_SLOTS}")
+        if not 1 <= event.workers <= MAX_WORKERS:
+            raise BatchdecodeError(f"{event.workers} workers; a run has 1 to {MAX_WORKERS}")
+        if not 1 <= event.batch * event.workers <= MAX_SLOTS:
+            raise BatchdecodeError(f"{_slots_of(event)}; a run has 1 to {MAX_SLOTS}")
         self._run = event
         self._readers = [self._make() for _ in range(event.workers)]
         for reader in self._readers:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from batcher.errors import BatchdecodeError
+from batcher.events import MAX_WORKERS
 
 from .. import shared
 from ..help import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, SERVER, flag, option
@@ -38,7 +39,6 @@ NOTES = (
     ),
 )
 
-MAX_WORKERS = 1024
 _SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go on
 _OF_ONE_ENGINE = (
     "stream",
