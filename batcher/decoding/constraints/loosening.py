@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _INT64 = {True: -(2**63) + 1024, False: 2**63 - 1}  # its bounds, as llguidance can keep them
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_MAX_COUNT = 2**32 - 1  # which llguidance can read; no output has as many
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _WITH_NAMES = {"properties", "patternProperties", "$defs", "definitions"}
 # These are values, or schemas that an output need not keep: they are left as they are.
@@ -208,8 +209,11 @@ def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
         if name in schema:
             made[name] = _exact_value(schema[name], (*path, name))
     for name in _COUNTS:
-        if isinstance(count := schema.get(name), float) and count.is_integer():
-            made[name] = int(count)
+        count = schema.get(name)
+        if isinstance(count, float) and count.is_integer():
+            count = made[name] = int(count)
+        if isinstance(count, int) and count > _MAX_COUNT:
+            made[name] = _MAX_COUNT
     return _with_exact_bounds(left_out, made, path)
 
 
