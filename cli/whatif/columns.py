@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from batcher.whatif.measuring import Outcome
 
 Number = float | None
+UNITS = {"queue": ("s", 1), "ttft": ("s", 1), "tpot": ("ms", 1000), "e2e": ("s", 1)}
+"""The unit of each latency, and how many of it a second has."""
 
 
 class Column(Struct, frozen=True):
@@ -37,6 +40,15 @@ class Column(Struct, frozen=True):
     def value_of(self, cell: "GridCell") -> Number:
         """Return its number for `cell`."""
         return None if cell.outcome is None else self.read(cell.outcome)
+
+    def in_steps(self) -> "Column":
+        """Return the same where a step is all that is known of time."""
+        metric, _, unit = self.group.rpartition(" ")
+        if unit in ("s", "ms"):
+            return replace(self, group=metric, show=number)
+        if self.title == "tokens/s":
+            return replace(self, group="in steps", title="tokens/step")
+        return self
 
     def text_of(self, cell: "GridCell") -> str:
         """Return its number for `cell` as people read it."""
@@ -58,7 +70,17 @@ def _latency(metric: str, percent: str) -> Column:
         value: Number = None if times is None else getattr(times, percent)
         return value
 
-    return Column(f"{metric}-{percent}", f"{metric} s", percent, read, number, -1)
+    unit, scale = UNITS[metric]
+    group, show = f"{metric} {unit}", lambda value: number(value * scale)
+    return Column(f"{metric}-{percent}", group, percent, read, show, -1)
+
+
+def time_text(metric: str, seconds: float, *, in_steps: bool) -> str:
+    """Return a latency in the unit that the columns have it in."""
+    if in_steps:
+        return f"{number(seconds)} step{'' if seconds == 1 else 's'}"
+    unit, scale = UNITS[metric]
+    return f"{number(seconds * scale)} {unit}"
 
 
 def _part(part: str, name: str) -> Callable[["Outcome"], Number]:
@@ -86,11 +108,7 @@ COLUMNS = {
     for column in (
         Column("throughput", "", "tokens/s", lambda outcome: outcome.tokens_per_s, number),
         Column("requests", "", "outputs/s", lambda outcome: outcome.requests_per_s, number),
-        *(
-            _latency(metric, percent)
-            for metric in ("queue", "ttft", "tpot", "e2e")
-            for percent in ("p50", "p99")
-        ),
+        *(_latency(metric, percent) for metric in UNITS for percent in ("p50", "p99")),
         Column(
             "goodput", "", "good", lambda o: o.goodput.share if o.goodput else None, good_percent
         ),

@@ -13,11 +13,11 @@ from batcher.whatif.relief import Relief
 from batcher.whatif.search import Searched
 from batcher.whatif.spread import GroupUse
 
-from ..screen.cells import counted, duration, fill, listed, number, printable, whole_percent
+from ..screen.cells import counted, fill, listed, number, printable, whole_percent
 from .backlogs import backlog_text
 from .changes_text import failures_text, refusals_text
-from .columns import good_percent
-from .tables import BINDS, cost_text, memory_of, spread_text
+from .columns import good_percent, time_text
+from .tables import BINDS, WAITS, cost_text, is_in_steps, memory_of, spread_text
 
 WIDTH, TITLE_WIDTH = 80, 11
 _LIMITS: dict[Limit, str] = {
@@ -63,7 +63,8 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """Yield titles, each with the parts of its text, which have commas between them."""
     if plan.searched == "rate" and plan.file_rate is not None:
         rate = number(plan.file_rate * plan.value)
-        yield "rate", [f"{rate} requests/s", f"{number(plan.file_rate)} at 1x"]
+        unit = "step" if is_in_steps([plan.deployment]) else "s"
+        yield "rate", [f"{rate} requests/{unit}", f"{number(plan.file_rate)} at 1x"]
     yield from _headrooms(plan)
     if plan.outcome.backlog is not None:
         yield "load", backlog_text(plan.outcome.backlog)
@@ -74,7 +75,7 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "next", _next(plan)
     told = {
         "class": _binding_classes(plan),
-        "binding": _binding(plan),
+        "binds": _binding(plan),
         "helps": _helps(plan),
         "no help": _useless(plan),
     }
@@ -88,7 +89,8 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     if plan.outcome.cost is not None:
         yield "cost", cost_text(plan.outcome.cost)
     shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
-    yield "time", [f"{BINDS[name]} {whole_percent(share)}" for name, share in shares]
+    first, *others = [f"{whole_percent(share)} {WAITS[name]}" for name, share in shares]
+    yield "time", [f"at {named(plan.searched, plan.value)}: {first}", *others]
     if plan.contradictions:
         yield "but", _contradictions(plan)
     yield "tried", [_short(plan, value) for value in sorted(trial.value for trial in plan.trials)]
@@ -119,7 +121,7 @@ def _headrooms(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     classes: dict[str, list[str]] = {}
     for name, limit in plan.limits.items():
         of_class, _, metric = name.rpartition(":")
-        headroom = _headroom(plan, plan.outcome.tails[name], limit)
+        headroom = _headroom(plan, metric, plan.outcome.tails[name], limit)
         if of_class:
             classes.setdefault(of_class, []).append(f"{metric} {headroom}")
         else:
@@ -127,11 +129,13 @@ def _headrooms(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     yield from classes.items()
 
 
-def _headroom(plan: Plan, tail: float | None, limit: float) -> str:
+def _headroom(plan: Plan, metric: str, tail: float | None, limit: float) -> str:
     percentile = f"p{plan.asked * 100:g}"
     if tail is None:
         return f"{percentile} never: too few requests come to their end"
-    of_limit = f"{percentile} {duration(tail)} of {duration(limit)}"
+    in_steps = is_in_steps([plan.deployment])
+    of_limit = " of ".join(time_text(metric, time, in_steps=in_steps) for time in (tail, limit))
+    of_limit = f"{percentile} {of_limit}"
     if tail > limit:
         return f"{of_limit}, {number(tail / limit)} times too long"
     return f"{of_limit}, headroom {whole_percent(1 - tail / limit)}"
@@ -164,25 +168,27 @@ def _share_of(name: str, goodput: Goodput) -> str:
 
 
 def _binding_classes(plan: Plan) -> list[str]:
-    """Return which classes bind, if any does, and what all came to there."""
+    """Return which classes miss their SLO, if any does, and what all came to there."""
     if not plan.binding_classes:
         return []
-    verb = "binds" if len(plan.binding_classes) == 1 else "bind"
+    verb = "misses" if len(plan.binding_classes) == 1 else "miss"
     outcome = plan.next_outcome or plan.outcome
     return [f"{listed(plan.binding_classes, 'and')} {verb} at {_place(plan)}", *_reached(outcome)]
 
 
 def _binding(plan: Plan) -> list[str]:
-    """Return what binds, and what says so if it is no single change."""
-    names = " and ".join(_BINDS[limit] for limit in plan.binding)
+    """Return what binds and where, and what says so if it is no single change."""
+    if not plan.binding:
+        return []
+    binds = f"{' and '.join(_BINDS[limit] for limit in plan.binding)} at {_place(plan)}"
     if plan.removal is not None:
         limits = " and ".join(_LIMITS[limit] for limit in plan.removal.constraints)
         share = good_percent(plan.removal.share)
-        return [f"{names}: {share} at {_place(plan)} without a limit of {limits}"]
+        return [f"{binds}: {share} without a limit of {limits}"]
     if plan.binding == ["compute"]:
-        much = " much" if any(each.share > _share_there(plan) for each in plan.reliefs) else ""
-        return [f"{names}: no change of a limit helps{much}"]
-    return [names] if names else []
+        helps = any(each.share > _share_there(plan) for each in plan.reliefs)
+        return [f"{binds}: {'what helps is not enough' if helps else 'no change of a limit helps'}"]
+    return [binds]
 
 
 def _helps(plan: Plan) -> list[str]:
@@ -206,10 +212,15 @@ def _helps(plan: Plan) -> list[str]:
 
 
 def _useless(plan: Plan) -> list[str]:
-    """Return the changes that let no more requests meet the SLO."""
+    """Return the limits of which no change lets more requests meet the SLO, with what was tried."""
     useless: dict[str, list[str]] = {}
+    helping = {
+        _option(relief)
+        for relief in plan.reliefs
+        if relief.reached is not None or relief.share > _share_there(plan)
+    }
     for relief in plan.reliefs:
-        if relief.reached is None and relief.share <= _share_there(plan):
+        if _option(relief) not in helping:
             useless.setdefault(_option(relief), []).append(_value(relief))
     return [f"{option} {' or '.join(values)}" for option, values in useless.items()]
 

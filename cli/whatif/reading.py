@@ -67,7 +67,7 @@ def read_workload(options: CompareOptions | PlanOptions) -> AnyWorkload:
     num_empty = sum(request.max_tokens == 0 for request in requests)
     if num_empty and not options.quiet:
         of_all = f"{counted(num_empty, 'request')} of {len(requests):,}"
-        say(f"{of_all} may generate no token: without times, they are not counted below\n")
+        say(f"left out, having no times: {of_all} with max_tokens 0\n")
     num_decoded = num_unknown(requests)
     if not num_decoded:
         return workload_of(requests, model)

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
 import msgspec
@@ -11,6 +11,7 @@ from batcher.whatif.comparing import GridCell, settings_of, varied
 from batcher.whatif.deployments import AXES, Axis, Deployment, show_value
 from batcher.whatif.draft_memory import DraftMemory, beside_draft
 from batcher.whatif.drafting import off_from
+from batcher.whatif.fleets import engines_of
 from batcher.whatif.prices import Cost
 from batcher.whatif.spread import ReplicaSpread
 
@@ -79,6 +80,21 @@ BINDS = {
 }
 
 
+def is_in_steps(deployments: Iterable[Deployment]) -> bool:
+    """Return whether no step time is known, so that times are steps."""
+    return all(each.profile == Deployment().profile for each in engines_of(deployments))
+
+
+WAITS = {
+    "slots": "waiting for slots",
+    "kv": "waiting for KV",
+    "tokens": "waiting for the token budget",
+    "static": "waiting for the static batch",
+    "compute": "computing",
+    "arrivals": "waiting for arrivals",
+}
+
+
 def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = "") -> str:
     """Return a table with a row for each cell, and below it what no combination can be, or run.
 
@@ -89,10 +105,12 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
     has_files = any(cell.deployment.fleet is not None for cell in cells)
     names = differing or ["fleet" if has_files else "batch"]
     axes = [AXES[name] for name in AXES if name in names]
+    has_steps = is_in_steps(cell.deployment for cell in cells)
+    known = {name: COLUMNS[name].in_steps() if has_steps else COLUMNS[name] for name in TABLE}
     columns = [
         column
         for name in TABLE
-        for column in (COLUMNS[name], *(class_columns(cells) if name == "goodput" else ()))
+        for column in (known[name], *(class_columns(cells) if name == "goodput" else ()))
         if _has_news(column, cells)
     ]
     lines = _rows(cells, axes, columns)
@@ -100,8 +118,8 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
     without: list[str] = []
     while spare and width is not None and max(map(cell_width, lines)) > width:
         name = spare.pop(0)
-        if COLUMNS[name] in columns:
-            columns.remove(COLUMNS[name])
+        if known[name] in columns:
+            columns.remove(known[name])
             without.append(name)
             lines = _rows(cells, axes, columns)
     named = [AXES[name] for name in AXES if name in differing]
@@ -145,7 +163,7 @@ def _rows(
     ]
     rows = [
         [*("" for _ in axes), *groups, "", ""],
-        [*(axis.title for axis in axes), *(column.title for column in columns), "binds", ""],
+        [*(axis.title for axis in axes), *(column.title for column in columns), "time", ""],
     ]
     for cell in cells:
         numbers = [column.text_of(cell) for column in columns]

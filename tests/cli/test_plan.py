@@ -27,11 +27,11 @@ def test_the_smallest_batch_with_what_binds_and_the_headroom():
     assert done.returncode == 0
     assert done.stdout.decode().splitlines() == [
         "batch 4 is the smallest that meets the SLO: 100% of 8 outputs do, 99% is asked",
-        "  e2e        p99 20 s of 25 s, headroom 20%",
+        "  e2e        p99 20 steps of 25 steps, headroom 20%",
         "  next       batch 3 reaches 75%, 2 miss e2e",
-        "  binding    slots",
+        "  binds      slots at batch 3",
         "  no help    max-batch-tokens 2,048 or 1,024 or 512 or 256 or 128",
-        "  time       slots 50%, compute 50%",
+        "  time       at batch 4: 50% waiting for slots, 50% computing",
         "  tried      1, 2, 3, 4, 5, 6, 8",
     ]
 
@@ -41,8 +41,8 @@ def test_an_slo_nobody_can_meet_shows_the_nearest_and_fails():
     assert done.returncode == 1
     assert done.stdout.decode().splitlines()[:3] == [
         "no batch from 1 to 8 meets the SLO for 99% of 8 outputs; the nearest is batch 8, with 0%",
-        "  e2e        p99 10 s of 8 s, 1.25 times too long",
-        "  binding    compute: no change of a limit helps",
+        "  e2e        p99 10 steps of 8 steps, 1.25 times too long",
+        "  binds      compute at batch 8: no change of a limit helps",
     ]
 
 
@@ -54,9 +54,10 @@ def test_the_largest_rate():
     done = plan("--slo", "queue=1", "--search", "rate", "--batch", "1", stdin=lines_of(*rows))
     text = done.stdout.decode()
     assert text.startswith("rate 2x is the largest that meets the SLO: 100% of 20 outputs do")
-    assert "rate       0.1 requests/s, 0.05 at 1x" in text
+    assert "rate       0.1 requests/step, 0.05 at 1x" in text
     assert re.search(
-        r"\n  binding    slots\n  helps      rate \S+x \(\+\d+%\) with batch \d\n", text
+        r"\n  binds      slots at rate \S+x\n  helps      rate \S+x \(\+\d+%\) with batch \d\n",
+        text,
     )
     assert "  no help    max-batch-tokens 2,048 or 1,024" in text
 
@@ -113,9 +114,9 @@ def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkey
     told = capfdbinary.readouterr()
     assert told.out.decode().splitlines() == [
         "batch 4 is the smallest that meets the SLO: 100% of 8 outputs do, 99% is asked",
-        "  e2e        p99 20 s of 25 s, headroom 20%",
+        "  e2e        p99 20 steps of 25 steps, headroom 20%",
         "  next       batch 3 reaches 75%, 2 miss e2e",
-        "  time       slots 50%, compute 50%",
+        "  time       at batch 4: 50% waiting for slots, 50% computing",
         "  tried      1, 2, 3, 4, 5, 6, 8",
     ]
     assert told.err.endswith(b"stopped before it was known what would help\n")
@@ -262,3 +263,69 @@ def test_an_slo_without_a_profile_is_told_that_steps_take_a_second():
     assert plan("--slo", "e2e=25").stderr == f"{PACED}\n"
     assert plan("--slo", "e2e=25", "--quiet").stderr == ""
     assert PACED not in plan("--slo", "e2e=25", "--profile", "constant:0.1").stderr
+
+
+PROFILE = ("--profile", "rtx4090_llama3.1-8b")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--slo", "ttft=1,tpot=30ms"),
+        ("--slo", "ttft=1,tpot=10ms"),
+        ("--slo", "ttft=1", "--kv-blocks", "200"),
+        ("--slo", "ttft=1,tpot=30ms", "--search", "kv-blocks", "--batch", "32"),
+        pytest.param(
+            (
+                "--slo",
+                "ttft=1,tpot=40ms",
+                "--search",
+                "rate",
+                "--batch",
+                "16",
+                "--kv-blocks",
+                "200",
+            ),
+            marks=pytest.mark.heavy,
+        ),
+    ],
+)
+def test_a_plan_does_not_contradict_itself(arguments):
+    text = batchdecode("plan", CHAT, *PROFILE, "--goodput", "0.9", *arguments).stdout.decode()
+    told = dict(re.findall(r"^  (\w[\w ]*?)  +(\S.*(?:\n {11,}.*)*)", text, re.MULTILINE))
+    searched = (
+        "batch" if "--search" not in arguments else arguments[arguments.index("--search") + 1]
+    )
+    best = re.search(rf"{searched} (\S+?)(?:,| is| the|$)", text)[1]
+    ends = re.match(rf"{searched} (\S+) reaches", told["next"])[1] if "next" in told else best
+    assert re.match(rf".* at {searched} {re.escape(ends)}(:|$)", told["binds"])
+    assert told["time"].startswith(f"at {searched} {best}: ")
+    options = re.compile(r"batch|kv-blocks|max-batch-tokens")
+    helps = re.findall(r"with (\S+)", told.get("helps", ""))
+    assert not set(helps) & set(options.findall(told.get("no help", "")))
+    assert not (helps and "no change of a limit helps" in told["binds"])
+
+
+@pytest.mark.parametrize(
+    ("profile", "head", "ttft", "tpot"),
+    [
+        (
+            PROFILE,
+            r"ttft s +tpot ms",
+            r"ttft +p99 \S+ s of 100 s,",
+            r"tpot +p99 \S+ ms of 50,000 ms,",
+        ),
+        (
+            (),
+            r"in steps +ttft +tpot ",
+            r"ttft +p99 \S+ steps of 100 steps,",
+            r"tpot +p99 1 step of 50",
+        ),
+    ],
+)
+def test_compare_and_plan_have_the_same_units(profile, head, ttft, tpot):
+    compared = batchdecode("compare", CHAT, *profile, "--batch", "64").stdout.decode()
+    assert re.search(head, compared.splitlines()[0])
+    found = batchdecode("plan", CHAT, *profile, "--slo", "ttft=100,tpot=50").stdout.decode()
+    assert re.search(ttft, found)
+    assert re.search(tpot, found)

@@ -34,10 +34,10 @@ def test_a_plan_tells_of_each_class_and_which_binds():
         "priority=1 do, 99% of each class is asked"
     )
     assert lines[1:3] == [
-        "  e2e        p99 40 s of 80 s, headroom 50%",
-        "  priority=1 e2e p99 30 s of 30 s, headroom 0%",
+        "  e2e        p99 40 steps of 80 steps, headroom 50%",
+        "  priority=1 e2e p99 30 steps of 30 steps, headroom 0%",
     ]
-    assert "  class      priority=1 binds at batch 1, 100% of 6 others," in lines
+    assert "  class      priority=1 misses at batch 1, 100% of 6 others," in lines
     found = json.loads(batchdecode("plan", "-", *SLOS, "--json", stdin=ROWS).stdout)
     assert found["binding_classes"] == ["priority=1"]
     assert found["limits"] == {"e2e": 80.0, "priority=1:e2e": 30.0}
