@@ -5,7 +5,6 @@ of the lines it accepts by itself.
 """
 
 import re
-from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +48,9 @@ _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 # twice, they may be of different objects, and a slower reader has to tell.
 _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
 
-# Keys of lines that do not state each field by its own name, and those that are but synonyms.
+# Keys of lines that do not state each field by its own name.
 _OTHER_KEYS = frozenset(n.encode() for n in ("body", *SYNONYMS, *SPELLINGS, *OPTIONS[None]))
-_SYNONYM_KEYS = {name.encode(): (field, name) for name, field in SYNONYMS.items()}
 _FREE_KEYS = frozenset(name.encode() for name in FREE_FIELDS)
-_FREE_OR_SYNONYM_KEYS = _FREE_KEYS.union(_SYNONYM_KEYS)
 _ROW_KEYS = frozenset(ROW_FIELDS)
 _BODY_KEYS = {url: frozenset(names) for url, names in BODY_FIELDS.items()}
 _decode = msgspec.json.Decoder(Request).decode
@@ -89,7 +86,6 @@ class RequestParser:
         self._checked = checked_type(capabilities)
         self._free_fields = FREE_FIELDS | ({"extra_body"} if self._is_server else set())
         self._decode = msgspec.json.Decoder(self._checked).decode
-        self._decoders: dict[tuple[bytes, ...], Callable[[bytes], Request]] = {}  # by synonyms
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
@@ -147,10 +143,6 @@ class RequestParser:
         if distinct <= _FREE_KEYS:
             request = self._decode(line)
             is_right = goes_together(request, self._capabilities)
-        elif distinct <= _FREE_OR_SYNONYM_KEYS:
-            request = self._decode_synonyms(line, distinct)
-            is_right = goes_together(request, self._capabilities)
-            is_right = is_right and (type(request.prompt) is list or b"prompt" in distinct)
         elif distinct.isdisjoint(_OTHER_KEYS):
             request = _decode(line)
             is_right = not find_problems(request, self._capabilities)
@@ -183,20 +175,6 @@ class RequestParser:
             request = msgspec.convert(fields, kind)
             is_right = not find_problems(request, self._capabilities)
         return ParsedLine(request, form_of(url, request)) if is_right else None
-
-    def _decode_synonyms(self, line: bytes, keys: set[bytes]) -> Request:
-        """Return the request of a line with synonyms, which has no field by two names.
-
-        Raises:
-            ValueError, RecursionError: something about it is unusual.
-        """
-        synonyms = tuple(key for key in _SYNONYM_KEYS if key in keys)
-        decode = self._decoders.get(synonyms)
-        if decode is None:
-            names = dict(map(_SYNONYM_KEYS.__getitem__, synonyms))
-            decode = msgspec.json.Decoder(checked_type(self._capabilities, names)).decode
-            self._decoders[synonyms] = decode
-        return decode(line)
 
     def _respell(self, whole: Any) -> tuple[str | None, dict[str, Any], dict[str, Any]]:
         """Return the url, None of what is no row, and the fields: as given, and by their own names.

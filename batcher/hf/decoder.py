@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from batcher.errors import BatchdecodeError
 from batcher.hf.long_rope import LongRope, LongRopeError, switch_of
-from batcher.hf.packed_linear import pack_linears
 from batcher.hf.parts import body_output, parts_of
 from batcher.hf.step import NUM_GATHERED, UNBOUNDED, RaggedStep
 from batcher.hf.tensor_store import TensorStore
@@ -26,6 +26,7 @@ from batcher.transformer.span import Span
 
 _TILES = (16, 1)  # tokens: as many as it takes for products to be fast, or each by itself
 _NUM_TRIED = 24  # tokens
+_NUM_ROWS = 16  # for which weights are arranged; products may have any number
 
 
 class Sizes(NamedTuple):
@@ -169,3 +170,45 @@ def _tiles(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:
     if tile:
         nowhere = [np.array([PADDING]) for _ in tile[0].cells]
         yield tile + [Span([0], 0, nowhere)] * room
+
+
+class PackedLinear(nn.Module):
+    """An nn.Linear on a processor, whose weight lies as oneDNN multiplies it.
+
+    torch hands a product of float32 to BLAS, which arranges the weight anew in every call; arranged
+    once, 16 rows take half the time, and no number of rows takes longer.
+
+    weight: of no size, with the dtype and the device that others ask it for.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        self.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _NUM_ROWS)  # noqa: SLF001 - torch has no other name for it
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product [..., out] of x [..., in]."""
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - as above
+            x, self._packed, self._bias, "none", [], ""
+        )
+        return product
+
+
+@torch.inference_mode()
+def pack_linears(module: nn.Module) -> None:
+    """Replace the linear layers in a module, and forget their weights, where that is of use."""
+    for name, child in module.named_children():
+        if type(child) is nn.Linear and _can_pack(child.weight):
+            setattr(module, name, PackedLinear(child))
+        else:
+            pack_linears(child)
+
+
+def _can_pack(weight: torch.Tensor) -> bool:
+    """Return whether this torch, on this processor, multiplies such a weight arranged."""
+    is_there = torch.backends.mkldnn.is_available() and hasattr(
+        torch.ops.mkldnn, "_reorder_linear_weight"
+    )
+    return is_there and weight.device.type == "cpu" and weight.dtype == torch.float32

@@ -1,7 +1,7 @@
 """Requests in flight: each a task of one event loop, which runs only while a step waits.
 
-Rule: tasks only note what they hear; what it means for a row, the step decides that hears of it.
-An attempt that fails before a token has come is followed by another one, in the same slot.
+Rule: tasks only record what arrives; the next step decides what it means for a row.  An attempt
+that fails before its first token is retried in the same slot.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from batcher.remote.reply import StreamEvent, reply_to
 from batcher.remote.settings import ServerSettings
 
 MAX_BACKOFF = 60.0  # seconds
-SHORT_WAIT = 0.005  # seconds, in which nobody is told that the run waits
-_JITTER = Random()  # noqa: S311 - no secret, and of our own, lest somebody has seeded the common one
+SHORT_WAIT = 0.005  # seconds; shorter waits are not shown
+_JITTER = Random()  # noqa: S311 - not secret; the global one may be seeded
 
 
 class Attempt(NamedTuple):
@@ -39,10 +39,10 @@ class Attempt(NamedTuple):
 
 
 class News:
-    """What was heard since it was last taken.
+    """What has arrived since the last `listen`.
 
-    received: how many tokens of each row.  retries: attempts that others follow; ended: those
-    that none does.  has_returned: whether a pause is over.
+    received: how many tokens of each row.  retries: attempts that others follow; ended: the
+    last ones.  has_returned: whether a pause is over.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class News:
 
 
 class Attempts:
-    """Sends bodies, and notes what comes.
+    """Sends bodies, and records what arrives.
 
     rate: asked before anything is sent.  now: the time, in seconds, as `rate` has it.
     waiting: entered while nothing comes; what breaks it off leaves all requests in flight.
@@ -84,7 +84,7 @@ class Attempts:
         self._tasks[row] = self._loop.create_task(self._ask(row, body))
 
     def send_again(self) -> None:
-        """Let those be sent again that have paused, as far as the rate allows it."""
+        """Send paused requests again, as far as the rate allows."""
         while self._returning:
             if self._rate.why_not(self._now()) is not None:
                 return
@@ -93,11 +93,11 @@ class Attempts:
 
     @property
     def has_returning(self) -> bool:
-        """Whether some have paused, and wait for the rate to allow another attempt."""
+        """Whether paused requests wait for the rate to allow another attempt."""
         return bool(self._returning)
 
     def listen(self, until: float | None) -> News:
-        """Wait until something is heard, or the time has come; return what was heard."""
+        """Wait until something arrives, or until `until`; return what has arrived."""
         if not self._news:
             self._wait(SHORT_WAIT if until is None else min(SHORT_WAIT, until - self._now()))
         if not self._news and (until is None or until > self._now()):
@@ -110,7 +110,7 @@ class Attempts:
         return news
 
     def wake(self) -> None:
-        """Let `listen` come back with what there is; any thread may call this."""
+        """Make `listen` return now; any thread may call this."""
         with suppress(RuntimeError):  # all is over already
             self._loop.call_soon_threadsafe(self._wakeup.set)
 
@@ -178,7 +178,7 @@ class Attempts:
         return client.without_key(failure)
 
     def _hear(self, row: RemoteSequence, chunk: StreamEvent) -> None:
-        """Note what a chunk brings."""
+        """Record what a chunk brings."""
         num_tokens, text = row.reply.take(chunk)
         row.text += text
         if num_tokens:
@@ -187,7 +187,7 @@ class Attempts:
             self._wakeup.set()
 
     async def _return(self, delay: float) -> None:
-        """Come back after a pause, when the rate allows another attempt."""
+        """Return after a pause, when the rate allows another attempt."""
         await asyncio.sleep(delay)
         turn = self._loop.create_future()
         self._returning.append(turn)

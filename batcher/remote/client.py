@@ -21,7 +21,7 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.models.calls import retry_after_of
-from batcher.remote.failures import MAX_SHOWN, ServerFailure, refusal, told_in
+from batcher.remote.failures import MAX_SHOWN, ServerFailure, error_text, refusal
 from batcher.remote.protocol import Body
 from batcher.remote.reply import StreamEvent, read_chunk
 from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings
@@ -44,9 +44,9 @@ Take = Callable[[StreamEvent], None]
 
 
 class Client:
-    """Asks one server, with as many connections as requests are in flight.
+    """A client of one server, with a connection for each request in flight.
 
-    The key is that of the environment, and stands nowhere else.
+    The key comes from the environment and is stored nowhere else.
     """
 
     def __init__(self, address: ServerAddress, settings: ServerSettings) -> None:
@@ -109,10 +109,10 @@ class Client:
         return False
 
     async def model_names(self) -> list[str]:
-        """Return what the server calls its models.
+        """Return the names of the server's models.
 
         Raises:
-            ServerFailure: it does not say.
+            ServerFailure: it lists none.
         """
         try:
             async with (
@@ -157,7 +157,7 @@ class Client:
         raise ServerFailure("answer", message, is_worth_retry=False)
 
     async def _refused(self, response: httpx.Response) -> ServerFailure:
-        """Return what it means that the server has answered with another status than 200."""
+        """Return the failure that a response with an error status means."""
         said = await _read(response, MAX_ERROR)
         headers = response.headers
         failure = refusal(response.status_code, said, retry_after_of(headers))
@@ -180,7 +180,7 @@ class Client:
         return failure
 
     def _with_hint(self, failure: ServerFailure) -> ServerFailure:
-        """Return a failure at an address, with what the address may lack."""
+        """Return a failure with a hint at what the address may lack."""
         if not urlsplit(self._address.url).path:
             failure.args = (f"{failure}; is it {PREFIX}{self._address.url}/v1?",)
         return failure
@@ -193,7 +193,7 @@ class Client:
 
     @staticmethod
     def _broken(error: Exception) -> ServerFailure:
-        """Return what it means that HTTP has failed."""
+        """Return the failure that an error of HTTP means."""
         said = str(error) or type(error).__name__
         is_there = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         what = "the connection failed" if is_there else "cannot connect"
@@ -255,7 +255,7 @@ class _BoundedStream(httpx.AsyncByteStream):
         """
         name, _, words = self._tail.strip().rpartition(b"\n")[2].partition(b":")
         if name == b"error":
-            raise ServerFailure("answer", f"the server sent an error: {told_in(words)}")
+            raise ServerFailure("answer", f"the server sent an error: {error_text(words)}")
 
     def begin_event(self) -> None:
         """Take what comes from now on for another event."""
@@ -306,7 +306,7 @@ class _BoundedStream(httpx.AsyncByteStream):
 
 
 def _target_of(response: httpx.Response) -> httpx.URL | None:
-    """Return where an answer redirects to on the same host, None if it does not."""
+    """Return where a response redirects to on the same host, or None."""
     if not response.has_redirect_location:
         return None
     try:
@@ -318,7 +318,7 @@ def _target_of(response: httpx.Response) -> httpx.URL | None:
 
 
 async def _read(response: httpx.Response, limit: int = MAX_LIST) -> bytes:
-    """Return the body of an answer, or as much of it as is wanted."""
+    """Return the body of a response, at most `limit` bytes."""
     parts, length = [], 0
     async for part in response.aiter_raw():
         parts.append(part)

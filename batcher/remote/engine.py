@@ -1,4 +1,4 @@
-"""The loop over a server: who is asked when, what has come, and who is done.
+"""The loop over a server: which requests are sent when, what has arrived and what has finished.
 
 Each slot is a request in flight, and a step lasts until something happens: tokens come, an answer
 ends or fails, a request arrives or may be sent again.  So rows are not in lockstep, and none waits
@@ -43,9 +43,9 @@ MAX_FORBIDDEN = 8  # requests that may be answered 403 before one has had anothe
 
 
 class RemoteEngine:
-    """Has requests answered by a server, at most `batch_size` at once, one `step()` at a time.
+    """Sends requests to a server, at most `batch_size` at once, one `step()` at a time.
 
-    settings: who goes first; nothing else of a schedule is ours to decide.
+    settings: the order of requests; the server decides all else of a schedule.
     is_streaming: whether the outcome of a step tells the tokens that have come.
     waiting: entered while nothing comes; what breaks it off ends the step.
     measure: the time on the wall, in seconds.
@@ -174,7 +174,7 @@ class RemoteEngine:
             batch=self.batch_size,
             policy=self._settings.policy,
             model=self._model.name,
-            settings=self._model.told_settings,
+            settings=self._model.traced_settings,
             scheduling=self._settings.beside_policy,
             step_time=self._clock.settings,
             layout="remote",
@@ -338,7 +338,7 @@ class RemoteEngine:
     # -- out of them -----------------------------------------------------------------------------
 
     def _take(self, news: News) -> list[TokenEvent]:
-        """Take in what was heard in the step that is over; return what is streamed of it."""
+        """Record what arrived in the step that is over; return what is streamed of it."""
         step, recorder, tokens = self._clock.step - 1, self._recorder, list[TokenEvent]()
         for row, num_tokens in sorted(news.received.items(), key=lambda item: item[0].slot):
             if row.first_token_step is None:
@@ -402,7 +402,7 @@ class RemoteEngine:
             model.report(f"waiting {when} for {model.address.url}: {failure}; {limit}\n")
 
     def _end_all(self, overs: list[Over]) -> None:
-        """End samples that nobody is asked for, and what follows from that."""
+        """End samples that are not sent, and the turns that depend on them."""
         for sequence, result in overs:
             if result is None:
                 failure = Failure("session-failed", self._inputs.why_broken(sequence.request))
@@ -426,7 +426,7 @@ class RemoteEngine:
         self._close(row, result, step)
 
     def _close(self, row: RemoteSequence, result: Result, step: int) -> None:
-        """Tell that a row has ended with a result, and let the next turn of its session go on."""
+        """Record that a row has ended with a result, and start the next turn of its session."""
         self._num_tokens += result.usage.completion_tokens
         self._recorder.finished(row, result, step)
         self._num_open[row.id] -= 1
@@ -437,10 +437,10 @@ class RemoteEngine:
 
 
 def _check_settings(settings: SchedulingSettings) -> None:
-    """Make sure that nothing is asked for that only an engine of our own decides.
+    """Check that the settings hold only what applies to a server.
 
     Raises:
-        BatchdecodeError: something is.
+        BatchdecodeError: a setting is for an engine of our own.
     """
     given = set(msgspec.to_builtins(settings)) - REMOTE_SCHEDULING
     if given:

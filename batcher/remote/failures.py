@@ -1,4 +1,4 @@
-"""Why a server gave no answer, or not all of it, and whether another attempt is worth its time."""
+"""Failures of a server: why an answer is missing or cut off, and whether to retry."""
 
 import json
 import re
@@ -32,11 +32,11 @@ _TITLE = re.compile("<title[^<>]*>([^<]*)", re.IGNORECASE)  # of a page
 _TAG = re.compile("<[^<>]*>")
 
 
-class ServerFailure(Exception):  # noqa: N818 - it is handed on more often than raised
+class ServerFailure(Exception):  # noqa: N818 - it is passed on more often than raised
     """Why an attempt has no answer.
 
     code: one of RUN_ERROR_CODES or FIT_ERROR_CODES.  is_worth_retry: whether the same request may
-    be answered later.  retry_after: the seconds that the server wants to be left alone.
+    be answered later.  retry_after: the seconds that the server asks to wait.
     status: of the answer, if it is an error by that.  is_overlong: whether retry_after is more than
     `max_wait` allows.
     """
@@ -68,14 +68,14 @@ class ServerFailure(Exception):  # noqa: N818 - it is handed on more often than 
         return self.status == FORBIDDEN and self.code == "server-error"
 
     def as_failure(self, num_attempts: int) -> Failure:
-        """Return this as that of a request."""
+        """Return this as the failure of a request."""
         attempts = f" (attempt {num_attempts})" if num_attempts > 1 else ""
         return Failure(self.code, f"{self}{attempts}", self.status)
 
 
 def refusal(status: int, body: bytes, retry_after: float | None) -> ServerFailure:
-    """Return what an answer with an HTTP status other than 200 means."""
-    said = told_in(body)
+    """Return the failure that an HTTP status other than 200 means."""
+    said = error_text(body)
     words = said.lower()
     code = "server-error"
     if any(mark in words for mark in _TOO_LONG):
@@ -104,7 +104,7 @@ def error_within(told: Any, *, is_passing: bool) -> ServerFailure:
     usual = 500 if is_passing else 400
     status = next((int(text) for text in found if _STATUS.fullmatch(text)), usual)
     body = json.dumps(told).encode()
-    meant, said = refusal(status, body, None), told_in(body)
+    meant, said = refusal(status, body, None), error_text(body)
     return ServerFailure(
         meant.reason,
         f"the server sent an error: {said}",
@@ -113,7 +113,7 @@ def error_within(told: Any, *, is_passing: bool) -> ServerFailure:
     )
 
 
-def told_in(body: bytes) -> str:
+def error_text(body: bytes) -> str:
     """Return what the body of an error says, on one line and not too long."""
     text = body.decode("utf-8", "replace")
     try:

@@ -1,4 +1,4 @@
-"""Requests on their way to a server's queue: as sequences, at their time, turn by turn."""
+"""Sequences of requests for a server: when they arrive, and the turns of sessions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ class Conversation(Session):
 
 
 class Over(NamedTuple):
-    """A sample that nobody is asked for: with what an earlier run found, or broken off."""
+    """A sample that is not sent: an earlier run has its result, or its session was broken off."""
 
     sequence: RemoteSequence
     result: Result | None
@@ -80,7 +80,7 @@ class RemoteInputs:
         replayed: Mapping[int, Result],
         now: float,
     ) -> list[Over]:
-        """Let the samples of a request wait for their time; return those that are over already."""
+        """Queue the samples of a request; return those that are over already."""
         self.latest_arrival = max(self.latest_arrival, request.arrival_time)
         turn = Turn(request, request_id, input_index, reason, replayed, is_streamed=True)
         if request.session is not None:
@@ -105,7 +105,7 @@ class RemoteInputs:
         return sum(len(session.turns) for session in self._sessions.values())
 
     def end_turn(self, sequence: RemoteSequence, result: Result, now: float) -> list[Over]:
-        """Let the turn after one that has ended go on; return those that are over by that."""
+        """Start the turn after one that has ended; return the turns that are over by that."""
         session = self._sessions[sequence.request.session or ""]
         if session.active != sequence.id:  # it was over without ever going on
             return []
@@ -127,7 +127,7 @@ class RemoteInputs:
         return self._sessions[request.session or ""].failure or ""
 
     def _begin(self, session: Conversation, turn: Turn, now: float) -> list[Over]:
-        """Let a turn wait for its time, or return it as over."""
+        """Queue a turn, or return it as over."""
         request, said = turn.request, session.said
         sequence = _sequence(turn, 0, said)
         if said is not None and isinstance(said, str) == is_chat(request):
@@ -167,7 +167,7 @@ def _sequence(turn: Turn, index: int, said: Any = None) -> RemoteSequence:
 
 
 def _with_answer(request: Request, said: Any, result: Result) -> Any:
-    """Return what was said in a session, a turn later."""
+    """Return what was said in a session up to this turn, its answer included."""
     if not is_chat(request):
         return (said or "") + str(request.prompt) + result.text
     messages = (request.extra_body or {})["messages"]

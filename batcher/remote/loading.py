@@ -1,4 +1,4 @@
-"""From what a person says of a server to what is known of it before anything is asked."""
+"""The model of a server: its address, its settings and the models that the server lists."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _EXTRA = "a server needs httpx and httpx-sse: pip install 'batchdecode[http]'"
 
 
 class RemoteModel:
-    """The model of a server, as far as requests and traces speak of it.
+    """A model that a server runs.
 
     listed: the models that the server lists; empty if it lists none or #NAME names one.
     served_model: the model for requests that name none, or another one than those listed; None if
@@ -45,12 +45,12 @@ class RemoteModel:
         return served
 
     @property
-    def told_settings(self) -> dict[str, Any]:
-        """What a trace tells of it: what decides an answer."""
+    def traced_settings(self) -> dict[str, Any]:
+        """The settings that decide answers, for the trace."""
         return {"extra_body": self.settings.extra_body} if self.settings.extra_body else {}
 
     def capabilities(self, num_slots: int) -> ModelCapabilities:
-        """Return what requests are checked against; what the model knows, the server checks."""
+        """Return what requests are checked against; the server checks what depends on the model."""
         from batcher.remote.protocol import SERVED  # noqa: PLC0415 - if there is a server
 
         several = () if self.served_model or "model" in self.settings.extra_body else self.listed
@@ -63,10 +63,10 @@ class RemoteModel:
 
 
 def _check_constraint(*_: object) -> None:
-    """Make sure that answers can be checked; what a constraint may say, the server knows.
+    """Check that answers can be verified; the server checks the constraint itself.
 
     Raises:
-        MissingGrammarError: they cannot.
+        MissingGrammarError: a package is missing.
     """
     from batcher.decoding.constraints.compiler import need_grammar_packages  # noqa: PLC0415 - slow
 
@@ -74,10 +74,10 @@ def _check_constraint(*_: object) -> None:
 
 
 def settings_of(given: Mapping[str, Any]) -> ServerSettings:
-    """Return the settings that a person gives.
+    """Return the settings of a server.
 
     Raises:
-        BatchdecodeError: one is none, or out of its range.
+        BatchdecodeError: a setting is unknown or out of range.
     """
     try:
         settings = msgspec.convert(dict(given), ServerSettings)

@@ -1,4 +1,4 @@
-"""What a server was asked and has answered, as events, in the order in which it happened."""
+"""The events of a run over a server, in the order in which they happened."""
 
 from batcher.events import (
     AdmitEvent,
@@ -40,7 +40,7 @@ class RemoteRecorder:
         return events
 
     def arrived(self, row: RemoteSequence, step: int) -> None:
-        """Tell that a row joined the waiting queue, at its own time and step."""
+        """Record that a row joined the waiting queue, at its own time and step."""
         self.events.append(
             ArriveEvent(
                 step,
@@ -56,36 +56,36 @@ class RemoteRecorder:
         )
 
     def admitted(self, row: RemoteSequence, reason: AdmitReason) -> None:
-        """Tell that a row is sent, of whose prompt nothing is known to be computed."""
+        """Record that a row is sent, of whose prompt nothing is known to be computed."""
         step, now, num_left = self._clock.step, self._clock.now, max(row.num_prompt_tokens, 1)
         event = AdmitEvent(step, now, row.id, row.index, row.slot, reason, left=num_left)
         self.events.append(event)
         self._blocked = None
 
     def blocked(self, row: RemoteSequence, reason: BlockedReason) -> None:
-        """Tell why the first of the queue is not sent, unless that was the last thing told."""
+        """Record why the first of the queue is not sent, unless the last reason was the same."""
         blocked = row.id, row.index, reason
         if blocked != self._blocked:
             self.events.append(BlockedEvent(self._clock.step, self._clock.now, *blocked))
         self._blocked = blocked
 
     def received(self, row: RemoteSequence, num_tokens: int) -> None:
-        """Tell how many tokens of a row have come in the step that has ended."""
+        """Record how many tokens of a row have come in the step that has ended."""
         step, start = self._last_step()
         self.events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, num_tokens))
 
     def failed(self, row: RemoteSequence, reason: RetryReason, attempt: int, delay: float) -> None:
-        """Tell that an attempt has failed in that step, and when there will be another one."""
+        """Record that an attempt has failed in that step, and when there will be another one."""
         step, start = self._last_step()
         told = reason, attempt, round(delay, NUM_DIGITS)
         self.events.append(RetryEvent(step, start, row.id, row.index, row.slot, *told))
 
     def limited(self, limit: int, reason: ConcurrencyReason) -> None:
-        """Tell that another number of requests may be in flight since that step."""
+        """Record that another number of requests may be in flight since that step."""
         self.events.append(ConcurrencyEvent(*self._last_step(), limit, reason))
 
     def finished(self, row: RemoteSequence, result: Result, step: int) -> None:
-        """Tell that a row ended with `step`."""
+        """Record that a row ended with `step`."""
         clock, usage = self._clock, result.usage
         self.events.append(
             FinishEvent(
@@ -103,7 +103,7 @@ class RemoteRecorder:
         )
 
     def stepped(self, num_tokens: int, num_rows: int) -> None:
-        """Tell, before all else of it, when that step ended, what came, and for how many rows."""
+        """Record, before its other events, when that step ended, its tokens and its rows."""
         step, none = self._clock.step - 1, [0]
         ends, columns = [self._clock.now], ([num_tokens], none, [num_rows], none, none, none)
         self.events.insert(0, StepsEvent(step, ends, *columns))

@@ -19,7 +19,7 @@ from batcher.decoding.constraints.source import (
 from batcher.errors import FieldProblem, GrammarError
 from batcher.formats.result_rows import read_token
 from batcher.formats.spellings import CONSTRAINT_SPELLINGS, Fields, Given, find_given
-from batcher.remote.failures import ServerFailure, error_within, told_in
+from batcher.remote.failures import ServerFailure, error_text, error_within
 from batcher.remote.protocol import listed
 from batcher.request import ConstraintField, Request
 from batcher.result import (
@@ -104,7 +104,7 @@ def read_chunk(data: str, *, is_error: bool = False, is_whole: bool = False) -> 
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         what = "the answer" if is_whole else "an event of the stream"
         why = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
-        message = f"{what} is not in OpenAI's form{why}: {told_in(data.encode())}"
+        message = f"{what} is not in OpenAI's form{why}: {error_text(data.encode())}"
         is_cut = data.startswith("{") and not data.rstrip().endswith("}")
         raise ServerFailure("answer", message, is_worth_retry=is_cut or not is_whole) from None
     is_error = is_error or bool(chunk.error) or chunk.object == "error"
@@ -256,7 +256,7 @@ class Reply:
         elif lacks_calls:
             message, is_worth_retry = f"the answer is empty, with finish_reason {reason!r}", True
         elif self.refusal is not None:
-            said = told_in(self.refusal.encode(errors="replace"))
+            said = error_text(self.refusal.encode(errors="replace"))
             code, message = "refusal", f"the model refused to answer: {said}"
         elif wants_logprobs and self.text and not self.logprobs:
             message = "the answer lacks the `logprobs` that were asked for"
@@ -328,7 +328,7 @@ class Reply:
             stop, words = reason.get("matched"), (reason.get("type"), reason.get("message"))
             reason = ": ".join(word for word in words if isinstance(word, str))
         if choice.error:  # OpenRouter's form
-            reason = f"error: {told_in(msgspec.json.encode(choice.error))}"
+            reason = f"error: {error_text(msgspec.json.encode(choice.error))}"
         if reason and not (self.finish_reason and self.outcome == "error"):  # which nothing mends
             self.finish_reason = str(reason)
         if stop in (*self._stops, *self._stop_ids) and not self._has_stopped:

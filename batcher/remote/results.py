@@ -1,4 +1,4 @@
-"""What a row has come to, as the result of its sample."""
+"""The Result of a row, with its constraint checked again."""
 
 from functools import cache, lru_cache
 
@@ -15,7 +15,7 @@ from batcher.scheduling.sequence import NO_SLOT
 def result_of(
     row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
 ) -> Result:
-    """Return the result of a row that has ended with `step`; failure: why, if that is so."""
+    """Return the result of a row that has ended with `step`; failure: why it failed, if it did."""
     judged = Judgement()
     if failure is None and row.slot != NO_SLOT:
         judged = _judge(row, reason)
@@ -52,7 +52,7 @@ def result_of(
 
 
 def _judge(row: RemoteSequence, reason: FinishReason) -> Judgement:
-    """Return what is to be said of an answer; many servers ignore constraints.
+    """Check an answer against its constraint, which many servers ignore.
 
     Calls of tools are not texts, and keep none.
     """

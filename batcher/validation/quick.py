@@ -3,7 +3,6 @@
 Rule: it may leave a good request to the slow way, and never accepts a bad one.
 """
 
-from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
 from typing import Annotated, Any, Literal, cast
@@ -121,16 +120,10 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
     return copy if is_right else None
 
 
-def checked_type(
-    capabilities: ModelCapabilities, other_names: Mapping[str, str] | None = None
-) -> type[Request]:
-    """Return the type of requests of FREE_FIELDS; one is right if `goes_together` is true of it.
-
-    other_names: what some of the fields are called in JSON.
-    """
-    gives_logits, is_server = capabilities.gives_logits, capabilities.served is not None
-    base = ServerRequest if is_server else Request
-    return _make_type(capabilities.vocab_size, base, gives_logits=gives_logits, rename=other_names)
+def checked_type(capabilities: ModelCapabilities) -> type[Request]:
+    """Return the type of requests of FREE_FIELDS; one is right if `goes_together` is true of it."""
+    base = Request if capabilities.served is None else ServerRequest
+    return _make_type(capabilities.vocab_size, base, gives_logits=capabilities.gives_logits)
 
 
 def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:

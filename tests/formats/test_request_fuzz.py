@@ -133,15 +133,16 @@ RULES = {
     "id": lambda v: v is None or type(v) is str,
     "prompt": lambda v: type(v) is str or v == [] or is_list_of(v, is_id),
     "max_tokens": lambda v: v is None or is_int(v, 0),
-    "stop_token": lambda v: v is None or is_id(v) or is_list_of(v, is_id),
+    "stop_token": lambda v: v is None or v == [] or is_id(v) or is_list_of(v, is_id),
     "stop_sequence": lambda v: (
         v is None
+        or v == []
         or is_text(v)
         or is_list_of(v, is_id)
         or is_list_of(v, is_text)
         or is_list_of(v, lambda item: is_list_of(item, is_id))
     ),
-    "stop": lambda v: v is None or is_text(v) or is_list_of(v, is_text),
+    "stop": lambda v: v is None or v == [] or is_text(v) or is_list_of(v, is_text),
     "ignore_eos": lambda v: v is None or type(v) is bool,
     "arrival_time": lambda v: v is None or (type(v) in (int, float) and 0 <= v <= MAX_TIME),
     "priority": lambda v: v is None or is_int(v, -MAX_INT),

@@ -31,7 +31,7 @@ from batcher.remote import client
 from batcher.remote.attempts import Attempt, News
 from batcher.remote.client import MAX_EVENT
 from batcher.remote.engine import RemoteEngine
-from batcher.remote.failures import ServerFailure, told_in
+from batcher.remote.failures import ServerFailure, error_text
 from batcher.remote.loading import remote_model_of
 from batcher.remote.reply import read_chunk
 from batcher.remote.settings import ServerSettings, address_of
@@ -448,7 +448,9 @@ def test_the_words_of_a_server_are_reported_and_what_cannot_change_is_not_repeat
     ],
 )  # fmt: skip
 def test_the_words_of_an_error_are_found(body, words):
-    assert told_in(body.encode() if isinstance(body, str) else json.dumps(body).encode()) == words
+    assert (
+        error_text(body.encode() if isinstance(body, str) else json.dumps(body).encode()) == words
+    )
 
 
 def test_a_certificate_that_is_not_trusted_is_not_tried_again(monkeypatch):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 
-from batcher.decoding.constraints.matchers import NESTED, compile_source, matcher_of
+from batcher.decoding.constraints.matchers import NESTED, compile_source, grammar_error, matcher_of
 from batcher.decoding.constraints.source import ConstraintSource, schema_source
 from batcher.decoding.constraints.verification import DIALECTS, dialect_of, find_doubt
 from batcher.errors import GrammarError, Path
@@ -100,8 +100,7 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
         schema = _changed(schema, partial(change, left_out))
         matcher = matcher_of(tokenizer, schema_source(schema))
     if matcher.is_error():
-        found = compile_source(tokenizer, schema_source(schema))
-        return found if isinstance(found, GrammarError) else Enforceable(schema_source(schema))
+        return grammar_error(tokenizer, schema_source(schema), matcher.get_error())
     matcher.compute_bitmask()
     for warning in matcher.get_grammar_warnings():
         left_out |= _ignored(warning)

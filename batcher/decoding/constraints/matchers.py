@@ -101,7 +101,7 @@ def compile_source(
         matcher = matcher_of(tokenizer, source)
     except GrammarError as error:
         return error
-    return _grammar_error(tokenizer, source, matcher.get_error()) if matcher.is_error() else matcher
+    return grammar_error(tokenizer, source, matcher.get_error()) if matcher.is_error() else matcher
 
 
 def matcher_of(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher":
@@ -212,7 +212,7 @@ def _check_lark(grammar: str) -> None:
         raise GrammarError(("lark",), f"{place_in(grammar, match.start())}: {message}")
 
 
-def _grammar_error(tokenizer: "LLTokenizer", source: ConstraintSource, said: str) -> GrammarError:
+def grammar_error(tokenizer: "LLTokenizer", source: ConstraintSource, said: str) -> GrammarError:
     """Return the error that shows what llguidance `said` of `source`."""
     if source.kind == "json_schema":
         message = _schema_message(said)

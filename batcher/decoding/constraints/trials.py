@@ -1,4 +1,4 @@
-"""Constraints are tried in a process of their own first, which is ended where one takes too much.
+"""Constraints are compiled in a helper process first, which is killed if one takes too much.
 
 llguidance counts most of what it does and gives up by itself, but not all of it, and what runs
 inside a process cannot be stopped there.  The time is that of the processor: the load of the
@@ -51,9 +51,7 @@ class Trials:
     def make(self, source: ConstraintSource, timeout: float) -> Enforceable | GrammarError:
         """Return what can be enforced of a constraint, or why it cannot be compiled in that time.
 
-        timeout: seconds of processor time.
-
-        One that has passed is not tried again.
+        timeout: seconds of processor time.  A constraint that has passed is not tried again.
 
         Raises:
             BatchdecodeError: no process can be started.

@@ -161,31 +161,30 @@ def _unit_at(path: str, unit: str) -> str:
 
 def _records(path: str, records: list[dict[str, Any]]) -> str:
     """Return a list of records as a table, a row for each, numbered from 0."""
-    names = list(records[0])
-    titles = "".join(f'<th scope="col" class="number">{_shown(_words(n))}</th>' for n in names)
-    rows = [
-        f'<tr><th scope="row">{number}</th>'
-        + "".join(_cell(f"{path}.{number}.{name}", record[name]) for name in names)
-        + "</tr>"
-        for number, record in enumerate(records)
-    ]
-    return f"<table><tr><td></td>{titles}</tr>{''.join(rows)}</table>"
+    rows = [(str(n), f"{path}.{n}", record) for n, record in enumerate(records)]
+    return _grid([_words(name) for name in records[0]], rows)
 
 
 def _spread_table(spreads: Mapping[str, Mapping[str, Any]], unit: str) -> str:
     """Return distributions as a table; unit: of latencies, all others are in steps."""
-    shown = {path: spread for path, spread in spreads.items() if spread["max"]}
-    if not shown:
-        return ""
-    titles = "".join(f'<th scope="col" class="number">{title}</th>' for title in _SPREAD)
-    rows = [
-        f'<tr><th scope="row">{_shown(_words(path.rpartition(".")[2]))}, '
-        f"{unit if path.startswith(_LATENCIES) else 'steps'}</th>"
-        + "".join(_cell(f"{path}.{key}", value) for key, value in spread.items())
+    rows = []
+    for path, spread in spreads.items():
+        own_unit = unit if path.startswith(_LATENCIES) else "steps"
+        if spread["max"]:
+            rows.append((f"{_words(path.rpartition('.')[2])}, {own_unit}", path, spread))
+    return _grid(_SPREAD, rows) if rows else ""
+
+
+def _grid(titles: Iterable[str], rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
+    """Return a table of numbers; rows: the title, the path and the numbers of each."""
+    head = "".join(f'<th scope="col" class="number">{_shown(title)}</th>' for title in titles)
+    lines = [
+        f'<tr><th scope="row">{_shown(title)}</th>'
+        + "".join(_cell(f"{path}.{name}", value) for name, value in values.items())
         + "</tr>"
-        for path, spread in shown.items()
+        for title, path, values in rows
     ]
-    return f"<table><tr><td></td>{titles}</tr>{''.join(rows)}</table>"
+    return f"<table><tr><td></td>{head}</tr>{''.join(lines)}</table>"
 
 
 def _idle(summary: RunSummary, idle: Mapping[str, int], names: Mapping[str, str]) -> str:
