@@ -27,10 +27,13 @@ class _Form(NamedTuple):
     command: str
 
 
-def _from_rows(name: str, module: str, code: str) -> _Form:
-    """Return a form that Python reads with a module: `code` makes the objects of `text`, a file."""
-    opened = 'text = open(0, encoding="utf-8-sig", newline="")'
-    return _Form(name, _PYTHON + shlex.quote(f"import {module},json; {opened}; {code}"))
+def _from_rows(name: str, modules: str, code: str) -> _Form:
+    """Return a form that Python reads with modules: `code` makes the objects of `text`, a file."""
+    opened = (
+        'raw = open(0, "rb").read(); is_utf8 = raw.decode(errors="ignore").encode() == raw; '
+        'text = io.StringIO(raw.decode("utf-8-sig" if is_utf8 else "cp1252", "ignore"), newline="")'
+    )
+    return _Form(name, _PYTHON + shlex.quote(f"import {modules},io,json; {opened}; {code}"))
 
 
 _ARRAY = _Form("a JSON array", "jq -c '.[]'")
@@ -46,6 +49,11 @@ _RETURNS = _Form("lines that end in CR", r"tr '\r' '\n'")
 _EVENTS = _Form("server-sent events", "sed -n 's/^data: //p'")
 _MARKS = _Form("files joined with their byte order marks", r"LC_ALL=C sed 's/^\xef\xbb\xbf//'")
 _NULS = _Form("text with NUL bytes", r"tr -d '\000'")
+_OBJECTS = _from_rows(
+    "objects with commas between them",
+    "sys",
+    '[print(json.dumps(each)) for each in json.loads(f"[{text.read().strip().rstrip(chr(44))}]")]',
+)
 _DICTS = _from_rows(
     "Python's dicts",
     "ast",
@@ -143,8 +151,8 @@ def _form_of(problem: "Problem", filename: str) -> _Form | None:
         elif there.startswith(("True", "False", "None")):
             form = _DICTS
         elif "extra data" in problem.message:
-            is_last = not there[1:].strip()
-            form = {"\r": _RETURNS, "{": _SEVERAL, ",": _COMMAS if is_last else None}.get(there[:1])
+            after = {"": _COMMAS, "{": _OBJECTS}.get(there[1:].strip()[:1])
+            form = {"\r": _RETURNS, "{": _SEVERAL, ",": after}.get(there[:1])
         if form is None and problem.line == 1:
             form = _table_of(line, filename) or _form_of_first(line, filename)
     return form

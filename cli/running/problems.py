@@ -35,14 +35,14 @@ class ProblemReport:
         self.num_lines = 0
         self._filename, self._color = filename, color
         self._num_shown = self._num_hidden = 0
-        self._hidden_code: str | None = None
+        self._hidden_codes: set[str] = set()
         self.news: list[str] = []
 
     def add(self, bad: BadLine) -> None:
         """Take in one more line, of whose problems the first is shown."""
         self.num_lines += 1
         problem = bad.problems[0]
-        if self._num_shown < MAX_SHOWN and problem.code != self._hidden_code:
+        if self._num_shown < MAX_SHOWN and problem.code not in self._hidden_codes:
             self._num_shown += 1
             self.news.append(self._render(self._advise(problem)))
         else:
@@ -53,14 +53,14 @@ class ProblemReport:
 
         Other lines have the same problem then, and are counted.
         """
-        if self._hidden_code is not None or problem.code not in {"invalid-json", "invalid-text"}:
+        if self._hidden_codes or problem.code not in {"invalid-json", "invalid-text"}:
             return problem
         from .other_forms import advice_for  # noqa: PLC0415 - good input does without
 
         advice = advice_for(problem, self._filename)
         if advice is None:
             return problem
-        self._hidden_code = problem.code
+        self._hidden_codes = {"invalid-text", problem.code}
         return replace(problem, hint=advice)
 
     def tell(self, text: str) -> None:

@@ -29,6 +29,7 @@ FORMS = {  # what an input is: its bytes or text, what its requests are, and its
     "objects with spaces between": " ".join(OBJECTS),
     "objects and commas": ",\n".join(OBJECTS) + ",\n",
     "long objects and commas": None,
+    "objects on one line and commas": ",".join(OBJECTS) + ",",
     "texts in quotes": '"Once “upon”"\n"a time"\n',
     "plain text": "Once “upon”\na time\n",
     "Python's dicts": "".join(f"{each}\n" for each in REQUESTS),
@@ -40,6 +41,7 @@ FORMS = {  # what an input is: its bytes or text, what its requests are, and its
     "NUL at the end": LINES.replace("}\n", "}\0\n"),
     "CSV": 'id,prompt,answer\n7,"Once “upon”",x\n8,a time,"y,\nz"\n',
     "CSV by another name": 'answer,Question\nx,Once “upon”\ny,"a time"\n',
+    "CSV in Windows-1252": 'id,prompt\r\n7,"Once “upon”"\r\n8,a time\r\n'.encode("cp1252"),
     "CSV by its name": "answer,what\nOnce “upon”,x\na time,y\n",
     "CSV with semicolons": "prompt;answer\nOnce “upon”;x\na time;y\n",
     "CSV in quotes": '"id","prompt"\n"7","Once “upon”"\n"8","a time"\n',
@@ -94,7 +96,7 @@ def content_of(form):
     elif form == "a second mark":
         requests = REQUESTS * 2
     if "CSV" in form or form == "TSV":
-        ids = ["7", "8"] if b"id" in given.encode()[:4] else [None, None]
+        ids = ["7", "8"] if str(given)[:7].count("id") else [None, None]
         requests = [
             each if name is None else {**each, "id": name}
             for each, name in zip(requests, ids, strict=True)
