@@ -15,14 +15,11 @@ from copy import copy
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
 from queue import SimpleQueue
-from random import Random
 from threading import Event, Semaphore, Thread
 from typing import Any, Generic, TypeVar
 
-import tenacity
-
 from batcher.foreign import child_ends_here
-from batcher.models.calls import MAX_BACKOFF, CallFailure, CallSettings, failure_of
+from batcher.models.calls import CallFailure, CallSettings, failure_of, pause_after
 
 T = TypeVar("T")
 Function = Callable[..., Any]
@@ -31,7 +28,6 @@ Job = Callable[[], None]
 Waiting = Callable[[], AbstractContextManager[None]]
 
 GRACE = 0.3  # seconds
-_JITTER = Random()  # noqa: S311 - no secret; of our own, as an LLM may have seeded the common one
 
 
 class Calls:
@@ -47,7 +43,6 @@ class Calls:
         self.waiting: Waiting = nullcontext
         self.settings = settings
         self.workers = Workers()
-        self.backoff = tenacity.wait_exponential(settings.backoff, max=MAX_BACKOFF)
         self.permits = asyncio.Semaphore(settings.max_concurrency)
         self._loop = BackgroundLoop()
 
@@ -74,9 +69,7 @@ async def _gathered(calls: "Sequence[_Call[T]]") -> list[T | CallFailure]:
 class _Call(Generic[T]):
     """One call, with its attempts, which share the time that it may take.
 
-    A failed attempt is repeated after `backoff` seconds, the next after twice as many and so on, or
-    after as many as the server asks for, and up to `backoff` more, by chance: calls that failed
-    together do not come again together.  A plain function that blocks is left to itself.
+    See `pause_after` for the pauses between them.  A plain function that blocks is left to itself.
     """
 
     def __init__(
@@ -88,31 +81,18 @@ class _Call(Generic[T]):
 
     async def answer(self) -> T | CallFailure:
         """Return the answer of the first attempt that has one, else why the last has none."""
-        retrying = tenacity.AsyncRetrying(
-            sleep=asyncio.sleep,
-            stop=self._is_over,
-            wait=self._pause,
-            retry=tenacity.retry_if_exception(
-                lambda error: isinstance(error, CallFailure) and error.is_worth_retry
-            ),
-            reraise=True,
-        )
-        try:
-            return await retrying(self._attempt)
-        except CallFailure as failure:
-            return self._last(failure, retrying.statistics["attempt_number"])
-
-    def _pause(self, state: tenacity.RetryCallState) -> float:
-        """Return the seconds before the next attempt."""
-        failure = None if state.outcome is None else state.outcome.exception()
-        asked = failure.retry_after if isinstance(failure, CallFailure) else None
-        shortest = self._calls.backoff(state) if asked is None else asked
-        return shortest + _JITTER.uniform(0, self._settings.backoff)
-
-    def _is_over(self, state: tenacity.RetryCallState) -> bool:
-        """Return whether there is no other attempt, or no time for one."""
-        is_last = state.attempt_number >= self._settings.max_attempts
-        return is_last or state.upcoming_sleep >= self._time_left()
+        settings, number = self._settings, 1
+        while True:
+            try:
+                return await self._attempt()
+            except CallFailure as error:
+                failure = error
+            pause = pause_after(number, failure.retry_after, settings.backoff)
+            is_last = not failure.is_worth_retry or number >= settings.max_attempts
+            if is_last or pause >= self._time_left():
+                return self._last(failure, number)
+            await asyncio.sleep(pause)
+            number += 1
 
     def _time_left(self) -> float:
         """Return the seconds until the call has to end; the first time, let them begin."""

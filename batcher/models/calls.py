@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import isfinite
+from random import Random
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert
@@ -12,6 +13,7 @@ from batcher.errors import BatchdecodeError, describe
 from batcher.foreign import Raised, RaisedError, raised
 
 MAX_BACKOFF = 30.0  # seconds
+_JITTER = Random()  # noqa: S311 - not secret; an LLM may have seeded the global one
 PROGRAMMING_ERRORS = (
     AssertionError,
     AttributeError,
@@ -78,6 +80,19 @@ class CallFailure(Exception):  # noqa: N818 - it is handed out more often than r
             return BatchdecodeError(f"{what} {self}")
         place = "" if self.raised.place is None else f" ({self.raised.place})"
         return RaisedError(f"{what} {self}{place}", self.raised)
+
+
+def pause_after(
+    num_attempts: int, asked: float | None, backoff: float, longest: float = MAX_BACKOFF
+) -> float:
+    """Return the seconds before the next attempt.
+
+    They are `asked` for by the server, or `backoff` and twice as many each time, at most `longest`.
+    Up to `backoff` more are added by chance: calls that failed together do not return together.
+    """
+    if asked is None:
+        asked = min(backoff * 2 ** (num_attempts - 1), longest)
+    return asked + _JITTER.uniform(0, backoff)
 
 
 def failure_of(error: BaseException) -> CallFailure:

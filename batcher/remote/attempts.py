@@ -8,9 +8,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from random import Random
 from typing import NamedTuple
 
+from batcher.models.calls import pause_after
 from batcher.remote.client import Client
 from batcher.remote.failures import ServerFailure
 from batcher.remote.inputs import RemoteSequence
@@ -21,7 +21,6 @@ from batcher.remote.settings import ServerSettings
 
 MAX_BACKOFF = 60.0  # seconds
 SHORT_WAIT = 0.005  # seconds; shorter waits are not shown
-_JITTER = Random()  # noqa: S311 - not secret; the global one may be seeded
 
 
 class Attempt(NamedTuple):
@@ -136,8 +135,7 @@ class Attempts:
 
     async def _ask(self, row: RemoteSequence, body: Body) -> None:
         """Ask until there is an answer, or no attempt is left."""
-        settings = self._settings
-        backoff, longest = settings.backoff, min(MAX_BACKOFF, settings.max_wait)
+        settings, longest = self._settings, min(MAX_BACKOFF, self._settings.max_wait)
         for number in range(1, settings.max_attempts + 1):
             sent = self._now()
             failure = await self._attempt(row, body)
@@ -145,10 +143,7 @@ class Attempts:
                 break
             if number == settings.max_attempts or not row.reply.is_blank:
                 break
-            pause = failure.retry_after
-            if pause is None:
-                pause = min(backoff * 2 ** (number - 1), longest)
-            pause += _JITTER.uniform(0, backoff)
+            pause = pause_after(number, failure.retry_after, settings.backoff, longest)
             self._news.retries.append(Attempt(row, failure, number, sent, pause))
             self._wakeup.set()
             await self._return(pause)
