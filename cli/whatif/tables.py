@@ -181,7 +181,7 @@ def _group_rows(
     has_gone = any(use.replicas != use.most_replicas for _, use in uses)
     counted_as = ["at once", "started"] if has_gone else ["replicas"]
     head = [*(axis.title for axis in axes), "group", *counted_as]
-    head += ["requests", "busy", "slots", "KV"]
+    head += ["outputs", "busy", "slots", "KV"]
     rows = []
     for cell, use in uses:
         kv_used = "-" if use.kv_used is None else whole_percent(use.kv_used)
