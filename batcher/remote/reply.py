@@ -21,7 +21,7 @@ from batcher.formats.result_rows import read_token
 from batcher.formats.spellings import CONSTRAINT_SPELLINGS, Fields, Given, find_given
 from batcher.remote.failures import ServerFailure, error_text, error_within
 from batcher.remote.protocol import listed
-from batcher.request import ConstraintField, Request
+from batcher.request import REQUEST_FIELDS, ConstraintField, Request
 from batcher.result import (
     LOWEST_LOGPROB,
     NUM_DIGITS,
@@ -31,6 +31,7 @@ from batcher.result import (
     TopLogprob,
 )
 from batcher.validation import ModelCapabilities
+from batcher.validation.problems import check_field
 
 MAX_COUNT = 2**31  # of tokens, and of ids
 FILTERED = "content_filter"
@@ -403,11 +404,13 @@ def _read_other(name: str, value: Any, fields: Fields) -> Iterator[Given | Field
     """Read a constraint by a name of llama.cpp, SGLang or TGI, which writes its type beside it."""
     if isinstance(value, dict) and "value" in value:
         name, value = str(value.get("type")), value["value"]
-    yield from CONSTRAINT_SPELLINGS[_SPELLED.get(name, name)](name, value, fields)
+    read = CONSTRAINT_SPELLINGS.get(_SPELLED.get(name, name))
+    if read is not None:  # of another type, the server knows it
+        yield from read(name, value, fields)
 
 
 _SPELLED = {
-    **dict.fromkeys(("json", "json_schema"), "guided_json"),
+    **dict.fromkeys(("json", "json_schema", "json_object"), "guided_json"),
     **dict.fromkeys(("grammar", "ebnf"), "guided_grammar"),
     "regex": "guided_regex",
 }
@@ -419,13 +422,15 @@ _CONSTRAINTS = {
 
 def _constraint_of(request: Request, fields: dict[str, Any]) -> ConstraintSource | None:
     """Return the constraint that a request states, or --extra-body for it, if any."""
-    read = find_given(Fields(fields, ModelCapabilities()), _CONSTRAINTS)
+    capabilities = ModelCapabilities()
+    read = find_given(Fields(fields, capabilities), _CONSTRAINTS)
     try:
         stated = constraint_source(request)
         found = (
             stated_source(cast(ConstraintField, g.field), g.value)
             for g in read
             if isinstance(g, Given)
+            and not any(check_field(REQUEST_FIELDS[g.field], g.value, capabilities))
         )
         return stated or next(found, None)
     except GrammarError:  # half of a character, which the server will not understand either

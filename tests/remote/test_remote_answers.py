@@ -375,6 +375,27 @@ def test_logprobs_that_lack_are_an_error(logprobs):
     assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"grammar": {"type": "cfg", "value": "x"}},
+        {"grammar": {"value": "x"}},
+        {"response_format": {"type": "text", "value": 1}},
+        {"guided_choice": "x"},
+        {"guided_choice": [1, 2]},
+        {"guided_json": 5},
+        {"json_schema": "x"},
+        {"regex": 5},
+    ],
+)
+def test_what_is_no_constraint_is_the_business_of_the_server(stated):
+    with FaultServer({"p": [answer("a")]}) as server, engine_of(server) as engine:
+        parser = RequestParser(engine.capabilities)
+        line = json.dumps({"prompt": "p", "extra_body": stated}).encode()
+        [result] = carry_out(engine, [parser.parse(line, 1).request]).results
+    assert (result.finish_reason, result.text, result.constraint) == ("stop", "a", None)
+
+
 INTEGER = {"type": "integer"}
 STATED = {"type": "json_schema", "json_schema": {"name": "n", "schema": INTEGER}}
 OBJECT = {"type": "json_object"}
@@ -399,6 +420,7 @@ OBJECT = {"type": "json_object"}
         ({"extra_body": {"json_schema": json.dumps(INTEGER)}}, "5", "five"),
         ({"extra_body": {"grammar": {"type": "regex", "value": "a+"}}}, "a", "b"),
         ({"response_format": {"type": "json", "value": INTEGER}}, "5", "five"),
+        ({"extra_body": {"response_format": OBJECT | {"value": INTEGER}}}, "5", "five"),
     ],
 )
 def test_constraints_are_checked_as_those_of_our_own_outputs(fields, good, bad):
