@@ -74,6 +74,7 @@ class Attempts:
         self._loop = asyncio.new_event_loop()
         self._wakeup = asyncio.Event()
         self._news = News()
+        self._bug: BaseException | None = None
         self._tasks: dict[RemoteSequence, asyncio.Task[None]] = {}
         self._returning: deque[asyncio.Future[None]] = deque()
 
@@ -81,6 +82,7 @@ class Attempts:
         """Ask for a row; the rate has allowed it."""
         self._rate.note_sent(self._now())
         self._tasks[row] = self._loop.create_task(self._ask(row, body))
+        self._tasks[row].add_done_callback(self._note_bug)
 
     def send_again(self) -> None:
         """Send paused requests again, as far as the rate allows."""
@@ -102,6 +104,8 @@ class Attempts:
         if not self._news and (until is None or until > self._now()):
             with self._waiting():
                 self._wait(None if until is None else until - self._now())
+        if self._bug is not None:
+            raise self._bug
         news, self._news = self._news, News()
         self._wakeup.clear()
         for attempt in news.ended:
@@ -171,6 +175,12 @@ class Attempts:
             failure.is_overlong = True
             failure.args = (f"{failure}; --max-wait {longest:g} is less than {wait:g} s",)
         return client.without_key(failure)
+
+    def _note_bug(self, task: asyncio.Task[None]) -> None:
+        """Let `listen` raise what a task has raised, as nothing else would end its row."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._bug = error
+            self._wakeup.set()
 
     def _hear(self, row: RemoteSequence, chunk: StreamEvent) -> None:
         """Record what a chunk brings."""

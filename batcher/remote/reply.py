@@ -112,7 +112,7 @@ def read_chunk(data: str, *, is_error: bool = False, is_whole: bool = False) -> 
     words = chunk.message, chunk.msg, chunk.detail, chunk.errors, chunk.base_resp
     says_why = chunk.choices is None and any(words)
     if is_error or says_why or (is_whole and not chunk.choices):
-        raise error_within(msgspec.json.decode(data), is_passing=not is_whole)
+        raise error_within(json.loads(data), is_passing=not is_whole)
     return chunk
 
 
@@ -299,8 +299,8 @@ class Reply:
         parts += (("refusal", text) for _, text in _said_in(said.refusal))
         self._reasoning += (text for kind, text in parts if kind == "reasoning")
         self._refusal += (text for kind, text in parts if kind == "refusal")
-        calls = said.tool_calls or ()
-        for call in [calls] if isinstance(calls, dict) else calls:
+        calls = said.tool_calls or []
+        for call in calls if isinstance(calls, list) else [calls]:
             self._take_call(call)
         if isinstance(said.function_call, dict):
             self._function_call = self._function_call or _Call()

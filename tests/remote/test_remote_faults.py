@@ -7,6 +7,8 @@ import re
 import socket
 import time
 import zlib
+from contextlib import suppress
+from math import inf
 
 import httpx
 import pytest
@@ -21,7 +23,7 @@ from fault_server import (
     reset,
     silence,
 )
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from remote_runs import QUICK, answered, asking, carry_out, engine_of
 
@@ -33,7 +35,7 @@ from batcher.remote.client import MAX_EVENT
 from batcher.remote.engine import RemoteEngine
 from batcher.remote.failures import ServerFailure, error_text
 from batcher.remote.loading import remote_model_of
-from batcher.remote.reply import read_chunk
+from batcher.remote.reply import Reply, read_chunk
 from batcher.remote.settings import ServerSettings, address_of
 from batcher.request import Request
 from batcher.result import Usage
@@ -623,3 +625,37 @@ def test_whatever_the_server_does_each_request_has_one_result(behaviours, batch)
     assert received == {r.id: r.usage.completion_tokens for r in run.results}
     spans = list(Timeline.from_events(run.events).spans)
     assert sorted(span.id for span in spans) == prompts
+
+
+NAMES = [
+    *("choices", "usage", "error", "message", "detail", "delta", "text", "content", "reasoning"),
+    *("refusal", "tool_calls", "function_call", "function", "name", "arguments", "index", "id"),
+    *("logprobs", "top_logprobs", "token", "logprob", "finish_reason", "stop_reason", "type"),
+]
+ODD = st.recursive(
+    st.sampled_from([None, True, 0, -1, 1.5, inf, 2**70, "", "a", "stop", "{}"]),
+    lambda values: (
+        st.lists(values, max_size=2) | st.dictionaries(st.sampled_from(NAMES), values, max_size=3)
+    ),
+    max_leaves=6,
+)
+PARTS = st.dictionaries(st.sampled_from(NAMES), ODD, max_size=3)
+
+
+@given(st.lists(PARTS, max_size=2), PARTS)
+@example([{"delta": {"tool_calls": 5}}], {})
+@example([], {"error": inf})
+def test_no_chunk_raises_anything_but_a_failure_of_the_server(parts, more):
+    reply = Reply(["a"])
+    data = json.dumps({"choices": parts, **more}).replace("Infinity", "1e999")
+    with suppress(ServerFailure):
+        reply.take(read_chunk(data))
+        reply.end()
+        reply.find_lack(wants_logprobs=True)
+    json.dumps([reply.text, reply.tool_calls, reply.function_call, reply.reasoning])
+
+
+def test_a_bug_of_ours_ends_the_run(monkeypatch):
+    monkeypatch.setattr(Reply, "take", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        answered(FaultServer(usual=answer("a")), asking("a"))
