@@ -13,10 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from batcher.formats.openai import URLS
-from batcher.serving.access import Gate
 from batcher.serving.endpoints import GeneratingEndpoint, Service
 from batcher.serving.errors import ApiError
-from batcher.serving.http import JSON
+from batcher.serving.http import JSON, Gate
 
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 

@@ -11,12 +11,11 @@ from starlette.types import Receive, Scope, Send
 from batcher.formats.chunks import AnswerChunk, ChunkWriter
 from batcher.formats.result_rows import OK, BytesOf, completion_of
 from batcher.result import Result
-from batcher.serving.access import Access
 from batcher.serving.bodies import MAX_QUICK_BYTES, BodyReader, ClientRequest, fields_of
-from batcher.serving.engine_thread import EngineThread
+from batcher.serving.engine_thread import EngineThread, Exchange, News
 from batcher.serving.errors import ApiError, of_result
-from batcher.serving.exchange import Exchange, News
 from batcher.serving.http import (
+    Access,
     Answer,
     ClientGoneError,
     Limits,

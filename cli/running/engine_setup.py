@@ -5,13 +5,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
+import msgspec
+
 from batcher.engine import DrivenEngine, Engine
 from batcher.errors import BatchdecodeError
-from batcher.formats.requests import RequestParser
+from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.models.base import Model, bytes_of
 from batcher.models.simulated import SimulatedModel
 from batcher.remote.loading import RemoteModel
 from batcher.remote.settings import is_server
+from batcher.validation import ModelCapabilities
 
 from ..commands.run import RunOptions
 from ..models import capabilities_of, load, open_server
@@ -51,7 +54,7 @@ class EngineSetup:
         is_hinted = capabilities.chat_template is not None and not (options.chat or options.quiet)
         if not is_hinted or isinstance(self.model, SimulatedModel):  # simulates no chat
             return RequestParser(capabilities)
-        from .chat_hint import ChatHintingParser  # noqa: PLC0415 - few models have a template
+        from .engine_setup import ChatHintingParser  # noqa: PLC0415 - few models have a template
 
         return ChatHintingParser(capabilities, tell)
 
@@ -118,3 +121,35 @@ class EngineSetup:
         return (
             b"" if isinstance(model, RemoteModel) else bytes_of(token, model.tokenizer.token_bytes)
         )
+
+
+_fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_WARNING = "warning: this model has a chat template: --chat puts each prompt into it\n"
+
+
+class ChatHintingParser(RequestParser):
+    """Parses lines for a model with a chat template; of the first text that skips it, it warns.
+
+    Messages have been through the template, token ids need none, and the row of an API says itself
+    what its text is.
+
+    tell: takes the warning.
+    """
+
+    def __init__(self, capabilities: ModelCapabilities, tell: Callable[[str], None]) -> None:
+        super().__init__(capabilities)
+        self._tell, self._has_told = tell, False
+
+    def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
+        """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
+        parsed = super().parse(line, line_number)
+        if not self._has_told and _has_text_alone(parsed, line):
+            self._has_told = True
+            self._tell(_WARNING)
+        return parsed
+
+
+def _has_text_alone(parsed: ParsedLine | BadLine, line: bytes) -> bool:
+    if isinstance(parsed, BadLine) or parsed.form != "result":
+        return False
+    return isinstance(parsed.request.prompt, str) and "messages" not in _fields_of(line)

@@ -6,15 +6,22 @@ its end all of it is put at the URL as one, with the files that stand beside res
 are removed.  Rule: at any moment the store alone has enough for a resume, on whatever machine.
 """
 
+import fcntl
 import hashlib
 import io
+import os
+import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
+from threading import Condition, Thread
 from typing import BinaryIO, Self
 
-from ..errors import WriteError
+from ..errors import WriteError, reason_of
 from ..screen.cells import printable_lines
 from .files import record_path, rest_path
 from .intake import Waiting
@@ -22,10 +29,8 @@ from .out_file import OutFile
 from .output import FileSink, GzipSink, OutputError, Sink
 from .parts import Parts, Saved
 from .problems import say
-from .spool import Spool
 from .sums import sums_path
 from .taking_over import unpack
-from .uploads import Uploads
 from .urls import Store, StoreError, shown
 
 LAST_SECONDS = 60.0  # for what is left of a run that was stopped
@@ -310,3 +315,173 @@ def _packed(path: str) -> BinaryIO:
             sink.write(chunk)
     sink.close()
     return packed
+
+
+class Spool:
+    """The folder of this machine for what goes to a URL, which one run at a time holds.
+
+    What a killed run leaves in it stays until the next run to that URL has begun.
+    name: as messages call the URL.
+
+    now: where this run has its files.  before: where those of a killed one are, if there was any.
+    keeps_now: whether `now` stays when it is left.  keeps_before: whether `before` does.
+
+    Raises:
+        OutputError: another run holds it, or there is no room for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        digest = blake2b(name.encode(errors="surrogateescape"), digest_size=8).hexdigest()
+        self._folder = Path(tempfile.gettempdir(), f"batchdecode-{os.getuid()}-{digest}")
+        self.now, self.before = self._folder / "now", self._folder / "before"
+        self.keeps_now, self.keeps_before = False, True
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        try:
+            while not self._lock():
+                pass
+            if self.now.exists():
+                shutil.rmtree(self.before, ignore_errors=True)
+                self.now.rename(self.before)
+            self.now.mkdir()
+        except OSError as error:
+            self._let_go()
+            raise OutputError(f"cannot write {self._folder}: {reason_of(error)}") from error
+        except OutputError:
+            self._let_go()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            if not self.keeps_now:
+                shutil.rmtree(self.now)
+                if self.keeps_before and self.before.exists():
+                    self.before.rename(self.now)
+            shutil.rmtree(self.before, ignore_errors=True)
+            if not self.now.exists():
+                self._folder.rmdir()
+        self._let_go()
+
+    def take_over(self) -> None:
+        """Go on with the files of the run before."""
+        shutil.rmtree(self.now)
+        self.before.rename(self.now)
+        self.keeps_now = True
+
+    def _lock(self) -> bool:
+        """Return whether the folder is held: another run may have removed it in between.
+
+        Raises:
+            OutputError: another run holds it.
+            OSError: it cannot be made.
+        """
+        with suppress(FileExistsError):
+            self._folder.mkdir(0o700)
+        self._let_go()
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        self._descriptor = os.open(self._folder, flags)
+        held = os.fstat(self._descriptor)
+        if held.st_uid != os.getuid() or stat.S_IMODE(held.st_mode) & 0o077:
+            raise OutputError(f"cannot write {self._folder}: others may write there, too")
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(f"{self._name} is being written by another run") from None
+        try:
+            return os.path.samestat(held, self._folder.stat())
+        except FileNotFoundError:
+            return False
+
+    def _let_go(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+PART_BYTES, PART_SECONDS = 8 * 2**20, 30.0
+"""Once so much has come, or for so long there was something, it is added."""
+LOOK_SECONDS = 0.5
+
+
+class Uploads:
+    """Calls `add`, which adds what `path` has beyond what it returns, from a thread of its own.
+
+    So no step waits for a store.
+
+    add: returns how many bytes of `path` are in the store after that, or raises a StoreError.
+    error: why it failed last, None if it has not; it is called again only by `flush`.
+    """
+
+    def __init__(self, path: str, num_saved: int, add: Callable[[], int]) -> None:
+        self._path, self._add = Path(path), add
+        self.error: StoreError | None = None
+        self._num_saved, self._since = num_saved, time.monotonic()
+        self._changed = Condition()
+        self._num_asked = self._num_done = 0
+        self._is_over = False
+        Thread(target=self._work, name="uploads", daemon=True).start()
+
+    @property
+    def is_all_saved(self) -> bool:
+        """Whether the store has all of the file."""
+        return self._num_new() == 0
+
+    def flush(self, seconds: float | None = None) -> None:
+        """Have all added that there is, and wait for that, or for so long.
+
+        Raises:
+            StoreError: it could not be added, or not in time.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            self._num_asked += 1
+            wanted = self._num_asked
+            self._changed.notify_all()
+            while self._num_done < wanted:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise StoreError(f"the store has not answered within {seconds:g} s")
+                self._changed.wait(LOOK_SECONDS)
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Add nothing more."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if self._num_asked == self._num_done and not self._is_over:
+                    self._changed.wait(LOOK_SECONDS)
+                if self._is_over:
+                    return
+                asked = self._num_asked
+                if asked == self._num_done and self.error is not None:
+                    continue
+            try:
+                if not self._is_due() and asked == self._num_done:
+                    continue
+                if self._num_new() > 0:
+                    self._num_saved = self._add()
+                self.error = None
+            except StoreError as error:
+                self.error = error
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run must hear of it
+                self.error = StoreError(f"{self._path}: {reason_of(error)}")
+            with self._changed:
+                self._since, self._num_done = time.monotonic(), asked
+                self._changed.notify_all()
+
+    def _num_new(self) -> int:
+        return self._path.stat().st_size - self._num_saved
+
+    def _is_due(self) -> bool:
+        num_new = self._num_new()
+        if num_new <= 0:
+            self._since = time.monotonic()
+        return num_new >= PART_BYTES or time.monotonic() - self._since > PART_SECONDS

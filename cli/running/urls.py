@@ -6,15 +6,15 @@ store tells.  What may pass is tried again, a few times.
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from ..errors import reason_of
-from .patience import Patience, watching
 
 if TYPE_CHECKING:
-    from aiohttp import TraceConfig
+    from aiohttp import TraceConfig, TraceRequestEndParams, TraceRequestExceptionParams
 
 PATIENCE = 60  # seconds, in which something comes of a server
 _PATIENCE_OF_A_TRY = 15  # seconds, with a package that tries several times itself
@@ -309,3 +309,65 @@ def _reason(error: Exception) -> str:
     told = _URL.sub(lambda url: shown(url[0]), reason_of(error))
     reason = " ".join(told.split())
     return reason[:_MAX_REASON] or type(error).__name__
+
+
+_FAULT_OF_SERVER = 500  # statuses of HTTP from there on
+
+
+class Patience:
+    """How long a server may fail: so many seconds from the first failure since its last answer.
+
+    A package that asks again by itself counts the tries of each request, and one file takes many:
+    with the waits between, that adds up to ten minutes for a server that is not there.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._failing_since: float | None = None
+        self._reason = ""
+
+    def check(self) -> None:
+        """Do nothing as long as there is some left; then begin anew.
+
+        Raises:
+            TimeoutError: there is none left; it says what went wrong last.
+        """
+        since = self._failing_since
+        if since is not None and self._clock() - since > self._seconds:
+            self._failing_since = None
+            raise TimeoutError(self._reason)
+
+    def note_answer(self) -> None:
+        """Take note that the server is there."""
+        self._failing_since = None
+
+    def note_failure(self, reason: str) -> None:
+        """Take note that a request has failed."""
+        self._reason = reason
+        if self._failing_since is None:
+            self._failing_since = self._clock()
+
+
+def watching(patience: Patience) -> "TraceConfig":
+    """Return what has every request of a session of aiohttp look at `patience`, and tell it."""
+    from aiohttp import TraceConfig  # noqa: PLC0415 - with an extra
+
+    async def begin(*_: Any) -> None:
+        patience.check()
+
+    async def end(_session: Any, _context: Any, told: "TraceRequestEndParams") -> None:
+        response = told.response
+        if response.status < _FAULT_OF_SERVER:
+            patience.note_answer()
+        else:
+            patience.note_failure(f"{response.status} {response.reason or ''}".rstrip())
+
+    async def fail(_session: Any, _context: Any, told: "TraceRequestExceptionParams") -> None:
+        if isinstance(told.exception, Exception):  # not one that breaks off what we do
+            patience.note_failure(reason_of(told.exception))
+
+    config = TraceConfig()
+    config.on_request_start.append(begin)
+    config.on_request_end.append(end)
+    config.on_request_exception.append(fail)
+    return config

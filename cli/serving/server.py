@@ -6,14 +6,17 @@ The first signal lets it answer what it has; a second one ends it at once.
 import asyncio
 import logging
 import os
+import re
 import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import ip_address
 from multiprocessing import parent_process
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uvloop
 from granian._granian import SocketHolder
@@ -23,14 +26,24 @@ from granian.log import LogLevels, logger
 from granian.server.embed import Server as Granian
 from starlette.applications import Starlette
 
-from batcher.foreign import LISTENERS
+from batcher.engine import Engine, StepOutcome
+from batcher.errors import BatchdecodeError
+from batcher.foreign import LISTENERS, Raised
+from batcher.formats.requests import RequestParser
 from batcher.formats.trace import is_trace_start
-from batcher.serving.access import MAX_HEAD_BYTES
+from batcher.models.base import Model, bytes_of
+from batcher.models.simulated import SimulatedModel
+from batcher.scheduling.clock import PacedClock, WallClock
 from batcher.serving.app import make_app
+from batcher.serving.bodies import BodyReader
+from batcher.serving.endpoints import Service
+from batcher.serving.engine_thread import EngineThread, ServerClock, Watcher
+from batcher.serving.http import MAX_HEAD_BYTES, Access, Limits
 from batcher.serving.metrics import ServerMetrics
+from batcher.timeline.records import label_of
 
 from ..commands.serve import ServeOptions
-from ..models import load
+from ..models import capabilities_of, load
 from ..running.files import check_replaceable, check_writable
 from ..running.out_file import OutFile
 from ..running.problems import say
@@ -39,9 +52,7 @@ from ..running.signals import step_aside_first, stopping_signals
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.terminal import can_animate
-from ..screen.view import RunPlan, View
-from .setup import make_clock, make_engine, make_service
-from .watching import ServerGauges, ServerWatcher
+from ..screen.view import GaugeReading, RunPlan, View
 
 BACKLOG = 2048  # connections that wait to be accepted
 MAX_CONNECTIONS, FILES_OF_OTHERS = 2**16, 64
@@ -51,6 +62,88 @@ SWITCH_SECONDS = 0.0005
 as usual, a step of some GPUs would be over by then."""
 JOIN_SECONDS = 1.0  # that a step may go on after a second signal
 END_SECONDS = 1.0  # that answers may take after a second signal
+
+
+MAX_STEPS_KEPT = 2**20
+
+
+MAX_FAILURES = 10  # kinds of them that are told of
+
+
+class ServerGauges:
+    """What a view asks of a server; see Gauges."""
+
+    current_step = None  # nobody asks while a step is computed
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def read_gauges(self) -> GaugeReading:
+        """Return what events do not tell."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        first = scheduler.queue.peek(engine.now)
+        next_up = None if first is None else label_of(first.id, first.index, first.role)
+        num_free = engine.batch_size - engine.num_running
+        return GaugeReading(
+            engine.now, num_free, next_up, engine.block_use, engine.num_waiting, engine.num_coming
+        )
+
+    def find_upcoming(self, text: str) -> None:
+        """Nothing: which requests will come, nobody knows."""
+
+    def knows_upcoming(self) -> bool:
+        """Return false, as above."""
+        return False
+
+
+class ServerWatcher:
+    """A Watcher that counts, writes and draws; trace: None if there is to be none."""
+
+    def __init__(
+        self, engine: Engine, metrics: ServerMetrics, trace: TraceWriter | None, view: View
+    ) -> None:
+        self._engine, self._metrics, self._trace, self._view = engine, metrics, trace, view
+        self._num_steps = 0
+        self._failures: set[str] = set()
+        if trace is not None:
+            trace.write([engine.run_event()])
+
+    def after_step(self, outcome: StepOutcome) -> None:
+        """Take note of what a step did."""
+        events, view = outcome.events, self._view
+        if events:
+            with view.lock:  # it reads the fold of the metrics
+                self._metrics.after_step(outcome)
+            if self._trace is not None:
+                self._trace.write(events)
+        num_steps = self._engine.num_steps
+        if num_steps > self._num_steps:
+            self._num_steps = num_steps
+            if view.is_watched:
+                view.after_step(num_steps - 1)
+        elif view.is_watched:
+            view.keep_up()
+
+    def while_idle(self) -> float | None:
+        """Write and draw what is left; return when to draw again, in seconds."""
+        self._metrics.share()
+        if self._trace is not None:
+            self._trace.flush()
+        return self._view.refresh() or None
+
+    def hear(self, raised: Raised) -> None:
+        """Say once of each kind what a model raises; its text may hold a prompt, so that is not."""
+        kind = f"the model raised {raised.said.partition(':')[0]} at {raised.place}"
+        if kind not in self._failures and len(self._failures) < MAX_FAILURES:
+            self._failures.add(kind)
+            self._view.write_message(printable_lines(f"{kind}\n"))
+
+    def close(self) -> None:
+        """End the trace and the picture, when the engine has come to its end."""
+        if self._trace is not None:
+            self._trace.write([*self._engine.hand_out().events, self._engine.end_event()])
+            self._trace.close()
+        self._view.close()
 
 
 class Server:
@@ -220,3 +313,82 @@ def _open_view(options: ServeOptions, gauges: ServerGauges, policy: str) -> View
         has_others=options.model != "simulated",
         has_stdin=True,
     )
+
+
+def make_clock(options: ServeOptions) -> ServerClock:
+    """Return the clock of a server: the wall, or a profile that is kept to on the wall.
+
+    Raises:
+        BatchdecodeError: there is no such profile.
+    """
+    step_time = options.scheduling.step_time()
+    if step_time is None:
+        return WallClock(max_kept=MAX_STEPS_KEPT)
+    return PacedClock(step_time, MAX_STEPS_KEPT)
+
+
+def make_engine(options: ServeOptions, model: Model, clock: ServerClock) -> Engine:
+    """Return the engine that the options describe.
+
+    Raises:
+        BatchdecodeError: they contradict each other, or name what there is not.
+    """
+    scheduling = options.scheduling.fitted(model)
+    if scheduling.check and isinstance(model, SimulatedModel):
+        model.is_attentive = True
+    try:
+        return Engine(
+            model,
+            options.batch,
+            settings=scheduling.settings(),
+            clock=clock,
+            is_streaming=True,
+            is_checked=bool(scheduling.check),
+            grammar_timeout=options.grammar_timeout,
+            strict_constraints=options.strict_constraints,
+            speculation=scheduling.speculation,
+        )
+    except MemoryError as error:
+        raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
+
+
+def make_service(
+    options: ServeOptions,
+    model: Model,
+    engine: Engine,
+    clock: ServerClock,
+    watcher: Watcher,
+    worker: int,
+    address: str,
+) -> Service:
+    """Return what the endpoints of a server have in common.
+
+    address: the numeric address at which it listens.
+    worker: its number, from 0, with which the names of requests begin if there are several.
+    """
+    prefix = f"{worker}-" if options.workers > 1 else ""
+    engine.capabilities = capabilities = capabilities_of(engine, options)
+    name = options.served_model_name or options.model
+    token_bytes = model.tokenizer.token_bytes
+    return Service(
+        engine=EngineThread(engine, clock, watcher, options.max_queue, prefix),
+        reader=BodyReader(
+            RequestParser(capabilities), name, asks_tokenizer=capabilities.encode is not None
+        ),
+        model=name,
+        bytes_of=lambda token: bytes_of(token, token_bytes),
+        limits=Limits(max_body_bytes=options.max_body),
+        access=_access_of(options, address),
+    )
+
+
+def _access_of(options: ServeOptions, address: str) -> Access:
+    """Return which requests may enter; see Gate."""
+    origins = tuple(origin.lower().rstrip("/") for origin in options.allow_origin or ())
+    hosts = None
+    if ip_address(address).is_loopback:
+        allowed = (urlsplit(origin).netloc.rpartition("@")[2] for origin in origins)
+        names = {re.sub(r":\d*$", "", host) for host in allowed}
+        bound = f"[{options.host}]" if ":" in options.host else options.host.lower()
+        hosts = frozenset({"localhost", "127.0.0.1", "[::1]", bound} | names)
+    return Access(options.api_key, origins, hosts)

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 from batcher.events import RestartEvent
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.drafts import StepDrafts
@@ -11,7 +13,7 @@ from batcher.timeline.step_counts import Stretch
 
 from ..screen.cells import cell_width, counted, cut_middle, fill, printable
 from . import gantt_chart as chart
-from .gantt_drafts import draft_marks, legend_of
+from .gantt_chart import Scale
 from .gantt_zoom import choose_zoom, readable_steps, usual_length
 from .headline import headline, percent_of
 from .slot_rows import ShownSlots, choose_slots, group_name, has_failed, in_groups
@@ -318,3 +320,52 @@ class _Page:
 def _labels(texts: Iterable[str]) -> list["Line"]:
     """Return lines of what is said about a chart."""
     return [[(text, "label")] for text in texts]
+
+
+MANY = "+"
+"""Stands for a number that a cell has no room for."""
+GAP = 1  # so that one mark is told from the next
+
+
+class _Cell(Struct):
+    """The drafts of the steps that a cell shows, or begins to show."""
+
+    num_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def mark(self, room: int) -> str:
+        """Return how many were accepted, and of how many if `room` cells take that.
+
+        Of several steps: how many in one of them, on average.
+        """
+        accepted = str(round(self.accepted / self.num_steps))
+        whole = f"{self.accepted}/{self.drafted}"
+        if len(whole) + GAP <= room:
+            return whole
+        return accepted if len(accepted) <= max(room - GAP, 1) else MANY
+
+
+def draft_marks(drafts: Iterable[StepDrafts], scale: Scale) -> dict[int, dict[int, str]]:
+    """Return the marks of each slot, by the cell in which they begin.
+
+    drafts: those of the steps of `scale`.
+    """
+    cells: dict[int, dict[int, _Cell]] = {}
+    for step in drafts:
+        cell = cells.setdefault(step.slot, {}).setdefault(scale.first_cell(step.step), _Cell())
+        cell.num_steps += 1
+        cell.drafted += step.drafted
+        cell.accepted += step.accepted
+    room = scale.cells_per_step
+    return {
+        slot: {number: cell.mark(room) for number, cell in of_slot.items()}
+        for slot, of_slot in cells.items()
+    }
+
+
+def legend_of(scale: Scale, most_drafted: int) -> str:
+    """Return what the marks say; most_drafted: the most drafts of a step."""
+    if len(f"{most_drafted}/{most_drafted}") + GAP <= scale.cells_per_step:
+        return "n/m drafts accepted"
+    return "n drafts accepted" if scale.cells_per_step else "n drafts accepted a step"

@@ -2,8 +2,13 @@
 
 import os
 import re
+import shutil
+import signal
+import subprocess
 from collections.abc import Collection, Sequence
 from pathlib import Path
+
+from rich.pager import Pager
 
 from ..printing import print_text
 from .page import MAX_WIDTH, Page
@@ -31,7 +36,7 @@ def list_pages() -> None:
         "A heading, a command, an option, a field and a word of the glossary are topics, too."
     )
     if os.isatty(1):
-        from .pager import ChosenPager  # noqa: PLC0415 - only on a terminal
+        from .reading import ChosenPager  # noqa: PLC0415 - only on a terminal
 
         ChosenPager().show(f"{page}\n")
     else:
@@ -69,7 +74,7 @@ def _page_through(text: str) -> None:
     from rich.markdown import Markdown  # noqa: PLC0415 - as above
     from rich.theme import Theme  # noqa: PLC0415 - as above
 
-    from .pager import ChosenPager  # noqa: PLC0415 - as above
+    from .reading import ChosenPager  # noqa: PLC0415 - as above
 
     console = Console(theme=Theme({"markdown.code": "cyan", "markdown.code_block": ""}))
     names = {page.page for group in pages().values() for page in group}
@@ -95,3 +100,30 @@ def _readable(line: str, known: Collection[str]) -> str:
         return f"{link[2]} (`{command}`)" if leads_on and name in known else link[2]
 
     return _LINK.sub(told, line)
+
+
+_NOT_STARTED = (126, 127)  # what a shell says of a program that it cannot run, or not find
+
+
+class ChosenPager(Pager):
+    """Shows a text in that pager; where none can be started, on the terminal itself."""
+
+    def show(self, content: str) -> None:
+        """Show a text, and come back when its reader has left it."""
+        installed = filter(shutil.which, ("less", "more"))
+        os.environ.setdefault("LESS", "FRX")  # as git has it: colors, and no pager for what fits
+        command = os.environ.get("PAGER", "").strip() or next(installed, None)
+        if command is None or _status_of(command, content) in _NOT_STARTED:
+            print_text(content)
+
+
+def _status_of(command: str, content: str) -> int:
+    """Return the exit status of a pager, which has Ctrl-C to itself and may leave a text unread."""
+    interrupted = signal.signal(signal.SIGINT, lambda *_: None)  # not ignored: a child would, too
+    unread = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        text = content.encode(errors="backslashreplace")
+        return subprocess.run(command, shell=True, input=text, check=False).returncode  # noqa: S602 - as $PAGER is meant
+    finally:
+        signal.signal(signal.SIGINT, interrupted)
+        signal.signal(signal.SIGPIPE, unread)

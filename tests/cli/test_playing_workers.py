@@ -14,9 +14,9 @@ from batcher.timeline.workers import event_of_worker
 from cli.screen.live.picture import Picture
 from cli.screen.live.theme import UNICODE
 from cli.tracing.play import recording as recording_module
+from cli.tracing.play.opening import open_recording
 from cli.tracing.play.playback import Playback
 from cli.tracing.play.stage import Stage
-from cli.tracing.play.workers import open_recording
 
 
 def recorded(events):

@@ -198,7 +198,7 @@ def test_the_pages_are_read_once_however_long_the_one_that_is_shown(monkeypatch)
         return topics.pages()
 
     monkeypatch.setattr(reading, "pages", read_pages)
-    monkeypatch.setattr("cli.usage.pager.ChosenPager.show", lambda _self, _text: None)
+    monkeypatch.setattr("cli.usage.reading.ChosenPager.show", lambda _self, _text: None)
     reading._page_through(PAGES["cli"].read_text())
     assert num_read == 1
 

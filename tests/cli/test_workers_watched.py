@@ -14,7 +14,7 @@ from test_spans import collector  # noqa: F401 - a fixture
 
 from cli.options import SchedulingOptions
 from cli.running.exposing import Exposition
-from cli.running.workers.standings import Standings
+from cli.running.workers.watching import Standings
 
 NOT_ARRIVED = "batchdecode_requests_not_arrived"
 WAITING = "vllm:num_requests_waiting"

@@ -12,9 +12,8 @@ from in_process import CHATS, COMPLETIONS, served
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.metrics.prometheus import GAUGES
 from batcher.metrics.watched import state_of
-from batcher.serving.access import Access
 from batcher.serving.bodies import BodyReader
-from batcher.serving.http import Limits
+from batcher.serving.http import Access, Limits
 from batcher.settings import SchedulingSettings
 
 ROOT = Path(__file__).parents[2]

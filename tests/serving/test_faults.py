@@ -11,8 +11,7 @@ import httpx
 import pytest
 from in_process import served
 
-from batcher.serving.access import Access
-from batcher.serving.http import Limits
+from batcher.serving.http import Access, Limits
 from cli.serving import server as server_of_command
 from cli.serving.server import WebServer
 
