@@ -14,7 +14,7 @@ from pathlib import Path
 from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 
-from cli.running import uploads, urls
+from cli.running import stored_results, urls
 from cli.start import main
 
 
@@ -69,7 +69,7 @@ def _next_fault(name):
 
 
 register_implementation("shelf", Shelf, clobber=True)
-uploads.PART_SECONDS, uploads.LOOK_SECONDS, urls.FIRST_WAIT = 0.05, 0.02, 0.01
+stored_results.PART_SECONDS, stored_results.LOOK_SECONDS, urls.FIRST_WAIT = 0.05, 0.02, 0.01
 
 if __name__ == "__main__":
     main()

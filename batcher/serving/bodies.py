@@ -42,7 +42,7 @@ class Delivery(Struct, frozen=True):
     @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with how many tokens the answer took."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return bool(self.stream_options and self.stream_options.include_usage)
 
 
 class ClientRequest(Struct, frozen=True):
@@ -108,11 +108,17 @@ class BodyReader:
         Raises:
             ApiError: it is no request, or not one for this server.
         """
-        _refuse(fields)
+        for name, why in _NOT_OF_CLIENTS.items():
+            if fields.get(name) is not None:
+                message = f"`{name}` is not for requests over HTTP: {why}"
+                raise ApiError(BAD_REQUEST, "unsupported-option", message, name)
         delivery = _take_delivery(fields)
         self.check_model(fields.get("model"))
         bodies = [fields]
         if _has_prompts(fields):
+            if (num_prompts := len(fields["prompt"])) > MAX_PROMPTS:
+                message = f"`prompt` is a list of {num_prompts} prompts, of at most {MAX_PROMPTS}"
+                raise ApiError(BAD_REQUEST, "invalid-value", message, "prompt")
             bodies = [fields | {"prompt": prompt} for prompt in fields["prompt"]]
         requests = []
         for place, body in enumerate(bodies):
@@ -146,7 +152,8 @@ def fields_of(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ApiError(BAD_REQUEST, "invalid-json", _why_no_json(data)) from None
     if not isinstance(fields, dict):
-        message = f"the body is a JSON object, not {_kind_of(fields)}"
+        names = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+        message = f"the body is a JSON object, not {names.get(type(fields), 'a number')}"
         raise ApiError(BAD_REQUEST, "invalid-json", message)
     return fields
 
@@ -177,21 +184,6 @@ def _why_no_json(data: bytes) -> str:
 def _place(text: str, span: TextSpan) -> str:
     line = text.count("\n", 0, span.start) + 1
     return f"line {line}, column {span.start - text.rfind(chr(10), 0, span.start)}"
-
-
-def _kind_of(value: object) -> str:
-    names = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
-def _refuse(fields: dict[str, Any]) -> None:
-    for name, why in _NOT_OF_CLIENTS.items():
-        if fields.get(name) is not None:
-            message = f"`{name}` is not for requests over HTTP: {why}"
-            raise ApiError(BAD_REQUEST, "unsupported-option", message, name)
-    if _has_prompts(fields) and len(fields["prompt"]) > MAX_PROMPTS:
-        message = f"`prompt` is a list of {len(fields['prompt'])} prompts, of at most {MAX_PROMPTS}"
-        raise ApiError(BAD_REQUEST, "invalid-value", message, "prompt")
 
 
 def _take_delivery(fields: dict[str, Any]) -> Delivery:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec import Struct
@@ -50,12 +51,15 @@ class GeneratingEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; if its client goes, it is aborted."""
         answer = Answer(send, self._service.limits)
-        try:
-            await self._answer(answer, scope, receive)
-        except ApiError as error:
-            await _refuse(answer, error)
-        except ClientGoneError:
-            return
+        with suppress(ClientGoneError):
+            try:
+                await self._answer(answer, scope, receive)
+            except ApiError as error:
+                if answer.has_begun:  # a stream, so the error is an event of it
+                    await answer.add(b"data: " + error.json + b"\n\n" + _DONE, is_last=True)
+                else:
+                    answer.headers.update(error.headers)
+                    await answer.give(error.status, error.json)
 
     async def _answer(self, answer: Answer, scope: Scope, receive: Receive) -> None:
         """Answer a request.
@@ -169,18 +173,6 @@ def _raise_failure(news: Iterable[News]) -> None:
     for item in news:
         if isinstance(item, Result) and item.error is not None:
             raise of_result(item.error)
-
-
-async def _refuse(answer: Answer, error: ApiError) -> None:
-    """Answer with an error; as an event, if a stream has begun."""
-    try:
-        if answer.has_begun:
-            await answer.add(b"data: " + error.json + b"\n\n" + _DONE, is_last=True)
-        else:
-            answer.headers.update(error.headers)
-            await answer.give(error.status, error.json)
-    except ClientGoneError:
-        return
 
 
 async def _watch(receive: Receive, exchange: Exchange) -> None:

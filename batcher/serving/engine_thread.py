@@ -20,7 +20,14 @@ from batcher.events import TokenEvent
 from batcher.request import Request
 from batcher.result import Result
 from batcher.scheduling.clock import PacedClock, WallClock
-from batcher.serving.errors import BAD_REQUEST, UNAVAILABLE, ApiError, busy, draining, engine_failed
+from batcher.serving.errors import (
+    BAD_REQUEST,
+    RETRY_AFTER,
+    TOO_MANY,
+    UNAVAILABLE,
+    ApiError,
+    engine_failed,
+)
 
 MAX_UNHEARD = 64  # outcomes that the event loop has not heard of; then the next step waits
 
@@ -50,20 +57,14 @@ class Exchange:
         self._news: list[News] = []
         self._has_news = asyncio.Event()
 
-    @property
-    def is_unread(self) -> bool:
-        """Whether more is there than a client may leave unread."""
+    def tell(self, news: News) -> bool:
+        """Add news of a request; return whether there is more than a client may leave unread."""
+        self.num_left -= isinstance(news, Result)
+        if self.wants_tokens or isinstance(news, Result):
+            self._news.append(news)
+            if self.wants_tokens or not self.num_left:
+                self._has_news.set()
         return len(self._news) > MAX_UNREAD
-
-    def tell(self, news: News) -> None:
-        """Add news of a request."""
-        if isinstance(news, Result):
-            self.num_left -= 1
-        elif not self.wants_tokens:
-            return
-        self._news.append(news)
-        if self.wants_tokens or not self.num_left:
-            self._has_news.set()
 
     def fail(self, failure: Exception) -> None:
         """Let nothing more come; whoever waits for it is told why."""
@@ -148,10 +149,16 @@ class EngineThread:
         """
         if self.failure is not None:
             raise engine_failed()
+        retry = {"retry-after": RETRY_AFTER}
         if self.is_draining:
-            raise draining()
+            message = "the server is about to end, and takes no more requests"
+            raise ApiError(UNAVAILABLE, "draining", message, headers=retry)
         if self.num_open and self.num_open + num_outputs > self.most_open:
-            raise busy(self.num_open, self.most_open)
+            message = (
+                f"{self.num_open} outputs are generated or wait, of at most {self.most_open}; "
+                "try again later"
+            )
+            raise ApiError(TOO_MANY, "queue-full", message, headers=retry)
 
     def submit(
         self,
@@ -208,11 +215,9 @@ class EngineThread:
         exchanges = self.exchanges
         for event in tokens:
             exchange = exchanges.get(event.id)
-            if exchange is not None:  # its client may have gone
-                exchange.tell(event)
-                if exchange.is_unread:
-                    exchange.fail(ApiError(UNAVAILABLE, "unread", "nobody reads the answer"))
-                    self.release(exchange)
+            if exchange is not None and exchange.tell(event):  # its client may have gone
+                exchange.fail(ApiError(UNAVAILABLE, "unread", "nobody reads the answer"))
+                self.release(exchange)
         for result in results:
             exchange = exchanges.get(result.id)
             if exchange is not None:

@@ -45,18 +45,15 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
-        self.body = ErrorBody(message, _type_of(status), param, _OPENAI_CODES.get(code, code))
+        kind = "server_error" if status >= SERVER_ERROR else "invalid_request_error"
+        if status == TOO_MANY:
+            kind = "rate_limit_error"
+        self.body = ErrorBody(message, kind, param, _OPENAI_CODES.get(code, code))
 
     @property
     def json(self) -> bytes:
         """The body of the answer."""
         return msgspec.json.encode({"error": self.body})
-
-
-def _type_of(status: int) -> str:
-    if status == TOO_MANY:
-        return "rate_limit_error"
-    return "server_error" if status >= SERVER_ERROR else "invalid_request_error"
 
 
 def of_problems(problems: Sequence[Problem], place: str = "") -> ApiError:
@@ -81,15 +78,3 @@ def of_result(error: ErrorInfo) -> ApiError:
 def engine_failed() -> ApiError:
     """Return the answer of a server whose engine can go on no more."""
     return ApiError(UNAVAILABLE, "engine-failed", "the engine of this server has failed")
-
-
-def busy(num_open: int, most: int) -> ApiError:
-    """Return the answer where as many requests wait as may."""
-    message = f"{num_open} outputs are generated or wait, of at most {most}; try again later"
-    return ApiError(TOO_MANY, "queue-full", message, headers={"retry-after": RETRY_AFTER})
-
-
-def draining() -> ApiError:
-    """Return the answer of a server that takes no more requests."""
-    message = "the server is about to end, and takes no more requests"
-    return ApiError(UNAVAILABLE, "draining", message, headers={"retry-after": RETRY_AFTER})

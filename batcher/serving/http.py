@@ -67,25 +67,21 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
         raise _too_large(limits)
     try:
         async with asyncio.timeout(limits.read_seconds):
-            return await _read(receive, limits)
+            parts, num_bytes, has_more = [], 0, True
+            while has_more:
+                part = await receive()
+                if part["type"] == "http.disconnect":
+                    cut = "the body is cut off, or not valid HTTP"
+                    raise ApiError(BAD_REQUEST, "invalid-body", cut)
+                parts.append(part.get("body", b""))
+                num_bytes += len(parts[-1])
+                if num_bytes > limits.max_body_bytes:
+                    raise _too_large(limits)
+                has_more = part.get("more_body", False)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
         message = f"the body has not come within {limits.read_seconds:g} seconds"
         raise ApiError(TIMEOUT, "body-timeout", message, headers={"connection": "close"}) from None
-
-
-async def _read(receive: Receive, limits: Limits) -> bytes:
-    parts, num_bytes = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ApiError(BAD_REQUEST, "invalid-body", "the body is cut off, or not valid HTTP")
-        part = message.get("body", b"")
-        num_bytes += len(part)
-        if num_bytes > limits.max_body_bytes:
-            raise _too_large(limits)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _too_large(limits: Limits) -> ApiError:
@@ -185,17 +181,13 @@ def _check(scope: Scope, access: Access) -> None:
     if access.api_key is None:
         _check_page(scope, access)
     elif scope["path"] not in _NO_KEY_NEEDED:
-        _check_key(scope, access.api_key)
-
-
-def _check_key(scope: Scope, api_key: str) -> None:
-    """Raise an ApiError if a request lacks the key; takes the same time for any other key."""
-    kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-    is_right = secrets.compare_digest(given.strip(" \t").encode("latin-1"), api_key.encode())
-    if not (is_right and kind.lower() == "bearer"):
-        message = "this server needs its key in the header `Authorization: Bearer KEY`"
-        headers = {"www-authenticate": "Bearer"}
-        raise ApiError(UNAUTHORIZED, "invalid_api_key", message, headers=headers)
+        kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        key = given.strip(" \t").encode("latin-1")
+        is_right = secrets.compare_digest(key, access.api_key.encode())  # takes as long for any
+        if not (is_right and kind.lower() == "bearer"):
+            message = "this server needs its key in the header `Authorization: Bearer KEY`"
+            headers = {"www-authenticate": "Bearer"}
+            raise ApiError(UNAUTHORIZED, "invalid_api_key", message, headers=headers)
 
 
 def _check_page(scope: Scope, access: Access) -> None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,11 +15,17 @@ from batcher.models.base import Model, bytes_of
 from batcher.models.simulated import SimulatedModel
 from batcher.remote.loading import RemoteModel
 from batcher.remote.settings import is_server
+from batcher.scheduling.clock import Clock
+from batcher.timing.step_time import StepTime
 from batcher.validation import ModelCapabilities
 
 from ..commands.run import RunOptions
 from ..models import capabilities_of, load, open_server
+from ..options import SchedulingOptions
 from .intake import Waiting
+
+if TYPE_CHECKING:
+    from ..commands.serve import ServeOptions
 
 
 class EngineSetup:
@@ -43,8 +50,17 @@ class EngineSetup:
                 self.model, self.engine = open_server(options, waiting)
             else:
                 self.model = self._load_model(options, is_shown=is_shown)
-                self.options = replace(options, scheduling=options.scheduling.fitted(self.model))
-                self.engine = self._make_engine(self.model)
+                scheduling = options.scheduling.fitted(self.model)
+                self.options = replace(options, scheduling=scheduling)
+                clock, step_time = scheduling.clock(self._sleep), scheduling.step_time()
+                self.engine = make_engine(
+                    self.options,
+                    scheduling,
+                    self.model,
+                    clock,
+                    step_time,
+                    is_streamed=options.stream,
+                )
             self.capabilities = capabilities_of(self.engine, options)
             self.engine.capabilities = self.capabilities  # with the defaults of the run
 
@@ -85,32 +101,6 @@ class EngineSetup:
             )
         return model
 
-    def _make_engine(self, model: Model) -> Engine:
-        """Return the engine that the options describe.
-
-        Raises:
-            BatchdecodeError: they contradict each other, name what there is not, or ask for more
-            memory than there is.
-        """
-        options, scheduling = self.options, self.options.scheduling
-        if scheduling.check and isinstance(model, SimulatedModel):
-            model.is_attentive = True
-        try:
-            return Engine(
-                model,
-                options.batch,
-                settings=scheduling.settings(),
-                step_time=scheduling.step_time(),
-                clock=scheduling.clock(self._sleep),
-                is_streaming=options.stream,
-                is_checked=bool(scheduling.check),
-                grammar_timeout=options.grammar_timeout,
-                strict_constraints=options.strict_constraints,
-                speculation=scheduling.speculation,
-            )
-        except MemoryError as error:
-            raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
-
     def _sleep(self, seconds: float) -> None:
         with self._waiting():
             time.sleep(seconds)
@@ -121,6 +111,42 @@ class EngineSetup:
         return (
             b"" if isinstance(model, RemoteModel) else bytes_of(token, model.tokenizer.token_bytes)
         )
+
+
+def make_engine(
+    options: "RunOptions | ServeOptions",
+    scheduling: SchedulingOptions,
+    model: Model,
+    clock: Clock | None,
+    step_time: StepTime | None = None,
+    *,
+    is_streamed: bool,
+) -> Engine:
+    """Return the engine that the options describe.
+
+    scheduling: as it fits the model.
+
+    Raises:
+        BatchdecodeError: they contradict each other, name what there is not, or ask for more
+        memory than there is.
+    """
+    if scheduling.check and isinstance(model, SimulatedModel):
+        model.is_attentive = True
+    try:
+        return Engine(
+            model,
+            options.batch,
+            settings=scheduling.settings(),
+            step_time=step_time,
+            clock=clock,
+            is_streaming=is_streamed,
+            is_checked=bool(scheduling.check),
+            grammar_timeout=options.grammar_timeout,
+            strict_constraints=options.strict_constraints,
+            speculation=scheduling.speculation,
+        )
+    except MemoryError as error:
+        raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
 
 
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -143,13 +169,9 @@ class ChatHintingParser(RequestParser):
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
         parsed = super().parse(line, line_number)
-        if not self._has_told and _has_text_alone(parsed, line):
-            self._has_told = True
-            self._tell(_WARNING)
+        if not self._has_told and isinstance(parsed, ParsedLine) and parsed.form == "result":
+            is_text = isinstance(parsed.request.prompt, str)
+            if is_text and "messages" not in _fields_of(line):
+                self._has_told = True
+                self._tell(_WARNING)
         return parsed
-
-
-def _has_text_alone(parsed: ParsedLine | BadLine, line: bytes) -> bool:
-    if isinstance(parsed, BadLine) or parsed.form != "result":
-        return False
-    return isinstance(parsed.request.prompt, str) and "messages" not in _fields_of(line)

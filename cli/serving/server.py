@@ -27,23 +27,22 @@ from granian.server.embed import Server as Granian
 from starlette.applications import Starlette
 
 from batcher.engine import Engine, StepOutcome
-from batcher.errors import BatchdecodeError
 from batcher.foreign import LISTENERS, Raised
 from batcher.formats.requests import RequestParser
 from batcher.formats.trace import is_trace_start
-from batcher.models.base import Model, bytes_of
-from batcher.models.simulated import SimulatedModel
+from batcher.models.base import bytes_of
 from batcher.scheduling.clock import PacedClock, WallClock
 from batcher.serving.app import make_app
 from batcher.serving.bodies import BodyReader
 from batcher.serving.endpoints import Service
-from batcher.serving.engine_thread import EngineThread, ServerClock, Watcher
+from batcher.serving.engine_thread import EngineThread, ServerClock
 from batcher.serving.http import MAX_HEAD_BYTES, Access, Limits
 from batcher.serving.metrics import ServerMetrics
 from batcher.timeline.records import label_of
 
 from ..commands.serve import ServeOptions
 from ..models import capabilities_of, load
+from ..running.engine_setup import make_engine
 from ..running.files import check_replaceable, check_writable
 from ..running.out_file import OutFile
 from ..running.problems import say
@@ -62,11 +61,7 @@ SWITCH_SECONDS = 0.0005
 as usual, a step of some GPUs would be over by then."""
 JOIN_SECONDS = 1.0  # that a step may go on after a second signal
 END_SECONDS = 1.0  # that answers may take after a second signal
-
-
 MAX_STEPS_KEPT = 2**20
-
-
 MAX_FAILURES = 10  # kinds of them that are told of
 
 
@@ -172,15 +167,29 @@ class Server:
         self._trace.lock()
         self._options, self._listener, self._on_ready = options, listener, on_ready
         model = load(options, is_shown=not options.quiet)
-        clock = make_clock(options)
-        engine = make_engine(options, model, clock)
+        scheduling = options.scheduling.fitted(model)
+        step_time = scheduling.step_time()
+        clock: ServerClock = WallClock(max_kept=MAX_STEPS_KEPT)
+        if step_time is not None:  # a profile, which is kept to on the wall
+            clock = PacedClock(step_time, MAX_STEPS_KEPT)
+        engine = make_engine(options, scheduling, model, clock, is_streamed=True)
         name = options.served_model_name or options.model
         trace = TraceWriter(self._trace.open()) if options.trace is not None else None
         self._view = _open_view(options, ServerGauges(engine), engine.settings.policy)
         metrics = ServerMetrics(engine, name, self._view.fold, worker, folder)
         self._watcher = ServerWatcher(engine, metrics, trace, self._view)
-        self._service = make_service(
-            options, model, engine, clock, self._watcher, worker, listener.getsockname()[0]
+        prefix = f"{worker}-" if options.workers > 1 else ""  # of the names of requests
+        engine.capabilities = capabilities = capabilities_of(engine, options)
+        token_bytes = model.tokenizer.token_bytes
+        self._service = Service(
+            engine=EngineThread(engine, clock, self._watcher, options.max_queue, prefix),
+            reader=BodyReader(
+                RequestParser(capabilities), name, asks_tokenizer=capabilities.encode is not None
+            ),
+            model=name,
+            bytes_of=lambda token: bytes_of(token, token_bytes),
+            limits=Limits(max_body_bytes=options.max_body),
+            access=_access_of(options, listener.getsockname()[0]),
         )
         self._web = WebServer(make_app(self._service, metrics.text), listener)
         self._received: list[signal.Signals] = []
@@ -214,15 +223,13 @@ class Server:
         if (parent := parent_process()) is not None:
             loop.add_reader(parent.sentinel, self._end)  # it has gone without a word
         self._listener.listen(BACKLOG)
-        (self._on_ready or self._tell_address)()
+        if self._on_ready is not None:
+            self._on_ready()
+        elif not self._options.quiet:
+            slots = counted(self._options.batch, "slot")
+            message = f"serving {self._service.model} with {slots} at {url_of(self._listener)}\n"
+            self._view.write_message(printable_lines(message))
         await self._web.serve_until_stopped()
-
-    def _tell_address(self) -> None:
-        if self._options.quiet:
-            return
-        slots = counted(self._options.batch, "slot")
-        message = f"serving {self._service.model} with {slots} at {url_of(self._listener)}\n"
-        self._view.write_message(printable_lines(message))
 
     def _take(self, number: signal.Signals) -> None:
         """Take no more requests; after a second signal, answer none."""
@@ -312,73 +319,6 @@ def _open_view(options: ServeOptions, gauges: ServerGauges, policy: str) -> View
         is_piped=False,
         has_others=options.model != "simulated",
         has_stdin=True,
-    )
-
-
-def make_clock(options: ServeOptions) -> ServerClock:
-    """Return the clock of a server: the wall, or a profile that is kept to on the wall.
-
-    Raises:
-        BatchdecodeError: there is no such profile.
-    """
-    step_time = options.scheduling.step_time()
-    if step_time is None:
-        return WallClock(max_kept=MAX_STEPS_KEPT)
-    return PacedClock(step_time, MAX_STEPS_KEPT)
-
-
-def make_engine(options: ServeOptions, model: Model, clock: ServerClock) -> Engine:
-    """Return the engine that the options describe.
-
-    Raises:
-        BatchdecodeError: they contradict each other, or name what there is not.
-    """
-    scheduling = options.scheduling.fitted(model)
-    if scheduling.check and isinstance(model, SimulatedModel):
-        model.is_attentive = True
-    try:
-        return Engine(
-            model,
-            options.batch,
-            settings=scheduling.settings(),
-            clock=clock,
-            is_streaming=True,
-            is_checked=bool(scheduling.check),
-            grammar_timeout=options.grammar_timeout,
-            strict_constraints=options.strict_constraints,
-            speculation=scheduling.speculation,
-        )
-    except MemoryError as error:
-        raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
-
-
-def make_service(
-    options: ServeOptions,
-    model: Model,
-    engine: Engine,
-    clock: ServerClock,
-    watcher: Watcher,
-    worker: int,
-    address: str,
-) -> Service:
-    """Return what the endpoints of a server have in common.
-
-    address: the numeric address at which it listens.
-    worker: its number, from 0, with which the names of requests begin if there are several.
-    """
-    prefix = f"{worker}-" if options.workers > 1 else ""
-    engine.capabilities = capabilities = capabilities_of(engine, options)
-    name = options.served_model_name or options.model
-    token_bytes = model.tokenizer.token_bytes
-    return Service(
-        engine=EngineThread(engine, clock, watcher, options.max_queue, prefix),
-        reader=BodyReader(
-            RequestParser(capabilities), name, asks_tokenizer=capabilities.encode is not None
-        ),
-        model=name,
-        bytes_of=lambda token: bytes_of(token, token_bytes),
-        limits=Limits(max_body_bytes=options.max_body),
-        access=_access_of(options, address),
     )
 
 

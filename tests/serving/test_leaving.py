@@ -6,7 +6,7 @@ import json
 import pytest
 from in_process import COMPLETIONS, served
 
-from batcher.serving import exchange
+from batcher.serving import engine_thread
 from batcher.serving.http import Limits
 from batcher.settings import SchedulingSettings
 
@@ -92,7 +92,7 @@ def test_a_client_that_does_not_read_is_given_up_after_a_while():
 
 
 def test_what_waits_for_a_client_is_bounded(monkeypatch):
-    monkeypatch.setattr(exchange, "MAX_UNREAD", 50)
+    monkeypatch.setattr(engine_thread, "MAX_UNREAD", 50)
 
     async def main():
         async with served() as server:
