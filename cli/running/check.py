@@ -80,11 +80,19 @@ class InputPlan(Struct, kw_only=True):
         most = context.output_limit(request.output_limit, num_tokens)
         self.to_the_end += request.max_tokens == TO_THE_END
         self._add_prompt(request, num_tokens, most)
-        self._add_output(request, most)
+        self.outputs += request.n
+        self.output_tokens += request.n * most
+        self.longest_output = max(self.longest_output, most)
+        num_admissions = 1 if request.num_beams > 1 else request.best_of or request.n
+        self.slot_steps += num_admissions * num_slots_needed(request) * most
+        self.least_steps = max(-(-self.slot_steps // self.batch), self.longest_output)
         stops = (request.stop_token, request.stop_sequence, request.stop)
         self.with_stops += any(stop not in (None, []) for stop in stops)
         self.ignoring_eos += request.ignore_eos
-        self._add_arrival(request.arrival_time)
+        time = request.arrival_time
+        span = self.arrivals or ArrivalSpan(time, time)
+        self.arrivals = ArrivalSpan(min(span.first, time), max(span.last, time))
+        self.arrivals_in_order &= time >= span.last
 
     def _add_prompt(self, request: Request, num_tokens: int, most: int) -> None:
         prompt = request.prompt
@@ -100,19 +108,6 @@ class InputPlan(Struct, kw_only=True):
             is_too_long = num_tokens + min(most, 1) > self.max_context
             self.too_long += is_too_long
             self.may_outgrow += not is_too_long and num_tokens + most > self.max_context
-
-    def _add_output(self, request: Request, most: int) -> None:
-        self.outputs += request.n
-        self.output_tokens += request.n * most
-        self.longest_output = max(self.longest_output, most)
-        num_admissions = 1 if request.num_beams > 1 else request.best_of or request.n
-        self.slot_steps += num_admissions * num_slots_needed(request) * most
-        self.least_steps = max(-(-self.slot_steps // self.batch), self.longest_output)
-
-    def _add_arrival(self, time: float) -> None:
-        span = self.arrivals or ArrivalSpan(time, time)
-        self.arrivals = ArrivalSpan(min(span.first, time), max(span.last, time))
-        self.arrivals_in_order &= time >= span.last
 
 
 def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport) -> InputPlan:

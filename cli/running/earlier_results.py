@@ -179,7 +179,7 @@ class ResultIndex:
 
 
 class EarlierResults:
-    """The results of an earlier run, in `lines`.
+    """The results of an earlier run, in `lines`, which others may put elsewhere as they are.
 
     end: the offset behind the last line that is known.  num_complete: if they are in the order of
     the input, how many of its lines have all their results, from the first one on.
@@ -189,21 +189,13 @@ class EarlierResults:
     def __init__(self, lines: BinaryIO) -> None:
         self.end = self.num_complete = self.num_results = self.num_answered = 0
         self._answered = array("q")
-        self._lines = lines
+        self.lines = lines
         self._index = ResultIndex()
         self._kept: list[tuple[int, int, int]] = []
 
     def close(self) -> None:
         """Close the file; there is nothing to get any more."""
-        self._lines.close()
-
-    def move_to(self, lines: BinaryIO) -> None:
-        """Read what is known from here on from `lines`, which have it at the same places."""
-        self._lines = lines
-
-    def reads(self, lines: BinaryIO) -> bool:
-        """Return whether that is where it is read from."""
-        return self._lines is lines
+        self.lines.close()
 
     def add(self, found: ResultLine) -> None:
         """Take note of the line that stands at `end`."""
@@ -223,8 +215,8 @@ class EarlierResults:
     def kept(self) -> Iterator[tuple[int, bytes]]:
         """Yield what is kept for its turn: its input index, and its lines."""
         for input_index, start, end in self._kept:
-            self._lines.seek(start)
-            yield input_index, self._lines.read(end - start)
+            self.lines.seek(start)
+            yield input_index, self.lines.read(end - start)
 
     def finish(self) -> None:
         """Make what was added ready to be found.
@@ -244,8 +236,8 @@ class EarlierResults:
                 for result in self._read(start):
                     key = result.id, number_of(result)
                     if key in seen:
-                        self._lines.seek(0)
-                        number = self._lines.read(start).count(b"\n") + 1
+                        self.lines.seek(0)
+                        number = self.lines.read(start).count(b"\n") + 1
                         raise ResumeError(
                             f"line {number}: it is one of two results {result.index} "
                             f"of request {result.id!r}; {REPAIR}"
@@ -295,8 +287,8 @@ class EarlierResults:
         return None
 
     def _read(self, start: int) -> list[Result]:
-        self._lines.seek(start)
-        return decode_result_line(self._lines.readline())
+        self.lines.seek(start)
+        return decode_result_line(self.lines.readline())
 
 
 def number_of(result: Result) -> int:

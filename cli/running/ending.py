@@ -1,17 +1,29 @@
 """How a run has ended: what is said of its results, and of an input not read to its end."""
 
+import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from batcher.events import RunEvent
+
 from ..commands.run import RunOptions
+from ..models import is_real
+from ..options import STDOUT
 from ..screen.cells import counted, printable_lines
+from ..screen.terminal import columns_of, encoding_of, wants_color
 from .out_file import OutFile
 from .problems import InvalidInput, ProblemReport, say
 from .recorder import ResultWriter
 from .resume import ResultsFile, Resumption
 
 if TYPE_CHECKING:
+    from batcher.decoding.constraints.compiler import ConstraintTimes
+    from batcher.formats.page.records import PageTimeline
+    from batcher.metrics.summary import RunSummary
+
+    from ..screen.timed_lines import BytesPerToken
     from .loop import Loop
     from .workers.lines import InputLines
 
@@ -54,6 +66,69 @@ def tell_ending(
         if file.has_foreign_lines:
             what_now = _RESUME.sub("--resume=repair", what_now, count=1)
         say(printable_lines(f"{what_now}\n"))
+
+
+def tell_summary(
+    options: RunOptions,
+    summary: "RunSummary",
+    run: RunEvent,
+    name: str,
+    timelines: "Sequence[PageTimeline] | None",
+    files: Mapping[str, OutFile],
+    results: str | None,
+    *,
+    elapsed: float,
+    is_complete: bool,
+    num_unread: int = 0,
+    kv_bytes: "BytesPerToken | None" = None,
+    constraint_times: "ConstraintTimes | None" = None,
+    remark: str = "",
+) -> dict[str, Exception]:
+    """Write the numbers of a run, and say them; return why one could not be written, by its option.
+
+    run: how its trace begins.  name: of its input.  timelines: of its workers, for a report.
+    results: what messages call the file of results.  remark: a line that follows the summary.
+    """
+    if is_real(options.model):
+        from batcher.metrics.summary import with_wall_clock  # noqa: PLC0415 - few runs need it
+
+        summary = with_wall_clock(summary, elapsed)
+    failures: dict[str, Exception] = {}
+    if options.summary_json is not None or options.report is not None:
+        from .report import write_numbers  # noqa: PLC0415 - few runs have one
+
+        failures = write_numbers(options, files, summary, timelines, run, name)
+    if options.quiet:
+        return failures
+    from ..screen.summary import RunFiles, render_summary  # noqa: PLC0415 - as above
+    from ..screen.timed_lines import NOT_TOLD  # noqa: PLC0415 - as above
+
+    has_numbers = options.summary_json != STDOUT and "--summary-json" not in failures
+    text = render_summary(
+        summary,
+        RunFiles(
+            results,
+            options.trace,
+            None if "--report" in failures else options.report,
+            options.summary_json if has_numbers else None,
+            options.timeseries,
+            options.metrics_file,
+        ),
+        is_complete=is_complete,
+        num_unread=num_unread,
+        elapsed=elapsed,
+        encoding=encoding_of(sys.stderr.encoding, os.environ),
+        has_color=wants_color(options.color, 2, os.environ),
+        is_timed=bool(run.step_time),
+        columns=columns_of(2, os.environ),
+        kv_bytes=kv_bytes or NOT_TOLD,
+    )
+    say(text + printable_lines(remark))
+    if options.stats:
+        from ..screen.stats import render_stats  # noqa: PLC0415 - few runs tell so much
+
+        say(render_stats(summary, constraint_times, is_timed=bool(run.step_time)))
+    return failures
 
 
 def refuse_rest(report: ProblemReport, read: "Loop | InputLines") -> None:

@@ -52,7 +52,10 @@ def locked_files(
         "--metrics-file": options.metrics_file,
         "--timeseries": options.timeseries,
     }
-    beside = side_files(options.output)
+    beside = []
+    if options.output is not None and may_be_file(options.output):
+        endings = (".run.json", ".run.sums", ".rest")
+        beside = [f"{shown(options.output)}{ending}" for ending in endings]
     outputs = [
         ("--output", options.output),
         *[("what stands beside --output,", path) for path in beside],
@@ -77,13 +80,6 @@ def locked_files(
             for name, path in named.items()
             if path is not None
         }
-
-
-def side_files(output: str | None) -> list[str]:
-    """Return the files that a run with these results writes beside them."""
-    if output is None or not may_be_file(output):
-        return []
-    return [f"{shown(output)}{ending}" for ending in (".run.json", ".run.sums", ".rest")]
 
 
 def _check_beside(path: str, *, is_forced: bool) -> None:
@@ -185,7 +181,16 @@ def check_replaceable(
     Raises:
         OutputError: the file holds something else.
     """
-    start = _start_of_stored(path) if is_url(path) else _start_of(path)
+    start = b""
+    if is_url(path):
+        try:
+            store = Store(path)
+            start = store.read(store.path, _START_BYTES) if store.size(store.path) else b""
+        except StoreError as error:
+            raise OutputError(f"cannot write {shown(path)}: {error}") from error
+    elif _is_filled(path):
+        with Path(path).open("rb") as file:
+            start = file.read(_START_BYTES)
     if not start:
         return
     if shown(path).endswith(".gz"):
@@ -198,28 +203,7 @@ def check_replaceable(
         )
 
 
-def _start_of(path: str) -> bytes:
-    """Return how the file `path` begins; nothing if there is none, or it is a device or pipe."""
-    if not is_filled(path):
-        return b""
-    with Path(path).open("rb") as file:
-        return file.read(_START_BYTES)
-
-
-def _start_of_stored(url: str) -> bytes:
-    """Return how what is at `url` begins; nothing if nothing is there.
-
-    Raises:
-        OutputError: it cannot be read.
-    """
-    try:
-        store = Store(url)
-        return store.read(store.path, _START_BYTES) if store.size(store.path) else b""
-    except StoreError as error:
-        raise OutputError(f"cannot write {shown(url)}: {error}") from error
-
-
-def is_filled(path: str) -> bool:
+def _is_filled(path: str) -> bool:
     """Return whether `path` is a file that holds something; a device or pipe is not."""
     try:
         status = Path(path).stat()

@@ -154,7 +154,12 @@ class Loop:
                 self._take_bad(line)
                 if len(self._rejected) == MAX_HELD:
                     break
-        return self._reject() if self._rejected else None
+        if not self._rejected:
+            return None
+        rejected, self._rejected = self._rejected, []
+        for _, bad, input_index in rejected:  # answered, unless an earlier run has
+            self.answers.reject(bad, input_index)
+        return StepOutcome([event for event, _, _ in rejected], [], [])
 
     def _next(self) -> Line | None:
         """Return the next line, if there is one; at the end, or where a pipe breaks, stop reading.
@@ -204,13 +209,6 @@ class Loop:
         else:
             self.has_refused = True
             self._is_reading = False
-
-    def _reject(self) -> StepOutcome:
-        """Tell of the bad lines, and answer them unless an earlier run has."""
-        rejected, self._rejected = self._rejected, []
-        for _, line, input_index in rejected:
-            self.answers.reject(line, input_index)
-        return StepOutcome([event for event, _, _ in rejected], [], [])
 
     def _count_failure(self) -> None:
         self.num_failed += 1

@@ -72,8 +72,9 @@ class FileSink:
         except BrokenPipeError:
             raise
         except OSError as error:
-            if self.is_file:
-                self._take_back(start)
+            if self.is_file:  # cut off the torn end
+                self._raw.seek(-start, os.SEEK_CUR)
+                self._raw.truncate()
             raise WriteError(self.name, error) from error
         self.size += start
 
@@ -93,11 +94,6 @@ class FileSink:
         if num_bytes > self.size:
             what = f"others have written {num_bytes - self.size:,} bytes into it meanwhile"
             raise OSError(errno.EIO, what)
-
-    def _take_back(self, num_bytes: int) -> None:
-        """Cut off the torn end that a failed write has left."""
-        self._raw.seek(-num_bytes, os.SEEK_CUR)
-        self._raw.truncate()
 
 
 class GzipSink:
@@ -153,8 +149,12 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
         from .storing import StoredSink  # noqa: PLC0415 - few files are elsewhere
 
         return StoredSink(path)
+
+    def open_at_end(path: str, flags: int) -> int:  # if others cut the file, that leaves no hole
+        return open_to_write(path, flags | os.O_APPEND)
+
     try:
-        raw = io.FileIO(opened_as(path), "a" if append else "w", opener=_open_at_end)
+        raw = io.FileIO(opened_as(path), "a" if append else "w", opener=open_at_end)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path}: {reason_of(error)}") from error
     return packed(FileSink(raw, path), path, is_new=not append)
@@ -163,11 +163,6 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
 def packed(file: FileSink, path: str, *, is_new: bool) -> Sink:
     """Return a sink for the open file `path`, compressed if its name ends in .gz."""
     return GzipSink(file, is_needed=is_new) if path.endswith(".gz") else file
-
-
-def _open_at_end(path: str, flags: int) -> int:
-    """Open a file that is always written to at its end: if others cut it, that leaves no hole."""
-    return open_to_write(path, flags | os.O_APPEND)
 
 
 def opened_as(path: str) -> str:

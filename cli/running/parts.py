@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -161,7 +160,14 @@ class Parts:
         Raises:
             StoreError: it cannot be written, or another run writes there.
         """
-        self._check_writer()
+        try:
+            writer = self._store.read(f"{self._path}/writer", 2 * len(self._writer))
+        except StoreError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            raise StoreError(f"what this run has written there is gone: {error}") from error
+        if writer != self._writer:
+            raise StoreError("another run goes on with it")
         self._add(output)
 
     def remove(self) -> None:
@@ -200,16 +206,6 @@ class Parts:
                 raise StoreError(f"of {wanted:,} bytes of {name} {num_bytes:,} have come")
             shutil.copyfileobj(copy, file, _CHUNK_BYTES)
 
-    def _check_writer(self) -> None:
-        try:
-            writer = self._store.read(f"{self._path}/writer", 2 * len(self._writer))
-        except StoreError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            raise StoreError(f"what this run has written there is gone: {error}") from error
-        if writer != self._writer:
-            raise StoreError("another run goes on with it")
-
     def _place(self, name: str) -> str:
         return f"{self._path}/{self._generation}/{name}"
 
@@ -233,13 +229,7 @@ def _part_of(path: str, start: int, end: int) -> BinaryIO:
     part = tempfile.TemporaryFile()  # noqa: SIM115 - closed by whoever asks for it
     with Path(path).open("rb") as file:
         file.seek(start)
-        for chunk in _chunks(file, end - start):
-            part.write(chunk)
+        while start < end and (chunk := file.read(min(_CHUNK_BYTES, end - start))):
+            start += part.write(chunk)
     part.flush()
     return part
-
-
-def _chunks(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
-    while num_bytes and (chunk := file.read(min(_CHUNK_BYTES, num_bytes))):
-        num_bytes -= len(chunk)
-        yield chunk

@@ -44,7 +44,12 @@ class ProblemReport:
         problem = bad.problems[0]
         if self._num_shown < MAX_SHOWN and problem.code not in self._hidden_codes:
             self._num_shown += 1
-            self.news.append(self._render(self._advise(problem)))
+            from batcher.formats.diagnostics import render_problem  # noqa: PLC0415 - if there is one
+
+            width = terminal_size(2, os.environ).columns
+            color = wants_color(self._color, 2, os.environ)
+            advised, name = self._advise(problem), self._filename
+            self.news.append(render_problem(advised, filename=name, width=width, color=color))
         else:
             self._num_hidden += 1
 
@@ -79,13 +84,6 @@ class ProblemReport:
         return self.take() + (
             f"... and {counted(num_hidden, 'more problem')}\n" if num_hidden else ""
         )
-
-    def _render(self, problem: "Problem") -> str:
-        from batcher.formats.diagnostics import render_problem  # noqa: PLC0415 - if there is one
-
-        width = terminal_size(2, os.environ).columns
-        color = wants_color(self._color, 2, os.environ)
-        return render_problem(problem, filename=self._filename, width=width, color=color)
 
 
 class ModelTracebacks(AbstractContextManager["ModelTracebacks"]):

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext, suppress
@@ -21,15 +20,14 @@ from batcher.remote.loading import RemoteModel
 
 from ..commands.run import RunOptions
 from ..errors import WriteError
-from ..models import is_real
 from ..options import STDOUT
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.pace import Pace
-from ..screen.terminal import columns_of, encoding_of, is_pipe, is_same_terminal, wants_color
+from ..screen.terminal import is_pipe, is_same_terminal
 from ..screen.view import RunPlan, View
 from .answers import Answers, InputOrder, Replaying
-from .ending import refuse_rest, settle_files, tell_ending
+from .ending import refuse_rest, settle_files, tell_ending, tell_summary
 from .engine_setup import EngineSetup
 from .files import locked_files
 from .intake import InputError, OpenInput, Waiting, open_input
@@ -46,7 +44,6 @@ from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
     from batcher.metrics.run_metrics import RunMetrics
-    from batcher.metrics.summary import RunSummary
 
     from .earlier_results import EarlierResults
     from .exposing import Exposition
@@ -278,74 +275,39 @@ class Run:
 
     def _summarize(self, metrics: "RunMetrics") -> None:
         """Say what happened, to the person and to the programs that want to know."""
+        from ..screen.timed_lines import BytesPerToken  # noqa: PLC0415 - a quiet run does without
+
         options, engine, model = self._options, self._loop.engine, self._setup.model
         metrics.note_constraints(*engine.constraint_counts)
-        summary, elapsed = metrics.summary(engine.num_steps), time.monotonic() - self._started
-        if is_real(options.model):
-            from batcher.metrics.summary import with_wall_clock  # noqa: PLC0415 - few runs need it
+        timeline, kv_bytes, remark = self._recorder.timeline, None, ""
+        if not isinstance(model, RemoteModel):
+            of_drafts = options.scheduling.draft_bytes_per_token(model)
+            kv_bytes = BytesPerToken(number_of(model, "kv_bytes_per_token"), of_drafts)
+        elif model.replaced:
+            names = ", ".join(model.replaced)
+            remark = f"  model {model.served_model} was used instead of {names}\n"
+        failures = tell_summary(
+            options,
+            metrics.summary(engine.num_steps),
+            engine.run_event(),
+            self._setup.requests.name,
+            None if timeline is None else [timeline],
+            self._files,
+            self._file.name,
+            elapsed=time.monotonic() - self._started,
+            is_complete=self._loop.is_complete,
+            num_unread=self._loop.num_unread or 0,
+            kv_bytes=kv_bytes,
+            constraint_times=engine.constraint_times,
+            remark=remark,
+        )
+        scheduling = options.scheduling
+        if scheduling.profile is not None and not options.quiet:
+            from ..memory_note import say_of_memory  # noqa: PLC0415 - with it comes yaml
 
-            summary = with_wall_clock(summary, elapsed)
-        failures = self._write_numbers(summary)
-        if not options.quiet:
-            from ..screen.summary import (  # noqa: PLC0415 - a quiet run does without
-                RunFiles,
-                render_summary,
-            )
-            from ..screen.timed_lines import NOT_TOLD, BytesPerToken  # noqa: PLC0415 - as above
-
-            is_timed = bool(engine.run_event().step_time)
-            text = render_summary(
-                summary,
-                RunFiles(
-                    self._file.name,
-                    options.trace,
-                    None if "--report" in failures else options.report,
-                    None
-                    if options.summary_json == STDOUT or "--summary-json" in failures
-                    else options.summary_json,
-                    options.timeseries,
-                    options.metrics_file,
-                ),
-                is_complete=self._loop.is_complete,
-                num_unread=self._loop.num_unread or 0,
-                elapsed=elapsed,
-                encoding=encoding_of(sys.stderr.encoding, os.environ),
-                has_color=wants_color(options.color, 2, os.environ),
-                is_timed=is_timed,
-                columns=columns_of(2, os.environ),
-                kv_bytes=NOT_TOLD
-                if isinstance(model, RemoteModel)
-                else BytesPerToken(
-                    number_of(model, "kv_bytes_per_token"),
-                    options.scheduling.draft_bytes_per_token(model),
-                ),
-            )
-            say(text)
-            if isinstance(model, RemoteModel) and model.replaced:
-                names = ", ".join(model.replaced)
-                say(printable_lines(f"  model {model.served_model} was used instead of {names}\n"))
-            if options.stats:
-                from ..screen.stats import render_stats  # noqa: PLC0415 - few runs tell so much
-
-                say(render_stats(summary, engine.constraint_times, is_timed=is_timed))
-            scheduling = options.scheduling
-            if scheduling.profile is not None:
-                from ..memory_note import say_of_memory  # noqa: PLC0415 - with it comes yaml
-
-                say_of_memory([(scheduling.profile, scheduling.settings(), 1)])
+            say_of_memory([(scheduling.profile, scheduling.settings(), 1)])
         for failure in failures.values():
             raise failure
-
-    def _write_numbers(self, summary: "RunSummary") -> dict[str, Exception]:
-        """Write --summary-json and --report; return why not, by the option."""
-        options, timeline = self._options, self._recorder.timeline
-        if options.summary_json is None and options.report is None:
-            return {}
-        from .report import write_numbers  # noqa: PLC0415 - few runs have one
-
-        timelines = None if timeline is None else [timeline]
-        run, name = self._loop.engine.run_event(), self._setup.requests.name
-        return write_numbers(options, self._files, summary, timelines, run, name)
 
     def _conclude(self) -> None:
         """Say what happened, and of the requests as traces what became of them."""

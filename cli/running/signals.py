@@ -41,7 +41,7 @@ def stopping_signals() -> list[signal.Signals]:
     return [number for number in STOPPING if not (is_nohup and number is signal.SIGHUP)]
 
 
-def step_aside_first(step_aside: Callable[[], None]) -> dict[signal.Signals, signal.Handlers]:
+def step_aside_first(step_aside: Callable[[], object]) -> dict[signal.Signals, signal.Handlers]:
     """Have `step_aside` called before STEPPING_ASIDE do what they do; return what handled them."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -137,7 +137,7 @@ class StopSignals:
         for number in stopping_signals():
             self._before[number] = signal.signal(number, self._take)  # type: ignore[assignment]  # never a C handler
         self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._show_again)  # type: ignore[assignment]  # as above
-        self._before |= step_aside_first(self._step_aside)
+        self._before |= step_aside_first(lambda: self.before_pause and self.before_pause())
         # A write into a closed pipe must come back as an error here: there is a trace to close.
         self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # type: ignore[assignment]  # as above
         return self
@@ -212,10 +212,6 @@ class StopSignals:
     def _show_again(self, _number: int, _frame: FrameType | None) -> None:
         if self._is_waiting and self.before_wait is not None:
             signal.setitimer(signal.ITIMER_REAL, self.before_wait())
-
-    def _step_aside(self) -> None:
-        if self.before_pause is not None:
-            self.before_pause()
 
 
 class StepWatch:

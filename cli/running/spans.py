@@ -118,7 +118,7 @@ class SpanSender:
     def _send_batch(self, batch: list[EndedSequence]) -> None:
         for ended in batch:
             self._make_spans(ended)
-        spans = self._made.take_all()
+        spans, self._made.spans = self._made.spans, []
         num_expected = sum(1 + len(ended.phases) for ended in batch)
         self.num_spans -= num_expected - len(spans)  # OTEL_TRACES_SAMPLER may want only some
         if self._exporter.export(spans) is SpanExportResult.SUCCESS:
@@ -183,15 +183,10 @@ class _MadeSpans(SpanProcessor):
     """Keeps the spans that end, until they are sent."""
 
     def __init__(self) -> None:
-        self._spans: list[ReadableSpan] = []
+        self.spans: list[ReadableSpan] = []
 
     def on_end(self, span: ReadableSpan) -> None:
-        self._spans.append(span)
-
-    def take_all(self) -> list[ReadableSpan]:
-        """Return all that have ended since the last call."""
-        spans, self._spans = self._spans, []
-        return spans
+        self.spans.append(span)
 
 
 class _Ids(RandomIdGenerator):

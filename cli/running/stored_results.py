@@ -97,10 +97,10 @@ class StoredResults:
         self.is_filled = parts.is_there or bool(size)
         if self.is_filled and not self._is_forced:
             if parts.is_there:
-                self._write_here(record_path(self.path), parts.read_record())
+                Path(record_path(self.path)).write_bytes(parts.read_record())
             elif store.size(f"{store.path}.run.json") is not None:
                 record = store.read(f"{store.path}.run.json", 2**20)
-                self._write_here(record_path(self.path), record)
+                Path(record_path(self.path)).write_bytes(record)
             if not self._is_continued:
                 return  # which is an error of its own
             if parts.is_there:
@@ -114,9 +114,6 @@ class StoredResults:
                 self._take_over_spool()
         self._is_tried = True
         parts.try_writing()
-
-    def _write_here(self, path: str, content: bytes) -> None:
-        Path(path).write_bytes(content)
 
     def _fetch_whole(self) -> None:
         """Have here what a run has left that has come to its end."""
@@ -187,7 +184,12 @@ class StoredResults:
         store, parts = self._store, self._parts
         with self._waiting(), self._named(WriteError):
             if not self._has_whole:
-                self._put_whole()
+                is_packed = store.path.endswith(".gz")
+                with _packed(self.path) if is_packed else _opened(self.path) as whole:
+                    store.put(store.path, whole)
+                if Path(sums_path(self.path)).exists():
+                    with _opened(sums_path(self.path)) as sums:
+                        store.put(f"{store.path}.run.sums", sums)
             with _opened(record_path(self.path)) as record:
                 store.put(f"{store.path}.run.json", record)
             self._is_finished = True
@@ -227,14 +229,6 @@ class StoredResults:
     def is_in_place(self) -> bool:
         """Whether a run that goes on finds them: there, or here."""
         return True
-
-    def _put_whole(self) -> None:
-        store = self._store
-        with _packed(self.path) if store.path.endswith(".gz") else _opened(self.path) as whole:
-            store.put(store.path, whole)
-        if Path(sums_path(self.path)).exists():
-            with _opened(sums_path(self.path)) as sums:
-                store.put(f"{store.path}.run.sums", sums)
 
     def _add(self) -> int:
         """Add what has come since; return how much is in the store then."""
@@ -464,9 +458,13 @@ class Uploads:
                 if asked == self._num_done and self.error is not None:
                     continue
             try:
-                if not self._is_due() and asked == self._num_done:
+                num_new, now = self._num_new(), time.monotonic()
+                if num_new <= 0:
+                    self._since = now
+                is_due = num_new >= PART_BYTES or now - self._since > PART_SECONDS
+                if not is_due and asked == self._num_done:
                     continue
-                if self._num_new() > 0:
+                if num_new > 0:
                     self._num_saved = self._add()
                 self.error = None
             except StoreError as error:
@@ -479,9 +477,3 @@ class Uploads:
 
     def _num_new(self) -> int:
         return self._path.stat().st_size - self._num_saved
-
-    def _is_due(self) -> bool:
-        num_new = self._num_new()
-        if num_new <= 0:
-            self._since = time.monotonic()
-        return num_new >= PART_BYTES or time.monotonic() - self._since > PART_SECONDS

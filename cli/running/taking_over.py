@@ -89,7 +89,7 @@ def take_over(
             lines.truncate(end)
             if output.endswith(".gz") and not is_whole:
                 _put(lines, file)
-            if not earlier.reads(lines):
+            if earlier.lines is not lines:
                 lines.close()
             on_failure.pop_all()
     except ResumeError as error:
@@ -180,7 +180,7 @@ def _take_in_order(
                 earlier.keep(place, start)
     if rest is not None:
         _put(rest, OutFile(str(path), is_named=False))
-        earlier.move_to(rest)
+        earlier.lines = rest  # which has all that is known at the same places
     return end
 
 

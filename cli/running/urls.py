@@ -75,7 +75,12 @@ class Store:
         except ImportError:
             how = "pip install 'batchdecode[fsspec]'"
             raise StoreError(f"URLs need fsspec: {how}") from None
-        _quieten()
+        import logging  # noqa: PLC0415 - as in _tried
+
+        for name in _LOGGERS:
+            logger = logging.getLogger(name)
+            if not logger.handlers:
+                logger.addHandler(logging.NullHandler())
         try:
             self._files, self.path = url_to_fs(url, **_options(self._scheme))
         except ImportError as error:
@@ -246,15 +251,6 @@ def _may_pass(error: BaseException) -> bool:
         return False
     status = getattr(error, "status", getattr(error, "code", None))  # of aiohttp, of gcsfs
     return not (isinstance(status, int) and 400 <= status < 500)  # noqa: PLR2004 - HTTP's
-
-
-def _quieten() -> None:
-    import logging  # noqa: PLC0415 - as in _tried
-
-    for name in _LOGGERS:
-        logger = logging.getLogger(name)
-        if not logger.handlers:
-            logger.addHandler(logging.NullHandler())
 
 
 def _what_is_missing(scheme: str, error: ImportError) -> str:

@@ -99,7 +99,8 @@ class Cluster:
         context = ray.get_runtime_context()
         self._own = context.get_node_id()
         self._folder = getattr(found, "address_info", {}).get("session_dir", "")
-        self._head = _host_and_port(context.gcs_address)
+        host, _, port = context.gcs_address.rpartition(":")
+        self._head = host.strip("[]"), int(port)
         self._answered_at = self._checked_at = time.monotonic()
         self._alive = {self._own}
         self._thread.start()
@@ -163,11 +164,6 @@ class Cluster:
                 socket.create_connection(self._head, KNOCK_SECONDS).close()
                 self._alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
                 self._answered_at = time.monotonic()
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _knock_at(address: str) -> None:

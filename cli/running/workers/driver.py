@@ -262,7 +262,8 @@ class Driver:
             left = []
             share = max(1, self._num_slots // 4) if len(wanting) > 1 else wanting[0][1]
             for number, wanted in wanting:
-                portion = self._next_lines(lines, min(wanted, share))
+                portion = self._again.take(min(wanted, share))  # of a worker that died
+                portion.extend(lines.next_lines(min(wanted, share) - len(portion)))
                 given[number].extend(portion)
                 if len(portion) == share < wanted:
                     left.append((number, wanted - share))
@@ -270,14 +271,6 @@ class Driver:
         for number, portion in given.items():
             if portion:
                 self._give(number, portion)
-
-    def _next_lines(self, lines: InputLines, num_wanted: int) -> Lines:
-        """Return as many lines as are there, those first that were with a worker that died."""
-        if not self._again:
-            return lines.next_lines(num_wanted)
-        found = self._again.take(num_wanted)
-        found.extend(lines.next_lines(num_wanted - len(found)))
-        return found
 
     def _give(self, number: int, lines: Lines) -> None:
         self._members[number].give(lines)

@@ -163,7 +163,9 @@ class InputLines:
                 continue
             first = add(ids[place], line.number)
             if first is not None:
-                self._take_bad(line, _with_id_of(line, ids[place], first), Remark(first))
+                parsed = ParsedLine(Request(id=ids[place], prompt=""))
+                twice = id_given_before(parsed, line.text, line.number, first)
+                self._take_bad(line, twice, Remark(first))
                 continue
             arrival = arrivals[place] if arrivals else 0.0
             if arrival < self._last_arrival:
@@ -355,7 +357,11 @@ class PipeLines(InputLines):
         item = self._read.get()
         if isinstance(item, Block):
             return self._new_batch(item)
-        self._end_reading(item)
+        self._has_read_all = True  # or as much of it as can be
+        if item is not None:
+            if not isinstance(item, InputError) or not self._num_lines:
+                raise item
+            self.broken = item
         return None
 
     def next_lines(self, most: int) -> Lines:
@@ -366,15 +372,6 @@ class PipeLines(InputLines):
         """Read no more, and give out no more."""
         super().close()
         self._ready = Lines()
-
-    def _end_reading(self, error: Exception | None) -> None:
-        """Read no more: the pipe is at its end, or broken."""
-        self._has_read_all = True
-        if error is None:
-            return
-        if not isinstance(error, InputError) or not self._num_lines:
-            raise error
-        self.broken = error
 
     def _take_late(self, line: Line, request_id: str, arrival: float) -> None:
         request = Request(id=request_id, prompt="", arrival_time=arrival)
@@ -404,9 +401,3 @@ class PipeLines(InputLines):
             item = error
         self._read.put(item)
         self._wake()
-
-
-def _with_id_of(line: Line, request_id: str, first_number: int) -> BadLine:
-    """Return what is wrong with a line whose id the line `first_number` has already."""
-    parsed = ParsedLine(Request(id=request_id, prompt=""))
-    return id_given_before(parsed, line.text, line.number, first_number)

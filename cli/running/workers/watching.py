@@ -1,7 +1,5 @@
 """What becomes of what workers tell beside their answers: a trace, a picture and numbers."""
 
-import os
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,22 +15,19 @@ from batcher.metrics.run_totals import (
     summarize_workers,
 )
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import RunSummary, with_wall_clock
+from batcher.metrics.summary import RunSummary
 from batcher.metrics.watched import EngineState
 from batcher.request import NOTHING_UNREAD, Unread
 from batcher.timeline.records import is_follower
 from batcher.timeline.workers import ByWorker
 
 from ...commands.run import RunOptions
-from ...models import is_real
-from ...options import STDOUT
 from ...screen.opening import open_view
-from ...screen.summary import RunFiles, render_summary
-from ...screen.terminal import columns_of, encoding_of, is_pipe, is_same_terminal, wants_color
+from ...screen.terminal import is_pipe, is_same_terminal
 from ...screen.view import GaugeReading, RunPlan, View
+from ..ending import tell_summary
 from ..observing import close_spans
 from ..out_file import OutFile
-from ..problems import say
 from ..recorder import TraceWriter
 from ..stdout import stdout_descriptor
 from .lines import InputLines
@@ -266,55 +261,25 @@ class WorkersRecord:
 
         results: what messages call the file of results, if there is one.
         """
-        options = self._options
-        if Wanted.by(options).numbers:
-            summary = self._standings.summary(options.limits)
-            self._summarize(summary, results, is_complete=is_complete, elapsed=elapsed)
-        close_spans(self._spans, self._num_steps, is_quiet=options.quiet)
-
-    def _summarize(
-        self, summary: RunSummary, results: str | None, *, is_complete: bool, elapsed: float
-    ) -> None:
-        options = self._options
-        if is_real(options.model):
-            summary = with_wall_clock(summary, elapsed)
+        options, run, timelines = self._options, self._run, None
         failures: dict[str, Exception] = {}
-        if options.summary_json is not None or options.report is not None:
-            from ..report import write_numbers  # noqa: PLC0415 - few runs have one
-
-            recorded, run = self._timelines, self._run
-            timelines = None
-            if recorded is not None:
+        if Wanted.by(options).numbers:
+            if (recorded := self._timelines) is not None:
                 timelines, run = recorded.close(), recorded.run
-            failures = write_numbers(options, self.files, summary, timelines, run, self._title)
-        if not options.quiet:
-            has_numbers = options.summary_json != STDOUT and "--summary-json" not in failures
-            numbers = options.summary_json if has_numbers else None
-            is_timed = bool(self._run.step_time)
-            text = render_summary(
-                summary,
-                RunFiles(
-                    results,
-                    options.trace,
-                    None if "--report" in failures else options.report,
-                    numbers,
-                    timeseries=options.timeseries,
-                    metrics=options.metrics_file,
-                ),
-                is_complete=is_complete,
+            failures = tell_summary(
+                options,
+                self._standings.summary(options.limits),
+                run,
+                self._title,
+                timelines,
+                self.files,
+                results,
                 elapsed=elapsed,
-                encoding=encoding_of(sys.stderr.encoding, os.environ),
-                has_color=wants_color(options.color, 2, os.environ),
-                is_timed=is_timed,
-                columns=columns_of(2, os.environ),
+                is_complete=is_complete,
             )
-            say(text)
-            if options.stats:
-                from ...screen.stats import render_stats  # noqa: PLC0415 - few runs tell so much
-
-                say(render_stats(summary, None, is_timed=is_timed))
         for failure in failures.values():
             raise failure
+        close_spans(self._spans, self._num_steps, is_quiet=options.quiet)
 
 
 def _new_timeline() -> "PageTimeline":
