@@ -204,7 +204,14 @@ class Timeline(TimelineRecords):
         for row in rows:
             while step < row.step:
                 step, drafts = next(of_steps, _NO_DRAFTS)
-            yield row if step > row.step else _told_of(row, list(drafts))
+            if step == row.step:
+                of_step = list(drafts)
+                row = replace(  # noqa: PLW2901 - the same row
+                    row,
+                    drafted=sum(one.drafted for one in of_step),
+                    accepted=sum(one.accepted for one in of_step),
+                )
+            yield row
 
     def select_batches(self, window: range) -> Iterator[tuple[range, tuple[str, ...]]]:
         """Yield steps of `window` in which the batch stays the same, and its labels by slot."""
@@ -278,12 +285,6 @@ class Timeline(TimelineRecords):
             )
         if before is not None and span.start < before.end:
             raise InvariantError(f"{before.label!r} and {span.label!r} share slot {span.slot}")
-
-
-def _told_of(row: StepRow, drafts: list[StepDrafts]) -> StepRow:
-    """Return `row` with what became of the drafts of its step."""
-    drafted, accepted = sum(one.drafted for one in drafts), sum(one.accepted for one in drafts)
-    return replace(row, drafted=drafted, accepted=accepted)
 
 
 def _check_followers(spans: list[SlotSpan]) -> None:

@@ -151,8 +151,10 @@ class _Page:
 
     def held_in(self, zoom: range) -> _Held | None:
         """Return what a close-up of `zoom` draws as bars; None where there is too much for that."""
-        if not self._has_bars(zoom):
-            return None
+        if len(zoom) > self.num_cells:  # is the usual request more than a speck as a bar?
+            usual = usual_length(self._spans_in(zoom)) or len(zoom)
+            if usual * self.num_cells < MIN_CELLS_PER_BAR * len(zoom):
+                return None
         spans = list(self._spans_in(zoom))
         by_slot: dict[int, list[SlotSpan]] = {slot: [] for slot in self.slots}
         for span in spans:
@@ -213,13 +215,6 @@ class _Page:
         """Return how the steps of `zoom` fill the cells of a row."""
         return chart.Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
 
-    def _has_bars(self, zoom: range) -> bool:
-        """Return whether the usual request of `zoom` is more than a speck as a bar."""
-        if len(zoom) <= self.num_cells:
-            return True
-        usual = usual_length(self._spans_in(zoom)) or len(zoom)
-        return usual * self.num_cells >= MIN_CELLS_PER_BAR * len(zoom)
-
     def _spans_in(self, steps: range) -> Iterator[SlotSpan]:
         """Yield the spans of the slots that have rows."""
         slots = frozenset(self.slots)
@@ -231,16 +226,13 @@ class _Page:
         slots = frozenset(self.slots)
         return (drafts for drafts in self.timeline.drafts_in(steps) if drafts.slot in slots)
 
-    def _labels_of(self, spans: Collection[SlotSpan]) -> dict[str, str]:
-        """Return what to write for each label: it, without what all ids have in common."""
-        return {label: self._printable(text) for label, text in chart.short_labels(spans).items()}
-
     def _printable(self, text: str) -> str:
         return printable(text, ascii_only=self.ascii_only)
 
     def _bars(self, scale: chart.Scale, held: _Held) -> list["Line"]:
         """Return a row for each slot, or for those that were chosen."""
-        labels = self._labels_of(held.spans)
+        short = chart.short_labels(held.spans)  # without what all ids have in common
+        labels = {label: self._printable(text) for label, text in short.items()}
         marks = draft_marks(self._drafts_in(scale.steps), scale)
         shown = held.choice.slots
         rows = [

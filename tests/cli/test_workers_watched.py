@@ -8,7 +8,7 @@ from examples import mostly_heavy
 from page_reader import parts_of, spans_of
 from process import batchdecode, lines_of, workload
 from prometheus_client.parser import text_string_to_metric_families
-from test_report import Cells, leaves
+from test_report import Cells, assert_is_nearly, leaves
 from test_run_workers import options_of, run_inner
 from test_spans import collector  # noqa: F401 - a fixture
 
@@ -160,8 +160,10 @@ def test_a_report_has_the_numbers_and_all_slots(tmp_path):
     page, cells = report.read_bytes(), Cells(report.read_bytes()).texts
     summary = json.loads(numbers.read_bytes())
     for path, value in leaves(summary):
-        if isinstance(value, int):
-            assert int(cells[path].replace(",", "")) == value, path
+        if path in cells:
+            assert_is_nearly(value, cells[path])
+        else:  # zeros are left out, and distributions of zeros
+            assert value in (0, None, [], {}) or path.endswith(".count"), path
     done = batchdecode("trace", trace, "--format", "html", "-o", tmp_path / "t.html")
     assert done.returncode == 0
     _, shown = parts_of(page)

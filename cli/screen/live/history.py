@@ -95,7 +95,12 @@ class RunHistory:
         rows = slots // self._slots_per_row
         del self._held[:]
         while ends.max() > self.steps_per_cell * NUM_CELLS:
-            self._halve()
+            odd = self._changes[:, 1::2]  # every cell is to stand for twice as many steps
+            offsets = self._offsets[:, ::2] + self._offsets[:, 1::2]
+            self._offsets = _in_front(offsets + odd * self.steps_per_cell)
+            self._changes = _in_front(self._changes[:, ::2] + odd)
+            self._admissions = _in_front(self._admissions[:, ::2] + self._admissions[:, 1::2])
+            self.steps_per_cell *= 2
         for steps, sign in ((starts, 1), (ends, -1)):
             # A run of as many steps as the cells hold ends just behind the last of them.
             inside = steps < self.steps_per_cell * NUM_CELLS
@@ -104,15 +109,6 @@ class RunHistory:
             np.add.at(self._changes, place, sign)
             np.add.at(self._offsets, place, sign * offsets)
         np.add.at(self._admissions, (rows, starts // self.steps_per_cell), 1)
-
-    def _halve(self) -> None:
-        """Let every cell stand for twice as many steps."""
-        odd = self._changes[:, 1::2]
-        offsets = self._offsets[:, ::2] + self._offsets[:, 1::2]
-        self._offsets = _in_front(offsets + odd * self.steps_per_cell)
-        self._changes = _in_front(self._changes[:, ::2] + odd)
-        self._admissions = _in_front(self._admissions[:, ::2] + self._admissions[:, 1::2])
-        self.steps_per_cell *= 2
 
 
 class QueueDepths:

@@ -93,14 +93,12 @@ class InteractiveTerminal:
             if time.monotonic() >= self._next_frame:
                 if "q" in self.keyboard.pressed():
                     raise Quit
-                self._show_progress(f"reading {name}: {number:,} events")
+                if self.output.is_ours:
+                    room = max(self.output.size.columns - len("  q quit") - 1, 1)
+                    text = printable(f"reading {name}: {number:,} events")
+                    told = cut_middle(text, room, self.glyphs.cut)
+                    self.display.show([[(told, ""), ("  q quit", LABEL)]])
                 self._next_frame = time.monotonic() + READING_SECONDS
-
-    def _show_progress(self, text: str) -> None:
-        if self.output.is_ours:
-            room = max(self.output.size.columns - len("  q quit") - 1, 1)
-            told = cut_middle(printable(text), room, self.glyphs.cut)
-            self.display.show([[(told, ""), ("  q quit", LABEL)]])
 
     def step_aside(self) -> None:
         """Leave the terminal to somebody else; a signal handler may call this."""

@@ -119,22 +119,17 @@ class Playback:
         first = max(step - NUM_WATCHED + 1, 0)
         with _nothing_collected():
             if not first <= self.step + 1 <= step + 1:
-                self._skip_to(first)
+                chapter = self.recording.chapter_before(first)
+                if not self.recording.step_of(chapter) <= self.step + 1 <= first:
+                    self._state = self.recording.state_before(chapter)
+                    self._told = self.recording.events_from(chapter)
+                    self._ahead = next(self._told, None)
+                self._take_before(first)
+                self._begin(first)
             while self.step < step:
                 self._watch(self.step + 1, is_sampled=self.step + 1 >= step - NUM_SAMPLES)
         self._look()
         return self.scene
-
-    def _skip_to(self, step: int) -> None:
-        """Begin to watch with `step`."""
-        recording = self.recording
-        chapter = recording.chapter_before(step)
-        if not recording.step_of(chapter) <= self.step + 1 <= step:
-            self._state = recording.state_before(chapter)
-            self._told = recording.events_from(chapter)
-            self._ahead = next(self._told, None)
-        self._take_before(step)
-        self._begin(step)
 
     def _take_before(self, step: int) -> set[int]:
         """Take in what was told with the steps before `step`; return the slots it was about."""
@@ -208,14 +203,10 @@ class Playback:
             free = None if self._num_blocks is None else self._num_blocks - blocks[step]
             use = HeldBlocks(blocks[step], free)
         queue = self.recording.depths.at(step), self.recording.num_coming(step)
-        return GaugeReading(self._end_of(step), num_free, self._next_up(num_free), use, *queue)
-
-    def _next_up(self, num_free: int) -> str | None:
-        """Return who is admitted next, if it waits already."""
-        found = self.recording.admission_after(self.step)
-        if found is None or found.waits_from > self.step:
-            return None
-        return found.label if found.step == self.step + 1 or not num_free else None
+        next_up, found = None, self.recording.admission_after(step)
+        if found is not None and found.waits_from <= step:
+            next_up = found.label if found.step == step + 1 or not num_free else None
+        return GaugeReading(self._end_of(step), num_free, next_up, use, *queue)
 
     def _end_of(self, step: int) -> float:
         """Return when `step` ended, in seconds; -1 is before the first."""

@@ -292,7 +292,8 @@ class Recording:
             if self._is_new(found):
                 self.num_requests += not found.index
                 self._arrive_steps.append(found.waits_from)
-            self._see_name(found)
+            width = cell_width(printable(found.label[: MAX_LABEL + 1]))
+            self.longest.request = max(self.longest.request, min(width, MAX_REQUEST))
         if isinstance(event, FinishEvent) and found is not None:
             self._see_tokens(found, event.tokens)
         self._note(event, step, found)
@@ -358,10 +359,6 @@ class Recording:
 
     def _unpack(self, chapter: int) -> tuple[list[int], list[Event]]:
         return _decoder.decode(zlib.decompress(self._chapters[chapter].events))
-
-    def _see_name(self, found: RequestTimeline) -> None:
-        width = cell_width(printable(found.label[: MAX_LABEL + 1]))
-        self.longest.request = max(self.longest.request, min(width, MAX_REQUEST))
 
     def _see_tokens(self, found: RequestTimeline, num_tokens: int) -> None:
         if found.max_tokens:

@@ -50,7 +50,9 @@ class Panel:
     def draw(self, drawing: Drawing, top: float) -> float:
         """Draw it below `top`, and return where it ends."""
         busy, lanes = self._chart.busy, self._lanes()
-        rows = _rows_below(top + AXIS_HEIGHT, len(busy))
+        height = next(height for most, height in ROW_HEIGHTS.items() if len(busy) <= most)
+        tops = (top + AXIS_HEIGHT + number * (height + GAP) for number in range(len(busy)))
+        rows = [Row(row_top, height) for row_top in tops]
         bottom = rows[-1].bottom + len(lanes) * (LANE_HEIGHT + 2 * GAP)
         self._draw_axis(drawing, top, bottom)
         num_steps = len(self._axis.steps)
@@ -130,12 +132,6 @@ class Panel:
         self._name(drawing, row, name, f"max {peak:,}")
         if most:
             drawing.text("quiet", self._axis.right + 10, row.base_line + SMALL, f"of {most:,}")
-
-
-def _rows_below(top: float, num_rows: int) -> list[Row]:
-    """Return where so many rows are."""
-    height = next(height for most, height in ROW_HEIGHTS.items() if num_rows <= most)
-    return [Row(top + number * (height + GAP), height) for number in range(num_rows)]
 
 
 BUCKET = 2  # pixels that have one height

@@ -77,7 +77,8 @@ class TimeAxis:
 
     def ticks(self) -> Iterator[tuple[float, str]]:
         """Yield the places of round numbers, and these."""
-        fewest = (self.last - self.first) * self._tick_width() / (self.right - self.left)
+        width = max(MIN_TICK_WIDTH, (len(f"{self.last:,.0f}") + 2) * CELL_WIDTH)
+        fewest = (self.last - self.first) * width / (self.right - self.left)
         exponents = count(-6) if self.unit == "seconds" else count()
         interval, exponent = next(
             (base * 10.0**exponent, exponent)
@@ -89,10 +90,6 @@ class TimeAxis:
         while number * interval <= self.last:
             yield self._at(number * interval), f"{number * interval:,.{max(0, -exponent)}f}"
             number += 1
-
-    def _tick_width(self) -> float:
-        digits = len(f"{self.last:,.0f}") + 2
-        return max(MIN_TICK_WIDTH, digits * CELL_WIDTH)
 
     def _at(self, moment: float) -> float:
         share = (moment - self.first) / (self.last - self.first)
