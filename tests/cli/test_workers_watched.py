@@ -168,7 +168,7 @@ def test_a_report_has_the_numbers_and_all_slots(tmp_path):
     assert done.returncode == 0
     _, shown = parts_of(page)
     _, of_trace = parts_of((tmp_path / "t.html").read_bytes())
-    assert b"too few free or no line yet" in page
+    assert b"tail drain" in page
     assert b"ttft, " not in page
     assert len(shown) == 3
     assert list(map(spans_of, shown)) == list(map(spans_of, of_trace))
