@@ -25,7 +25,6 @@ from .signals import Interrupted, StopSignals
 from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
-    from batcher.formats.page.records import PageTimeline
     from batcher.metrics.prometheus import RunCollector
     from batcher.metrics.run_metrics import RunMetrics
 
@@ -155,7 +154,12 @@ class RunRecorder:
         spans: "SpanSender | None" = None,
     ) -> None:
         self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
-        self._series = _series_of(options, files)
+        self._series = None
+        if options.timeseries is not None:
+            from .series import SeriesWriter  # noqa: PLC0415 - few runs need it
+
+            sink = files["--timeseries"].open()
+            self._series = SeriesWriter(sink, options.timeseries_interval)
         self.metrics: RunMetrics | None
         self._collector = None
         if exposition is None:
@@ -164,14 +168,15 @@ class RunRecorder:
             self._collector = _collector_of(options, self._series, view, loop)
             self.metrics = self._collector.metrics
             exposition.tell(self._collector)
-        self.timeline = None if options.report is None else _new_timeline()
+        self.timeline = None
+        if options.report is not None:
+            from batcher.formats.page.records import PageTimeline  # noqa: PLC0415 - as above
+
+            self.timeline = PageTimeline()
         # Opening empties them, so the results come last: what else fails, fails before.
-        sink = (
-            stdout_beside(view)
-            if options.output is None
-            else resumption.open_results(options.output)
-        )
-        self.results = ResultWriter(sink)
+        path = options.output
+        results = stdout_beside(view) if path is None else resumption.open_results(path)
+        self.results = ResultWriter(results)
         self._spans = spans
         self._loop, self._view, self._pace = loop, view, pace
         self._earlier = resumption.earlier
@@ -301,14 +306,6 @@ def _num_lines(lines: bytes) -> int:
     return len(BytesIO(lines).readlines())
 
 
-def _series_of(options: RunOptions, files: Mapping[str, OutFile]) -> "SeriesWriter | None":
-    if options.timeseries is None:
-        return None
-    from .series import SeriesWriter  # noqa: PLC0415 - few runs need it
-
-    return SeriesWriter(files["--timeseries"].open(), options.timeseries_interval)
-
-
 def _metrics_of(
     options: RunOptions, series: "SeriesWriter | None", view: View
 ) -> "RunMetrics | None":
@@ -330,12 +327,6 @@ def _collector_of(
     metrics = WatchedMetrics(options.limits, told, view.fold)
     labels = options.model, "0"
     return RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
-
-
-def _new_timeline() -> "PageTimeline":
-    from batcher.formats.page.records import PageTimeline  # noqa: PLC0415 - as above
-
-    return PageTimeline()
 
 
 def stdout_beside(view: View) -> Sink:

@@ -5,7 +5,7 @@ A run reads its input more than once and anywhere in it, which few stores allow 
 
 import io
 import tempfile
-from typing import Self
+from typing import BinaryIO
 
 from ..errors import WriteError, reason_of
 from .intake import InputError
@@ -13,41 +13,11 @@ from .output import FileSink, OutputError, packed
 from .urls import Store, StoreError, shown
 
 
-class StoredFile:
-    """A file that is put at `url`; until then nothing of it is there.
-
-    raw: what it is written to, unbuffered.
-
-    Raises:
-        OSError: there is no such store, or it takes no files; this machine has no room.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._store = Store(url)
-        self._store.check_for_writing()
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed when it is left
-        self.raw = io.FileIO(self._file.fileno(), "w", closefd=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def put(self) -> None:
-        """Put it at the URL.
-
-        Raises:
-            StoreError: the store does not take it.
-        """
-        self._store.put(self._store.path, self._file)
-
-
 class StoredSink:
-    """A sink for what grows during a run, and is put at `url` when it is closed.
+    """A sink for what grows here during a run, and is put at `url` as a whole when it is closed.
 
     Raises:
-        OutputError: there is no such store, or it takes no files.
+        OutputError: there is no such store, or it takes no files; this machine has no room.
     """
 
     is_file = False
@@ -55,10 +25,13 @@ class StoredSink:
     def __init__(self, url: str) -> None:
         self._name = shown(url)
         try:
-            self._file = StoredFile(url)
+            self._store = Store(url)
+            self._store.check_for_writing()
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed at the end
         except OSError as error:
             raise OutputError(f"cannot write {self._name}: {reason_of(error)}") from error
-        self._sink = packed(FileSink(self._file.raw, self._name), self._name, is_new=True)
+        raw = io.FileIO(self._file.fileno(), "w", closefd=False)
+        self._sink = packed(FileSink(raw, self._name), self._name, is_new=True)
 
     def write(self, lines: bytes) -> None:
         """Keep `lines`."""
@@ -73,12 +46,12 @@ class StoredSink:
         with self._file:
             self._sink.close()
             try:
-                self._file.put()
+                self._store.put(self._store.path, self._file)
             except OSError as error:
                 raise WriteError(self._name, error) from error
 
 
-_copies: dict[str, io.FileIO] = {}  # files without a name, until the process ends
+_copies: dict[str, BinaryIO] = {}  # files without a name, until the process ends
 
 
 def fetched(url: str) -> io.FileIO:
@@ -91,18 +64,14 @@ def fetched(url: str) -> io.FileIO:
             may not be read, or breaks off; this machine has no room for it.
     """
     if url not in _copies:
-        _copies[url] = _copy_of(url)
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - kept, see _copies
+        try:
+            store = Store(url)
+            store.get(store.path, file)
+        except BaseException as error:
+            file.close()
+            if isinstance(error, StoreError):
+                raise InputError(f"cannot read {shown(url)}: {error}") from error
+            raise
+        _copies[url] = file
     return io.FileIO(f"/dev/fd/{_copies[url].fileno()}")  # with a place of its own in the file
-
-
-def _copy_of(url: str) -> io.FileIO:
-    file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - kept, see _copies
-    try:
-        store = Store(url)
-        store.get(store.path, file)
-    except BaseException as error:
-        file.close()
-        if isinstance(error, StoreError):
-            raise InputError(f"cannot read {shown(url)}: {error}") from error
-        raise
-    return file

@@ -45,23 +45,26 @@ class GaugeReading(NamedTuple):
 
 
 class Gauges(Protocol):
-    """What can be asked about a run that events do not tell."""
+    """What can be asked about a run that events do not tell; by default nobody knows."""
 
     @property
     def current_step(self) -> int | None:
         """The number of the step that is being computed, None between two; for any thread."""
+        return None
 
     def read_gauges(self) -> GaugeReading:
         """Return how things stand; for the thread of the run, since asking may tidy its queue."""
 
-    def find_upcoming(self, text: str) -> str | None:
+    def find_upcoming(self, text: str) -> str | None:  # noqa: ARG002 - by default
         """Return the id of a request that is still to come, if one is known; for any thread.
 
         One that is `text`, or else the first that has it in it; None if there is none.
         """
+        return None
 
     def knows_upcoming(self) -> bool:
         """Return whether no others are to come than `find_upcoming` finds; for any thread."""
+        return False
 
 
 class RunPlan(NamedTuple):

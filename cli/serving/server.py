@@ -51,7 +51,7 @@ from ..running.signals import step_aside_first, stopping_signals
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.terminal import can_animate
-from ..screen.view import GaugeReading, RunPlan, View
+from ..screen.view import GaugeReading, Gauges, RunPlan, View
 
 BACKLOG = 2048  # connections that wait to be accepted
 MAX_CONNECTIONS, FILES_OF_OTHERS = 2**16, 64
@@ -65,10 +65,8 @@ MAX_STEPS_KEPT = 2**20
 MAX_FAILURES = 10  # kinds of them that are told of
 
 
-class ServerGauges:
-    """What a view asks of a server; see Gauges."""
-
-    current_step = None  # nobody asks while a step is computed
+class ServerGauges(Gauges):
+    """What a view asks of a server; which requests will come, nobody knows."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -82,13 +80,6 @@ class ServerGauges:
         return GaugeReading(
             engine.now, num_free, next_up, engine.block_use, engine.num_waiting, engine.num_coming
         )
-
-    def find_upcoming(self, text: str) -> None:
-        """Nothing: which requests will come, nobody knows."""
-
-    def knows_upcoming(self) -> bool:
-        """Return false, as above."""
-        return False
 
 
 class ServerWatcher:

@@ -24,7 +24,7 @@ from batcher.timeline.workers import ByWorker
 from ...commands.run import RunOptions
 from ...screen.opening import open_view
 from ...screen.terminal import is_pipe, is_same_terminal
-from ...screen.view import GaugeReading, RunPlan, View
+from ...screen.view import GaugeReading, Gauges, RunPlan, View
 from ..ending import tell_summary
 from ..observing import close_spans
 from ..out_file import OutFile
@@ -36,12 +36,10 @@ from .telling import Wanted, has_picture
 
 if TYPE_CHECKING:
     from batcher.formats.page.records import PageTimeline
-    from batcher.metrics.prometheus import WorkersCollector
     from batcher.timeline.fold import RequestFold
     from batcher.timeline.worker_folds import WorkerFolds
 
     from ..exposing import Exposition
-    from ..series import WorkersSeriesWriter
     from ..spans import SpanSender
 
 
@@ -122,7 +120,7 @@ class Standings:
         return totals if earlier is None else in_turn(earlier, totals)
 
 
-class WorkersRecord:
+class WorkersRecord(Gauges):
     """Takes what workers tell to the trace, the view and the numbers.
 
     run: how the trace of one begins.  files: see locked_files.
@@ -151,7 +149,12 @@ class WorkersRecord:
         self.view = _open_view(options, run, num_workers, lines.total, title, self)
         self._fold = self.view.workers or self.view.fold
         self._timelines = ByWorker(_new_timeline) if options.report is not None else None
-        self._series = _series_of(options, run, num_workers, files)
+        self._series = None
+        if options.timeseries is not None:
+            from ..series import WorkersSeriesWriter  # noqa: PLC0415 - few runs need it
+
+            sink, interval = files["--timeseries"].open(), options.timeseries_interval
+            self._series = WorkersSeriesWriter(sink, interval, run, num_workers)
         self._spans = spans
         whole = replace(run, workers=num_workers)
         if self._trace is not None:
@@ -162,7 +165,11 @@ class WorkersRecord:
             for number in range(num_workers):
                 spans.take([run], number)
         if exposition is not None:
-            exposition.tell(_collector_of(options, run, self._standings))
+            from batcher.metrics.prometheus import WorkersCollector  # noqa: PLC0415 - an extra
+
+            engines = self._standings.engines
+            told = WorkersCollector(run, options.model, engines, lambda: self._standings.backlog)
+            exposition.tell(told)
 
     def take(self, number: int, told: Answered) -> None:
         """Take in what a worker has told."""
@@ -233,19 +240,6 @@ class WorkersRecord:
         coming += max(self._standings.num_begun - sum(not found.index for found in own), 0)
         return GaugeReading(0.0, 0, None, None, queued, coming)
 
-    @property
-    def current_step(self) -> None:
-        """Nobody knows; see Gauges."""
-        return
-
-    def find_upcoming(self, _text: str) -> None:
-        """Nobody knows; see Gauges."""
-        return
-
-    def knows_upcoming(self) -> bool:
-        """Return false; see Gauges."""
-        return False
-
     def close(self) -> None:
         """End the picture and the trace."""
         self.view.close()
@@ -286,23 +280,6 @@ def _new_timeline() -> "PageTimeline":
     from batcher.formats.page.records import PageTimeline  # noqa: PLC0415 - as above
 
     return PageTimeline()
-
-
-def _series_of(
-    options: RunOptions, run: RunEvent, num_workers: int, files: Mapping[str, OutFile]
-) -> "WorkersSeriesWriter | None":
-    if options.timeseries is None:
-        return None
-    from ..series import WorkersSeriesWriter  # noqa: PLC0415 - few runs need it
-
-    sink = files["--timeseries"].open()
-    return WorkersSeriesWriter(sink, options.timeseries_interval, run, num_workers)
-
-
-def _collector_of(options: RunOptions, run: RunEvent, standings: Standings) -> "WorkersCollector":
-    from batcher.metrics.prometheus import WorkersCollector  # noqa: PLC0415 - an extra
-
-    return WorkersCollector(run, options.model, standings.engines, lambda: standings.backlog)
 
 
 def _open_view(
