@@ -10,13 +10,14 @@ import re
 import select
 import termios
 from codecs import getincrementaldecoder
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from .terminal import Terminal, can_animate, is_same_terminal
 
 _LFLAG = 3  # where termios keeps the local modes
+MAX_TYPED = 200  # characters
 _MAX_BYTES = 4096  # as many as a terminal keeps for who reads it
 _SEQUENCE = re.compile(
     r"\x1b(\[M[^\x1b]{3}"  # a mouse, as xterm tells of it
@@ -153,3 +154,28 @@ def keyboard_of(terminal: Terminal) -> Keyboard | None:
     """Return the keyboard of `terminal`, if that is what stdin is; None if nobody is there."""
     is_here = can_animate(0, terminal.environ) and is_same_terminal(0, terminal.fd)
     return Keyboard(0, terminal) if is_here else None
+
+
+class InputLine:
+    """A line in which a person types; `accept` is called with it."""
+
+    def __init__(self, title: str, accept: Callable[[str], None]) -> None:
+        self.title, self.typed = title, ""
+        self._accept = accept
+
+    def press(self, key: str) -> bool:
+        """Take in a key; return whether more are to come."""
+        if key == "enter":
+            self._accept(self.typed)
+            return False
+        if key == "escape" or (key == "backspace" and not self.typed):
+            return False
+        if key == "backspace":
+            self.typed = self.typed[:-1]
+        elif len(key) == 1 and len(self.typed) < MAX_TYPED:
+            self.typed += key
+        return True
+
+    def paste(self, text: str) -> None:
+        """Add `text` to what is typed."""
+        self.typed = (self.typed + text)[:MAX_TYPED]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from process import ROOT
 
 from batcher.events import ArriveEvent, PreemptEvent
-from cli.screen.keyboard import Pasted
-from cli.screen.live.browser import BROWSING_KEYS, MAX_TYPED
+from cli.screen.keyboard import MAX_TYPED, Pasted
+from cli.screen.live.browser import BROWSING_KEYS
 from cli.screen.live.controls import PACE_KEYS, QUIT_KEYS
 from cli.screen.live.display import InlineLive, ScreenLive
 from cli.screen.pace import DELAYS, Pace
@@ -238,7 +238,7 @@ def test_what_is_pasted_goes_into_the_field_and_does_nothing_elsewhere(monkeypat
     press(run, "/", "r", Pasted("eq-1"))
     assert last_line(run).startswith("find req-1_")
     press(run, Pasted("0" * 500))
-    assert len(run.view._controls.browser._typed) == MAX_TYPED
+    assert len(run.view._controls.browser._prompt.typed) == MAX_TYPED
 
 
 KEYS = ["up", "down", "page-up", "page-down", "home", "end", "left", "right"]

@@ -10,10 +10,10 @@ from reference_schedule import DESIGN_JOBS, Job, play
 
 from batcher.errors import BatchdecodeError
 from batcher.explaining.differences import compare
-from cli.screen.keyboard import Pasted
+from cli.screen.keyboard import MAX_TYPED, Pasted
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.theme import ASCII, UNICODE
-from cli.tracing.play.player import MAX_TYPED, MOVES, Player, StepRange, TerminalGone
+from cli.tracing.play.player import MOVES, Player, StepRange, TerminalGone
 from cli.tracing.play.stage import PairStage, Stage
 
 LONG = play([Job(f"r{n}", 3 + n % 7) for n in range(60)], 4).events

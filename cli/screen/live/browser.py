@@ -2,10 +2,12 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from batcher.timeline.records import RequestTimeline
 
 from ..cells import counted, cut_middle, pad
+from ..keyboard import InputLine
 from .scene import Scene
 from .theme import LABEL, Line, line_width
 
@@ -20,8 +22,6 @@ BROWSING_KEYS = (
     ("escape", "all slots at once again"),
     ("?", "these keys, or the slots again"),
 )
-MAX_TYPED = 200
-"""The most characters of what to find."""
 MAX_SHOWN = 40
 """The most cells of an id in the last line."""
 
@@ -46,20 +46,22 @@ class Browser:
         self._first_slot: int | None = None  # the first that is a row; None if all are shown
         self._num_rows = 1
         self._wanted = ""
-        self._typed: str | None = None
+        self._prompt: InputLine | None = None
         self._message = ""
         self._followed: int | None = None  # the slot of `found` when it was last looked at
 
     def press(self, key: str, scene: Scene) -> bool:
         """Do what a key asks for; return whether it asks for anything here."""
-        if self._typed is not None:
-            self._type(key, scene)
+        if self._prompt is not None:
+            if not self._prompt.press(key):
+                self._prompt = None
         elif key == "?":
             self.has_help = not self.has_help
         elif key == "escape":
             self._first_slot, self.found, self.has_help, self._message = None, None, False, ""
         elif key == "/":
-            self._typed, self._message, self.has_help = "", "", False
+            self._prompt = InputLine("find ", partial(self._find, scene))
+            self._message, self.has_help = "", False
         elif key in ("n", "N") and self._wanted:
             self._go_on(scene, 1 if key == "n" else -1)
         else:
@@ -68,19 +70,19 @@ class Browser:
 
     def paste(self, text: str) -> None:
         """Add `text` to what is typed; it is nothing but text, so elsewhere it does nothing."""
-        if self._typed is not None:
-            self._typed = (self._typed + text)[:MAX_TYPED]
+        if self._prompt is not None:
+            self._prompt.paste(text)
 
     @property
     def is_typing(self) -> bool:
         """Whether a person types whom to find, so that other keys do nothing else."""
-        return self._typed is not None
+        return self._prompt is not None
 
     @property
     def is_used(self) -> bool:
         """Whether there may be something to say of where a person looks."""
         is_elsewhere = self._first_slot is not None or self.found is not None
-        return is_elsewhere or self._typed is not None or bool(self._message)
+        return is_elsewhere or self._prompt is not None or bool(self._message)
 
     def rows(self, num_slots: int, num_rows: int) -> range | None:
         """Return the slots that are looked at, of which so many have room; None for all of them."""
@@ -102,10 +104,10 @@ class Browser:
 
     def line(self, scene: Scene, width: int) -> Line:
         """Return what there is to say of it in one line of at most `width`; [] for nothing."""
-        if self._typed is not None:
-            text = scene.name(self._typed)
-            room = max(width - len("find _"), 1)
-            return [("find ", LABEL), (cut_middle(text, room, scene.glyphs.cut), ""), ("_", "")]
+        if self._prompt is not None:
+            text, title = scene.name(self._prompt.typed), self._prompt.title
+            room = max(width - len(title) - 1, 1)
+            return [(title, LABEL), (cut_middle(text, room, scene.glyphs.cut), ""), ("_", "")]
         if self.found is not None:
             text = told(scene, self.found)
         elif self._message:
@@ -117,19 +119,11 @@ class Browser:
             return []
         return [(cut_middle(text, width, scene.glyphs.cut), "found")]
 
-    def _type(self, key: str, scene: Scene) -> None:
-        """Take in a key of what to find."""
-        typed = self._typed or ""
-        if key == "enter":
-            self._wanted, self._typed, self.found, self._followed = typed, None, None, None
-            if typed:
-                self._look_for(typed, scene)
-        elif key == "escape" or (key == "backspace" and not typed):
-            self._typed = None
-        elif key == "backspace":
-            self._typed = typed[:-1]
-        elif len(key) == 1 and len(typed) < MAX_TYPED:
-            self._typed = typed + key
+    def _find(self, scene: Scene, typed: str) -> None:
+        """Find what was typed."""
+        self._wanted, self.found, self._followed = typed, None, None
+        if typed:
+            self._look_for(typed, scene)
 
     def _look_for(self, wanted: str, scene: Scene) -> None:
         """Find somebody by the whole id, or else by a part of it."""

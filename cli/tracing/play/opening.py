@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import EndEvent, Event, RestartEvent, RunEvent
@@ -112,40 +113,22 @@ class InteractiveTerminal:
             self.display.close([])
 
 
-class _RecordedInput:
+class _Recorded:
     """The events of an input, as often as they are wanted; the first time they are recorded."""
 
-    def __init__(self, terminal: InteractiveTerminal, path: str, source: OpenInput) -> None:
-        self._terminal, self._path, self.source = terminal, path, source
-        self._recorder = _Recorder()
-        self._is_recorded = False
+    def __init__(
+        self, terminal: InteractiveTerminal, name: str, events: Callable[[], Iterable[Event]]
+    ) -> None:
+        self._terminal, self._name, self._events = terminal, name, events
+        self._recording: Recording | None = None
+        self._has_begun = False
 
     def __iter__(self) -> Iterator[Event]:
-        name = self.source.name
-        told = events_of(self._path, self.source, {})
-        events = self._terminal.with_progress(told, name)
-        if self._is_recorded:
-            return events
-        self._is_recorded = True
-        return self._recorder.record(events)
-
-    def close(self) -> Recording:
-        """Return what was recorded."""
-        return self._recorder.close()
-
-
-class _Recorder:
-    """Records events on their way to whoever reads them."""
-
-    def __init__(self) -> None:
-        self._recording: Recording | None = None
-
-    def record(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield `events`, which are recorded as they are read."""
-        for event in events:
-            if isinstance(event, RunEvent):
+        is_recorded, self._has_begun = not self._has_begun, True
+        for event in self._terminal.with_progress(self._events(), self._name):
+            if is_recorded and isinstance(event, RunEvent):
                 self._recording = open_recording(event)
-            elif self._recording is not None:
+            elif is_recorded and self._recording is not None:
                 self._recording.add(event)
             yield event
 
@@ -177,12 +160,12 @@ def play_trace(options: TraceOptions) -> int:
     _check_terminal()
 
     def make(terminal: InteractiveTerminal) -> Player:
-        recorder = _Recorder()
-        told = events_of(path, source, options.run_options, options.preset)
+        told = partial(events_of, path, source, options.run_options, options.preset)
+        recorded = _Recorded(terminal, source.name, told)
         with contradictions_named(source.name):
-            for _ in recorder.record(terminal.with_progress(told, source.name)):
+            for _ in recorded:
                 pass
-            recording = recorder.close()
+            recording = recorded.close()
         window = recording.timeline.window(selection_of(recording.timeline, options))
         found = recording.admissions_of(options.request or ())
         first = options.from_step
@@ -211,19 +194,22 @@ def play_diff(options: DiffOptions) -> int:
     inputs = open_both(options)
     refuse_workers("trace diff --play", *(source for _, source in inputs))
     _check_terminal()
+    (_, source_a), (_, source_b) = inputs
 
     def make(terminal: InteractiveTerminal) -> Player:
-        a, b = (_RecordedInput(terminal, *of_run) for of_run in inputs)
-        names = a.source.name, b.source.name
+        a, b = (
+            _Recorded(terminal, source.name, partial(events_of, path, source, {}))
+            for path, source in inputs
+        )
+        names = source_a.name, source_b.name
         with contradictions_named(" or ".join(names)):
             comparison = compare(a, b)
             recordings = a.close(), b.close()
-        titles = _title(a.source), _title(b.source)
+        titles = _title(source_a), _title(source_b)
         stage = PairStage(recordings, comparison, titles, terminal.glyphs)
         span = StepRange(0, stage.num_steps - 1)
         return _player(terminal, stage, span, options.from_step, options.speed, {})
 
-    (_, source_a), (_, source_b) = inputs
     with source_a, source_b:
         return _play(make, "auto")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from batcher.timeline.recording import MAX_STEPS
 
 from ...screen.cells import cut_middle, number, printable
-from ...screen.keyboard import Keyboard, Pasted
+from ...screen.keyboard import InputLine, Keyboard, Pasted
 from ...screen.live.display import ScreenLive
 from ...screen.live.theme import LABEL, Glyphs, Line, bar, line_width
 from ...screen.terminal import Terminal
@@ -48,7 +48,6 @@ MOVES = {
     "end": MAX_STEPS,
 }
 """How many steps on keys go."""
-MAX_TYPED = 200
 
 KEYS = (
     ("space", "pause, or play on"),
@@ -84,31 +83,6 @@ class StepRange(NamedTuple):
     def clip(self, step: float) -> float:
         """Return the step that is nearest to `step`."""
         return min(max(step, self.first), self.last)
-
-
-class InputLine:
-    """A line in which a person types; `accept` is called with it."""
-
-    def __init__(self, title: str, accept: Callable[[str], None]) -> None:
-        self.title, self.typed = title, ""
-        self._accept = accept
-
-    def press(self, key: str) -> bool:
-        """Take in a key; return whether more are to come."""
-        if key == "enter":
-            self._accept(self.typed)
-            return False
-        if key == "escape" or (key == "backspace" and not self.typed):
-            return False
-        if key == "backspace":
-            self.typed = self.typed[:-1]
-        elif len(key) == 1 and len(self.typed) < MAX_TYPED:
-            self.typed += key
-        return True
-
-    def paste(self, text: str) -> None:
-        """Add `text` to what is typed."""
-        self.typed = (self.typed + text)[:MAX_TYPED]
 
 
 class Player:
