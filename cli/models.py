@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -20,44 +20,13 @@ from batcher.validation import ModelCapabilities
 
 from .screen.cells import printable
 from .screen.terminal import can_animate
+from .shared import ModelOptions
 
 if TYPE_CHECKING:
     from .commands.run import RunOptions
 
 Watch = Callable[[int, int], None]
 """Called with how many tensors are read, and of how many."""
-
-
-class ModelOptions(Protocol):
-    """The options of any command that say which model there is, and how it is spoken to."""
-
-    @property
-    def model(self) -> str:
-        """What a person calls it."""
-
-    @property
-    def chat(self) -> bool | None:
-        """Whether texts are what a user says."""
-
-    @property
-    def checkpoint(self) -> Mapping[str, Any]:
-        """The options that are settings of a checkpoint, or of a model of transformers."""
-
-    @property
-    def model_settings(self) -> Mapping[str, Any]:
-        """Settings of the simulated model."""
-
-    @property
-    def llm_settings(self) -> Mapping[str, Any]:
-        """How an LLM is called."""
-
-    @property
-    def transformer_settings(self) -> Mapping[str, Any]:
-        """Settings of a checkpoint that the options do not give."""
-
-    @property
-    def hf_settings(self) -> Mapping[str, Any]:
-        """The same of a model of transformers."""
 
 
 def load(options: ModelOptions, *, is_shown: bool = True) -> Model:

@@ -1,8 +1,9 @@
 """Options that several commands have: each of these makes the field of a record that is one."""
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from batcher.fields import Range, range_of
 from batcher.hf.settings import LOADING_SETTINGS
@@ -27,6 +28,26 @@ MODEL = (
     "server."
 )
 CHAT = "Put each text prompt into the model's chat template."
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # each would take time to make
+class ModelOptions:
+    """The options of any command that say which model there is, and how it is spoken to.
+
+    model: what a person calls it.  chat: whether texts are what a user says.
+    checkpoint: those that are settings of a checkpoint, or of a model of transformers.
+    Other settings stand in the file of --config: of the simulated model, of calls of an LLM, of
+    checkpoints, and of models of transformers.
+    """
+
+    if TYPE_CHECKING:
+        model: str
+        chat: bool | None
+        checkpoint: dict[str, Any]
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    llm_settings: dict[str, Any] = field(default_factory=dict)
+    transformer_settings: dict[str, Any] = field(default_factory=dict)
+    hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def config(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -> Any:

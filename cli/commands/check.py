@@ -1,6 +1,6 @@
 """`batchdecode check`: validates requests and shows what a run would have to do."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .. import shared
@@ -9,7 +9,7 @@ from ..options import as_command
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions:
+class CheckOptions(shared.ModelOptions):
     """The options of `batchdecode check`; docs/cli.md says what each one means."""
 
     input: str | None = shared.requests()
@@ -23,10 +23,6 @@ class CheckOptions:
     strict_constraints: bool = shared.strict_constraints()
     json: bool = flag(OUTPUT, "Print the plan as JSON.", is_common=True)
     color: shared.Color = shared.color()
-    model_settings: dict[str, Any] = field(default_factory=dict)
-    llm_settings: dict[str, Any] = field(default_factory=dict)
-    transformer_settings: dict[str, Any] = field(default_factory=dict)
-    hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def check(options: CheckOptions) -> None:

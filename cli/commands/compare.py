@@ -114,7 +114,7 @@ def _text_of(setting: Setting) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions:
+class CompareOptions(shared.ModelOptions):
     """The options of `batchdecode compare`; docs/compare.md says what each one means.
 
     axes: name of an axis -> its values as a text with commas.
@@ -152,10 +152,6 @@ class CompareOptions:
     config: str | None = run_config_option()
     color: shared.Color = shared.color()
     quiet: bool = quiet_option()
-    model_settings: dict[str, Any] = field(default_factory=dict)
-    llm_settings: dict[str, Any] = field(default_factory=dict)
-    transformer_settings: dict[str, Any] = field(default_factory=dict)
-    hf_settings: dict[str, Any] = field(default_factory=dict)
     preset: set[str] = field(default_factory=set)
 
 

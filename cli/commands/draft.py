@@ -1,6 +1,6 @@
 """`batchdecode draft`: what there is to know of a draft; below it, `draft diagnose`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from batcher.errors import BatchdecodeError
@@ -20,7 +20,7 @@ class DraftOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseOptions:
+class DiagnoseOptions(shared.ModelOptions):
     """The options of `batchdecode draft diagnose`; docs/speculation.md says what they mean."""
 
     input: str | None = shared.requests()
@@ -61,10 +61,6 @@ class DiagnoseOptions:
     )
     json: bool = flag(OUTPUT, "Print the diagnosis as JSON.", is_common=True)
     color: shared.Color = shared.color()
-    model_settings: dict[str, Any] = field(default_factory=dict)
-    llm_settings: dict[str, Any] = field(default_factory=dict)
-    transformer_settings: dict[str, Any] = field(default_factory=dict)
-    hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def draft(options: DraftOptions) -> None:  # noqa: ARG001 - there are none

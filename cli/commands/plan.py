@@ -20,7 +20,7 @@ NOTES = ("Exit codes: 0 found; 1 no setting meets the SLO; 2 bad input or usage.
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(shared.ModelOptions):
     """The options of `batchdecode plan`; docs/plan.md says what each one means.
 
     axes: name of an axis -> its value as a text.  search: what is to be found.
@@ -58,10 +58,6 @@ class PlanOptions:
     config: str | None = run_config_option()
     color: shared.Color = shared.color()
     quiet: bool = quiet_option()
-    model_settings: dict[str, Any] = field(default_factory=dict)
-    llm_settings: dict[str, Any] = field(default_factory=dict)
-    transformer_settings: dict[str, Any] = field(default_factory=dict)
-    hf_settings: dict[str, Any] = field(default_factory=dict)
     preset: set[str] = field(default_factory=set)
 
 

@@ -60,7 +60,7 @@ def _file_option(text: str, *, is_common: bool = False) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # each would take time to make
-class RunOptions:
+class RunOptions(shared.ModelOptions):
     """The options of `batchdecode run`, and what --config holds for the models.
 
     call_timeout: in seconds; goes before the one in llm_settings.
@@ -182,11 +182,7 @@ class RunOptions:
     extra_body: str | None = option(
         SERVER, "Fields for the body of every request; null leaves one out.", "JSON"
     )
-    model_settings: dict[str, Any] = field(default_factory=dict)
     server_settings: dict[str, Any] = field(default_factory=dict)
-    llm_settings: dict[str, Any] = field(default_factory=dict)
-    transformer_settings: dict[str, Any] = field(default_factory=dict)
-    hf_settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def limits(self) -> "Slo | None":

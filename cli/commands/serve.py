@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -60,7 +60,7 @@ def _usable_origins(origins: list[str] | None) -> list[str] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
+class ServeOptions(shared.ModelOptions):
     """The options of `batchdecode serve`; docs/serve.md says what each one means.
 
     max_body: in bytes.
@@ -148,10 +148,6 @@ class ServeOptions:
     color: shared.Color = shared.color()
     quiet: bool = flag(DISPLAY, "Say nothing but problems.", "-q", is_common=True)
     chat: bool | None = None  # what ModelOptions wants: messages say themselves that they are
-    model_settings: dict[str, Any] = field(default_factory=dict)
-    llm_settings: dict[str, Any] = field(default_factory=dict)
-    transformer_settings: dict[str, Any] = field(default_factory=dict)
-    hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def serve(options: ServeOptions) -> int:

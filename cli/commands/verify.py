@@ -1,6 +1,6 @@
 """`batchdecode verify`: proves that outputs do not depend on the batch, or shows where they do."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import shared
@@ -16,7 +16,7 @@ MAX_SETTINGS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
+class VerifyOptions(shared.ModelOptions):
     """The options of `batchdecode verify`; docs/cli.md says what each one means."""
 
     input: str | None = shared.requests()
@@ -49,10 +49,6 @@ class VerifyOptions:
     )
     json: bool = flag(OUTPUT, "Print the verdict as JSON.", is_common=True)
     color: shared.Color = shared.color()
-    model_settings: dict[str, Any] = field(default_factory=dict)
-    llm_settings: dict[str, Any] = field(default_factory=dict)
-    transformer_settings: dict[str, Any] = field(default_factory=dict)
-    hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def verify(options: VerifyOptions) -> int:

@@ -81,9 +81,9 @@ def run_by_workers(
                             if status is not None:
                                 return status
                         report = ProblemReport(requests.name, options.color)
-                        lines = _lines_of(options, requests, report, resumption, transport)
-                        if isinstance(lines, FileLines):
-                            _check_file(driver, lines, requests, report)
+                        lines = _open_lines(
+                            options, requests, report, resumption, driver, transport
+                        )
                         title = requests.name.rpartition("/")[2]
                         try:
                             record = WorkersRecord(
@@ -272,30 +272,26 @@ def _workers_of(
     return Actors(options, num_workers, options.on.partition(":")[2], stop.waiting)
 
 
-def _lines_of(
+def _open_lines(
     options: RunOptions,
     requests: OpenInput,
     report: ProblemReport,
     resumption: Resumption,
+    driver: Driver,
     transport: Transport,
 ) -> InputLines:
-    """Return the lines of the input."""
-    keep_going = options.keep_going or options.max_errors is not None
-    if requests.is_file:
-        return FileLines(requests, report, resumption.earlier, keep_going=keep_going)
-    return PipeLines(requests, report, transport.wake, keep_going=keep_going)
-
-
-def _check_file(
-    driver: Driver, lines: FileLines, requests: OpenInput, report: ProblemReport
-) -> None:
-    """Have a file checked before the first of its lines is decoded.
+    """Return the lines of the input; those of a file are checked.
 
     Raises:
-        InvalidInput: it has bad lines, and they are not to be skipped.
+        InvalidInput: a file has bad lines, and they are not to be skipped.
     """
+    keep_going = options.keep_going or options.max_errors is not None
+    if not requests.is_file:
+        return PipeLines(requests, report, transport.wake, keep_going=keep_going)
+    lines = FileLines(requests, report, resumption.earlier, keep_going=keep_going)
     try:
         driver.check(lines)
         lines.begin()
     finally:
         say(requests.take_notes() + report.closing())
+    return lines
