@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from batcher.events import RunEvent
-from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.hf.settings import LOADING_SETTINGS, is_hf
 from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
 from batcher.speculation.settings import SPECULATION_SETTINGS
@@ -23,11 +23,13 @@ from batcher.validation import ModelCapabilities
 from ..commands.run import RunOptions
 from ..config import OF_ROWS
 from ..options import WALL
-from ..screen.cells import counted
+from ..screen.cells import counted, printable_lines
 from .files import record_path, rest_path
 from .intake import OpenInput, Waiting
 from .out_file import OutFile
 from .output import ResumeError, Sink
+from .problems import say
+from .reading import RequestReader
 from .sums import SummedSink, sums_path
 from .urls import is_url
 
@@ -72,6 +74,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Resumption:
     """How a run stands to one before it, and to one after it.
 
+    file: that of the results.
     earlier: what the one before has left; None if there is nothing to resume.
     is_possible: this run can be resumed if it ends early.
     has_finished: the one before came to its end, and nothing of it was dropped since.
@@ -88,7 +91,7 @@ class Resumption:
         self.has_finished = has_finished
         self.earlier = earlier
         self.is_possible = record is not None and record.input_sha256 is not None
-        self._file, self._output, self._record = leftover.file, leftover.output, record
+        self.file, self._output, self._record = leftover.file, leftover.output, record
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +108,7 @@ class Resumption:
         """
         if self.earlier is None or num_requests is None:
             return ""
-        there = f"{self._file.name} has {counted(self.earlier.num_results, 'result')}"
+        there = f"{self.file.name} has {counted(self.earlier.num_results, 'result')}"
         left = f"{num_requests - self.earlier.num_answered:,} of {counted(num_requests, 'request')}"
         lines = f"going on: {there}, {left} have none yet\n"
         if is_decoded_again and self.earlier.num_results:
@@ -118,7 +121,7 @@ class Resumption:
         Raises:
             OutputError: it cannot be opened.
         """
-        results = self._file.open(append=self.earlier is not None)
+        results = self.file.open(append=self.earlier is not None)
         if not self.is_possible:
             return results
         return SummedSink(results, output, append=self.earlier is not None)
@@ -135,7 +138,7 @@ class Resumption:
             if self.earlier is None:
                 Path(rest_path(self._output)).unlink(missing_ok=True)
             _write_record(self._output, self._record)
-            self._file.begin()
+            self.file.begin()
 
     def finish(self) -> None:
         """Write down that the run has come to its end.
@@ -146,7 +149,65 @@ class Resumption:
         if self._output is not None and self._record is not None:
             _write_record(self._output, replace(self._record, finished=True))
             Path(rest_path(self._output)).unlink(missing_ok=True)
-            self._file.finish()
+            self.file.finish()
+
+
+def conclude_finished(
+    resumption: Resumption,
+    requests: OpenInput,
+    parser: RequestParser,
+    options: RunOptions,
+    waiting: Waiting,
+) -> int | None:
+    """Say that nothing is to be done, if that is so; return the exit status, None if it is not.
+
+    Each request of the input is looked at, and each of its results, but no model is asked.
+    waiting: entered while all results are looked at.
+
+    Raises:
+        Interrupted: a signal came.
+        InputError: the input cannot be read.
+        OutputError, WriteError: the record of the run cannot be written.
+    """
+    more = options.trace, options.summary_json, options.report, options.timeseries, options.otel
+    if options.is_exposed or options.stats or any(output is not None for output in more):
+        return None  # decoding again alone tells that
+    if resumption.earlier is None or not resumption.has_finished:
+        return None
+    with waiting():
+        found = _count_answered(resumption.earlier, requests, parser)
+    if found is None:
+        return None
+    num_requests, num_failed = found
+    resumption.begin()
+    resumption.file.settle()
+    resumption.finish()
+    if not options.quiet:
+        name, whole = resumption.file.name, counted(num_requests, "request")
+        told = f"nothing to do: {name} has all results of {whole}"
+        if num_failed:
+            told += f"; {num_failed:,} failed (see --retry-failed)"
+        say(printable_lines(f"{told}\n"))
+    return 1 if num_failed else 0
+
+
+def _count_answered(
+    earlier: "EarlierResults", requests: OpenInput, parser: RequestParser
+) -> tuple[int, int] | None:
+    """Return how many requests there are, and how many failed; None if one lacks a result."""
+    num_failed = 0
+    reader = RequestReader(requests.lines(), parser)
+    while (line := reader.read()) is not None:
+        if isinstance(line, BadLine):
+            if not earlier.has_rejected(line.id, reader.lines.number):
+                return None
+            num_failed += 1
+            continue
+        results = earlier.results_of(line.request)
+        if len(results) < line.request.n:
+            return None
+        num_failed += any(result.error is not None for result in results.values())
+    return reader.num_read, num_failed
 
 
 def results_file(options: RunOptions, waiting: Waiting) -> ResultsFile:

@@ -37,7 +37,7 @@ from .out_file import OutFile
 from .output import NAMES_OF_STDOUT, OutputError, ResumeError
 from .problems import ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
-from .resume import ResultsFile, Resumption, find_leftover, prepare, results_file
+from .resume import ResultsFile, Resumption, conclude_finished, find_leftover, prepare, results_file
 from .signals import Interrupted, StepWatch, StopSignals
 from .sources import open_source
 from .stdout import stdout_descriptor
@@ -150,7 +150,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
             "the results and --summary-json - cannot both go to stdout: give one of them a file"
         )
     if options.slo is not None and options.scheduling.profile is not None and not options.quiet:
-        from ..slo_note import say_of_slo  # noqa: PLC0415 - few runs have an SLO
+        from ..notes import say_of_slo  # noqa: PLC0415 - few runs have an SLO
 
         say_of_slo([options.slo])
     if options.workers is not None:
@@ -174,11 +174,9 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
                 prepare(setup.options, requests, leftover, setup.engine.run_event()) as resumption,
             ):
                 if resumption.has_finished:
-                    from .finished import conclude_finished  # noqa: PLC0415 - few runs have
-
                     parser = RequestParser(setup.capabilities)
                     status = conclude_finished(
-                        file, resumption, requests, parser, setup.options, stop.waiting
+                        resumption, requests, parser, setup.options, stop.waiting
                     )
                     if status is not None:
                         return status
@@ -303,7 +301,7 @@ class Run:
         )
         scheduling = options.scheduling
         if scheduling.profile is not None and not options.quiet:
-            from ..memory_note import say_of_memory  # noqa: PLC0415 - with it comes yaml
+            from ..notes import say_of_memory  # noqa: PLC0415 - with it comes yaml
 
             say_of_memory([(scheduling.profile, scheduling.settings(), 1)])
         for failure in failures.values():

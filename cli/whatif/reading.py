@@ -21,15 +21,14 @@ from batcher.whatif.prices import Price, price_of, read_prices
 
 from ..commands.compare import CompareOptions
 from ..commands.plan import PlanOptions
-from ..memory_note import say_of_memory
 from ..models import capabilities_of, load
+from ..notes import say_of_memory, say_of_slo
 from ..running.intake import open_input
 from ..running.problems import say
 from ..running.reading import read_requests
 from ..running.signals import Interrupted, StopSignals, die_of_closed_pipe
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import counted
-from ..slo_note import say_of_slo
 
 
 def until_stopped(command: Callable[[], int]) -> int:

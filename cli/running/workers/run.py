@@ -22,6 +22,7 @@ from ..recorder import ResultWriter, stdout_beside
 from ..resume import (
     ResultsFile,
     Resumption,
+    conclude_finished,
     find_leftover,
     parser_for_any_model,
     prepare,
@@ -72,11 +73,9 @@ def run_by_workers(
                     start = driver.start()
                     with prepare(options, requests, leftover, start) as resumption:
                         if resumption.has_finished:
-                            from ..finished import conclude_finished  # noqa: PLC0415 - few runs have
-
                             parser = parser_for_any_model()
                             status = conclude_finished(
-                                file, resumption, requests, parser, options, stop.waiting
+                                resumption, requests, parser, options, stop.waiting
                             )
                             if status is not None:
                                 return status

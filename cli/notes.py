@@ -1,7 +1,8 @@
-"""What is said where memory is taken to be without limit, though the GPU of a profile has some."""
+"""What is said of options that may not be meant as they are written: memory and latency limits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from batcher.metrics.slo import doubtful_limits
 from batcher.settings import SchedulingSettings
 from batcher.timing.loading import kv_room_of
 
@@ -11,7 +12,10 @@ from .screen.cells import printable
 
 
 def say_of_memory(engines: Iterable[tuple[str, SchedulingSettings, int]]) -> None:
-    """Say so, each thing once, of profiles, their settings, and how many ranks share experts."""
+    """Say once where memory has no limit, though the GPU of a profile has one.
+
+    engines: a profile, its settings, and how many ranks share experts.
+    """
     notes = (_note(*engine) for engine in engines)
     for note in dict.fromkeys(filter(None, notes)):
         say(f"{printable(note)}\n")
@@ -31,3 +35,9 @@ def _note(profile: str, settings: SchedulingSettings, num_ranks: int) -> str | N
     num_blocks = room.num_blocks(settings.block_size)
     option = f": --kv-blocks {num_blocks}" if num_blocks else ""
     return f"KV is unlimited; the GPU of {profile} has room for {known}{option}"
+
+
+def say_of_slo(texts: Sequence[str]) -> None:
+    """Say which limits are that many seconds, in a run whose steps take as long as real ones."""
+    for remark in doubtful_limits(texts):
+        say(f"--slo: {remark}\n")
