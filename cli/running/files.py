@@ -54,8 +54,8 @@ def locked_files(
     }
     beside = []
     if options.output is not None and may_be_file(options.output):
-        endings = (".run.json", ".run.sums", ".rest")
-        beside = [f"{shown(options.output)}{ending}" for ending in endings]
+        names = (".run.json", ".run.sums", ".rest")
+        beside = [f"{shown(options.output)}{name}" for name in names]
     outputs = [
         ("--output", options.output),
         *[("what stands beside --output,", path) for path in beside],
