@@ -25,12 +25,8 @@ from .signals import Interrupted, StopSignals
 from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
-    from batcher.metrics.prometheus import RunCollector
-    from batcher.metrics.run_metrics import RunMetrics
-
     from ..screen.live.driver import LiveView
     from .exposing import Exposition
-    from .series import SeriesWriter
     from .spans import SpanSender
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
 MAX_EVENTS = 1000  # that are kept
@@ -160,13 +156,20 @@ class RunRecorder:
 
             sink = files["--timeseries"].open()
             self._series = SeriesWriter(sink, options.timeseries_interval)
-        self.metrics: RunMetrics | None
-        self._collector = None
-        if exposition is None:
-            self.metrics = _metrics_of(options, self._series, view)
-        else:
-            self._collector = _collector_of(options, self._series, view, loop)
-            self.metrics = self._collector.metrics
+        told = None if self._series is None else self._series.only
+        is_asked = not options.quiet or options.summary_json or options.report or told is not None
+        self.metrics = self._collector = None
+        if exposition is None and is_asked:
+            from batcher.metrics.run_metrics import RunMetrics  # noqa: PLC0415 - if anybody asks
+
+            self.metrics = RunMetrics(options.limits, told, view.fold)
+        elif exposition is not None:
+            from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra
+            from batcher.metrics.watched import WatchedMetrics  # noqa: PLC0415 - as above
+
+            metrics, labels = WatchedMetrics(options.limits, told, view.fold), (options.model, "0")
+            self._collector = RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
+            self.metrics = metrics
             exposition.tell(self._collector)
         self.timeline = None
         if options.report is not None:
@@ -304,29 +307,6 @@ class _ViewSink:
 def _num_lines(lines: bytes) -> int:
     """Return how many lines there are; bytes.count() takes many times as long."""
     return len(BytesIO(lines).readlines())
-
-
-def _metrics_of(
-    options: RunOptions, series: "SeriesWriter | None", view: View
-) -> "RunMetrics | None":
-    wanted = (options.summary_json, options.report, series)
-    if options.quiet and all(one is None for one in wanted):
-        return None
-    from batcher.metrics.run_metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
-
-    return RunMetrics(options.limits, None if series is None else series.only, view.fold)
-
-
-def _collector_of(
-    options: RunOptions, series: "SeriesWriter | None", view: View, loop: Loop
-) -> "RunCollector":
-    from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - as above
-    from batcher.metrics.watched import WatchedMetrics  # noqa: PLC0415 - as above
-
-    told = None if series is None else series.only
-    metrics = WatchedMetrics(options.limits, told, view.fold)
-    labels = options.model, "0"
-    return RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
 
 
 def stdout_beside(view: View) -> Sink:

@@ -22,10 +22,9 @@ from ..commands.run import RunOptions
 from ..errors import WriteError
 from ..options import STDOUT
 from ..screen.cells import counted, printable_lines
-from ..screen.opening import open_view
 from ..screen.pace import Pace
 from ..screen.terminal import is_pipe, is_same_terminal
-from ..screen.view import RunPlan, View
+from ..screen.view import RunPlan, View, open_view
 from .answers import Answers, InputOrder, Replaying
 from .ending import refuse_rest, settle_files, tell_ending, tell_summary
 from .engine_setup import EngineSetup

@@ -49,9 +49,8 @@ from ..running.problems import say
 from ..running.recorder import TraceWriter
 from ..running.signals import step_aside_first, stopping_signals
 from ..screen.cells import counted, printable_lines
-from ..screen.opening import open_view
 from ..screen.terminal import can_animate
-from ..screen.view import GaugeReading, Gauges, RunPlan, View
+from ..screen.view import GaugeReading, Gauges, RunPlan, View, open_view
 
 BACKLOG = 2048  # connections that wait to be accepted
 MAX_CONNECTIONS, FILES_OF_OTHERS = 2**16, 64

@@ -181,7 +181,7 @@ def _gantt(
     lines = ["".join(text for text, _ in line) for line in gantt]
     may_color = to_terminal or options.color == "always"  # whatever FORCE_COLOR says of a pipe
     if may_color and wants_color(options.color, 1, os.environ):
-        from .gantt_color import colored  # noqa: PLC0415 - with it comes rich
+        from ..screen.live.theme import colored  # noqa: PLC0415 - with it comes rich
 
         lines = colored(gantt)
     return [f"{line}\n".encode(encoding, "backslashreplace") for line in lines]

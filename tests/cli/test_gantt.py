@@ -19,7 +19,7 @@ from batcher.timeline.records import Fork, SlotSpan
 from batcher.timeline.step_counts import Stretch
 from cli.screen.cells import cell_width
 from cli.screen.live.state import RunState
-from cli.screen.live.theme import HUES, hue_of
+from cli.screen.live.theme import HUES, colored, hue_of
 from cli.tracing.gantt import draft_marks
 from cli.tracing.gantt import render_gantt as render_lines
 from cli.tracing.gantt_chart import (
@@ -35,7 +35,6 @@ from cli.tracing.gantt_chart import (
     level_row,
     shaded_row,
 )
-from cli.tracing.gantt_color import colored
 from cli.tracing.gantt_zoom import choose_zoom
 from cli.tracing.headline import headline
 from cli.tracing.svg.page import render_svg

@@ -67,7 +67,7 @@ def test_the_quiet_view_writes_messages_only():
 OPEN_VIEW = """
 import sys
 from types import SimpleNamespace
-from cli.screen.opening import open_view
+from cli.screen.view import open_view
 from cli.screen.view import GaugeReading, RunPlan
 gauges = SimpleNamespace(read_gauges=lambda: GaugeReading(0.0, 1, None, None),
                          find_upcoming=lambda text: None, knows_upcoming=lambda: False)

@@ -22,9 +22,8 @@ from batcher.timeline.records import is_follower
 from batcher.timeline.workers import ByWorker
 
 from ...commands.run import RunOptions
-from ...screen.opening import open_view
 from ...screen.terminal import is_pipe, is_same_terminal
-from ...screen.view import GaugeReading, Gauges, RunPlan, View
+from ...screen.view import GaugeReading, Gauges, RunPlan, View, open_view
 from ..ending import tell_summary
 from ..observing import close_spans
 from ..out_file import OutFile

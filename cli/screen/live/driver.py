@@ -19,10 +19,9 @@ from .controls import Controls
 from .display import FrameLive
 from .facts import Moment
 from .history import QueueDepths
-from .lately import Lately, newest_ends
 from .picture import Picture, last_picture
 from .scene import Scene, Strips
-from .state import MAX_UNSEEN, RunState
+from .state import MAX_UNSEEN, Lately, RunState, newest_ends
 from .theme import ASCII, UNICODE, Line
 
 MIN_RUN = 0.25

@@ -3,12 +3,13 @@
 Only the sixteen colours that a terminal's user has chosen are used.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import TypeAlias
 
+from rich.color import ColorSystem
 from rich.theme import Theme
 
 from ..cells import cell_width
@@ -170,3 +171,14 @@ def level(share: float, glyphs: Glyphs) -> str:
     """Return one cell, as high as `share` of 1; all of it only for 1."""
     highest = len(glyphs.levels) - 1
     return glyphs.levels[min(int(share * highest), highest)]
+
+
+def colored(lines: Sequence[Line]) -> list[str]:
+    """Return `lines` with the escape sequences of their styles."""
+    return [
+        "".join(
+            THEME.styles[name].render(text, color_system=ColorSystem.STANDARD) if name else text
+            for text, name in line
+        )
+        for line in lines
+    ]

@@ -14,9 +14,9 @@ from batcher.timeline.recording import MAX_STEPS
 
 from ...screen.live.driver import MAX_TREND, NUM_SAMPLES
 from ...screen.live.facts import Moment
-from ...screen.live.lately import Lately, newest_ends
 from ...screen.live.scene import MAX_CELLS, Scene, Strips
 from ...screen.live.slots import Mark, SlotState
+from ...screen.live.state import Lately, newest_ends
 from ...screen.live.theme import Glyphs
 from ...screen.view import GaugeReading, HeldBlocks, RunPlan
 from .recording import Recording
