@@ -19,7 +19,7 @@ from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
 from batcher.formats.trace import read_trace
 from batcher.timeline import Timeline
 from batcher.timeline.records import label_of
-from cli.screen.live import driver, grid, lately, scene
+from cli.screen.live import driver, grid, scene, state
 from cli.screen.live.facts import counts
 from cli.screen.live.grid import Longest
 from cli.screen.live.picture import Picture
@@ -44,8 +44,8 @@ def small(monkeypatch):
     for module in (scene, grid):
         monkeypatch.setattr(module, "MAX_CELLS", 16)
     seconds = {"ended": 0.0, "admitted": 0.25, "preempted": 0.5, "failed": 0.625}
-    monkeypatch.setattr(lately, "MARK_SECONDS", seconds)
-    monkeypatch.setattr(lately, "NOTE_SECONDS", 0.75)
+    monkeypatch.setattr(state, "MARK_SECONDS", seconds)
+    monkeypatch.setattr(state, "NOTE_SECONDS", 0.75)
     for module in (driver, playback):
         monkeypatch.setattr(module, "NUM_SAMPLES", 5)
         monkeypatch.setattr(module, "MAX_TREND", 16)

@@ -316,7 +316,7 @@ MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
 """How long it is to be seen at a slot what has happened there."""
 NOTE_SECONDS = 10.0
 MAX_NOTED = 16
-MAX_ENDS = 8
+MAX_NEWEST = 8
 
 
 class Lately:
@@ -351,4 +351,4 @@ class Lately:
 def newest_ends(run: RunState) -> list[FinishEvent]:
     """Return the last ends that were none by failure, newest first."""
     ends = (found.finish for found in reversed(run.ends) if found.finish is not None)
-    return list(islice((end for end in ends if end.reason not in FAILURES), MAX_ENDS))
+    return list(islice((end for end in ends if end.reason not in FAILURES), MAX_NEWEST))
