@@ -130,7 +130,7 @@ class RowState(Struct, eq=False):
             constraint=judged.constraint,
             constraint_check=judged.check,
             constraint_verified=(unenforced or None) if judged.constraint == "complete" else None,
-            failure=judged.failure,
+            failure=judged.failure or generated.failure,
         )
 
 
