@@ -7,6 +7,7 @@ template inserts special tokens; the messages that it is given cannot, unless th
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from os import environ
 from re import compile as pattern
 from re import escape
 from threading import Lock
@@ -42,6 +43,7 @@ class TransformerTokenizer:
         lacking = [b"\\x%02x" % byte for byte in range(256) if byte not in known]
         self._lacking = pattern(b"[%b]" % b"".join(lacking)) if lacking else None
         self._inner, self._lock = inner, Lock()
+        environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch is one text here
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True  # as text
@@ -55,7 +57,7 @@ class TransformerTokenizer:
         """
         self._check(text)
         with self._lock:
-            return self._inner.encode(text, add_special_tokens=False).ids
+            return self._ids_of(text)
 
     def encode_with_special(self, text: str) -> list[int]:
         """Return the token ids of `text`, in which special tokens are what they are.
@@ -67,9 +69,13 @@ class TransformerTokenizer:
         with self._lock:
             self._inner.encode_special_tokens = False
             try:
-                return self._inner.encode(text, add_special_tokens=False).ids
+                return self._ids_of(text)
             finally:
                 self._inner.encode_special_tokens = True
+
+    def _ids_of(self, text: str) -> list[int]:
+        """Return the token ids of `text`, encoded as a batch: it alone lets other threads run."""
+        return self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _check(self, text: str) -> None:
         found = None if self._lacking is None else self._lacking.search(text.encode())
@@ -168,7 +174,7 @@ class ChatTokenizer(TransformerTokenizer):
         with self._lock:
             self._inner.encode_special_tokens = False
             try:
-                encoding = self._inner.encode(text, add_special_tokens=False)
+                [encoding] = self._inner.encode_batch([text], add_special_tokens=False)
             finally:
                 self._inner.encode_special_tokens = True
         token_ids: list[int] = []

@@ -22,7 +22,7 @@ from ..screen.cells import printable_lines
 from .urls import is_url, shown
 
 MAX_LINE_BYTES = 64 * 2**20
-_MAX_SKIPPED_BYTES = 2**30  # of a line that is too long, before it counts as endless
+MAX_SKIPPED_BYTES = 2**30  # of a line that is too long, before it counts as endless
 _BOM = b"\xef\xbb\xbf"
 
 Waiting = Callable[[], AbstractContextManager[None]]
@@ -285,8 +285,8 @@ class LineReader:
             self._next_start += len(part)
             num_skipped += len(part)
             self._is_cut = bool(part) and not part.endswith(b"\n")
-            if num_skipped > _MAX_SKIPPED_BYTES:
-                limit = f"{_MAX_SKIPPED_BYTES >> 30} GiB"
+            if num_skipped > MAX_SKIPPED_BYTES:
+                limit = f"{MAX_SKIPPED_BYTES >> 30} GiB"
                 raise InputError(
                     f"cannot read {self.name}: line {self.number} does not end within {limit}"
                 )

@@ -5,12 +5,13 @@ only passes signals on, and ends with all of them when one ends that was not tol
 """
 
 import os
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Sequence
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -105,6 +106,8 @@ def _work(
     except BatchdecodeError as error:
         say(printable_lines(f"error: {error}\n"))
         status = 2
+    if (parent := parent_process()) is not None and not parent.is_alive():
+        shutil.rmtree(folder, ignore_errors=True)  # it was killed
     sys.exit(status)
 
 

@@ -23,7 +23,15 @@ from batcher.hf.settings import LOADING_SETTINGS
 
 from ..config import OF_ROWS, OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions
-from ..running.intake import CutOffError, InputError, OpenInput, PatientPipe, open_input
+from ..running.intake import (
+    MAX_SKIPPED_BYTES,
+    CutOffError,
+    InputError,
+    OpenInput,
+    PatientPipe,
+    open_input,
+)
+from ..running.unpacking import CHUNK_BYTES
 from ..screen.cells import listed
 
 STDIN = "-"
@@ -195,15 +203,21 @@ def _is_pipe(path: str) -> bool:
 
 def _keep_as_stdin(path: str) -> None:
     """Read the pipe `path` to its end, and make what came a file that is stdin; or raise."""
-    import shutil  # noqa: PLC0415 - for a pipe only
     import tempfile  # noqa: PLC0415 - for a pipe only
 
+    name = "<stdin>" if path == STDIN else path
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - it lives on as stdin
     try:
-        with io.FileIO(0 if path == STDIN else path, closefd=path != STDIN) as pipe:
-            shutil.copyfileobj(PatientPipe(pipe, nullcontext), copy)
+        with io.FileIO(0 if path == STDIN else path, closefd=path != STDIN) as raw:
+            pipe, num_bytes = PatientPipe(raw, nullcontext), 0  # of the last line
+            while chunk := pipe.read(CHUNK_BYTES):
+                copy.write(chunk)
+                num_bytes = len(chunk) + (-chunk.rfind(b"\n") - 1 if b"\n" in chunk else num_bytes)
+                if num_bytes > MAX_SKIPPED_BYTES:
+                    copy.close()
+                    limit = f"{MAX_SKIPPED_BYTES >> 30} GiB"
+                    raise InputError(f"cannot read {name}: a line does not end within {limit}")
     except OSError as error:
-        name = "<stdin>" if path == STDIN else path
         raise InputError(f"cannot read {name}: {error.strerror}") from error
     copy.seek(0)
     os.dup2(copy.fileno(), 0)

@@ -198,6 +198,17 @@ def test_workers_share_an_address_and_metrics():
         assert ended(client.process) == (0, "")
 
 
+def test_workers_of_a_killed_server_leave_no_folder(tmp_path):
+    with serving("--workers", "2", command=["env", f"TMPDIR={tmp_path}", *COMMAND]) as client:
+        ids_of_answers(client, 1)
+        assert list(tmp_path.iterdir())
+        client.process.kill()
+        late = time.monotonic() + 10
+        while list(tmp_path.iterdir()) and time.monotonic() < late:
+            time.sleep(0.05)
+        assert not list(tmp_path.iterdir())
+
+
 def test_workers_end_together():
     with serving("--workers", "2", command=COMMAND) as client:
         ids_of_answers(client, 1)

@@ -22,6 +22,7 @@ from cli.running.sources import (
     Survey,
     open_source,
 )
+from cli.tracing import events
 
 OPEN = []
 
@@ -307,12 +308,19 @@ class Endless(io.RawIOBase):
 
 @pytest.mark.timeout(10)
 def test_a_line_without_an_end_is_a_bad_line_and_then_an_error(monkeypatch):
-    monkeypatch.setattr(intake, "_MAX_SKIPPED_BYTES", 2**20)
+    monkeypatch.setattr(intake, "MAX_SKIPPED_BYTES", 2**20)
     reader = LineReader(io.BufferedReader(Endless()), "in", [])
     assert len(reader.read()) == intake.MAX_LINE_BYTES + 1
     for read in (reader.read, lambda: reader.read_block(9)):
         with pytest.raises(InputError, match="line 1 does not end within"):
             read()
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_that_is_read_twice_may_not_have_a_line_without_an_end(monkeypatch):
+    monkeypatch.setattr(events, "MAX_SKIPPED_BYTES", 2**20)
+    with pytest.raises(InputError, match="/dev/zero: a line does not end within"):
+        events.open_twice("/dev/zero")
 
 
 def test_a_line_too_long_is_a_bad_line(monkeypatch):

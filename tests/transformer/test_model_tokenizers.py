@@ -1,6 +1,9 @@
 """Tokenizers of checkpoints, from GGUF's metadata and from tokenizer.json, and their bytes."""
 
 import json
+from itertools import pairwise
+from threading import Event, Thread
+from time import monotonic
 
 import pytest
 from examples import examples
@@ -55,6 +58,24 @@ def from_metadata(**changes):
     fields = METADATA | {PREFIX + name: value for name, value in changes.items()}
     given = {name: value for name, value in fields.items() if value is not None}
     return tokenizer_from_gguf("tiny.gguf", given)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    tokenizer, times, is_over = from_metadata(), [], Event()
+
+    def tick():
+        while not is_over.wait(0.001):
+            times.append(monotonic())
+
+    clock = Thread(target=tick)
+    clock.start()
+    start = monotonic()
+    tokenizer.encode("the cat " * 100_000)
+    end = monotonic()
+    is_over.set()
+    clock.join()
+    seen = [start, *(time for time in times if start < time < end), end]
+    assert max(after - before for before, after in pairwise(seen)) < 0.7 * (end - start)
 
 
 def pieces(tokenizer, text):
