@@ -24,6 +24,7 @@ from batcher.hf.settings import LOADING_SETTINGS
 from ..config import OF_ROWS, OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions
 from ..running.intake import (
+    CHUNK_BYTES,
     MAX_SKIPPED_BYTES,
     CutOffError,
     InputError,
@@ -31,7 +32,6 @@ from ..running.intake import (
     PatientPipe,
     open_input,
 )
-from ..running.unpacking import CHUNK_BYTES
 from ..screen.cells import listed
 
 STDIN = "-"
