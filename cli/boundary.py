@@ -29,8 +29,7 @@ def main() -> None:
     try:
         _carry_out(sys.argv[1:])
     except BatchdecodeError as error:
-        _show_what_was_raised(error)
-        _fail(str(error), USER_ERROR)
+        _fail_of_use(error)
     except SystemExit as error:
         if error.code in STOPPED:
             from .running.signals import exit_soon  # noqa: PLC0415 - only after a signal
@@ -43,8 +42,7 @@ def main() -> None:
         _fail("aborted", FAILURE)
     except OSError as error:
         if error.errno == errno.EMFILE:  # whichever file it was, of ours or of Python's
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            _fail(f"too many files are open at once: `ulimit -n` allows {most}", FAILURE)
+            _fail(_too_many_files(), FAILURE)
         where = f"{error.filename}: " if error.filename is not None else ""
         _fail(f"{where}{error.strerror or error}", FAILURE)
     except (MemoryError, ImportError, RuntimeError) as error:
@@ -81,12 +79,15 @@ def _carry_out(arguments: list[str]) -> None:
     sys.exit(carry_out())
 
 
-def _show_what_was_raised(error: BatchdecodeError) -> None:
-    """Print the traceback of somebody else's code, if that is what the error is about."""
+def _fail_of_use(error: BatchdecodeError) -> NoReturn:
+    """Print the message of an error, after the traceback of somebody else's code if it has one."""
     from batcher.foreign import RaisedError  # noqa: PLC0415 - only after an error
 
     if isinstance(error, RaisedError):
         sys.stderr.write(printable_lines(error.raised.traceback))
+    if getattr(error.__cause__, "errno", None) == errno.EMFILE:
+        _fail(_too_many_files(), FAILURE)
+    _fail(str(error), USER_ERROR)
 
 
 def _lack_of_memory(error: Exception) -> str | None:
@@ -96,6 +97,11 @@ def _lack_of_memory(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or str(error) == "can't start new thread":
         return "not enough memory; `ulimit -v` or the memory of a container may limit it"
     return None
+
+
+def _too_many_files() -> str:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"too many files are open at once: `ulimit -n` allows {most}"
 
 
 def _occupy_standard_descriptors() -> None:
