@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 
-from batcher.decoding.constraints.matchers import NESTED, compile_source, grammar_error, matcher_of
+from batcher.decoding.constraints.matchers import (
+    NESTED,
+    compile_source,
+    grammar_error,
+    matcher_of,
+    with_literal_dashes,
+)
 from batcher.decoding.constraints.source import ConstraintSource, schema_source
 from batcher.decoding.constraints.verification import DIALECTS, dialect_of, find_doubt
 from batcher.errors import GrammarError, Path
@@ -207,6 +213,7 @@ def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
     for name in ("const", "enum"):
         if name in schema:
             made[name] = _exact_value(schema[name], (*path, name))
+    made |= _with_literal_dashes(schema)
     for name in _COUNTS:
         count = schema.get(name)
         if isinstance(count, float) and count.is_integer():
@@ -214,6 +221,16 @@ def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
         if isinstance(count, int) and count > _MAX_COUNT:
             made[name] = _MAX_COUNT
     return _with_exact_bounds(left_out, made, path)
+
+
+def _with_literal_dashes(schema: Schema) -> Schema:
+    """Return the patterns of a schema as llguidance reads them right."""
+    made: Schema = {}
+    if isinstance(pattern := schema.get("pattern"), str):
+        made["pattern"] = with_literal_dashes(pattern)
+    if isinstance(named := schema.get("patternProperties"), dict):
+        made["patternProperties"] = {with_literal_dashes(at): named[at] for at in named}
+    return made
 
 
 def _with_exact_bounds(left_out: set[str], schema: Schema, path: Path) -> Schema:

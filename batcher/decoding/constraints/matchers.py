@@ -53,6 +53,7 @@ _WHITESPACE_OPTIONS = {
 }
 _TRAILING_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
 _MARK = re.compile(r"\\?([/\n\r\t])|\\.", re.DOTALL)
+_DASH = re.compile(r"(\\.)|-(?=\\[dDwWsS])", re.DOTALL)
 # How a regex is written between slashes.  Its classes are those of RE2, as far as ASCII goes, where
 # llguidance would take Unicode's.
 _MARKS = {
@@ -193,7 +194,17 @@ def _json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 
 
 def _lark_regex(regex: str) -> str:
     """Return `regex` as Lark has it between slashes."""
-    return _MARK.sub(lambda match: _MARKS.get(match[1] or match[0], match[0]), regex)
+    return _MARK.sub(
+        lambda match: _MARKS.get(match[1] or match[0], match[0]), with_literal_dashes(regex)
+    )
+
+
+def with_literal_dashes(regex: str) -> str:
+    r"""Return `regex` with a dash before a class, as in `[+-\d]`, as the character that it is.
+
+    llguidance writes `[+-[0-9]]` there, and takes that for a range up to the inner bracket.
+    """
+    return _DASH.sub(lambda match: match[1] or r"\-", regex)
 
 
 def _check_lark(grammar: str) -> None:

@@ -166,9 +166,12 @@ class _Reading:
             if is_range:
                 self._at += 1
                 end = self._set_item(in_any=not is_negated)
-                if not _is_single(item) or not _is_single(end) or end < item:
+                if not _is_single(item) or not _is_single(end):  # a class ends no range
+                    item = [*item, *end, (ord("-"), ord("-"))]
+                elif end < item:
                     raise _DoubtfulError
-                item = [(item[0][0], end[0][0])]
+                else:
+                    item = [(item[0][0], end[0][0])]
             ranges += item
         return _one_of(_complement(ranges) if is_negated else ranges)
 

@@ -174,6 +174,29 @@ def test_a_regex_means_to_masks_and_to_the_check_what_it_means_to_re2(regex):
         assert look == UNDECIDED or (look.problem is None) == expected
 
 
+@pytest.mark.parametrize("kind", ["regex", "json_schema"])
+@pytest.mark.parametrize(
+    ("inside", "kept", "others"),
+    [
+        (r"+-\d", "+-07", ",.[]A:"),
+        (r".-\w", ".-a_9", "/[]:"),
+        (r"\d-z", "7-z", "a[]:"),
+        (r"\w-\s", "a- ", ".[]"),
+        (r"\[-\d", "[-3", "]Za"),
+    ],
+)
+def test_a_dash_beside_a_class_is_a_dash(kind, inside, kept, others):
+    regex = f"^[{inside}]$"
+    stated = {"type": "string", "pattern": regex} if kind == "json_schema" else regex[1:-1]
+    is_whole = language(kind, stated)
+    for character in kept + others:
+        output = json.dumps(character).encode() if kind == "json_schema" else character.encode()
+        assert is_whole(output) == (character in kept)
+        look = Verifier(source(kind, stated)).look(output)
+        assert look.is_decided
+        assert (look.problem is None) == (character in kept)
+
+
 @pytest.mark.parametrize(
     ("pattern", "texts", "others"),
     [
