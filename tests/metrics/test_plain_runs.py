@@ -79,7 +79,7 @@ def series_of(events, interval):
 def test_without_an_slo_a_plain_run_says_nothing_of_seconds(jobs, batch):
     summary = summary_of(play(jobs, batch).events)
     optional = [field.name for field in msgspec.structs.fields(summary) if not field.required]
-    assert len(optional) == 13
+    assert len(optional) == 14
     assert {getattr(summary, name) for name in optional} == {None, 0}
     assert not any(f'"{name}"'.encode() in encode_summary(summary) for name in optional)
 
