@@ -45,8 +45,8 @@ def _usable_key(key: str | None) -> str | None:
     key = os.environ.get("BATCHDECODE_API_KEY") if key is None else key
     if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
         refuse(
-            "(or BATCHDECODE_API_KEY) must be printable ASCII, not be empty, and not begin or end "
-            "with a space; unset it to serve without a key"
+            "must be printable ASCII, not be empty, and not begin or end with a space; unset "
+            "BATCHDECODE_API_KEY to serve without a key"
         )
     return key
 

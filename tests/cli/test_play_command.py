@@ -18,7 +18,10 @@ import pytest
 from examples import mostly_heavy, rest_heavy
 from process import COMMAND, ENVIRONMENT, ROOT, batchdecode
 
+from batcher.errors import BatchdecodeError
+from batcher.events import RunEvent
 from batcher.formats.trace import read_trace
+from cli.tracing.play.opening import open_recording
 from cli.tracing.play.player import KEYS, PAIR_KEYS
 
 SAMPLE = ROOT / "samples" / "run.trace.jsonl.gz"
@@ -250,3 +253,10 @@ def test_the_docs_have_the_keys_and_the_command_that_makes_the_sample(tmp_path):
         assert batchdecode(*command.split(), cwd=tmp_path).returncode == 0
     made = gzip.decompress((tmp_path / "run.trace.jsonl.gz").read_bytes())
     assert made == gzip.decompress(SAMPLE.read_bytes())
+
+
+@pytest.mark.parametrize("states", [{"batch": 2**20}, {"batch": 1024, "workers": 1024}])
+def test_a_trace_of_more_slots_than_a_picture_has_is_refused(states):
+    run = RunEvent(**{"model": "simulated", "settings": {}} | states)
+    with pytest.raises(BatchdecodeError, match="up to 65,536 slots, and this run states 1,048,576"):
+        open_recording(run)

@@ -44,6 +44,7 @@ from .player import DEFAULT_SPEED, Player, StepRange, TerminalGone
 from .recording import Recording, ToldSteps
 from .stage import PairStage, Stage
 
+MAX_SLOTS = 2**16  # each takes an object, and a trace of a few bytes may state any number
 READING_SECONDS = 0.3
 """An input that takes longer to read says how far it is, and again after as long."""
 HANGUP = 128 + signal.SIGHUP
@@ -346,6 +347,12 @@ def open_recording(run: RunEvent) -> Recording:
     """Return what records a run that begins so.
 
     Raises:
-        BatchdecodeError: there is no such batch.
+        BatchdecodeError: there is no such batch, or no picture of so many slots.
     """
+    num_slots = run.batch * run.workers
+    if num_slots > MAX_SLOTS:
+        raise BatchdecodeError(
+            f"--play shows up to {MAX_SLOTS:,} slots, and this run states {num_slots:,}; use "
+            "--format gantt"
+        )
     return Recording(run) if run.workers == 1 else WorkersRecording(run)
