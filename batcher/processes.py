@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing.resource_tracker import ensure_running
-from multiprocessing.util import get_temp_dir
 from threading import Thread
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -57,22 +56,21 @@ def threads_shared(num_processes: int) -> Iterator[None]:
             del os.environ[name]
 
 
-def become_helper() -> None:
-    """End this process when its parent ends; what a model starts here gets the usual path."""
+def become_helper(folder: str | None = None) -> None:
+    """End this process when its parent ends; what a model starts here gets the usual path.
+
+    folder: what multiprocessing keeps of the parent, to be removed if that was killed.
+    """
     name, value = _SAFE_PATH
     if os.environ.get(name) == value:
         del os.environ[name]
-    Thread(target=_end_after_parent, daemon=True).start()
+    Thread(target=_end_after_parent, args=(folder,), daemon=True).start()
 
 
-def _end_after_parent() -> None:
+def _end_after_parent(folder: str | None) -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
-        remove_temp_folder()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
-
-
-def remove_temp_folder() -> None:
-    """Remove the folder of sockets that multiprocessing has made for a parent that was killed."""
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)

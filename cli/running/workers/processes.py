@@ -8,6 +8,7 @@ import os
 import resource
 import select
 import selectors
+import shutil
 import socket
 import sys
 import traceback
@@ -23,7 +24,7 @@ from typing import Self
 from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import RestartEvent
 from batcher.garbage import look_seldom
-from batcher.processes import become_helper, helpers_started, remove_temp_folder, threads_shared
+from batcher.processes import become_helper, helpers_started, threads_shared
 
 from ...commands.run import RunOptions
 from .frames import CHUNK_BYTES, Inbox, frame_of
@@ -58,7 +59,7 @@ class Processes:
         # A server to fork from has imported what a worker needs, and has no threads.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([f"{__package__}.worker"])
-        get_temp_dir()  # made now, all workers know it: see remove_temp_folder
+        self._folder = get_temp_dir()  # of the server's socket; removed at the end, if not killed
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
         self._woken, self._waker = os.pipe()
@@ -76,7 +77,7 @@ class Processes:
         """Start the worker `number`; see Transport."""
         ours, theirs = socket.socketpair()
         process = self._context.Process(
-            target=serve, args=(theirs, self._options, number, self._wanted, restart)
+            target=serve, args=(theirs, self._options, number, self._wanted, restart, self._folder)
         )
         try:
             with helpers_started(), threads_shared(self._num_workers):
@@ -242,9 +243,13 @@ def serve(
     number: int,
     wanted: Wanted,
     restart: RestartEvent | None,
+    folder: str,
 ) -> None:
-    """Be the worker `number`; what a process does."""
-    become_helper()
+    """Be the worker `number`; what a process does.
+
+    folder: where the socket of the server is that has forked it.
+    """
+    become_helper(folder)
     link = _Link(own_end)
     with own_end, suppress(ConnectionError):
         try:
@@ -255,7 +260,7 @@ def serve(
                 for report in worker.exchange(link.receive(is_waiting=worker.is_idle)):
                     link.send(report)
         except (EOFError, ConnectionError):  # the parent was killed
-            remove_temp_folder()
+            shutil.rmtree(folder, ignore_errors=True)
         except KeyboardInterrupt:  # while the model was loaded
             link.send(StoppedByModel())
         except LostModelError as error:  # another worker's may be well
