@@ -347,6 +347,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     extra_body: Annotated[
         dict[str, Any] | None,
         "what a [server](servers.md) is sent beside all this, as it is; null leaves a field out",
+        "object",
         Field(idle=(None, {})),
     ] = None
 

@@ -169,7 +169,8 @@ class Client:
         if unstated is not None and not failure.is_worth_retry:
             failure.args = (f"{failure}; use --extra-body '{{\"{unstated}\": null}}' to omit it",)
         if failure.is_final:
-            failure.args = (f"{failure}; the key is that of {KEY_VARIABLE}",)
+            what = f"the key is that of {KEY_VARIABLE}" if self._key else f"set {KEY_VARIABLE}"
+            failure.args = (f"{failure}; {what}",)
         elif response.status_code in WITHOUT_PATH:
             failure = self._with_hint(failure)
         elif response.has_redirect_location:

@@ -31,8 +31,7 @@ def run(folder, server, *options, **environment):
     return batchdecode(
         *("run", "r.jsonl", "--model", server.name, "-b", 3, *files, *options),
         cwd=folder,
-        OPENAI_API_KEY=KEY,
-        **environment,
+        **{"OPENAI_API_KEY": KEY} | environment,
     )
 
 
@@ -73,6 +72,12 @@ def test_a_failure_is_exit_status_1_and_the_key_stands_nowhere(folder):
     told = done.stdout + done.stderr.encode()
     assert KEY.encode() not in told + b"".join(path.read_bytes() for path in folder.iterdir())
     assert {headers["authorization"] for _, headers, _ in server.requests} == {f"Bearer {KEY}"}
+
+
+def test_without_a_key_a_refusal_says_to_set_one(folder):
+    with FaultServer({f"p{number}": [refusal(401)] for number in range(8)}) as server:
+        done = run(folder, server, "-q", OPENAI_API_KEY="")
+    assert "HTTP 401: no; set OPENAI_API_KEY\n" in done.stderr
 
 
 def test_a_refused_key_ends_the_run_and_another_one_goes_on(folder):
