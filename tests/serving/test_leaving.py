@@ -56,7 +56,7 @@ class Client:
 async def until(condition):
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - a thread changes it
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -134,7 +134,9 @@ def test_more_requests_than_may_wait_are_told_to_come_again():
 def test_a_server_that_drains_answers_what_it_has_and_takes_no_more():
     async def main():
         async with served() as server:
-            client = Client(server.app, {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True})
+            client = Client(
+                server.app, {"prompt": "Once", "max_tokens": 30_000, "ignore_eos": True}
+            )
             await until(lambda: server.thread.num_open == 1)
             server.thread.is_draining = True
             answer = await server.post(prompt="x")
