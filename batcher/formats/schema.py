@@ -102,7 +102,8 @@ def _make_exact(properties: dict[str, Schema], marker: list[Schema]) -> None:
     any_ids = {name: value for name, value in ids.items() if name != "minItems"}
     segments = _list_of({"$ref": "#/$defs/PromptSegment"})
     properties["prompt"]["anyOf"] = [_STRING, any_ids, segments]
-    properties["stop_sequence"]["anyOf"] = [text, ids, _list_of(ids), _list_of(text), _NULL]
+    texts = _list_of(text) | {"minItems": 0}  # an empty list is no stop
+    properties["stop_sequence"]["anyOf"] = [text, ids, _list_of(ids), texts, _NULL]
     biases, states = properties["logit_bias"]["anyOf"][0], properties["states"]["anyOf"][0]
     biases["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,9})$"}
     states["propertyNames"] = {"minLength": 1, "maxLength": MAX_NAME}

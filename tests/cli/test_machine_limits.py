@@ -76,7 +76,7 @@ def test_a_killed_run_of_workers_leaves_nothing_in_the_temporary_folder(tmp_path
     run = ["run", "in.jsonl", "--workers", "2", "-o", "out.jsonl", "-q"]
     environment = ENVIRONMENT | {"TMPDIR": str(temporary)}
     with start(*run, cwd=tmp_path, command=COMMAND, env=environment) as process:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 80
         while not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").stat().st_size:
             assert time.monotonic() < deadline
             time.sleep(0.05)
