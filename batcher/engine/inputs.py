@@ -269,8 +269,9 @@ class SequenceMaker:
         """
         prompt = read_prompt(request.prompt, "prompt", request_id, self._model, history)
         num_tokens, context = prompt.num_tokens, self._context
-        stated = request.max_tokens
-        max_tokens = context.output_limit(request.output_limit, num_tokens)
+        stated = max_tokens = request.max_tokens
+        if max_tokens is None or max_tokens == TO_THE_END:
+            max_tokens = context.output_limit(request.output_limit, num_tokens)
         if stated == TO_THE_END:
             request = replace(request, max_tokens=max_tokens)
         first = Sequence(
