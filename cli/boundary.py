@@ -92,8 +92,9 @@ def _fail_of_use(error: BatchdecodeError) -> NoReturn:
 
 def _lack_of_memory(error: Exception) -> str | None:
     """Return the message of an error that too little memory causes; None of any other error."""
-    if isinstance(error, ImportError):  # numpy's own words are long, those of its cause are not
-        return f"cannot load a library: {error.__cause__ or error}"
+    cause = error.__cause__ or error  # numpy's own words are long, those of its cause are not
+    if isinstance(error, ImportError) and "shared object" in str(cause):
+        return f"cannot load a library: {cause}"
     if isinstance(error, MemoryError) or str(error) == "can't start new thread":
         return "not enough memory; `ulimit -v` or the memory of a container may limit it"
     return None
