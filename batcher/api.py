@@ -9,16 +9,16 @@ import msgspec
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, FieldProblem, RequestError
 from batcher.events import TokenEvent
-from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.hf.settings import is_hf
 from batcher.models import loading
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
+from batcher.requests.lines import ParsedLine, RequestParser
+from batcher.requests.values import ModelCapabilities
 from batcher.result import Result
 from batcher.transformer.settings import is_checkpoint
-from batcher.validation import ModelCapabilities
 
 if TYPE_CHECKING:
     from batcher.models.llm import LLM

@@ -9,14 +9,16 @@ from typing import Any, cast, overload
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, ModelError, RequestError
 from batcher.foreign import has_attribute
-from batcher.formats.suggestions import suggest
 from batcher.models.base import Model
 from batcher.models.calls import CallSettings, checked_settings
 from batcher.models.llm import LLM, LLMModel
 from batcher.models.loading import as_model, check_description, missing_methods
 from batcher.request import CONSTRAINT_FIELDS, SAMPLING_FIELDS, TO_THE_END, Request
+from batcher.requests.quick import find_problems
+from batcher.requests.suggestions import suggest
+from batcher.requests.validation import num_slots_needed
+from batcher.requests.values import ModelCapabilities
 from batcher.result import Result
-from batcher.validation import ModelCapabilities, find_problems, num_slots_needed
 
 # What `generate` and `generate_many` take beside their arguments: these fields of a Request.  They
 # mean what docs/requests-and-results.md says of them; `temperature` is 1 by default, and the token

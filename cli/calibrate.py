@@ -11,9 +11,9 @@ import yaml
 from msgspec.structs import asdict, replace
 
 from batcher.errors import BatchdecodeError
-from batcher.simulation.replaying import MAX_TRIES, fit_requests
-from batcher.simulation.request_log import MARK
-from batcher.simulation.traced_requests import RequestsOfRun, read_requests
+from batcher.planning.replay import MAX_TRIES, fit_requests
+from batcher.planning.request_log import MARK
+from batcher.planning.traced_requests import RequestsOfRun, read_requests
 from batcher.timing.calibration import fit_steps
 from batcher.timing.carrying import load_profile
 from batcher.timing.hardware import load_gpu
@@ -25,9 +25,9 @@ from batcher.timing.term_search import roofline_profile
 
 from .commands.calibrate import CalibrateOptions
 from .printing import output_sink
-from .running.files import check_replaceable
-from .running.intake import numbered, open_input
-from .running.problems import say
+from .run.files import check_replaceable
+from .run.intake import numbered, open_input
+from .run.problems import say
 from .screen.cells import counted, printable
 from .simulation.run_limits import (
     RunLimits,

@@ -13,18 +13,18 @@ from batcher.models.base import Model
 from batcher.models.loading import load_model
 from batcher.prompts import read_prompt
 from batcher.request import SAMPLING_FIELDS, Request
+from batcher.requests.values import misfit
 from batcher.speculation.diagnosis import Cause, Diagnosis, can_be_compared, diagnose
 from batcher.speculation.formulas import expected_tokens
 from batcher.speculation.model_logits import TargetOutput
 from batcher.speculation.spec import ModelDraft, parse_draft
 from batcher.transformer.settings import is_checkpoint
-from batcher.validation.values import misfit
 
 from .commands.draft import DiagnoseOptions
 from .models import capabilities_of, load, model_again
 from .printing import print_json, print_text
-from .running.intake import open_input
-from .running.reading import read_requests
+from .run.intake import open_input
+from .run.reading import read_requests
 from .screen.cells import aligned, counted, printable
 
 _BATCH = 8

@@ -15,8 +15,8 @@ from batcher.models.base import Model
 from batcher.models.loading import as_model, load_model
 from batcher.remote.loading import RemoteModel, remote_model_of
 from batcher.remote.settings import REMOTE_SCHEDULING, is_server
+from batcher.requests.values import ModelCapabilities
 from batcher.transformer.settings import TRANSFORMER_SETTINGS, is_checkpoint
-from batcher.validation import ModelCapabilities
 
 from .screen.cells import printable
 from .screen.terminal import can_animate

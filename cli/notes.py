@@ -7,7 +7,7 @@ from batcher.settings import SchedulingSettings
 from batcher.timing.loading import kv_room_of
 
 from .options import WALL
-from .running.problems import say
+from .run.problems import say
 from .screen.cells import printable
 
 

@@ -10,8 +10,8 @@ import msgspec
 
 from batcher.errors import BatchdecodeError
 
-from .running.out_file import OutFile
-from .running.output import Sink, stdout_json_sink, stdout_sink
+from .run.out_file import OutFile
+from .run.output import Sink, stdout_json_sink, stdout_sink
 
 LINES_OF_BLOCK = 256
 

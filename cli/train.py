@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from batcher.errors import BatchdecodeError
+from batcher.requests.values import misfit
 from batcher.training.export import write_model
 from batcher.training.files import STATE, write_whole
 from batcher.training.loss_curve import loss_curve
 from batcher.training.settings import TrainingSettings
-from batcher.validation.values import misfit
 
 from .commands.train import TrainOptions
 from .config import settings_in
 from .printing import print_text
-from .running.problems import say
-from .running.signals import StopSignals
+from .run.problems import say
+from .run.signals import StopSignals
 from .screen.cells import printable
 from .screen.terminal import can_animate
 

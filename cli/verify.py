@@ -20,8 +20,8 @@ from batcher.verifying.verification import Verdict, verify
 from .commands.verify import VerifyOptions
 from .models import capabilities_of, load, model_again
 from .printing import print_json, print_text
-from .running.intake import open_input
-from .running.reading import read_requests
+from .run.intake import open_input
+from .run.reading import read_requests
 from .screen.cells import counted, printable
 from .screen.summary import marks_in
 from .screen.terminal import encoding_of

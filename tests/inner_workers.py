@@ -4,17 +4,11 @@ import random
 from collections import deque
 
 from batcher.errors import BatchdecodeError
-from cli.running.workers import worker as worker_module
-from cli.running.workers.messages import (
-    Decode,
-    Failed,
-    decode_instruction,
-    decode_report,
-    encode,
-)
-from cli.running.workers.telling import Wanted
-from cli.running.workers.transport import Died
-from cli.running.workers.worker import Worker
+from cli.run.workers import worker as worker_module
+from cli.run.workers.messages import Decode, Failed, decode_instruction, decode_report, encode
+from cli.run.workers.telling import Wanted
+from cli.run.workers.transport import Died
+from cli.run.workers.worker import Worker
 
 KILLED = Died("was killed by signal 9", "killed", 9)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from batcher.simulation.workload import GREEDY, Job, Piece, Workload
+from batcher.planning.workload import GREEDY, Job, Piece, Workload
 
 
 def workload_of_jobs(arrivals, outputs, num_prompt=1):

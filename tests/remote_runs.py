@@ -11,7 +11,7 @@ from batcher.remote.engine import RemoteEngine
 from batcher.remote.loading import RemoteModel, remote_model_of
 from batcher.request import Request
 from batcher.result import Result
-from batcher.timeline import Timeline
+from batcher.trace.timeline import Timeline
 
 QUICK = {"backoff": 0.01, "connect_timeout": 5.0, "first_token_timeout": 5.0, "idle_timeout": 5.0}
 

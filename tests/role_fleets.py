@@ -11,18 +11,18 @@ from simulated_workloads import (
     random_settings,
 )
 
-from batcher.fleet.admission import AdmissionControl
-from batcher.fleet.disaggregated import DisaggregatedFleet
-from batcher.fleet.life import STEPPING, ReplicaState
-from batcher.fleet.managed_disaggregated import ManagedDisaggregatedFleet
-from batcher.fleet.replica import ReplicaSettings
-from batcher.fleet.routers import router_of
-from batcher.fleet.sides import Transfer
+from batcher.planning.admission import AdmissionControl
+from batcher.planning.disaggregated import DisaggregatedFleet
+from batcher.planning.life import STEPPING, ReplicaState
+from batcher.planning.managed_disaggregated import ManagedDisaggregatedFleet
+from batcher.planning.phases import whole_of
+from batcher.planning.replica import ReplicaSettings
+from batcher.planning.routers import router_of
+from batcher.planning.sides import Transfer
+from batcher.planning.simulated_sequence import Turns
+from batcher.planning.workload import workload_of
 from batcher.request import Request
 from batcher.settings import SchedulingSettings
-from batcher.simulation.phases import whole_of
-from batcher.simulation.sequence import Turns
-from batcher.simulation.workload import workload_of
 from batcher.timing.formulas import ConstantStepTime, ProfileStepTime
 from batcher.timing.step_time import TICKS_PER_SECOND
 

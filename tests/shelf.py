@@ -14,7 +14,7 @@ from pathlib import Path
 from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 
-from cli.running import stored_results, urls
+from cli.run import stored_results, urls
 from cli.start import main
 
 

@@ -65,8 +65,9 @@ SAMPLER = """\
 USE_OF_FIELD = """
 import json
 from batcher import RequestError, SimulatedModel, decode, generate
-from batcher.formats.schema import make_schema
-from batcher.validation import ModelCapabilities, find_problems
+from batcher.requests.schema import make_schema
+from batcher.requests.quick import find_problems
+from batcher.requests.values import ModelCapabilities
 from batcher.request import Request
 
 def tokens(**fields):

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import Job, jobs_of, play, workloads
 
-from batcher.timeline import EVERYTHING, Timeline
-from batcher.timeline.bubbles import Bubble, worst_bubble
-from cli.tracing.gantt_zoom import choose_zoom
+from batcher.trace.bubbles import Bubble, worst_bubble
+from batcher.trace.timeline import EVERYTHING, Timeline
+from cli.views.gantt_zoom import choose_zoom
 
 
 def timeline_of(jobs: list[Job], batch: int) -> Timeline:

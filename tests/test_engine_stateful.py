@@ -27,8 +27,8 @@ from batcher.engine import StepOutcome
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
 from batcher.prompts import read_prompt
 from batcher.request import is_plain
+from batcher.requests.validation import num_slots_needed
 from batcher.settings import DEFAULT_SCHEDULING
-from batcher.validation import num_slots_needed
 
 SESSIONS = ["morning", "evening"]
 

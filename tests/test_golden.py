@@ -12,13 +12,13 @@ from command_server import command_line
 from reference import ENGLISH, as_text, decode_alone
 
 from batcher.events import DropEvent
-from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.formats.results import decode_result_line
-from batcher.formats.trace import read_trace
 from batcher.metrics.run_metrics import RunMetrics
-from batcher.timeline import Timeline
-from batcher.timeline.records import SlotSpan
-from batcher.validation import ModelCapabilities
+from batcher.requests.lines import ParsedLine, RequestParser
+from batcher.requests.results import decode_result_line
+from batcher.requests.values import ModelCapabilities
+from batcher.trace.files import read_trace
+from batcher.trace.records import SlotSpan
+from batcher.trace.timeline import Timeline
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"

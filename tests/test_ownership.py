@@ -12,9 +12,9 @@ from msgspec.structs import fields
 
 import batcher
 from batcher.engine.sequence import Sequence, SequenceExtras
+from batcher.planning.simulated_sequence import SimulatedSequence
 from batcher.remote.inputs import RemoteSequence
 from batcher.scheduling.sequence import Schedulable
-from batcher.simulation.sequence import SimulatedSequence
 
 BATCHER = Path(batcher.__file__).parent
 FOLDERS = (

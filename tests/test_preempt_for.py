@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, RequestEvent
+from batcher.planning.simulation_result import SimulationResult
+from batcher.planning.simulator import simulate, simulate_steps
+from batcher.planning.workload import workload_of
 from batcher.result import Result
 from batcher.settings import SchedulingSettings
-from batcher.simulation.result import SimulationResult
-from batcher.simulation.simulator import simulate, simulate_steps
-from batcher.simulation.workload import workload_of
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.loading import step_time_of
 

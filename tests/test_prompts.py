@@ -16,9 +16,9 @@ from batcher.errors import RequestError
 from batcher.models.base import Model
 from batcher.models.loading import as_model
 from batcher.models.tokenizers import WordTokenizer
+from batcher.planning.workload import workload_of
 from batcher.prompts import Prompt, Undrawn, count_tokens, read_prompt
 from batcher.request import PromptSegment
-from batcher.simulation.workload import workload_of
 from batcher.tokens import MANY
 
 MODEL = SimulatedModel()

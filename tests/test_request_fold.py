@@ -20,8 +20,8 @@ from batcher.events import (
 )
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.summary import encode_summary
-from batcher.timeline.fold import FoldNews, RequestFold
-from batcher.timeline.records import is_follower, key_of
+from batcher.trace.records import is_follower, key_of
+from batcher.trace.run import FoldNews, RequestFold
 from cli.screen.live.state import RunState
 
 OF_A_SEQUENCE = (ArriveEvent, AdmitEvent, PrefillEvent, PreemptEvent, FinishEvent)

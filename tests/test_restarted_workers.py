@@ -25,18 +25,18 @@ from batcher.events import (
 from batcher.explaining.phases import PhaseFollower
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
-from batcher.formats.chrome import encode_chrome
-from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.run_totals import in_turn, of_the_dead, summarize_workers
 from batcher.scheduling.clock import ConstantClock, FormulaClock, WallClock
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
-from batcher.timeline import Timeline
-from batcher.timeline.merged import read_timeline
 from batcher.timing.loading import step_time_of
-from cli.tracing.gantt import render_gantt
-from cli.tracing.svg.page import render_svg
+from batcher.trace.chrome import encode_chrome
+from batcher.trace.files import encode_events, read_trace
+from batcher.trace.merged import read_timeline
+from batcher.trace.timeline import Timeline
+from cli.views.gantt import render_gantt
+from cli.views.svg.page import render_svg
 
 BATCH = 3
 TIMED = {"step_time": step_time_of("h100_llama3.1-8b_tp1")}

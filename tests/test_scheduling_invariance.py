@@ -27,9 +27,9 @@ from batcher import Engine, ModelOutput, Request, Result, SimulatedModel
 from batcher.events import AdmitEvent, PreemptEvent
 from batcher.models.base import Batch
 from batcher.models.callable import CallableModel
+from batcher.requests.validation import num_slots_needed
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.timing.step_time import StepTime
-from batcher.validation import num_slots_needed
 
 Outputs = dict[tuple[str, int], Result]
 MakeModel = Callable[[], SimulatedModel | CallableModel]

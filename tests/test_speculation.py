@@ -34,9 +34,9 @@ from batcher.settings import SchedulingSettings
 from batcher.speculation.drafter import Drafter
 from batcher.speculation.proposal import Proposal, proposal_of
 from batcher.speculation.settings import SpeculationSettings
-from batcher.timeline import Timeline
 from batcher.timing.loading import step_time_of
 from batcher.tokens import Tokens
+from batcher.trace.timeline import Timeline
 
 
 def check(

@@ -16,8 +16,8 @@ from batcher.events import (
     JumpEvent,
     RunEvent,
 )
-from batcher.timeline import Selection, Timeline
-from batcher.timeline.records import Fork, SlotSpan, Wait, key_of, label_of
+from batcher.trace.records import Fork, SlotSpan, Wait, key_of, label_of
+from batcher.trace.timeline import Selection, Timeline
 
 
 def timeline_of(jobs, batch=2):

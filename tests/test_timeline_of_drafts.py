@@ -20,12 +20,12 @@ from batcher.events import (
     RunEvent,
     SpeculateEvent,
 )
-from batcher.formats.chrome import encode_chrome
-from batcher.formats.trace import encode_events, read_trace
-from batcher.formats.views import encode_csv, encode_spans, encode_steps
-from batcher.timeline import Selection, Timeline
-from batcher.timeline.drafts import DraftCounts
-from batcher.timeline.fold import RequestFold
+from batcher.trace.chrome import encode_chrome
+from batcher.trace.drafts import DraftCounts
+from batcher.trace.files import encode_events, read_trace
+from batcher.trace.run import RequestFold
+from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.views import encode_csv, encode_spans, encode_steps
 
 
 def sums(verified):

@@ -21,8 +21,8 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.settings import SchedulingSettings
-from batcher.timeline import Timeline
-from batcher.timeline.records import BlockedSpan, SlotSpan, SpanPreemption, Wait
+from batcher.trace.records import BlockedSpan, SlotSpan, SpanPreemption, Wait
+from batcher.trace.timeline import Timeline
 
 
 def timeline_of(jobs, limits):

@@ -11,12 +11,12 @@ from scheduling_settings import scheduling_settings, sharing
 
 from batcher import Engine, Request, Result, SimulatedModel
 from batcher.events import FinishEvent, RequestEvent
-from batcher.formats.trace import encode_events, read_trace
-from batcher.formats.trace_checks import TraceChecks
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.settings import SchedulingSettings
-from batcher.timeline import Timeline
-from batcher.timeline.fold import RequestFold
+from batcher.trace.files import encode_events, read_trace
+from batcher.trace.run import RequestFold
+from batcher.trace.timeline import Timeline
+from batcher.trace.trace_checks import TraceChecks
 
 
 def traced(

@@ -8,14 +8,15 @@ from examples import mostly_heavy
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
-from batcher.formats.chrome import encode_chrome
-from batcher.formats.page import blocks
-from batcher.formats.page.records import PageTimeline
-from batcher.formats.page.tables import blocks_of
-from batcher.formats.views import encode_csv, encode_spans, encode_steps
-from batcher.timeline import Selection, Timeline, sorted_records
-from cli.tracing.gantt import render_gantt
-from cli.tracing.svg.page import render_svg
+from batcher.page import blocks
+from batcher.page.records import PageTimeline
+from batcher.page.tables import blocks_of
+from batcher.trace import sorted_records
+from batcher.trace.chrome import encode_chrome
+from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.views import encode_csv, encode_spans, encode_steps
+from cli.views.gantt import render_gantt
+from cli.views.svg.page import render_svg
 
 FIRST_TEN = Selection(stop=10)
 

@@ -101,9 +101,9 @@ ALLOWED_IN = {  # part of a name, folder or file -> its sense
     ("nodes?", "batcher/speculation/"): "of suffix trees",
     ("nodes?", "batcher/timing/catalog.py"): "of YAML",
     ("nodes?", "cli/config.py"): "of YAML",
-    ("nodes?", "cli/running/workers/"): "machines, as Ray calls them",
-    ("plain", "batcher/formats/schema.py"): "words without Markdown",
-    ("plain", "batcher/simulation/workload.py"): "a value that asks for nothing",
+    ("nodes?", "cli/run/workers/"): "machines, as Ray calls them",
+    ("plain", "batcher/requests/schema.py"): "words without Markdown",
+    ("plain", "batcher/planning/workload.py"): "a value that asks for nothing",
 }
 
 

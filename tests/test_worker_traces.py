@@ -16,13 +16,13 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, FinishEvent, RunEvent
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
-from batcher.formats.chrome import encode_chrome
-from batcher.formats.trace import encode_events, read_trace
-from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.settings import SchedulingSettings
-from batcher.timeline import Selection, Timeline
-from batcher.timeline.merged import WorkersTimeline, read_timeline
 from batcher.timing.loading import step_time_of
+from batcher.trace.chrome import encode_chrome
+from batcher.trace.files import encode_events, read_trace
+from batcher.trace.merged import WorkersTimeline, read_timeline
+from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.views import encode_csv, encode_spans, encode_steps
 
 BATCH = 3
 SETTINGS = {

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
 from batcher.request import Request
+from batcher.requests.values import ModelCapabilities
 from batcher.result import Result
 from batcher.scheduling.sequence import Schedulable
-from batcher.validation import ModelCapabilities
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints.compiler import ConstraintTimes

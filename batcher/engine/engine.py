@@ -33,6 +33,8 @@ from batcher.models.loading import as_model, cache_windows_of
 from batcher.models.tokenizers import CheckedTokenizer
 from batcher.prompts import BlockContents
 from batcher.request import Request
+from batcher.requests.quick import checked_copy
+from batcher.requests.values import ModelCapabilities
 from batcher.result import Result
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
@@ -40,7 +42,6 @@ from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
 from batcher.timing.step_time import StepTime
 from batcher.tokens import NO_TOKENS, typecode_of
-from batcher.validation import ModelCapabilities, checked_copy
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints.compiler import ConstraintTimes

@@ -37,8 +37,8 @@ from batcher.models.base import (
     ModelOutput,
     eos_token_ids_of,
 )
+from batcher.requests.validation import logit_fields_of
 from batcher.result import NUM_DIGITS, FinishReason
-from batcher.validation import logit_fields_of
 
 
 class RowDecoder:

@@ -22,8 +22,8 @@ from batcher.engine.sequence import Sequence
 from batcher.errors import Failure
 from batcher.events import TokenEvent
 from batcher.models.base import FloatArray, Tokenizer, join_bytes
+from batcher.requests.validation import constraint_fields_of
 from batcher.result import NUM_DIGITS, FinishReason, TokenLogprob
-from batcher.validation import constraint_fields_of
 
 
 class RowStream:

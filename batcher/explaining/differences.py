@@ -26,8 +26,8 @@ from batcher.events import (
 from batcher.explaining.reading import KeptRequests, RunReader
 from batcher.explaining.story import Story, story_of
 from batcher.metrics.distributions import SecondsDistribution, SecondsHistogram
-from batcher.timeline import Timeline
-from batcher.timeline.records import RequestTimeline, first_index, label_of
+from batcher.trace.records import RequestTimeline, first_index, label_of
+from batcher.trace.timeline import Timeline
 
 MAX_INVOLVED = 3
 NUM_DIGITS = 6  # of means and seconds, after the point

@@ -21,8 +21,8 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.metrics.steps import StepFeed, WholeStep, open_feed
-from batcher.timeline.fold import RequestFold
-from batcher.timeline.records import RequestTimeline, is_follower
+from batcher.trace.records import RequestTimeline, is_follower
+from batcher.trace.run import RequestFold
 
 PhaseName = Literal["queue", "prefill", "decode", "preempted"]
 

@@ -9,9 +9,9 @@ from typing import TypeGuard
 from msgspec.structs import replace
 
 from batcher.events import Decision, EndEvent, Event, FinishEvent, RejectEvent, RunEvent, StepsEvent
-from batcher.timeline import Timeline
-from batcher.timeline.records import RequestTimeline, is_follower
-from batcher.timeline.workers import ByWorker
+from batcher.trace.records import RequestTimeline, is_follower
+from batcher.trace.timeline import Timeline
+from batcher.trace.workers import ByWorker
 
 MAX_IDS = 20_000
 

@@ -27,15 +27,15 @@ from batcher.events import (
 from batcher.explaining.reading import KeptRequests
 from batcher.explaining.story_drafts import StoryDrafts
 from batcher.result import ErrorInfo, LengthLimit
-from batcher.timeline import Timeline
-from batcher.timeline.aging import aging_of, is_aged
-from batcher.timeline.records import (
+from batcher.trace.aging import aging_of, is_aged
+from batcher.trace.records import (
     AdmissionRecord,
     BlockedSpan,
     RequestTimeline,
     SpanPreemption,
     is_follower,
 )
+from batcher.trace.timeline import Timeline
 
 TIME_DIGITS = 9  # of seconds, after the point
 _WAY = attrgetter("phase", "cause", "behind", "blocks")

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from batcher.events import SpeculateEvent, SpeculateReason
-from batcher.timeline.drafts import DraftRecord
+from batcher.trace.drafts import DraftRecord
 
 
 class DraftChange(Struct, frozen=True):

@@ -22,9 +22,9 @@ from batcher.explaining.differences import (
     sums_of,
 )
 from batcher.explaining.reading import KeptRequests
-from batcher.timeline import Timeline
-from batcher.timeline.records import RequestTimeline
-from batcher.timeline.workers import ByWorker
+from batcher.trace.records import RequestTimeline
+from batcher.trace.timeline import Timeline
+from batcher.trace.workers import ByWorker
 
 
 class _Run(NamedTuple):

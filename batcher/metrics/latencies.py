@@ -22,7 +22,7 @@ from batcher.events import (
 )
 from batcher.metrics.distributions import SecondsDistribution, SecondsHistogram
 from batcher.metrics.steps import EventOfRequest, WholeStep
-from batcher.timeline.records import RequestTimeline
+from batcher.trace.records import RequestTimeline
 
 NO_TOKENS: EndReason = "error"
 

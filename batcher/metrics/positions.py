@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from batcher.events import DraftEvent, Event, FinishEvent, JumpEvent, RunEvent, StepsEvent
 from batcher.metrics.steps import is_untimed
-from batcher.timeline.records import AdmissionRecord, RequestTimeline
+from batcher.trace.records import AdmissionRecord, RequestTimeline
 
 _NEVER = -1
 

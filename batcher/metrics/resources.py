@@ -10,8 +10,8 @@ from msgspec import Struct, field
 from batcher.events import AdmitEvent, Event, PreemptEvent
 from batcher.metrics.steps import WholeStep
 from batcher.settings import SchedulingSettings
-from batcher.timeline.records import RequestTimeline, is_follower
 from batcher.totals import Totals
+from batcher.trace.records import RequestTimeline, is_follower
 
 NUM_DIGITS = 6
 

@@ -32,9 +32,9 @@ from batcher.metrics.slots import SlotUse
 from batcher.metrics.speculation import SpeculationCount
 from batcher.metrics.steps import WholeStep, is_untimed, open_feed
 from batcher.metrics.summary import ConstraintCounts, RunSummary
-from batcher.timeline.aging import aging_of, is_aged
-from batcher.timeline.fold import RequestFold
-from batcher.timeline.records import RequestTimeline
+from batcher.trace.aging import aging_of, is_aged
+from batcher.trace.records import RequestTimeline
+from batcher.trace.run import RequestFold
 
 if TYPE_CHECKING:
     from batcher.metrics.timeseries import TimeSeries

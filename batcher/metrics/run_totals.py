@@ -31,8 +31,8 @@ from batcher.metrics.summary import (
 )
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.speculation.settings import Acceptance
-from batcher.timeline.aging import aging_of
 from batcher.totals import Totals, decode_mapping
+from batcher.trace.aging import aging_of
 
 
 class TimedTotals(Totals):

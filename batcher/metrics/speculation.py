@@ -22,9 +22,9 @@ from batcher.events import (
 )
 from batcher.speculation.formulas import expected_speedup, simple_return
 from batcher.speculation.settings import Acceptance
-from batcher.timeline.drafts import DraftCounts, StepDrafts
-from batcher.timeline.records import RequestTimeline
 from batcher.totals import Totals
+from batcher.trace.drafts import DraftCounts, StepDrafts
+from batcher.trace.records import RequestTimeline
 
 NUM_DIGITS = 6
 

@@ -21,7 +21,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.settings import DEFAULT_SCHEDULING
-from batcher.timeline.records import RequestTimeline
+from batcher.trace.records import RequestTimeline
 
 UNTIMED_STEP_SECONDS = 1.0
 

@@ -20,7 +20,7 @@ from batcher.events import (
 )
 from batcher.metrics.latencies import GivenTokens
 from batcher.metrics.steps import EventOfRequest, WholeStep
-from batcher.timeline.records import RequestTimeline, is_follower
+from batcher.trace.records import RequestTimeline, is_follower
 
 FIRST_INTERVAL = 1.0  # seconds, if none is given
 MAX_ROWS = 1000  # if no interval is given: beyond, it is doubled

@@ -11,8 +11,8 @@ from batcher.metrics.run_totals import EndedTotals, RunTotals
 from batcher.metrics.slo import Slo
 from batcher.metrics.timeseries import TimeSeries
 from batcher.request import NOTHING_UNREAD, Unread
-from batcher.timeline.fold import RequestFold
-from batcher.timeline.records import RequestTimeline
+from batcher.trace.records import RequestTimeline
+from batcher.trace.run import RequestFold
 
 
 class EngineState(Struct, frozen=True):

@@ -7,7 +7,7 @@ finished.
 from batcher.events import Event, RestartEvent, RunEvent
 from batcher.metrics.run_metrics import TimedMetrics
 from batcher.metrics.timeseries import TimeSeries
-from batcher.timeline.fold import RequestFold
+from batcher.trace.run import RequestFold
 
 
 class WorkerSeries:

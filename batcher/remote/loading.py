@@ -7,7 +7,8 @@ import msgspec
 
 from batcher.errors import BatchdecodeError
 from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings, address_of
-from batcher.validation import MAX_MODELS, OF_STREAMS, ModelCapabilities
+from batcher.requests.validation import MAX_MODELS, OF_STREAMS
+from batcher.requests.values import ModelCapabilities
 
 _EXTRA = "a server needs httpx and httpx-sse: pip install 'batchdecode[http]'"
 

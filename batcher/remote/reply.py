@@ -17,11 +17,13 @@ from batcher.decoding.constraints.source import (
     stated_source,
 )
 from batcher.errors import FieldProblem, GrammarError
-from batcher.formats.result_rows import read_token
-from batcher.formats.spellings import CONSTRAINT_SPELLINGS, Fields, Given, find_given
 from batcher.remote.failures import ServerFailure, error_text, error_within
 from batcher.remote.protocol import listed
 from batcher.request import REQUEST_FIELDS, ConstraintField, Request
+from batcher.requests.result_rows import read_token
+from batcher.requests.spellings import CONSTRAINT_SPELLINGS, Fields, Given, find_given
+from batcher.requests.validation import check_field
+from batcher.requests.values import ModelCapabilities
 from batcher.result import (
     LOWEST_LOGPROB,
     NUM_DIGITS,
@@ -30,8 +32,6 @@ from batcher.result import (
     TokenLogprob,
     TopLogprob,
 )
-from batcher.validation import ModelCapabilities
-from batcher.validation.problems import check_field
 
 MAX_COUNT = 2**31  # of tokens, and of ids
 FILTERED = "content_filter"

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from batcher.formats.openai import URLS
+from batcher.requests.openai import URLS
 from batcher.serving.endpoints import GeneratingEndpoint, Service
 from batcher.serving.errors import ApiError
 from batcher.serving.http import JSON, Gate

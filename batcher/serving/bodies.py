@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from batcher.formats.json_spans import (
+from batcher.request import CONSTRAINT_FIELDS, Request
+from batcher.requests.json_spans import (
     NOT_JSON,
     JsonError,
     TextSpan,
@@ -18,12 +19,11 @@ from batcher.formats.json_spans import (
     has_doubles,
     parse,
 )
-from batcher.formats.openai import Form
-from batcher.formats.requests import BadLine, RequestParser, find_too_many
-from batcher.formats.spellings import SPELLINGS
-from batcher.request import CONSTRAINT_FIELDS, Request
+from batcher.requests.lines import BadLine, RequestParser, find_too_many
+from batcher.requests.openai import Form
+from batcher.requests.spellings import SPELLINGS
+from batcher.requests.values import show
 from batcher.serving.errors import BAD_REQUEST, NOT_FOUND, ApiError, of_problems
-from batcher.validation.values import show
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from batcher.formats.chunks import AnswerChunk, ChunkWriter
-from batcher.formats.result_rows import OK, BytesOf, completion_of
+from batcher.requests.result_rows import OK, BytesOf, completion_of
 from batcher.result import Result
 from batcher.serving.bodies import MAX_QUICK_BYTES, BodyReader, ClientRequest, fields_of
 from batcher.serving.engine_thread import EngineThread, Exchange, News
@@ -23,6 +22,7 @@ from batcher.serving.http import (
     given_id,
     read_body,
 )
+from batcher.trace.chunks import AnswerChunk, ChunkWriter
 
 _DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()

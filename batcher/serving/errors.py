@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Struct
 
 from batcher.errors import RUN_ERROR_CODES
-from batcher.formats.diagnostics import Problem
-from batcher.formats.result_rows import SERVER_ERROR, status_of
+from batcher.requests.diagnostics import Problem
+from batcher.requests.result_rows import SERVER_ERROR, status_of
 from batcher.result import ErrorInfo
 
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE = 401, 403, 404, 413

@@ -16,9 +16,9 @@ from batcher.models.context import context_of
 from batcher.models.loading import cache_windows_of
 from batcher.prompts import count_tokens, prefix_of
 from batcher.request import Request
+from batcher.requests.validation import num_slots_needed
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, POLICIES
 from batcher.settings import DEFAULT_BLOCK_SIZE, DEFAULT_SCHEDULING, PreemptFor, SchedulingSettings
-from batcher.validation import num_slots_needed
 
 Arrivals = Literal["given", "at-once", "shuffled", "scattered"]
 

@@ -12,10 +12,10 @@ from batcher.events import AcceptEvent, AdmitEvent, PreemptEvent, PrefillEvent, 
 from batcher.models.base import Model
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
+from batcher.requests.validation import num_slots_needed
 from batcher.result import Result
 from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.formulas import ConstantStepTime
-from batcher.validation import num_slots_needed
 from batcher.verifying.cases import Case
 from batcher.verifying.outputs import (
     Difference,

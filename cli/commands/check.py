@@ -27,7 +27,7 @@ class CheckOptions(shared.ModelOptions):
 
 def check(options: CheckOptions) -> None:
     """Validate requests and show what a run would have to do; decode nothing."""
-    from ..running.check import print_plan  # noqa: PLC0415 - heavy
+    from ..run.check import print_plan  # noqa: PLC0415 - heavy
 
     print_plan(options)
 

@@ -48,7 +48,7 @@ run_config_option = partial(
 def axes_group(*, as_lists: bool) -> OptionGroup:
     """Return the options that say what a deployment is: those that were given, name -> text.
 
-    They have the names of batcher.whatif.deployments.AXES, which reads them.  as_lists: whether
+    They have the names of batcher.planning.deployments.AXES, which reads them.  as_lists: whether
     help shows lists of values.
     """
 

@@ -71,7 +71,7 @@ def draft(options: DraftOptions) -> None:  # noqa: ARG001 - there are none
 def diagnose(options: DiagnoseOptions) -> None:
     """Say why the drafts of a model are not accepted: position by position, beside its target."""
     from ..draft import print_diagnosis  # noqa: PLC0415 - heavy
-    from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as above
+    from ..run.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as above
 
     with user_code_prints_to_stderr():
         print_diagnosis(options)

@@ -12,7 +12,7 @@ from .compare import FLEET, prices_option
 # It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
 NOT_TAKEN = ("check", "preempt_for", "profile", "kv_memory", *SPECULATION_SETTINGS)
 
-MAX_REPLICAS = 2**16  # both as batcher.whatif.deployments has them, which is heavy
+MAX_REPLICAS = 2**16  # both as batcher.planning.deployments has them, which is heavy
 MIN_REPORT_INTERVAL, MAX_REPORT_INTERVAL = 1e-6, 1e6
 
 EXAMPLES = (

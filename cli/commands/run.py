@@ -231,7 +231,7 @@ class RunOptions(shared.ModelOptions):
             if getattr(self, name) is not None:
                 given[name] = getattr(self, name)
         if self.extra_body is not None:
-            from batcher.formats.json_spans import JsonError, parse  # noqa: PLC0415 - for servers
+            from batcher.requests.json_spans import JsonError, parse  # noqa: PLC0415 - for servers
 
             try:
                 given["extra_body"] = parse(self.extra_body)
@@ -290,9 +290,9 @@ def run(options: RunOptions) -> int:
     gc.disable()  # until the run begins: what is imported, or set up, is no garbage
     from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy, as are the others
 
-    from ..running.runner import run as run_requests  # noqa: PLC0415 - heavy
-    from ..running.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
-    from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as above
+    from ..run.runner import run as run_requests  # noqa: PLC0415 - heavy
+    from ..run.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
+    from ..run.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as above
 
     with user_code_prints_to_stderr(), StopSignals() as stop:
         try:
@@ -310,7 +310,7 @@ def run(options: RunOptions) -> int:
 
 def _continuing_command() -> str:
     """Return the command line that continues this run, *** where a URL has a secret."""
-    from ..running.urls import masked  # noqa: PLC0415 - as above
+    from ..run.urls import masked  # noqa: PLC0415 - as above
 
     arguments = [masked(each) for each in sys.argv[1:] if each not in _SAID_ONCE]
     return shlex.join(

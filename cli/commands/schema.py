@@ -18,7 +18,7 @@ class SchemaOptions:
 
 def schema(options: SchemaOptions) -> None:
     """Print the JSON Schema of one line of a file."""
-    from batcher.formats.schema import encode_schema  # noqa: PLC0415 - --help starts without it
+    from batcher.requests.schema import encode_schema  # noqa: PLC0415 - --help starts without it
 
     from ..printing import print_text  # noqa: PLC0415 - as above
 

@@ -157,7 +157,7 @@ def serve(options: ServeOptions) -> int:
             "serve needs starlette, granian, uvloop and prometheus-client: "
             "install them with `pip install 'batchdecode[serve]'`"
         )
-    from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
+    from ..run.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
     from ..serving.workers import serve_alone, serve_together  # noqa: PLC0415 - heavy
 
     with user_code_prints_to_stderr():

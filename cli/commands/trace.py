@@ -146,11 +146,11 @@ class DiffOptions:
 def trace(options: TraceOptions) -> int:
     """Show which request held which slot at which step."""
     if options.play:
-        from ..tracing.play.opening import play_trace  # noqa: PLC0415 - heavy
+        from ..views.play.opening import play_trace  # noqa: PLC0415 - heavy
 
         return play_trace(options)
     _check_not_played(options)
-    from ..tracing.show import show_trace  # noqa: PLC0415 - heavy
+    from ..views.show import show_trace  # noqa: PLC0415 - heavy
 
     show_trace(options)
     return 0
@@ -158,7 +158,7 @@ def trace(options: TraceOptions) -> int:
 
 def why(options: WhyOptions) -> None:
     """Tell a request's story: what it waited for, was computed and ended with, step by step."""
-    from ..tracing.asking import show_why  # noqa: PLC0415 - heavy
+    from ..views.asking import show_why  # noqa: PLC0415 - heavy
 
     show_why(options)
 
@@ -169,11 +169,11 @@ def diff(options: DiffOptions) -> int:
     Exit status: 0 if the schedules are equal, 1 if they differ, 2 for bad input; with --play 0.
     """
     if options.play:
-        from ..tracing.play.opening import play_diff  # noqa: PLC0415 - heavy
+        from ..views.play.opening import play_diff  # noqa: PLC0415 - heavy
 
         return play_diff(options)
     _check_not_played(options)
-    from ..tracing.asking import show_diff  # noqa: PLC0415 - heavy
+    from ..views.asking import show_diff  # noqa: PLC0415 - heavy
 
     return show_diff(options)
 

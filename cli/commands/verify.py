@@ -56,7 +56,7 @@ def verify(options: VerifyOptions) -> int:
 
     Exit status: 0 if they are the same under all settings, 1 if not, 2 for bad input.
     """
-    from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
+    from ..run.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
     from ..verify import verify_requests  # noqa: PLC0415 - heavy
 
     with user_code_prints_to_stderr():

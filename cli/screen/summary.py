@@ -7,7 +7,7 @@ from batcher.events import RestartReason
 from batcher.metrics.speculation import Speculation
 from batcher.metrics.summary import RunSummary, WorkerSummary, unit_of
 
-from ..running.urls import shown
+from ..run.urls import shown
 from .cells import counted, fill, narrowed, number, percent, printable, whole_percent
 from .terminal import can_print
 from .timed_lines import (

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from ..running.signals import Interrupted, write_some
+from ..run.signals import Interrupted, write_some
 
 ColorChoice = Literal["auto", "always", "never"]
 

@@ -12,8 +12,8 @@ from .terminal import ColorChoice, Terminal, can_animate, encoding_of, is_dumb, 
 
 if TYPE_CHECKING:
     from batcher.scheduling.blocks import BlockUse
-    from batcher.timeline.fold import RequestFold
-    from batcher.timeline.worker_folds import WorkerFolds
+    from batcher.trace.run import RequestFold
+    from batcher.trace.worker_folds import WorkerFolds
 
     from .live.slots import WorkerPace
 

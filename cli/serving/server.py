@@ -28,9 +28,8 @@ from starlette.applications import Starlette
 
 from batcher.engine import Engine, StepOutcome
 from batcher.foreign import LISTENERS, Raised
-from batcher.formats.requests import RequestParser
-from batcher.formats.trace import is_trace_start
 from batcher.models.base import bytes_of
+from batcher.requests.lines import RequestParser
 from batcher.scheduling.clock import PacedClock, WallClock
 from batcher.serving.app import make_app
 from batcher.serving.bodies import BodyReader
@@ -38,16 +37,17 @@ from batcher.serving.endpoints import Service
 from batcher.serving.engine_thread import EngineThread, ServerClock
 from batcher.serving.http import MAX_HEAD_BYTES, Access, Limits
 from batcher.serving.metrics import ServerMetrics
-from batcher.timeline.records import label_of
+from batcher.trace.files import is_trace_start
+from batcher.trace.records import label_of
 
 from ..commands.serve import ServeOptions
 from ..models import capabilities_of, load
-from ..running.engine_setup import make_engine
-from ..running.files import check_replaceable, check_writable
-from ..running.out_file import OutFile
-from ..running.problems import say
-from ..running.recorder import TraceWriter
-from ..running.signals import step_aside_first, stopping_signals
+from ..run.engine_setup import make_engine
+from ..run.files import check_replaceable, check_writable
+from ..run.out_file import OutFile
+from ..run.problems import say
+from ..run.recorder import TraceWriter
+from ..run.signals import step_aside_first, stopping_signals
 from ..screen.cells import counted, printable_lines
 from ..screen.terminal import can_animate
 from ..screen.view import GaugeReading, Gauges, RunPlan, View, open_view

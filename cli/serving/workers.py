@@ -21,8 +21,8 @@ from batcher.errors import BatchdecodeError
 
 from ..commands.serve import ServeOptions
 from ..errors import reason_of
-from ..running.problems import say
-from ..running.signals import stopping_signals
+from ..run.problems import say
+from ..run.signals import stopping_signals
 from ..screen.cells import counted, printable_lines
 from .server import Server, url_of
 

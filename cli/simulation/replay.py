@@ -4,22 +4,22 @@ from contextlib import nullcontext
 from typing import Any
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.replaying import AsLogged, Replay, replay
-from batcher.fleet.replica import ReplicaSettings
-from batcher.fleet.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, Router, router_of
-from batcher.simulation.replaying import Comparison
-from batcher.simulation.request_log import LoggedRequest
-from batcher.simulation.traced_requests import read_requests
+from batcher.planning.deployments import Deployment
+from batcher.planning.fleet_replay import AsLogged, Replay, replay
+from batcher.planning.fleets import check_router
+from batcher.planning.prices import Cost, cost_of, price_of, read_prices
+from batcher.planning.replay import Comparison
+from batcher.planning.replica import ReplicaSettings
+from batcher.planning.request_log import LoggedRequest
+from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, Router, router_of
+from batcher.planning.spread import spread_of
+from batcher.planning.traced_requests import read_requests
 from batcher.timing.loading import step_time_of
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.fleets import check_router
-from batcher.whatif.prices import Cost, cost_of, price_of, read_prices
-from batcher.whatif.spread import spread_of
 
 from ..commands.replay import ReplayOptions
 from ..printing import print_json, print_text
-from ..running.intake import numbered, open_input
-from ..running.problems import say
+from ..run.intake import numbered, open_input
+from ..run.problems import say
 from ..screen.cells import aligned, counted, printable
 from ..whatif.tables import cost_text, spread_text
 from .run_limits import RunLimits, limits_of_run, limits_table, read_meta_file, warn_of_guesses

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
+from batcher.planning.deployments import AXES, show_value
+from batcher.planning.run_meta import NAMES, Limit, read_run_meta
+from batcher.planning.traced_requests import RequestsOfRun
 from batcher.scheduling.checks import check_effects
 from batcher.settings import DEFAULT_SCHEDULING, MAX_KV_BLOCKS, SchedulingSettings
-from batcher.simulation.run_meta import NAMES, Limit, read_run_meta
-from batcher.simulation.traced_requests import RequestsOfRun
 from batcher.timing.loading import kv_room_of
-from batcher.whatif.deployments import AXES, show_value
 
 from ..errors import reason_of
 from ..options import SchedulingOptions
-from ..running.problems import say
+from ..run.problems import say
 from ..screen.cells import printable
 
 SUFFIX = "meta.json"

@@ -73,7 +73,7 @@ def _policies(_: Asked) -> Candidates:
 
 
 def _routers(_: Asked) -> Candidates:
-    from batcher.fleet.routers import ROUTERS  # noqa: PLC0415 - as above
+    from batcher.planning.routers import ROUTERS  # noqa: PLC0415 - as above
 
     yield from map(CompletionItem, ROUTERS)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from typer._click import exceptions
 
-from batcher.formats.suggestions import own_name
 from batcher.request import Request
+from batcher.requests.suggestions import own_name
 
 from ..environment import variable_of
 from ..screen.cells import listed

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from batcher.whatif.backlog import Backlog
-from batcher.whatif.comparing import GridCell
-from batcher.whatif.deployments import Axis, show_value
+from batcher.planning.backlog import Backlog
+from batcher.planning.compare import GridCell
+from batcher.planning.deployments import Axis, show_value
 
 from ..screen.cells import counted, number, printable
 

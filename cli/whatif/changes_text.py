@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from batcher.fleet.fleet_file import FleetFile
-from batcher.whatif.comparing import GridCell
-from batcher.whatif.deployments import Axis
-from batcher.whatif.spread import FleetUse
+from batcher.planning.compare import GridCell
+from batcher.planning.deployments import Axis
+from batcher.planning.fleet_file import FleetFile
+from batcher.planning.spread import FleetUse
 
 from ..screen.cells import counted
 from .backlogs import named_by

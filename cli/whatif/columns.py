@@ -15,8 +15,8 @@ from batcher.errors import BatchdecodeError
 from ..screen.cells import number, whole_percent
 
 if TYPE_CHECKING:
-    from batcher.whatif.comparing import GridCell
-    from batcher.whatif.measuring import Outcome
+    from batcher.planning.compare import GridCell
+    from batcher.planning.measure import Outcome
 
 Number = float | None
 UNITS = {"queue": ("s", 1), "ttft": ("s", 1), "tpot": ("ms", 1000), "e2e": ("s", 1)}

@@ -3,10 +3,10 @@
 import os
 
 from batcher.metrics.slo import parse_slos
-from batcher.whatif.comparing import DEFAULT_GROWTH, GridCell, compare
-from batcher.whatif.deployments import AXES, Deployment, grid_of
-from batcher.whatif.drafting import beside_none
-from batcher.whatif.measuring import Question
+from batcher.planning.compare import DEFAULT_GROWTH, GridCell, compare
+from batcher.planning.deployments import AXES, Deployment, grid_of
+from batcher.planning.drafting import beside_none
+from batcher.planning.measure import Question
 
 from ..commands.compare import CompareOptions
 from ..printing import print_text

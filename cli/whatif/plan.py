@@ -6,16 +6,16 @@ from typing import get_args
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.fleet_file import FleetFile
 from batcher.metrics.slo import parse_slos
-from batcher.whatif.deployments import AXES, Deployment, Value, grid_of
-from batcher.whatif.measuring import Question
-from batcher.whatif.planning import OnTried, Plan, find_plan
-from batcher.whatif.search import Searched
+from batcher.planning.deployments import AXES, Deployment, Value, grid_of
+from batcher.planning.fleet_file import FleetFile
+from batcher.planning.measure import Question
+from batcher.planning.plan import OnTried, Plan, find_plan
+from batcher.planning.search import Searched
 
 from ..commands.plan import PlanOptions
 from ..printing import print_json, print_text
-from ..running.problems import say
+from ..run.problems import say
 from ..screen.cells import counted, unfinished_percent
 from .plan_text import details, headline, named
 from .plots.plot import check_plot, show_plot

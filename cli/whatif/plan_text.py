@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from operator import itemgetter
 
 from batcher.metrics.slo import OTHERS, Goodput
-from batcher.whatif.deployments import Deployment, Value
-from batcher.whatif.drafting import Gain
-from batcher.whatif.limits import Limit
-from batcher.whatif.measuring import Outcome, good_share
-from batcher.whatif.planning import Plan
-from batcher.whatif.relief import Relief
-from batcher.whatif.search import Searched
-from batcher.whatif.spread import GroupUse
+from batcher.planning.deployments import Deployment, Value
+from batcher.planning.drafting import Gain
+from batcher.planning.limits import Limit
+from batcher.planning.measure import Outcome, good_share
+from batcher.planning.plan import Plan
+from batcher.planning.relief import Relief
+from batcher.planning.search import Searched
+from batcher.planning.spread import GroupUse
 
 from ..screen.cells import counted, fill, listed, number, printable, whole_percent
 from .backlogs import backlog_text

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec
 
-from ..running.problems import say
+from ..run.problems import say
 from ..screen.cells import counted, unfinished_percent
 from ..screen.terminal import can_animate
 

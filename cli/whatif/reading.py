@@ -6,28 +6,28 @@ from contextlib import nullcontext
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
-from batcher.fleet.streamed import PREFIX as STREAMED
-from batcher.fleet.streamed import AnyWorkload, parse_streamed
 from batcher.garbage import look_seldom
 from batcher.metrics.slo import Slo, class_name
+from batcher.planning.deployments import Deployment
+from batcher.planning.drafting import check_drafts
+from batcher.planning.fleets import check_fleets, check_router, engines_of
+from batcher.planning.lengths import decoded_outputs, num_unknown
+from batcher.planning.offloading import check_offload
+from batcher.planning.prices import Price, price_of, read_prices
+from batcher.planning.streamed import PREFIX as STREAMED
+from batcher.planning.streamed import AnyWorkload, parse_streamed
+from batcher.planning.workload import workload_of
 from batcher.scheduling.checks import check_effects
-from batcher.simulation.workload import workload_of
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.drafting import check_drafts
-from batcher.whatif.fleets import check_fleets, check_router, engines_of
-from batcher.whatif.lengths import decoded_outputs, num_unknown
-from batcher.whatif.offloading import check_offload
-from batcher.whatif.prices import Price, price_of, read_prices
 
 from ..commands.compare import CompareOptions
 from ..commands.plan import PlanOptions
 from ..models import capabilities_of, load
 from ..notes import say_of_memory, say_of_slo
-from ..running.intake import open_input
-from ..running.problems import say
-from ..running.reading import read_requests
-from ..running.signals import Interrupted, StopSignals, die_of_closed_pipe
-from ..running.stdout import user_code_prints_to_stderr
+from ..run.intake import open_input
+from ..run.problems import say
+from ..run.reading import read_requests
+from ..run.signals import Interrupted, StopSignals, die_of_closed_pipe
+from ..run.stdout import user_code_prints_to_stderr
 from ..screen.cells import counted
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from batcher.whatif.deployments import Value
-from batcher.whatif.planning import Plan, Trial
-from batcher.whatif.search import Searched
+from batcher.planning.deployments import Value
+from batcher.planning.plan import Plan, Trial
+from batcher.planning.search import Searched
 
 from ..screen.cells import counted
 from .columns import good_percent

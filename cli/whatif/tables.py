@@ -7,13 +7,13 @@ from math import inf
 
 import msgspec
 
-from batcher.whatif.comparing import GridCell, settings_of, varied
-from batcher.whatif.deployments import AXES, Axis, Deployment, show_value
-from batcher.whatif.draft_memory import DraftMemory, beside_draft
-from batcher.whatif.drafting import off_from
-from batcher.whatif.fleets import engines_of
-from batcher.whatif.prices import Cost
-from batcher.whatif.spread import ReplicaSpread
+from batcher.planning.compare import GridCell, settings_of, varied
+from batcher.planning.deployments import AXES, Axis, Deployment, show_value
+from batcher.planning.draft_memory import DraftMemory, beside_draft
+from batcher.planning.drafting import off_from
+from batcher.planning.fleets import engines_of
+from batcher.planning.prices import Cost
+from batcher.planning.spread import ReplicaSpread
 
 from ..screen.cells import (
     aligned,

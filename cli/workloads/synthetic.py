@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from batcher.workloads.arrivals import Arrivals, Bursty, Constant, Gamma, Poisson
-from batcher.workloads.distributions import (
+from batcher.planning.arrivals import Arrivals, Bursty, Constant, Gamma, Poisson
+from batcher.planning.distributions import (
     LENGTHS,
     TIMES,
     ReadLines,
     parse_distribution,
     parse_lengths,
 )
-from batcher.workloads.entries import DEFAULT_NAME, MAX_LENGTH, WorkloadEntry
-from batcher.workloads.priorities import PriorityShares, parse_priorities
-from batcher.workloads.synthetic import (
+from batcher.planning.entries import DEFAULT_NAME, MAX_LENGTH, WorkloadEntry
+from batcher.planning.priorities import PriorityShares, parse_priorities
+from batcher.planning.synthetic import (
     SyntheticWorkload,
     closed_entries,
     open_entries,

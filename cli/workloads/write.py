@@ -7,14 +7,14 @@ from difflib import get_close_matches
 from itertools import islice
 
 from batcher.errors import BatchdecodeError
-from batcher.workloads.entries import (
+from batcher.planning.entries import (
     DEFAULT_NAME,
     LengthCounts,
     WorkloadEntry,
     WorkloadSummary,
     encode_entries,
 )
-from batcher.workloads.traces import (
+from batcher.planning.workload_traces import (
     TRACES,
     NumberedLine,
     TraceEntryChecks,
@@ -24,9 +24,9 @@ from batcher.workloads.traces import (
 
 from ..commands.workload import WorkloadOptions
 from ..printing import output_sink
-from ..running.files import check_distinct, check_replaceable
-from ..running.intake import InputError, OpenInput, numbered, open_input
-from ..running.problems import say
+from ..run.files import check_distinct, check_replaceable
+from ..run.intake import InputError, OpenInput, numbered, open_input
+from ..run.problems import say
 from ..screen.cells import counted
 
 LARGE_RATE = 100  # from here on, nobody reads digits after the point

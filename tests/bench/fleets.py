@@ -9,11 +9,11 @@ import bare
 import workload
 from report import Row
 
-from batcher.fleet.streamed import parse_streamed
 from batcher.garbage import look_seldom
+from batcher.planning.deployments import Deployment
+from batcher.planning.measure import Question, measure
+from batcher.planning.streamed import parse_streamed
 from batcher.settings import SchedulingSettings
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.measuring import Question, measure
 
 NUM_TURNS = 3
 TEXT = "synthetic:rate=5000,duration={seconds},prompt=128,output=32"

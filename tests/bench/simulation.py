@@ -16,16 +16,21 @@ from msgspec import convert, to_builtins
 from report import Row
 
 from batcher import Request, SimulatedModel
-from batcher.fleet.replaying import replay
-from batcher.fleet.replica import ReplicaSettings
+from batcher.planning.entries import WorkloadEntry
+from batcher.planning.fleet_replay import replay
+from batcher.planning.replica import ReplicaSettings
+from batcher.planning.request_log import read_request_log
+from batcher.planning.simulator import simulate, simulate_steps
+from batcher.planning.workload import Workload, workload_of
+from batcher.planning.workload_traces import (
+    BLOCK_TOKENS,
+    TraceEntryChecks,
+    azure_entries,
+    mooncake_entries,
+)
 from batcher.settings import SchedulingSettings
-from batcher.simulation.request_log import read_request_log
-from batcher.simulation.simulator import simulate, simulate_steps
-from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.loading import step_time_of
-from batcher.workloads.entries import WorkloadEntry
-from batcher.workloads.traces import BLOCK_TOKENS, TraceEntryChecks, azure_entries, mooncake_entries
 
 PROFILE, KV_BLOCKS, BUDGET, NUM_SLOTS = "rtx4090_llama3.1-8b", 2588, 2048, 256
 LIMITED = SchedulingSettings(kv_blocks=KV_BLOCKS, prefix_cache=False, max_batch_tokens=BUDGET)

@@ -18,17 +18,10 @@ from batcher.events import (
 )
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
-from batcher.formats.page.document import (
-    Opening,
-    PageDifference,
-    PageFacts,
-    PageRun,
-    Sample,
-    encode_page,
-)
-from batcher.formats.page.records import PageTimeline
-from batcher.formats.views import encode_spans, encode_steps
-from cli.tracing.page import WORDS
+from batcher.page.document import Opening, PageDifference, PageFacts, PageRun, Sample, encode_page
+from batcher.page.records import PageTimeline
+from batcher.trace.views import encode_spans, encode_steps
+from cli.views.page import WORDS
 
 SPAN_RECORD = Path(__file__).with_name("span_record.js").read_text()
 PLAIN = 0  # a seed of a run with times, waits and preemptions

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
-from cli.running.intake import open_input
-from cli.running.runner import RunSetup
+from cli.run.intake import open_input
+from cli.run.runner import RunSetup
 from cli.screen.live.display import FrameLines, ScreenLive
 from cli.screen.live.driver import LiveView
 from cli.screen.live.theme import THEME, Line

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
-from cli.running.intake import open_input
-from cli.running.runner import RunSetup
+from cli.run.intake import open_input
+from cli.run.runner import RunSetup
 from cli.screen.live import driver
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.driver import LiveView
 from cli.screen.pace import Pace
 from cli.screen.view import RunPlan
-from cli.tracing.play.playback import SECONDS_PER_STEP
-from cli.tracing.play.recording import Recording
+from cli.views.play.playback import SECONDS_PER_STEP
+from cli.views.play.recording import Recording
 
 SETTINGS = (
     {},

@@ -4,17 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.events import FinishEvent
-from batcher.formats.diagnostics import Problem
-from batcher.formats.requests import BadLine
-from batcher.formats.results import decode_result_line
 from batcher.request import Request
+from batcher.requests.diagnostics import Problem
+from batcher.requests.lines import BadLine
+from batcher.requests.results import decode_result_line
 from batcher.result import (
     ErrorInfo,
     Result,
     StepTimes,
     Usage,
 )
-from cli.running.answers import Answers, InputOrder, can_be_replayed
+from cli.run.answers import Answers, InputOrder, can_be_replayed
 
 
 def result(request_id, index=0, *, failed=False):

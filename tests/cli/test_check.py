@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from batcher import settings
 from cli.app import app
 from cli.commands.check import CheckOptions
-from cli.running.problems import InvalidInput
+from cli.run.problems import InvalidInput
 
 REQUESTS = lines_of(
     {"prompt": "hello", "max_tokens": 5, "stop": "x"},

@@ -15,11 +15,11 @@ from process import ROOT, batchdecode, lines_of, start, workload
 from batcher import Request
 from batcher.metrics.slo import parse_slo
 from batcher.models.simulated import SimulatedModel
-from batcher.simulation.workload import workload_of
-from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import AXES, Deployment, grid_of
-from batcher.whatif.measuring import Question
-from batcher.whatif.prices import Price
+from batcher.planning.compare import compare
+from batcher.planning.deployments import AXES, Deployment, grid_of
+from batcher.planning.measure import Question
+from batcher.planning.prices import Price
+from batcher.planning.workload import workload_of
 from cli.whatif.columns import good_percent
 from cli.whatif.progress import progress_of
 from cli.whatif.tables import LEAST_WANTED, table_of

@@ -1,20 +1,20 @@
 import pytest
 
-from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.formats.result_rows import encode_openai_row
-from batcher.formats.results import encode_result
 from batcher.request import Request
+from batcher.requests.lines import ParsedLine, RequestParser
+from batcher.requests.result_rows import encode_openai_row
+from batcher.requests.results import encode_result
+from batcher.requests.values import ModelCapabilities
 from batcher.result import (
     ErrorInfo,
     Result,
     StepTimes,
     Usage,
 )
-from batcher.validation import ModelCapabilities
-from cli.running import earlier_results
-from cli.running.earlier_results import ResultLines
-from cli.running.output import OutputError, ResumeError
-from cli.running.taking_over import Expected, take_over
+from cli.run import earlier_results
+from cli.run.earlier_results import ResultLines
+from cli.run.output import OutputError, ResumeError
+from cli.run.taking_over import Expected, take_over
 
 
 def result(index=0, slot=0, admitted=0, finished=2, *, tokens=(88, 88, 88), error=None, name="o"):

@@ -13,16 +13,16 @@ from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
-from batcher.timeline import EVERYTHING, Selection, Timeline
-from batcher.timeline.drafts import StepDrafts
-from batcher.timeline.records import Fork, SlotSpan
-from batcher.timeline.step_counts import Stretch
+from batcher.trace.drafts import StepDrafts
+from batcher.trace.records import Fork, SlotSpan
+from batcher.trace.step_counts import Stretch
+from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 from cli.screen.cells import cell_width
 from cli.screen.live.state import RunState
 from cli.screen.live.theme import HUES, colored, hue_of
-from cli.tracing.gantt import draft_marks
-from cli.tracing.gantt import render_gantt as render_lines
-from cli.tracing.gantt_chart import (
+from cli.views.gantt import draft_marks
+from cli.views.gantt import render_gantt as render_lines
+from cli.views.gantt_chart import (
     ASCII,
     UNICODE,
     Scale,
@@ -35,9 +35,9 @@ from cli.tracing.gantt_chart import (
     level_row,
     shaded_row,
 )
-from cli.tracing.gantt_zoom import choose_zoom
-from cli.tracing.headline import headline
-from cli.tracing.svg.page import render_svg
+from cli.views.gantt_zoom import choose_zoom
+from cli.views.headline import headline
+from cli.views.svg.page import render_svg
 
 
 def timeline_of(jobs, batch=2):

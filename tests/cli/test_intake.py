@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.running import intake
-from cli.running.intake import InputError, LineReader, open_input
+from cli.run import intake
+from cli.run.intake import InputError, LineReader, open_input
 
 
 def read_all(data):

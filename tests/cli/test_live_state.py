@@ -27,7 +27,7 @@ from cli.screen.live.history import QueueDepths, RunHistory
 from cli.screen.live.scene import MAX_CELLS, Strips
 from cli.screen.live.state import MAX_UNSEEN, RunState
 from cli.screen.live.theme import UNICODE
-from cli.tracing.gantt_chart import Scale
+from cli.views.gantt_chart import Scale
 
 
 def observe(state, events):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from reference import english_requests
 from worker_runs import worker_runs
 
-from batcher.timeline.workers import event_of_worker
+from batcher.trace.workers import event_of_worker
 from cli.screen.live.facts import Moment, counts
 from cli.screen.live.picture import Picture
 from cli.screen.live.scene import Scene, Strips

@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 from batcher.engine import StepOutcome
-from batcher.formats.requests import BadLine, ParsedLine
 from batcher.request import Request
-from cli.running import loop
-from cli.running.answers import Answers
-from cli.running.loop import Loop
+from batcher.requests.lines import BadLine, ParsedLine
+from cli.run import loop
+from cli.run.answers import Answers
+from cli.run.loop import Loop
 
 
 def test_a_line_that_was_read_ahead_is_next():

@@ -10,8 +10,8 @@ from examples import mostly_heavy
 from process import batchdecode, lines_of, start, workload
 
 from cli.commands.run import RunOptions
-from cli.running.runner import run
-from cli.running.signals import StopSignals
+from cli.run.runner import run
+from cli.run.signals import StopSignals
 
 
 @pytest.fixture

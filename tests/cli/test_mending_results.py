@@ -9,9 +9,9 @@ from examples import rest_heavy
 from process import batchdecode, lines_of, start, workload
 
 from cli.commands.run import RunOptions
-from cli.running.output import ResumeError
-from cli.running.runner import run
-from cli.running.signals import StopSignals
+from cli.run.output import ResumeError
+from cli.run.runner import run
+from cli.run.signals import StopSignals
 
 REQUESTS = lines_of(
     *workload(12),

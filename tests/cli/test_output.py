@@ -12,16 +12,10 @@ import pytest
 from process import batchdecode, start
 
 from batcher.events import EndEvent, TokenEvent
-from batcher.formats.trace import encode_events
-from cli.running.files import check_distinct, check_writable
-from cli.running.output import (
-    FileSink,
-    GzipSink,
-    OutputError,
-    WriteError,
-    open_sink,
-)
-from cli.running.recorder import ResultWriter, RunRecorder, TraceWriter
+from batcher.trace.files import encode_events
+from cli.run.files import check_distinct, check_writable
+from cli.run.output import FileSink, GzipSink, OutputError, WriteError, open_sink
+from cli.run.recorder import ResultWriter, RunRecorder, TraceWriter
 
 
 class FullDisk(io.FileIO):

@@ -11,8 +11,8 @@ import pytest
 from examples import mostly_heavy, rest_heavy
 from process import ROOT, batchdecode, lines_of, start, workload
 
-from cli.running.out_file import OutFile
-from cli.running.output import OutputError
+from cli.run.out_file import OutFile
+from cli.run.output import OutputError
 
 REQUESTS = lines_of(*workload(5))
 OPTIONS = [

@@ -9,7 +9,7 @@ from aiohttp import ClientConnectionError, ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.running.urls import Patience, watching
+from cli.run.urls import Patience, watching
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["answer", "failure", "check"]))))

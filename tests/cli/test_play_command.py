@@ -20,9 +20,9 @@ from process import COMMAND, ENVIRONMENT, ROOT, batchdecode
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
-from batcher.formats.trace import read_trace
-from cli.tracing.play.opening import open_recording
-from cli.tracing.play.player import KEYS, PAIR_KEYS
+from batcher.trace.files import read_trace
+from cli.views.play.opening import open_recording
+from cli.views.play.player import KEYS, PAIR_KEYS
 
 SAMPLE = ROOT / "samples" / "run.trace.jsonl.gz"
 USUAL_SCREEN = b"\x1b[?1049l"

@@ -16,16 +16,16 @@ from reference_units import play_units, unit_workloads
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
-from batcher.formats.trace import read_trace
-from batcher.timeline import Timeline
-from batcher.timeline.records import label_of
+from batcher.trace.files import read_trace
+from batcher.trace.records import label_of
+from batcher.trace.timeline import Timeline
 from cli.screen.live import driver, grid, scene, state
 from cli.screen.live.facts import counts
 from cli.screen.live.grid import Longest
 from cli.screen.live.picture import Picture
 from cli.screen.live.theme import UNICODE
-from cli.tracing.play import playback, recording
-from cli.tracing.play.playback import Playback
+from cli.views.play import playback, recording
+from cli.views.play.playback import Playback
 
 SIZES = ((79, 30), (60, 9))
 WIDEST = Longest()

@@ -13,8 +13,8 @@ from batcher.explaining.differences import compare
 from cli.screen.keyboard import MAX_TYPED, Pasted
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.theme import ASCII, UNICODE
-from cli.tracing.play.player import MOVES, Player, StepRange, TerminalGone
-from cli.tracing.play.stage import PairStage, Stage
+from cli.views.play.player import MOVES, Player, StepRange, TerminalGone
+from cli.views.play.stage import PairStage, Stage
 
 LONG = play([Job(f"r{n}", 3 + n % 7) for n in range(60)], 4).events
 LAST = LONG[-1].steps - 1

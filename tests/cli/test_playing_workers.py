@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from test_restarted_workers import ADMIT, ARRIVE, cases, places
 
 from batcher.events import RestartEvent, RunEvent
-from batcher.timeline.merged import read_timeline
-from batcher.timeline.workers import event_of_worker
+from batcher.trace.merged import read_timeline
+from batcher.trace.workers import event_of_worker
 from cli.screen.live.picture import Picture
 from cli.screen.live.theme import UNICODE
-from cli.tracing.play import recording as recording_module
-from cli.tracing.play.opening import open_recording
-from cli.tracing.play.playback import Playback
-from cli.tracing.play.stage import Stage
+from cli.views.play import recording as recording_module
+from cli.views.play.opening import open_recording
+from cli.views.play.playback import Playback
+from cli.views.play.stage import Stage
 
 
 def recorded(events):

@@ -15,13 +15,13 @@ from batcher import Request
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.models.simulated import SimulatedModel
+from batcher.planning.compare import compare
+from batcher.planning.deployments import Deployment, grid_of
+from batcher.planning.measure import Question
+from batcher.planning.plan import find_plan
+from batcher.planning.workload import workload_of
 from batcher.scheduling.policies import POLICIES
-from batcher.simulation.workload import workload_of
-from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import Deployment, grid_of
-from batcher.whatif.measuring import Question
-from batcher.whatif.planning import find_plan
-from cli.running.output import OutputError
+from cli.run.output import OutputError
 from cli.whatif.plots import plot as plotting
 from cli.whatif.plots.picture import encode_picture
 from cli.whatif.plots.plot import check_plot

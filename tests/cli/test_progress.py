@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from process import ROOT
 
 from batcher.models.checkpoints import load_transformer
+from batcher.planning import workers
 from batcher.transformer.settings import TransformerSettings
-from batcher.whatif import workers
 from cli.screen.live.facts import Moment, progress
 from cli.screen.view import GaugeReading, RunPlan
 from cli.whatif import plan

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from process import lines_of, workload
 
 from cli.commands.run import RunOptions
-from cli.running.runner import run
-from cli.running.signals import StopSignals
-from cli.running.workers import actors
-from cli.running.workers.run import run_by_workers
+from cli.run.runner import run
+from cli.run.signals import StopSignals
+from cli.run.workers import actors
+from cli.run.workers.run import run_by_workers
 
 
 class InnerRay:

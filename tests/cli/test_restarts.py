@@ -11,8 +11,8 @@ from process import lines_of, workload
 from test_run_workers import SAMPLED, options_of, run_inner
 
 from batcher.events import ArriveEvent, EndEvent, FinishEvent, RestartEvent, StepsEvent
-from batcher.formats.trace import read_trace
-from batcher.timeline.merged import read_timeline
+from batcher.trace.files import read_trace
+from batcher.trace.merged import read_timeline
 from cli.options import SchedulingOptions
 
 VARIED = [

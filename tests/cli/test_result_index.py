@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.running import earlier_results
-from cli.running.earlier_results import ResultIndex
+from cli.run import earlier_results
+from cli.run.earlier_results import ResultIndex
 
 ids = st.sampled_from(["", "a", "b", "ab", "é"])
 entries = st.lists(st.tuples(ids, st.integers(-3, 3), st.integers(0, 2**40)), max_size=30)

@@ -13,10 +13,10 @@ from batcher.errors import BatchdecodeError
 from batcher.models.simulated import SimulatedModel
 from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
-from cli.running.output import ResumeError
-from cli.running.resume import AGAIN
-from cli.running.runner import run
-from cli.running.signals import StopSignals
+from cli.run.output import ResumeError
+from cli.run.resume import AGAIN
+from cli.run.runner import run
+from cli.run.signals import StopSignals
 
 ROW = {
     "custom_id": "row",

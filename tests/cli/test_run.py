@@ -11,10 +11,10 @@ from process import batchdecode, lines_of, start, workload
 
 from batcher import Engine
 from batcher.errors import InvariantError
-from batcher.formats.trace import encode_events
+from batcher.trace.files import encode_events
 from cli.commands.run import RunOptions
-from cli.running.runner import run, run_events
-from cli.running.signals import StopSignals
+from cli.run.runner import run, run_events
+from cli.run.signals import StopSignals
 
 DESIGN = lines_of(
     *[

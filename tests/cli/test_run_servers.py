@@ -14,7 +14,7 @@ from process import COMMAND, batchdecode, lines_of, start
 
 from batcher.events import BlockedReason
 from cli.screen.timed_lines import BLOCKED_CAUSES
-from cli.tracing.story_text import SHORT_CAUSES
+from cli.views.story_text import SHORT_CAUSES
 
 KEY = "sk-that-nobody-may-see"
 

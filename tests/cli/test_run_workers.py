@@ -18,16 +18,16 @@ from process import COMMAND, batchdecode, lines_of, start, workload
 
 from batcher.errors import BatchdecodeError
 from batcher.events import EndEvent
-from batcher.formats.trace import read_trace
-from batcher.timeline.merged import read_timeline
+from batcher.trace.files import read_trace
+from batcher.trace.merged import read_timeline
 from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
-from cli.running.problems import InvalidInput
-from cli.running.runner import run
-from cli.running.signals import StopSignals
-from cli.running.workers import driver
-from cli.running.workers.run import run_by_workers
-from cli.running.workers.transport import Died
+from cli.run.problems import InvalidInput
+from cli.run.runner import run
+from cli.run.signals import StopSignals
+from cli.run.workers import driver
+from cli.run.workers.run import run_by_workers
+from cli.run.workers.transport import Died
 
 ROW = {
     "custom_id": "row",

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.timeline.records import SlotSpan, SpanPreemption
-from cli.tracing.slot_rows import choose_slots
+from batcher.trace.records import SlotSpan, SpanPreemption
+from cli.views.slot_rows import choose_slots
 
 PREEMPTION = SpanPreemption("kv", "other", 0, 1, 1)
 

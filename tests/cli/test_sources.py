@@ -8,21 +8,14 @@ from types import SimpleNamespace
 import pytest
 from process import lines_of, workload
 
-from batcher.formats.requests import BadLine, RequestParser
-from batcher.validation import ModelCapabilities
-from cli.running import intake, sources
-from cli.running.intake import InputError, LineReader, open_input
-from cli.running.problems import InvalidInput, ProblemReport
-from cli.running.reading import Duplicates, RequestReader
-from cli.running.sources import (
-    FileSource,
-    FollowSource,
-    IndexedSource,
-    PipeSource,
-    Survey,
-    open_source,
-)
-from cli.tracing import events
+from batcher.requests.lines import BadLine, RequestParser
+from batcher.requests.values import ModelCapabilities
+from cli.run import intake, sources
+from cli.run.intake import InputError, LineReader, open_input
+from cli.run.problems import InvalidInput, ProblemReport
+from cli.run.reading import Duplicates, RequestReader
+from cli.run.sources import FileSource, FollowSource, IndexedSource, PipeSource, Survey, open_source
+from cli.views import events
 
 OPEN = []
 
@@ -325,7 +318,7 @@ def test_a_pipe_that_is_read_twice_may_not_have_a_line_without_an_end(monkeypatc
 
 def test_a_line_too_long_is_a_bad_line(monkeypatch):
     monkeypatch.setattr(intake, "MAX_LINE_BYTES", 30)
-    monkeypatch.setattr("cli.running.reading.MAX_LINE_BYTES", 30)
+    monkeypatch.setattr("cli.run.reading.MAX_LINE_BYTES", 30)
     data = lines_of({"prompt": "x"}, {"prompt": "x" * 100}, {"prompt": "y"})
     reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", [])
     requests = RequestReader(reader, RequestParser(ModelCapabilities(vocab_size=512)))

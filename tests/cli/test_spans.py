@@ -16,8 +16,8 @@ from process import ENVIRONMENT, batchdecode, lines_of, workload
 from batcher import Engine, Request, SimulatedModel
 from batcher.explaining.phases import PhaseFollower
 from batcher.settings import SchedulingSettings
-from cli.running import spans as spans_module
-from cli.running.spans import SpanSender
+from cli.run import spans as spans_module
+from cli.run.spans import SpanSender
 
 REQUESTS = lines_of(*workload(12))
 
@@ -157,7 +157,7 @@ def test_a_collector_is_sent_all_spans_and_the_results_are_the_same(tmp_path, co
 
 def test_without_a_collector_a_run_ends_as_without_one_and_tells(tmp_path):
     begin = time.monotonic()
-    (tmp_path / "setup.py").write_text("from cli.running import spans\nspans.CLOSE_SECONDS = 0.5\n")
+    (tmp_path / "setup.py").write_text("from cli.run import spans\nspans.CLOSE_SECONDS = 0.5\n")
     done = batchdecode(
         *("run", "-q", "--otel", "http://127.0.0.1:9"),
         stdin=REQUESTS,

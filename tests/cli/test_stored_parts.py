@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.running.files import record_path, rest_path
-from cli.running.parts import Parts
-from cli.running.sums import sums_path
-from cli.running.urls import Store, StoreError
+from cli.run.files import record_path, rest_path
+from cli.run.parts import Parts
+from cli.run.sums import sums_path
+from cli.run.urls import Store, StoreError
 
 
 class Crash(BaseException):

@@ -11,12 +11,12 @@ from reference_schedule import DESIGN_JOBS, Job, jobs_of, play
 from reference_units import play_units, unit_workloads
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, PreemptEvent, RunEvent
-from batcher.timeline import EVERYTHING, Selection, Timeline
-from cli.tracing.svg.bars import TOOTH
-from cli.tracing.svg.drawing import Drawing, Row
-from cli.tracing.svg.page import render_svg
-from cli.tracing.svg.panel import FIGURE_WIDTH, NAME_WIDTH, Areas
-from cli.tracing.svg.time_axis import TimeAxis
+from batcher.trace.timeline import EVERYTHING, Selection, Timeline
+from cli.views.svg.bars import TOOTH
+from cli.views.svg.drawing import Drawing, Row
+from cli.views.svg.page import render_svg
+from cli.views.svg.panel import FIGURE_WIDTH, NAME_WIDTH, Areas
+from cli.views.svg.time_axis import TimeAxis
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTH = 900

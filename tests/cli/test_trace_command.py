@@ -14,10 +14,10 @@ from process import COMMAND, ENVIRONMENT
 from reference_schedule import DESIGN_JOBS, jobs_of, play
 
 from batcher.errors import BatchdecodeError
-from batcher.formats.trace import encode_events
+from batcher.trace.files import encode_events
 from cli.commands.trace import TraceOptions
 from cli.errors import WriteError
-from cli.tracing.show import parse_steps, show_trace
+from cli.views.show import parse_steps, show_trace
 
 # The command leaves its files open to the end of the process, which here goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -269,7 +269,7 @@ def test_an_output_without_the_characters_gets_ascii(design_trace):
 
 def test_a_trace_needs_no_numpy(design_trace):
     script = (
-        "import sys; from cli.tracing.show import *;"
+        "import sys; from cli.views.show import *;"
         f"show_trace(TraceOptions(input={str(design_trace)!r}, format='gantt'));"
         "assert 'numpy' not in sys.modules"
     )

@@ -8,7 +8,7 @@ from process import batchdecode, lines_of
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.explaining.differences import compare
-from cli.tracing.difference_text import describe, results_of
+from cli.views.difference_text import describe, results_of
 
 # Three share eight tokens, which are found; one gets all it asks for at once, without a slot.
 REQUESTS = lines_of(

@@ -5,7 +5,7 @@ from command_server import command_line
 from process import batchdecode, lines_of
 from reference_schedule import DESIGN_JOBS, play
 
-from batcher.formats.trace import encode_events
+from batcher.trace.files import encode_events
 
 # The command leaves its files open to the end of the process, which here goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

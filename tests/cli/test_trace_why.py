@@ -18,10 +18,10 @@ from batcher.events import SequenceName
 from batcher.explaining.differences import compare
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
-from batcher.formats.trace import encode_events
 from batcher.settings import SchedulingSettings
-from cli.tracing.difference_text import describe, results_of
-from cli.tracing.story_text import WHOLE, names, tell, time_of
+from batcher.trace.files import encode_events
+from cli.views.difference_text import describe, results_of
+from cli.views.story_text import WHOLE, names, tell, time_of
 
 ASKED = {"id": "a", "prompt": "x", "max_tokens": 1}
 WHICH_RUN = (

@@ -17,8 +17,8 @@ import pytest
 from process import ENVIRONMENT, ROOT, batchdecode, lines_of, on_a_full_disk, start
 
 from cli.commands.run import _continuing_command
-from cli.running.intake import InputError, open_input
-from cli.running.urls import is_url, shown
+from cli.run.intake import InputError, open_input
+from cli.run.urls import is_url, shown
 
 REQUESTS = lines_of(*({"prompt": f"Tell of number {n}", "max_tokens": 9} for n in range(40)))
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.running.workers.frames import CHUNK_BYTES, Inbox, frame_of
-from cli.running.workers.messages import (
+from cli.run.workers.frames import CHUNK_BYTES, Inbox, frame_of
+from cli.run.workers.messages import (
     Answered,
     Decode,
     Line,

@@ -13,8 +13,8 @@ from test_run_workers import options_of, run_inner
 from test_spans import collector  # noqa: F401 - a fixture
 
 from cli.options import SchedulingOptions
-from cli.running.exposing import Exposition
-from cli.running.workers.watching import Standings
+from cli.run.exposing import Exposition
+from cli.run.workers.watching import Standings
 
 NOT_ARRIVED = "batchdecode_requests_not_arrived"
 WAITING = "vllm:num_requests_waiting"

@@ -10,7 +10,7 @@ from batcher.explaining.story import answer_of
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.settings import SchedulingSettings
 from cli.screen.timed_lines import timed_lines
-from cli.tracing.story_text import tell
+from cli.views.story_text import tell
 
 
 def events_of(jobs, batch, **settings):

@@ -12,8 +12,8 @@ from batcher.explaining.differences import compare
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
 from batcher.explaining.story_drafts import DraftChange, StoryDrafts
-from cli.tracing.difference_text import decided, describe, results_of
-from cli.tracing.story_text import WHOLE, tell
+from cli.views.difference_text import decided, describe, results_of
+from cli.views.story_text import WHOLE, tell
 
 JOBS = [DraftedJob("a", 3, 40), DraftedJob("b", 3, 30), DraftedJob("c", 3, 9, speculates=False)]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from jobs import workload_of_jobs
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.fleet.admission import RouterQueue
-from batcher.fleet.autoscaling import (
+from batcher.planning.admission import RouterQueue
+from batcher.planning.autoscaling import (
     Autoscale,
     Autoscaler,
     FleetState,
@@ -17,8 +17,8 @@ from batcher.fleet.autoscaling import (
     policy_of,
     proportional,
 )
-from batcher.fleet.life import MOVES, PAID, Life, ReplicaState, timeline_of
-from batcher.simulation.sequence import Turns
+from batcher.planning.life import MOVES, PAID, Life, ReplicaState, timeline_of
+from batcher.planning.simulated_sequence import Turns
 
 
 def state_of(serving, starting=0, time=0.0, **given):

@@ -24,12 +24,12 @@ from simulated_workloads import (
     WITH_EXPERTS,
 )
 
-from batcher.fleet.disaggregated import DisaggregatedFleet
-from batcher.fleet.ranks import ranks_of
-from batcher.fleet.routers import ROUTERS
-from batcher.fleet.sides import DecodeRank, DecodeReplica, PrefillRank, PrefillReplica, Transfer
+from batcher.planning.disaggregated import DisaggregatedFleet
+from batcher.planning.ranks import ranks_of
+from batcher.planning.routers import ROUTERS
+from batcher.planning.sides import DecodeRank, DecodeReplica, PrefillRank, PrefillReplica, Transfer
+from batcher.planning.simulator import simulate
 from batcher.settings import SchedulingSettings
-from batcher.simulation.simulator import simulate
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.step_time import TICKS_PER_SECOND
 

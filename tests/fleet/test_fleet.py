@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
-from batcher.fleet.fleet import Fleet
-from batcher.fleet.replica import ReplicaSettings
-from batcher.fleet.result import result_of_engine
-from batcher.fleet.routers import ROUTERS, OwnRouter, Router, router_of
 from batcher.models.simulated import SimulatedModel
+from batcher.planning.drafts import AssumedDrafts
+from batcher.planning.fleet import Fleet
+from batcher.planning.fleet_result import result_of_engine
+from batcher.planning.replica import ReplicaSettings
+from batcher.planning.routers import ROUTERS, OwnRouter, Router, router_of
+from batcher.planning.simulated_sequence import Turns
+from batcher.planning.simulator import simulate
+from batcher.planning.workload import Workload, workload_of
 from batcher.settings import SchedulingSettings
-from batcher.simulation.drafts import AssumedDrafts
-from batcher.simulation.sequence import Turns
-from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 SEEDS = st.integers(0, 2**32)

@@ -15,21 +15,21 @@ from msgspec.structs import replace
 from simulated_workloads import STEP_TIMES, random_requests, random_settings
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.admission import AdmissionControl
-from batcher.fleet.autoscaling import Autoscale
-from batcher.fleet.failures import Failures, PlannedFailure
-from batcher.fleet.fleet import Fleet
-from batcher.fleet.life import PAID, ReplicaState, timeline_of
-from batcher.fleet.managed import ManagedFleet
-from batcher.fleet.management import Management
-from batcher.fleet.replica import ReplicaSettings
-from batcher.fleet.routers import ROUTERS, OwnRouter, router_of
 from batcher.models.simulated import SimulatedModel
+from batcher.planning.admission import AdmissionControl
+from batcher.planning.autoscaling import Autoscale
+from batcher.planning.failures import Failures, PlannedFailure
+from batcher.planning.fleet import Fleet
+from batcher.planning.life import PAID, ReplicaState, timeline_of
+from batcher.planning.managed import ManagedFleet
+from batcher.planning.management import Management
+from batcher.planning.replica import ReplicaSettings
+from batcher.planning.routers import ROUTERS, OwnRouter, router_of
+from batcher.planning.simulated_sequence import Turns
+from batcher.planning.simulator import simulate
+from batcher.planning.workload import Workload, workload_of
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
-from batcher.simulation.sequence import Turns
-from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.step_time import TICKS_PER_SECOND
 

@@ -19,13 +19,13 @@ from role_fleets import (
     workload,
 )
 
-from batcher.fleet.admission import AdmissionControl
-from batcher.fleet.autoscaling import Autoscale
-from batcher.fleet.failures import Failures, PlannedFailure
-from batcher.fleet.life import ReplicaState
-from batcher.fleet.management import Management
-from batcher.fleet.routers import ROUTERS
-from batcher.fleet.sides import Transfer
+from batcher.planning.admission import AdmissionControl
+from batcher.planning.autoscaling import Autoscale
+from batcher.planning.failures import Failures, PlannedFailure
+from batcher.planning.life import ReplicaState
+from batcher.planning.management import Management
+from batcher.planning.routers import ROUTERS
+from batcher.planning.sides import Transfer
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.step_time import TICKS_PER_SECOND
 

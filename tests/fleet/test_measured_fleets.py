@@ -7,17 +7,17 @@ import pytest
 from jobs import poisson, workload_of_jobs
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.fleet import Fleet
-from batcher.fleet.replica import ReplicaSettings
-from batcher.fleet.routers import ROUTERS, router_of
 from batcher.metrics.slo import Slo
-from batcher.simulation.sequence import Turns
+from batcher.planning.compare import compare
+from batcher.planning.deployments import Deployment
+from batcher.planning.fleet import Fleet
+from batcher.planning.fleets import check_router
+from batcher.planning.measure import Question, measure
+from batcher.planning.plan import find_plan
+from batcher.planning.replica import ReplicaSettings
+from batcher.planning.routers import ROUTERS, router_of
+from batcher.planning.simulated_sequence import Turns
 from batcher.timing.formulas import ConstantStepTime
-from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.fleets import check_router
-from batcher.whatif.measuring import Question, measure
-from batcher.whatif.planning import find_plan
 
 QUESTION = Question(workload_of_jobs(poisson(40, 400), [20] * 400, 100), Slo({"e2e": 0.5}))
 BASE = Deployment(batch=4, profile="h100_llama3.1-8b_tp1")

@@ -18,19 +18,19 @@ from simulated_workloads import (
     random_settings,
 )
 
-from batcher.fleet.fleet import Fleet
-from batcher.fleet.ranks import DUMMY_STEP, ranked_replica
-from batcher.fleet.replica import ReplicaSettings
-from batcher.fleet.result import result_of_engine
-from batcher.fleet.routers import ROUTERS, router_of
 from batcher.models.simulated import SimulatedModel
+from batcher.planning.drafts import AssumedDrafts
+from batcher.planning.fleet import Fleet
+from batcher.planning.fleet_result import result_of_engine
+from batcher.planning.ranks import DUMMY_STEP, ranked_replica
+from batcher.planning.replica import ReplicaSettings
+from batcher.planning.routers import ROUTERS, router_of
+from batcher.planning.simulated_sequence import Turns
+from batcher.planning.simulator import simulate
+from batcher.planning.steps import StepSimulation
+from batcher.planning.workload import Workload, workload_of
 from batcher.scheduling.clock import ticks_until
 from batcher.settings import SchedulingSettings
-from batcher.simulation.drafts import AssumedDrafts
-from batcher.simulation.sequence import Turns
-from batcher.simulation.simulator import simulate
-from batcher.simulation.steps import StepSimulation
-from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime, ProfileStepTime
 from batcher.timing.step_time import TICKS_PER_SECOND
 

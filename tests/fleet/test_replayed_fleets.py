@@ -5,13 +5,13 @@ import pytest
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.fleet import Fleet
-from batcher.fleet.replaying import AsLogged, replay
-from batcher.fleet.replica import ReplicaSettings
-from batcher.fleet.routers import OwnRouter, Router, router_of
+from batcher.planning.fleet import Fleet
+from batcher.planning.fleet_replay import AsLogged, replay
+from batcher.planning.replica import ReplicaSettings
+from batcher.planning.request_log import LoggedRequest, workload_of_log
+from batcher.planning.routers import OwnRouter, Router, router_of
+from batcher.planning.simulated_sequence import Turns
 from batcher.settings import SchedulingSettings
-from batcher.simulation.request_log import LoggedRequest, workload_of_log
-from batcher.simulation.sequence import Turns
 from batcher.timing.loading import step_time_of
 
 ENGINE = ReplicaSettings(

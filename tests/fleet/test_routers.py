@@ -5,8 +5,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.fleet import routers
-from batcher.fleet.routers import LeastTokens, ReplicaView
+from batcher.planning import routers
+from batcher.planning.routers import LeastTokens, ReplicaView
 
 MOVES = st.one_of(
     st.tuples(st.just("note"), st.integers(0, 5), st.integers(-3, 5)),

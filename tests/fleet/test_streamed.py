@@ -6,19 +6,19 @@ import pytest
 from examples import mostly_heavy
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.streamed import parse_streamed
 from batcher.metrics.slo import Slo
 from batcher.models.simulated import SimulatedModel
+from batcher.planning.arrivals import Arrivals, Constant, Gamma, Poisson
+from batcher.planning.compare import compare
+from batcher.planning.deployments import Deployment
+from batcher.planning.distributions import LENGTHS, parse_distribution
+from batcher.planning.measure import Question, measure
+from batcher.planning.running import DeploymentPart, run
+from batcher.planning.streamed import parse_streamed
+from batcher.planning.synthetic import SyntheticWorkload, open_entries
+from batcher.planning.workload import workload_of
 from batcher.request import PromptSegment, Request
 from batcher.settings import SchedulingSettings
-from batcher.simulation.workload import workload_of
-from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.measuring import Question, measure
-from batcher.whatif.running import DeploymentPart, run
-from batcher.workloads.arrivals import Arrivals, Constant, Gamma, Poisson
-from batcher.workloads.distributions import LENGTHS, parse_distribution
-from batcher.workloads.synthetic import SyntheticWorkload, open_entries
 
 LENGTH_TEXTS = ("lognormal:100:0.6", "uniform:1:30")
 TEXT = "synthetic:rate=50,duration=6,prompt=lognormal:100:0.6,output=uniform:1:30,seed=3"

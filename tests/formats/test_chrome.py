@@ -22,9 +22,9 @@ from batcher.events import (
     RunEvent,
     SequenceName,
 )
-from batcher.formats.chrome import encode_chrome
 from batcher.settings import SchedulingSettings
-from batcher.timeline import EVERYTHING, Selection, Timeline
+from batcher.trace.chrome import encode_chrome
+from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 
 STEP = 10**6
 

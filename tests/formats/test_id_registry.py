@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import BatchdecodeError
-from batcher.formats import ids
-from batcher.formats.ids import IdRegistry, duplicate_id
+from batcher.requests import ids
+from batcher.requests.ids import IdRegistry, duplicate_id
 
 
 def test_the_line_that_has_an_id_already_is_named():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.formats.json_spans import (
+from batcher.requests.json_spans import (
     JsonError,
     TextSpan,
     find_doubles,

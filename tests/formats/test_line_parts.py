@@ -6,8 +6,8 @@ import tracemalloc
 import pytest
 from examples import mostly_heavy
 
-from batcher.formats.requests import MAX_PARTS, BadLine, ParsedLine, RequestParser
-from batcher.validation import ModelCapabilities
+from batcher.requests.lines import MAX_PARTS, BadLine, ParsedLine, RequestParser
+from batcher.requests.values import ModelCapabilities
 
 MANY = 2 * MAX_PARTS
 

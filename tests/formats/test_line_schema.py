@@ -24,13 +24,13 @@ from batcher.events import (
     SpeculateEvent,
     StepsEvent,
 )
-from batcher.formats.openai import CHAT_OPTIONS, COMPLETION_OPTIONS
-from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.formats.result_rows import encode_openai_row
-from batcher.formats.results import encode_result
-from batcher.formats.schema import TYPES, encode_schema, make_schema
-from batcher.formats.trace import encode_events
 from batcher.request import REQUEST_FIELDS, Request
+from batcher.requests.lines import ParsedLine, RequestParser
+from batcher.requests.openai import CHAT_OPTIONS, COMPLETION_OPTIONS
+from batcher.requests.result_rows import encode_openai_row
+from batcher.requests.results import encode_result
+from batcher.requests.schema import TYPES, encode_schema, make_schema
+from batcher.requests.values import ModelCapabilities
 from batcher.result import (
     ErrorInfo,
     PromptLogprob,
@@ -41,7 +41,7 @@ from batcher.result import (
     TopLogprob,
     Usage,
 )
-from batcher.validation import ModelCapabilities
+from batcher.trace.files import encode_events
 
 RANGES = {name: field.range for name, field in REQUEST_FIELDS.items() if field.range}
 VALIDATORS = {kind: Draft202012Validator(make_schema(kind)) for kind in TYPES}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from page_reader import parts_of, spans_of, unpacked
 from page_runs import events_of, short_run
 
-from batcher.formats.page import START, blocks
-from batcher.formats.page.document import (
+from batcher.page import START, blocks
+from batcher.page.document import (
     SCRIPTS,
     Opening,
     PageDifference,
@@ -26,8 +26,8 @@ from batcher.formats.page.document import (
     Words,
     encode_page,
 )
-from batcher.formats.page.records import PageTimeline
-from batcher.formats.views import encode_spans
+from batcher.page.records import PageTimeline
+from batcher.trace.views import encode_spans
 
 FACTS = PageFacts(Words({"slots": "for a slot"}, {}, {}))
 HOSTILE = [
@@ -138,7 +138,7 @@ def test_a_browser_is_told_to_run_the_scripts_of_the_page_alone_and_to_load_noth
 
 
 def test_scripts_and_style_are_small_and_end_where_they_should():
-    assets = files("batcher.formats.page").joinpath("assets")
+    assets = files("batcher.page").joinpath("assets")
     contents = {asset.name: asset.read_bytes() for asset in assets.iterdir()}
     assert set(contents) == {*SCRIPTS, "page.css", "d3.LICENSE"}
     assert sum(map(len, contents.values())) < 1_000_000

@@ -7,12 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batcher.errors import ERROR_CODES
-from batcher.formats.diagnostics import render_problem
-from batcher.formats.line_problems import read_line
-from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import MAX_INT, MAX_TIME, REQUEST_FIELDS, Request
-from batcher.validation import MAX_STOP_LENGTH, ModelCapabilities, find_problems
-from cli.running.reading import Duplicates, LineParser
+from batcher.requests.diagnostics import render_problem
+from batcher.requests.lines import BadLine, ParsedLine, RequestParser
+from batcher.requests.problems import read_line
+from batcher.requests.quick import find_problems
+from batcher.requests.stops import MAX_STOP_LENGTH
+from batcher.requests.values import ModelCapabilities
+from cli.run.reading import Duplicates, LineParser
 
 VOCAB_SIZE = 512
 CAPABILITIES = ModelCapabilities(vocab_size=VOCAB_SIZE)

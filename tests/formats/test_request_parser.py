@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import PromptSegment as Segment
 from batcher.request import Request, Transition
-from batcher.validation import MAX_PROBLEMS, ModelCapabilities
+from batcher.requests.lines import BadLine, ParsedLine, RequestParser
+from batcher.requests.validation import MAX_PROBLEMS
+from batcher.requests.values import ModelCapabilities
 
 PARSER = RequestParser(ModelCapabilities(vocab_size=512))
 LINE = 413

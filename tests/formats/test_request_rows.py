@@ -6,14 +6,14 @@ import pytest
 
 from batcher import SimulatedModel, decode
 from batcher.errors import FieldProblem
-from batcher.formats.line_problems import place_problem
-from batcher.formats.openai import COMPLETION_OPTIONS, UNSUPPORTED
-from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.formats.spellings import SPELLINGS
 from batcher.models.base import chat_template_of
 from batcher.request import REQUEST_FIELDS, Request
 from batcher.request import PromptSegment as Segment
-from batcher.validation import ModelCapabilities
+from batcher.requests.lines import ParsedLine, RequestParser
+from batcher.requests.openai import COMPLETION_OPTIONS, UNSUPPORTED
+from batcher.requests.problems import place_problem
+from batcher.requests.spellings import SPELLINGS
+from batcher.requests.values import ModelCapabilities
 
 PARSER = RequestParser(ModelCapabilities(vocab_size=512))
 LINE = 413

@@ -14,9 +14,10 @@ from batcher.errors import (
     RUN_ERROR_CODES,
     BatchdecodeError,
 )
-from batcher.formats.requests import RequestParser
-from batcher.formats.result_rows import encode_openai_row
-from batcher.formats.results import decode_result_line, encode_result, make_rejected_result
+from batcher.requests.lines import RequestParser
+from batcher.requests.result_rows import encode_openai_row
+from batcher.requests.results import decode_result_line, encode_result, make_rejected_result
+from batcher.requests.values import ModelCapabilities
 from batcher.result import (
     ErrorInfo,
     PromptLogprob,
@@ -27,7 +28,6 @@ from batcher.result import (
     TopLogprob,
     Usage,
 )
-from batcher.validation import ModelCapabilities
 
 
 def encode_row(*results, form="completion"):

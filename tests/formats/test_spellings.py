@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 from batcher.api import decode
 from batcher.errors import GrammarError, RequestError
-from batcher.formats.line_problems import read_line
-from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.models.base import chat_template_of
 from batcher.models.simulated import SimulatedModel
 from batcher.models.tokenizers import render_chat
 from batcher.request import TO_THE_END, Request
-from batcher.validation import ModelCapabilities
+from batcher.requests.lines import BadLine, ParsedLine, RequestParser
+from batcher.requests.problems import read_line
+from batcher.requests.values import ModelCapabilities
 
 MODEL = SimulatedModel()
 PARSER = RequestParser(ModelCapabilities(vocab_size=512, chat_template=chat_template_of(MODEL)))

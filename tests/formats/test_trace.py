@@ -21,7 +21,7 @@ from batcher.events import (
     SpeculateEvent,
     StepsEvent,
 )
-from batcher.formats.trace import encode_events, is_trace, read_trace
+from batcher.trace.files import encode_events, is_trace, read_trace
 
 RUN = RunEvent(batch=2, model="simulated", settings={"seed": 7})
 RUN_LINE = encode_events([RUN])

@@ -6,11 +6,11 @@ import pytest
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import ArriveEvent, PreemptEvent, StepsEvent
-from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import encode_summary
 from batcher.settings import SchedulingSettings
+from batcher.trace.files import encode_events, read_trace
 
 LIMITED = {
     "a budget": SchedulingSettings(max_batch_tokens=16),

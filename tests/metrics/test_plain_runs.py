@@ -23,7 +23,7 @@ from batcher.metrics.slo import Slo
 from batcher.metrics.steps import open_feed
 from batcher.metrics.summary import encode_summary
 from batcher.metrics.timeseries import MAX_ROWS, TimeSeries
-from batcher.timeline.fold import RequestFold
+from batcher.trace.run import RequestFold
 
 SLO = Slo({"ttft": 3.0, "e2e": 6.0})
 

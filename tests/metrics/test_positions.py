@@ -12,12 +12,12 @@ from reference import english_requests
 
 from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
 from batcher.events import Layout
-from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics.positions import Positions
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
-from batcher.timeline import Timeline
+from batcher.trace.files import encode_events, read_trace
+from batcher.trace.timeline import Timeline
 
 PLAIN = SchedulingSettings()
 DRAFTS = SpeculationSettings(draft="simulated:0.7")

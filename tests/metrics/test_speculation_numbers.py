@@ -21,13 +21,13 @@ from batcher.events import (
     SpeculateEvent,
     StepsEvent,
 )
-from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Slo
 from batcher.metrics.speculation import DraftChanges, PositionAcceptance
 from batcher.metrics.summary import encode_summary
 from batcher.metrics.timeseries import TimeSeries
 from batcher.speculation.formulas import expected_speedup
+from batcher.trace.files import encode_events, read_trace
 
 
 def summary_of(events, num_steps=0, slo=None):

@@ -18,12 +18,12 @@ from batcher.events import (
     RejectEvent,
     RunEvent,
 )
-from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics.distributions import Distribution, Histogram
 from batcher.metrics.positions import Positions
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slots import IdleCauses
 from batcher.metrics.summary import ConstraintCounts, FinishCounts, RunSummary, encode_summary
+from batcher.trace.files import encode_events, read_trace
 
 
 def metrics_of(events):

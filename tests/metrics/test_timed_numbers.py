@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from slow_server import BUDGET, TOTAL_BLOCKS, Job, SlowServer
 
 from batcher.events import ArriveEvent
-from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
 from batcher.metrics.distributions import SecondsHistogram
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import encode_summary
 from batcher.metrics.timeseries import TimeSeries
+from batcher.trace.files import encode_events, read_trace
 
 SLO = Slo({"queue": 4.0, "ttft": 6.0, "tpot": 1.1, "e2e": 12.5})
 ARRIVALS = [0.0, 0.5, 1.0, 1.013, 3.0, 3.0, 7.25, 40.0]

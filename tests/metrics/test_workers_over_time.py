@@ -14,7 +14,7 @@ from batcher.events import FinishEvent
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.timeseries import TimeSeries, with_one_interval
 from batcher.metrics.worker_series import WorkerSeries
-from batcher.timeline.workers import event_of_worker
+from batcher.trace.workers import event_of_worker
 
 BATCH = 3
 

@@ -25,9 +25,9 @@ from batcher.metrics.run_totals import (
 from batcher.metrics.slo import Slo
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
-from batcher.timeline.merged import read_timeline
-from batcher.timeline.workers import ByWorker
 from batcher.timing.loading import step_time_of
+from batcher.trace.merged import read_timeline
+from batcher.trace.workers import ByWorker
 
 BATCH = 3
 TIMED = {"step_time": step_time_of("h100_llama3.1-8b_tp1")}

@@ -9,12 +9,12 @@ from remote_runs import answered, asking, carry_out, engine_of
 from batcher.decoding.constraints import compiler
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, FinishEvent, ReceiveEvent, StepsEvent
-from batcher.formats.requests import RequestParser
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.request import Request
+from batcher.requests.lines import RequestParser
 from batcher.result import Result, StepTimes, Usage
 from batcher.settings import SchedulingSettings
-from batcher.timeline.fold import RequestFold
+from batcher.trace.run import RequestFold
 
 
 def test_an_answer_is_a_result():

@@ -39,7 +39,7 @@ from batcher.remote.reply import Reply, read_chunk
 from batcher.remote.settings import ServerSettings, address_of
 from batcher.request import Request
 from batcher.result import Usage
-from batcher.timeline import Timeline
+from batcher.trace.timeline import Timeline
 
 
 async def endless(exchange: Exchange) -> None:

@@ -10,7 +10,7 @@ from soaking import kept
 from batcher import Engine, Request, Result, SimulatedModel
 from batcher.events import AdmitEvent, PreemptEvent, PrefillEvent, RequestEvent
 from batcher.settings import SchedulingSettings
-from batcher.timeline import Timeline
+from batcher.trace.timeline import Timeline
 
 SETTINGS = SchedulingSettings(kv_blocks=16, block_size=4, max_batch_tokens=8)
 Stage = Callable[["Run"], str | None]  # who has come to it

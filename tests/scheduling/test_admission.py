@@ -4,12 +4,12 @@ import pytest
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, BlockedEvent, PreemptEvent
+from batcher.planning.simulator import simulate
+from batcher.planning.workload import Job, Piece, Workload
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import Schedulable
 from batcher.settings import SchedulingSettings
-from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Job, Piece, Workload
 from batcher.timing.formulas import ConstantStepTime
 
 

@@ -5,10 +5,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batcher import Request, SimulatedModel
+from batcher.planning.simulated_sequence import SimulatedContents, SimulatedSequence, make_sequence
+from batcher.planning.workload import workload_of
 from batcher.scheduling.offloading_kv_cache import OffloadingKVCache
 from batcher.settings import SchedulingSettings
-from batcher.simulation.sequence import SimulatedContents, SimulatedSequence, make_sequence
-from batcher.simulation.workload import workload_of
 
 SIZE, NUM_TOKENS = 4, 16  # with one token to be computed, three of four blocks can be found
 Cache = OffloadingKVCache[SimulatedSequence]

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 import httpx
 
 from batcher.engine import Engine
-from batcher.formats.requests import RequestParser
 from batcher.models.base import bytes_of
 from batcher.models.loading import as_model
 from batcher.models.simulated import SimulatedModel
+from batcher.requests.lines import RequestParser
 from batcher.scheduling.clock import WallClock
 from batcher.serving.app import make_app
 from batcher.serving.bodies import BodyReader

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from batcher.simulation.drafts import AssumedDrafts, key_of
-from batcher.simulation.sequence import make_sequence
-from batcher.simulation.workload import Workload
+from batcher.planning.drafts import AssumedDrafts, key_of
+from batcher.planning.simulated_sequence import make_sequence
+from batcher.planning.workload import Workload
 from batcher.speculation.proposal import Proposal
 from batcher.tokens import Tokens
 

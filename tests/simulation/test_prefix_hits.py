@@ -6,11 +6,11 @@ from random import Random
 from msgspec import convert, to_builtins
 
 from batcher import Request, SimulatedModel
+from batcher.planning.simulator import simulate
+from batcher.planning.workload import Workload, workload_of
+from batcher.planning.workload_traces import BLOCK_TOKENS, TraceEntryChecks, mooncake_entries
 from batcher.settings import SchedulingSettings
-from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
-from batcher.workloads.traces import BLOCK_TOKENS, TraceEntryChecks, mooncake_entries
 
 Line = dict[str, object]
 

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from timing.smooth_profile import SMOOTH
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.replaying import replay
-from batcher.fleet.replica import ReplicaSettings
+from batcher.planning.fleet_replay import replay
+from batcher.planning.replay import fit_requests
+from batcher.planning.replica import ReplicaSettings
+from batcher.planning.request_log import LoggedRequest, read_request_log, workload_of_log
+from batcher.planning.simulator import simulate
 from batcher.settings import SchedulingSettings
-from batcher.simulation.replaying import fit_requests
-from batcher.simulation.request_log import LoggedRequest, read_request_log, workload_of_log
-from batcher.simulation.simulator import simulate
 from batcher.timing.carrying import load_profile
 from batcher.timing.roofline import load_gpu, load_model_shape
 from batcher.timing.step_time import StepTime

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.simulation.sequence import SimulatedContents, make_sequence
-from batcher.simulation.workload import GREEDY, Job, Piece
+from batcher.planning.simulated_sequence import SimulatedContents, make_sequence
+from batcher.planning.workload import GREEDY, Job, Piece
 
 
 class CountedPieces(tuple[Piece, ...]):  # noqa: SLOT001 - it counts

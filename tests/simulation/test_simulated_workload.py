@@ -6,10 +6,10 @@ import pytest
 
 from batcher import Request, SimulatedModel
 from batcher.errors import BatchdecodeError
+from batcher.planning.simulator import simulate
+from batcher.planning.workload import Workload, workload_of
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings
-from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
 
 MODEL = SimulatedModel()

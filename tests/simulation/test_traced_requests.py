@@ -4,11 +4,11 @@ import pytest
 
 from batcher import Engine, Request
 from batcher.errors import BatchdecodeError
-from batcher.formats.trace import encode_events
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.models.simulated import SimulatedModel
-from batcher.simulation.traced_requests import read_requests
+from batcher.planning.traced_requests import read_requests
 from batcher.timing.formulas import ConstantStepTime
+from batcher.trace.files import encode_events
 
 
 def traced(requests, **options):

@@ -8,17 +8,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_simulator import outcome
 
-from batcher.fleet.streamed import parse_streamed
 from batcher.models.simulated import SimulatedModel
+from batcher.planning import running
+from batcher.planning.deployments import Deployment
+from batcher.planning.running import DeploymentPart, run
+from batcher.planning.simulator import simulate, simulate_steps
+from batcher.planning.streamed import parse_streamed
+from batcher.planning.workload import Workload, workload_of
 from batcher.request import PromptSegment, Request
 from batcher.scheduling.blocks import BlockPool
 from batcher.settings import SchedulingSettings
-from batcher.simulation.simulator import simulate, simulate_steps
-from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.loading import step_time_of
-from batcher.whatif import running
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.running import DeploymentPart, run
 
 PROFILE = "rtx4090_llama3.1-8b"
 STEP_TIME = step_time_of(PROFILE)

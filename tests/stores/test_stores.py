@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 
 from process import ENVIRONMENT, ROOT, batchdecode, lines_of, workload  # noqa: E402 - as above
 
-from cli.running.urls import Store  # noqa: E402 - as above
+from cli.run.urls import Store  # noqa: E402 - as above
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -254,7 +254,7 @@ def test_a_server_that_is_not_there_is_told(tmp_path):
     assert told.startswith("error: cannot read s3://b/a.jsonl: ")
 
 
-IMPATIENT = "from cli.running import urls; urls.PATIENCE = 2; from cli.start import main; main()"
+IMPATIENT = "from cli.run import urls; urls.PATIENCE = 2; from cli.start import main; main()"
 
 
 def test_googles_store_is_given_up_soon_though_its_package_would_try_for_minutes(tmp_path):

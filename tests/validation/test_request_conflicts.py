@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.request import CONSTRAINT_FIELDS, REQUEST_FIELDS, Request, Transition
-from batcher.validation import ModelCapabilities, find_problems
-from batcher.validation.problems import look_closely
-from batcher.validation.quick import quick_copy
+from batcher.requests.quick import find_problems, quick_copy
+from batcher.requests.validation import look_closely
+from batcher.requests.values import ModelCapabilities
 
 EXCLUSIONS = [
     (name, other, why)

@@ -13,9 +13,9 @@ import batcher
 import cli
 from batcher.errors import ERROR_CODES
 from batcher.request import MAX_INT, REQUEST_FIELDS, Request
-from batcher.validation import MAX_STOP_LENGTH, ModelCapabilities, find_problems
-from batcher.validation.quick import quick_copy
-from batcher.validation.values import MAX_BAD_WORDS_LENGTH
+from batcher.requests.quick import find_problems, quick_copy
+from batcher.requests.stops import MAX_STOP_LENGTH
+from batcher.requests.values import MAX_BAD_WORDS_LENGTH, ModelCapabilities
 
 CAPABILITIES = ModelCapabilities(vocab_size=512)
 RANGES = {name: field.range for name, field in REQUEST_FIELDS.items() if field.range}

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from batcher import Request, SimulatedModel
 from batcher.engine.decoder import Decoder
 from batcher.errors import InvariantError
-from batcher.formats.requests import RequestParser
 from batcher.models.loading import as_model
+from batcher.requests.lines import RequestParser
+from batcher.requests.values import ModelCapabilities
 from batcher.scheduling.kv_cache import KVCache
-from batcher.validation import ModelCapabilities
 from batcher.verifying.cases import make_cases, needs_of
 from batcher.verifying.verification import verify
 

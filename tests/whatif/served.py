@@ -1,11 +1,11 @@
 """Workloads whose schedules can be worked out by hand, and what a deployment makes of them."""
 
 from batcher.models.simulated import SimulatedModel
+from batcher.planning.deployments import Deployment
+from batcher.planning.measure import Question, measure
+from batcher.planning.workload import workload_of
 from batcher.request import Request
 from batcher.settings import SchedulingSettings
-from batcher.simulation.workload import workload_of
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.measuring import Question, measure
 
 MODEL = SimulatedModel()
 

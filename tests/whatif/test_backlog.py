@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from served import outcome_of
 
 from batcher.metrics.arrays import ServedTimes
-from batcher.whatif.backlog import Backlog, backlog_of
+from batcher.planning.backlog import Backlog, backlog_of
 
 ROWS = [(place, 1, 2) for place in range(400)]  # one a second, of two steps each
 

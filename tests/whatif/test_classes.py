@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from served import MODEL, deployment_of, requests_of
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.streamed import parse_streamed
 from batcher.metrics.slo import Slo, parse_slos
+from batcher.planning.compare import compare
+from batcher.planning.deployments import Deployment
+from batcher.planning.measure import Question, good_share, measure
+from batcher.planning.plan import find_plan
+from batcher.planning.running import DeploymentPart, run
+from batcher.planning.streamed import parse_streamed
+from batcher.planning.workload import workload_of
 from batcher.request import Request
-from batcher.simulation.workload import workload_of
-from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.measuring import Question, good_share, measure
-from batcher.whatif.planning import find_plan
-from batcher.whatif.running import DeploymentPart, run
 
 
 def question_of(rows, priorities, slo, asked=1.0):

@@ -5,12 +5,12 @@ from served import MODEL, deployment_of, outcome_of, question_of, requests_of
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
+from batcher.planning.compare import compare, settings_of, varied
+from batcher.planning.deployments import AXES, Deployment, grid_of
+from batcher.planning.lengths import decoded_outputs, num_unknown
+from batcher.planning.measure import Question, measure
+from batcher.planning.workload import workload_of
 from batcher.request import Request
-from batcher.simulation.workload import workload_of
-from batcher.whatif.comparing import compare, settings_of, varied
-from batcher.whatif.deployments import AXES, Deployment, grid_of
-from batcher.whatif.lengths import decoded_outputs, num_unknown
-from batcher.whatif.measuring import Question, measure
 
 ROWS = [(i // 2, 1 + i % 5, 1 + i * 7 % 11) for i in range(30)]
 
@@ -43,7 +43,7 @@ def test_each_cell_is_what_it_is_alone():
 
 
 def test_progress_counts_what_is_done_of_a_cell(monkeypatch):
-    monkeypatch.setattr("batcher.whatif.workers.PART_INTERVAL", 0)
+    monkeypatch.setattr("batcher.planning.workers.PART_INTERVAL", 0)
     seen = []
     question = question_of(*[(0, 1, 10)] * 4)
     compare(question, grid(batch="2,4"), growth=0.1, on_done=seen.append)

@@ -5,17 +5,17 @@ from jobs import poisson, workload_of_jobs
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.streamed import parse_streamed
 from batcher.metrics.slo import Slo
+from batcher.planning.compare import compare
+from batcher.planning.deployments import AXES, Deployment
+from batcher.planning.fleets import check_router, groups_of
+from batcher.planning.limits import wider
+from batcher.planning.measure import Question, measure, problem_of
+from batcher.planning.plan import find_plan
+from batcher.planning.prices import Price
+from batcher.planning.running import most_parts
+from batcher.planning.streamed import parse_streamed
 from batcher.settings import SchedulingSettings
-from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import AXES, Deployment
-from batcher.whatif.fleets import check_router, groups_of
-from batcher.whatif.limits import wider
-from batcher.whatif.measuring import Question, measure, problem_of
-from batcher.whatif.planning import find_plan
-from batcher.whatif.prices import Price
-from batcher.whatif.running import most_parts
 
 PRICES = {"h100-sxm": Price(dollars_per_hour=3.0, busy_watts=600, idle_watts=100)}
 WORKLOAD = workload_of_jobs(poisson(20, 300), [40] * 300, 100)

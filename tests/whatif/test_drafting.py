@@ -5,13 +5,13 @@ from served import MODEL, deployment_of, requests_of
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
-from batcher.simulation.workload import workload_of
-from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import AXES, Deployment, grid_of
-from batcher.whatif.draft_memory import beside_draft, draft_memory_of
-from batcher.whatif.drafting import beside_none, check_drafts, gain_of, off_from, without_drafts
-from batcher.whatif.measuring import Question, measure, problem_of
-from batcher.whatif.planning import find_plan
+from batcher.planning.compare import compare
+from batcher.planning.deployments import AXES, Deployment, grid_of
+from batcher.planning.draft_memory import beside_draft, draft_memory_of
+from batcher.planning.drafting import beside_none, check_drafts, gain_of, off_from, without_drafts
+from batcher.planning.measure import Question, measure, problem_of
+from batcher.planning.plan import find_plan
+from batcher.planning.workload import workload_of
 
 COMPUTE_BOUND = "h100_llama3.1-8b_tp1"
 

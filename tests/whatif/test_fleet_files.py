@@ -10,19 +10,19 @@ from msgspec.structs import replace
 from served import question_of
 
 from batcher.errors import BatchdecodeError
-from batcher.fleet.routers import ROUTERS
-from batcher.fleet.streamed import parse_streamed
 from batcher.metrics.slo import Slo
+from batcher.planning.compare import compare
+from batcher.planning.deployments import AXES, Deployment, grid_of
+from batcher.planning.fleets import check_fleets, engines_of, groups_of, transfer_of
+from batcher.planning.limits import limits_of, narrower, value_at, wider, without
+from batcher.planning.measure import Question, measure, problem_of
+from batcher.planning.plan import find_plan
+from batcher.planning.prices import Price
+from batcher.planning.routers import ROUTERS
+from batcher.planning.running import most_parts
+from batcher.planning.streamed import parse_streamed
 from batcher.settings import SchedulingSettings
 from batcher.timing.catalog import CatalogError
-from batcher.whatif.comparing import compare
-from batcher.whatif.deployments import AXES, Deployment, grid_of
-from batcher.whatif.fleets import check_fleets, engines_of, groups_of, transfer_of
-from batcher.whatif.limits import limits_of, narrower, value_at, wider, without
-from batcher.whatif.measuring import Question, measure, problem_of
-from batcher.whatif.planning import find_plan
-from batcher.whatif.prices import Price
-from batcher.whatif.running import most_parts
 
 MIXED = """
 router: least-loaded

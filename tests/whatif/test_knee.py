@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import deployment_of
 
-from batcher.whatif.comparing import Size, knee_of, knees_of
+from batcher.planning.compare import Size, knee_of, knees_of
 
 
 def sizes_of(curve):

@@ -6,12 +6,12 @@ import pytest
 from jobs import poisson, workload_of_jobs
 
 from batcher.metrics.slo import Slo
+from batcher.planning.compare import GridCell, compare
+from batcher.planning.deployments import AXES, Deployment
+from batcher.planning.measure import Question, measure
+from batcher.planning.plan import find_plan
+from batcher.planning.prices import Price
 from batcher.timing.catalog import CatalogError
-from batcher.whatif.comparing import GridCell, compare
-from batcher.whatif.deployments import AXES, Deployment
-from batcher.whatif.measuring import Question, measure
-from batcher.whatif.planning import find_plan
-from batcher.whatif.prices import Price
 from cli.whatif.plan_text import details
 from cli.whatif.tables import table_of
 

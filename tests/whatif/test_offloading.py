@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 from batcher import Request, SimulatedModel
 from batcher.errors import BatchdecodeError
+from batcher.planning.deployments import Deployment
+from batcher.planning.measure import Question, measure
+from batcher.planning.offloading import check_offload, offload_of
+from batcher.planning.workload import workload_of
 from batcher.settings import SchedulingSettings
-from batcher.simulation.workload import workload_of
 from batcher.timing.loading import ticks_of_loading
 from batcher.timing.step_time import TICKS_PER_SECOND
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.measuring import Question, measure
-from batcher.whatif.offloading import check_offload, offload_of
 
 TIER = Deployment(
     batch=1,

@@ -6,12 +6,12 @@ from served import MODEL, deployment_of, question_of
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
+from batcher.planning.measure import measure
+from batcher.planning.plan import find_plan
+from batcher.planning.relief import Edge, Removal
+from batcher.planning.search import Ladder
+from batcher.planning.workload import workload_of
 from batcher.request import Request
-from batcher.simulation.workload import workload_of
-from batcher.whatif.measuring import measure
-from batcher.whatif.planning import find_plan
-from batcher.whatif.relief import Edge, Removal
-from batcher.whatif.search import Ladder
 
 EIGHT = [(0, 1, 10)] * 8
 

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import question_of
 
-from batcher.fleet.streamed import parse_streamed
 from batcher.metrics.slo import parse_slo
+from batcher.planning.deployments import Deployment
+from batcher.planning.measure import Question, measure
+from batcher.planning.plan import find_plan
+from batcher.planning.search import LeastSearch, doublings, likely
+from batcher.planning.simulations import Simulations, together
+from batcher.planning.streamed import parse_streamed
 from batcher.settings import SchedulingSettings
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.measuring import Question, measure
-from batcher.whatif.planning import find_plan
-from batcher.whatif.search import LeastSearch, doublings, likely
-from batcher.whatif.simulations import Simulations, together
 
 STREAMED = parse_streamed("synthetic:rate=40,duration=4,prompt=200,output=30")
 

@@ -5,12 +5,12 @@ from msgspec.structs import replace
 from served import deployment_of, question_of
 
 from batcher.metrics.slo import parse_slo
-from batcher.whatif.deployments import Deployment
-from batcher.whatif.limits import narrower, wider
-from batcher.whatif.measuring import measure
-from batcher.whatif.planning import find_plan
-from batcher.whatif.relief import Edge
-from batcher.whatif.search import Ladder
+from batcher.planning.deployments import Deployment
+from batcher.planning.limits import narrower, wider
+from batcher.planning.measure import measure
+from batcher.planning.plan import find_plan
+from batcher.planning.relief import Edge
+from batcher.planning.search import Ladder
 
 # A step takes 1 s and 0.1 s for each token: a long prompt makes those wait who decode beside it.
 BY_TOKENS = "{t0: 1000, w: 0, f: 100, g: 0, d: 0, h: 0, e: 0}"

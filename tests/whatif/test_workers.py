@@ -8,7 +8,7 @@ import pytest
 from examples import mostly_heavy
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.whatif.workers import PART_INTERVAL, WorkerProcesses
+from batcher.planning.workers import PART_INTERVAL, WorkerProcesses
 
 
 def answer(shared, task, on_part):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.workloads.arrivals import Bursty, Constant, Gamma, Poisson
-from batcher.workloads.distributions import make_generator
+from batcher.planning.arrivals import Bursty, Constant, Gamma, Poisson
+from batcher.planning.distributions import make_generator
 
 RATES = st.floats(1e-3, 1e3)
 PATTERNS = st.one_of(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.workloads.distributions import (
+from batcher.planning.distributions import (
     LENGTHS,
     TIMES,
     draw_lengths,
@@ -15,7 +15,7 @@ from batcher.workloads.distributions import (
     make_generator,
     parse_distribution,
 )
-from batcher.workloads.entries import MAX_LENGTH, WorkloadError
+from batcher.planning.entries import MAX_LENGTH, WorkloadError
 
 SPECS = [
     "7",

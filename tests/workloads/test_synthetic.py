@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.validation import ModelCapabilities
-from batcher.workloads.arrivals import Bursty, Constant, Gamma, Poisson
-from batcher.workloads.distributions import LENGTHS, TIMES, parse_distribution
-from batcher.workloads.entries import WorkloadError, encode_entries
-from batcher.workloads.synthetic import (
+from batcher.planning.arrivals import Bursty, Constant, Gamma, Poisson
+from batcher.planning.distributions import LENGTHS, TIMES, parse_distribution
+from batcher.planning.entries import WorkloadError, encode_entries
+from batcher.planning.synthetic import (
     SharedPrefix,
     SyntheticWorkload,
     closed_entries,
@@ -21,6 +19,8 @@ from batcher.workloads.synthetic import (
     parse_shared_prefix,
     session_entries,
 )
+from batcher.requests.lines import ParsedLine, RequestParser
+from batcher.requests.values import ModelCapabilities
 
 
 def lengths(text):

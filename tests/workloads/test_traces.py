@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.workloads.entries import WorkloadError
-from batcher.workloads.traces import (
+from batcher.planning.entries import WorkloadError
+from batcher.planning.workload_traces import (
     TRACES,
     TraceEntryChecks,
     factor_for_rate,

@@ -11,9 +11,9 @@ from command_server import command_line
 from typer.testing import CliRunner
 
 from batcher.errors import BatchdecodeError
-from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.validation import ModelCapabilities
-from batcher.workloads.entries import LengthCounts, LengthSegment, WorkloadEntry, WorkloadSummary
+from batcher.planning.entries import LengthCounts, LengthSegment, WorkloadEntry, WorkloadSummary
+from batcher.requests.lines import ParsedLine, RequestParser
+from batcher.requests.values import ModelCapabilities
 from cli.app import app
 from cli.commands.workload import WorkloadOptions
 from cli.workloads.write import OPTIONS_OF, render_summary

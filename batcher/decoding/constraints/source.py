@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from batcher.errors import GrammarError, Path
 from batcher.request import ConstraintField, Request
-from batcher.validation import constraint_fields_of
+from batcher.requests.validation import constraint_fields_of
 
 
 class ConstraintSource(Struct, frozen=True, cache_hash=True):

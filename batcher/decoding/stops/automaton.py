@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from batcher.request import Request, Transition
+from batcher.requests.stops import ANY_STATE
 from batcher.result import StopReason
-from batcher.validation import ANY_STATE
 
 END = -1  # where a way out leads that ends generation
 NOWHERE = -2  # where it leads while the row may not end: it is watched for, and does nothing

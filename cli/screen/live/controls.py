@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ...running.signals import stop_by_key
+from ...run.signals import stop_by_key
 from ..keyboard import Keyboard, Pasted
 from ..pace import Pace
 from ..view import Gauges

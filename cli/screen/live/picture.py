@@ -135,7 +135,7 @@ def last_picture(scene: Scene, width: int, height: int) -> list[Line]:
     for that, all in little.  The timeline of a run that was stopped knows nothing of requests that
     have arrived and were not read, so its queue is the one that was seen.
     """
-    from ...tracing.gantt import MIN_WIDTH, render_gantt  # noqa: PLC0415 - only now
+    from ...views.gantt import MIN_WIDTH, render_gantt  # noqa: PLC0415 - only now
 
     run, plan, num_steps = scene.run, scene.plan, scene.moment.step + 1
     if num_steps < 1 or width < MIN_WIDTH:

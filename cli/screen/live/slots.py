@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from batcher.timeline.drafts import StepDrafts
-from batcher.timeline.fold import RequestFold
-from batcher.timeline.recording import MAX_STEPS
-from batcher.timeline.records import AdmissionRecord, RequestTimeline
+from batcher.trace.drafts import StepDrafts
+from batcher.trace.recording import MAX_STEPS
+from batcher.trace.records import AdmissionRecord, RequestTimeline
+from batcher.trace.run import RequestFold
 
 MAX_LABEL = 200
 """The most of an id that is shown; a column shows less of it."""

@@ -7,17 +7,11 @@ from typing import Literal, NamedTuple
 
 from batcher.errors import InvariantError
 from batcher.events import FinishEvent, RejectEvent, RestartEvent, RunEvent
-from batcher.timeline import Timeline
-from batcher.timeline.drafts import StepDrafts
-from batcher.timeline.fold import FoldNews, RequestFold
-from batcher.timeline.records import (
-    FAILURES,
-    AdmissionRecord,
-    RequestTimeline,
-    is_follower,
-    label_of,
-)
-from batcher.timeline.worker_folds import WorkerFolds
+from batcher.trace.drafts import StepDrafts
+from batcher.trace.records import FAILURES, AdmissionRecord, RequestTimeline, is_follower, label_of
+from batcher.trace.run import FoldNews, RequestFold
+from batcher.trace.timeline import Timeline
+from batcher.trace.worker_folds import WorkerFolds
 
 from ..summary import RESTART_REASONS
 from .history import RunHistory

@@ -9,7 +9,7 @@ from pathlib import Path
 from batcher.errors import BatchdecodeError
 
 from ...printing import output_sink, print_text
-from ...running.files import check_replaceable, check_writable
+from ...run.files import check_replaceable, check_writable
 from ...screen.terminal import ColorChoice, can_print, encoding_of, terminal_size, wants_color
 from .points import Chart
 

@@ -10,10 +10,10 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.whatif.comparing import GridCell, varied
-from batcher.whatif.deployments import AXES, Axis, show_value
-from batcher.whatif.measuring import Outcome, Question, times_of
-from batcher.whatif.planning import Plan, Trial
+from batcher.planning.compare import GridCell, varied
+from batcher.planning.deployments import AXES, Axis, show_value
+from batcher.planning.measure import Outcome, Question, times_of
+from batcher.planning.plan import Plan, Trial
 
 from ...screen.cells import duration, printable
 

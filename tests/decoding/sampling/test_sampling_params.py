@@ -4,7 +4,7 @@ import pytest
 
 from batcher import Request
 from batcher.decoding.sampling.group import SamplingParams, sampling_params
-from batcher.validation import logit_fields_of
+from batcher.requests.validation import logit_fields_of
 
 GREEDY = SamplingParams()
 

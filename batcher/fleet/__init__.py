@@ -1,1 +1,0 @@
-"""Fleets: replicas of an engine behind a router, simulated without a model."""

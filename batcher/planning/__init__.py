@@ -1,0 +1,1 @@
+"""Plan without a model: simulate engines and fleets, compare settings, replay workloads."""

@@ -1,0 +1,215 @@
+"""A grid of deployments, each simulated, with the knees: where more slots hardly serve more.
+
+Rule: nothing is fitted.  A size is the knee if it is the smallest of its row of sizes that no
+larger one beats: by the asked share of what it serves for each doubling; or, where arrivals bind,
+by a shorter tail of TTFT.  For where arrivals bind, what is served is what arrives, whatever the
+size (job flow balance: Denning and Buzen, The Operational Analysis of Queueing Network Models, ACM
+Computing Surveys 10(3), 1978), so only times tell sizes apart; the knee is where more gains little
+throughput and response times are still short (Jain, The Art of Computer Systems Performance
+Analysis, 1991, section 3.3).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, log2
+
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.planning.deployments import AXES, Deployment, Value
+from batcher.planning.draft_memory import DraftMemory, draft_memory_of
+from batcher.planning.drafting import speedups
+from batcher.planning.fleet_result import FleetResult, whole_of
+from batcher.planning.measure import Outcome, Question, measure_part, outcome_of, problem_of
+from batcher.planning.running import DeploymentPart, most_parts
+from batcher.planning.workers import WorkerProcesses
+
+DEFAULT_GROWTH = 0.1  # for each doubling of the batch
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """A batch size, and what it comes to.
+
+    served: in a second.  ttft: its p99, None if nothing was given a token.
+    is_fed: whether it serves all that arrives, so that more slots could hardly serve more.
+    """
+
+    batch: int
+    served: float
+    ttft: float | None = None
+    is_fed: bool = False
+
+
+def knee_of(sizes: Sequence[Size], growth: float) -> int | None:
+    """Return the place of the knee among `sizes`, which ascend; None if there is none.
+
+    There is none if all they serve is nothing, or if only the last one would be it: then nobody
+    knows what comes after it.
+    """
+    if not any(size.served for size in sizes):
+        return None
+    for place, size in enumerate(sizes[:-1]):
+        if not any(_beats(larger, size, growth) for larger in sizes[place + 1 :]):
+            return place
+    return None
+
+
+def _beats(larger: Size, size: Size, growth: float) -> bool:
+    """Return whether a `larger` size is worth its slots."""
+    if larger.served >= size.served * (1 + growth) ** log2(larger.batch / size.batch):
+        return True
+    if not (larger.is_fed or size.is_fed) or larger.ttft is None or size.ttft is None:
+        return False
+    return larger.ttft < size.ttft
+
+
+def knees_of(cells: Sequence[tuple[Deployment, Size | None]], growth: float) -> set[int]:
+    """Return the places of the cells that are knees, each among those that differ in batch only.
+
+    cells: in any order, with what each comes to, None if that is not known.
+    """
+    batch = AXES["batch"]
+    families: dict[Deployment, list[tuple[Size, int]]] = {}
+    for place, (deployment, size) in enumerate(cells):
+        if size is not None:
+            families.setdefault(batch.set(deployment, 1), []).append((size, place))
+    knees = set()
+    for family in families.values():
+        family.sort(key=lambda found: found[0].batch)
+        found = knee_of([size for size, _ in family], growth)
+        if found is not None:
+            knees.add(family[found][1])
+    return knees
+
+
+SMALL = 2_000  # samples to simulate, over all cells: fewer are done before a process has started
+
+
+class GridCell(Struct, frozen=True, kw_only=True):
+    """A deployment of a grid and what it comes to.
+
+    problem: why its settings make no sense; then there is no outcome.
+    is_knee: see batcher.planning.compare.
+    speedup: over the same without drafts, None if it has none, or that is not in the grid.
+    draft_memory: what its draft model takes, None if it has none.
+    """
+
+    deployment: Deployment
+    outcome: Outcome | None = None
+    problem: str | None = None
+    is_knee: bool = False
+    speedup: float | None = None
+    draft_memory: DraftMemory | None = None
+
+
+def compare(
+    question: Question,
+    grid: Sequence[Deployment],
+    *,
+    growth: float,
+    num_jobs: int = 1,
+    small: int = SMALL,
+    on_done: Callable[[float], object] = lambda _: None,
+) -> list[GridCell]:
+    """Return what each deployment of `grid` makes of the workload, in the order of the grid.
+
+    The answer does not depend on `num_jobs`, the processes that work on it.
+
+    growth: below so much more for a doubled batch, it is past its knee.
+    small: below so many simulated samples no process is started.
+    on_done: called with how many deployments are done, those that are not for what is done of them.
+
+    Raises:
+        BatchdecodeError: no deployment makes sense, or a process was killed.
+    """
+    problems = [problem_of(deployment) for deployment in grid]
+    places = [place for place, problem in enumerate(problems) if problem is None]
+    if not places:
+        raise BatchdecodeError(f"no combination of settings makes sense: {problems[0]}")
+    outcomes: dict[int, Outcome] = {}
+    if question.workload.num_samples * len(places) < small:
+        num_jobs = 1
+    tasks = _tasks(question, [(place, grid[place]) for place in places], num_jobs // len(places))
+    done: dict[int, float] = {}
+
+    def note_part(task: int, share: float) -> None:
+        done[task] = share / tasks[task][1].num_parts
+        on_done(sum(done.values()))
+
+    results: defaultdict[int, dict[int, FleetResult]] = defaultdict(dict)
+    with WorkerProcesses(measure_part, question, num_jobs) as workers:
+        for task, found in workers.answers([part for _, part in tasks], note_part):
+            place, part = tasks[task]
+            if isinstance(found, Outcome):
+                outcomes[place] = found
+            else:
+                results[place][part.place] = found
+                if len(results[place]) == part.num_parts:
+                    whole = whole_of([each for _, each in sorted(results.pop(place).items())])
+                    outcomes[place] = outcome_of(question, grid[place], whole)
+            note_part(task, 1.0)
+    arriving = _arriving(question)
+    sizes = [
+        None if place not in outcomes else _size(deployment, outcomes[place], arriving, growth)
+        for place, deployment in enumerate(grid)
+    ]
+    knees = knees_of(list(zip(grid, sizes, strict=True)), growth)
+    gains = speedups([(each, outcomes.get(place)) for place, each in enumerate(grid)])
+    return [
+        GridCell(
+            deployment=deployment,
+            outcome=outcomes.get(place),
+            problem=problems[place],
+            is_knee=place in knees,
+            speedup=gains[place],
+            draft_memory=draft_memory_of(deployment) if place in outcomes else None,
+        )
+        for place, deployment in enumerate(grid)
+    ]
+
+
+def _tasks(
+    question: Question, cells: Sequence[tuple[int, Deployment]], num_parts: int
+) -> list[tuple[int, DeploymentPart]]:
+    """Return what processes are to run, each with the place of its cell: it, or parts of it."""
+    tasks = []
+    for place, deployment in cells:
+        num = max(min(num_parts, most_parts(question.workload, deployment)), 1)
+        tasks += [(place, DeploymentPart(deployment, number, num)) for number in range(num)]
+    return tasks
+
+
+def settings_of(deployment: Deployment) -> dict[str, Value]:
+    """Return what `deployment` has on each of AXES, by name."""
+    return {name: axis.value_of(deployment) for name, axis in AXES.items()}
+
+
+def varied(deployments: Iterable[Deployment]) -> list[str]:
+    """Return the names of the AXES on which the deployments differ."""
+    values = [settings_of(deployment) for deployment in deployments]
+    return [name for name in AXES if any(each[name] != values[0][name] for each in values)]
+
+
+def _size(deployment: Deployment, outcome: Outcome, arriving: float, growth: float) -> Size:
+    """Return what the knee is looked for by; `arriving`: what could be served at most."""
+    served = outcome.tokens_per_s if outcome.goodput is None else outcome.goodput.per_second
+    ttft = outcome.latencies.ttft
+    has_no_wait = outcome.binding.constraint == "arrivals"
+    return Size(
+        batch=deployment.batch,
+        served=served,
+        ttft=None if ttft is None else ttft.p99,
+        is_fed=has_no_wait or served * (1 + growth) >= arriving,
+    )
+
+
+def _arriving(question: Question) -> float:
+    """Return what an engine that takes no time would serve: requests, or tokens, a second.
+
+    With an SLO it is the requests, else their output tokens; what comes at once has no rate.
+    """
+    workload = question.workload
+    if not workload.span:
+        return inf
+    served = workload.num_samples if question.slo is not None else workload.num_output_tokens
+    return served / workload.span

@@ -1,0 +1,272 @@
+"""A deployment, one way to serve a workload, and the axes along which it varies.
+
+Rule: whatever can be varied is an axis here; commands, tables and searches know only axes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import product
+from math import isfinite
+from operator import attrgetter
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError
+from batcher.fields import read_number
+from batcher.planning.drafts import AssumedDrafts
+from batcher.planning.fleet_file import FleetFile, read_fleet
+from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, router_of
+from batcher.request import MAX_DRAFT_TOKENS
+from batcher.scheduling.policies import policy_of
+from batcher.settings import (
+    DEFAULT_SCHEDULING,
+    MAX_KV_BLOCKS,
+    SETTINGS,
+    SchedulingSettings,
+    Setting,
+)
+from batcher.timing.loading import step_time_of
+from batcher.timing.model_shape import load_model_shape
+
+MAX_COUNT = 2**40
+MAX_BATCH = 2**20  # slots
+MAX_DRAFT_COST = 1000  # steps
+MAX_REPLICAS = 2**16
+MAX_RANKS = 1024
+MAX_REPORT_INTERVAL = 1e6  # seconds
+NO_LIMIT = "none"
+
+Value = Any
+
+
+class Deployment(Struct, frozen=True, kw_only=True):
+    """A way to serve a workload.
+
+    profile: the name of a step time.  rate: how many times as fast as in the file requests arrive.
+    replicas: how many there are, each with all the rest.  ranks: how many engines each of them is
+    made of, each with a batch and blocks of its own; see batcher.planning.ranks.
+    router, report_interval: which of the replicas a request is sent to, and how many seconds apart
+    they report, see batcher.planning.fleet.
+    fleet: what a file states of the replicas, which are as many as it has; None: they are alike.
+    kv_offload_blocks: those of a second tier, see offloading.py; None: there is none.
+    draft_tokens, draft_acceptance, draft_cost: see AssumedDrafts; None: there are no drafts.
+    draft_model: the shape of the model that makes them, None if none does; see draft_memory.py.
+    """
+
+    batch: int = 8
+    scheduling: SchedulingSettings = DEFAULT_SCHEDULING
+    profile: str = "constant"
+    rate: float = 1.0
+    replicas: int = 1
+    ranks: int = 1
+    router: str = DEFAULT_ROUTER
+    report_interval: float = DEFAULT_REPORT_INTERVAL
+    fleet: FleetFile | None = None
+    kv_offload_blocks: int | None = None
+    draft_tokens: int | None = None
+    draft_acceptance: float = 0.0
+    draft_cost: float = 0.0
+    draft_model: str | None = None
+
+    @property
+    def drafts(self) -> AssumedDrafts | None:
+        """What is assumed of drafts, None if there are none."""
+        if self.draft_tokens is None:
+            return None
+        return AssumedDrafts(
+            num_tokens=self.draft_tokens, acceptance=self.draft_acceptance, cost=self.draft_cost
+        )
+
+
+class Axis(Struct, frozen=True):
+    """What may differ between deployments: a field of Deployment or of its scheduling.
+
+    read: makes a value of a text, or raises a ValueError that says what is expected.
+    """
+
+    name: str
+    title: str
+    read: Callable[[str], Value]
+
+    @property
+    def option(self) -> str:
+        """Return the option that gives its values."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def value_of(self, deployment: Deployment) -> Value:
+        """Return the value that `deployment` has on it."""
+        if self.name in Deployment.__struct_fields__:
+            return getattr(deployment, self.name)
+        return getattr(deployment.scheduling, self.name)
+
+    def set(self, deployment: Deployment, value: Value) -> Deployment:
+        """Return `deployment` with another value on it."""
+        if self.name in Deployment.__struct_fields__:
+            return replace(deployment, **{self.name: value})
+        scheduling = replace(deployment.scheduling, **{self.name: value})
+        return replace(deployment, scheduling=scheduling)
+
+    def values(self, text: str) -> list[Value]:
+        """Return the values that a text with commas lists, in its order.
+
+        Raises:
+            BatchdecodeError: one is not such a value, or is there twice.
+        """
+        found: list[Value] = []
+        for part in text.split(","):
+            try:
+                value = self.read(part.strip())
+            except ValueError as error:
+                raise BatchdecodeError(f"{self.option} {part.strip() or text!r}: {error}") from None
+            if value in found:
+                raise BatchdecodeError(f"{self.option} {text}: {part.strip()} is there twice")
+            found.append(value)
+        return found
+
+
+class FleetAxis(Axis, frozen=True):
+    """The fleet of a file, which says how many replicas there are, and maybe the router."""
+
+    def set(self, deployment: Deployment, value: FleetFile) -> Deployment:
+        """Return `deployment` with this fleet."""
+        stated = {name: getattr(value, name) for name in OF_ROUTING}
+        stated = {name: each for name, each in stated.items() if each is not None}
+        return replace(deployment, fleet=value, replicas=value.num_replicas, **stated)
+
+
+def _count(maximum: int = MAX_COUNT, *, has_none: bool = False) -> Callable[[str], int | None]:
+    expected = f"expected a whole number from 1 to {maximum:,}"
+    expected += f", or {NO_LIMIT}" if has_none else ""
+
+    def read(text: str) -> int | None:
+        if has_none and text == NO_LIMIT:
+            return None
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= maximum):
+            raise ValueError(expected)
+        return int(text)
+
+    return read
+
+
+def _number(is_allowed: Callable[[float], bool], expected: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            number = read_number(text, float)
+        except ValueError:
+            raise ValueError(expected) from None
+        if not (isfinite(number) and is_allowed(number)):
+            raise ValueError(expected)
+        return number
+
+    return read
+
+
+def _one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
+    def read(text: str) -> Value:
+        if text not in names:
+            near = get_close_matches(text, names, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"{hint}there is {', '.join(names)}")
+        return names[text]
+
+    return read
+
+
+def _name_for(find: Callable[[str], object]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        find(text)  # or raise
+        return text
+
+    return read
+
+
+def _draft_tokens(text: str) -> int | None:
+    return None if text == "0" else _count(MAX_DRAFT_TOKENS, has_none=True)(text)
+
+
+def _draft_model(text: str) -> str | None:
+    return None if text == NO_LIMIT else _name_for(load_model_shape)(text)
+
+
+def _fleet(path: str) -> FleetFile:
+    return read_fleet(
+        path,
+        {name: AXES[name].read for name in ("replicas", *OF_ROUTING)},
+        {name: AXES[name].read for name in OF_ENGINE},
+    )
+
+
+def _reader(setting: Setting) -> Callable[[str], Value]:
+    """Return what makes a value of a setting of a text."""
+    if setting.choices is not None:
+        none = {NO_LIMIT: None} if setting.takes_none else {}
+        return _one_of({**none, **setting.choices})
+    if setting.is_allowed is not None:
+        return _number(setting.is_allowed, f"expected {setting.expected or setting.must_be}")
+    return _name_for(policy_of) if setting.kind is str else _count(has_none=setting.is_optional)
+
+
+_REPORT_INTERVAL = f"expected seconds, above 0 and up to {MAX_REPORT_INTERVAL:,.0f}"
+_DRAFT_COST = f"expected a share of a step, from 0 to {MAX_DRAFT_COST:,}"
+
+# In the order of their columns; the last one changes fastest from row to row.
+AXES = {
+    axis.name: axis
+    for axis in (
+        Axis("profile", "profile", _name_for(step_time_of)),
+        *(
+            Axis(setting.name, setting.title, _reader(setting))
+            for setting in sorted(SETTINGS.values(), key=attrgetter("rank"))
+        ),
+        Axis("kv_offload_blocks", "offload", _count(MAX_KV_BLOCKS, has_none=True)),
+        Axis("draft_model", "draft model", _draft_model),
+        Axis(
+            "draft_acceptance",
+            "accept",
+            _number(lambda share: 0 <= share <= 1, "expected a share from 0 to 1"),
+        ),
+        Axis(
+            "draft_cost",
+            "cost",
+            _number(lambda share: 0 <= share <= MAX_DRAFT_COST, _DRAFT_COST),
+        ),
+        Axis("draft_tokens", "drafts", _draft_tokens),
+        FleetAxis("fleet", "fleet", _fleet),
+        Axis(
+            "report_interval",
+            "reports s",
+            _number(lambda seconds: 0 < seconds <= MAX_REPORT_INTERVAL, _REPORT_INTERVAL),
+        ),
+        Axis("router", "router", _name_for(router_of)),
+        Axis("replicas", "replicas", _count(MAX_REPLICAS)),
+        Axis("ranks", "ranks", _count(MAX_RANKS)),
+        Axis("batch", "batch", _count(MAX_BATCH)),
+    )
+}
+OF_ROUTING = ("router", "report_interval")
+OF_ENGINE = [name for name in AXES if name not in ("fleet", "replicas", *OF_ROUTING)]
+
+
+def show_value(axis: Axis, value: Value) -> str:
+    """Return a value as a person gives it."""
+    setting = SETTINGS.get(axis.name)
+    if setting is not None:
+        return setting.shown(value)
+    return NO_LIMIT if value is None else str(value)
+
+
+def grid_of(values: Mapping[str, Sequence[Value]], base: Deployment) -> list[Deployment]:
+    """Return all combinations of the values of some AXES, by name; the rest is as in `base`.
+
+    They are in the order of AXES, the last of them changing fastest.
+    """
+    axes = [axis for name, axis in AXES.items() if name in values]
+    deployments = []
+    for combination in product(*(values[axis.name] for axis in axes)):
+        deployment = base
+        for axis, value in zip(axes, combination, strict=True):
+            deployment = axis.set(deployment, value)
+        deployments.append(deployment)
+    return deployments

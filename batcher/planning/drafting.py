@@ -1,0 +1,137 @@
+"""What drafts gain: against the same without any, and from which batch on they do not any more.
+
+Rule: a gain is measured, by two simulations that differ in the drafts alone; what theory expects
+(Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023) stands beside
+it, and knows neither what verifying costs nor that requests wait.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.planning.deployments import AXES, MAX_BATCH, Deployment, Value
+from batcher.planning.draft_memory import DraftMemory, draft_memory_of
+from batcher.planning.measure import Outcome
+from batcher.speculation.formulas import expected_speedup, simple_return
+
+_NEEDED_BY = ("draft_acceptance", "draft_cost", "draft_model")
+
+
+class Gain(Struct, frozen=True, kw_only=True):
+    """What drafts gain a deployment.
+
+    tokens_per_s, without: measured, with the drafts and without any.
+    speedup: of these.  expected, simple: by the formulas (1-a^(k+1))/((1-a)(1+ck)) and ka/(1+c).
+    off_from: the least batch of those tried, each twice the one before, from which on drafts gain
+    nothing; None if they do in all.  memory: what a draft model takes, if there is one.
+    """
+
+    tokens_per_s: float
+    without: float
+    speedup: float
+    expected: float
+    simple: float
+    off_from: int | None
+    memory: DraftMemory | None = None
+
+
+def without_drafts(deployment: Deployment) -> Deployment:
+    """Return `deployment` as it is without any drafts."""
+    for name in ("draft_tokens", *_NEEDED_BY):
+        deployment = AXES[name].set(deployment, AXES[name].value_of(Deployment()))
+    return deployment
+
+
+def beside_none(values: Sequence[Value]) -> list[Value]:
+    """Return numbers of draft tokens with none before them, which they are compared with."""
+    return [*values] if None in values else [None, *values]
+
+
+def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
+    """Make sure that what was given of drafts has an effect in one of the `alternatives`.
+
+    Raises:
+        BatchdecodeError: it has not, or it is not known how often drafts are accepted.
+    """
+    drafting = [each for each in alternatives if each.draft_tokens is not None]
+    has_drafts = bool(drafting)
+    for name in _NEEDED_BY:
+        if name in given and not has_drafts:
+            option = AXES[name].option
+            raise BatchdecodeError(f"{option} has no effect without --draft-tokens of at least 1")
+    if has_drafts and "draft_acceptance" not in given:
+        raise BatchdecodeError(
+            "--draft-tokens needs --draft-acceptance, the share of drafts that are accepted"
+        )
+    if "draft_model" in given and not any([*map(draft_memory_of, drafting)]):
+        raise BatchdecodeError(
+            "--draft-model has no effect without --kv-blocks, how many blocks the memory has "
+            "room for without it"
+        )
+
+
+def speedups(cells: Sequence[tuple[Deployment, Outcome | None]]) -> list[float | None]:
+    """Return how many times as many tokens a second each cell gives as the same without drafts.
+
+    None without drafts, and where the other is not among the cells, or gives none.
+    """
+    base: dict[Deployment, float] = {}
+    for deployment, outcome in cells:
+        if deployment.draft_tokens is None and outcome is not None:
+            base[without_drafts(deployment)] = outcome.tokens_per_s
+    found: list[float | None] = []
+    for deployment, outcome in cells:
+        without = base.get(without_drafts(deployment), 0.0)
+        is_known = deployment.draft_tokens is not None and outcome is not None and without > 0
+        found.append(outcome.tokens_per_s / without if is_known and outcome is not None else None)
+    return found
+
+
+def off_from(gains: Iterable[tuple[int, float]]) -> int | None:
+    """Return the least batch from which on no speedup is above 1; gains: (batch, speedup)."""
+    least = None
+    for batch, speedup in sorted(gains, reverse=True):
+        if speedup > 1:
+            break
+        least = batch
+    return least
+
+
+def gain_of(
+    deployment: Deployment, most_slots: int, tokens_per_s: Callable[[Deployment], float]
+) -> Gain | None:
+    """Return what drafts gain `deployment`; None if it has none, or gives no token without.
+
+    Nor is it known of a fleet from a file, whose replicas have batches of their own.
+
+    most_slots: how many there is any use for.  tokens_per_s: measures a deployment.
+    """
+    drafts = deployment.drafts
+    if drafts is None or deployment.fleet is not None:
+        return None
+
+    def measured(batch: int) -> tuple[float, float]:
+        sized = AXES["batch"].set(deployment, batch)
+        return tokens_per_s(sized), tokens_per_s(without_drafts(sized))
+
+    own = measured(deployment.batch)
+    if not own[1]:
+        return None
+    gains = [(deployment.batch, own[0] / own[1])]
+    batch, budget = deployment.batch, deployment.scheduling.max_batch_tokens
+    most = min(most_slots, MAX_BATCH, MAX_BATCH if budget is None else budget)
+    while gains[-1][1] > 1 and batch < most:
+        batch = min(2 * batch, most)
+        with_drafts, without = measured(batch)
+        gains.append((batch, with_drafts / without if without else 1.0))
+    terms = (drafts.acceptance, drafts.num_tokens, drafts.cost)
+    return Gain(
+        tokens_per_s=own[0],
+        without=own[1],
+        speedup=own[0] / own[1],
+        expected=expected_speedup(*terms),
+        simple=simple_return(*terms),
+        off_from=off_from(gains),
+        memory=draft_memory_of(deployment),
+    )

@@ -1,0 +1,379 @@
+"""What a deployment makes of a workload: one simulation, the numbers asked of it, and what binds.
+
+Rule: the same workload and deployment give the same outcome, in whatever process.  The time from
+the first arrival to the end is shared out among what was lacking, and the largest share binds;
+docs/compare.md has the definition.
+"""
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.metrics.arrays import latencies_of
+from batcher.metrics.distributions import SecondsDistribution
+from batcher.metrics.latencies import Latencies
+from batcher.metrics.slo import OTHERS, Goodput, Slo
+from batcher.planning.backlog import Backlog, backlog_of
+from batcher.planning.classes import ClassOutcome, kept
+from batcher.planning.deployments import Deployment
+from batcher.planning.draft_memory import draft_memory_of
+from batcher.planning.fleet_result import FleetResult, ReplicaResult, ReplicasResult
+from batcher.planning.fleets import groups_of
+from batcher.planning.offloading import offload_of
+from batcher.planning.prices import Cost, Price, cost_of
+from batcher.planning.running import DeploymentPart, run
+from batcher.planning.simulation_result import SimulationTotals
+from batcher.planning.spread import (
+    FleetUse,
+    GroupUse,
+    ReplicaSpread,
+    fleet_use_of,
+    parts_of,
+    spread_of,
+    uses_of,
+)
+from batcher.planning.streamed import AnyWorkload
+from batcher.planning.workers import OnPart
+from batcher.scheduling.checks import check_settings
+from batcher.timing.loading import step_time_of
+from batcher.timing.step_time import TICKS_PER_SECOND
+
+Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
+
+StepTicks = Callable[[int, int, int, int], int]
+"""Tells how long a step takes, see StepTime.ticks."""
+
+WORTH_DOUBLING = 0.1  # a doubled step that gains less is as good as none
+NUM_DIGITS = 6
+
+# What the simulator says kept the first of the queue out -> what there was too little of.
+_LACKS: dict[str, Constraint] = {
+    "slots": "slots",
+    "kv": "kv",
+    "preemption": "kv",
+    "tokens": "tokens",
+    "batch": "static",
+}
+_IS_ROOM = ("slots", "kv", "tokens")  # with more of them, steps would be larger
+
+
+class Binding(Struct, frozen=True):
+    """What binds, and how time is shared out.
+
+    shares: of the time from the first arrival to the end, 1 together; of those above 0.
+    doubling: by how much the tokens per second of the mean step would grow if it were twice as
+    large, from 0 (its time doubles, too) to 1 (it takes no longer); the mean over the time in which
+    steps were taken, if they are not the same for all replicas.
+    """
+
+    constraint: Constraint
+    share: float
+    shares: dict[Constraint, float]
+    doubling: float
+
+
+def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTicks]]) -> Binding:
+    """Return what bound a simulated run; of a fleet, what did mostly.
+
+    The time that is shared out is, for each replica, all from the first arrival to the end of all
+    in which it was there.
+    parts: of the replicas, those with the same step time together, and what tells that.
+    """
+    replicas = result.replicas
+    num_admitted = sum(replica.last_admission_ticks is not None for replica in replicas)
+    if result.num_failed > result.refused.total() and not num_admitted:
+        return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to share out
+    ticks = dict.fromkeys(get_args(Constraint), 0)
+    doubling, num_busy = 0.0, result.busy_ticks
+    for part, ticks_of in parts:
+        gain = gain_of_doubling(part, ticks_of)
+        doubling += gain * (part.busy_ticks / num_busy if num_busy else 0.0)
+        for reason, lacking in _LACKS.items():
+            is_useless = lacking in _IS_ROOM and gain < WORTH_DOUBLING
+            named: Constraint = "compute" if is_useless else lacking
+            ticks[named] += part.totals.binding_ticks[reason]
+        ticks["kv"] += sum(replica.stalled_ticks for replica in part.replicas)
+    num_waiting_ticks = sum(ticks.values())
+    drain = sum(map(_drain_of, replicas))
+    total = round(result.paid_seconds(result.makespan) * TICKS_PER_SECOND)
+    total = max(total, num_waiting_ticks + drain)
+    ticks["compute"] += drain
+    ticks["arrivals"] = total - num_waiting_ticks - drain
+    shares = {name: round(part / total, NUM_DIGITS) for name, part in ticks.items() if part}
+    constraint: Constraint = max(ticks, key=lambda name: ticks[name]) if total else "arrivals"
+    return Binding(constraint, shares.get(constraint, 0.0), shares, round(doubling, NUM_DIGITS))
+
+
+def _drain_of(replica: ReplicaResult) -> int:
+    """Return how long a replica took after its last first admission, as far as nobody waited."""
+    if replica.last_admission_ticks is None:
+        return 0
+    drain = replica.end_ticks - replica.last_admission_ticks
+    return min(drain, replica.totals.binding_ticks["arrivals"])
+
+
+def gain_of_doubling(result: ReplicasResult, ticks_of: StepTicks) -> float:
+    """Return by how much a step twice as large as the mean one gives more tokens per second."""
+    totals = result.totals
+    num_steps = totals.num_steps
+    if not num_steps:
+        return 0.0
+    num_rows = max(1, round(totals.slot_steps / num_steps))
+    num_tokens = max(num_rows, round(totals.computed_tokens / num_steps))
+    kv_read = round((result.kv_read - totals.unread_tokens) / num_steps)
+    prefill_work = round((result.prefill_work + totals.draft_work) / num_steps)
+    once = ticks_of(num_tokens, num_rows, kv_read, prefill_work)
+    twice = ticks_of(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
+    loading = totals.loading_ticks / num_steps
+    if totals.draft_ticks:  # a draft costs a share of a step that only decodes
+        decoding = ticks_of(num_rows, num_rows, kv_read, 0)
+        making = totals.draft_ticks / num_steps
+        doubled = ticks_of(2 * num_rows, 2 * num_rows, 2 * kv_read, 0)
+        making_twice = making * doubled / decoding
+        return 2 * (once + loading + making) / (twice + 2 * loading + making_twice) - 1
+    return 2 * (once + loading) / (twice + 2 * loading) - 1
+
+
+class DraftUse(Struct, frozen=True):
+    """What became of drafts.
+
+    acceptance: the share of those verified that were accepted.  tokens_per_step: of a row, in the
+    steps in which it had some.  making: the share of the time of all steps in which they were made.
+    """
+
+    verified: int
+    accepted: int
+    acceptance: float
+    tokens_per_step: float
+    making: float
+
+
+class OffloadUse(Struct, frozen=True):
+    """Blocks that were read back from a second tier.
+
+    loading: the share of the time of all steps that it took.
+    """
+
+    loaded_blocks: int
+    loading: float
+
+
+class Question(Struct, frozen=True):
+    """What is to be served, what is promised, and for which share of the requests.
+
+    prices: of GPUs, by their names; None: it is not asked what it costs.
+    """
+
+    workload: AnyWorkload
+    slo: Slo | None = None
+    asked: float = 1.0
+    prices: dict[str, Price] | None = None
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What a deployment comes to; latencies and goodput as docs/metrics.md defines them.
+
+    served, failed, refused: samples that came to their end, that could never run, and that the
+    router refused.
+    makespan: in seconds.  requests_per_s, tokens_per_s: served, and output tokens, over it.
+    slots_used, kv_used, budget_used: shares over the steps, None without such a limit.
+    prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.
+    classes: of an SLO that has some, each by its name.
+    tails: for each limit of the SLO, what the asked share of the samples that it is of does not
+    exceed; None if fewer were served.
+    backlog: None if as much was served as arrived.
+    drafts: None if none were verified.  offload: None without a second tier of the KV cache.
+    replicas: None if there is one.  fleet: None if it is not managed.  groups: of the replicas that
+    a file states, None without one.  cost: None without prices.
+    """
+
+    served: int
+    failed: int
+    refused: int
+    steps: int
+    makespan: float
+    requests_per_s: float
+    tokens_per_s: float
+    latencies: Latencies
+    goodput: Goodput | None
+    classes: dict[str, ClassOutcome]
+    slots_used: float
+    kv_used: float | None
+    budget_used: float | None
+    preemptions: int
+    recomputed_tokens: int
+    prefix_hits: float | None
+    tails: dict[str, float | None]
+    backlog: Backlog | None
+    drafts: DraftUse | None
+    offload: OffloadUse | None
+    binding: Binding
+    replicas: ReplicaSpread | None
+    fleet: FleetUse | None
+    groups: list[GroupUse] | None
+    cost: Cost | None
+
+
+def measure(
+    question: Question, deployment: Deployment, on_part: OnPart = lambda _: None
+) -> Outcome:
+    """Return what `deployment` makes of the workload of `question`.
+
+    on_part: called with the share of the samples that have ended, again and again.
+
+    Raises:
+        BatchdecodeError: its settings make no sense.
+    """
+    return outcome_of(
+        question, deployment, run(question.workload, DeploymentPart(deployment), on_part)
+    )
+
+
+def outcome_of(question: Question, deployment: Deployment, result: FleetResult) -> Outcome:
+    """Return the numbers that are asked of what `deployment` came to.
+
+    Raises:
+        BatchdecodeError: its GPUs have no price.
+    """
+    totals, slo, times = result.totals, question.slo, result.times
+    num_failed, num_served, makespan = result.num_failed, len(times.arrival), result.makespan
+    num_tokens, prices = int(times.num_tokens.sum()), question.prices
+    groups = groups_of(deployment)
+    profiles, parts = [group.engine.profile for group in groups], parts_of(result, groups)
+    engines = [group.engine for group in groups]
+    has_cache = any(engine.scheduling.has_prefix_cache for engine in engines)
+    promise = None if slo is None else kept(slo, result, question.asked)
+    return Outcome(
+        served=num_served,
+        failed=num_failed - result.refused.total(),
+        refused=result.refused.total(),
+        steps=totals.num_steps,
+        makespan=round(makespan, NUM_DIGITS),
+        requests_per_s=round(num_served / makespan, NUM_DIGITS) if makespan else 0.0,
+        tokens_per_s=round(num_tokens / makespan, NUM_DIGITS) if makespan else 0.0,
+        latencies=latencies_of(times),
+        goodput=None if promise is None else promise.goodput,
+        classes={} if promise is None else promise.classes,
+        slots_used=round(result.slot_utilisation, NUM_DIGITS),
+        kv_used=_rounded(result.kv_utilisation),
+        budget_used=_rounded(result.budget_utilisation),
+        preemptions=totals.num_preemptions,
+        recomputed_tokens=totals.recomputed_tokens,
+        prefix_hits=_rounded(result.hit_rate) if has_cache else None,
+        tails={} if promise is None else promise.tails,
+        backlog=backlog_of(times),
+        drafts=_draft_use(totals),
+        offload=_offload_use(totals) if any(map(offload_of, engines)) else None,
+        binding=binding_of(result, list(zip(parts, map(_mean_step_of, engines), strict=True))),
+        replicas=spread_of(result) if len(result.replicas) > 1 else None,
+        fleet=fleet_use_of(result),
+        groups=None if deployment.fleet is None else uses_of(result, groups),
+        cost=None
+        if prices is None
+        else cost_of(zip(profiles, parts, strict=True), prices, makespan, num_tokens),
+    )
+
+
+def measure_part(
+    question: Question, part: DeploymentPart, on_part: OnPart
+) -> Outcome | FleetResult:
+    """Return what a whole deployment comes to, or what a part of one does.
+
+    Raises:
+        BatchdecodeError: its settings make no sense.
+    """
+    result = run(question.workload, part, on_part)
+    return result if part.num_parts > 1 else outcome_of(question, part.deployment, result)
+
+
+def _mean_step_of(engine: Deployment) -> StepTicks:
+    """Return what tells how long a step of an engine takes, if all its ranks compute as much."""
+    step_time, ranks = step_time_of(engine.profile), engine.ranks
+    ticks = step_time.of_rank(ranks) if ranks > 1 else None
+    if ticks is None:
+        return step_time.ticks
+    return lambda tokens, sequences, read, work: ticks(
+        tokens, sequences, read, work, ranks * tokens
+    )
+
+
+def _draft_use(totals: SimulationTotals) -> DraftUse | None:
+    if not totals.num_drafts:
+        return None
+    num_ticks = sum(totals.binding_ticks.values())
+    return DraftUse(
+        verified=totals.num_drafts,
+        accepted=totals.num_accepted,
+        acceptance=round(totals.num_accepted / totals.num_drafts, NUM_DIGITS),
+        tokens_per_step=round(1 + totals.num_accepted / totals.num_draft_rows, NUM_DIGITS),
+        making=round(totals.draft_ticks / num_ticks, NUM_DIGITS),
+    )
+
+
+def times_of(outcome: Outcome, name: str) -> SecondsDistribution | None:
+    """Return how the times of a limit of the SLO are distributed over the requests that it is of.
+
+    name: as Slo.all_limits has it, or a metric.
+    """
+    of_class, _, metric = name.rpartition(":")
+    latencies = outcome.latencies
+    if outcome.classes:
+        latencies = outcome.classes[of_class or OTHERS].latencies
+    found: SecondsDistribution | None = getattr(latencies, metric)
+    return found
+
+
+def _offload_use(totals: SimulationTotals) -> OffloadUse:
+    num_ticks = sum(totals.binding_ticks.values())
+    share = totals.loading_ticks / num_ticks if num_ticks else 0.0
+    return OffloadUse(totals.num_loaded_blocks, round(share, NUM_DIGITS))
+
+
+def good_share(outcome: Outcome) -> float:
+    """Return the share of the requests that met the SLO, as it is, not as it is shown.
+
+    Of several classes it is that of the class with the least.
+    """
+    parts = [each.goodput for each in outcome.classes.values()]
+    if not parts and outcome.goodput is not None:
+        parts = [outcome.goodput]
+    return min((part.good / part.requests for part in parts if part.requests), default=0.0)
+
+
+def score_of(question: Question, outcome: Outcome) -> tuple[float, float]:
+    """Return the share of the requests that met the SLO, and how near the worst tail is to it."""
+    limits = {} if question.slo is None else question.slo.all_limits
+    excesses = [
+        inf if (tail := outcome.tails[metric]) is None else tail / limit
+        for metric, limit in limits.items()
+    ]
+    return good_share(outcome), -max(excesses, default=0.0)
+
+
+def problem_of(deployment: Deployment) -> str | None:
+    """Return why the settings of `deployment` make no sense, None if they do."""
+    for group in groups_of(deployment):
+        problem = _problem_of(group.engine)
+        if group.role == "decode" and group.engine.scheduling.kv_blocks is None:
+            problem = "--kv-blocks is needed where requests decode"
+        if problem is not None:
+            return f"group {group.name}: {problem}" if group.name else problem
+    return None
+
+
+def _problem_of(engine: Deployment) -> str | None:
+    try:
+        check_settings(engine.batch, engine.scheduling)
+        memory = draft_memory_of(engine)
+    except BatchdecodeError as error:
+        return str(error)
+    if memory is not None and not memory.kv_blocks:
+        return f"--draft-model {engine.draft_model}: it leaves no KV block, with its weights"
+    return None
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, NUM_DIGITS)

@@ -1,0 +1,439 @@
+"""Routers: which replica a request is sent to, by what the one who sends it can know.
+
+Rule: a router is told of what it has sent, of the ends of the responses that pass through it, and
+of the reports of replicas, which are as old as the report interval lets them be; never of how
+things stand now.
+"""
+
+import reprlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from difflib import get_close_matches
+from hashlib import blake2b
+from heapq import heappop, heappush
+from itertools import chain
+from random import Random
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.foreign import calling, import_object
+
+if TYPE_CHECKING:
+    from batcher.planning.simulated_sequence import SimulatedSequence
+
+DEFAULT_ROUTER = "round-robin"
+DEFAULT_REPORT_INTERVAL = 0.1  # seconds, as vLLM has it for data-parallel ranks
+SEED = 0
+WAITING_WEIGHT = 4  # of one that waits, against one that runs: as vLLM weighs them
+PREFIX_BLOCK = 16  # tokens
+MAX_PREFIXES = 2**20  # blocks of prompts that are remembered, those seen last
+MAX_QUEUES = 8  # for each replica
+MAX_OVERLOAD = 1.25  # of the mean load, as in consistent hashing with bounded loads
+
+
+class ReplicaStats(Struct, frozen=True, gc=False):
+    """How a replica stood at `time`: how many sequences ran, and how many waited."""
+
+    time: float
+    running: int
+    waiting: int
+
+
+class ReplicaView(Struct, eq=False):
+    """What a router knows of a replica.
+
+    num_requests, num_tokens: sent, and no end has come back: how many, and the tokens of their
+    prompts together.  report: the last one that has come, None before the first.
+    num_unreported: how many requests were sent since then.  group: of the fleet's file, "" without
+    one.  batch, kv_blocks: of the replica.
+    """
+
+    index: int
+    group: str = ""
+    batch: int = 1
+    kv_blocks: int | None = None
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_unreported: int = 0
+    report: ReplicaStats | None = None
+
+
+class Router:
+    """Says where each request goes.
+
+    hears_ends, hears_reports: whether it goes by the ends of responses, or by reports.
+    replicas: those that it may send to.
+    """
+
+    hears_ends = hears_reports = False
+
+    def __init__(self) -> None:
+        self.replicas: Sequence[ReplicaView] = ()
+
+    def use(self, replicas: Sequence[ReplicaView]) -> None:
+        """Send to these from now on, which are at least one."""
+        self.replicas = replicas
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
+        """Return where to send a request; None: it is refused."""
+        raise NotImplementedError
+
+    def note(self, replica: ReplicaView) -> None:
+        """Take note that a request was sent to this replica, or ended there, or that it reported.
+
+        What is known of it counts that already.
+        """
+
+
+class BlindRouter(Router):
+    """Goes by nothing, the request included."""
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - that is it
+        """Return the next one."""
+        return self.next_replica()
+
+    def next_replica(self) -> ReplicaView:
+        """Return where the next request goes."""
+        raise NotImplementedError
+
+
+class RoundRobin(BlindRouter):
+    """To each replica in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place = -1
+
+    def next_replica(self) -> ReplicaView:
+        """Return the one after the last."""
+        self._place = (self._place + 1) % len(self.replicas)
+        return self.replicas[self._place]
+
+
+class RandomChoice(BlindRouter):
+    """To any of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._random = Random(SEED).random  # noqa: S311 - chance, not secrets
+
+    def next_replica(self) -> ReplicaView:
+        """Return one of them."""
+        return self.replicas[int(self._random() * len(self.replicas))]
+
+
+class PartRouter(Router):
+    """What a blind router does, as far as it concerns one of several parts of the replicas.
+
+    A part is every num_parts-th replica, from the one at `place` on.
+    """
+
+    def __init__(self, router: BlindRouter, place: int, num_parts: int) -> None:
+        super().__init__()
+        self._router, self._place, self._num_parts = router, place, num_parts
+        self._next: ReplicaView | None = None
+
+    def use(self, replicas: Sequence[ReplicaView]) -> None:
+        """Send to these from now on."""
+        self._router.use(replicas)
+
+    def takes(self) -> bool:
+        """Choose for the next request, and return whether it goes to this part."""
+        self._next = view = self._router.next_replica()
+        return view.index % self._num_parts == self._place
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - it was chosen
+        """Return what was chosen for the last request that was taken."""
+        return self._next
+
+
+class RandomTwo(Router):
+    """To that of any two which has fewer requests in flight (Mitzenmacher, IEEE TPDS 12, 2001)."""
+
+    hears_ends = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._random = Random(SEED).random  # noqa: S311 - as above
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - others need it
+        """Return the one of two different ones that has fewer."""
+        replicas = self.replicas
+        first = int(self._random() * len(replicas))
+        if len(replicas) == 1:
+            return replicas[first]
+        second = int(self._random() * (len(replicas) - 1))
+        one, other = replicas[first], replicas[second + (second >= first)]
+        return other if other.num_requests < one.num_requests else one
+
+
+class LeastOf(Router):
+    """To the replica of which a number is least; of equals to the one whose has been for longest.
+
+    Replicas of equal loads are in one queue, and the loads of the queues are a heap.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loads: dict[ReplicaView, float] = {}
+        self._queues: dict[float, dict[ReplicaView, None]] = {}  # by load; some are empty
+        self._heap: list[float] = []  # all loads that have a queue
+        self._total = 0.0  # of all loads
+
+    def load(self, replica: ReplicaView) -> float:
+        """Return what is to be least."""
+        raise NotImplementedError
+
+    def use(self, replicas: Sequence[ReplicaView]) -> None:
+        """Send to these from now on."""
+        super().use(replicas)
+        self._loads, self._queues, self._heap, self._total = {}, {}, [], 0.0
+        for replica in replicas:
+            self._place(replica)
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
+        """Return the one with the least."""
+        return self.least
+
+    @property
+    def least(self) -> ReplicaView:
+        """The replica with the least load."""
+        heap, queues = self._heap, self._queues
+        while not (queue := queues[heap[0]]):
+            del queues[heappop(heap)]
+        return next(iter(queue))
+
+    def note(self, replica: ReplicaView) -> None:
+        """Put a replica where it is now, unless nothing is sent to it any more."""
+        load = self._loads.get(replica)
+        if load is not None:
+            del self._queues[load][replica]
+            self._total -= load
+            self._place(replica)
+
+    def _place(self, replica: ReplicaView) -> None:
+        """Put a replica behind all of equal load."""
+        load = self._loads[replica] = self.load(replica)
+        self._total += load
+        queue = self._queues.get(load)
+        if queue is None:
+            if len(self._heap) > MAX_QUEUES * len(self._loads):
+                self._queues = {each: queue for each, queue in self._queues.items() if queue}
+                self._heap = sorted(self._queues)
+            queue = self._queues[load] = {}
+            heappush(self._heap, load)
+        queue[replica] = None
+
+
+class LeastLoaded(LeastOf):
+    """To the replica with the fewest requests in flight."""
+
+    hears_ends = True
+
+    def load(self, replica: ReplicaView) -> float:
+        """Return how many are in flight."""
+        return replica.num_requests
+
+
+class LeastTokens(LeastOf):
+    """To the replica with the fewest prompt tokens in flight."""
+
+    hears_ends = True
+
+    def load(self, replica: ReplicaView) -> float:
+        """Return how many are in flight."""
+        return replica.num_tokens
+
+
+def queue_weight(replica: ReplicaView) -> int:
+    """Return the weight of what it reported, and of what it was sent since, all of which waits."""
+    report, waiting = replica.report, replica.num_unreported
+    if report is None:
+        return WAITING_WEIGHT * waiting
+    return WAITING_WEIGHT * (waiting + report.waiting) + report.running
+
+
+class ShortestQueue(LeastOf):
+    """To the one that reported the shortest queue, and was sent the least since.
+
+    It counts as vLLM's balancer of data-parallel ranks does: who waits, or was sent, four times.
+    """
+
+    hears_reports = True
+
+    def load(self, replica: ReplicaView) -> float:
+        """Return the weight of what it reported, and of what it was sent since."""
+        return queue_weight(replica)
+
+
+class _Prefix(Struct, eq=False):
+    """A block of prompts after the same ones, and where the last that has it was sent."""
+
+    number: int
+    home: ReplicaView | None = None
+
+
+class PrefixAffinity(LeastLoaded):
+    """To where most of the prompt was sent last, unless that has too much to do; else to the least.
+
+    It has too much if it has more than MAX_OVERLOAD times the mean number of requests in flight
+    (bounded loads: Mirrokni, Thorup and Zadimoghaddam, SODA 2018).
+    """
+
+    def __init__(self) -> None:
+        from batcher.planning.simulated_sequence import SimulatedContents  # noqa: PLC0415 - it imports numpy
+
+        super().__init__()
+        self._prefixes: OrderedDict[tuple[int, Hashable], _Prefix] = OrderedDict()
+        self._contents = SimulatedContents()
+        self._num_prefixes = 0
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
+        """Return the one that has most of the prompt."""
+        path, home = self._path_of(request)
+        if home not in self._loads or self._is_overloaded(home):
+            home = self.least
+        for prefix in path:
+            prefix.home = home
+        return home
+
+    def _path_of(self, request: "SimulatedSequence") -> tuple[list[_Prefix], ReplicaView | None]:
+        """Return what ends with each block, and where the longest known part was sent."""
+        prefixes, path, home = self._prefixes, list[_Prefix](), None
+        num_tokens = request.num_prompt_tokens // PREFIX_BLOCK * PREFIX_BLOCK
+        blocks = self._contents.blocks(request, 0, num_tokens, PREFIX_BLOCK)
+        parent, is_known = 0, True
+        for key in chain([request.cache_salt], blocks):
+            prefix = prefixes.get((parent, key))
+            if prefix is None:
+                is_known = False
+                self._num_prefixes += 1
+                prefix = prefixes[parent, key] = _Prefix(self._num_prefixes)
+            else:
+                prefixes.move_to_end((parent, key))
+            if is_known and path:  # a salt alone is no prefix
+                home = prefix.home
+            path.append(prefix)
+            parent = prefix.number
+        while len(prefixes) > MAX_PREFIXES:
+            prefixes.popitem(last=False)
+        return path, home
+
+    def _is_overloaded(self, replica: ReplicaView) -> bool:
+        mean = (self._total + 1) / len(self._loads)
+        return replica.num_requests + 1 > max(1, MAX_OVERLOAD * mean)
+
+
+class BySession(Router):
+    """All turns of a session to one replica, by rendezvous hashing; others in turn.
+
+    Of a replica that comes or goes, only its own sessions move (Thaler and Ravishankar, IEEE/ACM
+    Transactions on Networking 6(1), 1998).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._others = RoundRobin()
+
+    def use(self, replicas: Sequence[ReplicaView]) -> None:
+        """Send to these from now on."""
+        super().use(replicas)
+        self._others.use(replicas)
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
+        """Return the one with the largest hash of the session."""
+        session = request.job.session
+        if session is None:
+            return self._others.next_replica()
+        return max(self.replicas, key=lambda replica: _hash_of(session, replica.index))
+
+
+def _hash_of(session: str, index: int) -> bytes:
+    return blake2b(f"{index}:{session}".encode(), digest_size=8).digest()
+
+
+class RoutedRequest(Struct, frozen=True, gc=False):
+    """What a router of one's own is told of a request."""
+
+    id: str
+    arrival_time: float
+    session: str | None
+    prompt_tokens: int
+    max_tokens: int
+    priority: int
+
+
+OwnFunction = Callable[[RoutedRequest, Sequence[ReplicaView]], int | None]
+
+
+class OwnRouter(Router):
+    """To the one of the replicas, given in a list, whose place there `choose_place` returns.
+
+    None refuses the request.
+    """
+
+    hears_ends = hears_reports = True
+
+    def __init__(self, name: str, choose_place: OwnFunction) -> None:
+        super().__init__()
+        self._name, self._choose_place = name, choose_place
+
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
+        """Return what the function says.
+
+        Raises:
+            BatchdecodeError: it raised, or returned no place in the list.
+        """
+        told = RoutedRequest(
+            request.id,
+            now,
+            request.job.session,
+            request.num_prompt_tokens,
+            request.max_tokens,
+            request.priority,
+        )
+        with calling(f"the router {self._name} raised"):
+            place = self._choose_place(told, self.replicas)
+        if place is None:
+            return None
+        if not isinstance(place, int) or not 0 <= place < len(self.replicas):
+            raise BatchdecodeError(
+                f"the router {self._name} returned {reprlib.repr(place)}, not the place of one of "
+                f"{len(self.replicas)} replicas, or None"
+            )
+        return self.replicas[place]
+
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": RoundRobin,
+    "random": RandomChoice,
+    "random-two": RandomTwo,
+    "least-loaded": LeastLoaded,
+    "least-tokens": LeastTokens,
+    "shortest-queue": ShortestQueue,
+    "prefix-affinity": PrefixAffinity,
+    "session": BySession,
+}
+
+
+def router_of(name: str) -> Router:
+    """Return a new router of that name, or one that asks what `module:function` names.
+
+    Raises:
+        BatchdecodeError: there is none.
+    """
+    if name in ROUTERS:
+        return ROUTERS[name]()
+    known = ", ".join(ROUTERS)
+    if ":" not in name:
+        near = get_close_matches(name, ROUTERS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BatchdecodeError(
+            f"unknown router {name!r}{hint} (known: {known}, or module:function)"
+        )
+    found = import_object(name, "router", known)
+    if not callable(found):
+        raise BatchdecodeError(f"the router {name} is no function, but a {type(found).__name__}")
+    return OwnRouter(name, found)

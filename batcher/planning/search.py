@@ -1,0 +1,229 @@
+"""What is searched, as whole numbers, and the least of them that is enough, found with few tries.
+
+Rule: the smaller the better; a rate is tried at steps of a 64th of a doubling, 1.1 %, all else at
+every whole number.  It is assumed that what is enough stays enough for all that is larger; that is
+checked around the answer, and whatever was seen against it is reported.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError
+from batcher.planning.deployments import AXES, MAX_BATCH, MAX_REPLICAS, Deployment, Value
+from batcher.planning.fleets import least_fleet, times
+from batcher.planning.streamed import AnyWorkload
+
+Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "replicas", "rate"]
+
+STEPS_OF_DOUBLING = 64
+MAX_DOUBLINGS = 10  # of a rate, up and down
+
+
+class Ladder:
+    """The values of what is `searched` in deployments that are as `base` otherwise.
+
+    rungs: the numbers of the first tries, ascending; they are the bounds, too.
+    start: the place of the very first.
+    """
+
+    def __init__(self, workload: AnyWorkload, base: Deployment, searched: Searched) -> None:
+        self.base, self.searched = base, searched
+        self.rungs, self.start = self._make_rungs(workload)
+
+    def value_of(self, number: int) -> Value:
+        """Return what a whole number stands for."""
+        if self.searched == "rate":
+            return 2 ** (-number / STEPS_OF_DOUBLING)
+        return number * self._num_replicas if self.searched == "replicas" else number
+
+    @property
+    def _num_replicas(self) -> int:
+        """How many replicas are added at once, all groups in proportion."""
+        fleet = self.base.fleet
+        return 1 if fleet is None else least_fleet(fleet).num_replicas
+
+    def step_at(self, number: int) -> int:
+        """Return how far from `number` another one is that differs by about a hundredth."""
+        return 1 if self.searched == "rate" else max(1, number // STEPS_OF_DOUBLING)
+
+    def deployment_of(self, number: int, base: Deployment | None = None) -> Deployment:
+        """Return the deployment with that value; `base`: as it is otherwise."""
+        base, value = base or self.base, self.value_of(number)
+        if self.searched == "rate":
+            return replace(base, rate=value)
+        if self.searched == "replicas" and base.fleet is not None:
+            return AXES["fleet"].set(base, times(least_fleet(base.fleet), number))
+        return AXES[self.searched].set(base, value)
+
+    def _make_rungs(self, workload: AnyWorkload) -> tuple[Sequence[int], int]:
+        """Return the numbers of the first tries, and the place of the very first."""
+        scheduling, first = self.base.scheduling, 1
+        if self.searched == "rate":
+            if workload.mean_rate is None:
+                raise BatchdecodeError("--search rate: all requests arrive at once")
+            bound = STEPS_OF_DOUBLING * MAX_DOUBLINGS
+            return range(-bound, bound + 1, STEPS_OF_DOUBLING), MAX_DOUBLINGS
+        if self.searched == "batch":
+            most = min(workload.num_samples, MAX_BATCH, scheduling.max_batch_tokens or MAX_BATCH)
+        elif self.searched == "replicas":
+            most = min(workload.num_samples, MAX_REPLICAS) // self._num_replicas
+        elif self.searched == "max_batch_tokens":
+            first = max(self.base.batch, scheduling.block_size if scheduling.is_paged else 1)
+            most = workload.num_tokens
+        else:
+            most = workload.num_blocks(scheduling.block_size)
+        return doublings(first, max(first, most)), 0
+
+
+Score = tuple[float, float]  # what counts, and which of equal ones is nearer; the larger the better
+
+NEAR = (1, 2, 4, 8)  # how far from the answer it is checked
+NUM_PROBES = 8  # between rungs of which none is enough
+MAX_ROUNDS = 8  # of finding a smaller one by a check
+
+
+class LeastSearch:
+    """Looks for the least number of whose score the first part reaches `asked`.
+
+    score: of a number; each is asked for once.
+    rungs: ascending; the first is the least that may be tried, the last the largest.
+    scores: of all that were tried.  least: of these, the least that is enough, None if none is.
+    """
+
+    def __init__(self, score: Callable[[int], Score], asked: float, rungs: Sequence[int]) -> None:
+        self._score, self._asked, self._rungs = score, asked, rungs
+        self.scores: dict[int, Score] = {}
+
+    @property
+    def least(self) -> int | None:
+        """The least number tried that is enough."""
+        return min((number for number in self.scores if self._is_enough(number)), default=None)
+
+    @property
+    def contradictions(self) -> list[int]:
+        """The numbers tried that are larger than the least, and yet not enough, ascending."""
+        least = self.least
+        if least is None:
+            return []
+        return sorted(n for n in self.scores if n > least and not self._is_enough(n))
+
+    @property
+    def nearest(self) -> int:
+        """The number tried with the best score; the least of several."""
+        return max(self.scores, key=lambda number: (self.scores[number], -number))
+
+    def run(self, start: int = 0) -> None:
+        """Search from the rung at place `start` on."""
+        self._climb(start)
+        if self.least is None:
+            self._probe_around(self.nearest)
+        for _ in range(MAX_ROUNDS):
+            least = self.least
+            if least is None:
+                return
+            self._bisect(least)
+            least = self.least
+            self._check_around()
+            if self.least == least:
+                return
+
+    def _is_enough(self, number: int) -> bool:
+        if number not in self.scores:
+            self.scores[number] = self._score(number)
+        return self.scores[number][0] >= self._asked
+
+    def _climb(self, place: int) -> None:
+        """Go up the rungs to the first that is enough, or down as long as they are."""
+        rungs = self._rungs
+        if self._is_enough(rungs[place]):
+            while place > 0 and self._is_enough(rungs[place - 1]):
+                place -= 1
+            return
+        while place + 1 < len(rungs) and not self._is_enough(rungs[place + 1]):
+            place += 1
+
+    def _probe_around(self, best: int) -> None:
+        """Try some numbers between the rungs before and after the one with the best score."""
+        place = self._rungs.index(best)
+        low = self._rungs[max(0, place - 1)]
+        high = self._rungs[min(len(self._rungs) - 1, place + 1)]
+        for part in range(1, NUM_PROBES + 1):
+            self._is_enough(low + (high - low) * part // (NUM_PROBES + 1))
+
+    def _bisect(self, least: int) -> None:
+        """Halve the distance to the largest smaller number that is not enough, down to 1."""
+        low = max((number for number in self.scores if number < least), default=least - 1)
+        while least - low > 1:
+            middle = (low + least) // 2
+            if self._is_enough(middle):
+                least = middle
+            else:
+                low = middle
+
+    def _check_around(self) -> None:
+        """Try numbers near the answer, and the rung after it."""
+        least = self.least
+        if least is None:
+            return
+        first, last = self._rungs[0], self._rungs[-1]
+        after = next((rung for rung in self._rungs if rung > least), least)
+        near = [least + sign * distance for distance in NEAR for sign in (-1, 1)]
+        for number in (*near, after):
+            if first <= number <= last:
+                self._is_enough(number)
+
+
+ENOUGH, TOO_FEW = (2.0, 0.0), (-1.0, 0.0)  # scores that are assumed
+
+
+class _NotKnown(Exception):  # noqa: N818 - it is no error, but what a search asks for next
+    """A score is not known by now."""
+
+
+def likely(
+    known: Mapping[int, Score], asked: float, rungs: Sequence[int], start: int, count: int
+) -> list[int]:
+    """Return up to `count` numbers whose scores a LeastSearch asks for next, or soon.
+
+    The first is what it asks for next; then come those that it asks for after that, whether that
+    is enough or not, and so on.  known: the scores of numbers that it may ask for.
+    """
+    found = dict[int, None]()
+    branches: deque[dict[int, Score]] = deque([{}])
+    while branches and len(found) < count:
+        assumed = branches.popleft()
+        number = _next_asked({**known, **assumed}, asked, rungs, start)
+        if number is not None:
+            found[number] = None
+            branches += [{**assumed, number: TOO_FEW}, {**assumed, number: ENOUGH}]
+    return list(found)
+
+
+def _next_asked(
+    known: Mapping[int, Score], asked: float, rungs: Sequence[int], start: int
+) -> int | None:
+    """Return the first number whose score a search asks for and that is not known."""
+
+    def score(number: int) -> Score:
+        if number not in known:
+            raise _NotKnown(number)
+        return known[number]
+
+    try:
+        LeastSearch(score, asked, rungs).run(start)
+    except _NotKnown as asks:
+        number: int = asks.args[0]
+        return number
+    return None
+
+
+def doublings(first: int, last: int) -> list[int]:
+    """Return `first`, twice that and so on below `last`, and `last`."""
+    rungs = []
+    while first < last:
+        rungs.append(first)
+        first *= 2
+    return [*rungs, last]

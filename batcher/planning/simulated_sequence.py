@@ -1,0 +1,339 @@
+"""Sequences that are simulated: how they come from a workload, what they hold, and their times.
+
+What stands for their tokens in the prefix cache is the tokens themselves where they are known.  A
+piece of which only the symbol is known has a number below 0, which no token is, the same for equal
+symbols that begin at the same place; what is before them is in the keys of the cache.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator
+from functools import cached_property
+from itertools import accumulate, chain, repeat
+
+from batcher.models.context import ANY_LENGTH, Context
+from batcher.planning.workload import Job, Piece, Workload
+from batcher.scheduling.queue import ARRIVAL_ORDER
+from batcher.scheduling.sequence import NEVER, Schedulable
+from batcher.timing.step_time import TICKS_PER_SECOND
+
+Part = tuple[int, ...]
+"""Tokens; or the number of a piece, and how many of its tokens."""
+
+
+class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
+    """A job on its way.
+
+    history: what its session has come to, its first tokens.
+    pieces: what its tokens are, prompt and output.  ends: where each of them ends.  Both are empty
+    until they are asked for.
+    arrival_time: of a turn, when it went on at last.  admitted_ticks: when its first admission
+    began; first_token_ticks, end_ticks: when the steps of its first and its last token had ended;
+    all NEVER if that did not happen.  has_failed: it, or a turn before it, could never run.
+    fits: whether its prompt leaves room for output in the context.
+    came: when it came to a fleet, if that was before it arrived at the replica that serves it.
+    num_cached_at_first: the tokens found in blocks when it was first admitted.
+    num_preemptions: how often it lost its slot.  num_lost_tokens: computed, and lost the last time.
+    """
+
+    job: Job
+    history: tuple[Piece, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    ends: tuple[int, ...] = ()
+    admitted_ticks: int = NEVER
+    first_token_ticks: int = NEVER
+    end_ticks: int = NEVER
+    has_failed: bool = False
+    fits: bool = True
+    came: float | None = None
+    num_cached_at_first: int = 0
+    num_preemptions: int = 0
+    num_lost_tokens: int = 0
+
+    @property
+    def first_arrival(self) -> float:
+        """When it came to who serves it: an engine, or the router of a fleet."""
+        return self.arrival_time if self.came is None else self.came
+
+    @property
+    def admitted(self) -> float | None:
+        """When the step began that first gave it a slot, in seconds."""
+        return _seconds(self.admitted_ticks)
+
+    @property
+    def first_token(self) -> float | None:
+        """When the step ended that gave it its first token, in seconds."""
+        return _seconds(self.first_token_ticks)
+
+    @property
+    def end(self) -> float | None:
+        """When the step ended that gave it its last token, in seconds; None if it failed."""
+        return _seconds(self.end_ticks)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens it is given."""
+        if self.has_failed:
+            return 0
+        num_output, most = self.job.output.length, self.max_tokens
+        return num_output if num_output < most else most  # noqa: FURB136 - min() takes twice as long
+
+    @property
+    def output(self) -> Piece:
+        """What it generates, which ends where the context does."""
+        output = self.job.output
+        if output.length <= self.max_tokens:
+            return output
+        tokens = None if output.tokens is None else output.tokens[: self.max_tokens]
+        return Piece(self.max_tokens, output.symbol, tokens)
+
+    def cut_to(self, room: int) -> bool:
+        """Let it generate `room` tokens at most; return whether its output is as short as that.
+
+        One whose request states max_tokens is to have room for all of them.
+        """
+        if room < self.max_tokens and not self.has_default_limit:
+            return False
+        self.max_tokens = min(self.max_tokens, room)
+        return self.job.output.length <= room
+
+    def fail(self) -> None:
+        """Let it come to no end of its own."""
+        self.has_failed = True
+
+    def send(self, now: float) -> None:
+        """Let it arrive at a replica at `now`, which may be later than it came to the fleet."""
+        self.came, self.arrival_time = self.first_arrival, now
+
+    def anew(self) -> "SimulatedSequence":
+        """Return the same, of which no engine knows yet; only when it came is kept."""
+        fresh = make_sequence(self.job, self.history)
+        fresh.max_tokens, fresh.fits, fresh.came = self.max_tokens, self.fits, self.first_arrival
+        return fresh
+
+    def lay_out(self) -> tuple[Piece, ...]:
+        """Return its pieces, which are known with their ends from now on."""
+        if not self.ends:
+            pieces = (*self.history, *self.job.pieces, self.output)
+            self.pieces = tuple(piece for piece in pieces if piece.length) or (self.output,)
+            self.ends = tuple(accumulate(piece.length for piece in self.pieces))
+        return self.pieces
+
+
+def _seconds(ticks: int) -> float | None:
+    return None if ticks == NEVER else ticks / TICKS_PER_SECOND
+
+
+def make_sequence(
+    job: Job, history: tuple[Piece, ...] = (), context: Context = ANY_LENGTH
+) -> SimulatedSequence:
+    """Return what waits in the queue for `job`; `history` is what its session has come to."""
+    start = sum(piece.length for piece in history) if history else 0
+    num_tokens = start + job.num_prompt_tokens
+    max_tokens, fits = job.max_tokens, True
+    if not context.holds(num_tokens, max_tokens):
+        is_computed, prompts = max_tokens > 0, {"prompt": num_tokens}
+        fits = context.why_never(prompts, max_tokens, is_computed=is_computed) is None
+        max_tokens = max(min(max_tokens, context.max_context - num_tokens), 0)
+    sequence = SimulatedSequence(
+        id=job.id,
+        index=job.index,
+        input_index=job.input_index,
+        arrival_time=job.arrival_time,
+        num_prompt_tokens=num_tokens,
+        num_tokens=num_tokens,
+        max_tokens=max_tokens,
+        has_default_limit=job.has_default_limit,
+        priority=job.priority,
+        deadline=job.deadline,
+        cache_salt=job.cache_salt,
+        segment_ends=job.segment_ends,
+        has_siblings=job.has_siblings,
+        job=job,
+        history=history,
+        fits=fits,
+    )
+    if start and job.segment_ends:
+        sequence.segment_ends = (
+            (start, 0),
+            *((start + end, priority) for end, priority in job.segment_ends),
+        )
+    return sequence
+
+
+class History:
+    """What a session has come to: turns that have ended, and what has stayed of those dropped."""
+
+    def __init__(self) -> None:
+        self.kept: list[Piece] = []
+        self.past: list[SimulatedSequence] = []
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What the next turn goes on from."""
+        own = (piece for turn in self.past for piece in (*turn.job.pieces, turn.output))
+        return tuple(piece for piece in (*self.kept, *own) if piece.length)
+
+    def drop(self, num_more: int, context: Context) -> None:
+        """Drop the oldest turns until `num_more` tokens fit behind the others, or none is left."""
+        lengths = [
+            (turn.job.num_prompt_tokens + turn.output.length, turn.job.num_lasting)
+            for turn in self.past
+        ]
+        num_kept = sum(piece.length for piece in self.kept)
+        for _ in range(context.num_dropped(lengths, num_kept + num_more)):
+            job = self.past.pop(0).job
+            self.kept += _first_pieces(job.pieces, job.num_lasting)
+
+
+def _first_pieces(pieces: Iterable[Piece], num_tokens: int) -> Iterator[Piece]:
+    """Yield what the first `num_tokens` tokens of `pieces` are."""
+    for piece in pieces:
+        length = min(piece.length, num_tokens)
+        if length:
+            tokens = None if piece.tokens is None else piece.tokens[:length]
+            yield Piece(length, piece.symbol, tokens)
+        num_tokens -= length
+
+
+class Turns:
+    """Makes the sequences of a workload; of one session at most one is on its way.
+
+    sequences: one for each job, those of turns that have not begun without a history.
+    ended: turns that have ended since the next ones went on.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._jobs, self._context = workload.jobs, workload.context
+        self.sequences = [make_sequence(job, (), self._context) for job in workload.jobs]
+        self.ended: list[SimulatedSequence] = []
+        self._sessions: dict[str, deque[int]] = {}  # the places of turns that wait
+        self._histories: defaultdict[str, History] = defaultdict(History)
+
+    @cached_property
+    def has_siblings(self) -> bool:
+        """Whether any request has several samples."""
+        return any(job.has_siblings for job in self._jobs)
+
+    @cached_property
+    def longest(self) -> SimulatedSequence | None:
+        """The sequence with the most tokens, of those without a history; None if there is none."""
+        return max(
+            self.sequences,
+            key=lambda sequence: sequence.num_prompt_tokens + sequence.max_tokens,
+            default=None,
+        )
+
+    @cached_property
+    def all_wait(self) -> bool:
+        """Whether all jobs have to be admitted, and none waits for another one."""
+        return all(
+            turn.fits and turn.max_tokens and turn.job.session is None for turn in self.sequences
+        )
+
+    @cached_property
+    def has_sessions(self) -> bool:
+        """Whether any turn waits for another one."""
+        return any(job.session is not None for job in self._jobs)
+
+    def arrivals(self) -> Iterable[SimulatedSequence]:
+        """Return the sequences that wait for no other one, in the order in which they arrive."""
+        return sorted(self.begin(), key=ARRIVAL_ORDER)
+
+    def begin(self) -> list[SimulatedSequence]:
+        """Return the sequences that wait for no other one."""
+        if not self.has_sessions:
+            return [*self.sequences]
+        first = []
+        for place, job in enumerate(self._jobs):
+            if job.session is None:
+                first.append(self.sequences[place])
+                continue
+            waiting = self._sessions.get(job.session)
+            if waiting is None:
+                self._sessions[job.session] = deque()
+                first.append(self.sequences[place])
+            else:
+                waiting.append(place)
+        return first
+
+    def go_on(self, now: float) -> SimulatedSequence | None:
+        """Return the turn after the first that has ended, which goes on at `now`; None for none.
+
+        It has failed if the one before it has.
+        """
+        ended = self.ended.pop(0)
+        name = ended.job.session or ""
+        waiting, history = self._sessions[name], self._histories[name]
+        if not waiting:
+            return None
+        place = waiting.popleft()
+        job = self._jobs[place]
+        history.past.append(ended)
+        if self._context.drops_oldest:
+            num_output = self._context.num_reserved(job.max_tokens)
+            history.drop(job.num_prompt_tokens + num_output, self._context)
+        turn = make_sequence(job, history.pieces, self._context)
+        turn.arrival_time = max(job.arrival_time, now + job.think_time)
+        turn.has_failed = ended.has_failed
+        self.sequences[place] = turn
+        return turn
+
+
+class SimulatedContents:
+    """The contents of the sequences of one simulation."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Hashable, int], int] = {}
+
+    def blocks(
+        self, sequence: SimulatedSequence, start: int, stop: int, size: int
+    ) -> Iterator[Hashable]:
+        """Return what the KV cache asks for, see batcher.scheduling.kv_cache.Contents."""
+        return chain.from_iterable(self._runs(sequence, start, stop, size))
+
+    def _runs(
+        self, sequence: SimulatedSequence, start: int, stop: int, size: int
+    ) -> Iterator[Iterable[Hashable]]:
+        """Yield contents of blocks: those of all that are in one piece, or of one in several."""
+        pieces, ends = sequence.lay_out(), sequence.ends
+        place = bisect_right(ends, start)
+        while start < stop:
+            while ends[place] <= start:
+                place += 1
+            num_whole = (min(ends[place], stop) - start) // size
+            if num_whole:
+                yield self._whole(pieces[place], ends[place], start, num_whole, size)
+                start += num_whole * size
+            else:
+                end = min(start + size, stop)
+                yield (self._mixed(sequence, place, start, end),)
+                start = end
+
+    def _whole(
+        self, piece: Piece, end: int, start: int, num_blocks: int, size: int
+    ) -> Iterable[Hashable]:
+        """Return the contents of blocks from `start` on that one piece, up to `end`, fills."""
+        tokens = piece.tokens
+        if tokens is None:
+            return repeat(self._number(piece, end), num_blocks)
+        start -= end - piece.length
+        return (tokens[at : at + size] for at in range(start, start + num_blocks * size, size))
+
+    def _mixed(self, sequence: SimulatedSequence, place: int, start: int, stop: int) -> Hashable:
+        """Return what stands for tokens that begin in the piece at `place` and may be in more."""
+        parts: list[Part] = []
+        while start < stop:
+            piece, end = sequence.pieces[place], sequence.ends[place]
+            last, begin = min(stop, end), end - piece.length
+            if piece.tokens is None:
+                parts.append((self._number(piece, end), last - start))
+            elif parts and parts[-1][0] >= 0:  # a list of tokens goes on
+                parts[-1] += piece.tokens[start - begin : last - begin]
+            else:
+                parts.append(piece.tokens[start - begin : last - begin])
+            start, place = last, place + 1
+        return parts[0] if len(parts) == 1 and parts[0][0] >= 0 else tuple(parts)
+
+    def _number(self, piece: Piece, end: int) -> int:
+        return self._numbers.setdefault((piece.symbol, end - piece.length), ~len(self._numbers))

@@ -1,0 +1,1 @@
+"""JSONL lines to requests and results to lines: parsing, the rules, and OpenAI bodies."""

@@ -1,0 +1,440 @@
+"""The second look at a line: everything that is wrong with it, each problem at its place.
+
+It works on the raw values, so it goes on where a typed decoder stops, and it alone decides: a line
+in which it finds nothing is a request.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from batcher.errors import FieldProblem, Path
+from batcher.request import PromptSegment, Request, ServerRequest, Transition
+from batcher.requests import json_spans
+from batcher.requests.diagnostics import Problem, make_problem
+from batcher.requests.json_spans import JsonError, TextSpan
+from batcher.requests.openai import (
+    COMPLETIONS_URL,
+    OPTIONS,
+    PASSED_ON,
+    UNSUPPORTED,
+    URLS,
+    Form,
+    form_of,
+    is_supported,
+    url_of,
+)
+from batcher.requests.quick import find_problems
+from batcher.requests.spellings import (
+    BODY_FIELDS,
+    ROW_FIELDS,
+    SPELLINGS,
+    SYNONYMS,
+    Fields,
+    defaults_of,
+    find_given,
+    merged,
+    spellings_of,
+)
+from batcher.requests.suggestions import HINT, own_name, suggest
+from batcher.requests.validation import MAX_PROBLEMS
+from batcher.requests.values import ModelCapabilities, cut, quote, show
+
+REQUEST_FIELDS = Request.__struct_fields__
+LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS, *SPELLINGS, *OPTIONS[None])
+OBJECT_FIELDS = (
+    *("prompt", "logit_bias", "json_schema", "states"),
+    *("messages", "response_format", "guided_json", "structured_outputs"),
+)
+
+# The names in the records of a field, and those that none may lack.  `prompt_tokens` holds none.
+_RECORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "states": (Transition.__struct_fields__, Transition.__struct_fields__),
+    "prompt": (PromptSegment.__struct_fields__, ()),
+}
+
+# How messages name a place inside a text.
+_PLACE_IN_TEXT = re.compile(
+    r"(?P<regex>in the regex '.*', )?"
+    r"(?:offset (?P<offset>\d+)|line (?P<line>\d+), column (?P<column>\d+)|the end): ",
+    re.DOTALL,
+)
+
+# A problem, its path being the one in the line, and its place if that is not the value at the path.
+Finding = tuple[FieldProblem, TextSpan | None]
+
+
+class BadRequestError(Exception):
+    """A line is no request; id: as it gives it, or else its line number."""
+
+    def __init__(self, request_id: str, problems: list[Problem], form: Form) -> None:
+        self.id, self.problems, self.form = request_id, problems, form
+        super().__init__(request_id)
+
+
+def read_line(
+    line: bytes, line_number: int, capabilities: ModelCapabilities
+) -> tuple[Request, Form]:
+    """Return the request of `line` and how it is to be answered.
+
+    Raises:
+        BadRequestError: it is none; with its problems, the one to be mended first at the head.
+    """
+    try:
+        text = line.decode()
+        fields = _parse_object(text)
+    except UnicodeDecodeError as error:
+        problem = _explain_undecodable(line, line_number, error)
+    except JsonError as error:
+        fault = FieldProblem(error.code, (), error.message)
+        problem = make_problem(fault, line_number, text, error.span)
+    else:
+        return _Line(text, line_number, fields, capabilities).read(capabilities)
+    raise BadRequestError(str(line_number), [problem], "result")
+
+
+def place_problem(problem: FieldProblem, line: bytes, line_number: int) -> Problem:
+    """Return a problem of the request on the line `line`, which has been parsed, with its place."""
+    text = line.decode()
+    return _Line(text, line_number, _parse_object(text), ModelCapabilities()).place(problem)
+
+
+class _Line:
+    """One line that is a JSON object, and where each field of the request is in it."""
+
+    def __init__(
+        self, text: str, number: int, fields: dict[str, Any], capabilities: ModelCapabilities
+    ) -> None:
+        self._text, self._number, self._fields = text, number, fields
+        self._is_openai = any(name in fields for name in ROW_FIELDS[1:])
+        self._is_server = capabilities.served is not None
+        # Answers of servers are streamed, with their usage, whatever a row says.
+        self._passed_on = (*PASSED_ON, "stream", "stream_options") if self._is_server else ()
+        self._url: str | None = None  # that of the row; of an unknown one, the usual
+        if self._is_openai:
+            self._url = url_of(fields) or COMPLETIONS_URL
+        self._prefix: Path = ("body",) if self._is_openai else ()
+        self._paths: dict[str, Path] = {name: (*self._prefix, name) for name in REQUEST_FIELDS}
+        if self._is_openai:
+            self._paths["id"] = ("custom_id",)
+        else:
+            given = (name for name in SYNONYMS if fields.get(name) is not None)
+            self._paths.update((SYNONYMS[name], (name,)) for name in given)
+        self._defaults = defaults_of(self._holder((*self._prefix, "")), capabilities)
+        self._respelled: dict[str, Any] = {}  # by the field's own name
+        self._spelling_problems = list(self._respell(capabilities))
+
+    def _respell(self, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
+        """Take in what stands under other names; yield what is wrong with them."""
+        values = self._holder((*self._prefix, ""))
+        fields = Fields(values, capabilities)
+        spellings = spellings_of(self._url, reads_text=fields.reads_text, is_server=self._is_server)
+        for found in find_given(fields, spellings):
+            if isinstance(found, FieldProblem):
+                yield replace(found, path=(*self._prefix, *found.path))
+                continue
+            field, _, path = found
+            other = self._respelled.get(field)
+            has_own_name = self._url is None or field in BODY_FIELDS[self._url]
+            if other is None and field not in spellings and has_own_name:
+                other = values.get(field)
+            try:
+                self._respelled[field] = merged(found, other)
+            except (ValueError, TypeError):  # the other: an extra_body that is no object
+                yield _alike((*self._prefix, *path), self._paths[field])
+            else:
+                if field != "extra_body":  # it has parts of several fields
+                    self._paths[field] = (*self._prefix, *path)
+
+    def read(self, capabilities: ModelCapabilities) -> tuple[Request, Form]:
+        """Return what `read_line` does, or raise the same."""
+        request = self._build()
+        findings = list(islice(self._check_layout(), MAX_PROBLEMS))
+        problems = [self._show(*finding) for finding in findings]
+        missing = {problem.path for problem, _ in findings if problem.code == "missing-field"}
+        problems += (
+            self.place(problem)
+            for problem in find_problems(request, capabilities)[:MAX_PROBLEMS]
+            if self._locate(problem) not in missing
+        )
+        default_id = str(self._number)
+        form = form_of(self._url, request)
+        if problems:
+            request_id = request.id if isinstance(request.id, str) else default_id
+            problems.sort(key=_rank)
+            if problems[0].field in ROW_FIELDS:  # what is inside a row is read by these
+                problems = [problem for problem in problems if problem.field in ROW_FIELDS]
+            raise BadRequestError(request_id, problems, form)
+        given = msgspec.structs.asdict(request)
+        given["id"] = default_id if request.id is None else request.id
+        # An integer where any number may stand becomes a float, as it does for every decoder.
+        return msgspec.convert(given, type(request)), form
+
+    def place(self, problem: FieldProblem) -> Problem:
+        """Return `problem`, whose path is one in the request, with its place in the line."""
+        message = problem.message
+        if "prompt_logprobs" in self._respelled:  # only an echo with logprobs asks for them so
+            message = message.replace("`prompt_logprobs`", "`echo` with `logprobs`")
+        located = replace(problem, path=self._locate(problem), message=message)
+        return self._show(located, self._span_of(located))
+
+    def _span_of(self, problem: FieldProblem) -> TextSpan | None:
+        """Return the place of a problem with a path in the line, if that is not the value's."""
+        if problem.is_key:
+            return json_spans.find_key(self._text, problem.path)
+        place = _PLACE_IN_TEXT.search(problem.message)
+        if place is None or problem.code not in {"invalid-grammar", "invalid-value"}:
+            return None
+        path = (*problem.path, "pattern") if place["regex"] else problem.path
+        span = json_spans.find_value(self._text, path)
+        if span == json_spans.find_value(self._text, path[:-1]):  # it is in a schema that is text
+            return None
+        text = msgspec.json.decode(self._text[span.start : span.end])
+        if not isinstance(text, str):
+            return None
+        offset = int(place["offset"] or 0)
+        if place["line"]:
+            lines = text.splitlines(keepends=True)[: int(place["line"]) - 1]
+            offset = sum(map(len, lines)) + int(place["column"]) - 1
+        elif not place["offset"]:
+            offset = len(text)
+        return json_spans.find_character(self._text, span, offset)
+
+    def _locate(self, problem: FieldProblem) -> Path:
+        """Return where in the line the path of a problem of the request leads."""
+        return self._paths[str(problem.path[0])] + problem.path[1:] if problem.path else ()
+
+    def _show(self, problem: FieldProblem, span: TextSpan | None) -> Problem:
+        span = span or json_spans.find_value(self._text, problem.path)
+        return make_problem(problem, self._number, self._text, span)
+
+    def _build(self) -> Request:
+        """Return the request as it stands, unchecked; without a prompt, it has an empty one."""
+        spellings = spellings_of(self._url, is_server=self._is_server)
+        given: dict[str, Any] = {"prompt": "", **self._defaults, **self._respelled}
+        for name, path in self._paths.items():
+            if name in self._respelled or name in spellings:
+                continue
+            holder = self._holder(path)
+            value = holder.get(path[-1])
+            if value is not None or (path[-1] in holder and name == "prompt"):
+                given[name] = _with_records(path[-1], value)
+        if not self._is_server:
+            return Request(**given)
+        written = self._holder((*self._prefix, ""))
+        names = (name for name, value in written.items() if value is not None)
+        return ServerRequest(**given, stated=frozenset((*given, *names)))
+
+    def _holder(self, path: Path) -> dict[Any, Any]:
+        """Return the object that the field at `path` belongs into; an empty one if it is none."""
+        holder = self._fields if len(path) == 1 else self._fields.get(str(path[0]))
+        return holder if isinstance(holder, dict) else {}
+
+    def _check_layout(self) -> Iterator[Finding]:
+        """Yield what is wrong with the fields that are there or not, whatever their values mean."""
+        yield from ((problem, self._span_of(problem)) for problem in self._spelling_problems)
+        if self._is_openai:
+            yield from self._check_names((), ROW_FIELDS)
+            yield from self._check_row()
+        else:
+            yield from self._check_synonyms()
+            yield from self._check_request_names(LINE_FIELDS)
+
+    def _check_request_names(self, names: tuple[str, ...]) -> Iterator[Finding]:
+        """Yield the problems of names where the fields of a request belong, its prompt included."""
+        path, allowed = self._prefix, (*names, *self._passed_on)
+        findings = list(islice(self._check_names(path, allowed), MAX_PROBLEMS))
+        yield from findings
+        for name in OBJECT_FIELDS:
+            yield from self._check_doubles((*path, name))
+        for field in _RECORDS:
+            yield from self._check_records((*path, field))
+        yield from self._check_prompt(path, allowed, findings)
+        yield from self._check_options()
+
+    def _check_prompt(
+        self, path: Path, allowed: tuple[str, ...], findings: list[Finding]
+    ) -> Iterator[Finding]:
+        """Yield the problem that there is no prompt, by none of the `allowed` names."""
+        names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
+        values = self._holder((*path, ""))
+        hints = {HINT.format(name) for name in names}
+        is_misspelt = any(problem.hint in hints for problem, _ in findings)
+        is_there = names[0] in values or any(values.get(name) is not None for name in names)
+        if not (is_there or is_misspelt):
+            yield self._missing(path, names[0])
+
+    def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
+        """Yield the duplicate and the unknown fields of the object at `path`."""
+        keys: dict[str, TextSpan] = {}
+        start = json_spans.find_value(self._text, path).start
+        for name, span, _ in json_spans.find_members(self._text, start):
+            place = (*path, cut(name))
+            if name in keys:
+                yield _doubled(place, keys[name]), span
+            elif name not in allowed and not (
+                name in UNSUPPORTED and self._holder(place).get(name) is None
+            ):
+                yield _unknown(place, allowed), span
+            keys.setdefault(name, span)
+
+    def _check_records(self, path: Path) -> Iterator[Finding]:
+        """Yield the problems of names in the records that belong into the field at `path`."""
+        field = str(path[-1])
+        names, required = _RECORDS[field]
+        for below, record in _objects_in(field, self._holder(path).get(field)):
+            whole = (*path, *below)
+            for name in (name for name in record if name not in names):
+                span = json_spans.find_key(self._text, (*whole, name))
+                yield _unknown((*whole, cut(name)), names), span
+            for name in (name for name in required if name not in record):
+                yield self._missing(whole, name)
+
+    def _check_doubles(self, path: Path) -> Iterator[Finding]:
+        """Yield the names that are given twice in an object at or below `path`."""
+        holds_names = isinstance(self._holder(path).get(path[-1]), dict | list)
+        if not holds_names or not json_spans.has_doubles(self._text):
+            return
+        start = json_spans.find_value(self._text, path).start
+        for below, span, first in json_spans.find_doubles(self._text, start):
+            yield _doubled((*path, *below[:-1], cut(str(below[-1]))), first), span
+
+    def _check_synonyms(self) -> Iterator[Finding]:
+        for synonym, name in SYNONYMS.items():
+            if self._fields.get(synonym) is not None and self._fields.get(name) is not None:
+                yield _alike((synonym,), (name,)), None
+        if isinstance(self._fields.get("prompt_tokens"), str):
+            message = "`prompt_tokens` must be a list of token ids, not a string"
+            yield FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`"), None
+
+    def _check_row(self) -> Iterator[Finding]:
+        """Yield what is wrong with an OpenAI row beside the names of its fields."""
+        method, url, body = (self._fields.get(name) for name in ROW_FIELDS[1:])
+        if method not in (None, "POST"):
+            message = f'`method` must be "POST", not {show(method)}'
+            yield FieldProblem("unsupported-option", ("method",), message), None
+        if url_of(self._fields) is None:
+            expected = " or ".join(f'"{value}"' for value in URLS)
+            message = f"`url` must be {expected}, not {show(url)}"
+            yield FieldProblem("unsupported-option", ("url",), message), None
+        if "body" not in self._fields:
+            yield self._missing((), "body")
+        elif not isinstance(body, dict):
+            message = f"`body` must be an object, not {show(body)}"
+            yield FieldProblem("invalid-type", ("body",), message), None
+        else:
+            yield from self._check_request_names(BODY_FIELDS[self._url or ""])
+
+    def _check_options(self) -> Iterator[Finding]:
+        values = self._holder((*self._prefix, ""))
+        for option, supported in OPTIONS[self._url].items():
+            value, path = values.get(option), (*self._prefix, option)
+            if option in self._passed_on or is_supported(supported, value):
+                continue
+            if isinstance(supported, type):
+                kind = {str: "a string", dict: "an object"}[supported]
+                message = f"{quote(path)} must be {kind}, not {show(value)}"
+                yield FieldProblem("invalid-type", path, message), None
+            else:
+                message = f"{quote(path)} {show(value)} is not supported"
+                hint = " or ".join(["leave it out", *(f"give {json.dumps(v)}" for v in supported)])
+                own = own_name(option, REQUEST_FIELDS)
+                hint = hint if own is None else HINT.format(own)
+                yield FieldProblem("unsupported-option", path, message, hint), None
+
+    def _missing(self, path: Path, name: str) -> Finding:
+        """Return the problem that the object at `path` lacks a field, at its opening brace."""
+        start = json_spans.find_value(self._text, path).start
+        problem = FieldProblem("missing-field", (*path, name), f"field `{name}` is missing")
+        return problem, TextSpan(start, start + 1)
+
+
+def _rank(problem: Problem) -> tuple[int, int]:
+    """Return what sorts the problems of a line: those that others may come from go first."""
+    ranks = {"conflicting-fields": 2, "missing-field": 3}
+    rank = 0 if problem.field in ROW_FIELDS else ranks.get(problem.code, 1)
+    return rank, problem.column
+
+
+def _alike(path: Path, other: Path) -> FieldProblem:
+    message = f"{quote(path)} and {quote(other)} mean the same; give one of them"
+    return FieldProblem("conflicting-fields", path, message)
+
+
+def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
+    name = str(path[-1])
+    is_foreign = name in UNSUPPORTED and own_name(name, allowed) is None
+    if is_foreign and "prompt_logprobs" in allowed:  # where fields of a request belong
+        message = f"{quote(path)} is known from OpenAI or vLLM, and not supported here"
+        return FieldProblem("unsupported-option", path, message, "leave it out", is_key=True)
+    hint = suggest(name, allowed)
+    if allowed is ROW_FIELDS and any(name in names for names in BODY_FIELDS.values()):
+        hint = "it belongs inside `body`"
+    if path[:-1] == ("body",):
+        urls = [url for url, names in BODY_FIELDS.items() if name in names]
+        hint = f"it is for {urls[0]}" if urls else hint
+    return FieldProblem("unknown-field", path, f"unknown field `{name}`", hint)
+
+
+def _doubled(path: Path, first: TextSpan) -> FieldProblem:
+    hint = f"it is first given at column {first.start + 1}"
+    return FieldProblem("duplicate-field", path, f"field `{path[-1]}` is given twice", hint)
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    value = json_spans.parse(text)
+    if isinstance(value, dict):
+        return value
+    message = f"a request is a JSON object, not {show(value)}"
+    raise JsonError("invalid-json", message, json_spans.find_value(text, ()))
+
+
+def _objects_in(field: str, value: object) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the objects where records belong in the value of a field, each with its path there."""
+    lists: dict[Path, object] = {(): value}
+    if field == "states":
+        lists = {(name,): v for name, v in value.items()} if isinstance(value, dict) else {}
+    for above, items in lists.items():
+        for index, item in enumerate(items if isinstance(items, list) else ()):
+            if isinstance(item, dict):
+                yield (*above, index), item
+
+
+def _with_records(name: str | int, value: Any) -> Any:
+    """Return the value that a line gives a field by this name, with records for its objects.
+
+    What is no object stays as it is, for the rules of validation to say what is wrong.
+    """
+    if name == "prompt" and isinstance(value, list):
+        return [_segment_of(item) if isinstance(item, dict) else item for item in value]
+    if name == "states" and isinstance(value, dict):
+        return {
+            state: [_transition_of(i) if isinstance(i, dict) else i for i in items]
+            if isinstance(items, list)
+            else items
+            for state, items in value.items()
+        }
+    return value
+
+
+def _segment_of(given: dict[str, Any]) -> PromptSegment:
+    names = PromptSegment.__struct_fields__
+    return PromptSegment(**{name: given[name] for name in names if given.get(name) is not None})
+
+
+def _transition_of(given: dict[str, Any]) -> Transition:
+    return Transition(given.get("on"), given.get("to"))  # type: ignore[arg-type]  # it may be anything
+
+
+def _explain_undecodable(line: bytes, line_number: int, error: UnicodeDecodeError) -> Problem:
+    """Return the problem of bytes that are not UTF-8, shown as escapes."""
+    start = len(line[: error.start].decode())
+    text = line.decode(errors="backslashreplace")
+    span = TextSpan(start, start + len(r"\xff") * (error.end - error.start))
+    fault = FieldProblem("invalid-text", (), f"not UTF-8: {error.reason}")
+    return make_problem(fault, line_number, text, span)

@@ -1,0 +1,401 @@
+"""The JSON Schema of one line of each kind of file, made from the types that read and write it.
+
+What the types do not say is added here: what null stands for, and which fields exclude each other.
+"""
+
+import json
+import re
+from copy import deepcopy
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from batcher.errors import InvariantError
+from batcher.events import Event, TokenEvent
+from batcher.fields import fields_of
+from batcher.request import MAX_INT, REQUEST_FIELDS, PromptSegment, Request, Transition
+from batcher.requests.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, Supported
+from batcher.requests.result_rows import ChatResultRow, ResultRow
+from batcher.requests.spellings import BODY_FIELDS, UNUSED_FIELDS
+from batcher.requests.stops import ANY_STATE, MAX_NAME
+from batcher.result import Result
+
+Kind = Literal["request", "result", "trace"]
+Schema = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+TYPES: dict[Kind, tuple[type, ...]] = {
+    "request": (Request,),
+    "result": (Result, ResultRow, ChatResultRow, TokenEvent),
+    "trace": get_args(Event),
+}
+TITLES: dict[Kind, str] = {
+    "request": "One line of a requests file: a request, or an OpenAI Batch row",
+    "result": "One line of the results: a result, an OpenAI Batch row, or a token event (--stream)",
+    "trace": "One line of a trace; readers skip events they do not know",
+}
+
+_NULL: Schema = {"type": "null"}
+_STRING: Schema = {"type": "string"}
+_ENDS = {CHAT_URL: "/chat/completions$", COMPLETIONS_URL: "(^|[^t])/completions$"}
+_MAYBE_TEXT: Schema = {"type": ["string", "null"]}
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+
+
+def make_schema(kind: Kind) -> Schema:
+    """Return the JSON Schema of one line of this kind of file."""
+    whole, definitions = msgspec.json.schema_components(TYPES[kind], ref_template="#/$defs/{name}")
+    tops = list(whole)
+    if kind == "request":
+        _describe(definitions)
+        tops = _add_lines(definitions)
+    # One that a request has, too, means the same.
+    known = {name: _plain(field.words) for name, field in REQUEST_FIELDS.items()} | _DESCRIPTIONS
+    for name, definition in definitions.items():
+        definition["description"] = " ".join(definition["description"].split())
+        for field, schema in definition["properties"].items():
+            text = schema.get("description") or known.get(f"{name}.{field}") or known.get(field)
+            if text is None:
+                raise InvariantError(f"the schema does not say what {name}.{field} means")
+            schema["description"] = text
+    return {"$schema": DIALECT, "title": TITLES[kind], "anyOf": tops, "$defs": definitions}
+
+
+def encode_schema(kind: Kind) -> str:
+    """Return the JSON Schema of one line of this kind of file as indented JSON."""
+    return json.dumps(make_schema(kind), indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain(words: str) -> str:
+    """Return words of a table without the links."""
+    return _LINK.sub(r"\1", words)
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def _describe(definitions: dict[str, Schema]) -> None:
+    """Add what the table of fields says in words, and that null stands for most defaults."""
+    for record in (Request, PromptSegment, Transition):
+        for name, field in fields_of(record).items():
+            properties = definitions[record.__name__]["properties"]
+            if name != "prompt" and record is not Transition:
+                properties[name] = _nullable(properties[name])
+            properties[name]["description"] = _plain(field.words)
+    on = definitions["Transition"]["properties"]["on"]
+    _make_exact(definitions["Request"]["properties"], on["anyOf"])
+    _refine_segment(definitions["PromptSegment"])
+
+
+def _nullable(schema: Schema) -> Schema:
+    """Return a schema that null conforms to, too."""
+    if "anyOf" in schema:
+        return schema | {"anyOf": [*(s for s in schema["anyOf"] if s != _NULL), _NULL]}
+    if "enum" in schema:
+        return schema | {"enum": [*schema["enum"], None]}
+    return schema | {"type": [schema["type"], "null"]}
+
+
+def _make_exact(properties: dict[str, Schema], marker: list[Schema]) -> None:
+    """State what types cannot: lists of one kind, and the names in objects; marker: text or ids."""
+    text, ids = marker
+    any_ids = {name: value for name, value in ids.items() if name != "minItems"}
+    segments = _list_of({"$ref": "#/$defs/PromptSegment"})
+    properties["prompt"]["anyOf"] = [_STRING, any_ids, segments]
+    texts = _list_of(text) | {"minItems": 0}  # an empty list is no stop
+    properties["stop_sequence"]["anyOf"] = [text, ids, _list_of(ids), texts, _NULL]
+    biases, states = properties["logit_bias"]["anyOf"][0], properties["states"]["anyOf"][0]
+    biases["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,9})$"}
+    states["propertyNames"] = {"minLength": 1, "maxLength": MAX_NAME}
+    states["not"] = {"propertyNames": {"const": ANY_STATE}}
+
+
+def _refine_segment(definition: Schema) -> None:
+    """Add which fields exclude or need each other."""
+    contents = [_given(**{name: {"not": _NULL}}) for name in ("text", "tokens", "length")]
+    definition["oneOf"] = contents
+    definition["if"] = _given(seed={"enum": [0, None]})
+    no_seed = {"not": {"required": ["seed"]}}
+    definition["then"], definition["else"] = True, {"anyOf": [contents[2], no_seed]}
+
+
+def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:
+    """Put what a line may be in place of the request; return the schemas of the whole line."""
+    fields = definitions.pop("Request")["properties"] | deepcopy(_SPELLINGS)
+    token_ids = fields["prompt"]["anyOf"][1]
+    names = [_given(**{name: {"not": _NULL}}) for name in ("prompt", "prompt_tokens", "messages")]
+    definitions["RequestLine"] = _record(
+        "A line that is a request, by whichever names of its fields.",
+        fields
+        | {"prompt": _nullable(fields["prompt"])}
+        | {"custom_id": _MAYBE_TEXT | {"default": None}}
+        | {"prompt_tokens": {"anyOf": [token_ids, _NULL], "default": None}}
+        | _options(OPTIONS[None]),
+        **{"not": _given(id=_STRING, custom_id=_STRING), "oneOf": names},
+    )
+    tops = [{"$ref": "#/$defs/RequestLine"}]
+    chat = {
+        "logprobs": {"type": ["boolean", "null"], "default": None},
+        "top_logprobs": fields["logprobs"],
+    }
+    for url, kind in ((COMPLETIONS_URL, "Completion"), (CHAT_URL, "Chat")):
+        own = chat if url == CHAT_URL else {}
+        known = fields | own | _options(OPTIONS[url])
+        definitions[f"{kind}Body"] = _record(
+            f"The body of a row: the fields of a {kind.lower()}, and OpenAI's options.",
+            {name: deepcopy(known[name]) for name in BODY_FIELDS[url]},
+            required=["messages" if url == CHAT_URL else "prompt"],
+        )
+        row = "ChatRow" if url == CHAT_URL else "BatchRow"
+        definitions[row] = _record(
+            f"One line of an OpenAI Batch file of {kind.lower()}s.",
+            {
+                "custom_id": _MAYBE_TEXT | {"default": None},
+                "method": {"enum": ["POST", None]},
+                "url": {"anyOf": [{"type": "string", "pattern": _ENDS[url]}, _NULL]},
+                "body": {"$ref": f"#/$defs/{kind}Body"},
+            },
+            required=["body"],
+        )
+        tops.append({"$ref": f"#/$defs/{row}"})
+    return tops
+
+
+def _record(description: str, properties: dict[str, Schema], **more: Any) -> Schema:
+    shape = {"type": "object", "properties": deepcopy(properties), "additionalProperties": False}
+    return {"description": description} | shape | more
+
+
+def _options(supported_values: Supported) -> dict[str, Schema]:
+    """Return the schemas of OpenAI's options."""
+    kinds: dict[type, str] = {str: "string", dict: "object"}
+    return {
+        option: {"type": [kinds[supported], "null"]}
+        if isinstance(supported, type)
+        else {"enum": [*supported, None]}
+        for option, supported in supported_values.items()
+    }
+
+
+def _given(**fields: Schema) -> Schema:
+    return {"properties": fields, "required": list(fields)}
+
+
+def _list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+# -- the names that OpenAI and vLLM have for fields of a request -----------------------------------
+
+_JSON_SCHEMA: Schema = {"type": ["object", "boolean", "string", "null"]}
+_CHOICE: Schema = {"type": ["array", "null"], "items": _STRING, "minItems": 1}
+_GRAMMAR: Schema = {"type": ["string", "null"], "minLength": 1}
+
+
+def _object(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+_EMPTY: Schema = {"enum": [None, "", [], {}, False, 0]}
+_PART = _object(("type", "text"), type={"const": "text"}, text=_STRING)
+_MESSAGE = _object(
+    ("role", "content"),
+    role={"type": "string", "minLength": 1},
+    content={"anyOf": [_STRING, {"type": "array", "items": _PART}]},
+    name=_MAYBE_TEXT,
+    **dict.fromkeys(UNUSED_FIELDS, _EMPTY),
+)
+_STATED_SCHEMA = _object(
+    ("schema",), name={}, description={}, schema={"type": ["object", "boolean"]}, strict={}
+)
+_RESPONSE_FORMAT: Schema = {
+    "anyOf": [
+        _object(("type",), type={"enum": ["text", "json_object"]}, json_schema={"type": "null"}),
+        _object(("type", "json_schema"), type={"const": "json_schema"}, json_schema=_STATED_SCHEMA),
+        {"type": "null"},
+    ]
+}
+_STRUCTURED_OUTPUTS: Schema = {
+    **_object(
+        json=_JSON_SCHEMA,
+        regex=_MAYBE_TEXT,
+        choice=_CHOICE,
+        grammar=_GRAMMAR,
+        json_object={"type": ["boolean", "null"]},
+    ),
+    "type": ["object", "null"],
+}
+
+_SPELLINGS: dict[str, Schema] = {
+    "messages": {"type": ["array", "null"], "items": _MESSAGE, "minItems": 1},
+    "max_completion_tokens": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_INT},
+    "stop_token_ids": {
+        "type": ["array", "null"],
+        "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT},
+    },
+    "special_tokens_in_text": {"type": ["boolean", "null"], "default": None},
+    "response_format": _RESPONSE_FORMAT,
+    "guided_json": _JSON_SCHEMA,
+    "guided_regex": _MAYBE_TEXT,
+    "guided_choice": _CHOICE,
+    "guided_grammar": _GRAMMAR,
+    "structured_outputs": _STRUCTURED_OUTPUTS,
+}
+
+
+# By the name of the field, or by type and name where that alone does not tell.
+_DESCRIPTIONS = {
+    "id": "The request's id, unique in the file; the default is the 1-based line number.",
+    **dict.fromkeys(
+        (option for options in OPTIONS.values() for option in options),
+        "An OpenAI option; it must not change the output.",
+    ),
+    "custom_id": "The request's id, as OpenAI calls it.",
+    "prompt_tokens": "The prompt as token ids; a synonym of prompt.",
+    "messages": "A chat, of which the model's template makes the prompt; in place of prompt.",
+    "max_completion_tokens": "A synonym of max_tokens.",
+    "stop_token_ids": "Token ids that end the output; a synonym of stop_token.",
+    "ChatBody.logprobs": "Whether to tell the logprob of each token.",
+    "special_tokens_in_text": "Whether special tokens that texts spell out are special tokens.",
+    "response_format": "OpenAI's way to ask for JSON.",
+    "guided_json": "A synonym of json_schema; text is read as JSON.",
+    "guided_regex": "A synonym of regex.",
+    "guided_choice": "A synonym of choice.",
+    "guided_grammar": "A grammar: with `::=` in it a synonym of gbnf, else of lark.",
+    "structured_outputs": "vLLM's way to state one of the constraints.",
+    "method": "Always POST.",
+    "url": "The only endpoint that is answered.",
+    "body": "What the endpoint is asked or answers.",
+    "index": "Which of the request's outputs, beams or samples, from 0.",
+    "text": "The generated text, without the stop.",
+    "tokens": "All generated token ids, those of the stop included; null if a server tells none.",
+    "reasoning": "What a server's model thought before it answered.",
+    "refusal": "What a server's model said in place of an answer.",
+    "tool_calls": "What a server's model calls, in OpenAI's form.",
+    "function_call": "The same in OpenAI's older form.",
+    "finish_reason": "Why it ended.",
+    "stop_reason": "The stop that matched, as the request gave it; null for EOS or none.",
+    "limit": "Which limit an output of finish_reason length has reached, if not max_tokens.",
+    "usage": "How many tokens went in and came out.",
+    "slot": "The slot that decoded it; null if it never held one.",
+    "steps": "The steps at which things happened to the request.",
+    "error": "Why the request failed.",
+    "cumulative_logprob": "The logprobs of all tokens, summed.",
+    "logprobs": "The logprob of each token, and of the most likely ones where it stands.",
+    "score": "The score of a beam.",
+    "segments": "What was generated in each state, in order.",
+    "constraint": "Whether the output that has to follow a constraint is a whole.",
+    "constraint_check": "That nothing could check a whole output but what it was made by.",
+    "constraint_verified": "Keywords of the schema that only the check of the output enforced.",
+    "prompt_logprobs": "The logprob of each token of the prompt; that of the first is null.",
+    "message": "What is wrong, for a person.",
+    "ChatChoice.message": "What the assistant says.",
+    "ChatMessage.role": "Always assistant.",
+    "content": "What was generated, or the logprobs of its tokens.",
+    "bytes": "Always null: the id stands for the token.",
+    "text_offset": "Where in the text each token begins, in characters.",
+    "logprob": "The natural logarithm of the probability.",
+    "token": "A token id; the token's text if a server does not tell that.",
+    "top": "The most likely tokens, most likely first.",
+    "state": "The state's name.",
+    "Segment.text": "The text of the segment, without markers.",
+    "Segment.tokens": "The tokens with a byte in the text.",
+    "Usage.prompt_tokens": "Tokens of the prompt.",
+    "RowUsage.prompt_tokens": "Tokens of the prompt.",
+    "ArriveEvent.prompt_tokens": "Tokens of the prompt.",
+    "completion_tokens": "Generated tokens.",
+    "total_tokens": "Both together.",
+    "arrived": "The first step that could have admitted it.",
+    "admitted": "The step that gave it a slot.",
+    "first_token": "The step that generated its first token.",
+    "finished": "The step that generated its last token.",
+    "code": "The kind of error.",
+    "line": "The line of the input, from 1.",
+    "column": "The character of the line, from 1.",
+    "field": "The field, as a path.",
+    "response": "The answer.",
+    "status": "The HTTP status of a server's answer.",
+    "status_code": "200; a server's own, or 400 for a bad request, 500 for a failed model.",
+    "request_id": "Made of the request's id.",
+    "ResultRow.id": "Made of the request's id.",
+    "ChatResultRow.id": "Made of the request's id.",
+    "Completion.id": "Made of the request's id.",
+    "ChatCompletion.id": "Made of the request's id.",
+    "object": "Always text_completion, or chat.completion.",
+    "created": "Always 0: the same input gives the same bytes.",
+    "model": "The model's name.",
+    "choices": "The results of the request.",
+    "Choice.index": "The place in the row, from 0.",
+    "ChatChoice.index": "The place in the row, from 0.",
+    "ChoiceLogprobs.tokens": "The tokens, each as token_id:17.",
+    "token_logprobs": "The logprob of each token.",
+    "top_logprobs": "The most likely tokens at each place, with their logprobs.",
+    "batchdecode": "What a result holds and OpenAI's choices have no place for.",
+    "event": "The kind of line.",
+    "version": "Of the trace format.",
+    "batch": "The number of slots, of each worker.",
+    "RestartEvent.code": "The signal, or the exit status, that it died with.",
+    "workers": "The number of workers; left out for one.",
+    "defaults": "Of the fields of requests, where they are not the usual ones; left out if empty.",
+    "worker": "Which worker of the run it is of, from 0; left out if there is one.",
+    "policy": "The order of the waiting queue.",
+    "settings": "The model's settings.",
+    "step": "The step, from 0.",
+    "time": "Seconds on the engine's clock.",
+    "reason": "Why.",
+    "FinishEvent.tokens": "How many tokens were generated.",
+    "EndEvent.tokens": "How many tokens were generated.",
+    "dropped_turns": "How many of the oldest turns of its session had no room in the context.",
+    "dropped_tokens": "How many tokens they had.",
+    "default_limit": "Whether the request states no max_tokens.",
+    "DraftEvent.tokens": "How many drafts the step computes.",
+    "DraftEvent.parents": "The number of the draft that each follows, from 1; 0: the last token.",
+    "AcceptEvent.tokens": "How many drafts are accepted.",
+    "AcceptEvent.drafts": "The numbers of those, of a tree.",
+    "RollbackEvent.tokens": "How many drafts are rejected.",
+    "RollbackEvent.blocks": "How many blocks it gives back.",
+    "SpeculateEvent.tokens": "How many drafts are wanted in a step.",
+    "ReceiveEvent.tokens": "How many tokens have come by the end of the step.",
+    "attempt": "The number of the attempt that failed, from 1.",
+    "delay": "How many seconds the next attempt waits at least.",
+    "ConcurrencyEvent.limit": "How many rows are asked of a server at once, at most.",
+    "FinishEvent.prompt_tokens": "Tokens of the prompt, as a server has counted them.",
+    "position": "Where the first of them is, counted from 0, the beginning of the prompt.",
+    "StepsEvent.drafts": "How many of the prefills of each step are drafts.",
+    "JumpEvent.tokens": "How many tokens the constraint added.",
+    "role": "The row of a sample, of a beam, or the negative prompt's beside a sample.",
+    "parent": "The beam that the slot's beam continues from the next step on.",
+    "EndEvent.steps": "How many steps were taken.",
+    "requests": "How many requests ended.",
+    "scheduling": "Settings of the scheduler that are not the default.",
+    "step_time": "What tells how long a step lasts; empty if each lasts 1.0.",
+    "speculation": "Where drafts come from; empty if there are none.",
+    "layout": "Whether a model computes padding beside tokens of a step, or a server answers.",
+    "AdmitEvent.tokens": "How many tokens it begins with, where its arrival does not say.",
+    "generated": "How many tokens it had generated before.",
+    "cached": "How many of its tokens cached blocks hold already.",
+    "cached_from": "The sequence that computed the last of these tokens.",
+    "SequenceName.id": "The request.",
+    "SequenceName.index": "Which of its outputs.",
+    "left": "How many of its tokens are left to later steps.",
+    "PrefillEvent.tokens": "How many tokens the step computed.",
+    "PreemptEvent.tokens": "How many computed tokens have to be computed again.",
+    "for_id": "The request that it gave way to.",
+    "for_index": "Which of its outputs.",
+    "BlockedEvent.blocks": "How many blocks it needs.",
+    "ends": "When each step ended.",
+    "decodes": "How many generated tokens each step computed, one for a row.",
+    "prefills": "How many other tokens each step computed.",
+    "rows": "How many rows each step computed.",
+    "StepsEvent.blocks": "How many blocks sequences held in each step.",
+    "prefill_padding": "Positions that rows of equal length would have computed beside.",
+    "decode_padding": "Positions that rows of equal length would have read beside.",
+    "StepsEvent.seconds": "How long each step took, of times on the wall.",
+    "kv_read": "How many tokens before theirs decoding rows read, of times on the wall.",
+    "prefill_work": "What prompts cost in each step, see StepTime, of times on the wall.",
+}

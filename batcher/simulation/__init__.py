@@ -1,1 +1,0 @@
-"""Runs the scheduler without a model: schedules and times where only lengths matter."""

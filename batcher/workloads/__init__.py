@@ -1,1 +1,0 @@
-"""Workloads: requests that arrive by a pattern or as in a recorded trace, with lengths alone."""

@@ -1,0 +1,334 @@
+"""What requests are answered with: lines of results, as these come or in the order of the input.
+
+Rule: a request that is answered by the line of its one result, when that comes, leaves nothing
+here.  What is kept back for its turn beyond a limit goes to a temporary file, in sorted runs that
+are merged when their turn comes.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush, heapreplace
+from operator import attrgetter
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from batcher.errors import InvariantError
+from batcher.events import FinishEvent
+from batcher.request import Request
+from batcher.requests.lines import BadLine
+from batcher.requests.openai import Form
+from batcher.requests.results import encode_result, encode_results, make_rejected_result
+from batcher.requests.validation import constraint_fields_of
+from batcher.result import Result
+
+if TYPE_CHECKING:
+    from .earlier_results import EarlierResults
+
+BytesOf = Callable[[int], bytes]
+Replaying = Literal["steps", "whole", "never"]
+HELD_BYTES = 32 * 2**20
+_NOTHING: Mapping[int, Result] = {}
+_HEADER = struct.Struct("<qq")  # index, length of the lines
+
+
+class Order(Protocol):
+    """When the lines that answer each line of the input are written."""
+
+    def put(self, index: int, lines: bytes, /) -> list[bytes]:
+        """Take in the lines that answer the line `index`; return those whose turn has come."""
+
+    def rest(self) -> Iterator[bytes]:
+        """Yield the lines still kept back, in order; those missing between them will not come."""
+
+    def close(self) -> None:
+        """Forget all that is kept back."""
+
+
+class InputOrder:
+    """Puts lines back into the order of the input, from the line `first` on."""
+
+    def __init__(self, first: int = 0, max_held_bytes: int = HELD_BYTES) -> None:
+        self._next = first
+        self._max_held_bytes, self._num_held_bytes = max_held_bytes, 0
+        self._held: dict[int, bytes] = {}
+        self._runs: list[_SpilledRun] = []  # a heap
+        self._file: BinaryIO | None = None
+
+    def put(self, index: int, lines: bytes) -> list[bytes]:
+        """Take in the lines that answer the line `index`; return those whose turn has come."""
+        self._held[index] = lines
+        self._num_held_bytes += len(lines)
+        if index != self._next:
+            if self._num_held_bytes > self._max_held_bytes:
+                self._spill()
+            return []
+        ready = []
+        while (lines_now := self._take(self._next)) is not None:
+            ready.append(lines_now)
+            self._next += 1
+        return ready
+
+    def rest(self) -> Iterator[bytes]:
+        """Yield the lines still kept back, in order; those missing between them will not come."""
+        if self._held:
+            self._spill()
+        while self._runs:
+            yield self._take_spilled()
+
+    def close(self) -> None:
+        """Forget all that is kept back."""
+        if self._file is not None:
+            self._file.close()
+
+    def _take(self, index: int) -> bytes | None:
+        """Return what was put at `index` and forget it; None if it is not here."""
+        lines = self._held.pop(index, None)
+        if lines is not None:
+            self._num_held_bytes -= len(lines)
+            return lines
+        if self._runs and self._runs[0].first_index == index:
+            return self._take_spilled()
+        return None
+
+    def _spill(self) -> None:
+        """Move all lines in memory to the temporary file, as one more run."""
+        if self._file is None:
+            import tempfile  # noqa: PLC0415 - hardly any run comes here
+
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - gone with the process
+        start = self._file.seek(0, 2)
+        for index, lines in sorted(self._held.items()):
+            self._file.write(_HEADER.pack(index, len(lines)) + lines)
+        heappush(self._runs, _SpilledRun(min(self._held), start, self._file.tell()))
+        self._held.clear()
+        self._num_held_bytes = 0
+
+    def _take_spilled(self) -> bytes:
+        """Return the first lines of the run that comes first, and move that run on."""
+        run, file = self._runs[0], self._file
+        if file is None:
+            raise InvariantError("a run without a file")
+        file.seek(run.start)
+        _, length = _HEADER.unpack(file.read(_HEADER.size))
+        lines = file.read(length)
+        start = run.start + _HEADER.size + length
+        if start == run.end:
+            heappop(self._runs)
+        else:
+            index, _ = _HEADER.unpack(file.read(_HEADER.size))
+            heapreplace(self._runs, _SpilledRun(index, start, run.end))
+        return lines
+
+
+class _SpilledRun(NamedTuple):
+    """Lines in the temporary file from `start` to `end`, ascending from `first_index` on."""
+
+    first_index: int
+    start: int
+    end: int
+
+
+class _OpenRequest(Struct, gc=False):
+    """A request in the engine that is not just answered by the line of its result, when it comes.
+
+    input_index: of its line.  num_left: how many of its results have not come.
+    found: those that an earlier run has given.  is_replayed: the engine goes through the motions
+    for them, and decodes only the others.
+    num_lacking: how many are not written; failures may have made other samples the best ones.
+    is_ranked: its results come in their order, all at once.  form: that of the answer.
+    kept: the results that have come, if they are answered together.
+    """
+
+    input_index: int
+    num_left: int
+    num_lacking: int
+    found: Mapping[int, Result]
+    is_replayed: bool
+    is_ranked: bool
+    form: Form
+    has_failed: bool = False
+    kept: list[Result] = []  # of its own
+
+
+class Answers:
+    """Turns the results of a run into lines, each time those whose turn has come.
+
+    rejected: the answers to bad lines that were not taken yet.
+
+    model: its name.  bytes_of: what a token stands for.
+    earlier: what an earlier run has given.  order: if answers go in the order of the input.
+    replaying: what becomes of the results of an earlier run.  With "steps" they are not decoded
+    again where what every step does follows from how many tokens each row has; with "whole" nothing
+    is, ever; with "never" all is.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        bytes_of: BytesOf,
+        earlier: "EarlierResults | None" = None,
+        order: Order | None = None,
+        *,
+        replaying: Replaying = "steps",
+    ) -> None:
+        self.is_resumed = earlier is not None
+        self._model, self._bytes_of, self._replaying = model, bytes_of, replaying
+        self._earlier, self._order = earlier, order
+        self._open: dict[str, _OpenRequest] = {}
+        self._alone: dict[str, int] = {}  # of one result, whose turn comes: the index of the line
+        self.rejected: list[bytes] = []
+
+    def open(self, request: Request, form: Form, input_index: int) -> Mapping[int, Result]:
+        """Take in a request; return those of its results that the engine may replay."""
+        num_results, earlier = request.n, self._earlier
+        request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
+        if num_results == 1 and form == "result" and earlier is None:
+            if self._order is not None:
+                self._alone[request_id] = input_index
+            return _NOTHING
+        found, is_replayed = _NOTHING, False
+        if earlier is not None:
+            found = earlier.results_of(request)
+            is_replayed = self._replaying == "whole"
+            if self._replaying == "steps" and can_be_replayed(request):
+                is_replayed = True
+                earlier.check_replay(request, found)
+        num_lacking = num_results - len(found)
+        is_ranked = request.best_of is not None
+        self._open[request_id] = _OpenRequest(
+            input_index, num_results, num_lacking, found, is_replayed, is_ranked, form
+        )
+        return found if is_replayed else _NOTHING
+
+    def reject(self, bad: BadLine, input_index: int) -> None:
+        """Answer a bad line, unless an earlier run has."""
+        number = bad.problems[0].line
+        if self._earlier is None or not self._earlier.has_rejected(bad.id, number):
+            line = self._encode([make_rejected_result(bad.id, bad.problems)], bad.form)
+            self.rejected += [line] if self._order is None else self._order.put(input_index, line)
+
+    def is_first_failure(self, request_id: str) -> bool:
+        """Take note that a result of a request is an error; return whether it is its first."""
+        request = self._open.get(request_id)
+        if request is None:  # it has no other one
+            return True
+        is_first = not request.has_failed
+        request.has_failed = True
+        return is_first
+
+    @property
+    def has_open(self) -> bool:
+        """Whether any request is not just answered by the line of its result, when it comes."""
+        return bool(self._open)
+
+    def is_open(self, request_id: str) -> bool:
+        """Return whether a request is such a one, and has results to come."""
+        return request_id in self._open
+
+    @property
+    def num_failing(self) -> int:
+        """How many requests have failed that have results to come."""
+        return sum(request.has_failed for request in self._open.values())
+
+    def note_replayed(self, event: FinishEvent) -> bool:
+        """Take note that a sequence has ended; return whether its request failed by that.
+
+        Needed only if a run is resumed: of a replayed sample there is no result.
+        """
+        request = self._open.get(event.id)
+        if request is None or not request.is_replayed or event.index not in request.found:
+            return False
+        if event.role == "negative":
+            return False
+        has_failed = event.reason == "error" and self.is_first_failure(event.id)
+        self._count_down(event.id, request)
+        return has_failed
+
+    def take(self, results: Sequence[Result]) -> list[bytes]:
+        """Return what is to be written now that these results have come, in lines.
+
+        Several lines may be one item; with an order, those of a request are.
+        """
+        lines, self.rejected = self.rejected, []
+        order, alone = self._order, self._alone
+        if not (self._open or order):  # as in most runs
+            return [*lines, encode_results(results)] if results else lines
+        for result in results:
+            if order is not None and (index := alone.pop(result.id, None)) is not None:
+                lines += order.put(index, encode_result(result))
+                continue
+            request = self._open.get(result.id)
+            if request is None:
+                lines.append(encode_result(result))
+            else:
+                lines += self._answer(request, result)
+        return lines
+
+    def put_back(self, input_index: int, lines: bytes) -> list[bytes]:
+        """Return what is to be written now that lines of an earlier run have got their turn."""
+        return [] if self._order is None else self._order.put(input_index, lines)
+
+    def rest(self) -> Iterator[bytes]:
+        """Yield what is kept back for its turn, if there is an order; no result will come."""
+        if self._order is not None:
+            for request in self._open.values():
+                if request.form == "result" and request.kept:
+                    yield from self._order.put(request.input_index, self._join(request))
+            yield from self._order.rest()
+
+    def close(self) -> None:
+        """Forget what is kept back for its turn."""
+        if self._order is not None:
+            self._order.close()
+
+    def _answer(self, request: _OpenRequest, result: Result) -> list[bytes]:
+        """Return what is to be written now that a request has got one more result."""
+        self._count_down(result.id, request)
+        is_row = request.form != "result"
+        if is_row:
+            if request.found:  # of a row, all results were found or none was
+                return []
+        elif result.index in request.found or request.num_lacking <= 0:
+            return []
+        request.num_lacking -= 1
+        if not is_row and self._order is None:
+            return [encode_result(result)]
+        request.kept.append(result)
+        if request.num_left:
+            return []
+        lines = self._join(request)
+        return [lines] if self._order is None else self._order.put(request.input_index, lines)
+
+    def _join(self, request: _OpenRequest) -> bytes:
+        """Return the results that a request has got, in their order: that of the index, or best."""
+        if not request.is_ranked:
+            request.kept.sort(key=attrgetter("index"))
+        if request.form != "result":
+            return self._encode(request.kept, request.form)
+        return encode_results(request.kept)
+
+    def _encode(self, results: list[Result], form: Form) -> bytes:
+        """Return the line of these results, in this form."""
+        if form == "result":
+            return encode_result(results[0])
+        from batcher.requests.result_rows import encode_openai_row  # noqa: PLC0415 - only for them
+
+        return encode_openai_row(results, self._model, form, self._bytes_of)
+
+    def _count_down(self, request_id: str, request: _OpenRequest) -> None:
+        request.num_left -= 1
+        if not request.num_left:
+            del self._open[request_id]
+
+
+def can_be_replayed(request: Request) -> bool:
+    """Return whether the schedule of `request` follows from its results, one by one.
+
+    Where tokens are forced, several may come in one step, and of best_of and beams some rows have
+    no result.  Of those that only have their prompt computed, a slot is held for no token.
+    """
+    is_forced = request.heal or bool(constraint_fields_of(request))
+    is_scored_alone = request.max_tokens == 0 and request.prompt_logprobs is not None
+    is_forced |= is_scored_alone
+    return request.best_of is None and request.num_beams == 1 and not is_forced

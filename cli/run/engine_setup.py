@@ -1,0 +1,177 @@
+"""The engine that the options of a run describe, and what reads requests for it."""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from batcher.engine import DrivenEngine, Engine
+from batcher.errors import BatchdecodeError
+from batcher.models.base import Model, bytes_of
+from batcher.models.simulated import SimulatedModel
+from batcher.remote.loading import RemoteModel
+from batcher.remote.settings import is_server
+from batcher.requests.lines import BadLine, ParsedLine, RequestParser
+from batcher.requests.values import ModelCapabilities
+from batcher.scheduling.clock import Clock
+from batcher.timing.step_time import StepTime
+
+from ..commands.run import RunOptions
+from ..models import capabilities_of, load, open_server
+from ..options import SchedulingOptions
+from .intake import Waiting
+
+if TYPE_CHECKING:
+    from ..commands.serve import ServeOptions
+
+
+class EngineSetup:
+    """A model, and the engine that decodes by it.
+
+    options: as given, and as they fit the model.  capabilities: what requests are checked against.
+    is_shown: whether a bar may be drawn while the model is loaded.
+
+    Raises:
+        BatchdecodeError: there is no such model, or it cannot have such a batch.
+    """
+
+    def __init__(
+        self, options: RunOptions, waiting: Waiting = nullcontext, *, is_shown: bool = False
+    ) -> None:
+        self._waiting = waiting
+        self.options = options
+        with waiting():
+            self.model: Model | RemoteModel
+            self.engine: DrivenEngine
+            if is_server(options.model):
+                self.model, self.engine = open_server(options, waiting)
+            else:
+                self.model = self._load_model(options, is_shown=is_shown)
+                scheduling = options.scheduling.fitted(self.model)
+                self.options = replace(options, scheduling=scheduling)
+                clock, step_time = scheduling.clock(self._sleep), scheduling.step_time()
+                self.engine = make_engine(
+                    self.options,
+                    scheduling,
+                    self.model,
+                    clock,
+                    step_time,
+                    is_streamed=options.stream,
+                )
+            self.capabilities = capabilities_of(self.engine, options)
+            self.engine.capabilities = self.capabilities  # with the defaults of the run
+
+    def parser(self, tell: Callable[[str], None]) -> RequestParser:
+        """Return what reads requests; `tell` takes what a person should know about all of them."""
+        options, capabilities = self.options, self.capabilities
+        is_hinted = capabilities.chat_template is not None and not (options.chat or options.quiet)
+        if not is_hinted or isinstance(self.model, SimulatedModel):  # simulates no chat
+            return RequestParser(capabilities)
+        from .engine_setup import ChatHintingParser  # noqa: PLC0415 - few models have a template
+
+        return ChatHintingParser(capabilities, tell)
+
+    def _load_model(self, options: RunOptions, *, is_shown: bool) -> Model:
+        """Return the model that the options name, and let its calls be broken off by a signal.
+
+        Raises:
+            BatchdecodeError: there is none, or it makes no calls for --call-timeout to limit.
+        """
+        for option in ("max_rate", "max_wait", "extra_body"):
+            if getattr(options, option) is not None:
+                raise BatchdecodeError(
+                    f"--{option.replace('_', '-')} is for the model of a server; {options.model} "
+                    "is none"
+                )
+        limit = options.call_timeout
+        if limit is not None:
+            call_settings = {**options.llm_settings, "call_timeout": limit}
+            options = replace(options, llm_settings=call_settings)
+        model = load(options, is_shown=is_shown)
+        calls = getattr(model, "calls", None)  # which an LLMModel has alone
+        if calls is not None:
+            calls.waiting = self._waiting
+        if limit is not None and (calls is None or calls.settings.call_timeout != limit):
+            raise BatchdecodeError(
+                f"--call-timeout is for an object with next_token_logits; {model.name} is none, "
+                "or has settings of its own for its calls"
+            )
+        return model
+
+    def _sleep(self, seconds: float) -> None:
+        with self._waiting():
+            time.sleep(seconds)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return what a token stands for; of the ids of a server nobody knows."""
+        model = self.model
+        return (
+            b"" if isinstance(model, RemoteModel) else bytes_of(token, model.tokenizer.token_bytes)
+        )
+
+
+def make_engine(
+    options: "RunOptions | ServeOptions",
+    scheduling: SchedulingOptions,
+    model: Model,
+    clock: Clock | None,
+    step_time: StepTime | None = None,
+    *,
+    is_streamed: bool,
+) -> Engine:
+    """Return the engine that the options describe.
+
+    scheduling: as it fits the model.
+
+    Raises:
+        BatchdecodeError: they contradict each other, name what there is not, or ask for more
+        memory than there is.
+    """
+    if scheduling.check and isinstance(model, SimulatedModel):
+        model.is_attentive = True
+    try:
+        return Engine(
+            model,
+            options.batch,
+            settings=scheduling.settings(),
+            step_time=step_time,
+            clock=clock,
+            is_streaming=is_streamed,
+            is_checked=bool(scheduling.check),
+            grammar_timeout=options.grammar_timeout,
+            strict_constraints=options.strict_constraints,
+            speculation=scheduling.speculation,
+        )
+    except MemoryError as error:
+        raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
+
+
+_fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_WARNING = "warning: this model has a chat template: --chat puts each prompt into it\n"
+
+
+class ChatHintingParser(RequestParser):
+    """Parses lines for a model with a chat template; of the first text that skips it, it warns.
+
+    Messages have been through the template, token ids need none, and the row of an API says itself
+    what its text is.
+
+    tell: takes the warning.
+    """
+
+    def __init__(self, capabilities: ModelCapabilities, tell: Callable[[str], None]) -> None:
+        super().__init__(capabilities)
+        self._tell, self._has_told = tell, False
+
+    def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
+        """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
+        parsed = super().parse(line, line_number)
+        if not self._has_told and isinstance(parsed, ParsedLine) and parsed.form == "result":
+            is_text = isinstance(parsed.request.prompt, str)
+            if is_text and "messages" not in _fields_of(line):
+                self._has_told = True
+                self._tell(_WARNING)
+        return parsed

@@ -1,0 +1,266 @@
+"""The run itself: requests from a source, through the engine, out as one outcome after the other.
+
+No file and no terminal is touched here, so whoever iterates decides what becomes of the outcomes.
+"""
+
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
+
+from batcher.engine import DrivenEngine, StepOutcome
+from batcher.errors import InvariantError
+from batcher.events import ArriveEvent, FinishEvent, RejectEvent, RequestEvent
+from batcher.request import Unread
+from batcher.requests.lines import BadLine, ParsedLine
+from batcher.trace.records import label_of
+
+from ..screen.view import GaugeReading
+from .answers import Answers
+from .intake import InputError
+from .reading import Line
+from .sources import Source, name_of
+
+MAX_HELD = 1024  # results, or bad lines, that wait for a step
+
+
+class Loop:
+    """Iterates over the outcomes of a run: of its steps, and of what is read before one.
+
+    answers: takes in what is read; whoever iterates hands it the results.
+    num_read: lines taken from the source.  num_failed: requests that failed so far.
+    first_failure: what the model did to the first request that failed in it.
+    has_refused: a bad line has ended the reading, since such lines are not skipped.
+    broken: why the rest of a pipe cannot be read; what runs by then is finished.
+    """
+
+    def __init__(
+        self,
+        engine: DrivenEngine,
+        source: Source,
+        answers: Answers,
+        *,
+        keep_going: bool = False,
+        max_errors: int | None = None,
+        on_bad_line: Callable[[BadLine], None] | None = None,
+    ) -> None:
+        self.engine, self.source, self.answers = engine, source, answers
+        self.num_read = self.num_failed = 0
+        self.has_refused = False
+        self.broken: InputError | None = None
+        self.first_failure: str | None = None
+        self._keep_going = keep_going
+        self._max_errors = max_errors or float("inf")
+        self._on_bad_line = on_bad_line
+        self._is_reading, self._is_computing = True, False
+        self._ahead: ParsedLine | BadLine | None = None  # was read, and not taken yet
+        self._rejected: list[tuple[RequestEvent, BadLine, int]] = []
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether so many requests have failed that no more are read."""
+        return self.num_failed >= self._max_errors
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every request of the input has come to its end."""
+        return self.source.has_ended and self._ahead is None and not self.engine.has_work
+
+    @property
+    def num_ahead(self) -> int:
+        """How many lines were read, and not taken yet."""
+        return int(self._ahead is not None)
+
+    @property
+    def num_unread(self) -> int | None:
+        """How many lines of the input have not been taken, None if nobody knows."""
+        total = self.source.total
+        return None if total is None else total - self.num_read
+
+    @property
+    def backlog(self) -> Unread:
+        """What was not taken of the input, by what has arrived when the last step started."""
+        return self.source.backlog(self.engine.last_start)
+
+    def __iter__(self) -> Iterator[StepOutcome]:
+        engine = self.engine
+        while True:
+            while self._is_reading and (outcome := self._read()) is not None:
+                yield outcome
+            if engine.has_work:
+                yield self._step()
+            elif self._is_reading:
+                if self._ahead is not None:
+                    raise InvariantError("a request that was read waits for an engine that is idle")
+                self.source.wait()
+            else:
+                return
+
+    def note_failure(self, request_id: str, message: str) -> None:
+        """Take note that a request failed in the model."""
+        self._count_failure()
+        if self.first_failure is None:
+            self.first_failure = f"{request_id}, {message}"
+
+    def arrived(self) -> list[RequestEvent]:
+        """Return the arrivals nobody was told of, after a step, or reading, was broken off."""
+        return [e for e in self.engine.hand_out().events if type(e) is ArriveEvent]
+
+    def _step(self) -> StepOutcome:
+        self._is_computing = True
+        try:
+            outcome = self.engine.step()
+        finally:
+            self._is_computing = False
+        if outcome.results or self.answers.is_resumed:
+            self._count_failures(outcome)
+        return outcome
+
+    def _count_failures(self, outcome: StepOutcome) -> None:
+        answers = self.answers
+        for result in outcome.results:
+            if result.error is not None and answers.is_first_failure(result.id):
+                self.note_failure(result.id, result.error.message)
+        if answers.is_resumed:
+            for event in outcome.events:
+                if type(event) is FinishEvent and answers.note_replayed(event):
+                    self._count_failure()
+
+    def _read(self) -> StepOutcome | None:
+        """Read what the next step has room for, as far as it has come, and what needs none.
+
+        So one line may be read ahead.  A request without a slot to wait for ends in the step in
+        which it has arrived and all before it have theirs, whatever it is that reads the input.
+        Returns what is to be handed out before reading goes on: bad lines, or requests of which so
+        many have ended without a step; None when all is read that was to be.
+        """
+        engine = self.engine
+        while self._is_reading:
+            is_wanted = engine.wants_request
+            if self._ahead is None and (is_wanted or engine.num_pending == 0):
+                self._ahead = self._next()
+            line = self._ahead
+            if line is None or not (is_wanted or self._ends_at_once(line)):
+                break
+            self._ahead = None
+            self.num_read += 1
+            self.source.took(line)
+            if isinstance(line, ParsedLine):
+                self._add(line)
+                if engine.num_results >= MAX_HELD:
+                    outcome = engine.hand_out()
+                    self._count_failures(outcome)
+                    return outcome
+            else:
+                self._take_bad(line)
+                if len(self._rejected) == MAX_HELD:
+                    break
+        if not self._rejected:
+            return None
+        rejected, self._rejected = self._rejected, []
+        for _, bad, input_index in rejected:  # answered, unless an earlier run has
+            self.answers.reject(bad, input_index)
+        return StepOutcome([event for event, _, _ in rejected], [], [])
+
+    def _next(self) -> Line | None:
+        """Return the next line, if there is one; at the end, or where a pipe breaks, stop reading.
+
+        Raises:
+            InputError: a file has changed, or of a pipe not one line can be read.
+        """
+        source = self.source
+        try:
+            line = source.next()
+        except InputError as error:
+            if source.total is not None or not self.num_read:
+                raise
+            self.broken, self._is_reading = error, False
+            return None
+        if line is None:
+            self._is_reading = not source.has_ended
+        return line
+
+    def _ends_at_once(self, line: ParsedLine | BadLine) -> bool:
+        """Return whether a line is a request that has arrived and needs no slot."""
+        if not isinstance(line, ParsedLine):
+            return False
+        request = line.request
+        if request.output_limit or request.prompt_logprobs is not None:
+            return False
+        return request.arrival_time <= self.engine.now or self.source.reason == "follow"
+
+    def _add(self, line: ParsedLine) -> None:
+        engine, source, request = self.engine, self.source, line.request
+        replayed = self.answers.open(request, line.form, source.input_index)
+        if source.reason == "follow":
+            request = replace(request, arrival_time=max(request.arrival_time, engine.now))
+        engine.enqueue(
+            request, input_index=source.input_index, reason=source.reason, replayed=replayed
+        )
+
+    def _take_bad(self, line: BadLine) -> None:
+        """Skip a bad line, or read no more."""
+        if self._on_bad_line is not None:
+            self._on_bad_line(line)
+        if self._keep_going:
+            engine, code = self.engine, line.problems[0].code
+            event = RejectEvent(engine.num_steps, engine.now, line.id, 0, code)
+            self._rejected.append((event, line, self.source.input_index))
+            self._count_failure()
+        else:
+            self.has_refused = True
+            self._is_reading = False
+
+    def _count_failure(self) -> None:
+        self.num_failed += 1
+        if self.has_given_up:
+            self._is_reading = False
+
+    # -- what a view asks when it draws --------------------------------------------------------
+
+    @property
+    def current_step(self) -> int | None:
+        """The number of the step that is being computed, None between two of them."""
+        return self.engine.num_steps if self._is_computing else None
+
+    def read_gauges(self) -> GaugeReading:
+        """Return what events do not tell of the run; see Gauges."""
+        engine = self.engine
+        num_free = engine.batch_size - engine.num_running
+        backlog = self.backlog
+        return GaugeReading(
+            engine.now,
+            num_free,
+            self.next_up,
+            engine.block_use,
+            engine.num_waiting + backlog.queued,
+            engine.num_coming + backlog.coming,
+        )
+
+    def find_upcoming(self, text: str) -> str | None:
+        """Return the id of a request that is still to be read; see Gauges."""
+        ahead, source = self._ahead, self.source
+        found = source.find(text)
+        if ahead is not None and found != text:
+            name = name_of(ahead, source.input_index)
+            if text in name:
+                return name
+        return found
+
+    def knows_upcoming(self) -> bool:
+        """Return whether `find_upcoming` knows all that is to come; see Gauges."""
+        return self.source.is_in_memory and not self.engine.num_pending
+
+    @property
+    def next_up(self) -> str | None:
+        """What the next to be admitted is called, as far as that is known."""
+        engine = self.engine
+        first = engine.first_waiting
+        if first is not None:
+            return label_of(first.id, first.index, first.role)
+        ahead, now = self._ahead, engine.last_start  # nothing is read before a slot is free for it
+        if ahead is None:
+            return self.source.upcoming(now)
+        if not isinstance(ahead, ParsedLine) or ahead.request.session is not None:
+            return None  # a turn may have to wait for the turn before it
+        has_arrived = ahead.request.arrival_time <= now
+        return name_of(ahead, self.source.input_index) if has_arrived else None

@@ -1,0 +1,79 @@
+"""Pages for a browser, in the words of `trace why` and `trace diff`: a run, or two in step."""
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+
+from batcher.events import Event
+from batcher.explaining.differences import RunComparison
+from batcher.page.document import (
+    Opening,
+    PageDifference,
+    PageFacts,
+    PageRun,
+    Sample,
+    Words,
+    encode_page,
+)
+from batcher.page.records import PageTimeline
+
+from ..commands.trace import DiffOptions, TraceOptions
+from ..screen.cells import printable
+from .story_text import GAVE_WAY, SHORT_CAUSES, STANDSTILLS
+
+WORDS = Words(SHORT_CAUSES, STANDSTILLS, GAVE_WAY)
+
+
+def render_page(
+    timelines: Sequence[PageTimeline], name: str, steps: range, options: TraceOptions
+) -> Iterator[bytes]:
+    """Yield the page of a run, which shows at first what the options select, and holds all of it.
+
+    timelines: of its workers, most often one.  steps: those that were selected.
+    """
+    opening = Opening(
+        None if options.steps is None else (steps.start, steps.stop),
+        options.request or None,
+        options.slot or None,
+    )
+    title = title_of(name)
+    runs = page_runs(timelines, title)
+    return encode_page(runs, PageFacts(WORDS, opening), page_title(title))
+
+
+def page_runs(timelines: Sequence[PageTimeline], title: str) -> list[PageRun]:
+    """Return what a page shows of a run: each worker as one, or the run itself if there is one."""
+    if len(timelines) == 1:
+        return [PageRun(title, timelines[0])]
+    return [
+        PageRun(f"{title}, worker {worker}", timeline, worker * timeline.num_slots)
+        for worker, timeline in enumerate(timelines)
+    ]
+
+
+def render_difference(
+    runs: Sequence[tuple[str, Iterable[Event]]],
+    comparison: RunComparison,
+    lines: list[str],
+    options: DiffOptions,
+) -> Iterator[bytes]:
+    """Yield the page of two runs, A and B, with `lines` that say how they differ.
+
+    Raises:
+        InvariantError, BatchdecodeError: see Timeline.from_events.
+    """
+    parting = comparison.parting
+    changed = [Sample(change.id, change.index) for change in comparison.changes[: options.top]]
+    difference = PageDifference(None if parting is None else parting.step, lines, changed)
+    shown = [PageRun(title_of(name), PageTimeline.from_events(events)) for name, events in runs]
+    title = page_title(" and ".join(run.name for run in shown))
+    return encode_page(shown, PageFacts(WORDS, diff=difference), title)
+
+
+def title_of(path: str) -> str:
+    """Return what a run is called on a page: its file without the folders."""
+    return path.rpartition("/")[2]
+
+
+def page_title(name: str) -> str:
+    """Return the title of a document about what is called `name`, as HTML."""
+    return html.escape(f"{printable(name)} - batchdecode")

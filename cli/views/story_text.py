@@ -1,0 +1,384 @@
+"""The story of a request in words: a sentence for each thing that happened to it."""
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import astuple
+
+from batcher.events import PreemptReason, RejectEvent, RetryReason, SpeculateReason
+from batcher.explaining.story import Arrival, Cause, Story, StoryPart, StorySpan
+from batcher.explaining.story_drafts import DraftChange, StoryDrafts
+from batcher.trace.records import SpanPreemption, label_of_name
+
+from ..screen.cells import counted, duration, number, whole_percent
+
+MAX_NAMES = 3
+MAX_POSITIONS = 8  # of drafts
+SHORT_CAUSES: Mapping[Cause, str] = {
+    "slots": "for a slot",
+    "queue": "for others before it in the queue",
+    "kv": "for KV blocks",
+    "tokens": "for tokens of the step",
+    "preemption": "because the step preempted",
+    "batch": "for the batch to end",
+    "rate": "for its turn at the rate",
+    "concurrency": "for the server to have less to do",
+}
+
+STANDSTILLS: Mapping[Cause, str] = {
+    "tokens": "others used up the tokens",
+    "prefill": "others computed their prompts",
+}
+
+
+class Length(NamedTuple):
+    """How many waits in a row, and slot spans, are told one by one before they are summed."""
+
+    max_waits: int
+    max_spans: int
+
+
+SHORT, WHOLE = Length(6, 4), Length(sys.maxsize, sys.maxsize)
+
+
+def tell_reject(reject: RejectEvent) -> list[str]:
+    """Return what is to say of a line that was no request."""
+    return [f"{reject.id}: no valid request ({reject.reason}), so it never joined the queue"]
+
+
+def tell(story: Story, length: Length = SHORT) -> list[str]:
+    """Return `story` as lines: a title, a sentence for each thing that happened, and the sums."""
+    arrived = story.arrived
+    if arrived is None:
+        return [f"{story.label}: aborted before it arrived"]
+    asked = f"{counted(arrived.prompt_tokens, 'prompt token')}, at most {arrived.max_tokens:,} more"
+    asked += " by default" if arrived.default_limit else ""
+    rows = f", {story.num_rows} slots at once" if story.num_rows > 1 else ""
+    came = _when(story, arrived.step, arrived.time)
+    lines = [
+        f"arrived at step {arrived.step:,}{came}{_dropped(arrived)}",
+        *_spans_and_waits(story, length),
+        *_ending(story),
+        _sums(story),
+    ]
+    return [f"{story.label}: {asked}{rows}", *(f"  {line}" for line in lines)]
+
+
+def _dropped(arrived: Arrival) -> str:
+    """Return which turns of its session it does not go on from."""
+    if not arrived.dropped_turns:
+        return ""
+    number, tokens = arrived.dropped_turns, counted(arrived.dropped_tokens, "token")
+    turns = "oldest turn" if number == 1 else f"{number:,} oldest turns"
+    return f" without the {turns} of its session, {tokens}: the context had no room"
+
+
+def names(labels: Sequence[str]) -> str:
+    """Return some of `labels`, and how many more there are."""
+    shown = list(labels[:MAX_NAMES])
+    if len(labels) > MAX_NAMES:
+        return f"{', '.join(shown[:-1])} and {len(labels) - MAX_NAMES + 1} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def span_of(start: int, end: int) -> str:
+    """Return the steps [start, end) in words."""
+    return f"step {start:,}" if end - start == 1 else f"steps {start:,}-{end - 1:,}"
+
+
+def why_waiting(part: StoryPart, story: Story) -> str:
+    """Return what a sequence waited for in `part`, to follow "waited 3 steps "."""
+    if part.cause == "slots":
+        wanted = "a slot" if story.num_rows == 1 else f"{story.num_rows} slots at once"
+        verb = "was" if len(part.by) == 1 else "were"
+        return f"for {wanted}: {len(part.by)} of {story.batch} {verb} taken, by {names(part.by)}"
+    if part.cause == "queue":
+        if story.worker is not None:  # whose queue holds what it will be handed, too
+            return "in the queue: its worker had not been handed it, or slots were too few"
+        return "in the queue: one before it needed more slots than were free"
+    whose = "it" if part.behind is None else part.behind
+    reason = {
+        "kv": f"for KV blocks: {whose} needed {_blocks(part, story)}",
+        "tokens": f"for tokens of the step: none were left for {whose}",
+        "preemption": "because the step preempted: it admits nobody",
+        "batch": f"for the batch to end: {names(part.by)} held it up",
+        "rate": f"for its turn at the rate: it was too soon for {whose}",
+        "concurrency": f"for the server to have less to do: {len(part.by)} in flight were enough",
+    }[part.cause]
+    return reason if part.behind is None else f"behind {part.behind} {reason}"
+
+
+def _blocks(part: StoryPart, story: Story) -> str:
+    """Return how many blocks were needed, and who had the others."""
+    total = "" if story.kv_blocks is None else f" of {story.kv_blocks:,}"
+    holders = f", and {names(part.by)} held the others" if part.by else ""
+    return f"{part.blocks:,}{total}{holders}"
+
+
+def _spans_and_waits(story: Story, length: Length) -> Iterator[str]:
+    """Yield what happened between its arrival and its end, in order."""
+    spans = list(story.spans)
+    previous: StorySpan | None = None
+    if len(spans) > length.max_spans:
+        first, *folded, last = spans
+        yield from _waits(story, None, first.start, length)
+        yield from _span(story, first, None)
+        yield _rounds(story, folded, first.end)
+        spans, previous = [last], folded[-1]
+    for span in spans:
+        yield from _waits(story, previous, span.start, length)
+        yield from _span(story, span, previous)
+        previous = span
+    if previous is None or previous.preemption is not None:
+        yield from _waits(story, previous, None, length)
+
+
+def _rounds(story: Story, spans: Sequence[StorySpan], start: int) -> str:
+    """Return the sums of `spans`, each ended by a preemption, with the waits from `start` on."""
+    end = spans[-1].end
+    parts = [part for part in story.parts if start <= part.start < end]
+    waits = [part for part in parts if part.phase == "wait"]
+    counts = Counter[str]()
+    for part in parts:
+        is_still = part.phase != "wait" and part.cause
+        counts["standing still" if is_still else part.phase] += part.num_steps
+    sums = [
+        f"{counted(counts[phase], 'step')} {phase}"
+        for phase in ("prefill", "decode", "standing still")
+        if counts[phase]
+    ]
+    if waits:
+        sums.insert(0, f"{counted(counts['wait'], 'step')} waiting ({_by_cause(waits)})")
+    drafts = [span.drafts for span in spans if span.drafts is not None]
+    if drafts:
+        accepted, drafted = sum(d.accepted for d in drafts), sum(d.drafted for d in drafts)
+        sums.append(f"{accepted:,} of {counted(drafted, 'draft')} accepted")
+    lost = sum(span.preemption.tokens for span in spans if span.preemption is not None)
+    return (
+        f"waited, was resumed and preempted again {len(spans):,} times: {', '.join(sums)}; "
+        f"{counted(lost, 'token')} to compute again ({span_of(start, end)}; --all tells each)"
+    )
+
+
+def _waits(
+    story: Story, previous: StorySpan | None, until: int | None, length: Length
+) -> Iterator[str]:
+    """Yield what it waited for after `previous`, up to step `until`."""
+    start = 0 if previous is None else previous.end
+    parts = [
+        part
+        for part in story.parts
+        if part.phase == "wait" and part.start >= start and (until is None or part.end <= until)
+    ]
+    if len(parts) > length.max_waits:
+        total = counted(sum(part.num_steps for part in parts), "step")
+        yield f"waited {total}: {_by_cause(parts)} ({span_of(parts[0].start, parts[-1].end)})"
+        return
+    for part in parts:
+        passed = f"; {counted(part.num_passed, 'other')} went before it" if part.num_passed else ""
+        yield (
+            f"waited {counted(part.num_steps, 'step')} {why_waiting(part, story)}{passed} "
+            f"({span_of(part.start, part.end)})"
+        )
+
+
+def _by_cause(parts: Sequence[StoryPart]) -> str:
+    """Return the sums of waits, the cause that took most first."""
+    sums: Counter[Cause] = Counter()
+    heads: defaultdict[Cause, Counter[str]] = defaultdict(Counter)
+    for part in parts:
+        sums[part.cause] += part.num_steps
+        if part.behind is not None:
+            heads[part.cause][part.behind] += part.num_steps
+    causes = []
+    for cause, num_steps in sums.most_common():
+        behind = [f"{label} for {number:,}" for label, number in heads[cause].most_common()]
+        whom = f" (behind {names(behind)})" if behind else ""
+        causes.append(f"{num_steps:,} {SHORT_CAUSES[cause]}{whom}")
+    return ", ".join(causes)
+
+
+def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator[str]:
+    """Yield what happened in one slot span."""
+    verb = "admitted to" if previous is None else "resumed in"
+    slots = f"slot {span.slot}" if story.num_rows == 1 else f"slot {span.slot} and others"
+    slots += "" if story.worker is None else f" of worker {story.worker}"
+    when = _when(story, span.start, span.time)
+    yield f"{verb} {slots} at step {span.start:,}{when}{_aged(story, span)}{_found(story, span)}"
+    if span.is_remote:
+        yield from _asked(story, span)
+        return
+    prefill_end = span.end if span.first_token is None else span.first_token + 1
+    what = "what it had" if span.generated else "its prompt"
+    which = "next" if span.generated else "first"
+    if span.first_token is None:
+        what, came = f"a part of {what}", ""
+    elif story.arrived is not None and story.arrived.max_tokens == 0:
+        came = ""
+    else:
+        came = f"; the {which} token came with step {span.first_token:,}"
+    yield f"computed {what} in {_taken(story, span.start, prefill_end)}{came}"
+    if prefill_end < span.end:
+        yield f"generated for {_taken(story, prefill_end, span.end)}"
+    if span.drafts is not None:
+        yield from _drafts(span.drafts)
+    if span.preemption is not None:
+        yield _preemption(story, span, span.preemption)
+
+
+def _aged(story: Story, span: StorySpan) -> str:
+    """Return that the policy was overruled, where it was, to follow when a slot span began."""
+    if span.aging is None:
+        return ""
+    how_long = duration(span.aging) if story.is_timed else f"{number(span.aging)} steps"
+    return f", by --aging first whatever the policy: it had arrived {how_long} before, or more"
+
+
+def _found(story: Story, span: StorySpan) -> str:
+    """Return what a slot span found in the cache, and from whom, to follow its beginning."""
+    if not span.cached:
+        return ""
+    known = (0 if story.arrived is None else story.arrived.prompt_tokens) + span.generated
+    kind = "tokens" if span.generated else "prompt tokens"
+    found = f"; {span.cached:,} of {known:,} {kind} were in the cache"
+    if span.cached_from is None:
+        return found
+    label = label_of_name(span.cached_from)
+    return f"{found}, its own" if label == story.label else f"{found}, from {label}"
+
+
+def _asked(story: Story, span: StorySpan) -> Iterator[str]:
+    """Yield what happened in a slot whose row a server answers."""
+    if span.retries:
+        reasons = Counter(retry.reason for retry in span.retries)
+        why = ", ".join(f"{_WHY_RETRIED[reason]} {n:,}x" for reason, n in reasons.items())
+        pause = time_of(sum(retry.delay for retry in span.retries))
+        yield f"was asked for {counted(len(span.retries), 'more time')}: {why}; pauses of {pause}"
+    if span.first_token is None:
+        yield f"waited for the server for {_taken(story, span.start, span.end)}; no token came"
+        return
+    asked = _taken(story, span.start, span.first_token + 1)
+    yield f"waited for the server for {asked}; the first token came with step {span.first_token:,}"
+    if span.first_token + 1 < span.end:
+        yield f"received its tokens for {_taken(story, span.first_token + 1, span.end)}"
+
+
+_WHY_RETRIED: dict[RetryReason, str] = {
+    "overload": "the server had too much to do",
+    "connection": "the connection failed",
+    "timeout": "nothing came for too long",
+    "answer": "what came was no answer",
+}
+
+
+def _drafts(drafts: StoryDrafts) -> Iterator[str]:
+    """Yield what drafts brought it, and why there were more of them, or fewer, in the end."""
+    if drafts.steps:
+        places = drafts.by_position[:MAX_POSITIONS]
+        shares = " ".join(whole_percent(accepted / drafted) for drafted, accepted in places)
+        more = " ..." if len(drafts.by_position) > MAX_POSITIONS else ""
+        drafted, steps = counted(drafts.drafted, "draft"), counted(drafts.steps, "step")
+        yield (
+            f"had {drafts.accepted:,} of {drafted} accepted in {steps}, besides a token for each "
+            f"step; by position {shares}{more}"
+        )
+    if drafts.last_change is not None:
+        yield _change(drafts.last_change, drafts.changes)
+
+
+_WHY_CHANGED: dict[SpeculateReason, str] = {
+    "gain": "more were worth their time",
+    "cost": "more were not worth their time",
+    "failure": "what proposes them failed",
+}
+
+
+def _change(change: DraftChange, number: int) -> str:
+    """Return how many drafts were wanted in the end, and why."""
+    wanted = "no more drafts" if not change.tokens else f"{counted(change.tokens, 'draft')} a step"
+    how_often = f", the last of {number:,} changes" if number > 1 else ""
+    return f"{wanted} from step {change.step + 1:,} on: {_WHY_CHANGED[change.reason]}{how_often}"
+
+
+GAVE_WAY: Mapping[PreemptReason, str] = {
+    "kv": "which needed KV blocks",
+    "priority": "whose priority is a smaller number",
+    "deadline": "which would have missed its deadline",
+}
+
+
+def _preemption(story: Story, span: StorySpan, preemption: SpanPreemption) -> str:
+    why = f"for {preemption.for_label}, {GAVE_WAY[preemption.reason]}"
+    if (preemption.for_id, preemption.for_index) == (story.id, story.index):
+        why = "as no KV block was left for it"
+    lost = f"{counted(preemption.tokens, 'token')} to compute again"
+    kept = f", none lost of {preemption.generated:,} generated" if preemption.generated else ""
+    return f"preempted before step {span.end:,} {why}: {lost}{kept}"
+
+
+def _taken(story: Story, start: int, end: int) -> str:
+    """Return how many steps [start, end) are, and in how many it had no share, and why."""
+    sums = Counter[Cause]()
+    for part in story.parts:
+        if part.phase != "wait" and start <= part.start < end:
+            sums[part.cause] += part.num_steps
+    found = [f"{sums[cause]:,} while {why}" for cause, why in STANDSTILLS.items() if sums[cause]]
+    still = f", standing still for {' and '.join(found)}" if found else ""
+    return f"{counted(end - start, 'step')} ({span_of(start, end)}{still})"
+
+
+def _ending(story: Story) -> Iterator[str]:
+    """Yield how it ended, and what went wrong."""
+    ended = story.ended
+    if ended is None:
+        state = "it waits"
+        if story.spans and story.spans[-1].preemption is None:
+            state = f"it holds slot {story.spans[-1].slot}"
+        yield f"the trace breaks off while {state}"
+        return
+    tokens = counted(ended.tokens, "token")
+    if ended.reason == "lost":
+        whose = "the worker" if story.worker is None else f"worker {story.worker}"
+        made = f", {tokens}" if story.spans else ""
+        yield f"lost with {whose}, which died{made}: it is decoded again from the beginning"
+        return
+    reason = ended.reason if ended.limit is None else f"{ended.reason} ({ended.limit})"
+    when = _when(story, ended.step + 1, ended.time)
+    yield (
+        f"ended with step {ended.step:,}{when}: {reason}, {tokens}"
+        if story.parts
+        else f"ended where it arrived ({reason}), without a slot"
+    )
+    if ended.error is not None:
+        yield f"{ended.error.code}: {ended.error.message}"
+
+
+def _sums(story: Story) -> str:
+    """Return what its time went into; in seconds, too, where they are not as many as steps."""
+    names = ("waiting", "preempted", "prefill", "decode", "standing still")
+    has_times = story.is_timed and story.seconds != story.steps
+    parts = [
+        f"{counted(int(number), 'step')} {what}{f' ({time_of(seconds)})' if has_times else ''}"
+        for what, number, seconds in zip(
+            names, astuple(story.steps), astuple(story.seconds), strict=True
+        )
+        if number
+    ]
+    of_what = f": {', '.join(parts)}" if parts else ""
+    time = f", {time_of(story.seconds.sum)}" if story.is_timed else ""
+    return f"in all {counted(int(story.steps.sum), 'step')}{time}{of_what}"
+
+
+def _when(story: Story, num_steps: int, time: float) -> str:
+    """Return when something was, to follow its step; nothing where that is the number of steps."""
+    if story.is_timed:
+        return f" ({time_of(time)})"
+    return "" if time == num_steps else f" (time {time:,.10g})"
+
+
+def time_of(seconds: float) -> str:
+    """Return a time such that a thousandth of a second shows, if it is not a whole number."""
+    digits = 1 if round(seconds, 1) == round(seconds, 6) else 3
+    return f"{seconds:,.{digits}f} s"
