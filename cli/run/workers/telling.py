@@ -13,8 +13,8 @@ from batcher.metrics.slo import Slo
 from batcher.metrics.watched import EngineState, WatchedMetrics, state_of
 from batcher.trace.workers import event_of_worker
 
-from ...commands.run import RunOptions
 from ...screen.terminal import can_animate, is_pipe
+from ..run_options import RunOptions
 from ..stdout import stdout_descriptor
 
 STATE_SECONDS = 1.0
