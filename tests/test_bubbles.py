@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import Job, jobs_of, play, workloads
 
-from batcher.trace.bubbles import Bubble, worst_bubble
-from batcher.trace.timeline import EVERYTHING, Timeline
+from batcher.trace.timeline import EVERYTHING, Bubble, Timeline, worst_bubble
 from cli.views.gantt_zoom import choose_zoom
 
 

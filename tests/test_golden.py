@@ -12,12 +12,12 @@ from command_server import command_line
 from reference import ENGLISH, as_text, decode_alone
 
 from batcher.events import DropEvent
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.summary import RunMetrics
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.results import decode_result_line
 from batcher.requests.values import ModelCapabilities
 from batcher.trace.files import read_trace
-from batcher.trace.records import SlotSpan
+from batcher.trace.run import SlotSpan
 from batcher.trace.timeline import Timeline
 
 ROOT = Path(__file__).parent.parent

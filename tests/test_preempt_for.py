@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, RequestEvent
-from batcher.planning.simulator import SimulationResult, simulate, simulate_steps
+from batcher.planning.simulation_result import SimulationResult
+from batcher.planning.simulator import simulate, simulate_steps
 from batcher.planning.workload import workload_of
 from batcher.result import Result
 from batcher.settings import SchedulingSettings

@@ -13,7 +13,7 @@ from reference_logits import reference_logits
 from batcher import Engine, ModelOutput, Request, SimulatedModel, decode
 from batcher.decoding.sampling.logprobs import PromptLogprobs
 from batcher.events import AdmitEvent, PreemptEvent
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.summary import RunMetrics
 from batcher.models.checked import CheckedModel
 from batcher.prompts import Prompt
 from batcher.result import PromptLogprob, TopLogprob

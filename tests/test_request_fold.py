@@ -18,10 +18,8 @@ from batcher.events import (
     PrefillEvent,
     StepsEvent,
 )
-from batcher.metrics.run_metrics import RunMetrics
-from batcher.metrics.summary import encode_summary
-from batcher.trace.records import is_follower, key_of
-from batcher.trace.run import FoldNews, RequestFold
+from batcher.metrics.summary import RunMetrics, encode_summary
+from batcher.trace.run import FoldNews, RequestFold, is_follower, key_of
 from cli.screen.live.state import RunState
 
 OF_A_SEQUENCE = (ArriveEvent, AdmitEvent, PrefillEvent, PreemptEvent, FinishEvent)

@@ -22,11 +22,8 @@ from batcher.events import (
     RestartEvent,
     RunEvent,
 )
-from batcher.explaining.phases import PhaseFollower
-from batcher.explaining.reading import read_requests
-from batcher.explaining.story import answer_of
-from batcher.metrics.run_metrics import RunMetrics
-from batcher.metrics.run_totals import in_turn, of_the_dead, summarize_workers
+from batcher.explaining.story import PhaseFollower, answer_of, read_requests
+from batcher.metrics.summary import RunMetrics, in_turn, of_the_dead, summarize_workers
 from batcher.scheduling.clock import ConstantClock, FormulaClock, WallClock
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings

@@ -16,7 +16,7 @@ from batcher.events import (
     JumpEvent,
     RunEvent,
 )
-from batcher.trace.records import Fork, SlotSpan, Wait, key_of, label_of
+from batcher.trace.run import Fork, SlotSpan, Wait, key_of, label_of
 from batcher.trace.timeline import Selection, Timeline
 
 

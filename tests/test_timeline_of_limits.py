@@ -21,7 +21,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.settings import SchedulingSettings
-from batcher.trace.records import BlockedSpan, SlotSpan, SpanPreemption, Wait
+from batcher.trace.run import BlockedSpan, SlotSpan, SpanPreemption, Wait
 from batcher.trace.timeline import Timeline
 
 

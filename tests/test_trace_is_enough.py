@@ -11,12 +11,11 @@ from scheduling_settings import scheduling_settings, sharing
 
 from batcher import Engine, Request, Result, SimulatedModel
 from batcher.events import FinishEvent, RequestEvent
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
-from batcher.trace.files import encode_events, read_trace
+from batcher.trace.files import TraceChecks, encode_events, read_trace
 from batcher.trace.run import RequestFold
 from batcher.trace.timeline import Timeline
-from batcher.trace.trace_checks import TraceChecks
 
 
 def traced(

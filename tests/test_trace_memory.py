@@ -6,15 +6,14 @@ import pytest
 from examples import mostly_heavy
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent
-from batcher.explaining.reading import read_requests
-from batcher.explaining.story import answer_of
+from batcher.explaining.story import answer_of, read_requests
 from batcher.page import blocks
 from batcher.page.records import PageTimeline
 from batcher.page.tables import blocks_of
-from batcher.trace import sorted_records
+from batcher.trace import timeline as timeline_module
 from batcher.trace.chrome import encode_chrome
+from batcher.trace.files import encode_csv, encode_spans, encode_steps
 from batcher.trace.timeline import Selection, Timeline
-from batcher.trace.views import encode_csv, encode_spans, encode_steps
 from cli.views.gantt import render_gantt
 from cli.views.svg.page import render_svg
 
@@ -129,7 +128,7 @@ def test_the_story_of_a_request_goes_from_event_to_event():
 
 @pytest.mark.parametrize("view", mostly_heavy(VIEWS, "html"))
 def test_a_request_costs_nothing_once_it_has_ended(view, monkeypatch):
-    monkeypatch.setattr(sorted_records, "MAX_HELD", 64, raising=False)
+    monkeypatch.setattr(timeline_module, "MAX_HELD", 64, raising=False)
     monkeypatch.setattr(blocks, "ROWS_OF_BLOCK", 64)
     peak_of(crowded(100), VIEWS[view])  # what is loaded when it is first needed
     least = 5000 if view == "svg" else 250  # it draws some as bars
@@ -138,8 +137,8 @@ def test_a_request_costs_nothing_once_it_has_ended(view, monkeypatch):
 
 
 def test_records_come_in_order_however_many_runs_they_are_sorted_in(monkeypatch):
-    monkeypatch.setattr(sorted_records, "MAX_HELD", 4)
-    records = sorted_records.SortedRecords[str](str)
+    monkeypatch.setattr(timeline_module, "MAX_HELD", 4)
+    records = timeline_module.SortedRecords[str](str)
     keys = [number * 7 % 31 // 2 for number in range(31)]
     for place, key in enumerate(keys):
         records.add((key,), f"{key}-{place}")

@@ -23,10 +23,9 @@ from batcher.events import (
     Role,
     RunEvent,
 )
-from batcher.explaining.reading import KeptRequests, RunReader
-from batcher.explaining.story import Story, story_of
-from batcher.metrics.distributions import SecondsDistribution, SecondsHistogram
-from batcher.trace.records import RequestTimeline, first_index, label_of
+from batcher.explaining.story import KeptRequests, RunReader, Story, story_of
+from batcher.metrics.times import SecondsDistribution, SecondsHistogram
+from batcher.trace.run import RequestTimeline, first_index, label_of
 from batcher.trace.timeline import Timeline
 
 MAX_INVOLVED = 3

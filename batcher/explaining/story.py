@@ -5,65 +5,396 @@ other without a gap, so their steps and seconds add up to those from arrival to 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, NamedTuple, TypeGuard
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import InvariantError
 from batcher.events import (
+    AdmitEvent,
     ArriveEvent,
     BlockedReason,
+    Decision,
+    EndEvent,
     EndReason,
+    Event,
     FinishEvent,
-    PreemptReason,
+    PreemptEvent,
+    PrefillEvent,
+    ReceiveEvent,
     RejectEvent,
+    RestartEvent,
     RetryEvent,
     RetryReason,
+    RunEvent,
     SequenceName,
+    SpeculateEvent,
+    SpeculateReason,
+    StepsEvent,
 )
-from batcher.explaining.reading import KeptRequests
-from batcher.explaining.story_drafts import StoryDrafts
+from batcher.metrics.times import StepFeed, WholeStep, open_feed
 from batcher.result import ErrorInfo, LengthLimit
-from batcher.trace.aging import aging_of, is_aged
-from batcher.trace.records import (
+from batcher.trace.run import (
     AdmissionRecord,
     BlockedSpan,
+    DraftRecord,
+    RequestFold,
     RequestTimeline,
     SpanPreemption,
+    aging_of,
+    is_aged,
     is_follower,
 )
 from batcher.trace.timeline import Timeline
+from batcher.trace.workers import ByWorker
+
+# The phases of a request, in seconds of the clock: they follow each other without a gap from
+# its arrival to the end of its last step.  Nothing is kept of requests that have ended.
+
+PhaseName = Literal["queue", "prefill", "decode", "preempted"]
+
+
+class RequestPhase(NamedTuple):
+    """From `start` to `end`, in seconds; slot: None while it waits."""
+
+    name: PhaseName
+    start: float
+    end: float
+    slot: int | None
+
+
+class EndedSequence(NamedTuple):
+    """A sample, or all beams of a request, that has ended.
+
+    end: of its last step; first_token: of the step that gave its first token, None if none did; in
+    seconds.  cached: tokens found in the prefix cache when it was first admitted.
+    """
+
+    arrive: ArriveEvent
+    finish: FinishEvent
+    end: float
+    first_token: float | None
+    cached: int
+    phases: list[RequestPhase]
+
+    def seconds_in(self, *names: PhaseName) -> float:
+        """Return how long the phases of these names took together."""
+        return sum(phase.end - phase.start for phase in self.phases if phase.name in names)
+
+
+class _Begun:
+    """What is known of a sequence: its phases by their starts, and when its first token came."""
+
+    def __init__(self, arrival: float) -> None:
+        self.marks: list[tuple[PhaseName, float, int | None]] = [("queue", arrival, None)]
+        self.first_token: float | None = None
+
+    def phases(self, end: float) -> list[RequestPhase]:
+        """Return those that took any time, of a sequence that ended at `end`."""
+        ends = [start for _, start, _ in self.marks[1:]] + [end]
+        return [
+            RequestPhase(name, start, end, slot)
+            for (name, start, slot), end in zip(self.marks, ends, strict=True)
+            if end > start
+        ]
+
+
+class PhaseFollower:
+    """Takes in the events of a run, and tells of each sequence when it has ended."""
+
+    def __init__(self) -> None:
+        self._fold = RequestFold()
+        self._run: RunEvent | None = None
+        self._feed: StepFeed | None = None
+        self._begun: dict[int, _Begun] = {}  # by the identity of what the fold has of a sequence
+        self._decoding_next: list[tuple[_Begun, int]] = []  # from the next step on, in which slot
+        self._last_end = 0.0
+
+    def take(self, event: Event) -> Iterator[EndedSequence]:
+        """Take in the next event; yield what has ended by it, as far as that is known.
+
+        Raises:
+            InvariantError: the events do not begin with that of the run, or contradict each other.
+        """
+        found = self._fold.take(event)
+        if isinstance(event, RunEvent):
+            self._run, self._feed = event, open_feed(event)
+            return
+        if self._run is None or self._feed is None:
+            raise InvariantError("there is no run event")
+        if isinstance(event, RestartEvent):  # others do again what has not ended
+            yield from self.close(event.step)
+            self._begun.clear()
+            self._decoding_next.clear()
+            self._feed = open_feed(self._run)
+            self._feed.go_on_from(event.step, event.time)
+            return
+        for step in self._feed.take(event, found):
+            yield from self._step(step)
+        if isinstance(event, EndEvent):
+            yield from self.close(event.steps)
+
+    def close(self, num_steps: int) -> Iterator[EndedSequence]:
+        """Yield what has ended in a run of `num_steps`, which may be broken off."""
+        if self._feed is not None:
+            for step in self._feed.catch_up(num_steps):
+                yield from self._step(step)
+            for event, found in self._feed.take_events():
+                if isinstance(event, FinishEvent):
+                    yield from self._finish(event, found, self._last_end)
+
+    def _step(self, step: WholeStep) -> Iterator[EndedSequence]:
+        for event, found in step.events:
+            if isinstance(event, FinishEvent) and event.step < step.step:
+                yield from self._finish(event, found, self._last_end)  # aborted between two steps
+        for begun, slot in self._decoding_next:
+            begun.marks.append(("decode", step.start, slot))
+        self._decoding_next.clear()
+        for event, found in step.events:
+            if isinstance(event, FinishEvent):
+                if event.step >= step.step:
+                    yield from self._finish(event, found, step.end)
+            elif found.arrive is not None and not is_follower(found):
+                self._move(event, found, found.arrive, step)
+        self._last_end = step.end
+
+    def _move(
+        self, event: object, found: RequestTimeline, arrive: ArriveEvent, step: WholeStep
+    ) -> None:
+        """Take in what begins a phase of a sequence, or lets one begin with the next step."""
+        if isinstance(event, AdmitEvent):
+            begun = self._begun.setdefault(id(found), _Begun(arrive.time))
+            begun.marks.append(("prefill", step.start, event.slot))
+        elif isinstance(event, PreemptEvent):
+            self._begun[id(found)].marks.append(("preempted", step.start, None))
+        if isinstance(event, AdmitEvent | PrefillEvent | ReceiveEvent) and any(
+            admission.first_token == event.step for admission in found.admissions
+        ):
+            begun = self._begun[id(found)]
+            if begun.first_token is None:
+                begun.first_token = step.end
+            self._decoding_next.append((begun, event.slot))
+
+    def _finish(
+        self, event: FinishEvent, found: RequestTimeline, end: float
+    ) -> Iterator[EndedSequence]:
+        begun = self._begun.pop(id(found), None)
+        if found.arrive is None or is_follower(found):
+            return
+        if found.admission is None:  # it ended while it waited
+            end = max(event.time, found.arrive.time)
+        begun = begun or _Begun(found.arrive.time)
+        cached = found.admissions[0].event.cached if found.admissions else 0
+        phases = begun.phases(end)
+        yield EndedSequence(found.arrive, event, end, begun.first_token, cached, phases)
+
+
+class DraftChange(Struct, frozen=True):
+    """From the step after `step` on, `tokens` drafts were wanted in each."""
+
+    step: int
+    tokens: int
+    reason: SpeculateReason
+
+    @classmethod
+    def by(cls, event: SpeculateEvent) -> "DraftChange":
+        """Return what `event` tells of it."""
+        return cls(event.step, event.tokens, event.reason)
+
+
+class StoryDrafts(Struct, frozen=True, omit_defaults=True):
+    """What drafts brought a sequence in a slot.
+
+    steps: how many verified some.  by_position: how many i-th drafts of a step there were, and how
+    many were accepted, as in a DraftCounts.  changes: how often another number was wanted, and the
+    last time.
+    """
+
+    steps: int
+    drafted: int
+    accepted: int
+    by_position: list[tuple[int, int]]
+    changes: int = 0
+    last_change: DraftChange | None = None
+
+    @classmethod
+    def of(cls, record: DraftRecord) -> "StoryDrafts":
+        """Return what the fold has kept of it."""
+        counts, change = record.counts, record.last_change
+        return cls(
+            counts.num_steps,
+            counts.num_drafted,
+            counts.num_accepted,
+            counts.by_position(),
+            record.num_changes,
+            None if change is None else DraftChange.by(change),
+        )
+
+
+MAX_IDS = 20_000
+
+
+class KeptRequests:
+    """The timeline of a run, and what happened to its requests, or to `request_id` alone.
+
+    all: the sequences that wait on their own account, as they became known.
+    is_known: whether there is a request that is wanted.  ids: of the first in the run.
+    rejects: the lines that were no requests, of those that are wanted.
+    """
+
+    def __init__(self, request_id: str | None = None) -> None:
+        self.timeline = Timeline()
+        self.all: list[RequestTimeline] = []
+        self.rejects: list[RejectEvent] = []
+        self.is_known = False
+        self.ids: set[str] = set()
+        self._wanted = request_id
+
+    def add(self, event: Event) -> None:
+        """Take in the next event of the run."""
+        found = self.timeline.add(event)
+        if isinstance(event, RejectEvent):
+            if self._wants(event.id):
+                self.rejects.append(event)
+        elif found is not None and found.first_event is event and not is_follower(found):
+            self.all += [found] if self._wants(found.id) else []
+
+    @property
+    def longest(self) -> RequestTimeline | None:
+        """The one that took the most time from its arrival to its end, the first of equal ones.
+
+        None if there is none.  What has not ended by the end of the events counts up to there.
+        """
+        return max(self.all, key=self.seconds, default=None)
+
+    def only(self, request_id: str) -> None:
+        """Keep nothing but what is of this id."""
+        self.all = [request for request in self.all if request.id == request_id]
+        self.rejects = [reject for reject in self.rejects if reject.id == request_id]
+
+    def seconds(self, request: RequestTimeline) -> float:
+        """Return how long one took from its arrival to its end, or to that of the events."""
+        steps = request.steps(self.timeline.num_steps)
+        if not steps or request.arrive is None:
+            return 0.0
+        return self.timeline.figures.end_of(steps[-1]) - request.arrive.time
+
+    def _wants(self, request_id: str) -> bool:
+        if self._wanted is None or self._wanted == request_id:
+            self.is_known = True
+            return True
+        if len(self.ids) < MAX_IDS:
+            self.ids.add(request_id)
+        return False
+
+
+def read_requests(events: Iterable[Event], request_id: str | None = None) -> list[KeptRequests]:
+    """Return what happened in each worker of a run, to all its requests or to one.
+
+    There is one, most often.
+
+    Raises:
+        InvariantError, BatchdecodeError: see Timeline.from_events.
+    """
+    by_worker = ByWorker(lambda: KeptRequests(request_id))
+    for event in events:
+        by_worker.add(event)
+    workers = by_worker.close()
+    for kept in workers:
+        kept.timeline.close()
+        kept.timeline.check_integrity()
+    return workers
+
+
+class RunReader:
+    """Reads a run step by step, and keeps its requests.
+
+    until: how many of its steps are read, None for all.
+    """
+
+    def __init__(self, events: Iterable[Event], until: int | None = None) -> None:
+        self._events = iter(events) if until is None else _before(events, until)
+        self._until = until
+        self._kept = KeptRequests()
+        self._last_decision = 0
+        self._has_end = False
+
+    @property
+    def breaks_off(self) -> int | None:
+        """The step of the last decision of a run that was read and has no end, else None."""
+        return None if self._has_end else self._last_decision
+
+    def decisions(self) -> Iterator[tuple[int, list[Decision]]]:
+        """Yield each step in which something was decided, with that."""
+        step, found = 0, list[Decision]()
+        for event in self._read():
+            if not _is_decision(event):
+                continue
+            if event.step > step:
+                if found:
+                    yield step, found
+                step, found = event.step, []
+            found.append(_what_alone(event))
+        if found:
+            yield step, found
+
+    def close(self) -> KeptRequests:
+        """Read what is left, and return what happened."""
+        for _ in self._read():
+            pass
+        timeline = self._kept.timeline
+        if self._until is not None:
+            timeline.go_on_to(self._until)
+        timeline.close()
+        timeline.check_integrity()
+        return self._kept
+
+    def _read(self) -> Iterator[Event]:
+        for event in self._events:
+            self._kept.add(event)
+            if _is_decision(event):
+                self._last_decision = max(self._last_decision, event.step)
+            self._has_end |= isinstance(event, EndEvent)
+            yield event
+
+
+def _is_decision(event: Event) -> TypeGuard[Decision]:
+    """Return whether it decided something; an end of what never had a slot is told late."""
+    is_late = isinstance(event, FinishEvent) and event.slot is None
+    return isinstance(event, Decision) and not is_late
+
+
+def _what_alone(event: Decision) -> Decision:
+    """Return what was decided, whenever that was and in whatever words it failed."""
+    if isinstance(event, FinishEvent):
+        return replace(event, time=0.0, error=None)
+    return replace(event, time=0.0)
+
+
+def _before(events: Iterable[Event], until: int) -> Iterator[Event]:
+    """Yield what happened before step `until`, without the end of the run."""
+    for event in events:
+        if isinstance(event, RunEvent):
+            yield event
+        elif isinstance(event, StepsEvent):
+            if event.step < until:
+                columns = [(name, getattr(event, name)) for name in event.__struct_fields__[1:]]
+                num_steps = until - event.step
+                cut = {name: told[:num_steps] for name, told in columns if told is not None}
+                yield replace(event, **cut)
+        elif not isinstance(event, EndEvent) and event.step < until:
+            yield event
+
 
 TIME_DIGITS = 9  # of seconds, after the point
 _WAY = attrgetter("phase", "cause", "behind", "blocks")
 
 Phase = Literal["wait", "prefill", "decode"]
 Cause = Literal["", "slots", "queue", "prefill"] | BlockedReason
-
-# How people are told of them, and of preemptions.
-SHORT_CAUSES: Mapping[Cause, str] = {
-    "slots": "for a slot",
-    "queue": "for others before it in the queue",
-    "kv": "for KV blocks",
-    "tokens": "for tokens of the step",
-    "preemption": "because the step preempted",
-    "batch": "for the batch to end",
-    "rate": "for its turn at the rate",
-    "concurrency": "for the server to have less to do",
-}
-STANDSTILLS: Mapping[Cause, str] = {
-    "tokens": "others used up the tokens",
-    "prefill": "others computed their prompts",
-}
-GAVE_WAY: Mapping[PreemptReason, str] = {
-    "kv": "which needed KV blocks",
-    "priority": "whose priority is a smaller number",
-    "deadline": "which would have missed its deadline",
-}
 
 
 class StoryPart(Struct, frozen=True, omit_defaults=True):

@@ -21,8 +21,8 @@ from batcher.explaining.differences import (
     pair_requests,
     sums_of,
 )
-from batcher.explaining.reading import KeptRequests
-from batcher.trace.records import RequestTimeline
+from batcher.explaining.story import KeptRequests
+from batcher.trace.run import RequestTimeline
 from batcher.trace.timeline import Timeline
 from batcher.trace.workers import ByWorker
 

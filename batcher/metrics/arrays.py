@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.metrics.distributions import (
+from batcher.metrics.slo import Goodput
+from batcher.metrics.times import (
     MICROSECONDS,
     PERCENTS,
+    Latencies,
     SecondsDistribution,
     seconds_distribution,
 )
-from batcher.metrics.latencies import Latencies
-from batcher.metrics.slo import Goodput
 
 Seconds = NDArray[np.float64]
 Counts = NDArray[np.int64]

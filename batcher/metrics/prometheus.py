@@ -21,17 +21,20 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 
 from batcher.events import Event, RunEvent
-from batcher.metrics.distributions import MICROSECONDS, Histogram
-from batcher.metrics.run_totals import (
+from batcher.metrics.summary import (
     EndedTotals,
+    EngineState,
+    RunSummary,
     RunTotals,
     TimedTotals,
+    WatchedEngine,
+    WatchedMetrics,
     decode_totals,
     encode_totals,
+    state_of,
     summarize,
 )
-from batcher.metrics.summary import RunSummary
-from batcher.metrics.watched import EngineState, WatchedEngine, WatchedMetrics, state_of
+from batcher.metrics.times import MICROSECONDS, Histogram
 from batcher.request import NOTHING_UNREAD, Unread
 
 LABELS = ("model_name", "engine")  # of every metric

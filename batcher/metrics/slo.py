@@ -9,8 +9,7 @@ from typing import Self
 from msgspec import Struct, field
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.distributions import microseconds
-from batcher.metrics.latencies import EndedRequest
+from batcher.metrics.times import EndedRequest, microseconds
 from batcher.request import MAX_INT
 from batcher.totals import Totals
 

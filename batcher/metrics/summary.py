@@ -1,25 +1,72 @@
 """Every number of a run, as one record."""
 
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.metrics.distributions import Distribution
-from batcher.metrics.latencies import Latencies
-from batcher.metrics.positions import Positions
-from batcher.metrics.resources import (
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    BlockedEvent,
+    DropEvent,
+    EndEvent,
+    Event,
+    FinishEvent,
+    ForkEvent,
+    JumpEvent,
+    PreemptEvent,
+    RejectEvent,
+    RestartEvent,
+    RunEvent,
+)
+from batcher.metrics.counts import (
     BlockedSteps,
     BudgetUse,
+    CacheUse,
     Computed,
+    IdleCauses,
     KvUse,
+    PositionCount,
+    Positions,
     Preemptions,
     PrefixHits,
+    SlotUse,
+    Speculation,
+    SpeculationCount,
+    StepUse,
 )
-from batcher.metrics.slo import Goodput
-from batcher.metrics.slots import IdleCauses
-from batcher.metrics.speculation import Speculation
+from batcher.metrics.slo import Goodput, GoodputCount, Slo
+from batcher.metrics.times import (
+    Distribution,
+    Histogram,
+    Latencies,
+    TokenTimes,
+    WholeStep,
+    is_untimed,
+    open_feed,
+)
+from batcher.trace.run import RequestFold, RequestTimeline, aging_of, is_aged
+
+if TYPE_CHECKING:
+    from batcher.metrics.times import TimeSeries
+from collections.abc import Sequence
+from operator import add
+from typing import Any, ClassVar, Protocol, get_args
+
+from msgspec import field
+
+from batcher.errors import BatchdecodeError
+from batcher.events import BlockedReason
+from batcher.metrics.counts import SpeculationTotals
+from batcher.metrics.times import SecondsHistogram, TimeSeries
+from batcher.request import NOTHING_UNREAD, Unread
+from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+from batcher.speculation.settings import Acceptance
+from batcher.totals import Totals, decode_mapping
 
 Unit = Literal["seconds", "steps"]
 
@@ -151,3 +198,664 @@ def with_wall_clock(summary: RunSummary, seconds: float) -> RunSummary:
 def encode_summary(summary: RunSummary) -> bytes:
     """Return `summary` as indented JSON, newline included; equal runs give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+
+
+# The summary of several workers follows from the sum of their totals as that of a run from its own;
+# docs/summary.md says what steps, seconds and shares are then.
+
+
+class TimedTotals(Totals):
+    """What adds up of the times of a run.
+
+    times: by what they are of, see Latencies.  end: of the last step, in seconds.
+    num_aged: admissions that `--aging` decided.
+    """
+
+    LARGEST: ClassVar = frozenset({"end"})
+
+    times: dict[str, SecondsHistogram]
+    steps: StepUse = field(default_factory=StepUse)
+    cache: CacheUse = field(default_factory=CacheUse)
+    goodput: GoodputCount = field(default_factory=GoodputCount)
+    end: float = 0.0
+    num_aged: int = 0
+
+
+class EndedTotals(Totals):
+    """What is told of outputs that have ended beside the summary, of a run that is watched.
+
+    prompts, outputs: how many tokens those have that ended.
+    dropped: samples that were counted as ended and are no results, by why they had ended.
+    """
+
+    prompts: Histogram = field(default_factory=Histogram)
+    outputs: Histogram = field(default_factory=Histogram)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class RunTotals(Totals, kw_only=True):
+    """What adds up of a run, or of one of its workers; fields are named as in RunSummary.
+
+    num_slots: of all workers.  num_steps: of the worker that took most.  longest_run: the most
+    steps that a sequence took from its admission to its end.  num_cut: outputs that ended at a
+    limit which their requests do not state.  busy: slot-steps with a sequence.
+    idle: those without, by cause, without `tail`.  first_arrival: in seconds.  num_open: the
+    requests of which no more than a part has ended.
+    """
+
+    LARGEST: ClassVar = frozenset({"num_steps", "longest_output", "longest_run"})
+    LEAST: ClassVar = frozenset({"first_arrival"})
+
+    num_slots: int
+    num_steps: int = 0
+    num_requests: int = 0
+    num_rejected: int = 0
+    num_unfinished: int = 0
+    num_open: int = 0
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    longest_output: int = 0
+    longest_run: int = 0
+    num_cut: int = 0
+    busy: int = 0
+    idle: dict[str, int] = field(default_factory=dict)
+    num_positions: int = 0
+    num_padding: int = 0
+    num_jumps: int = 0
+    num_jumped_tokens: int = 0
+    num_forks: int = 0
+    num_compiled: int = 0
+    num_compiled_before: int = 0
+    first_arrival: float | None = None
+    wait: Histogram = field(default_factory=Histogram)
+    first_token: Histogram = field(default_factory=Histogram)
+    latency: Histogram = field(default_factory=Histogram)
+    blocked_steps: Counter[str] | None = None
+    speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
+    timed: TimedTotals | None = None
+    ended: EndedTotals | None = None
+
+
+encode_totals = msgspec.msgpack.Encoder().encode
+
+decode_totals = msgspec.msgpack.Decoder(RunTotals, dec_hook=decode_mapping).decode
+
+
+def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -> RunSummary:
+    """Return the numbers of a run that `run` began and that is measured by `slo`.
+
+    Raises:
+        BatchdecodeError: the run event has settings that there are not.
+    """
+    reasons, steps, slots = totals.finish_reasons, totals.num_steps, totals.num_slots
+    num_ok = reasons["stop"] + reasons["length"]
+    num_failed = reasons["error"] + totals.num_rejected
+    busy, tokens = totals.busy, totals.generated_tokens
+    num_idle = steps * slots - busy
+    blocked = totals.blocked_steps
+    speculation = None
+    if run is not None:
+        rule: Acceptance = (
+            "leviathan" if run.speculation.get("acceptance") == "leviathan" else "exact"
+        )
+        speculation = totals.speculation.numbers(rule, totals.num_positions)
+    return RunSummary(
+        requests=totals.num_requests + totals.num_rejected,
+        outputs=num_ok + num_failed + reasons["aborted"] + totals.num_unfinished,
+        ok=num_ok,
+        failed=num_failed,
+        rejected=totals.num_rejected,
+        aborted=reasons["aborted"],
+        unfinished=totals.num_unfinished,
+        finish_reasons=FinishCounts(
+            reasons["stop"], reasons["length"], num_failed, reasons["aborted"]
+        ),
+        prompt_tokens=totals.prompt_tokens,
+        generated_tokens=tokens,
+        longest_output=totals.longest_output,
+        batch=slots,
+        steps=steps,
+        least_steps=_least_steps(totals, run),
+        tokens_per_step=round(tokens / steps, 3) if steps else 0.0,
+        busy_slot_steps=busy,
+        idle_slot_steps=num_idle,
+        busy_share=_busy_share(totals),
+        idle=IdleCauses(tail=num_idle - sum(totals.idle.values()), **totals.idle),
+        positions=Positions(total=totals.num_positions, padding=totals.num_padding),
+        jumps=totals.num_jumps,
+        jumped_tokens=totals.num_jumped_tokens,
+        forks=totals.num_forks,
+        constraints=ConstraintCounts(totals.num_compiled, totals.num_compiled_before),
+        wait=totals.wait.distribution(),
+        first_token=totals.first_token.distribution(),
+        latency=totals.latency.distribution(),
+        blocked=None
+        if blocked is None
+        else BlockedSteps(**{reason: blocked[reason] for reason in get_args(BlockedReason)}),
+        speculation=speculation,
+        cut_by_default=min(totals.num_cut, reasons["length"]),  # some of best_of are dropped
+        **_timed_numbers(totals, run, slo),
+    )
+
+
+def summarize_workers(
+    workers: Sequence[RunTotals], run: RunEvent, slo: Slo | None = None
+) -> RunSummary:
+    """Return the numbers of a run of several workers, by what each of them has done."""
+    return replace(
+        summarize(merged(workers), run, slo),
+        workers=[
+            WorkerSummary(
+                requests=totals.num_requests,
+                generated_tokens=totals.generated_tokens,
+                steps=totals.num_steps,
+                busy_share=_busy_share(totals),
+            )
+            for totals in workers
+        ],
+    )
+
+
+def merged(workers: Sequence[RunTotals]) -> RunTotals:
+    """Return what adds up of several workers, of one at least."""
+    totals = workers[0].copy()
+    for others in workers[1:]:
+        totals.merge(others)
+    return totals
+
+
+def of_the_dead(totals: RunTotals) -> RunTotals:
+    """Return what adds up of a worker that has died: what it had not ended, others do again."""
+    done = totals.copy()
+    done.num_requests -= done.num_open
+    done.num_open = done.num_unfinished = 0
+    return done
+
+
+def in_turn(earlier: RunTotals, later: RunTotals) -> RunTotals:
+    """Return what adds up of a worker that has died, and of the one that goes on in its place."""
+    totals = earlier.copy()
+    totals.merge(later)
+    totals.num_slots = later.num_slots
+    return totals
+
+
+def nothing_done(run: RunEvent) -> RunTotals:
+    """Return what adds up of a worker that has done nothing yet."""
+    return RunTotals(num_slots=run.batch, idle=SlotUse().totals(0)[1])
+
+
+def settings_of(run: RunEvent) -> SchedulingSettings:
+    """Return the settings that a run event holds.
+
+    Raises:
+        BatchdecodeError: one of them has no such value.
+    """
+    if not run.scheduling:
+        return DEFAULT_SCHEDULING
+    try:
+        return msgspec.convert(run.scheduling, SchedulingSettings)
+    except msgspec.ValidationError as error:
+        raise BatchdecodeError(f"the run event of the trace: scheduling: {error}") from error
+
+
+def _busy_share(totals: RunTotals) -> float:
+    num_slot_steps = totals.num_steps * totals.num_slots
+    return round(totals.busy / num_slot_steps, 6) if num_slot_steps else 0.0
+
+
+def _least_steps(totals: RunTotals, run: RunEvent | None) -> int:
+    """Return what any schedule needs for these outputs."""
+    busy, longest = totals.busy, totals.longest_run
+    if run is not None and not is_untimed(run):
+        # Slots are also held for what another schedule need not compute.
+        num_beside = totals.num_jumped_tokens + totals.speculation.counts.num_accepted
+        busy, longest = max(0, totals.generated_tokens - num_beside), 0
+    return max(-(-busy // totals.num_slots), longest) if busy else 0
+
+
+def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> dict[str, Any]:
+    """Return the fields of the summary that say something of some runs alone."""
+    timed = totals.timed
+    if timed is None or run is None:
+        return {}
+    settings, is_plain = settings_of(run), is_untimed(run)
+    makespan = timed.end - (totals.first_arrival or 0.0)
+    numbers: dict[str, Any] = {"goodput": timed.goodput.goodput(slo, makespan)}
+    if not is_plain or slo is not None:
+        numbers["latencies"] = Latencies(
+            **{name: times.distribution() for name, times in timed.times.items()}
+        )
+        if makespan > 0:
+            num_ok = totals.finish_reasons["stop"] + totals.finish_reasons["length"]
+            numbers["throughput"] = Throughput(
+                makespan=round(makespan, 6),
+                requests=round(num_ok / makespan, 6),
+                prompt_tokens=round(totals.prompt_tokens / makespan, 3),
+                output_tokens=round(totals.generated_tokens / makespan, 3),
+            )
+    if not is_plain:
+        numbers |= {
+            "kv": timed.steps.kv(settings),
+            "budget": timed.steps.budget(settings),
+            "computed": timed.steps.computed(),
+        }
+    if settings.has_prefix_cache:
+        numbers["prefix_cache"] = timed.cache.prefix()
+    if settings.kv_blocks is not None or settings.preempt_for is not None:
+        numbers["preemptions"] = timed.cache.preemptions()
+    if aging_of(run) is not None:
+        numbers["aged"] = timed.num_aged
+    return numbers
+
+
+_LEAVING = (AdmitEvent, FinishEvent, BlockedEvent)  # with one of them nothing else is blocked
+
+
+class RunMetrics:
+    """Takes in events, live or from a trace, and has the summary of them at any time.
+
+    slo: what the run is measured by; its goodput is then told.  series: what the run over time is
+    told to.  fold: the sequences of the run; None for a fold of its own.
+    """
+
+    def __init__(
+        self,
+        slo: Slo | None = None,
+        series: "TimeSeries | None" = None,
+        fold: RequestFold | None = None,
+    ) -> None:
+        self.fold = RequestFold() if fold is None else fold
+        self.num_steps = self.num_requests = self.num_rejected = 0
+        self.prompt_tokens = self.generated_tokens = 0
+        self.longest_output = self.longest_run = self.num_cut = 0
+        self.num_jumps = self.num_jumped_tokens = self.num_forks = 0
+        self.constraints = ConstraintCounts(0, 0)
+        self.finish_reasons: Counter[str] = Counter()
+        self.wait, self.first_token, self.latency = Histogram(), Histogram(), Histogram()
+        self.slots, self.positions = SlotUse(), PositionCount()
+        self._speculation = SpeculationCount()
+        self._slo, self._series = slo, series
+        self._run: RunEvent | None = None
+        self._restart: RestartEvent | None = None
+        self._timed: TimedMetrics | None = None
+        self._first_arrival: float | None = None
+        self._num_open = 0  # that have arrived and not ended
+        self._blocked_steps: Counter[str] = Counter()
+
+    def observe(self, events: Iterable[Event]) -> None:
+        """Take in the next events of the run.
+
+        Raises:
+            BatchdecodeError: one is of a trace that says what cannot be.
+            InvariantError: one contradicts those before it.
+        """
+        fold = self.fold
+        for event in events:  # no `match`: it takes twice as long, three times a request
+            blocked = fold.blocked
+            if type(event) is ArriveEvent:
+                found: RequestTimeline | None = fold.arrive(event)
+                self._arrive(event)
+            elif type(event) is AdmitEvent:
+                found = fold.admit(event)
+                self._admit(event, found)
+            elif type(event) is FinishEvent:
+                found = fold.finish(event)
+                self._finish(event, found)
+            else:
+                found = fold.take(event)
+                self.positions.take(event, found)
+                self._count(event, found)
+            if blocked is not None and blocked is not fold.blocked and isinstance(event, _LEAVING):
+                self._blocked_steps[blocked.reason] += max(0, event.step - blocked.step)
+            if self._timed is not None:
+                self._timed.observe(event, found)
+
+    @property
+    def run(self) -> RunEvent | None:
+        """What began the run, None before."""
+        return self._run
+
+    def close(self, num_steps: int) -> None:
+        """Let the series know all of a run of `num_steps`, which may be broken off."""
+        if self._timed is not None:
+            self._timed.close(num_steps)
+
+    def _count(self, event: Event, found: RequestTimeline | None) -> None:
+        """Take in an event of a kind that is rare, which tells of `found`."""
+        match event:
+            case RunEvent():
+                self.slots.num_slots = event.batch
+                self._run = event
+                is_timed = not is_untimed(event)
+                if self._slo is not None or self._series is not None or is_timed:
+                    self._timed = TimedMetrics(event, self._slo, self._series)
+            case EndEvent():
+                self.num_steps = event.steps
+            case PreemptEvent():
+                self.slots.leave(event.step)
+            case BlockedEvent():
+                self.slots.block(event.step, event.reason)
+            case JumpEvent():
+                self.num_jumps += 1
+                self.num_jumped_tokens += event.tokens
+            case ForkEvent():
+                self.num_forks += 1
+            case DropEvent():
+                self.finish_reasons[event.reason] -= 1
+            case RejectEvent():
+                self.num_rejected += 1
+            case _:
+                self._speculation.take(event, found)
+
+    def go_on_from(self, event: RestartEvent) -> None:
+        """Let the steps begin where those of another worker end, behind the first event.
+
+        What the two have done adds up as `in_turn` says.
+        """
+        self._restart, self.num_steps = event, event.step
+        self.slots.go_on_from(event.step)
+        if self._timed is not None:
+            self._timed.go_on_from(event)
+
+    def _blocked_until(self, num_steps: int) -> Counter[str] | None:
+        """Return how long each reason held in a run of `num_steps`, None if none ever did."""
+        steps, blocked = Counter(self._blocked_steps), self.fold.blocked
+        if blocked is not None:
+            steps[blocked.reason] += max(0, num_steps - blocked.step)
+        elif not steps:
+            return None
+        return steps
+
+    def note_constraints(self, compiled: int, cache_hits: int) -> None:
+        """Take note of the grammars of the whole run so far, which no event tells of."""
+        self.constraints = ConstraintCounts(compiled, cache_hits)
+
+    def summary(self, num_steps: int = 0) -> RunSummary:
+        """Return the numbers so far; see `totals`."""
+        return summarize(self.totals(num_steps), self._run, self._slo)
+
+    def totals(self, num_steps: int = 0) -> RunTotals:
+        """Return what adds up so far; some of it is still counted on.
+
+        `num_steps` is how many steps were taken, which the events of a run that is broken off may
+        not tell.
+        """
+        steps = max(self.num_steps, self.slots.integrated_steps, num_steps)
+        busy, idle = self.slots.totals(steps)
+        positions = self.positions.positions(steps, busy)
+        if self._timed is not None:
+            self._timed.catch_up(steps)
+        return RunTotals(
+            num_slots=self.slots.num_slots,
+            num_steps=steps,
+            num_requests=self.num_requests,
+            num_rejected=self.num_rejected,
+            num_unfinished=self._num_open,
+            num_open=sum(not r.index and r.arrive is not None for r in self.fold.open),
+            finish_reasons=self.finish_reasons,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            longest_output=self.longest_output,
+            longest_run=self.longest_run,
+            num_cut=self.num_cut,
+            busy=busy,
+            idle=idle,
+            num_positions=positions.total,
+            num_padding=positions.padding,
+            num_jumps=self.num_jumps,
+            num_jumped_tokens=self.num_jumped_tokens,
+            num_forks=self.num_forks,
+            num_compiled=self.constraints.compiled,
+            num_compiled_before=self.constraints.cache_hits,
+            first_arrival=self._first_arrival,
+            wait=self.wait,
+            first_token=self.first_token,
+            latency=self.latency,
+            blocked_steps=self._blocked_until(steps),
+            speculation=self._speculation.totals_after(steps, self.fold.open),
+            timed=None if self._timed is None else self._timed.totals(),
+        )
+
+    def _arrive(self, event: ArriveEvent) -> None:
+        self._num_open += 1
+        if self._first_arrival is None or event.time < self._first_arrival:
+            self._first_arrival = event.time
+        if not event.index:
+            self.num_requests += 1
+            self.prompt_tokens += event.prompt_tokens
+        if event.deadline is not None and self._timed is None and self._run is not None:
+            self._timed = TimedMetrics(self._run, None, None)  # from the first of them on
+            if self._restart is not None:
+                self._timed.go_on_from(self._restart)
+
+    def _admit(self, event: AdmitEvent, found: RequestTimeline) -> None:
+        arrive = found.arrive
+        if arrive is None:
+            self.slots.join(event.step)
+            self.positions.begun += event.tokens - 1
+            return
+        self.positions.begun += (event.tokens or arrive.prompt_tokens) - event.cached - 1
+        self.num_steps = event.step + 1
+        if len(found.admissions) == 1:
+            self.slots.take(event.step, arrive)
+            self.wait.add(event.step - arrive.step)
+        else:
+            self.slots.take_again(event.step, found.waits_from)
+
+    def _count_prompt(self, num_tokens: int | None, found: RequestTimeline) -> None:
+        """Take in how long a prompt is, if a server says it, whatever its request could say."""
+        if num_tokens is not None and not found.index:
+            known = 0 if found.arrive is None else found.arrive.prompt_tokens
+            self.prompt_tokens += num_tokens - known
+
+    def _finish(self, event: FinishEvent, found: RequestTimeline) -> None:
+        self.finish_reasons[event.reason] += 1  # of "unused" nothing is said
+        self._count_prompt(event.prompt_tokens, found)
+        if self.num_jumps:
+            self.positions.finish(event)
+        if self._speculation.has_drafts:
+            self._speculation.finish(event, found)
+        self.generated_tokens += event.tokens
+        if event.tokens > self.longest_output:  # noqa: PLR1730 - as in Histogram.add
+            self.longest_output = event.tokens
+        if event.slot is not None:
+            self.slots.leave(event.step + 1)
+        arrive = found.arrive
+        if arrive is None:  # it came along with another one, or was aborted before it arrived
+            self.num_requests += event.index == 0 and event.role != "negative"
+            return
+        self._num_open -= 1
+        admissions = found.admissions
+        if not admissions:
+            return
+        end, admitted = event.step + 1, admissions[0].event.step
+        if end - admitted > self.longest_run:  # noqa: PLR1730 - max() takes twice as long
+            self.longest_run = end - admitted
+        first_token = admissions[0].first_token if len(admissions) == 1 else found.first_token
+        if event.tokens and first_token is not None:
+            self.first_token.add(first_token + 1 - arrive.step)
+        self.num_cut += arrive.default_limit and event.reason == "length"
+        if event.reason in {"stop", "length"}:
+            self.latency.add(end - arrive.step)
+
+
+class TimedMetrics:
+    """Takes in the events of a run after its first, and has those numbers at any time.
+
+    slo: what the run is measured by.  series: what the run over time is told to.
+
+    Raises:
+        BatchdecodeError: the run event has settings that there are not.
+    """
+
+    def __init__(self, run: RunEvent, slo: Slo | None, series: "TimeSeries | None") -> None:
+        self._settings = settings_of(run)
+        self._slo, self._series = slo, series
+        self._feed = open_feed(run)
+        self._times = TokenTimes()
+        self._steps = StepUse()
+        self._cache = CacheUse()
+        self._goodput = GoodputCount()
+        self._aging, self._num_aged = aging_of(run), 0
+        self._end = 0.0  # of the last step
+        if series is not None:
+            series.total_blocks = self._settings.kv_blocks
+            series.has_drafts = bool(run.speculation)
+
+    def go_on_from(self, event: RestartEvent) -> None:
+        """Let the steps begin where those of another worker end."""
+        self._feed.go_on_from(event.step, event.time)
+        self._end = event.time
+
+    def observe(self, event: Event, found: RequestTimeline | None) -> None:
+        """Take in the next event, which tells of `found`."""
+        for step in self._feed.take(event, found):
+            self._take(step)
+        if found is not None:
+            self._cache.observe(event, found)
+            if self._aging is not None and isinstance(event, AdmitEvent):
+                self._num_aged += is_aged(event, found.arrive, self._aging)
+        elif isinstance(event, EndEvent):
+            rest = self._feed.take_events()
+            for ended in self._times.interrupt(rest):
+                self._goodput.add(ended, self._slo)
+            if self._series is not None:
+                self._series.take_rest(rest)
+
+    def catch_up(self, num_steps: int) -> None:
+        """Take in the steps before `num_steps`, of which no more events come."""
+        for step in self._feed.catch_up(num_steps):
+            self._take(step)
+
+    def totals(self) -> TimedTotals:
+        """Return what adds up of the steps so far."""
+        times = self._times.times
+        return TimedTotals(
+            times, self._steps, self._cache, self._goodput, self._end, self._num_aged
+        )
+
+    def close(self, num_steps: int) -> None:
+        """Tell the series all that is left of a run of `num_steps`, which may be broken off."""
+        self.catch_up(num_steps)
+        if self._series is not None:
+            self._series.take_rest(self._feed.take_events())
+
+    def _take(self, step: WholeStep) -> None:
+        self._end = step.end
+        self._steps.observe(step, self._settings)
+        given, all_ended = self._times.observe(step)
+        for ended in all_ended:
+            self._goodput.add(ended, self._slo)
+        if self._series is not None:
+            self._series.take(step, given)
+
+
+class WatchedMetrics(RunMetrics):
+    """The numbers of a run with those that are told of it beside its summary, which is the same.
+
+    Times are counted whatever the run; see EndedTotals.
+    """
+
+    def __init__(
+        self,
+        slo: Slo | None = None,
+        series: TimeSeries | None = None,
+        fold: RequestFold | None = None,
+    ) -> None:
+        super().__init__(slo, series, fold)
+        self.ended = EndedTotals()
+
+    def totals(self, num_steps: int = 0) -> RunTotals:
+        """Return what adds up so far; see RunMetrics."""
+        totals = super().totals(num_steps)
+        totals.ended = self.ended
+        return totals
+
+    def _count(self, event: Event, found: RequestTimeline | None) -> None:
+        super()._count(event, found)
+        if isinstance(event, DropEvent):
+            self.ended.dropped[event.reason] += 1
+        elif isinstance(event, RunEvent) and self._timed is None:
+            self._timed = TimedMetrics(event, None, self._series)
+
+    def _finish(self, event: FinishEvent, found: RequestTimeline) -> None:
+        super()._finish(event, found)
+        if event.reason != "unused":
+            self.ended.outputs.add(event.tokens)
+        if found.arrive is not None and not event.index:
+            told = event.prompt_tokens  # by a server, whatever its request could say
+            self.ended.prompts.add(found.arrive.prompt_tokens if told is None else told)
+
+
+class BlockCounts(Protocol):
+    """What KV blocks are used for; see BlockUse."""
+
+    @property
+    def used(self) -> int:
+        """How many sequences hold."""
+
+    @property
+    def cached(self) -> int:
+        """How many nobody holds, that can be found."""
+
+    @property
+    def free(self) -> int | None:
+        """How many are empty; None without a limit."""
+
+
+class WatchedEngine(Protocol):
+    """What is asked of an engine while it runs, from any thread; see DrivenEngine."""
+
+    batch_size: int
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were taken."""
+
+    @property
+    def num_running(self) -> int:
+        """How many slots are held."""
+
+    @property
+    def num_waiting(self) -> int:
+        """How many outputs are in the waiting queue."""
+
+    @property
+    def num_coming(self) -> int:
+        """How many are known that have not arrived."""
+
+    @property
+    def block_use(self) -> BlockCounts | None:
+        """What the KV blocks are used for; None if there are none."""
+
+
+# The numbers of a run, folded from its events alone as they happen.
+#
+# Rule: memory grows with the requests that are in the engine at once, never with all there were.
+
+# The numbers of a run that are told while it goes on, and what is asked of its engine for them.
+
+
+class EngineState(Struct, frozen=True):
+    """How an engine stands at one time.
+
+    num_waiting: outputs that have arrived and hold no slot.  num_coming: those that have not
+    arrived.  kv_share: which share of the blocks sequences hold, 0 if there is no limit to them.
+    """
+
+    num_slots: int
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_share: float = 0.0
+    num_coming: int = 0
+
+
+def state_of(engine: "WatchedEngine", backlog: Unread = NOTHING_UNREAD) -> EngineState:
+    """Return how an engine stands now, if what it does not know of is for it."""
+    use, kv_share = engine.block_use, 0.0
+    if use is not None and use.free is not None:
+        kv_share = use.used / (use.used + use.cached + use.free)
+    num_waiting, num_coming = map(add, (engine.num_waiting, engine.num_coming), backlog)
+    return EngineState(engine.batch_size, engine.num_running, num_waiting, kv_share, num_coming)

@@ -5,8 +5,8 @@ finished.
 """
 
 from batcher.events import Event, RestartEvent, RunEvent
-from batcher.metrics.run_metrics import TimedMetrics
-from batcher.metrics.timeseries import TimeSeries
+from batcher.metrics.summary import TimedMetrics
+from batcher.metrics.times import TimeSeries
 from batcher.trace.run import RequestFold
 
 

@@ -7,11 +7,9 @@ import msgspec
 from msgspec import Struct
 
 from batcher.events import Event, FinishEvent, RejectEvent, Role
-from batcher.explaining.story import Arrival, RequestEnd, StoryRetry, computes_at_once
-from batcher.explaining.story_drafts import StoryDrafts
-from batcher.trace.records import AdmissionRecord, RequestTimeline
-from batcher.trace.sorted_records import SortedRecords
-from batcher.trace.timeline import Timeline
+from batcher.explaining.story import Arrival, RequestEnd, StoryDrafts, StoryRetry, computes_at_once
+from batcher.trace.run import AdmissionRecord, RequestTimeline
+from batcher.trace.timeline import SortedRecords, Timeline
 
 _encoder = msgspec.json.Encoder()
 

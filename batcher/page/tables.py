@@ -14,8 +14,7 @@ from batcher.events import BlockedReason, RejectEvent, Role
 from batcher.page.blocks import TableColumn, table, value
 from batcher.page.records import PageSequence, PageTimeline, SpanDetail
 from batcher.result import FinishReason
-from batcher.trace.aging import aging_of
-from batcher.trace.records import BlockedSpan, SlotSpan
+from batcher.trace.run import BlockedSpan, SlotSpan, aging_of
 from batcher.trace.timeline import Timeline
 
 OUTCOMES = ("", "preempted", *get_args(FinishReason), "unused", "lost")

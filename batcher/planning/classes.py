@@ -12,9 +12,8 @@ import numpy as np
 from msgspec import Struct
 
 from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
-from batcher.metrics.distributions import MICROSECONDS
-from batcher.metrics.latencies import Latencies
 from batcher.metrics.slo import OTHERS, Goodput, Slo, class_name
+from batcher.metrics.times import MICROSECONDS, Latencies
 from batcher.planning.fleet_result import FleetResult
 
 

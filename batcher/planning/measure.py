@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.arrays import latencies_of
-from batcher.metrics.distributions import SecondsDistribution
-from batcher.metrics.latencies import Latencies
 from batcher.metrics.slo import OTHERS, Goodput, Slo
+from batcher.metrics.times import Latencies, SecondsDistribution
 from batcher.planning.backlog import Backlog, backlog_of
 from batcher.planning.classes import ClassOutcome, kept
 from batcher.planning.deployments import Deployment
@@ -25,7 +24,7 @@ from batcher.planning.fleets import groups_of
 from batcher.planning.offloading import offload_of
 from batcher.planning.prices import Cost, Price, cost_of
 from batcher.planning.running import DeploymentPart, run
-from batcher.planning.simulator import SimulationTotals
+from batcher.planning.simulation_result import SimulationTotals
 from batcher.planning.spread import (
     FleetUse,
     GroupUse,

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from batcher.requests.result_rows import OK, BytesOf, completion_of
 from batcher.result import Result
 from batcher.serving.bodies import MAX_QUICK_BYTES, BodyReader, ClientRequest, fields_of
+from batcher.serving.chunks import AnswerChunk, ChunkWriter
 from batcher.serving.engine_thread import EngineThread, Exchange, News
 from batcher.serving.errors import ApiError, of_result
 from batcher.serving.http import (
@@ -22,7 +23,6 @@ from batcher.serving.http import (
     given_id,
     read_body,
 )
-from batcher.trace.chunks import AnswerChunk, ChunkWriter
 
 _DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from batcher.engine import Engine, StepOutcome
 from batcher.metrics.prometheus import RunCollector, joined
-from batcher.metrics.watched import WatchedMetrics
+from batcher.metrics.summary import WatchedMetrics
 from batcher.trace.run import RequestFold
 
 SHARE_SECONDS = 1.0

@@ -21,11 +21,16 @@ import msgspec
 
 from batcher.events import SequenceName
 from batcher.trace.merged import WorkersTimeline
-from batcher.trace.recording import StepFigures
-from batcher.trace.records import SequenceKey, SlotSpan, Wait, key_of, label_of_name
-from batcher.trace.sorted_records import SortedRecords
-from batcher.trace.step_counts import Stretch, clip
-from batcher.trace.timeline import EVERYTHING, Selection, Timeline
+from batcher.trace.run import SequenceKey, SlotSpan, Wait, key_of, label_of_name
+from batcher.trace.timeline import (
+    EVERYTHING,
+    Selection,
+    SortedRecords,
+    StepFigures,
+    Stretch,
+    Timeline,
+    clip,
+)
 
 MICROSECONDS = 10**6
 MAX_NUMBERS = 2**32

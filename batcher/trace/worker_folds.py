@@ -8,8 +8,7 @@ from itertools import chain
 
 from batcher.errors import InvariantError
 from batcher.events import BlockedEvent, Event, RunEvent
-from batcher.trace.records import RequestTimeline
-from batcher.trace.run import FoldNews, RequestFold
+from batcher.trace.run import FoldNews, RequestFold, RequestTimeline
 
 
 class WorkerFolds:

@@ -12,7 +12,7 @@ from batcher.errors import InvariantError
 from batcher.events import ArriveEvent, FinishEvent, RejectEvent, RequestEvent
 from batcher.request import Unread
 from batcher.requests.lines import BadLine, ParsedLine
-from batcher.trace.records import label_of
+from batcher.trace.run import label_of
 
 from ..screen.view import GaugeReading
 from .answers import Answers

@@ -11,6 +11,7 @@ from batcher.events import Event, TokenEvent
 from batcher.requests.results import encode_tokens
 from batcher.trace.files import encode_events
 
+from ..commands.run import RunOptions
 from ..errors import WriteError
 from ..screen.pace import Pace
 from ..screen.terminal import is_same_terminal
@@ -20,7 +21,6 @@ from .out_file import OutFile
 from .output import Sink, TerminalJson, stdout_json_sink
 from .problems import ProblemReport
 from .resume import Resumption
-from .run_options import RunOptions
 from .signals import Interrupted, StopSignals
 from .stdout import stdout_descriptor
 
@@ -160,12 +160,12 @@ class RunRecorder:
         is_asked = not options.quiet or options.summary_json or options.report or told is not None
         self.metrics = self._collector = None
         if exposition is None and is_asked:
-            from batcher.metrics.run_metrics import RunMetrics  # noqa: PLC0415 - if anybody asks
+            from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - if anybody asks
 
             self.metrics = RunMetrics(options.limits, told, view.fold)
         elif exposition is not None:
             from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra
-            from batcher.metrics.watched import WatchedMetrics  # noqa: PLC0415 - as above
+            from batcher.metrics.summary import WatchedMetrics  # noqa: PLC0415 - as above
 
             metrics, labels = WatchedMetrics(options.limits, told, view.fold), (options.model, "0")
             self._collector = RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from batcher.events import Event, RunEvent
-from batcher.metrics.timeseries import DRAFT_COLUMNS, SeriesRow, TimeSeries, with_one_interval
+from batcher.metrics.times import DRAFT_COLUMNS, SeriesRow, TimeSeries, with_one_interval
 from batcher.metrics.worker_series import WorkerSeries
 
 from .output import Sink

@@ -24,7 +24,7 @@ from opentelemetry.trace import StatusCode, set_span_in_context
 
 from batcher import __version__
 from batcher.events import Event
-from batcher.explaining.phases import EndedSequence, PhaseFollower
+from batcher.explaining.story import EndedSequence, PhaseFollower
 
 MAX_WAITING = 10_000  # sequences that have ended, and are no spans yet
 MAX_BATCH = 100  # of them that are sent together

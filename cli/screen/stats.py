@@ -6,8 +6,8 @@ Rule: nothing is computed here but shares; the words are ASCII, so any terminal 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from batcher.metrics.distributions import Distribution, SecondsDistribution
 from batcher.metrics.summary import RunSummary, Unit, WorkerSummary, unit_of
+from batcher.metrics.times import Distribution, SecondsDistribution
 
 from .cells import aligned, counted, duration, fill, number, percent
 from .summary import idle_causes

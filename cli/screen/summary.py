@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from batcher.events import RestartReason
-from batcher.metrics.speculation import Speculation
+from batcher.metrics.counts import Speculation
 from batcher.metrics.summary import RunSummary, WorkerSummary, unit_of
 
 from ..run.urls import shown

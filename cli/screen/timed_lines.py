@@ -6,9 +6,9 @@ Latencies have the same names and percentiles whether they are told in seconds o
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from batcher.metrics.distributions import Distribution, SecondsDistribution
 from batcher.metrics.slo import Goodput
 from batcher.metrics.summary import RunSummary, Unit
+from batcher.metrics.times import Distribution, SecondsDistribution
 
 from .cells import counted, duration, fill, number, percent, whole_percent
 

@@ -38,7 +38,7 @@ from batcher.serving.engine_thread import EngineThread, ServerClock
 from batcher.serving.http import MAX_HEAD_BYTES, Access, Limits
 from batcher.serving.metrics import ServerMetrics
 from batcher.trace.files import is_trace_start
-from batcher.trace.records import label_of
+from batcher.trace.run import label_of
 
 from ..commands.serve import ServeOptions
 from ..models import capabilities_of, load

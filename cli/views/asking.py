@@ -9,8 +9,7 @@ from operator import itemgetter
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event
 from batcher.explaining.differences import compare
-from batcher.explaining.reading import KeptRequests, read_requests
-from batcher.explaining.story import answer_of
+from batcher.explaining.story import KeptRequests, answer_of, read_requests
 from batcher.explaining.worker_differences import compare_workers
 from batcher.page import is_page_start
 

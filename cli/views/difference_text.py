@@ -22,7 +22,7 @@ from batcher.explaining.differences import (
     role_of,
 )
 from batcher.explaining.story import Story
-from batcher.trace.records import label_of, label_of_name
+from batcher.trace.run import label_of, label_of_name
 
 from ..screen.cells import aligned, cell_width, counted, cut_middle, listed, wrapped
 from .story_text import names, span_of, time_of, why_waiting

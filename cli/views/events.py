@@ -18,8 +18,7 @@ import msgspec
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event, RunEvent
 from batcher.hf.settings import LOADING_SETTINGS
-from batcher.trace.files import is_trace, read_trace
-from batcher.trace.trace_checks import TraceChecks
+from batcher.trace.files import TraceChecks, is_trace, read_trace
 
 from ..config import OF_ROWS, OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions
@@ -78,7 +77,7 @@ def events_of(
         _check_is_request(first_line, source.name)
     if path == STDIN:
         os.lseek(0, 0, os.SEEK_SET)
-    from ..run.run_options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
+    from ..commands.run import RunOptions  # noqa: PLC0415 - with the engine comes numpy
     from ..run.runner import run_events  # noqa: PLC0415 - as above
 
     options = dict(run_options)

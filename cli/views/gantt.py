@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 
 from batcher.events import RestartEvent
-from batcher.trace.drafts import StepDrafts
-from batcher.trace.records import SlotSpan
-from batcher.trace.step_counts import Stretch
-from batcher.trace.timeline import EVERYTHING, Selection, Timeline
+from batcher.trace.run import SlotSpan, StepDrafts
+from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline
 
 from ..screen.cells import cell_width, counted, cut_middle, fill, printable
 from . import gantt_chart as chart

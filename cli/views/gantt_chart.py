@@ -11,8 +11,8 @@ from string import digits
 from types import MappingProxyType
 
 from batcher.events import RestartEvent
-from batcher.trace.records import SlotSpan
-from batcher.trace.step_counts import Stretch, clip
+from batcher.trace.run import SlotSpan
+from batcher.trace.timeline import Stretch, clip
 
 from ..screen.cells import cell_width, cut_middle
 from ..screen.live.theme import hue_of

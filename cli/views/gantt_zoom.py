@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from itertools import islice
 from operator import attrgetter
 
-from batcher.trace.bubbles import worst_bubble
-from batcher.trace.records import SlotSpan, Wait
-from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.run import SlotSpan, Wait
+from batcher.trace.timeline import Selection, Timeline, worst_bubble
 
 from ..screen.cells import cell_width
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from batcher.events import RunEvent
-from batcher.trace.records import FAILURES, SlotSpan
+from batcher.trace.run import FAILURES, SlotSpan
 
 from ..screen.cells import counted
 

@@ -17,7 +17,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 from fault_server import FaultServer, answer  # noqa: E402 - the path comes first
 
-from batcher.metrics.run_metrics import RunMetrics  # noqa: E402 - as above
+from batcher.metrics.summary import RunMetrics  # noqa: E402 - as above
 from batcher.remote.engine import RemoteEngine  # noqa: E402 - as above
 from batcher.remote.loading import remote_model_of  # noqa: E402 - as above
 from batcher.request import Request  # noqa: E402 - as above

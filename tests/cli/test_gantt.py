@@ -13,10 +13,8 @@ from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
-from batcher.trace.drafts import StepDrafts
-from batcher.trace.records import Fork, SlotSpan
-from batcher.trace.step_counts import Stretch
-from batcher.trace.timeline import EVERYTHING, Selection, Timeline
+from batcher.trace.run import Fork, SlotSpan, StepDrafts
+from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline
 from cli.screen.cells import cell_width
 from cli.screen.live.state import RunState
 from cli.screen.live.theme import HUES, colored, hue_of

@@ -17,7 +17,7 @@ from reference_units import play_units, unit_workloads
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
 from batcher.trace.files import read_trace
-from batcher.trace.records import label_of
+from batcher.trace.run import label_of
 from batcher.trace.timeline import Timeline
 from cli.screen.live import driver, grid, scene, state
 from cli.screen.live.facts import counts

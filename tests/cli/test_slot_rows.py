@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.trace.records import SlotSpan, SpanPreemption
+from batcher.trace.run import SlotSpan, SpanPreemption
 from cli.views.slot_rows import choose_slots
 
 PREEMPTION = SpanPreemption("kv", "other", 0, 1, 1)

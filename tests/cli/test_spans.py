@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from process import ENVIRONMENT, batchdecode, lines_of, workload
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.explaining.phases import PhaseFollower
+from batcher.explaining.story import PhaseFollower
 from batcher.settings import SchedulingSettings
 from cli.run import spans as spans_module
 from cli.run.spans import SpanSender

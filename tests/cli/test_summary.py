@@ -7,10 +7,9 @@ from reference_schedule import Job, jobs_of, play
 from reference_units import beams, guided, play_units, samples
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, RunEvent
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.counts import DraftChanges, PositionAcceptance
 from batcher.metrics.slo import parse_slo
-from batcher.metrics.speculation import DraftChanges, PositionAcceptance
-from batcher.metrics.summary import WorkerSummary
+from batcher.metrics.summary import RunMetrics, WorkerSummary
 from cli.screen.summary import RunFiles, render_summary
 
 

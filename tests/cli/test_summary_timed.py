@@ -2,18 +2,17 @@ import pytest
 from msgspec.structs import replace
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent, StepsEvent
-from batcher.metrics.positions import Positions
-from batcher.metrics.resources import (
+from batcher.metrics.counts import (
     BlockedSteps,
     BudgetUse,
     Computed,
     KvUse,
+    Positions,
     Preemptions,
     PrefixHits,
 )
-from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Goodput, parse_slo
-from batcher.metrics.summary import unit_of
+from batcher.metrics.summary import RunMetrics, unit_of
 from cli.screen.cells import number, percent, whole_percent
 from cli.screen.summary import RunFiles, render_summary
 from cli.screen.timed_lines import timed_lines

@@ -16,8 +16,7 @@ from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_pag
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import SequenceName
 from batcher.explaining.differences import compare
-from batcher.explaining.reading import read_requests
-from batcher.explaining.story import answer_of
+from batcher.explaining.story import answer_of, read_requests
 from batcher.settings import SchedulingSettings
 from batcher.trace.files import encode_events
 from cli.views.difference_text import describe, results_of

@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, ArriveEvent
-from batcher.explaining.reading import read_requests
-from batcher.explaining.story import answer_of
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.explaining.story import answer_of, read_requests
+from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
 from cli.screen.timed_lines import timed_lines
 from cli.views.story_text import tell

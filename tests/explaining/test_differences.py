@@ -10,7 +10,7 @@ from reference_schedule import DESIGN_JOBS, play
 
 from batcher.events import FinishEvent, PreemptEvent, RunEvent
 from batcher.explaining.differences import compare, differing_settings
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.summary import RunMetrics
 from batcher.result import ErrorInfo
 
 

@@ -9,9 +9,7 @@ from reference_drafts import DraftedJob, drafted_workloads, play_drafts
 
 from batcher.events import AcceptEvent, DraftEvent, RunEvent, SpeculateEvent
 from batcher.explaining.differences import compare
-from batcher.explaining.reading import read_requests
-from batcher.explaining.story import answer_of
-from batcher.explaining.story_drafts import DraftChange, StoryDrafts
+from batcher.explaining.story import DraftChange, StoryDrafts, answer_of, read_requests
 from cli.views.difference_text import decided, describe, results_of
 from cli.views.story_text import WHOLE, tell
 

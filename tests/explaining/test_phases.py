@@ -13,11 +13,9 @@ from scheduling_settings import scheduling_settings, sharing, step_times
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
-from batcher.explaining.phases import PhaseFollower
-from batcher.explaining.reading import read_requests
-from batcher.explaining.story import story_of
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.explaining.story import PhaseFollower, read_requests, story_of
 from batcher.metrics.slo import Slo
+from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.explaining.reading import read_requests
-from batcher.explaining.story import answer_of
+from batcher.explaining.story import answer_of, read_requests
 from batcher.settings import SchedulingSettings
 
 

@@ -18,8 +18,7 @@ from batcher.events import (
     RejectEvent,
     RunEvent,
 )
-from batcher.explaining.reading import read_requests
-from batcher.explaining.story import PhaseTotals, StoryPart, answer_of
+from batcher.explaining.story import PhaseTotals, StoryPart, answer_of, read_requests
 
 
 def stories_of(events, request_id=None):

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
 from batcher.models.simulated import SimulatedModel
+from batcher.planning.drafts import AssumedDrafts
 from batcher.planning.fleet import Fleet
 from batcher.planning.fleet_result import result_of_engine
 from batcher.planning.replica import ReplicaSettings
 from batcher.planning.routers import ROUTERS, OwnRouter, Router, router_of
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import AssumedDrafts, simulate
+from batcher.planning.simulator import simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.settings import SchedulingSettings
 from batcher.timing.step_time import TICKS_PER_SECOND

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.fleet import Fleet
-from batcher.planning.replay import AsLogged, replay
+from batcher.planning.fleet_replay import AsLogged, replay
 from batcher.planning.replica import ReplicaSettings
 from batcher.planning.request_log import LoggedRequest, workload_of_log
 from batcher.planning.routers import OwnRouter, Router, router_of

@@ -21,8 +21,7 @@ from batcher.events import (
     PreemptEvent,
     RunEvent,
 )
-from batcher.trace.files import encode_events, read_trace
-from batcher.trace.trace_checks import TraceChecks
+from batcher.trace.files import TraceChecks, encode_events, read_trace
 
 RUN = RunEvent(batch=2, model="simulated", settings={})
 ARRIVE = ArriveEvent(0, 0.0, "a", 0, "input", 5, 6)

@@ -5,20 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from batcher.metrics.distributions import SecondsDistribution
-from batcher.metrics.latencies import Latencies
-from batcher.metrics.resources import (
+from batcher.metrics.counts import (
     BlockedSteps,
     BudgetUse,
     Computed,
+    DraftChanges,
     KvUse,
+    PositionAcceptance,
     Preemptions,
     PrefixHits,
+    Speculation,
+    Speedup,
 )
 from batcher.metrics.slo import METRICS, UNITS, Goodput
-from batcher.metrics.speculation import DraftChanges, PositionAcceptance, Speculation, Speedup
 from batcher.metrics.summary import RunSummary, Throughput
-from batcher.metrics.timeseries import SeriesRow
+from batcher.metrics.times import Latencies, SecondsDistribution, SeriesRow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 DOCUMENTED = set(re.findall(r"`([^`\n]+)`", PAGE))

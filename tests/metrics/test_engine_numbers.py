@@ -6,9 +6,8 @@ import pytest
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import ArriveEvent, PreemptEvent, StepsEvent
-from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import encode_summary
+from batcher.metrics.summary import RunMetrics, encode_summary
 from batcher.settings import SchedulingSettings
 from batcher.trace.files import encode_events, read_trace
 

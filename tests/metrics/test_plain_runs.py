@@ -18,11 +18,9 @@ from batcher.events import (
     RunEvent,
     StepsEvent,
 )
-from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Slo
-from batcher.metrics.steps import open_feed
-from batcher.metrics.summary import encode_summary
-from batcher.metrics.timeseries import MAX_ROWS, TimeSeries
+from batcher.metrics.summary import RunMetrics, encode_summary
+from batcher.metrics.times import MAX_ROWS, TimeSeries, open_feed
 from batcher.trace.run import RequestFold
 
 SLO = Slo({"ttft": 3.0, "e2e": 6.0})

@@ -12,8 +12,8 @@ from reference import english_requests
 
 from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
 from batcher.events import Layout
-from batcher.metrics.positions import Positions
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.counts import Positions
+from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 from batcher.trace.files import encode_events, read_trace

@@ -17,8 +17,7 @@ from test_timed_numbers import served, times_of
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import DropEvent, RunEvent
 from batcher.metrics.prometheus import COUNTS, GAUGES, SPREADS, RunCollector
-from batcher.metrics.run_metrics import RunMetrics
-from batcher.metrics.watched import WatchedMetrics
+from batcher.metrics.summary import RunMetrics, WatchedMetrics
 from batcher.speculation.settings import SpeculationSettings
 
 DRAFTS = SpeculationSettings(draft="simulated:0.7")

@@ -21,11 +21,10 @@ from batcher.events import (
     SpeculateEvent,
     StepsEvent,
 )
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.counts import DraftChanges, PositionAcceptance
 from batcher.metrics.slo import Slo
-from batcher.metrics.speculation import DraftChanges, PositionAcceptance
-from batcher.metrics.summary import encode_summary
-from batcher.metrics.timeseries import TimeSeries
+from batcher.metrics.summary import RunMetrics, encode_summary
+from batcher.metrics.times import TimeSeries
 from batcher.speculation.formulas import expected_speedup
 from batcher.trace.files import encode_events, read_trace
 

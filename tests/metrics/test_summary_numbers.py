@@ -18,11 +18,15 @@ from batcher.events import (
     RejectEvent,
     RunEvent,
 )
-from batcher.metrics.distributions import Distribution, Histogram
-from batcher.metrics.positions import Positions
-from batcher.metrics.run_metrics import RunMetrics
-from batcher.metrics.slots import IdleCauses
-from batcher.metrics.summary import ConstraintCounts, FinishCounts, RunSummary, encode_summary
+from batcher.metrics.counts import IdleCauses, Positions
+from batcher.metrics.summary import (
+    ConstraintCounts,
+    FinishCounts,
+    RunMetrics,
+    RunSummary,
+    encode_summary,
+)
+from batcher.metrics.times import Distribution, Histogram
 from batcher.trace.files import encode_events, read_trace
 
 

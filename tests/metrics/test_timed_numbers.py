@@ -11,11 +11,9 @@ from slow_server import BUDGET, TOTAL_BLOCKS, Job, SlowServer
 
 from batcher.events import ArriveEvent
 from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
-from batcher.metrics.distributions import SecondsHistogram
-from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import encode_summary
-from batcher.metrics.timeseries import TimeSeries
+from batcher.metrics.summary import RunMetrics, encode_summary
+from batcher.metrics.times import SecondsHistogram, TimeSeries
 from batcher.trace.files import encode_events, read_trace
 
 SLO = Slo({"queue": 4.0, "ttft": 6.0, "tpot": 1.1, "e2e": 12.5})

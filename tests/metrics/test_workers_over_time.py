@@ -11,8 +11,8 @@ from test_restarted_workers import SETTINGS, cases, places
 from worker_runs import worker_runs
 
 from batcher.events import FinishEvent
-from batcher.metrics.run_metrics import RunMetrics
-from batcher.metrics.timeseries import TimeSeries, with_one_interval
+from batcher.metrics.summary import RunMetrics
+from batcher.metrics.times import TimeSeries, with_one_interval
 from batcher.metrics.worker_series import WorkerSeries
 from batcher.trace.workers import event_of_worker
 

@@ -13,16 +13,16 @@ from worker_runs import interleaved, worker_runs
 
 from batcher import Request
 from batcher.events import RunEvent
-from batcher.metrics.distributions import Histogram, SecondsHistogram
-from batcher.metrics.run_metrics import RunMetrics
-from batcher.metrics.run_totals import (
+from batcher.metrics.slo import Slo
+from batcher.metrics.summary import (
+    RunMetrics,
     decode_totals,
     encode_totals,
     merged,
     summarize,
     summarize_workers,
 )
-from batcher.metrics.slo import Slo
+from batcher.metrics.times import Histogram, SecondsHistogram
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.loading import step_time_of

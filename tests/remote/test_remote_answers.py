@@ -9,7 +9,7 @@ from remote_runs import answered, asking, carry_out, engine_of
 from batcher.decoding.constraints import compiler
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, FinishEvent, ReceiveEvent, StepsEvent
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.summary import RunMetrics
 from batcher.request import Request
 from batcher.requests.lines import RequestParser
 from batcher.result import Result, StepTimes, Usage

@@ -11,7 +11,7 @@ from in_process import CHATS, COMPLETIONS, served
 
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.metrics.prometheus import GAUGES
-from batcher.metrics.watched import state_of
+from batcher.metrics.summary import state_of
 from batcher.serving.bodies import BodyReader
 from batcher.serving.http import Access, Limits
 from batcher.settings import SchedulingSettings

@@ -10,8 +10,8 @@ from test_transformer_model import KINDS, run
 from tiny import attention_by_definition, tiny_model
 
 from batcher import Engine, Request
-from batcher.metrics.positions import Positions
-from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.counts import Positions
+from batcher.metrics.summary import RunMetrics
 from batcher.padding import PAD
 from batcher.settings import SchedulingSettings
 from batcher.transformer.attention import create_causal_mask

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from batcher.events import Event, RunEvent
-from batcher.metrics.watched import EngineState
+from batcher.metrics.summary import EngineState
 from batcher.requests.diagnostics import Problem
 from batcher.requests.openai import Form
 

@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 from batcher.engine import DrivenEngine
 from batcher.events import Event, FinishEvent, RestartEvent
-from batcher.metrics.run_metrics import RunMetrics
-from batcher.metrics.run_totals import encode_totals
 from batcher.metrics.slo import Slo
-from batcher.metrics.watched import EngineState, WatchedMetrics, state_of
+from batcher.metrics.summary import EngineState, RunMetrics, WatchedMetrics, encode_totals, state_of
 from batcher.trace.workers import event_of_worker
 
+from ...commands.run import RunOptions
 from ...screen.terminal import can_animate, is_pipe
-from ..run_options import RunOptions
 from ..stdout import stdout_descriptor
 
 STATE_SECONDS = 1.0

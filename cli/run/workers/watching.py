@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from batcher.events import Event, RestartEvent, RunEvent
-from batcher.metrics.run_totals import (
+from batcher.metrics.slo import Slo
+from batcher.metrics.summary import (
+    EngineState,
+    RunSummary,
     RunTotals,
     decode_totals,
     in_turn,
@@ -14,20 +17,17 @@ from batcher.metrics.run_totals import (
     of_the_dead,
     summarize_workers,
 )
-from batcher.metrics.slo import Slo
-from batcher.metrics.summary import RunSummary
-from batcher.metrics.watched import EngineState
 from batcher.request import NOTHING_UNREAD, Unread
-from batcher.trace.records import is_follower
+from batcher.trace.run import is_follower
 from batcher.trace.workers import ByWorker
 
+from ...commands.run import RunOptions
 from ...screen.terminal import is_pipe, is_same_terminal
 from ...screen.view import GaugeReading, Gauges, RunPlan, View, open_view
 from ..ending import tell_summary
 from ..observing import close_spans
 from ..out_file import OutFile
 from ..recorder import TraceWriter
-from ..run_options import RunOptions
 from ..stdout import stdout_descriptor
 from .lines import InputLines
 from .messages import Answered

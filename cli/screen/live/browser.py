@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from batcher.trace.records import RequestTimeline
+from batcher.trace.run import RequestTimeline
 
 from ..cells import counted, cut_middle, pad
 from ..keyboard import InputLine

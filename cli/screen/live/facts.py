@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batcher.trace.records import label_of
+from batcher.trace.run import label_of
 
 from ..cells import UNFINISHED, counted, number, whole_percent
 from ..timed_lines import BLOCKED_CAUSES

@@ -1,6 +1,6 @@
 """What stands above the slots: requests, tokens, memory, the queue and what nobody should miss."""
 
-from batcher.trace.records import label_of
+from batcher.trace.run import label_of
 
 from ..cells import cell_width, counted, cut_middle
 from .facts import GAP, Fact, clock, counts, kept, next_up, progress, rates, short

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.trace.step_counts import Stretch
+from batcher.trace.timeline import Stretch
 
 MAX_ROWS = 16
 """Slots beyond these share rows, as many as it takes."""

@@ -2,10 +2,8 @@
 
 from typing import Literal
 
-from batcher.trace.drafts import StepDrafts
-from batcher.trace.recording import MAX_STEPS
-from batcher.trace.records import AdmissionRecord, RequestTimeline
-from batcher.trace.run import RequestFold
+from batcher.trace.run import AdmissionRecord, RequestFold, RequestTimeline, StepDrafts
+from batcher.trace.timeline import MAX_STEPS
 
 MAX_LABEL = 200
 """The most of an id that is shown; a column shows less of it."""

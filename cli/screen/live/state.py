@@ -7,9 +7,16 @@ from typing import Literal, NamedTuple
 
 from batcher.errors import InvariantError
 from batcher.events import FinishEvent, RejectEvent, RestartEvent, RunEvent
-from batcher.trace.drafts import StepDrafts
-from batcher.trace.records import FAILURES, AdmissionRecord, RequestTimeline, is_follower, label_of
-from batcher.trace.run import FoldNews, RequestFold
+from batcher.trace.run import (
+    FAILURES,
+    AdmissionRecord,
+    FoldNews,
+    RequestFold,
+    RequestTimeline,
+    StepDrafts,
+    is_follower,
+    label_of,
+)
 from batcher.trace.timeline import Timeline
 from batcher.trace.worker_folds import WorkerFolds
 

@@ -12,10 +12,8 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import EndEvent, Event, RestartEvent, RunEvent
 from batcher.explaining.differences import compare
 from batcher.trace.merged import WorkersTimeline
-from batcher.trace.records import RequestTimeline
-from batcher.trace.run import RequestFold
-from batcher.trace.sorted_records import SortedRecords
-from batcher.trace.timeline import Timeline
+from batcher.trace.run import RequestFold, RequestTimeline
+from batcher.trace.timeline import SortedRecords, Timeline
 from batcher.trace.workers import ByWorker
 
 from ...commands.trace import DiffOptions, TraceOptions

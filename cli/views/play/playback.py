@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from batcher.events import RestartEvent
-from batcher.trace.recording import MAX_STEPS
+from batcher.trace.timeline import MAX_STEPS
 
 from ...screen.live.driver import MAX_TREND, NUM_SAMPLES
 from ...screen.live.facts import Moment

@@ -11,7 +11,7 @@ from functools import partial
 from math import ceil, floor
 from typing import NamedTuple
 
-from batcher.trace.recording import MAX_STEPS
+from batcher.trace.timeline import MAX_STEPS
 
 from ...screen.cells import cut_middle, number, printable
 from ...screen.keyboard import InputLine, Keyboard, Pasted

@@ -33,10 +33,15 @@ from batcher.events import (
     RunEvent,
     StepsEvent,
 )
-from batcher.trace.bubbles import worst_bubble
-from batcher.trace.records import RequestTimeline, SequenceKey, is_follower, key_of, label_of
-from batcher.trace.run import RequestFold
-from batcher.trace.timeline import Timeline
+from batcher.trace.run import (
+    RequestFold,
+    RequestTimeline,
+    SequenceKey,
+    is_follower,
+    key_of,
+    label_of,
+)
+from batcher.trace.timeline import Timeline, worst_bubble
 from batcher.trace.workers import ByWorker
 
 from ...screen.cells import cell_width, printable

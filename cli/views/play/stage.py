@@ -3,7 +3,7 @@
 from itertools import zip_longest
 
 from batcher.explaining.differences import Parting, RunComparison, role_of
-from batcher.trace.records import label_of
+from batcher.trace.run import label_of
 
 from ...screen.cells import counted
 from ...screen.live.browser import Browser

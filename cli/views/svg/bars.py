@@ -8,7 +8,7 @@ what was lost with its worker in two lines.
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from batcher.trace.records import SlotSpan
+from batcher.trace.run import SlotSpan
 
 from ...screen.cells import printable
 from ..gantt_chart import cut_to_room, short_labels

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from batcher.trace.records import SlotSpan
-from batcher.trace.step_counts import Stretch, clip
-from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.run import SlotSpan
+from batcher.trace.timeline import Selection, Stretch, Timeline, clip
 
 from ...screen.summary import RESTART_REASONS
 from ..headline import percent_of

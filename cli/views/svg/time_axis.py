@@ -6,9 +6,8 @@ from itertools import count
 from math import ceil
 from typing import Literal
 
-from batcher.trace.records import SlotSpan
-from batcher.trace.step_counts import Stretch
-from batcher.trace.timeline import Timeline
+from batcher.trace.run import SlotSpan
+from batcher.trace.timeline import Stretch, Timeline
 
 from .drawing import CELL_WIDTH
 

@@ -1,0 +1,690 @@
+"""What drafts brought a run: how many were accepted, what they cost, how much faster it was.
+
+Rule: what is expected is told beside what was measured, and both of the same steps.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple, get_args
+
+from msgspec import Struct, field
+
+from batcher.events import (
+    AcceptEvent,
+    AdmitEvent,
+    ArriveEvent,
+    ArriveReason,
+    BlockedReason,
+    DraftEvent,
+    Event,
+    FinishEvent,
+    JumpEvent,
+    PreemptEvent,
+    RollbackEvent,
+    RunEvent,
+    SpeculateEvent,
+    SpeculateReason,
+    StepsEvent,
+)
+from batcher.metrics.times import WholeStep, is_untimed
+from batcher.settings import SchedulingSettings
+from batcher.speculation.formulas import expected_speedup, simple_return
+from batcher.speculation.settings import Acceptance
+from batcher.totals import Totals
+from batcher.trace.run import AdmissionRecord, DraftCounts, RequestTimeline, StepDrafts, is_follower
+
+# What the steps of a run used of what is limited: blocks, tokens, the prefix cache.
+#
+# Rule: nothing here depends on who was given a token, only on what was computed and held.
+
+
+class KvUse(Struct, frozen=True, kw_only=True):
+    """Blocks that sequences held; means are over the time that steps took.
+
+    total, and shares of it: None if their number is not limited.
+    """
+
+    block_size: int
+    total: int | None
+    mean_blocks: float
+    max_blocks: int
+    mean_share: float | None
+    max_share: float | None
+
+
+class BudgetUse(Struct, frozen=True, kw_only=True):
+    """How many of the tokens that a step may compute were computed.
+
+    mean_share: over the steps.  full_steps: steps that computed as many as they may.
+    """
+
+    max_batch_tokens: int
+    mean_share: float
+    full_steps: int
+
+
+class PrefixHits(Struct, frozen=True, kw_only=True):
+    """How many tokens were found in blocks, of all that samples were admitted with.
+
+    share: found of asked, by those admitted the first time.  again: by those admitted after a
+    preemption.
+    """
+
+    asked: int
+    found: int
+    share: float
+    asked_again: int
+    found_again: int
+
+
+class Preemptions(Struct, frozen=True, kw_only=True):
+    """count: how often a sample, or all beams of a request, lost its slot.
+
+    recomputed_tokens: those computed before, which were not found when it was admitted again.
+    """
+
+    count: int
+    recomputed_tokens: int
+
+
+class BlockedSteps(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Steps in which a slot was free for the first of the queue, and it was not admitted."""
+
+    kv: int
+    tokens: int
+    preemption: int
+    batch: int
+    rate: int = 0
+    concurrency: int = 0
+
+
+class Computed(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens that were computed, and positions that other layouts would compute or read beside.
+
+    prefill_tokens: of prompts, and again after preemptions.  decode_tokens: one after another.
+    right_padding: more tokens computed if all rows of a prefill were as long as the longest.
+    left_padding: more positions read if all decoding rows were.  A ragged layout has neither.
+    prefill_share: of what a right-padded prefill computes, the part that is padding.
+    draft_tokens: drafts, whatever became of them.
+    """
+
+    prefill_tokens: int
+    decode_tokens: int
+    right_padding: int
+    left_padding: int
+    prefill_share: float
+    draft_tokens: int = 0
+
+
+class StepUse(Totals):
+    """Adds up what each step computed and held; the settings are those of the run.
+
+    num_full: steps that computed as many tokens as they may.  seconds, block_seconds: how long all
+    took, and the sum of the blocks held in each times how long it took.
+    """
+
+    LARGEST: ClassVar = frozenset({"max_blocks"})
+
+    num_steps: int = 0
+    num_full: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    draft_tokens: int = 0
+    right_padding: int = 0
+    left_padding: int = 0
+    max_blocks: int = 0
+    seconds: float = 0.0
+    block_seconds: float = 0.0
+
+    def observe(self, step: WholeStep, settings: SchedulingSettings) -> None:
+        """Take in the next step."""
+        duration = step.end - step.start
+        self.num_steps += 1
+        self.num_full += step.decodes + step.prefills == settings.max_batch_tokens
+        self.prefill_tokens += step.prefills
+        if step.drafts:
+            self.prefill_tokens -= step.drafts
+            self.draft_tokens += step.drafts
+        self.decode_tokens += step.decodes
+        self.right_padding += step.prefill_padding
+        self.left_padding += step.decode_padding
+        self.max_blocks = max(self.max_blocks, step.blocks)
+        self.seconds += duration
+        self.block_seconds += step.blocks * duration
+
+    def kv(self, settings: SchedulingSettings) -> KvUse | None:
+        """Return how many blocks were held, None where there are no blocks."""
+        if not settings.is_paged:
+            return None
+        total = settings.kv_blocks
+        mean = self.block_seconds / self.seconds if self.seconds else 0.0
+        return KvUse(
+            block_size=settings.block_size,
+            total=total,
+            mean_blocks=round(mean, 3),
+            max_blocks=self.max_blocks,
+            mean_share=None if total is None else round(mean / total, NUM_DIGITS),
+            max_share=None if total is None else round(self.max_blocks / total, NUM_DIGITS),
+        )
+
+    def budget(self, settings: SchedulingSettings) -> BudgetUse | None:
+        """Return how far the token budget was used, None where there is none."""
+        budget = settings.max_batch_tokens
+        if budget is None:
+            return None
+        num_tokens = self.prefill_tokens + self.decode_tokens + self.draft_tokens
+        mean = num_tokens / max(1, self.num_steps)
+        return BudgetUse(
+            max_batch_tokens=budget,
+            mean_share=round(mean / budget, NUM_DIGITS),
+            full_steps=self.num_full,
+        )
+
+    def computed(self) -> Computed:
+        """Return what was computed, and what padding would have cost."""
+        padded = self.prefill_tokens + self.right_padding
+        return Computed(
+            prefill_tokens=self.prefill_tokens,
+            decode_tokens=self.decode_tokens,
+            right_padding=self.right_padding,
+            left_padding=self.left_padding,
+            prefill_share=round(self.right_padding / padded, NUM_DIGITS) if padded else 0.0,
+            draft_tokens=self.draft_tokens,
+        )
+
+
+class CacheUse(Totals):
+    """Counts what was found in blocks at admissions, and what preemptions threw away.
+
+    hits: as in PrefixHits, by name.
+    """
+
+    hits: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("asked", "found", "asked_again", "found_again"), 0)
+    )
+    num_preempted: int = 0
+    recomputed: int = 0
+
+    def observe(self, event: Event, request: RequestTimeline) -> None:
+        """Take in the next event of a sequence."""
+        if isinstance(event, PreemptEvent):
+            self.num_preempted += not is_follower(event)
+        elif isinstance(event, AdmitEvent):
+            preempts = [admission.preempt for admission in request.admissions[-2:-1]]
+            lost = preempts[0] if preempts else None
+            if lost is not None:
+                self.recomputed += max(0, lost.tokens - event.cached)
+            if request.arrive is None:  # it came along with another one
+                return
+            again = "" if lost is None else "_again"
+            self.hits[f"asked{again}"] += request.arrive.prompt_tokens + event.generated
+            self.hits[f"found{again}"] += event.cached
+
+    def prefix(self) -> PrefixHits:
+        """Return how often prefixes were found."""
+        asked, found = self.hits["asked"], self.hits["found"]
+        return PrefixHits(share=round(found / asked, NUM_DIGITS) if asked else 0.0, **self.hits)
+
+    def preemptions(self) -> Preemptions:
+        """Return what preemptions cost."""
+        return Preemptions(count=self.num_preempted, recomputed_tokens=self.recomputed)
+
+
+# How many positions the steps of a run computed, and how many of them were padding.
+#
+# Rule: what a step had the model compute counts, whatever came of it.
+
+_NEVER = -1
+
+
+class Positions(Struct, frozen=True, kw_only=True):
+    """total: how many positions were computed.  padding: how many of them held no token."""
+
+    total: int
+    padding: int
+
+
+class PositionCount:
+    """Takes in what the events of a run say of its positions.
+
+    Where a run tells of its steps, they say it.  In any other a sequence computes what it begins
+    with in the step of its admission, and in every later one the token it was given last, with
+    those that a constraint has forced behind it, and drafts.
+
+    begun: what sequences began with and was not cached, less one for each: for the steps of their
+    admissions.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self._has_steps = self._is_padded = False
+        self._told = self._padding = 0
+        self._jumped = self._drafted = 0
+        self._last_jumps: dict[tuple[str, int], tuple[int, int]] = {}  # the step, and the tokens
+
+    def take(self, event: Event, found: RequestTimeline | None) -> None:
+        """Take in an event that tells of `found`; of admissions and ends others are told."""
+        match event:
+            case RunEvent():
+                self._is_padded = event.layout == "padded"
+                self._has_steps = self._is_padded or not is_untimed(event)
+            case StepsEvent():
+                self._told += sum(event.decodes) + sum(event.prefills)
+                self._padding += sum(event.prefill_padding) if self._is_padded else 0
+            case DraftEvent():
+                self._drafted += event.tokens
+            case JumpEvent() if found is not None and found.admission is not None:
+                self._jump(event, found, found.admission)
+            case _:
+                pass
+
+    def _jump(self, event: JumpEvent, found: RequestTimeline, admission: AdmissionRecord) -> None:
+        """Take in the tokens that a sequence computes in the next step."""
+        admit = admission.event
+        is_first = event.step == admit.step and event.tokens == admission.num_jumped
+        if is_first and admit.tokens:
+            return  # it began with them
+        num_tokens = event.tokens * found.num_rows
+        self._jumped += num_tokens
+        self._last_jumps[event.id, event.index] = event.step, num_tokens
+
+    def finish(self, event: FinishEvent) -> None:
+        """Take in that a sequence has ended: what it was to compute next, it does not."""
+        step, num_tokens = self._last_jumps.pop((event.id, event.index), (_NEVER, 0))
+        if step == event.step:
+            self._jumped -= num_tokens
+
+    def positions(self, num_steps: int, busy_slot_steps: int) -> Positions:
+        """Return what was computed in the first `num_steps`, in which slots were so busy."""
+        if self._has_steps:
+            return Positions(total=self._told + self._padding, padding=self._padding)
+        pending = sum(n for step, n in self._last_jumps.values() if step + 1 >= num_steps)
+        beside = self._jumped - pending + self._drafted
+        return Positions(total=busy_slot_steps + self.begun + beside, padding=0)
+
+
+# Which share of the slots was in use, and what the others were waiting for.
+
+
+class IdleCauses(Struct, frozen=True, omit_defaults=True):
+    """Slot-steps without a sequence, by what would have filled them.
+
+    tail: nothing, no later request needed a slot.  arrivals: the next one had its arrival time
+    still to come.  empty_queue: the next one had not been sent yet.  too_few: the next one waited
+    for more slots at once than were free.  kv, tokens, preemption, batch, rate, concurrency: the
+    next one was blocked, see BlockedEvent.
+    """
+
+    tail: int
+    arrivals: int
+    empty_queue: int
+    too_few: int
+    kv: int = 0
+    tokens: int = 0
+    preemption: int = 0
+    batch: int = 0
+    rate: int = 0
+    concurrency: int = 0
+
+
+class _Idle(NamedTuple):
+    """So many idle slots in the steps [start, end); reason: what blocked the next, if known."""
+
+    start: int
+    end: int
+    num_slots: int
+    reason: BlockedReason | None
+
+
+class SlotUse:
+    """Busy and idle slot-steps, integrated from one event to the next.
+
+    Which request the idle slots were waiting for is known when the next one is admitted: until then
+    they are undecided.
+    """
+
+    def __init__(self) -> None:
+        self.num_slots = self.num_occupied = 0
+        self.integrated_steps = 0
+        self.busy = self.num_too_few = 0
+        self.idle: Counter[ArriveReason] = Counter()
+        self.blocked: Counter[str] = Counter()
+        self.undecided: list[_Idle] = []  # of all steps
+        self._reason: BlockedReason | None = None
+
+    def go_on_from(self, step: int) -> None:
+        """Let the first step be `step`, before there was any."""
+        self.integrated_steps = step
+
+    def take(self, step: int, arrive: ArriveEvent) -> None:
+        """Occupy a slot from `step` on, with a request that arrived as `arrive` says."""
+        if step != self.integrated_steps:
+            self._integrate(step)
+        if self.undecided:
+            self._decide(arrive)
+        self._reason = None
+        self.num_occupied += 1
+
+    def take_again(self, step: int, preempted: int) -> None:
+        """Occupy a slot from `step` on, with a sequence that was preempted before `preempted`.
+
+        Slots that were idle before that were not waiting for it, but for one still to come.
+        """
+        self.join(step)
+        earlier = [
+            idle._replace(end=min(idle.end, preempted))
+            for idle in self.undecided
+            if idle.start < preempted
+        ]
+        for start, end, num_idle, reason in self.undecided:
+            self._count(reason, max(0, end - max(start, preempted)) * num_idle)
+        self.undecided = earlier
+        self._reason = None
+
+    def join(self, step: int) -> None:
+        """Occupy a slot from `step` on, with another sequence of a group that has taken one."""
+        if step != self.integrated_steps:
+            self._integrate(step)
+        self.num_occupied += 1
+
+    def leave(self, step: int) -> None:
+        """Free a slot from `step` on."""
+        if step != self.integrated_steps:
+            self._integrate(step)
+        self.num_occupied -= 1
+
+    def block(self, step: int, reason: BlockedReason) -> None:
+        """Take note that from `step` on the next one is blocked for `reason`."""
+        if step != self.integrated_steps:
+            self._integrate(step)
+        self._reason = reason
+
+    def totals(self, num_steps: int) -> tuple[int, dict[str, int]]:
+        """Return the busy slot-steps of a run of `num_steps`, and the idle ones by cause.
+
+        Those that are of no cause known so far are of the tail.
+        """
+        busy = self.busy + self.num_occupied * (num_steps - self.integrated_steps)
+        return busy, {
+            "arrivals": self.idle["input"] + self.idle["turn"],
+            "empty_queue": self.idle["follow"],
+            "too_few": self.num_too_few,
+            **self.blocked,
+        }
+
+    def _integrate(self, step: int) -> None:
+        """Add up the steps before `step`, in which nothing has changed since the last event."""
+        start, self.integrated_steps = self.integrated_steps, step
+        self.busy += self.num_occupied * (step - start)
+        if self.num_occupied < self.num_slots:
+            num_idle = self.num_slots - self.num_occupied
+            self.undecided.append(_Idle(start, step, num_idle, self._reason))
+
+    def _decide(self, arrive: ArriveEvent) -> None:
+        """Say why slots were idle: first the request had not arrived, then it was blocked."""
+        for start, end, num_idle, reason in self.undecided:
+            arrived = min(max(start, arrive.step), end)
+            self.idle[arrive.reason] += (arrived - start) * num_idle
+            self._count(reason, (end - arrived) * num_idle)
+        self.undecided.clear()
+
+    def _count(self, reason: BlockedReason | None, slot_steps: int) -> None:
+        """Add idle slot-steps of one that waited: it was blocked, or too few were free."""
+        if reason is None:
+            self.num_too_few += slot_steps
+        else:
+            self.blocked[reason] += slot_steps
+
+
+NUM_DIGITS = 6
+
+
+class PositionAcceptance(Struct, frozen=True):
+    """What became of the i-th drafts of all steps; share: of the drafted, those accepted.
+
+    Of a tree the i-th are those of its i-th level, which count as one.
+    """
+
+    drafted: int
+    accepted: int
+    share: float
+
+
+class DraftChanges(Struct, frozen=True):
+    """How often another number of drafts was wanted for a row, by the reason."""
+
+    gain: int
+    cost: int
+    failure: int
+
+
+class Speedup(Struct, frozen=True, kw_only=True):
+    """How many times as many tokens rows that speculate were given as without drafts.
+
+    expected: by (1 - a^(k+1)) / ((1 - a) (1 + c k)), the mean over their steps, of k drafts each
+    (Leviathan et al., 2023, theorem 3.8); of a tree, k is how deep it is, and c for all drafts of a
+    level.  simple: k a / (1 + c), with the mean k of steps that drafted.
+    measured: tokens of a decode step.  draft_cost: c, by how much a draft made a step longer, in
+    steps without any; None where nothing tells that, and taken for 0.  in_time: measured, in time;
+    None with it.
+    """
+
+    expected: float
+    simple: float
+    measured: float
+    draft_cost: float | None
+    in_time: float | None
+
+
+class Speculation(Struct, frozen=True, kw_only=True):
+    """What became of the drafts of a run.
+
+    rule: which of them were accepted, see SpeculationSettings.acceptance.
+    steps: how often a step verified drafts of a row.  acceptance: accepted of drafted.
+    token_acceptance: a, accepted of those whose drafts before them were; of a tree, how often one
+    of them was.  by_position: the first comes first.  tokens_per_step: that such a step gave, with
+    the one that every step gives.  wasted: drafts that were not accepted, of all positions
+    computed.  returned_blocks: given back after rejections.
+    """
+
+    rule: Acceptance
+    steps: int
+    drafted: int
+    accepted: int
+    rejected: int
+    acceptance: float
+    token_acceptance: float
+    by_position: list[PositionAcceptance]
+    tokens_per_step: float
+    wasted: float
+    returned_blocks: int
+    changes: DraftChanges
+    speedup: Speedup
+
+
+class Durations(Totals):
+    """How long some steps took together, and how many drafts they verified."""
+
+    num_steps: int = 0
+    seconds: float = 0.0
+    num_drafts: int = 0
+
+
+class DraftedStepCosts(Totals):
+    """Finds out how much longer steps took that verified drafts, from when steps ended.
+
+    Steps are compared that computed nothing but next tokens and drafts, of equally many rows each.
+    Those before the first drafts are left out.
+    without, drafting: by the number of rows.
+    """
+
+    without: dict[int, Durations] = field(default_factory=dict)
+    drafting: dict[int, Durations] = field(default_factory=dict)
+
+    def take(self, event: StepsEvent, begin: float) -> None:
+        """Take in what the next steps computed, and when they ended; the first began at `begin`."""
+        ends, num_drafts = [begin, *event.ends], event.drafts or [0] * len(event.ends)
+        columns = zip(event.decodes, event.prefills, num_drafts, strict=False)
+        for (start, end), (rows, prefills, drafts) in zip(pairwise(ends), columns, strict=False):
+            if rows and prefills == drafts:
+                found = (self.drafting if drafts else self.without).setdefault(rows, Durations())
+                found.num_steps += 1
+                found.seconds += end - start
+                found.num_drafts += drafts
+
+    def draft_cost(self) -> float | None:
+        """Return how much longer a draft of a row made a step, in steps without any.
+
+        None where no steps can be compared; never less than 0.
+        """
+        taken = usual = 0.0
+        drafts_per_row = 0.0
+        for rows, drafting in self.drafting.items():
+            without = self.without.get(rows)
+            if without is not None:
+                taken += drafting.seconds
+                step = without.seconds / without.num_steps
+                usual += step * drafting.num_steps
+                drafts_per_row += step * drafting.num_drafts / rows
+        return max(0.0, (taken - usual) / drafts_per_row) if drafts_per_row else None
+
+
+class SpeculationTotals(Totals):
+    """What adds up of drafts.
+
+    changes: as in DraftChanges.  num_decode_steps: of sequences that speculated.
+    """
+
+    counts: DraftCounts = field(default_factory=DraftCounts)
+    costs: DraftedStepCosts = field(default_factory=DraftedStepCosts)
+    changes: Counter[SpeculateReason] = field(default_factory=Counter)
+    num_decode_steps: int = 0
+
+    def numbers(self, rule: Acceptance, num_positions: int) -> Speculation | None:
+        """Return what became of the drafts, None if there were none.
+
+        num_positions: how many were computed in all.
+        """
+        counts = self.counts
+        num_drafted, num_accepted = counts.num_drafted, counts.num_accepted
+        if not num_drafted:
+            return None
+        num_decode_steps = self.num_decode_steps
+        tested = num_accepted + counts.num_rejecting
+        acceptance = num_accepted / tested if tested else 0.0
+        return Speculation(
+            rule=rule,
+            steps=counts.num_steps,
+            drafted=num_drafted,
+            accepted=num_accepted,
+            rejected=counts.num_rejected,
+            acceptance=_share(num_accepted, num_drafted),
+            token_acceptance=round(acceptance, NUM_DIGITS),
+            by_position=[
+                PositionAcceptance(drafted, accepted, _share(accepted, drafted))
+                for drafted, accepted in counts.by_position()
+            ],
+            tokens_per_step=round(1 + num_accepted / counts.num_steps, 3),
+            wasted=_share(num_drafted - num_accepted, num_positions),
+            returned_blocks=counts.blocks,
+            changes=DraftChanges(*(self.changes[why] for why in get_args(SpeculateReason))),
+            speedup=self._speedup(acceptance, max(num_decode_steps, counts.num_steps)),
+        )
+
+    def _speedup(self, acceptance: float, num_decode_steps: int) -> Speedup:
+        """Return what is expected and what was measured over so many steps."""
+        counts, cost = self.counts, self.costs.draft_cost()
+        mean_length = counts.num_on_end / counts.num_steps
+        level_cost = (cost or 0.0) * (counts.num_drafted / counts.num_on_end)
+        num_others = num_decode_steps - counts.num_steps
+        expected = num_others + sum(
+            number * expected_speedup(acceptance, length, level_cost)
+            for length, number in counts.lengths.items()
+        )
+        measured = 1 + counts.num_accepted / num_decode_steps
+        longer = None if cost is None else 1 + cost * counts.num_drafted / num_decode_steps
+        return Speedup(
+            expected=round(expected / num_decode_steps, 3),
+            simple=round(simple_return(acceptance, mean_length, level_cost), 3),
+            measured=round(measured, 3),
+            draft_cost=None if cost is None else round(cost, NUM_DIGITS),
+            in_time=None if longer is None else round(measured / longer, 3),
+        )
+
+
+class SpeculationCount:
+    """Takes in what the events of a run tell of its drafts.
+
+    totals: that, of sequences that have ended as far as it is of sequences.
+    """
+
+    def __init__(self) -> None:
+        self.totals = SpeculationTotals()
+        self.has_drafts = False
+        self._end = 0.0  # of the last step
+        self._takers: dict[type[Event], Callable[[Any], None]] = {
+            SpeculateEvent: self._change,
+            StepsEvent: self._take_steps,
+        }
+
+    def take(self, event: Event, found: RequestTimeline | None) -> None:
+        """Take in an event that tells of `found`, which the fold has found right."""
+        taker = self._takers.get(type(event))
+        if taker is not None:
+            taker(event)
+        elif found is not None and found.admission is not None:
+            record = found.admission.drafts
+            if record is not None and record.latest is not None:
+                self._take_drafts(event, record.latest)
+
+    def finish(self, event: FinishEvent, found: RequestTimeline) -> None:
+        """Take in that a sequence has ended."""
+        self.totals.num_decode_steps += decode_steps_of(found, event.tokens)
+
+    def _take_drafts(self, event: Event, drafts: StepDrafts) -> None:
+        """Take in an event that tells of the drafts of a step, if it does."""
+        match event:
+            case DraftEvent():
+                self.has_drafts = True
+                self.totals.counts.draft(drafts)
+            case AcceptEvent():
+                self.totals.counts.accepted_lengths[event.tokens] += 1
+            case RollbackEvent():
+                self.totals.counts.reject(event, drafts)
+            case _:
+                pass
+
+    def _change(self, event: SpeculateEvent) -> None:
+        self.totals.changes[event.reason] += 1
+
+    def _take_steps(self, event: StepsEvent) -> None:
+        if self.has_drafts:
+            self.totals.costs.take(event, self._end)
+        if event.ends:
+            self._end = event.ends[-1]
+
+    def totals_after(self, num_steps: int, running: Iterable[RequestTimeline]) -> SpeculationTotals:
+        """Return all of it, with the sequences that have not ended after so many steps."""
+        totals = self.totals.copy()
+        totals.num_decode_steps += sum(
+            decode_steps_of(found, found.tokens_after(num_steps - 1)) for found in running
+        )
+        return totals
+
+
+def decode_steps_of(found: RequestTimeline, num_tokens: int) -> int:
+    """Return how many steps gave a sequence of `num_tokens` others than the first in a slot.
+
+    0 if no step drafted for it.
+    """
+    admissions = found.admissions
+    if not any(admission.num_drafted for admission in admissions):
+        return 0
+    num_beside = sum(admission.num_jumped + admission.num_accepted for admission in admissions)
+    num_first = sum(admission.first_token is not None for admission in admissions)
+    return num_tokens - num_beside - num_first
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, NUM_DIGITS) if whole else 0.0

@@ -1,0 +1,769 @@
+"""A run over time: a row of numbers for each interval of the engine's clock, from events alone.
+
+Rule: a step belongs to the interval in which it ended, its end included; an interval in which
+nothing began or ended has no row.
+"""
+
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields
+from math import ceil
+from typing import ClassVar, NamedTuple, get_args
+
+from msgspec import Struct, field
+
+from batcher.errors import BatchdecodeError
+from batcher.events import (
+    AcceptEvent,
+    AdmitEvent,
+    ArriveEvent,
+    DraftEvent,
+    EndEvent,
+    EndReason,
+    Event,
+    FinishEvent,
+    JumpEvent,
+    PreemptEvent,
+    PrefillEvent,
+    ReceiveEvent,
+    RunEvent,
+    SequenceEvent,
+    StepsEvent,
+)
+from batcher.settings import DEFAULT_SCHEDULING
+from batcher.totals import Totals
+from batcher.trace.run import RequestTimeline, is_follower
+
+# Distributions: whole numbers counted in bounded memory; seconds in whole microseconds.
+
+KEPT_BITS = 12
+EXACT_BELOW = 2**KEPT_BITS
+PERCENTS = (50, 90, 95, 99)
+MICROSECONDS = 10**6  # of a second
+SECONDS_DIGITS = 6  # of seconds, after the point
+
+
+class Distribution(Struct, frozen=True):
+    """How a number of steps is distributed over samples; percentiles are by nearest rank.
+
+    Percentiles are exact below 4,096 and at most 0.05 % low above.
+    """
+
+    count: int
+    mean: float
+    p50: int
+    p90: int
+    p95: int
+    p99: int
+    max: int
+
+
+class SecondsDistribution(Struct, frozen=True):
+    """How a time in seconds is distributed; percentiles are by nearest rank.
+
+    Times are known to a microsecond; percentiles are at most 0.05 % low, and times that there were.
+    """
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+def microseconds(seconds: float) -> int:
+    """Return the whole number of microseconds that is next to `seconds`."""
+    return round(seconds * MICROSECONDS)
+
+
+class Histogram(Totals):
+    """Counts of whole numbers >= 0 in at most 2,048 buckets for each doubling.
+
+    Buckets as in HdrHistogram (Tene): a number of more than 12 bits is known by its first 12.
+
+    counts: by the least number of a bucket.  sum_inexact, max_inexact: of the numbers that are not
+    counted as they are.
+    """
+
+    LARGEST: ClassVar = frozenset({"max_inexact"})
+
+    counts: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    sum_inexact: int = 0
+    max_inexact: int = 0
+
+    def add(self, value: int, count: int = 1) -> None:
+        """Count `value`, `count` times over; called three times a request, so it does little."""
+        if value >= EXACT_BELOW:
+            self.sum_inexact += value * count
+            if value > self.max_inexact:  # noqa: PLR1730 - max() takes twice as long
+                self.max_inexact = value
+            value = bucket_of(value)
+        self.counts[value] += count
+
+    def percentiles(self, percents: tuple[int, ...]) -> list[int]:
+        """Return for each of `percents`, ascending, the least number that so many do not exceed."""
+        found: list[int] = []
+        seen, total = 0, sum(self.counts.values())
+        for value, count in sorted(self.counts.items()):
+            seen += count
+            while len(found) < len(percents) and seen * 100 >= percents[len(found)] * total:
+                found.append(value)
+        return found
+
+    @property
+    def count(self) -> int:
+        """How many numbers were counted."""
+        return sum(self.counts.values())
+
+    @property
+    def sum(self) -> int:
+        """The exact sum of all numbers."""
+        exact = (value * count for value, count in self.counts.items() if value < EXACT_BELOW)
+        return self.sum_inexact + sum(exact)
+
+    @property
+    def max(self) -> int:
+        """The largest number, of at least one."""
+        return self.max_inexact or max(self.counts)
+
+    def distribution(self) -> Distribution | None:
+        """Return what was counted in short, None for nothing."""
+        count = self.count
+        if not count:
+            return None
+        mean = round(self.sum / count, 3)
+        p50, p90, p95, p99 = self.percentiles(PERCENTS)
+        return Distribution(count, mean, p50, p90, p95, p99, self.max)
+
+
+class SecondsHistogram(Totals):
+    """Counts of times, in microseconds; a percentile is a time that was counted.
+
+    least: the least number that was counted in a bucket, where that is not the number itself.
+    """
+
+    LEAST: ClassVar = frozenset({"least"})
+
+    counts: Histogram = field(default_factory=Histogram)
+    least: dict[int, int] = field(default_factory=dict)
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count a time, `count` times over; one below 0, which rounding can make, is 0."""
+        value = max(0, microseconds(seconds))
+        self.counts.add(value, count)
+        if value >= EXACT_BELOW:
+            bucket = bucket_of(value)
+            least = self.least.get(bucket)
+            if least is None or value < least:
+                self.least[bucket] = value
+
+    def distribution(self) -> SecondsDistribution | None:
+        """Return what was counted in short, None for nothing."""
+        counts, least = self.counts, self.least
+        count = counts.count
+        if not count:
+            return None
+        percentiles = [least.get(bucket, bucket) for bucket in counts.percentiles(PERCENTS)]
+        return seconds_distribution(count, counts.sum / count, percentiles, counts.max)
+
+
+def bucket_of(value: int) -> int:
+    """Return the least number of the bucket of `value`, which is at least EXACT_BELOW."""
+    dropped_bits = value.bit_length() - KEPT_BITS
+    return value >> dropped_bits << dropped_bits
+
+
+def seconds_distribution(
+    count: int, mean: float, percentiles: list[int], largest: int
+) -> SecondsDistribution:
+    """Return the record of times that are given in microseconds."""
+    p50, p90, p95, p99 = (value / MICROSECONDS for value in percentiles)
+    mean_seconds = round(mean / MICROSECONDS, SECONDS_DIGITS)
+    return SecondsDistribution(count, mean_seconds, p50, p90, p95, p99, largest / MICROSECONDS)
+
+
+# Steps: each with its events, its start and its end, once all of these are known, and in order.
+
+UNTIMED_STEP_SECONDS = 1.0
+
+EventOfRequest = tuple[SequenceEvent, RequestTimeline]
+SEQUENCE_EVENTS = get_args(SequenceEvent)
+
+
+class WholeStep(NamedTuple):
+    """A step that is over.
+
+    start, end: in seconds of the engine's clock.  decodes ... drafts: as in a StepsEvent; blocks
+    and paddings are 0 in an untimed run.  events: those of this step, each with its
+    sequence, and with a smaller `step` those that came too late: an abort between two steps.
+    """
+
+    step: int
+    start: float
+    end: float
+    decodes: int
+    prefills: int
+    blocks: int
+    prefill_padding: int
+    decode_padding: int
+    drafts: int
+    events: list[EventOfRequest]
+
+
+_COUNTS = WholeStep._fields[3:-2]  # which a StepsEvent has, too, as lists
+
+
+class StepFeed(ABC):
+    """Takes events one by one and gives back the steps that are whole."""
+
+    def __init__(self) -> None:
+        self._events: deque[EventOfRequest] = deque()  # of steps that are not over
+
+    def take(self, event: Event, found: RequestTimeline | None) -> Iterator[WholeStep]:
+        """Take in `event`, which tells of `found`; yield the steps that are known by it."""
+        if isinstance(event, SEQUENCE_EVENTS) and found is not None:
+            yield from self._told_by(event)
+            self._events.append((event, found))
+        elif isinstance(event, StepsEvent):
+            yield from self._tell(event)
+        elif isinstance(event, EndEvent):
+            yield from self.catch_up(event.steps)
+
+    @abstractmethod
+    def go_on_from(self, step: int, time: float) -> None:
+        """Let the first step be `step`, which starts at `time`; before there was any."""
+
+    @abstractmethod
+    def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
+        """Yield the steps before `num_steps`, of which no more events come, if they are known."""
+
+    @abstractmethod
+    def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
+        """Yield the steps that are over since `event` comes."""
+
+    @abstractmethod
+    def _tell(self, event: StepsEvent, /) -> Iterator[WholeStep]:
+        """Take in what steps computed; yield those that are over by it."""
+
+    def take_events(self, last_step: int | None = None) -> list[EventOfRequest]:
+        """Return the events up to those of `last_step`, at the end of the run all; forget them."""
+        events, taken = self._events, []
+        while events and (last_step is None or events[0][0].step <= last_step):
+            taken.append(events.popleft())
+        return taken
+
+
+def is_untimed(run: RunEvent) -> bool:
+    """Return whether all steps last 1.0 and compute all there is, so none need be told of."""
+    return not run.step_time and not run.scheduling and run.policy == DEFAULT_SCHEDULING.policy
+
+
+def open_feed(run: RunEvent) -> StepFeed:
+    """Return what puts the steps of the run together that begins with `run`."""
+    return _UntimedFeed() if is_untimed(run) else _TimedFeed()
+
+
+class _TimedFeed(StepFeed):
+    """The steps of a run that tells of each of them, before or after their events.
+
+    Of the last step that was told of there may be more events, until something later is told.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: deque[WholeStep] = deque()  # still without their events and starts
+        self._end = 0.0  # of the step before
+
+    def go_on_from(self, step: int, time: float) -> None:  # noqa: ARG002 - each is told of
+        self._end = time
+
+    def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
+        while self._told and self._told[0].step < num_steps:
+            yield self._whole(self._told.popleft())
+
+    def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
+        return self.catch_up(event.step)
+
+    def _tell(self, event: StepsEvent, /) -> Iterator[WholeStep]:
+        self._told += _told_steps(event)
+        return self.catch_up(event.step + len(event.ends) - 1)
+
+    def _whole(self, told: WholeStep) -> WholeStep:
+        """Return a step with its events, and the start that they tell."""
+        events = self.take_events(told.step)
+        # Or later than the step before, if the clock has jumped; someone is admitted then.
+        admitted = (e.time for e, _ in events if type(e) is AdmitEvent and e.step == told.step)
+        start = max(self._end, next(admitted, self._end))
+        self._end = told.end
+        return told._replace(start=start, events=events)
+
+
+def _told_steps(told: StepsEvent) -> Iterator[WholeStep]:
+    """Yield the steps of an event, as far as it tells of them.
+
+    Raises:
+        BatchdecodeError: its lists differ in length.
+    """
+    counts = [getattr(told, name) for name in _COUNTS]
+    counts.append([0] * len(told.ends) if told.drafts is None else told.drafts)
+    if {len(column) for column in counts} != {len(told.ends)}:
+        raise BatchdecodeError(f"the steps event of step {told.step}: its lists differ in length")
+    for step, (end, *of_step) in enumerate(zip(told.ends, *counts, strict=True), told.step):
+        yield WholeStep._make((step, end, end, *of_step, []))
+
+
+class _UntimedFeed(StepFeed):
+    """The steps of a run that tells of none: each lasts 1.0, and all rows go on in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._step, self._start = 0, 0.0  # the first that is not told of
+        self._num_rows = 0  # that go on in it
+
+    def go_on_from(self, step: int, time: float) -> None:
+        self._step, self._start = step, time
+
+    def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
+        while self._step < num_steps:
+            yield self._next_step()
+
+    def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
+        is_end = isinstance(event, FinishEvent)
+        if isinstance(event, ArriveEvent) or (is_end and event.slot is None):
+            return
+        yield from self.catch_up(event.step)
+        if event.step == self._step and not is_end:
+            self._start = max(self._start, event.time)
+
+    def _tell(self, _: StepsEvent, /) -> Iterator[WholeStep]:
+        return iter(())
+
+    def _next_step(self) -> WholeStep:
+        """Return the step that is over, and go on to the next."""
+        step, start = self._step, self._start
+        events = self.take_events(step)
+        num_prefills = num_admitted = num_gone = num_late = num_drafts = 0
+        for event, found in events:
+            if isinstance(event, AdmitEvent):
+                num_admitted += 1
+                num_prefills += 0 if found.arrive is None else found.arrive.prompt_tokens
+            elif isinstance(event, DraftEvent):
+                num_drafts += event.tokens
+            elif isinstance(event, FinishEvent) and event.slot is not None:
+                num_late += event.step < step
+                num_gone += event.step >= step
+        num_decodes = self._num_rows - num_late
+        self._num_rows = num_decodes + num_admitted - num_gone
+        self._step, self._start = step + 1, start + UNTIMED_STEP_SECONDS
+        counts = (num_decodes, num_prefills + num_drafts, 0, 0, 0, num_drafts)
+        return WholeStep(step, start, self._start, *counts, events)
+
+
+# Latencies: queue time, TTFT, TPOT, ITL and E2E, as docs/metrics.md defines them.  Rows that go on
+# in lockstep share the gaps between their tokens, so a gap is counted once for all of them: nothing
+# is done per row per step.
+
+NO_TOKENS: EndReason = "error"
+
+
+class Latencies(Struct, frozen=True, kw_only=True):
+    """How long requests waited and took, in seconds; None for what there was none of.
+
+    queue: up to the admission.  ttft, e2e: up to the first and the last token.  tpot: of each token
+    after the first, on average.  itl: from a token to the next one of the same sample.
+    """
+
+    queue: SecondsDistribution | None
+    ttft: SecondsDistribution | None
+    tpot: SecondsDistribution | None
+    itl: SecondsDistribution | None
+    e2e: SecondsDistribution | None
+
+
+class GivenTokens(NamedTuple):
+    """What a step gave: tokens, how many of them were first ones, and the sum of their TTFTs."""
+
+    num_tokens: int
+    num_first: int
+    sum_ttft: float
+
+
+class EndedRequest(NamedTuple):
+    """A sample, or all beams of a request, that has ended; times are in seconds.
+
+    end: of its last step.  queue, ttft: None if it was not admitted, or given no token.
+    """
+
+    finish: FinishEvent
+    arrive: ArriveEvent
+    end: float
+    queue: float | None
+    ttft: float | None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it came to its end by itself, and was given tokens."""
+        return self.finish.reason in {"stop", "length"} and self.ttft is not None
+
+    @property
+    def e2e(self) -> float:
+        """From its arrival to the end of its last step."""
+        return self.end - self.arrive.time
+
+    @property
+    def tpot(self) -> float | None:
+        """The mean time of a token after the first; None if there is none after it."""
+        num_tokens = self.finish.tokens
+        if self.ttft is None or num_tokens < 2:  # noqa: PLR2004 - the first, and one more
+            return None
+        return (self.e2e - self.ttft) / (num_tokens - 1)
+
+
+class TokenTimes:
+    """Follows all sequences from step to step, tells their times and counts them.
+
+    times: how they are distributed so far, by the names of Latencies.
+    """
+
+    def __init__(self) -> None:
+        self.times = {name: SecondsHistogram() for name in Latencies.__struct_fields__}
+        self._last_advance = 0.0  # when decoding rows were last given a token, all at once
+        # Of the decoding rows: how many were given their last token when.
+        self._decoding: dict[float, int] = {}
+
+    def observe(self, step: WholeStep) -> tuple[GivenTokens, list[EndedRequest]]:
+        """Take in the next step; return what it gave, and who has ended in it."""
+        ended = self.interrupt(step.events, step)
+        num_tokens = self._advance(step.end) if step.decodes else 0
+        num_first, sum_ttft = 0, 0.0
+        for event, found in step.events:
+            if isinstance(event, AdmitEvent | PrefillEvent):
+                arrive = self._arrival(found)
+                if event.left or arrive is None or not arrive.max_tokens:
+                    continue  # only its prompt is computed
+                num_tokens += 1
+                is_first = found.ttft is None
+                self._start(found, arrive, step.end)
+                num_first += is_first
+                sum_ttft += found.ttft or 0.0 if is_first else 0.0
+            elif isinstance(event, ReceiveEvent):
+                is_first = found.ttft is None
+                num_tokens += event.tokens
+                self._receive(event, found, step.end)
+                num_first += is_first
+                sum_ttft += found.ttft or 0.0 if is_first else 0.0
+            elif isinstance(event, JumpEvent | AcceptEvent):
+                self.times["itl"].add(0, event.tokens)
+                num_tokens += event.tokens
+            elif isinstance(event, FinishEvent):
+                ended += self._end(event, found, step.end)
+        return GivenTokens(num_tokens, num_first, sum_ttft), ended
+
+    def interrupt(
+        self, events: list[EventOfRequest], step: WholeStep | None = None
+    ) -> list[EndedRequest]:
+        """Take in what happens before the rows of `step` go on; return who ends by that.
+
+        Without a step, at the end of the run, that is all that happens.
+        """
+        ended: list[EndedRequest] = []
+        for event, found in events:
+            arrive = self._arrival(found)
+            if arrive is None:  # it has ended, came along with another one or never arrived
+                continue
+            if isinstance(event, AdmitEvent):
+                if found.queue is None:
+                    found.queue = event.time - arrive.time
+                    self.times["queue"].add(found.queue)
+            elif isinstance(event, PrefillEvent | PreemptEvent):
+                self._stop(found)
+            elif isinstance(event, FinishEvent) and (
+                step is None or event.step < step.step or _is_without_tokens(event, found)
+            ):
+                ended += self._end(event, found, event.time if step is None else step.end)
+        return ended
+
+    def _arrival(self, found: RequestTimeline) -> ArriveEvent | None:
+        """Return what a sequence asked for, None if it is none to follow."""
+        return None if found.ended is not None else found.arrive
+
+    def _advance(self, end: float) -> int:
+        """Give each decoding row a token; return how many there are."""
+        total = 0
+        for last, num_rows in self._decoding.items():
+            self.times["itl"].add(end - last, num_rows)
+            total += num_rows
+        self._decoding = {end: total} if total else {}
+        self._last_advance = end
+        return total
+
+    def _start(self, found: RequestTimeline, arrive: ArriveEvent, end: float) -> None:
+        """Give a sequence a token and let it decode."""
+        if found.ttft is None:
+            found.ttft = end - arrive.time
+            self.times["ttft"].add(found.ttft)
+        else:
+            self.times["itl"].add(end - found.last_token)
+        found.last_token, found.is_decoding = end, True
+        self._decoding[end] = self._decoding.get(end, 0) + 1
+
+    def _receive(self, event: ReceiveEvent, found: RequestTimeline, end: float) -> None:
+        """Give a sequence what a server has sent; it goes on by itself, with no other row."""
+        arrive = self._arrival(found)
+        if arrive is None or not event.tokens:
+            return
+        if found.ttft is None:
+            found.ttft = end - arrive.time
+            self.times["ttft"].add(found.ttft)
+        else:
+            self.times["itl"].add(end - found.last_token)
+        self.times["itl"].add(0, event.tokens - 1)
+        found.last_token = end
+
+    def _stop(self, found: RequestTimeline) -> None:
+        """Let a sequence decode no more, until it starts again."""
+        if found.is_decoding:
+            last = found.last_token = max(found.last_token, self._last_advance)
+            found.is_decoding = False
+            self._decoding[last] -= 1
+            if not self._decoding[last]:
+                del self._decoding[last]
+
+    def _end(
+        self, event: FinishEvent, found: RequestTimeline, end: float
+    ) -> Iterator[EndedRequest]:
+        """Count the times of a sequence that has ended, and yield them; nothing the second time."""
+        arrive = self._arrival(found)
+        if arrive is None:
+            return
+        self._stop(found)
+        found.ended = end
+        ended = EndedRequest(event, arrive, end, found.queue, found.ttft)
+        if ended.is_ok:
+            self.times["e2e"].add(ended.e2e)
+            if ended.tpot is not None:
+                self.times["tpot"].add(ended.tpot)
+        yield ended
+
+
+def _is_without_tokens(event: FinishEvent, found: RequestTimeline) -> bool:
+    """Return whether a row failed in its last step, and no server has sent it a token."""
+    has_received = found.admission is not None and found.admission.num_received is not None
+    return event.reason == NO_TOKENS and not has_received
+
+
+FIRST_INTERVAL = 1.0  # seconds, if none is given
+MAX_ROWS = 1000  # if no interval is given: beyond, it is doubled
+
+
+class SeriesRow(Struct, frozen=True):
+    """An interval; None for what cannot be told of it.
+
+    time: its end, in seconds.  steps, prompt_tokens, output_tokens, finished, preemptions: in it;
+    prompt_tokens are those computed, recomputed ones too, output_tokens those given to samples.
+    running: sequences in slots, at its end.  waiting: arrived, without a slot, at its end.  blocks:
+    the most that a step held; kv_share: of all.  tokens_per_s: output_tokens over its length.
+    ttft_mean: of the first tokens given in it, in seconds.  drafted, accepted: drafts of its steps,
+    and those of them that were accepted.
+    """
+
+    time: float
+    steps: int
+    running: int
+    waiting: int
+    blocks: int
+    kv_share: float | None
+    prompt_tokens: int
+    output_tokens: int
+    tokens_per_s: float
+    arrived: int
+    admitted: int
+    finished: int
+    preemptions: int
+    ttft_mean: float | None
+    drafted: int = 0
+    accepted: int = 0
+
+
+DRAFT_COLUMNS = ("drafted", "accepted")
+"""The last columns, which a run without drafts does not have."""
+
+
+@dataclass(slots=True)
+class _Bin:
+    """What happened in an interval."""
+
+    steps: int = 0
+    blocks: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    arrived: int = 0
+    admitted: int = 0  # first time or again, those that arrived
+    finished: int = 0
+    preemptions: int = 0
+    num_first: int = 0
+    sum_ttft: float = 0.0
+    joined_slots: int = 0  # sequences admitted, less those that left
+    joined_queue: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def add(self, other: "_Bin") -> None:
+        """Take in what happened in the next interval."""
+        blocks = max(self.blocks, other.blocks)
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.blocks = blocks
+
+
+_COUNTED = [each.name for each in fields(_Bin) if each.name in SeriesRow.__struct_fields__]
+
+
+class TimeSeries:
+    """Takes in whole steps, and gives rows as soon as nothing that is still to come changes them.
+
+    interval: in seconds; None: a second, doubled whenever there are more than a thousand rows. Then
+    all rows are given at the end of the run.  Otherwise those are kept whose `waiting` is not known
+    yet, since a request is read only when a slot may be free for it.
+    total_blocks: how many the run has; None for no limit.  has_drafts: whether it is to speculate.
+    """
+
+    def __init__(self, interval: float | None = None) -> None:
+        self.total_blocks: int | None = None
+        self.has_drafts = False
+        self._interval = FIRST_INTERVAL if interval is None else interval
+        self._is_fixed = interval is not None
+        self._bins: dict[int, _Bin] = {}
+        self._first_open = 0  # the first interval that was not given
+        self._num_running = self._num_waiting = 0  # at the end of the last that was
+        self._known_arrivals = self._known_steps = 0.0  # up to when all is known
+        self._done: list[SeriesRow] = []
+
+    def rows(self) -> list[SeriesRow]:
+        """Return the rows that have become known since the last call."""
+        rows, self._done = self._done, []
+        return rows
+
+    def finish(self) -> list[SeriesRow]:
+        """Return all rows that were not returned yet, at the end of the run."""
+        self._done += self._rows(sorted(self._bins))
+        return self.rows()
+
+    def take(self, step: WholeStep, given: GivenTokens) -> None:
+        """Take in the next step, and what it gave."""
+        for event, found in step.events:
+            self._count(event, found, step)
+        at = self._bin(step.end)
+        at.steps += 1
+        at.blocks = max(at.blocks, step.blocks)
+        at.prompt_tokens += step.prefills - step.drafts
+        at.drafted += step.drafts
+        at.output_tokens += given.num_tokens
+        at.num_first += given.num_first
+        at.sum_ttft += given.sum_ttft
+        self._known_steps = step.end
+        if self._is_fixed:
+            self._close_bins()
+        elif len(self._bins) > MAX_ROWS:
+            self._double()
+
+    def take_rest(self, events: list[EventOfRequest]) -> None:
+        """Take in what happened after the last step."""
+        for event, found in events:
+            self._count(event, found, None)
+
+    def _count(self, event: SequenceEvent, found: RequestTimeline, step: WholeStep | None) -> None:
+        """Count one event; `step` is the one that it is part of, None after the last."""
+        is_first = not is_follower(found)
+        if isinstance(event, ArriveEvent):
+            at = self._bin(event.time)
+            at.arrived += 1
+            at.joined_queue += 1
+            self._known_arrivals = max(self._known_arrivals, event.time)
+        elif isinstance(event, AdmitEvent):
+            at = self._bin(event.time)
+            at.joined_slots += 1
+            at.admitted += is_first
+            at.joined_queue -= is_first
+        elif isinstance(event, PreemptEvent):
+            at = self._bin(event.time)
+            at.joined_slots -= 1
+            at.preemptions += is_first
+            at.joined_queue += is_first
+        elif isinstance(event, AcceptEvent) and step is not None:
+            self._bin(step.end).accepted += event.tokens
+        elif isinstance(event, FinishEvent):
+            has_arrived = found.arrive is not None
+            if event.slot is not None:
+                is_late = step is None or event.step < step.step  # it ended with the step before
+                at = self._bin(self._known_steps if is_late or step is None else step.end)
+                at.joined_slots -= 1
+                at.finished += has_arrived and event.reason != "lost"
+            elif has_arrived:
+                at = self._bin(event.time)
+                at.joined_queue -= 1
+                at.finished += event.reason != "lost"
+
+    def _bin(self, time: float) -> _Bin:
+        """Return the interval of `time`, or if its row was given already, the next one."""
+        index = max(ceil(time / self._interval) - 1, self._first_open, 0)
+        found = self._bins.get(index)
+        if found is None:
+            found = self._bins[index] = _Bin()
+        return found
+
+    @property
+    def interval(self) -> float:
+        """How long one is by now, in seconds."""
+        return self._interval
+
+    def widen(self, interval: float) -> None:
+        """Make intervals as long as `interval`, to which theirs can be doubled."""
+        while self._interval < interval:
+            self._double()
+
+    def _double(self) -> None:
+        """Make one interval of each two."""
+        bins, self._bins = self._bins, {}
+        self._interval *= 2
+        for index, found in sorted(bins.items()):
+            if index // 2 in self._bins:
+                self._bins[index // 2].add(found)
+            else:
+                self._bins[index // 2] = found
+
+    def _close_bins(self) -> None:
+        """Give the rows of intervals that nothing to come is part of."""
+        known = min(self._known_arrivals, self._known_steps)
+        first_open = max(ceil(known / self._interval) - 1, self._first_open, 0)
+        if first_open > self._first_open:
+            closed = sorted(index for index in self._bins if index < first_open)
+            self._done += self._rows(closed)
+            self._first_open = first_open
+
+    def _rows(self, indexes: list[int]) -> Iterator[SeriesRow]:
+        """Yield the rows of some intervals, and forget them."""
+        for index in indexes:
+            found = self._bins.pop(index)
+            self._num_running += found.joined_slots
+            self._num_waiting += found.joined_queue
+            total, num_first = self.total_blocks, found.num_first
+            yield SeriesRow(
+                **{name: getattr(found, name) for name in _COUNTED},
+                time=(index + 1) * self._interval,
+                running=self._num_running,
+                waiting=self._num_waiting,
+                kv_share=None if total is None else round(found.blocks / total, 6),
+                tokens_per_s=round(found.output_tokens / self._interval, 3),
+                ttft_mean=round(found.sum_ttft / num_first, 6) if num_first else None,
+            )
+
+
+def with_one_interval(all_series: Collection[TimeSeries]) -> None:
+    """Make the intervals of several as long as the longest, before rows are given at the end."""
+    widest = max(series.interval for series in all_series)
+    for series in all_series:
+        series.widen(widest)
