@@ -28,10 +28,10 @@ from batcher.scheduling.clock import ConstantClock, FormulaClock, WallClock
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.loading import step_time_of
-from batcher.trace.chrome import encode_chrome
 from batcher.trace.files import encode_events, read_trace
 from batcher.trace.merged import read_timeline
 from batcher.trace.timeline import Timeline
+from batcher.trace.views import encode_chrome
 from cli.views.gantt import render_gantt
 from cli.views.svg.page import render_svg
 

@@ -20,10 +20,10 @@ from batcher.events import (
     RunEvent,
     SpeculateEvent,
 )
-from batcher.trace.chrome import encode_chrome
-from batcher.trace.files import encode_csv, encode_events, encode_spans, encode_steps, read_trace
+from batcher.trace.files import encode_events, read_trace
 from batcher.trace.run import DraftCounts, RequestFold
 from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 
 
 def sums(verified):

@@ -13,8 +13,8 @@ from batcher import Engine, Request, Result, SimulatedModel
 from batcher.events import FinishEvent, RequestEvent
 from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
-from batcher.trace.files import TraceChecks, encode_events, read_trace
-from batcher.trace.run import RequestFold
+from batcher.trace.files import encode_events, read_trace
+from batcher.trace.run import RequestFold, TraceChecks
 from batcher.trace.timeline import Timeline
 
 

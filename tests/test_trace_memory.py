@@ -11,9 +11,8 @@ from batcher.page import blocks
 from batcher.page.records import PageTimeline
 from batcher.page.tables import blocks_of
 from batcher.trace import timeline as timeline_module
-from batcher.trace.chrome import encode_chrome
-from batcher.trace.files import encode_csv, encode_spans, encode_steps
 from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 from cli.views.gantt import render_gantt
 from cli.views.svg.page import render_svg
 

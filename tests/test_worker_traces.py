@@ -17,10 +17,10 @@ from batcher.events import AdmitEvent, FinishEvent, RunEvent
 from batcher.explaining.story import answer_of, read_requests
 from batcher.settings import SchedulingSettings
 from batcher.timing.loading import step_time_of
-from batcher.trace.chrome import encode_chrome
-from batcher.trace.files import encode_csv, encode_events, encode_spans, encode_steps, read_trace
+from batcher.trace.files import encode_events, read_trace
 from batcher.trace.merged import WorkersTimeline, read_timeline
 from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 
 BATCH = 3
 SETTINGS = {

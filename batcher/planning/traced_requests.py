@@ -9,8 +9,8 @@ from batcher.errors import BatchdecodeError
 from batcher.events import Event, RunEvent
 from batcher.metrics.times import EndedRequest, StepFeed, TokenTimes, is_untimed, open_feed
 from batcher.planning.request_log import LoggedRequest, read_request_log
-from batcher.trace.files import TraceChecks, is_trace, read_numbered_trace
-from batcher.trace.run import RequestFold, label_of
+from batcher.trace.files import is_trace, read_numbered_trace
+from batcher.trace.run import RequestFold, TraceChecks, label_of
 from batcher.trace.workers import ByWorker
 
 

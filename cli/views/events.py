@@ -18,7 +18,8 @@ import msgspec
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event, RunEvent
 from batcher.hf.settings import LOADING_SETTINGS
-from batcher.trace.files import TraceChecks, is_trace, read_trace
+from batcher.trace.files import is_trace, read_trace
+from batcher.trace.run import TraceChecks
 
 from ..config import OF_ROWS, OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, cast
 from batcher.errors import BatchdecodeError
 from batcher.fields import read_number
 from batcher.page import START as PAGE_START
-from batcher.trace.chrome import encode_chrome
-from batcher.trace.files import encode_csv, encode_spans, encode_steps
 from batcher.trace.merged import read_timeline, workers_of
 from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 
 from ..commands.trace import TraceOptions
 from ..printing import check_no_terminal, output_sink, write_lines

@@ -10,9 +10,9 @@ from trace_processor import TraceProcessor, perfetto_address
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.settings import SchedulingSettings
-from batcher.trace.chrome import encode_chrome
 from batcher.trace.files import read_trace
 from batcher.trace.timeline import Timeline
+from batcher.trace.views import encode_chrome
 
 SAMPLE = Path(__file__).parents[2] / "samples/run.trace.jsonl.gz"
 SLICES = """

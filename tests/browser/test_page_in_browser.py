@@ -19,7 +19,7 @@ from batcher.events import (
 from batcher.explaining.story import answer_of, read_requests
 from batcher.page.document import Opening, PageDifference, PageFacts, PageRun, Sample, encode_page
 from batcher.page.records import PageTimeline
-from batcher.trace.files import encode_spans, encode_steps
+from batcher.trace.views import encode_spans, encode_steps
 from cli.views.page import WORDS
 
 SPAN_RECORD = Path(__file__).with_name("span_record.js").read_text()

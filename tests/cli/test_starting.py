@@ -72,13 +72,11 @@ UNUSED = {
     *(
         "batcher.planning",
         "cli.run.taking_over",
-        "batcher.metrics.times",
         "csv",
         "prometheus_client",
         "opentelemetry",
         "cli.run.spans",
         "batcher.explaining.story",
-        "batcher.metrics.summary",
         "cli.run.exposing",
     ),
     *("cli.screen.live.display", "cli.views", "cli.whatif", "cli.commands.trace"),

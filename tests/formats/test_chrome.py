@@ -23,8 +23,8 @@ from batcher.events import (
     SequenceName,
 )
 from batcher.settings import SchedulingSettings
-from batcher.trace.chrome import encode_chrome
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
+from batcher.trace.views import encode_chrome
 
 STEP = 10**6
 

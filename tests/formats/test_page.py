@@ -27,7 +27,7 @@ from batcher.page.document import (
     encode_page,
 )
 from batcher.page.records import PageTimeline
-from batcher.trace.files import encode_spans
+from batcher.trace.views import encode_spans
 
 FACTS = PageFacts(Words({"slots": "for a slot"}, {}, {}))
 HOSTILE = [

@@ -21,7 +21,8 @@ from batcher.events import (
     PreemptEvent,
     RunEvent,
 )
-from batcher.trace.files import TraceChecks, encode_events, read_trace
+from batcher.trace.files import encode_events, read_trace
+from batcher.trace.run import TraceChecks
 
 RUN = RunEvent(batch=2, model="simulated", settings={})
 ARRIVE = ArriveEvent(0, 0.0, "a", 0, "input", 5, 6)

@@ -8,8 +8,8 @@ from reference_schedule import DESIGN_JOBS, Job, play
 from reference_units import beams, guided, play_units, samples
 
 from batcher.events import DropEvent, ForkEvent, JumpEvent
-from batcher.trace.files import encode_csv, encode_spans, encode_steps
 from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.views import encode_csv, encode_spans, encode_steps
 
 
 def timeline_of(jobs, batch=2):

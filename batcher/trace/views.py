@@ -10,9 +10,11 @@ Waits are asynchronous events.  Flows and waits are told apart by numbers, of wh
 have the same.
 """
 
+import csv
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from heapq import merge
+from io import StringIO
 from itertools import chain, groupby, takewhile
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -32,9 +34,63 @@ from batcher.trace.timeline import (
     clip,
 )
 
+_encoder = msgspec.json.Encoder()
+
+_CSV_FIELDS = ("slot", "id", "index", "start", "end", "outcome", "role", "jumped", "dropped")
+
+_CSV_DRAFT_FIELDS = ("drafted", "accepted")
+
+_CSV_WORKER_FIELDS = ("worker",)
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+_CSV_MEMORY_FIELDS = ("prefill", "cached", "generated", "resumed")
+
+
+def encode_spans(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
+    """Yield a JSON line for each span."""
+    for span in timeline.select_spans(selection):
+        yield _encoder.encode(span) + b"\n"
+
+
+def encode_steps(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
+    """Yield a JSON line for each step, with the label in each slot; an empty one is null."""
+    for row in timeline.select_steps(selection):
+        yield _encoder.encode(row) + b"\n"
+
+
+def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
+    """Yield a header and a CSV line for each span, as RFC 4180 but ended by a newline alone.
+
+    There are columns about what was computed and preempted, and about drafts, if that happened
+    anywhere in the run, and one for the worker if there are several.
+    """
+    fields = _CSV_FIELDS + (_CSV_MEMORY_FIELDS if timeline.has_memory else ())
+    fields += _CSV_DRAFT_FIELDS if timeline.has_drafts else ()
+    fields += _CSV_WORKER_FIELDS if timeline.run.workers > 1 else ()
+    buffer = StringIO()
+    writer = csv.writer(buffer)  # it quotes what has a character of the end of its lines, "\r\n"
+    writer.writerow(fields)
+    yield buffer.getvalue()[:-2].encode() + b"\n"
+    for span in timeline.select_spans(selection):
+        buffer.seek(0)
+        buffer.truncate()
+        writer.writerow(_cell(getattr(span, field)) for field in fields)
+        yield buffer.getvalue()[:-2].encode() + b"\n"
+
+
+def _cell(value: object) -> object:
+    """Return a value as a cell; a text that a spreadsheet would run as a formula gets a `'`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
+
+
 MICROSECONDS = 10**6
+
 MAX_NUMBERS = 2**32
 """More than a worker has flows, or waits."""
+
 _SAID = (
     "jumped",
     "drafted",
@@ -48,8 +104,6 @@ _SAID = (
 )
 
 TraceEvent = dict[str, Any]
-
-_encoder = msgspec.json.Encoder()
 
 
 def encode_chrome(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
