@@ -22,7 +22,7 @@ from .command import Command
 from .help import OptionGroup, option
 
 if TYPE_CHECKING:
-    from batcher.engine.drafting import DraftCache
+    from batcher.engine.speculating import DraftCache
     from batcher.models.base import Model
     from batcher.scheduling.clock import Clock
     from batcher.timing.step_time import StepTime
@@ -177,7 +177,7 @@ class SchedulingOptions:
         """Return what the cache of a second model takes, which drafts; None if there is none."""
         if self.speculation is None:
             return None
-        from batcher.engine.drafting import draft_cache_of  # noqa: PLC0415 - seldom
+        from batcher.engine.speculating import draft_cache_of  # noqa: PLC0415 - seldom
 
         return draft_cache_of(self.speculation, model, block_size)
 

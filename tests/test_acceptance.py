@@ -18,9 +18,10 @@ from sampling_rows import drawn_from
 from test_scheduling_invariance import Case, alone, cases, run
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.decoding.sampling import ahead, draw, rejection
+from batcher.decoding import sampling
+from batcher.decoding.logprobs import log_softmax
+from batcher.decoding.sampling import Masks
 from batcher.decoding.sampling.group import sampling_params
-from batcher.decoding.sampling.logprobs import log_softmax
 from batcher.decoding.sampling.noise import (
     acceptance_noise,
     draft_keys,
@@ -28,7 +29,6 @@ from batcher.decoding.sampling.noise import (
     row_key,
     token_hashes,
 )
-from batcher.decoding.sampling.sampler import Masks
 from batcher.engine.speculator import Speculator
 from batcher.events import AcceptEvent, DraftEvent, PreemptEvent
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
@@ -194,7 +194,7 @@ def with_the_noise_of_tokens(keys: np.ndarray, positions: np.ndarray) -> np.ndar
 
 def anew(scores: np.ndarray, token_ids, proposals, noise) -> np.ndarray:
     """Accept as ever, but draw what replaces a draft as if there had been none."""
-    verified = rejection.verify(scores, token_ids, proposals, noise)
+    verified = sampling.verify(scores, token_ids, proposals, noise)
     tokens = np.array([-1 if each is None else each.token for each in proposals])
     is_draft = (token_ids == tokens[:, None]) & (verified > -np.inf)
     return np.where(is_draft.any(axis=-1)[:, None], verified, scores)
@@ -204,10 +204,10 @@ def anew(scores: np.ndarray, token_ids, proposals, noise) -> np.ndarray:
 @pytest.mark.parametrize(
     ("module", "name", "wrong", "draft"),
     [
-        pytest.param(ahead, "draft_keys", lambda keys, _: keys, "Weak", id="shared noise"),
-        pytest.param(draw, "acceptance_noise", always, "Weak", id="always accepted"),
-        pytest.param(draw, "acceptance_noise", with_the_noise_of_tokens, "Cold", id="same key"),
-        pytest.param(draw, "verify", anew, "Weak", id="residual from p"),
+        pytest.param(sampling, "draft_keys", lambda keys, _: keys, "Weak", id="shared noise"),
+        pytest.param(sampling, "acceptance_noise", always, "Weak", id="always accepted"),
+        pytest.param(sampling, "acceptance_noise", with_the_noise_of_tokens, "Cold", id="same key"),
+        pytest.param(sampling, "verify", anew, "Weak", id="residual from p"),
     ],
 )
 def test_a_rule_that_is_biased_is_found_out(

@@ -7,7 +7,7 @@ import pytest
 from engine_runs import fields, run
 
 from batcher import ModelOutput, Request, SimulatedModel
-from batcher.decoding.constraints.rows import GrammarRow
+from batcher.decoding.constraints import GrammarRow
 from batcher.engine import Engine
 from batcher.errors import RequestError
 from batcher.models.base import Batch

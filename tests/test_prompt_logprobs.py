@@ -11,7 +11,7 @@ from examples import mostly_heavy
 from reference_logits import reference_logits
 
 from batcher import Engine, ModelOutput, Request, SimulatedModel, decode
-from batcher.decoding.sampling.logprobs import PromptLogprobs
+from batcher.decoding.logprobs import PromptLogprobs
 from batcher.events import AdmitEvent, PreemptEvent
 from batcher.metrics.summary import RunMetrics
 from batcher.models.checked import CheckedModel

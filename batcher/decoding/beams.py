@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from batcher.decoding.sampling.filters import LOWEST, top_candidates
+from batcher.decoding.filters import LOWEST, top_candidates
 from batcher.models.base import FloatArray
 
 # Divisors keep to this range, so that no length penalty makes a score infinite or NaN.

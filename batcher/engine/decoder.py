@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from batcher.decoding.output_tokens import OutputTokens
-from batcher.decoding.stops.matcher import FREE_LINE, StopMatcher
+from batcher.decoding.stop_matcher import FREE_LINE, StopMatcher
 from batcher.engine.decoded import NO_DRAFTS, NOTHING_DECODED, Decoded, Generated
 from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRow, SuspendedRows

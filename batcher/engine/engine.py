@@ -126,7 +126,7 @@ class Engine:
         self._recorder = Recorder(clock, self._stats)
         self._speculator: Speculator | None = None
         if speculation is not None:
-            from batcher.engine.drafting import make_speculator  # noqa: PLC0415 - seldom
+            from batcher.engine.speculating import make_speculator  # noqa: PLC0415 - seldom
 
             self._speculator = make_speculator(
                 speculation, self._model, self._runner, self.scheduler, self._recorder, clock

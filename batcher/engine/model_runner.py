@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from batcher.decoding.sampling.logprobs import PromptLogprobs
+from batcher.decoding.logprobs import PromptLogprobs
 from batcher.engine.decoded import NO_DRAFTS, NOTHING_DECODED, Decoded, Generated
 from batcher.engine.decoder import Decoder
 from batcher.engine.sequence import Sequence

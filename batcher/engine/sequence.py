@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from batcher.decoding.sampling.logprobs import PromptLogprobs
+from batcher.decoding.logprobs import PromptLogprobs
 from batcher.decoding.stops.automaton import StopAutomaton
 from batcher.engine.sessions import NOTHING_DROPPED, DroppedTurns
 from batcher.errors import Failure

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
+from batcher.decoding.constraints import RowConstraint, allowed_tokens
 from batcher.decoding.output_tokens import NO_TOKEN
+from batcher.decoding.sampling import Masks
 from batcher.decoding.sampling.ahead import AheadSampler
-from batcher.decoding.sampling.sampler import Masks
 from batcher.engine.decoded import NO_DRAFTS, Choose, Decoded
 from batcher.engine.row_decoder import RowDecoder
 from batcher.errors import Failure, InvariantError

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batcher.decoding.stops.matcher import AutomatonPlace
+from batcher.decoding.stop_matcher import AutomatonPlace
 
 if TYPE_CHECKING:  # plain rows need none of it
-    from batcher.decoding.sampling.sampler import SuspendedSampling
+    from batcher.decoding.sampling import SuspendedSampling
     from batcher.engine.row_state import BeamRows, RowState
 
 

@@ -11,11 +11,7 @@ from typing import Annotated, Any, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from batcher.decoding.constraints.source import (
-    ConstraintSource,
-    constraint_source,
-    stated_source,
-)
+from batcher.decoding.grammars import ConstraintSource, constraint_source, stated_source
 from batcher.errors import FieldProblem, GrammarError
 from batcher.remote.failures import ServerFailure, error_text, error_within
 from batcher.remote.protocol import listed

@@ -3,8 +3,8 @@
 from functools import cache, lru_cache
 
 from batcher.decoding.constraints.compiler import MAX_CACHED, ConstraintCompiler
-from batcher.decoding.constraints.source import ConstraintSource
-from batcher.decoding.constraints.verification import UNDECIDED, Judgement, Look, Verifier
+from batcher.decoding.grammars import ConstraintSource
+from batcher.decoding.verification import UNDECIDED, Judgement, Look, Verifier
 from batcher.errors import BatchdecodeError, Failure
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.remote.inputs import RemoteSequence

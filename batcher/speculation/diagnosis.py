@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.decoding.sampling.logprobs import Floats
+from batcher.decoding.logprobs import Floats
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model, bytes_of, eos_token_ids_of
 from batcher.request import CONSTRAINT_FIELDS, SAMPLING_FIELDS, Request

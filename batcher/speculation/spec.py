@@ -9,7 +9,7 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.hf.settings import is_hf
 from batcher.request import MAX_DRAFT_TOKENS
-from batcher.speculation import ngram
+from batcher.speculation.ngram import DEFAULT_LENGTH, MAX_LENGTH
 from batcher.transformer.settings import is_checkpoint
 
 FORMS = "ngram, ngram:N, lookup:FILE, suffix, layers:K or a MODEL"
@@ -19,7 +19,7 @@ MAX_LAYERS = 10_000  # more than any model has
 class NgramDraft(Struct, frozen=True):
     """What followed the last n-gram of a row, of at most `max_length` tokens, before in the row."""
 
-    max_length: int = ngram.DEFAULT_LENGTH
+    max_length: int = DEFAULT_LENGTH
 
 
 class LookupDraft(Struct, frozen=True):
@@ -107,7 +107,7 @@ def _is_dotted(name: str) -> bool:
 def _read_ngram(rest: str | None) -> NgramDraft:
     if rest is None:
         return NgramDraft()
-    return NgramDraft(_number(rest, ngram.MAX_LENGTH, "ngram", "the tokens of its longest n-gram"))
+    return NgramDraft(_number(rest, MAX_LENGTH, "ngram", "the tokens of its longest n-gram"))
 
 
 def _read_lookup(rest: str | None) -> LookupDraft:

@@ -67,7 +67,7 @@ UNUSED = {
     *("batcher.requests.diagnostics", "batcher.remote.protocol"),
     *("numpy.random", "numpy.ma", "fractions", "concurrent", "multiprocessing", "llguidance"),
     *("batcher.engine.row_decoder", "batcher.decoding.constraints", "batcher.models.llm"),
-    *("batcher.decoding.sampling.sampler", "batcher.models.callable", "batcher.models.checked"),
+    *("batcher.decoding.sampling", "batcher.models.callable", "batcher.models.checked"),
     *("batcher.requests.result_rows", "batcher.requests.schema", "batcher.timing.loading"),
     *(
         "batcher.planning",

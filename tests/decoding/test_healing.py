@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.decoding.constraints.rows import allowed_tokens
+from batcher.decoding.constraints import allowed_tokens
 from batcher.decoding.healing import HealingRow, VocabularyIndex
 from batcher.errors import InvariantError
 

@@ -9,10 +9,10 @@ from random_automata import PIECES, random_case
 from reference import Decoded, Language, decode_alone
 from slow_automaton import SlowReader
 
+from batcher.decoding.stop_matcher import StopMatcher
+from batcher.decoding.stops import StopReader
 from batcher.decoding.stops.automaton import END, StopAutomaton, StopProgress, stop_automaton
-from batcher.decoding.stops.matcher import StopMatcher
 from batcher.decoding.stops.output import Output, StateText, read_output
-from batcher.decoding.stops.reader import StopReader
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.request import Request, Transition
 

@@ -11,9 +11,9 @@ from random_automata import IDS, LONE, PIECES, random_automaton
 from reference import ENGLISH
 from slow_automaton import SlowReader
 
-from batcher.decoding.stops import matcher
+from batcher.decoding import stop_matcher as matcher
+from batcher.decoding.stop_matcher import StopMatcher
 from batcher.decoding.stops.automaton import StopAutomaton, StopProgress, stop_automaton
-from batcher.decoding.stops.matcher import StopMatcher
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.request import Request
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from sampling_rows import Letters, drawn_from, language_like
 
+from batcher.decoding.sampling import Sampler, SamplingRow
 from batcher.decoding.sampling.group import SamplingParams
 from batcher.decoding.sampling.noise import row_key
-from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ from tiny_checkpoints import random_weights
 from tiny_ranks import make_tiny
 
 from batcher import BatchdecodeError, ByteTokenizer, Engine
-from batcher.engine import drafting
+from batcher.engine import speculating as drafting
 from batcher.errors import InvariantError
 from batcher.models.base import (
     Batch,

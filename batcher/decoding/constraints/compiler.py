@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from batcher.decoding.constraints import GrammarRow, GrammarStates
 from batcher.decoding.constraints.matchers import compile_source, with_large_stack
-from batcher.decoding.constraints.rows import GrammarRow, GrammarStates
-from batcher.decoding.constraints.source import (
-    ConstraintSource,
-    constraint_source,
-    parts_of,
-    stated_source,
-)
 from batcher.decoding.constraints.trials import TRIALS
-from batcher.decoding.constraints.verification import Verifier
+from batcher.decoding.grammars import ConstraintSource, constraint_source, parts_of, stated_source
 from batcher.decoding.healing import VocabularyIndex
+from batcher.decoding.verification import Verifier
 from batcher.errors import BatchdecodeError, GrammarError
 from batcher.models.base import Tokenizer
 from batcher.request import ConstraintField, Request

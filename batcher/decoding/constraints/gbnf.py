@@ -12,7 +12,7 @@ from collections import OrderedDict
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
-from batcher.decoding.constraints.source import place_in
+from batcher.decoding.grammars import place_in
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batcher.decoding.constraints.gbnf import GbnfError, gbnf_to_lark
-from batcher.decoding.constraints.source import (
+from batcher.decoding.grammars import (
     ConstraintSource,
     canonical_json,
     parts_of,

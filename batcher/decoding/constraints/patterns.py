@@ -15,8 +15,8 @@ Test = Callable[[str], bool]
 Ranges = list[tuple[int, int]]  # of code points, both ends included
 
 _LAST = 0x10FFFF
-_SURROGATES = range(0xD800, 0xE000)
-_MAX_DEPTH = 100
+_HALVES = range(0xD800, 0xE000)
+_MAX_GROUPS = 100
 _DIGITS: Ranges = [(0x30, 0x39)]
 _WORD: Ranges = [*_DIGITS, (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
 _SPACES: Ranges = [(0x09, 0x0A), (0x0C, 0x0D), (0x20, 0x20)]
@@ -30,8 +30,8 @@ _MORE_SPACES: Ranges = [
 _RE2_SPACES = _SPACES, _SPACES
 _ANY_SPACES = _SPACES, [*_SPACES, *_MORE_SPACES]
 _CLASSES = {"d": _DIGITS, "w": _WORD}
-_CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
-_CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
+_CONTROL_CODES = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
+_CODE_POINT = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 _COUNT = re.compile(r"\{[0-9]+(,[0-9]*)?\}|[*+?]")
 _ZEROS = re.compile(r"\b0+(?=[0-9])")  # RE2 takes a count that begins with them for a text
 _GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_]\w*>|(?!\?))")
@@ -134,7 +134,7 @@ class _Reading:
         if group := _GROUP.match(self._regex, self._at):
             self._at = group.end()
             self._depth += 1
-            if self._depth > _MAX_DEPTH:
+            if self._depth > _MAX_GROUPS:
                 raise _DoubtfulError
             inner = self._choice()
             if not self._take(")"):
@@ -186,10 +186,10 @@ class _Reading:
 
     def _escape(self, *, in_any: bool) -> Ranges:
         """Return what an escape stands for; in_any: in any dialect, else in all of them."""
-        if code := _CODE.match(self._regex, self._at):
+        if code := _CODE_POINT.match(self._regex, self._at):
             self._at = code.end()
             number = int(code[code.lastindex or 0], 16)
-            if number in _SURROGATES or number > _LAST:
+            if number in _HALVES or number > _LAST:
                 raise _DoubtfulError
             return [(number, number)]
         character = self._next()
@@ -200,8 +200,8 @@ class _Reading:
             if character == "S":
                 return _complement(in_all if in_any else any_)
             return any_ if in_any else in_all
-        if character in _CONTROLS:
-            return [(_CONTROLS[character], _CONTROLS[character])]
+        if character in _CONTROL_CODES:
+            return [(_CONTROL_CODES[character], _CONTROL_CODES[character])]
         if character.isalnum() or not character.isascii():
             raise _DoubtfulError
         return [(ord(character), ord(character))]

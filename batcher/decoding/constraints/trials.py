@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from batcher.decoding.constraints.loosening import Enforceable, enforceable_part
 from batcher.decoding.constraints.matchers import with_large_stack
-from batcher.decoding.constraints.source import ConstraintSource
+from batcher.decoding.grammars import ConstraintSource
+from batcher.decoding.loosening import Enforceable, enforceable_part
 from batcher.errors import BatchdecodeError, GrammarError
 
 BASE_MEMORY = 128 * 2**20  # bytes

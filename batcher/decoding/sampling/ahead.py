@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from batcher.decoding.sampling import Sampler, SamplingRow
 from batcher.decoding.sampling.draw import DrawnTokens, DrawStates, draw, probabilities
 from batcher.decoding.sampling.group import Group, SamplingParams
 from batcher.decoding.sampling.noise import draft_keys
 from batcher.decoding.sampling.rejection import DrawnDrafts
-from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 from batcher.models.base import FloatArray, IntArray, Tokenizer
 
 

@@ -10,8 +10,8 @@ from functools import cached_property, lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from batcher.decoding.stops import StopReader
 from batcher.decoding.stops.automaton import END, Exit, StopAutomaton
-from batcher.decoding.stops.reader import StopReader
 from batcher.models.base import IntArray, bytes_of
 
 MAX_LINES = 256  # of states, the latest in use

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batcher.decoding.sampling import filters
-from batcher.decoding.sampling.filters import Candidates
+from batcher.decoding import filters
+from batcher.decoding.filters import Candidates
+from batcher.decoding.logprobs import Floats, log_softmax, token_logprob
 from batcher.decoding.sampling.group import SamplingParams
-from batcher.decoding.sampling.logprobs import Floats, log_softmax, token_logprob
 from batcher.decoding.sampling.noise import (
     acceptance_noise,
     gumbel_noise,

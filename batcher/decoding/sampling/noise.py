@@ -8,7 +8,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.decoding.sampling.logprobs import Floats
+from batcher.decoding.logprobs import Floats
 from batcher.models.base import IntArray
 from batcher.splitmix64 import GAMMA, MASK, Bits, mix, mix_in_place
 

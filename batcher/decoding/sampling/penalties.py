@@ -5,8 +5,8 @@ Penalties for repeating, and how often each row generated each token; guidance b
 
 import numpy as np
 
+from batcher.decoding.logprobs import log_softmax
 from batcher.decoding.sampling.group import SamplingParams
-from batcher.decoding.sampling.logprobs import log_softmax
 from batcher.models.base import FloatArray, IntArray
 from batcher.tokens import Tokens
 

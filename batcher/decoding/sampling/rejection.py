@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batcher.decoding.sampling.logprobs import Floats, log_softmax
+from batcher.decoding.logprobs import Floats, log_softmax
 from batcher.models.base import FloatArray, IntArray
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from batcher.decoding.stops import StopReader
 from batcher.decoding.stops.automaton import END, Exit, StopAutomaton, StopProgress, precedence
-from batcher.decoding.stops.reader import StopReader
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer, bytes_of, join_bytes
 from batcher.result import StopReason

@@ -3,9 +3,9 @@
 import json
 import random
 
+from batcher.decoding.constraints import allowed_tokens
 from batcher.decoding.constraints.compiler import ConstraintCompiler
-from batcher.decoding.constraints.rows import allowed_tokens
-from batcher.decoding.constraints.source import ConstraintSource
+from batcher.decoding.grammars import ConstraintSource
 from batcher.models.tokenizers import EOS_TOKEN_ID, WordTokenizer
 
 WORDS = WordTokenizer()

@@ -7,7 +7,7 @@ from constrained import compiler, follow, language, must_end, source
 
 from batcher import Request
 from batcher.decoding.constraints.compiler import MissingGrammarError
-from batcher.decoding.constraints.source import ConstraintSource, constraint_source
+from batcher.decoding.grammars import ConstraintSource, constraint_source
 from batcher.errors import BatchdecodeError, GrammarError
 
 DEEP: dict = {"type": "null"}

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 from constrained import WORDS, compiler, random_outputs, source
 
-from batcher.decoding.constraints.verification import Look
+from batcher.decoding.verification import Look
 from batcher.models.tokenizers import EOS_TOKEN_ID, byte_id
 
 NUM_OUTPUTS = 42  # of each of the 24 schemas

@@ -22,9 +22,10 @@ from examples import rest_heavy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.decoding.constraints import matchers, rows
-from batcher.decoding.constraints.rows import allowed_tokens
-from batcher.decoding.constraints.verification import Look
+from batcher.decoding import constraints as rows
+from batcher.decoding import grammars
+from batcher.decoding.constraints import allowed_tokens
+from batcher.decoding.verification import Look
 from batcher.errors import InvariantError
 from batcher.models.tokenizers import EOS_TOKEN_ID
 
@@ -255,7 +256,7 @@ def test_rows_that_share_what_is_known_allow_what_each_would_alone(
     monkeypatch.setattr(rows, "MAX_RUN", run)
     words = compiler()
     compiled = words.compile(source(kind, constraint))
-    alone = matchers.compile_source(words._llguidance_tokenizer, source(kind, constraint))
+    alone = grammars.compile_source(words._llguidance_tokenizer, source(kind, constraint))
     rng = random.Random(kind)
     for _ in range(15):
         check_walk(compiled, alone.deep_copy(), rng, 60)
@@ -297,7 +298,7 @@ def test_a_state_is_forgotten_once_there_is_no_room(monkeypatch, constraint):
     ],
 )
 def test_a_row_that_reaches_a_limit_fails_alone(kind, constraint, message, monkeypatch):
-    monkeypatch.setattr(matchers, "_MIN_ITEMS", 300)
+    monkeypatch.setattr(grammars, "_MIN_ITEMS", 300)
     row = row_of(kind, constraint)
     while row.failure is None:
         row.advance(next(token for token in reversed(ids_allowed(row)) if token))

@@ -6,9 +6,9 @@ import pytest
 from constrained import compiler, source
 
 from batcher import Request, decode
-from batcher.decoding.constraints import trials
-from batcher.decoding.constraints.loosening import Enforceable
+from batcher.decoding import loosening
 from batcher.decoding.constraints.trials import TRIALS, Trials
+from batcher.decoding.loosening import Enforceable
 from batcher.errors import GrammarError
 
 SLOW = source("json_schema", {"multipleOf": 99_999})  # a second, 50 MB
@@ -62,7 +62,7 @@ def test_a_trial_that_was_interrupted_leaves_no_answer_for_the_next(fresh, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(trials.select, "select", interrupt)
+        patch.setattr(loosening.select, "select", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fresh.make(source("regex", "(a"), 10)
     assert fresh.make(GOOD, 10) == Enforceable(GOOD)

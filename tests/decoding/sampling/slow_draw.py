@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from batcher.decoding.sampling import filters
+from batcher.decoding import filters
+from batcher.decoding.logprobs import log_softmax
 from batcher.decoding.sampling.draw import DrawStates
 from batcher.decoding.sampling.group import SamplingParams
-from batcher.decoding.sampling.logprobs import log_softmax
 
 
 def slow_draw(

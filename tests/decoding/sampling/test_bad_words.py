@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.decoding.sampling import bad_words
+from batcher.decoding.sampling import MAX_BAD_WORDS, Sampler, SamplingRow
 from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
 from batcher.decoding.sampling.group import SamplingParams
-from batcher.decoding.sampling.sampler import MAX_BAD_WORDS, Sampler, SamplingRow
 
 PIECES = (b"", b"a", b"b", b"c", b"ab", b"ba", b"abc", b"bca", b"\xc3", b"\xa9", b"x\xc3", b"cab")
 
@@ -84,7 +83,7 @@ def test_only_so_many_automata_are_kept() -> None:
 
 @pytest.mark.parametrize("words", [["aa"], ["a", "aa"], ["é"], ["abab", "bb", "cé"]])
 def test_the_automaton_is_that_of_a_search(words: list[str]) -> None:
-    with patch.object(bad_words, "MAX_LINES", 2):
+    with patch.object(filters, "MAX_LINES", 2):
         automaton = BadWords(words, Vocabulary(PIECES, len(PIECES)))
     rng = np.random.default_rng(0)
     for _ in range(50):

@@ -12,7 +12,7 @@ from msgspec import structs
 from sampling_rows import language_like
 from slow_draw import slow_draw
 
-from batcher.decoding.sampling import filters
+from batcher.decoding import filters
 from batcher.decoding.sampling.draw import DrawStates, draw, probabilities
 from batcher.decoding.sampling.group import SamplingParams
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampling_rows import drawn_from, language_like
 
-from batcher.decoding.sampling import filters
+from batcher.decoding import filters
 from batcher.decoding.sampling.group import SamplingParams
 
 EIGHTHS = st.integers(-40, 40).map(lambda number: number / 8)  # so that ties are common, and exact

@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 from sampling_rows import Letters, language_like
 
-from batcher.decoding.sampling import noise
+from batcher.decoding import sampling
+from batcher.decoding.sampling import Sampler, SamplingRow
 from batcher.decoding.sampling.group import SamplingParams
-from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 
 
 def gumbel(keys: list[int], positions: list[int], token_ids: np.ndarray) -> np.ndarray:
     """[rows, tokens]"""
     ids = np.tile(token_ids, (len(keys), 1))
-    hashes = noise.token_hashes(np.array(keys, np.uint64), np.array(positions), ids)
-    values = noise.gumbel_noise(hashes)
-    assert (noise.highest_noise(hashes) > values).all()
+    hashes = sampling.token_hashes(np.array(keys, np.uint64), np.array(positions), ids)
+    values = sampling.gumbel_noise(hashes)
+    assert (sampling.highest_noise(hashes) > values).all()
     return values
 
 
 def test_keys_differ_by_seed_request_and_sample_and_never_change() -> None:
     given = [(s, i, n) for s in (0, 1, -1, 2**63) for i in ("", "a", "b", "\udcff") for n in (0, 1)]
-    keys = [noise.row_key(*each) for each in given]
+    keys = [sampling.row_key(*each) for each in given]
     assert len(set(keys)) == len(keys)
     assert all(0 <= key < 2**64 for key in keys)
-    assert noise.row_key(0, "1", 0) == 24513270026664046
+    assert sampling.row_key(0, "1", 0) == 24513270026664046
 
 
 def test_every_position_and_token_has_noise_of_its_own() -> None:
@@ -51,14 +51,14 @@ def test_noise_is_spread_as_gumbel_says() -> None:
 
 def test_drafts_and_their_acceptance_have_noise_of_their_own() -> None:
     keys, positions = np.arange(2000, dtype=np.uint64).repeat(3), np.tile([1, 2, 3], 2000)
-    drafting = noise.draft_keys(keys, positions)
+    drafting = sampling.draft_keys(keys, positions)
     assert len({*keys.tolist(), *drafting.tolist()}) == 2000 + 6000  # one for each beginning
     first = np.zeros((6000, 1), np.int64)
-    hashes = [noise.token_hashes(each, positions, first)[:, 0] for each in (keys, drafting)]
-    accepting = noise.acceptance_noise(keys, positions)
+    hashes = [sampling.token_hashes(each, positions, first)[:, 0] for each in (keys, drafting)]
+    accepting = sampling.acceptance_noise(keys, positions)
     assert accepting.min() > 0
     assert accepting.max() < 1
-    streams = [accepting, *map(noise._uniform, (drafting, *hashes))]
+    streams = [accepting, *map(sampling._uniform, (drafting, *hashes))]
     correlations = np.corrcoef(streams)[np.triu_indices(4, 1)]
     assert abs(correlations).max() < 0.065  # five deviations
     counts = np.histogram(accepting, bins=20, range=(0, 1))[0]
@@ -70,7 +70,7 @@ def draws(logits: np.ndarray, params: SamplingParams, by: str) -> np.ndarray:
     num_rows, num_steps = (1, 4000) if by == "position" else (400, 10)
     sampler = Sampler(num_rows, len(logits), Letters(len(logits)))
     for row in range(num_rows):
-        sampler.open(row, SamplingRow(params, noise.row_key(3, f"request {row}", 0), []))
+        sampler.open(row, SamplingRow(params, sampling.row_key(3, f"request {row}", 0), []))
     counts = np.zeros(len(logits))
     for _ in range(num_steps):
         np.add.at(counts, sampler.sample(np.tile(logits, (num_rows, 1))).tokens, 1)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from sampling_rows import Letters
 
+from batcher.decoding.sampling import SamplingRow
 from batcher.decoding.sampling.ahead import AheadSampler
 from batcher.decoding.sampling.group import SamplingParams
 from batcher.decoding.sampling.rejection import DrawnDraft, verify
-from batcher.decoding.sampling.sampler import SamplingRow
 
 WANTED, DRAWN_FROM = np.array([0.5, 0.2, 0.3]), np.array([0.2, 0.5, 0.3])
 

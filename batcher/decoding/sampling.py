@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batcher.decoding.logprobs import Floats, as_told, log_softmax, token_logprob
 from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
 from batcher.decoding.sampling.draw import DrawnTokens, DrawStates, draw, probabilities
 from batcher.decoding.sampling.group import Group, GroupKey, SamplingParams
-from batcher.decoding.sampling.logprobs import Floats, as_told, log_softmax, token_logprob
 from batcher.decoding.sampling.penalties import SeenTokens, guide, penalize
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, Tokenizer

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batcher.decoding.stops import ByteIndex, StopReader
 from batcher.decoding.stops.automaton import StopAutomaton, StopProgress
-from batcher.decoding.stops.reader import ByteIndex, StopReader
 from batcher.models.base import REPLACEMENT, IntArray, Tokenizer
 
 FREE_LINE = 0  # of rows that have nothing to watch for: every token leads back to it

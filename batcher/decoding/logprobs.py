@@ -7,13 +7,7 @@ from numpy.typing import NDArray
 
 from batcher.models.base import FloatArray, IntArray
 from batcher.prompts import Prompt
-from batcher.result import (
-    LOWEST_LOGPROB,
-    NUM_DIGITS,
-    PromptLogprob,
-    TokenLogprob,
-    TopLogprob,
-)
+from batcher.result import LOWEST_LOGPROB, NUM_DIGITS, PromptLogprob, TokenLogprob, TopLogprob
 
 Floats = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from batcher.decoding.constraints.patterns import Test, found_match, whole_match
-from batcher.decoding.constraints.source import ConstraintSource, parts_of
+from batcher.decoding.grammars import ConstraintSource, parts_of
 from batcher.errors import Failure, Path
 from batcher.result import ConstraintCheck, ConstraintOutcome
 
@@ -156,7 +156,7 @@ def _is_integer(_: object, value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _test(pattern: str) -> Test:
+def _pattern_test(pattern: str) -> Test:
     test = found_match(pattern)
     if test is None:
         raise UndecidedError
@@ -166,7 +166,7 @@ def _test(pattern: str) -> Test:
 def _pattern(validator: Any, pattern: str, value: Any, _: Any) -> Iterator[Any]:
     from jsonschema import ValidationError  # noqa: PLC0415 - an optional dependency
 
-    if validator.is_type(value, "string") and not _test(pattern)(value):
+    if validator.is_type(value, "string") and not _pattern_test(pattern)(value):
         yield ValidationError(f"does not match {pattern!r}")
 
 
@@ -174,7 +174,7 @@ def _pattern_properties(validator: Any, patterns: Any, value: Any, _: Any) -> It
     if not validator.is_type(value, "object"):
         return
     for pattern, schema in patterns.items():
-        test = _test(pattern)
+        test = _pattern_test(pattern)
         for name, part in value.items():
             if test(name):
                 yield from validator.descend(part, schema, path=name, schema_path=pattern)
@@ -184,7 +184,7 @@ def _additional_properties(validator: Any, rest: Any, value: Any, schema: Any) -
     if not validator.is_type(value, "object"):
         return
     named = schema.get("properties", {})
-    tests = [_test(pattern) for pattern in schema.get("patternProperties", {})]
+    tests = [_pattern_test(pattern) for pattern in schema.get("patternProperties", {})]
     for name, part in value.items():
         if name not in named and not any(test(name) for test in tests):
             yield from validator.descend(part, rest, path=name)

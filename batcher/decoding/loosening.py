@@ -23,8 +23,8 @@ from batcher.decoding.constraints.matchers import (
     matcher_of,
     with_literal_dashes,
 )
-from batcher.decoding.constraints.source import ConstraintSource, schema_source
-from batcher.decoding.constraints.verification import DIALECTS, dialect_of, find_doubt
+from batcher.decoding.grammars import ConstraintSource, schema_source
+from batcher.decoding.verification import DIALECTS, dialect_of, find_doubt
 from batcher.errors import GrammarError, Path
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ def stated_source(field: ConstraintField, stated: Any) -> ConstraintSource:
     """
     text = stated if isinstance(stated, str) else canonical_json(stated)
     if not _is_text(text):
-        path = (field, *_path_of_fault(stated))
+        path = (field, *_path_of_half(stated))
         raise GrammarError(path, "a text holds half of a surrogate pair")
     return ConstraintSource(field, text)
 
@@ -83,7 +83,7 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _path_of_fault(schema: Any) -> tuple[str | int, ...]:
+def _path_of_half(schema: Any) -> tuple[str | int, ...]:
     """Return the path of the innermost part of `schema` whose JSON is no text."""
     path: list[str | int] = []
     value: Any = schema

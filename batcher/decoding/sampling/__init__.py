@@ -1,1 +1,0 @@
-"""How tokens are chosen from logits: pure functions, and the Sampler, which holds their state."""

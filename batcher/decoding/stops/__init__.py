@@ -1,1 +1,0 @@
-"""Stops and states: what ends an output, found while it is generated and told once it has ended."""
