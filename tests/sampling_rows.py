@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import structs
 
+from batcher.decoding.filters import SamplingParams
 from batcher.decoding.sampling import Masks, Sampled, Sampler, SamplingRow
-from batcher.decoding.sampling.group import SamplingParams
 
 NEGATIVE = 1  # the slot of a negative prompt's row
 

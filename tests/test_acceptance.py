@@ -19,10 +19,10 @@ from test_scheduling_invariance import Case, alone, cases, run
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.decoding import sampling
+from batcher.decoding.filters import sampling_params
 from batcher.decoding.logprobs import log_softmax
-from batcher.decoding.sampling import Masks
-from batcher.decoding.sampling.group import sampling_params
-from batcher.decoding.sampling.noise import (
+from batcher.decoding.sampling import (
+    Masks,
     acceptance_noise,
     draft_keys,
     gumbel_noise,

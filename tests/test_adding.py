@@ -98,7 +98,7 @@ print(json.dumps({
 
 def test_a_field_that_chooses_tokens_is_added_in_the_table_and_in_the_sampler(copy: Copy) -> None:
     copy.insert("batcher/request.py", "    typical_p: Annotated[", FIELD)
-    copy.insert("batcher/decoding/sampling/draw.py", "    if params.mirostat == 1:", SAMPLER)
+    copy.insert("batcher/decoding/sampling.py", "    if params.mirostat == 1:", SAMPLER)
     found = json.loads(copy.python(USE_OF_FIELD))
     assert found["works"]
     assert found["generate"]

@@ -8,13 +8,339 @@ a bound mu [rows] in bits, 2 * tau at first, that moves after each token towards
 given a surprise of tau.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
 
 from batcher.decoding.logprobs import Floats, log_softmax
-from batcher.models.base import FloatArray, IntArray
+from batcher.decoding.stops import END, Exit, StopAutomaton, StopReader
+from batcher.models.base import FloatArray, IntArray, bytes_of
+from batcher.request import REQUEST_FIELDS, SAMPLING_FIELDS, PromptInput, Request
+from batcher.tokens import Tokens
+
+# Which tokens would complete a bad word, whatever the tokens that it is cut into.
+#
+# The automaton of a trie over bytes, lifted to the tokens of a vocabulary for the states that are
+# reached: all that a row's text means for what follows is one number.
+
+MAX_LINES = 256  # of states, the latest in use
+
+Bools = NDArray[np.bool_]
+
+
+class Vocabulary:
+    """The bytes of all tokens; ids from the tokenizer's last to vocab_size show as U+FFFD."""
+
+    def __init__(self, token_bytes: Sequence[bytes], vocab_size: int) -> None:
+        self.token_bytes, self.size = token_bytes, vocab_size
+
+    @cached_property
+    def columns(self) -> list[tuple[IntArray, NDArray[np.uint8]]]:
+        """For each j, the ids of the tokens that have a byte j, and these bytes."""
+        tokens = [bytes_of(token, self.token_bytes) for token in range(self.size)]
+        lengths = np.array([len(token) for token in tokens])
+        ends = lengths.cumsum()
+        joined = np.frombuffer(b"".join(tokens), np.uint8)
+        columns = []
+        for place in range(lengths.max(initial=0)):
+            (token_ids,) = (lengths > place).nonzero()
+            columns.append((token_ids, joined[ends[token_ids] - lengths[token_ids] + place]))
+        return columns
+
+
+class BadWords:
+    """Finds `words`, none of them empty, in tokens of `vocabulary`; state 0 is the start."""
+
+    def __init__(self, words: Iterable[str], vocabulary: Vocabulary) -> None:
+        self._token_bytes = vocabulary.token_bytes
+        exits = tuple(Exit(word.encode(), END, word) for word in words)
+        [(_, trie)] = StopReader(StopAutomaton((exits,)), self._token_bytes).tries
+        self._next_states = trie.next_nodes()
+        is_end = np.array([way is not None for way in trie.best])
+        make_line = partial(_completing, self._next_states, is_end, vocabulary)
+        self._line = lru_cache(MAX_LINES)(make_line)
+
+    def completes(self, states: Iterable[int]) -> Bools:
+        """Return [states, vocab]: whether a word comes to its end with any byte of a token."""
+        return np.stack([self._line(state) for state in states])
+
+    def next_state(self, state: int, token: int) -> int:
+        """Return the state after all bytes of `token`, whether it completes a word or not."""
+        for byte in bytes_of(token, self._token_bytes):
+            state = int(self._next_states[state, byte])
+        return state
+
+
+def _completing(next_states: IntArray, is_end: Bools, vocabulary: Vocabulary, state: int) -> Bools:
+    """Return [vocab]: which tokens complete a word after `state`.
+
+    next_states: [states, 256] by byte.  is_end: [states] whether a word has just been completed.
+    """
+    states = np.full(vocabulary.size, state)
+    line = np.zeros(vocabulary.size, np.bool_)
+    for token_ids, values in vocabulary.columns:
+        reached = next_states[states[token_ids], values]
+        states[token_ids] = reached
+        line[token_ids] |= is_end[reached]
+    return line
+
+
+# Rows with equal settings: what they have in common, who they are, and what it does to logits.
+
+# The numbers that choose tokens; those that need no logits only say how one is drawn.
+_NUMBERS = {
+    name: REQUEST_FIELDS[name]
+    for name in SAMPLING_FIELDS
+    if REQUEST_FIELDS[name].range is not None and name != "seed"
+}
+
+
+class SamplingParams(Request, frozen=True, kw_only=True, eq=True, cache_hash=True):
+    """A request reduced to what chooses its tokens; rows with equal ones form a group.
+
+    What has no effect stands at its default, so that rows of requests that differ in nothing else
+    are equal.  Whether a row has a negative prompt's row beside it is told by cfg_scale alone.
+    logit_bias: (token id, what is added), ids ascending; allowed_token_ids are, too.
+    """
+
+    prompt: PromptInput = ""
+    logit_bias: tuple[tuple[int, float], ...] = ()  # type: ignore[assignment]  # to be hashed
+    allowed_token_ids: tuple[int, ...] | None = None  # type: ignore[assignment]  # to be hashed
+    bad_words: tuple[str, ...] = ()  # type: ignore[assignment]  # to be hashed
+    num_logprobs: int | None = None  # None: none at all; 0: of the chosen token only
+    has_processed_logprobs: bool = False
+    needs_cumulative: bool = False  # whether the sum of the raw log-probabilities is kept
+
+    __eq__ = Struct.__eq__
+    __hash__ = Struct.__hash__
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is chosen, after what may change which that is."""
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens count that the row has already."""
+        penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+        return penalties != (1, 0, 0)
+
+    @property
+    def needs_raw(self) -> bool:
+        """Whether log-probabilities of the model's own logits are wanted."""
+        has_raw = self.num_logprobs is not None and not self.has_processed_logprobs
+        return has_raw or self.needs_cumulative
+
+
+def needs_cumulative(request: Request) -> bool:
+    """Return whether the log-probability of the whole output is told, or ranks it."""
+    return request.logprobs is not None or (request.best_of or 1) > 1
+
+
+def sampling_params(request: Request) -> SamplingParams:
+    """Return the settings of a valid `request`."""
+    values = {name: getattr(request, name) for name in _NUMBERS}
+    fields = {
+        name: value
+        for name, value in values.items()
+        if _NUMBERS[name].asks(value) and (request.temperature > 0 or _NUMBERS[name].needs_logits)
+    }
+    if request.allowed_token_ids is not None:
+        fields["allowed_token_ids"] = tuple(sorted(set(request.allowed_token_ids)))
+    if request.logprobs is not None:
+        fields["has_processed_logprobs"] = request.logprobs_mode == "processed"
+    bias = sorted((int(token_id), value) for token_id, value in (request.logit_bias or {}).items())
+    return SamplingParams(
+        logit_bias=tuple(bias),
+        bad_words=tuple(request.bad_words or ()),
+        num_logprobs=request.logprobs,
+        needs_cumulative=needs_cumulative(request),
+        **fields,
+    )
+
+
+class GroupKey(NamedTuple):
+    """What is equal in the rows of a group."""
+
+    params: SamplingParams
+    is_beam: bool
+    is_constrained: bool
+
+
+class Group:
+    """The slots of the rows, and what is made of their settings once.
+
+    bad_words: None if there are none.
+    can_edit: whether the settings may change any logit.
+    remembers: whether what a row has counts for what it is given.
+    is_memoryless: whether a token follows from logits and position, and nothing is told of it.
+    """
+
+    def __init__(self, key: GroupKey, vocab_size: int, bad_words: BadWords | None) -> None:
+        self.key, self.bad_words = key, bad_words
+        self._members: set[int] = set()
+        self._slots: IntArray | None = None  # until somebody asks
+        params = key.params
+        self._bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
+        self._bias = np.array([value for _, value in params.logit_bias], np.float32)
+        self._is_refused: NDArray[np.bool_] | None = None
+        if params.allowed_token_ids is not None:
+            self._is_refused = np.ones(vocab_size, np.bool_)
+            self._is_refused[list(params.allowed_token_ids)] = False
+        self.remembers = params.has_penalties or bad_words is not None
+        self.can_edit = bool(
+            self.remembers
+            or params.logit_bias
+            or params.min_tokens
+            or params.allowed_token_ids is not None
+        )
+        tells = params.needs_raw or params.num_logprobs is not None
+        is_edited = self.can_edit or key.is_constrained or params.cfg_scale != 1
+        self.is_memoryless = not (tells or is_edited or key.is_beam or params.mirostat)
+
+    def join(self, slot: int) -> None:
+        """Take in a row."""
+        self._members.add(slot)
+        self._slots = None
+
+    def leave(self, slot: int) -> bool:
+        """Leave out a row; return whether there is none left."""
+        self._members.discard(slot)
+        self._slots = None
+        return not self._members
+
+    @property
+    def slots(self) -> IntArray:
+        """The slots of the rows, ascending."""
+        if self._slots is None:
+            self._slots = np.array(sorted(self._members), np.int64)
+        return self._slots
+
+    def ban(self, logits: FloatArray, bad_word_states: IntArray) -> None:
+        """Set to -inf in `logits` [rows, vocab] what the settings rule out.
+
+        bad_word_states: [rows].
+        """
+        if self._is_refused is not None:
+            logits[:, self._is_refused] = -np.inf
+        if self.bad_words is not None:
+            np.copyto(logits, -np.inf, where=self.bad_words.completes(bad_word_states.tolist()))
+
+    def add_bias(self, logits: FloatArray) -> None:
+        """Add the bias to `logits` [rows, vocab]."""
+        if len(self._bias):
+            logits[:, self._bias_ids] += self._bias
+
+
+# What tokens that a row has, or that were asked for, do to its logits before a draw.
+#
+# Penalties for repeating, and how often each row generated each token; guidance by a negative prompt.
+
+NONE = -1  # where a row has no further token
+MIN_WIDTH = 64
+HIGHEST = np.finfo(np.float32).max  # what no penalty goes beyond, since inf is no logit
+
+
+def penalize(
+    logits: FloatArray, seen: tuple[IntArray, IntArray, IntArray], params: SamplingParams
+) -> None:
+    """Make tokens that a row has already less likely, or more if a penalty is below its neutral.
+
+    logits: [rows, vocab], changed in place.
+    seen: row, token id and how often it was generated of every token that a row has; 0 for those
+    in its prompt only.  Repetition (Keskar et al. 2019, CTRL, section 4.1) looks at all of them,
+    frequency and presence (OpenAI) at what was generated.
+    """
+    rows, token_ids, counts = seen
+    values = logits[rows, token_ids].astype(np.float64)
+    with np.errstate(over="ignore"):  # a tiny repetition makes it infinite, which HIGHEST cuts
+        repetition = params.repetition_penalty
+        values = np.where(values < 0, values * repetition, values / repetition)
+        values -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        logits[rows, token_ids] = np.minimum(values, HIGHEST)
+
+
+def guide(logits: FloatArray, negative: FloatArray, scale: float) -> FloatArray:
+    """Return log-probabilities [rows, vocab] led away from those of `negative`, same shape.
+
+    Classifier-free guidance (Sanchez et al. 2023, section 2.2): l_n + scale * (l - l_n).  A token
+    that has no probability in either stays out.  Changes neither argument.
+    """
+    away = log_softmax(negative)
+    with np.errstate(invalid="ignore"):
+        guided = away + scale * (log_softmax(logits) - away)
+    guided[np.isneginf(logits) | np.isneginf(negative)] = -np.inf
+    with np.errstate(over="ignore"):
+        return np.minimum(guided, HIGHEST).astype(np.float32)
+
+
+class SeenTokens:
+    """The distinct tokens of every slot's row, in the order in which they came.
+
+    A token is looked for along the row: far less memory than a count of the whole vocabulary.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._token_ids: IntArray = np.zeros((num_slots, 0), np.int64)  # wider when needed
+        self._counts: IntArray = np.zeros((num_slots, 0), np.int64)
+        self._sizes: IntArray = np.zeros(num_slots, np.int64)
+
+    def open(self, slot: int, prompt_tokens: Tokens) -> None:
+        """Let `slot` begin a new row with this prompt, of which nothing was generated."""
+        token_ids = np.array(list(dict.fromkeys(prompt_tokens)), np.int64)
+        self.resume(slot, token_ids, np.zeros_like(token_ids))
+
+    def read(self, slot: int) -> tuple[IntArray, IntArray]:
+        """Return the token ids that the row in `slot` has, and how often it generated each."""
+        size = self._sizes[slot]
+        return self._token_ids[slot, :size].copy(), self._counts[slot, :size].copy()
+
+    def resume(self, slot: int, token_ids: IntArray, counts: IntArray) -> None:
+        """Let `slot` go on with a row of which `read` told these."""
+        size = len(token_ids)
+        self._widen(size)
+        self._token_ids[slot] = NONE
+        self._token_ids[slot, :size] = token_ids
+        self._counts[slot] = 0
+        self._counts[slot, :size] = counts
+        self._sizes[slot] = size
+
+    def fork(self, source: int, target: int) -> None:
+        """Let `target` have what `source` has."""
+        for table in (self._token_ids, self._counts, self._sizes):
+            table[target] = table[source]
+
+    def add(self, slots: IntArray, tokens: IntArray) -> None:
+        """Count one generated token for each of `slots`, tokens: [slots]."""
+        sizes = self._sizes[slots]
+        width = int(sizes.max()) + 1
+        self._widen(width)
+        is_same = self._token_ids[slots, :width] == tokens[:, None]
+        is_known = is_same.any(axis=1)
+        columns = sizes.copy()
+        columns[is_known] = is_same[is_known].argmax(axis=1)
+        self._token_ids[slots, columns] = tokens
+        self._counts[slots, columns] += 1
+        self._sizes[slots] = np.maximum(sizes, columns + 1)
+
+    def of(self, slots: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Return (place in `slots`, token id, how often it was generated) of every seen token."""
+        width = int(self._sizes[slots].max())
+        rows, columns = (self._token_ids[slots, :width] != NONE).nonzero()
+        at = slots[rows], columns
+        return rows, self._token_ids[at], self._counts[at]
+
+    def _widen(self, width: int) -> None:
+        missing = width - self._token_ids.shape[1]
+        if missing > 0:
+            more = ((0, 0), (0, max(MIN_WIDTH, missing + width)))
+            self._token_ids = np.pad(self._token_ids, more, constant_values=NONE)
+            self._counts = np.pad(self._counts, more)
+
 
 LOWEST = np.finfo(np.float32).min
 BLOCK = 1 << 14  # about so many numbers at a time stay in a processor's cache

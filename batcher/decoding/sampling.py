@@ -6,22 +6,324 @@ min_tokens are looked after row by row.  What rows are given ahead of a step, fo
 ahead.py.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batcher.decoding import filters
+from batcher.decoding.filters import (
+    BadWords,
+    Candidates,
+    Group,
+    GroupKey,
+    SamplingParams,
+    SeenTokens,
+    Vocabulary,
+    guide,
+    penalize,
+)
 from batcher.decoding.logprobs import Floats, as_told, log_softmax, token_logprob
-from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
-from batcher.decoding.sampling.draw import DrawnTokens, DrawStates, draw, probabilities
-from batcher.decoding.sampling.group import Group, GroupKey, SamplingParams
-from batcher.decoding.sampling.penalties import SeenTokens, guide, penalize
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, Tokenizer
 from batcher.result import TokenLogprob
+from batcher.splitmix64 import GAMMA, MASK, Bits, mix, mix_in_place
 from batcher.tokens import Tokens
+
+# Noise that depends on who asks, never on when: a hash of row, position and token.
+#
+# Sums and products of hashes are modulo 2^64.
+
+_BITS = 52
+_HIGHEST = np.float32(_BITS * np.log(2) + 1e-3)  # more than what rounding takes of it in float32
+
+_ACCEPTANCE, _DRAFTS = 2**63, 2**63 + 1  # as if they were positions, which no row comes to
+
+
+def row_key(seed: int, request_id: str, sample: int) -> int:
+    """Return the 64 bits that all the randomness of one sample of a request comes from."""
+    name = blake2b(request_id.encode(errors="surrogatepass"), digest_size=8).digest()
+    key = int.from_bytes(name, "little")
+    for number in (seed, sample):
+        key = mix(key + (number + 1) * GAMMA)
+    return key
+
+
+def token_hashes(keys: Bits, positions: IntArray, token_ids: IntArray) -> Bits:
+    """Return the hashes [rows, width] of `token_ids`, same shape.
+
+    keys, positions: [rows]; how many tokens each row has generated.
+    """
+    starts = _at(keys, positions)
+    hashes = token_ids.astype(np.uint64)
+    hashes *= np.uint64(GAMMA)
+    hashes += (starts + np.uint64(GAMMA))[:, None]
+    return mix_in_place(hashes)
+
+
+def draft_keys(keys: Bits, positions: IntArray) -> Bits:
+    """Return keys [rows] for drafts of rows that have so many tokens when these are drawn.
+
+    So no two drafts have the same noise, be they of the same position; nor has a token of the row.
+    """
+    return _at(_apart(keys, _DRAFTS), positions)
+
+
+def acceptance_noise(keys: Bits, positions: IntArray) -> Floats:
+    """Return numbers [rows], even in (0, 1), that know nothing of other noise of the rows."""
+    return _uniform(_at(_apart(keys, _ACCEPTANCE), positions))
+
+
+def gumbel_noise(hashes: Bits) -> Floats:
+    """Return the noise that each of `hashes` stands for."""
+    noise: Floats = -np.log(-np.log(_uniform(hashes)))
+    return noise
+
+
+def highest_noise(hashes: Bits) -> NDArray[np.float32]:
+    """Return what the noise of each of `hashes` is not above, and near to where it is high.
+
+    -log(u) is not below 1 - u.
+    """
+    rest = _places(~hashes).astype(np.float32)  # of 1 - u
+    rest += np.float32(0.5)
+    noise = np.log(rest, out=rest)
+    return np.subtract(_HIGHEST, noise, out=noise)
+
+
+def _apart(keys: Bits, purpose: int) -> Bits:
+    """Return keys for noise of another purpose than the tokens of rows."""
+    return mix_in_place(keys + np.uint64(purpose * GAMMA & MASK))
+
+
+def _at(keys: Bits, positions: IntArray) -> Bits:
+    """Return what all noise of `keys` comes from in `positions`; [rows] each."""
+    return mix_in_place(keys + (positions.astype(np.uint64) + 1) * np.uint64(GAMMA))
+
+
+def _uniform(hashes: Bits) -> Floats:
+    """Return the middle of the part of (0, 1) that each of `hashes` falls into.
+
+    Never 0, never 1, both exact in float64.
+    """
+    uniform: Floats = _places(hashes) + np.float64(0.5)
+    uniform *= 2.0**-_BITS
+    return uniform
+
+
+def _places(hashes: Bits) -> IntArray:
+    """Return which of the 2^52 equal parts of (0, 1) each of `hashes` falls into."""
+    return (hashes >> np.uint64(64 - _BITS)).view(np.int64)  # turned into floats far faster
+
+
+# Drafts that are drawn from one distribution, and verified so that samples of another come of it.
+#
+# Speculative sampling (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
+# 2023, section 2.3; Chen et al., "Accelerating Large Language Model Decoding with Speculative
+# Sampling", 2023, algorithm 2).  A draft that was drawn from q is accepted with the probability
+# min(1, p / q), where p is what the token is to be drawn from; else another token is drawn from what
+# of p is above q.  What comes of both is a sample of p, if the noise of the draft, that of its
+# acceptance and that of the other token know nothing of each other.
+
+
+class DrawnDraft(NamedTuple):
+    """A draft; probabilities: [vocab] float32, what it was drawn from."""
+
+    token: int
+    probabilities: FloatArray
+
+
+class DrawnDrafts:
+    """The drafts of rows, by slot and by how many tokens the row has before."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, dict[int, DrawnDraft]] = {}
+
+    def add(
+        self, slots: IntArray, positions: IntArray, tokens: IntArray, probabilities: Floats
+    ) -> None:
+        """Take in drafts; slots, positions, tokens: [rows], probabilities: [rows, vocab]."""
+        places = zip(slots.tolist(), positions.tolist(), tokens.tolist(), strict=True)
+        drawn_from = probabilities.astype(np.float32)
+        for (slot, position, token), row in zip(places, drawn_from, strict=True):
+            self._rows.setdefault(slot, {})[position] = DrawnDraft(token, row)
+
+    def of(self, slots: IntArray, positions: IntArray) -> Sequence[DrawnDraft | None]:
+        """Return what there is for each row; slots, positions: [rows]; empty if there is none."""
+        rows = self._rows
+        if not rows:
+            return ()
+        return [
+            rows[slot].get(position) if slot in rows else None
+            for slot, position in zip(slots.tolist(), positions.tolist(), strict=True)
+        ]
+
+    def forget(self, slot: int) -> None:
+        """Forget the drafts of a row, if there are any."""
+        self._rows.pop(slot, None)
+
+
+def verify(
+    scores: Floats, token_ids: IntArray, drafts: Sequence[DrawnDraft | None], noise: Floats
+) -> Floats:
+    """Return scores [rows, width] to draw from, so that the drafts of rows are accepted or not.
+
+    A row whose draft is accepted has that alone, and another what of its probabilities is above
+    those that the draft was drawn from.
+
+    scores: their softmax is what the token of each row is to be drawn from, and that of a row
+    without a draft still is; token_ids: [rows, width].  noise: [rows], even in (0, 1).
+    """
+    here = {row: draft for row, draft in enumerate(drafts) if draft is not None}
+    if not here:
+        return scores
+    rows = np.array([*here])
+    tokens = np.array([draft.token for draft in here.values()])
+    drawn_from = np.stack([draft.probabilities for draft in here.values()]).astype(np.float64)
+    wanted = np.exp(log_softmax(scores[rows]))
+    is_draft = token_ids[rows] == tokens[:, None]
+    of_draft = np.where(is_draft, wanted, 0.0)
+    is_accepted = noise[rows] * drawn_from[np.arange(len(rows)), tokens] < of_draft.sum(axis=-1)
+    above = np.maximum(wanted - np.take_along_axis(drawn_from, token_ids[rows], axis=-1), 0.0)
+    is_empty = ~above.any(axis=-1)  # both are the same but for rounding
+    above[is_empty] = wanted[is_empty]
+    verified = scores.copy()
+    with np.errstate(divide="ignore"):
+        verified[rows] = np.log(np.where(is_accepted[:, None], of_draft, above))
+    return verified
+
+
+# One token for each row of one group, from logits that penalties and masks have been through.
+#
+# Nothing here knows of slots; the state of Mirostat comes in and goes out.  The Gumbel-max trick
+# makes a draw of noise: the largest of logit + noise is a sample of the softmax (Gumbel 1954;
+# Maddison, Tarlow, Minka 2014).
+
+
+class DrawStates(NamedTuple):
+    """What a draw depends on beside the logits, [rows] each."""
+
+    keys: Bits
+    positions: IntArray
+    mu: Floats
+
+
+class DrawnTokens(NamedTuple):
+    """tokens, mu: [rows].  logprobs: of each row, what it was drawn from; empty if not asked."""
+
+    tokens: IntArray
+    mu: Floats
+    logprobs: dict[int, TokenLogprob]
+
+
+def draw(
+    logits: FloatArray,
+    states: DrawStates,
+    params: SamplingParams,
+    drafts: Sequence[DrawnDraft | None] = (),
+) -> DrawnTokens:
+    """Return one token of each row of `logits` [rows, vocab], whose rows are all usable.
+
+    drafts: the draft of each row that is to be verified, if there is any of any.
+    """
+    drawn = DrawnTokens(np.zeros(len(logits), np.int64), states.mu.copy(), {})
+    for candidates in _narrow(logits, params):
+        rows, token_ids, scores = candidates
+        own = DrawStates(states.keys[rows], states.positions[rows], states.mu[rows])
+        if params.is_greedy:
+            columns: IntArray = scores.argmax(axis=-1)
+        else:
+            scores = filters.temper(scores, params.temperature)
+            tempered = scores.copy() if params.mirostat else scores
+            _filter(scores, own.mu, params)
+            drawn_from = scores
+            if drafts:
+                noise = acceptance_noise(own.keys, own.positions)
+                drawn_from = verify(scores, token_ids, [drafts[row] for row in rows], noise)
+            columns = _choose(drawn_from, token_ids, own)
+            if params.mirostat:
+                drawn.mu[rows] = filters.move_mu(
+                    own.mu,
+                    filters.surprises(tempered)[np.arange(len(rows)), columns],
+                    tau=params.mirostat_tau,
+                    eta=params.mirostat_eta,
+                    vocab_size=logits.shape[-1],
+                )
+        drawn.tokens[rows] = token_ids[np.arange(len(rows)), columns]
+        if params.num_logprobs is not None and params.has_processed_logprobs:
+            told = zip(log_softmax(scores), token_ids, columns.tolist(), strict=True)
+            for row, (logprobs, ids, column) in zip(rows.tolist(), told, strict=True):
+                drawn.logprobs[row] = token_logprob(logprobs, ids, column, params.num_logprobs)
+    return drawn
+
+
+def probabilities(logits: FloatArray, mu: Floats, params: SamplingParams) -> Floats:
+    """Return [rows, vocab] what `draw` draws a token of each row from; mu: [rows]."""
+    found: Floats = np.zeros(logits.shape)
+    if params.is_greedy:
+        found[np.arange(len(found)), logits.argmax(axis=-1)] = 1.0
+        return found
+    for rows, token_ids, values in _narrow(logits, params):
+        scores = filters.temper(values, params.temperature)
+        _filter(scores, mu[rows], params)
+        at, columns = (scores > -np.inf).nonzero()
+        found[rows[at], token_ids[at, columns]] = np.exp(log_softmax(scores))[at, columns]
+    return found
+
+
+def _narrow(logits: FloatArray, params: SamplingParams) -> Iterator[Candidates]:
+    """Yield all that can be drawn, as few as top_k allows.
+
+    top_k and the temperature commute: the temperature does not change which are largest.
+    """
+    if params.top_k:
+        return filters.top_candidates(logits, params.top_k)
+    return filters.all_candidates(logits)
+
+
+def _filter(scores: Floats, mu: Floats, params: SamplingParams) -> None:
+    """Drop what is not to be drawn, in the order of transformers' `generate`.
+
+    The order counts: vLLM, which applies min_p before top_p, may keep fewer.
+    """
+    if params.mirostat == 1:
+        filters.keep_zipf(scores, mu)
+    elif params.mirostat:
+        filters.keep_below(scores, mu)
+    else:
+        filters.keep_top_p(scores, params.top_p)
+        filters.keep_min_p(scores, params.min_p)
+        filters.keep_typical(scores, params.typical_p)
+
+
+def _choose(scores: Floats, token_ids: IntArray, states: DrawStates) -> IntArray:
+    """Return the column of a sample of the softmax of every row of `scores`.
+
+    Noise takes the longest, so it is made only for the tokens that would win with the most that
+    theirs can be.
+    """
+    is_left = np.logical_or.reduce(scores > -np.inf)
+    chosen: IntArray
+    if not is_left.all():
+        (columns,) = is_left.nonzero()
+        left = scores.take(columns, axis=-1), token_ids.take(columns, axis=-1)
+        chosen = columns[_choose(*left, states)]
+        return chosen
+    hashes = token_hashes(states.keys, states.positions, token_ids)
+    most = scores + highest_noise(hashes)
+    rows = np.arange(len(scores))
+    likely = most.argmax(axis=-1)
+    least = scores[rows, likely] + gumbel_noise(hashes[rows, likely])
+    contenders = np.flatnonzero(most >= least[:, None])
+    noisy = scores.take(contenders) + gumbel_noise(hashes.take(contenders))
+    most.fill(-np.inf)
+    most.put(contenders, noisy)
+    chosen = most.argmax(axis=-1)
+    return chosen
+
 
 MAX_BAD_WORDS = 32  # lists of them, the latest in use
 NONE_LEFT = "no token is left that the request's settings allow"

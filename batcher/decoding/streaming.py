@@ -6,8 +6,7 @@ Kept back is what a pattern that has begun can still take away, and what has com
 from codecs import getincrementaldecoder
 from typing import NamedTuple
 
-from batcher.decoding.stops import Match, StopReader
-from batcher.decoding.stops.automaton import Pattern, StopAutomaton, StopProgress
+from batcher.decoding.stops import Match, Pattern, StopAutomaton, StopProgress, StopReader
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer
 

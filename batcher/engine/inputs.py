@@ -6,7 +6,7 @@ from copy import copy
 from msgspec.structs import replace
 
 from batcher.decoding.logprobs import PromptLogprobs
-from batcher.decoding.stops.automaton import stop_automaton
+from batcher.decoding.stops import stop_automaton
 from batcher.engine.outputs import Outputs
 from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence, SequenceExtras

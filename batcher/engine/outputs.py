@@ -5,7 +5,7 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from batcher.decoding.stops.output import Output, read_output
+from batcher.decoding.stop_matcher import Output, read_output
 from batcher.engine.decoded import Decoded, Generated
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.recorder import Recorder

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from batcher.decoding.constraints import RowConstraint, allowed_tokens
 from batcher.decoding.constraints.compiler import ConstraintCompiler
+from batcher.decoding.filters import needs_cumulative
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.sampling import Masks, Sampled, Sampler, SuspendedSampling
-from batcher.decoding.sampling.group import needs_cumulative
 from batcher.decoding.stop_matcher import StopMatcher
-from batcher.decoding.stops.automaton import StopProgress
+from batcher.decoding.stops import StopProgress
 from batcher.engine.decoded import Decoded, Generated
 from batcher.engine.row_state import (
     BeamRows,

@@ -10,11 +10,10 @@ from msgspec.structs import replace
 from batcher.decoding.beams import BeamSearch, BeamStep
 from batcher.decoding.constraints import RowConstraint
 from batcher.decoding.constraints.compiler import CompiledConstraint, ConstraintCompiler
+from batcher.decoding.filters import needs_cumulative, sampling_params
 from batcher.decoding.healing import HealingRow
-from batcher.decoding.sampling import SamplingRow
-from batcher.decoding.sampling.group import needs_cumulative, sampling_params
-from batcher.decoding.sampling.noise import row_key
-from batcher.decoding.stops.automaton import StopAutomaton
+from batcher.decoding.sampling import SamplingRow, row_key
+from batcher.decoding.stops import StopAutomaton
 from batcher.decoding.streaming import TextPiece, TextStream
 from batcher.decoding.verification import Look
 from batcher.engine.decoded import Generated

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from batcher.decoding.logprobs import PromptLogprobs
-from batcher.decoding.stops.automaton import StopAutomaton
+from batcher.decoding.stops import StopAutomaton
 from batcher.engine.sessions import NOTHING_DROPPED, DroppedTurns
 from batcher.errors import Failure
 from batcher.events import ArriveReason

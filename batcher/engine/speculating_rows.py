@@ -4,7 +4,7 @@ A draft is accepted if it is the token that the row is given, which is chosen ex
 of its own: so drafts change no token.  Noise is keyed, so what drafts with a model may draw with
 the same (Daliri et al., "Coupling without Communication and Drafter-Invariant Speculative
 Decoding", 2024).  What draws with noise of its own changes the choice itself, which accepts or
-replaces the draft (batcher/decoding/sampling/rejection.py); all else is the same.  Of a tree of
+replaces the draft (batcher/decoding/sampling.py); all else is the same.  Of a tree of
 drafts, a row goes along those that it is given as far as there are any (Miao et al., "SpecInfer",
 2024).
 """

@@ -7,9 +7,9 @@ from operator import itemgetter
 import numpy as np
 from msgspec import Struct
 
+from batcher.decoding.filters import sampling_params
 from batcher.decoding.logprobs import Floats
 from batcher.decoding.sampling import Sampler, SamplingRow
-from batcher.decoding.sampling.group import sampling_params
 from batcher.errors import ModelError
 from batcher.models.base import Batch, Chunk, FloatArray, Model, eos_token_ids_of
 from batcher.request import Request

@@ -10,9 +10,8 @@ import numpy as np
 from report import Row
 
 from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
-from batcher.decoding.sampling import Sampler, SamplingRow
-from batcher.decoding.sampling.group import SamplingParams
-from batcher.decoding.sampling.noise import row_key
+from batcher.decoding.filters import SamplingParams
+from batcher.decoding.sampling import Sampler, SamplingRow, row_key
 
 NUM_ROWS = 64
 TEMPERATURE, TOP_K, TOP_P = 0.8, 50, 0.9

@@ -11,7 +11,7 @@ from report import Row
 
 from batcher import SimulatedModel
 from batcher.decoding.stop_matcher import StopMatcher
-from batcher.decoding.stops.automaton import StopAutomaton, stop_automaton
+from batcher.decoding.stops import StopAutomaton, stop_automaton
 from batcher.request import Request, Transition
 
 NUM_STEPS = 4000

@@ -3,7 +3,7 @@
 import random
 from typing import NamedTuple
 
-from batcher.decoding.stops.automaton import END, Exit, StopAutomaton
+from batcher.decoding.stops import END, Exit, StopAutomaton
 
 TEXTS = ("a", "b", "ab", "aa", "aab", "abab", "ba", "bb", "é", "aé", "éb", "aba", "bab")
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from batcher.decoding.stops.automaton import END, Exit, StopAutomaton
+from batcher.decoding.stops import END, Exit, StopAutomaton
 from batcher.models.base import Tokenizer, join_bytes
 
 

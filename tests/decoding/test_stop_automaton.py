@@ -9,10 +9,8 @@ from random_automata import PIECES, random_case
 from reference import Decoded, Language, decode_alone
 from slow_automaton import SlowReader
 
-from batcher.decoding.stop_matcher import StopMatcher
-from batcher.decoding.stops import StopReader
-from batcher.decoding.stops.automaton import END, StopAutomaton, StopProgress, stop_automaton
-from batcher.decoding.stops.output import Output, StateText, read_output
+from batcher.decoding.stop_matcher import Output, StateText, StopMatcher, read_output
+from batcher.decoding.stops import END, StopAutomaton, StopProgress, StopReader, stop_automaton
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.request import Request, Transition
 

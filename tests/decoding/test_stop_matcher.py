@@ -13,7 +13,7 @@ from slow_automaton import SlowReader
 
 from batcher.decoding import stop_matcher as matcher
 from batcher.decoding.stop_matcher import StopMatcher
-from batcher.decoding.stops.automaton import StopAutomaton, StopProgress, stop_automaton
+from batcher.decoding.stops import StopAutomaton, StopProgress, stop_automaton
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.request import Request
 

@@ -14,7 +14,7 @@ from slotted_rows import MODEL, SlottedRows, decode_all, never
 from batcher import Request
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stop_matcher import StopMatcher
-from batcher.decoding.stops.automaton import stop_automaton
+from batcher.decoding.stops import stop_automaton
 
 EVERY_KIND: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from sampling_rows import Letters, drawn_from, language_like
 
-from batcher.decoding.sampling import Sampler, SamplingRow
-from batcher.decoding.sampling.group import SamplingParams
-from batcher.decoding.sampling.noise import row_key
+from batcher.decoding.filters import SamplingParams
+from batcher.decoding.sampling import Sampler, SamplingRow, row_key
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

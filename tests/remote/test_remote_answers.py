@@ -6,7 +6,6 @@ import pytest
 from fault_server import FaultServer, answer, chunks, reset
 from remote_runs import answered, asking, carry_out, engine_of
 
-from batcher.decoding import constraints
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, FinishEvent, ReceiveEvent, StepsEvent
 from batcher.metrics.summary import RunMetrics
@@ -467,7 +466,7 @@ def test_a_stop_that_completes_an_output_counts_for_its_constraint():
 
 
 def test_constraints_are_refused_if_nothing_can_check_them(monkeypatch):
-    monkeypatch.setattr(compiler, "find_spec", lambda _: None)
+    monkeypatch.setattr(constraints, "find_spec", lambda _: None)
     with FaultServer() as server, engine_of(server) as engine:
         parser = RequestParser(engine.capabilities)
         refused = parser.parse(json.dumps({"prompt": "a", "response_format": OBJECT}).encode(), 1)

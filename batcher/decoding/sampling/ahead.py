@@ -10,11 +10,17 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.decoding.sampling import Sampler, SamplingRow
-from batcher.decoding.sampling.draw import DrawnTokens, DrawStates, draw, probabilities
-from batcher.decoding.sampling.group import Group, SamplingParams
-from batcher.decoding.sampling.noise import draft_keys
-from batcher.decoding.sampling.rejection import DrawnDrafts
+from batcher.decoding.filters import Group, SamplingParams
+from batcher.decoding.sampling import (
+    DrawnDrafts,
+    DrawnTokens,
+    DrawStates,
+    Sampler,
+    SamplingRow,
+    draft_keys,
+    draw,
+    probabilities,
+)
 from batcher.models.base import FloatArray, IntArray, Tokenizer
 
 
@@ -93,7 +99,7 @@ class AheadSampler(Sampler):
         """Let what rows are given inside be drafts, which they have not been given afterwards.
 
         Those that are drawn have noise of their own, and `sample` and `choose_ahead` accept or
-        replace them, until `forget_drafts`: see batcher/decoding/sampling/rejection.py.
+        replace them, until `forget_drafts`: see batcher/decoding/sampling.py.
 
         slots: [rows].
         """

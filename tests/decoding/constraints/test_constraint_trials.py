@@ -40,7 +40,7 @@ def test_what_takes_too_much_memory_is_refused_and_the_next_one_is_not(fresh):
 
 @pytest.mark.heavy
 def test_a_compiler_never_takes_it_in(monkeypatch):
-    monkeypatch.setattr(trials, "BASE_MEMORY", 2**20)
+    monkeypatch.setattr(loosening, "BASE_MEMORY", 2**20)
     with pytest.raises(GrammarError, match="it takes more than 1 MiB of memory"):
         compiler().compile(source("json_schema", {"multipleOf": 999_983}))
 

@@ -10,8 +10,14 @@ import pytest
 import re2
 from constrained import compiler, language, source
 
-from batcher.decoding.constraints.patterns import found_match, whole_match
-from batcher.decoding.verification import UNDECIDED, JsonCheck, Look, Verifier
+from batcher.decoding.verification import (
+    UNDECIDED,
+    JsonCheck,
+    Look,
+    Verifier,
+    found_match,
+    whole_match,
+)
 
 REGEXES = ["(ab|a)*c?", "a{2,3}b|", "[^a]b+|a", "a.*c", "(a|b(c|a)?){1,2}", "é+a?", r"^a\w|\Sb$"]
 PATTERN = r"^(?:\S+\s+){0,29}\S+$"  # more states than llguidance has for single bytes

@@ -3,9 +3,9 @@
 import numpy as np
 
 from batcher.decoding import filters
+from batcher.decoding.filters import SamplingParams
 from batcher.decoding.logprobs import log_softmax
-from batcher.decoding.sampling.draw import DrawStates
-from batcher.decoding.sampling.group import SamplingParams
+from batcher.decoding.sampling import DrawStates
 
 
 def slow_draw(

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batcher.decoding.filters import BadWords, SamplingParams, Vocabulary
 from batcher.decoding.sampling import MAX_BAD_WORDS, Sampler, SamplingRow
-from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
-from batcher.decoding.sampling.group import SamplingParams
 
 PIECES = (b"", b"a", b"b", b"c", b"ab", b"ba", b"abc", b"bca", b"\xc3", b"\xa9", b"x\xc3", b"cab")
 

@@ -13,8 +13,8 @@ from sampling_rows import language_like
 from slow_draw import slow_draw
 
 from batcher.decoding import filters
-from batcher.decoding.sampling.draw import DrawStates, draw, probabilities
-from batcher.decoding.sampling.group import SamplingParams
+from batcher.decoding.filters import SamplingParams
+from batcher.decoding.sampling import DrawStates, draw, probabilities
 
 SHARES = st.one_of(st.sampled_from([0.25, 0.5, 0.75, 0.9, 1.0]), st.floats(1e-9, 1))
 PARAMS = st.builds(
@@ -60,7 +60,7 @@ def check(logits: np.ndarray, params: SamplingParams, seed: int = 0) -> None:
         whole[token_ids[logprobs > -math.inf]] = logprobs[logprobs > -math.inf]
         return whole
 
-    with patch("batcher.decoding.sampling.draw.token_logprob", tell):
+    with patch("batcher.decoding.sampling.token_logprob", tell):
         fields = {"num_logprobs": 1, "has_processed_logprobs": True}
         drawn = draw(logits, states, structs.replace(params, **fields))
     tokens, expected = slow_draw(logits, states, params)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sampling_rows import drawn_from, language_like
 
 from batcher.decoding import filters
-from batcher.decoding.sampling.group import SamplingParams
+from batcher.decoding.filters import SamplingParams
 
 EIGHTHS = st.integers(-40, 40).map(lambda number: number / 8)  # so that ties are common, and exact
 LOGITS = st.lists(st.one_of(EIGHTHS, st.just(-math.inf)), min_size=1, max_size=40).filter(

@@ -8,9 +8,8 @@ from examples import mostly_heavy
 from sampling_rows import Letters, drawn_from, language_like
 
 from batcher.decoding import filters
-from batcher.decoding.sampling import Sampler, SamplingRow
-from batcher.decoding.sampling.group import SamplingParams
-from batcher.decoding.sampling.noise import row_key
+from batcher.decoding.filters import SamplingParams
+from batcher.decoding.sampling import Sampler, SamplingRow, row_key
 
 VOCAB_SIZE = 512
 NUM_STEPS = 1000

@@ -7,8 +7,8 @@ import pytest
 from sampling_rows import Letters, language_like
 
 from batcher.decoding import sampling
+from batcher.decoding.filters import SamplingParams
 from batcher.decoding.sampling import Sampler, SamplingRow
-from batcher.decoding.sampling.group import SamplingParams
 
 
 def gumbel(keys: list[int], positions: list[int], token_ids: np.ndarray) -> np.ndarray:

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from sampling_rows import Letters
 
-from batcher.decoding.sampling import SamplingRow
+from batcher.decoding.filters import SamplingParams
+from batcher.decoding.sampling import DrawnDraft, SamplingRow, verify
 from batcher.decoding.sampling.ahead import AheadSampler
-from batcher.decoding.sampling.group import SamplingParams
-from batcher.decoding.sampling.rejection import DrawnDraft, verify
 
 WANTED, DRAWN_FROM = np.array([0.5, 0.2, 0.3]), np.array([0.2, 0.5, 0.3])
 

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from sampling_rows import Letters, drawn_from, language_like, one_step, start
 
-from batcher.decoding.sampling import Masks, Sampled, Sampler, SamplingRow
-from batcher.decoding.sampling.group import SamplingParams
-from batcher.decoding.sampling.noise import row_key
-from batcher.decoding.sampling.penalties import SeenTokens
+from batcher.decoding.filters import SamplingParams, SeenTokens
+from batcher.decoding.sampling import Masks, Sampled, Sampler, SamplingRow, row_key
 from batcher.errors import Failure, InvariantError
 from batcher.result import LOWEST_LOGPROB, TokenLogprob, TopLogprob
 

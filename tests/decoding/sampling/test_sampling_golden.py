@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sampling_rows import drawn_from
 
-from batcher.decoding.sampling.group import SamplingParams
+from batcher.decoding.filters import SamplingParams
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "samplers.json"
 CASES = json.loads(GOLDEN.read_text())["cases"]

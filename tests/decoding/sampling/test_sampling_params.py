@@ -3,7 +3,7 @@
 import pytest
 
 from batcher import Request
-from batcher.decoding.sampling.group import SamplingParams, sampling_params
+from batcher.decoding.filters import SamplingParams, sampling_params
 from batcher.requests.validation import logit_fields_of
 
 GREEDY = SamplingParams()
