@@ -236,9 +236,7 @@ class Group:
             logits[:, self._bias_ids] += self._bias
 
 
-# What tokens that a row has, or that were asked for, do to its logits before a draw.
-#
-# Penalties for repeating, and how often each row generated each token; guidance by a negative prompt.
+# Penalties for repeating, and how often each row has generated each token; guidance.
 
 NONE = -1  # where a row has no further token
 MIN_WIDTH = 64

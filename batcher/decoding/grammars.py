@@ -1,14 +1,34 @@
-"""What an output has to be, as a request states it: a kind of constraint and its text."""
+"""From each kind of constraint to llguidance's matcher, by way of its Lark, and what it refuses.
+
+Outputs of a JSON schema are written without white space, so that a model cannot fill its output
+with blanks and most of the punctuation is forced; `x-guidance` in a schema changes that.  Limits
+keep one grammar from stalling a run.  What llguidance says of a grammar that it cannot compile is
+told in our words, with the place.
+"""
 
 import json
+import re
+import threading
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from batcher.errors import GrammarError, Path
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from batcher.errors import GrammarError, Path
 from batcher.request import ConstraintField, Request
 from batcher.requests.validation import constraint_fields_of
+
+# What an output has to be, as a request states it: a kind of constraint and its text.
 
 
 class ConstraintSource(Struct, frozen=True, cache_hash=True):
@@ -95,3 +115,547 @@ def _path_of_half(schema: Any) -> tuple[str | int, ...]:
         path.append(faulty)
         value = value[faulty]
     return tuple(path)
+
+
+# From GBNF, the grammars of llama.cpp, to the Lark of llguidance, language for language.
+#
+# llguidance splits text into lexemes, always the longest, before it parses; GBNF has none.  So the
+# translation leaves the lexer nothing to choose: a grammar without recursion becomes one lexeme,
+# and in one with recursion every lexeme is a single character.  The syntax is that of llama.cpp's
+# grammars/README.md, but for token references (`<think>`, `<[1000]>`).
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
+_BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_BAR = re.compile(rf"(?>{_BLANK_LINES.pattern})\|{_BLANK_LINES.pattern}")
+_LINE_END = re.compile(r"\r\n|\r|\n|\Z")
+_TIMES = re.compile(r"[*+?]|\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
+_ESCAPE = re.compile(r"\\(?:([nrt\\\"\[\]])|x([\dA-Fa-f]{2})|u([\dA-Fa-f]{4})|U([\dA-Fa-f]{8}))")
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
+_MAX_DIGITS = 9  # of how often an item is repeated
+_MAX_NESTING = 25  # groups within groups; llguidance takes hardly more
+_LAST_SCALAR = 0x10FFFF
+_SURROGATES = range(0xD800, 0xE000)
+
+
+class GbnfError(Exception):
+    """What is wrong with a grammar, and where."""
+
+    def __init__(self, text: str, offset: int, message: str) -> None:
+        super().__init__(f"{place_in(text, offset)}: {message}")
+
+
+class _Reference(NamedTuple):
+    """A rule's name where another rule uses it."""
+
+    name: str
+    offset: int
+
+
+_Parts = list[str | _Reference]  # Lark, but for the names of rules
+
+
+def gbnf_to_lark(text: str) -> str:
+    """Return the Lark grammar of the same language, with a rule `start`.
+
+    Raises:
+        GbnfError: `text` is not GBNF, or needs what is not supported.
+    """
+    rules = _Parser(text).rules()
+    for parts in rules.values():
+        for part in parts:
+            if isinstance(part, _Reference) and part.name not in rules:
+                raise GbnfError(text, part.offset, f"no rule is called '{part.name}'")
+    if "root" not in rules:
+        raise GbnfError(text, len(text), "no rule is called 'root'")
+    used = _reachable(rules, "root")
+    if "root" not in _finite(rules, used):
+        raise GbnfError(
+            text, 0, "no text keeps this grammar: its rules lead to one another forever"
+        )
+    prefix = "rule_" if _is_recursive(rules, used) else "TERMINAL_"  # case tells rules from lexemes
+    names = {name: f"{prefix}{number}" for number, name in enumerate(used)}
+    lines = [f"start: {names['root']}"]
+    for name in used:
+        written = [part if isinstance(part, str) else names[part.name] for part in rules[name]]
+        lines.append(f"{names[name]}: {' '.join(written)}")
+    return "\n".join(lines)
+
+
+def _used_by(parts: _Parts) -> list[str]:
+    """Return the names of the rules that `parts` use."""
+    return [part.name for part in parts if isinstance(part, _Reference)]
+
+
+def _reachable(rules: dict[str, _Parts], first: str) -> list[str]:
+    """Return the names of `first` and of the rules it leads to."""
+    found, known = [first], {first}
+    for name in found:  # which grows
+        new = [used for used in dict.fromkeys(_used_by(rules[name])) if used not in known]
+        found += new
+        known.update(new)
+    return found
+
+
+def _is_recursive(rules: dict[str, _Parts], names: list[str]) -> bool:
+    """Return whether any of the rules called `names` leads back to itself."""
+    try:
+        TopologicalSorter({name: _used_by(rules[name]) for name in names}).prepare()
+    except CycleError:
+        return True
+    return False
+
+
+def _finite(rules: dict[str, _Parts], names: list[str]) -> set[str]:
+    """Return which of the rules called `names` are kept by some text that ends."""
+    users: dict[str, list[str]] = {name: [] for name in names}
+    for name in names:
+        for used in _used_by(rules[name]):
+            users[used].append(name)
+    finite: set[str] = set()
+    waiting = OrderedDict.fromkeys(reversed(names))  # what others use tends to come first
+    while waiting:
+        name, _ = waiting.popitem(last=False)
+        if name not in finite and _ends(rules[name], finite):
+            finite.add(name)
+            waiting.update(dict.fromkeys(users[name]))
+    return finite
+
+
+def _ends(parts: _Parts, finite: set[str]) -> bool:
+    """Return whether `parts` can be written out with no other rules than those of `finite`."""
+    # of each open group: whether an alternative before this one ends, and this one so far, and
+    # that without its last item
+    groups = [(False, True, True)]
+    for part in parts:
+        before, now, without_last = groups[-1]
+        if part == "(":
+            groups.append((False, True, True))
+        elif part == ")":
+            groups.pop()
+            outer, so_far, _ = groups[-1]
+            groups[-1] = (outer, so_far and (before or now), so_far)
+        elif part == "|":
+            groups[-1] = (before or now, True, True)
+        elif isinstance(part, _Reference):
+            groups[-1] = (before, now and part.name in finite, now)
+        elif part in {"*", "?"} or part.startswith("{0,"):
+            groups[-1] = (before, without_last, without_last)
+    [(before, now, _)] = groups
+    return before or now
+
+
+class _Parser:
+    """Reads a grammar by recursive descent, as llama.cpp's src/llama-grammar.cpp does."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+        self._nesting = 0
+
+    def rules(self) -> dict[str, _Parts]:
+        """Return every rule by its name."""
+        rules: dict[str, _Parts] = {}
+        self._skip(_BLANK_LINES)
+        while self._at < len(self._text):
+            begin = self._at
+            name = self._name()
+            if name in rules:
+                raise GbnfError(self._text, begin, f"a second rule is called '{name}'")
+            self._skip(_BLANKS)
+            if not self._take("::="):
+                raise self._error("expected '::='")
+            self._skip(_BLANK_LINES)
+            rules[name] = self._alternatives(_BLANKS)
+            if not _LINE_END.match(self._text, self._at):
+                raise self._error("expected a character, a rule, a group, '|' or a new line")
+            self._skip(_BLANK_LINES)
+        return rules
+
+    def _alternatives(self, blanks: re.Pattern[str]) -> _Parts:
+        """Read `a b | c`; `blanks` are those that do not end it."""
+        parts = self._sequence(blanks)
+        while match := _BAR.match(self._text, self._at):  # on a line of its own, too
+            self._at = match.end()
+            parts += ["|", *self._sequence(blanks)]
+        return parts
+
+    def _sequence(self, blanks: re.Pattern[str]) -> _Parts:
+        parts: _Parts = []
+        while item := self._item():
+            self._skip(blanks)
+            num_times = 0
+            while times := _TIMES.match(self._text, self._at):
+                num_times += 1
+                if num_times > _MAX_NESTING:
+                    raise self._error(f"more than {_MAX_NESTING} repetitions of one item")
+                if item[-1] != ")":  # a literal's last character, or one repetition after another
+                    item = ["(", *item, ")"]
+                repetition = self._times(times)
+                item = ['""'] if repetition == "{0,0}" else [*item, repetition]
+                self._skip(blanks)
+            parts += item
+        return parts or ['""']
+
+    def _item(self) -> _Parts:
+        """Read one literal, class, group, rule or `.`; return nothing if none is next."""
+        if self._take('"'):
+            return self._literal()
+        if self._take("["):
+            return [self._character_class()]
+        if self._take("("):
+            return self._group()
+        if self._take("."):
+            return ["/(?s:.)/"]
+        if self._text.startswith(("<", "!<"), self._at):
+            raise self._error("references to tokens are not supported: a constraint is about text")
+        if _NAME.match(self._text, self._at):
+            offset = self._at
+            return [_Reference(self._name(), offset)]
+        return []
+
+    def _group(self) -> _Parts:
+        self._nesting += 1
+        if self._nesting > _MAX_NESTING:
+            raise self._error(f"groups nested more than {_MAX_NESTING} deep")
+        self._skip(_BLANK_LINES)
+        parts = self._alternatives(_BLANK_LINES)
+        if not self._take(")"):
+            raise self._error("expected ')'")
+        self._nesting -= 1
+        return ["(", *parts, ")"]
+
+    def _literal(self) -> _Parts:
+        characters: _Parts = []
+        while not self._take('"'):
+            characters.append(json.dumps(self._character("a '\"' to close the text")))
+        return characters or ['""']
+
+    def _character_class(self) -> str:
+        """Read `^a-z_]` and return the regex of that class, every character by its number."""
+        begin = self._at - 1
+        negation = "^" if self._take("^") else ""
+        ranges = []
+        while not self._take("]"):
+            offset = self._at
+            low = high = self._character("a ']' to close the class")
+            if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
+                self._at += 1
+                high = self._character("a ']' to close the class")
+            if low > high:
+                raise GbnfError(self._text, offset, "a range whose end comes before its start")
+            ranges.append(f"\\u{{{ord(low):x}}}-\\u{{{ord(high):x}}}")
+        if not ranges:
+            raise GbnfError(self._text, begin, "a class without characters")
+        return f"/[{negation}{''.join(ranges)}]/"
+
+    def _character(self, wanted: str) -> str:
+        """Read one character, escaped or not."""
+        if not self._text.startswith("\\", self._at):
+            if self._at == len(self._text):
+                raise self._error(f"expected {wanted}")
+            self._at += 1
+            return self._text[self._at - 1]
+        match = _ESCAPE.match(self._text, self._at)
+        if match is None:
+            raise self._error("an escape that does not exist")
+        if match[1]:
+            character = _CONTROLS.get(match[1], match[1])
+        else:
+            number = int(match[2] or match[3] or match[4], 16)
+            if number in _SURROGATES or number > _LAST_SCALAR:
+                raise self._error("an escape that stands for no character")
+            character = chr(number)
+        self._at = match.end()
+        return character
+
+    def _times(self, match: re.Match[str]) -> str:
+        """Read how often an item is repeated, and return it as Lark writes it."""
+        if match[1] is None:
+            self._at = match.end()
+            return match[0]
+        least, most = match[1], match[1] if match[2] is None else match[2]
+        if max(len(least), len(most)) > _MAX_DIGITS:
+            raise self._error(f"a repetition count of more than {_MAX_DIGITS} digits")
+        if most and int(least) > int(most):
+            raise self._error("a repetition whose maximum is below its minimum")
+        self._at = match.end()
+        return f"{{{int(least)},{most}}}"
+
+    def _name(self) -> str:
+        match = _NAME.match(self._text, self._at)
+        if match is None:
+            raise self._error("expected the name of a rule")
+        self._at = match.end()
+        return match[0]
+
+    def _take(self, token: str) -> bool:
+        """Move past `token` if it is next."""
+        if not self._text.startswith(token, self._at):
+            return False
+        self._at += len(token)
+        return True
+
+    def _skip(self, blanks: re.Pattern[str]) -> None:
+        match = blanks.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+
+    def _error(self, message: str) -> GbnfError:
+        return GbnfError(self._text, self._at, message)
+
+
+T = TypeVar("T")
+
+# How long a row of Earley items may be.  A schema puts all its optional properties in one, four
+# items each; it is never ambiguous, and a row of 10,000 takes some 40 ms.
+_MAX_ITEMS = 10_000
+# In an ambiguous grammar rows grow with the output, and a step takes time as their square: 70 ms at
+# 1,000.  They grow as well where a rule ends in itself, and with what there is to choose from.
+_MIN_ITEMS, _ITEMS_PER_CHOICE = 2000, 4
+# Compiling takes up to 13 KiB of stack for each rule of a chain, of at most 7,000.
+STACK_SIZE = 256 * 1024 * 1024
+_stack_size_lock = threading.Lock()  # the size is one for the whole process
+# A mask has to hold every token that keeps the grammar; by default llguidance leaves in it only
+# the tokenizer's own choice where the text is forced.  It stands last: there it outdoes the
+# grammar's own options, and moves no line.
+_OPTIONS = '\n%llguidance {"no_forcing": true}'
+# Rules and schemas lead to one another; llguidance follows by recursion, and ends the process
+# where the stack ends.  A rule takes a line at least, and a schema a brace.
+_MAX_DEPTH = 7_000  # 8,000 terminals need more than llguidance has; 9,900 keep it busy for minutes
+_WHITESPACE_OPTIONS = {
+    "item_separator",
+    "key_separator",
+    "whitespace_flexible",
+    "whitespace_pattern",
+}
+_TRAILING_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
+_MARK = re.compile(r"\\?([/\n\r\t])|\\.", re.DOTALL)
+_DASH = re.compile(r"(\\.)|-(?=\\[dDwWsS])", re.DOTALL)
+# How a regex is written between slashes.  Its classes are those of RE2, as far as ASCII goes, where
+# llguidance would take Unicode's.
+_MARKS = {
+    "/": r"\/",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\t": r"\t",
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\w": "[0-9A-Za-z_]",
+    r"\W": "[^0-9A-Za-z_]",
+    r"\s": r"[\t\n\f\r ]",
+    r"\S": r"[^\t\n\f\r ]",
+}
+_LARK_TOKENS = re.compile(
+    r"""
+    "(?:\\.|[^"\\\n])*"            # texts, regexes and comments: whatever is in them
+    | //[^\n]* | \#[^\n]*
+    | /(?:\\.|[^/\\\n])+/
+    | (?P<reference><[^<>\s]*>)    # <|name|>, <[3]>
+    | (?P<limit>\bmax_tokens\s*=)
+    """,
+    re.VERBOSE,
+)
+_PLACE = re.compile(r"\A(?:at )?(\d+)\((\d+)\): ")
+_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)  # the lines of the grammar around the place
+_INTERNALS = re.compile(r"\n<.*", re.DOTALL)
+_REGEX_ERROR = re.compile(
+    r"regex parse error:\n    (?P<regex>.*)\n    (?P<caret> *)\^+\nerror: (?P<what>.*)"
+)
+_INVALID_REGEX = re.compile(r'\Ainvalid regex ".*" \(in regex\): (?P<what>.*)\Z', re.DOTALL)
+_IN_REGEX = re.compile(r" in regex /.*/\Z", re.DOTALL)
+_TOO_DEEP = re.compile(r"\Afailed to parse .*recursion limit exceeded.*\Z")
+NESTED = "the schema is nested too deeply"
+_MAX_CANDIDATES = 500  # parts of a schema that are tried on their own to find the fault
+
+
+def compile_source(
+    tokenizer: "LLTokenizer", source: ConstraintSource
+) -> "LLMatcher | GrammarError":
+    """Return the matcher of a constraint at the start of an output, or why there is none.
+
+    The caller's thread has to have a stack of STACK_SIZE: see `with_large_stack`.
+    """
+    try:
+        matcher = matcher_of(tokenizer, source)
+    except GrammarError as error:
+        return error
+    return grammar_error(tokenizer, source, matcher.get_error()) if matcher.is_error() else matcher
+
+
+def matcher_of(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher":
+    """Return the matcher of a constraint at the start of an output; it may be in error.
+
+    Raises:
+        GrammarError: `source` states nothing that llguidance could be given.
+    """
+    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an optional dependency
+
+    grammar, max_items = _lark_grammar(source), _MAX_ITEMS
+    if source.kind != "json_schema":
+        num_choices = sum(grammar.count(mark) for mark in "|\n{")  # and those of a schema in it
+        max_items = min(_MIN_ITEMS + _ITEMS_PER_CHOICE * num_choices, _MAX_ITEMS)
+    limits = LLParserLimits(max_items_in_row=max_items, verbose_errors=False)
+    made = LLMatcher.grammar_from_lark(grammar)
+    return LLMatcher(tokenizer, made, log_level=0, limits=limits)
+
+
+def with_large_stack(function: Callable[[], T]) -> T:
+    """Return what `function` does, called in a thread with a stack of STACK_SIZE."""
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - slow to import
+
+    with ThreadPoolExecutor(1) as pool:
+        with _stack_size_lock:
+            usual = threading.stack_size(STACK_SIZE)
+            try:
+                future = pool.submit(function)  # starts the thread
+            finally:
+                threading.stack_size(usual)
+        return future.result()
+
+
+def _lark_grammar(source: ConstraintSource) -> str:
+    """Return the Lark grammar of a constraint, ready for llguidance.
+
+    Raises:
+        GrammarError: `source` states nothing that llguidance could be given.
+    """
+    match source.kind:
+        case "json_schema":
+            grammar = _json_schema_grammar(json.loads(source.text))
+        case "choice":
+            # one lexeme, so one automaton: a rule would try each of the texts at each token
+            texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source.text)]
+            grammar = f"start: CHOICE\nCHOICE: {' | '.join(texts)}"
+        case "regex":
+            if _TRAILING_ESCAPE.search(source.text):
+                place = f"offset {len(source.text) - 1}"
+                raise GrammarError(("regex",), f"{place}: a '\\' with nothing after it")
+            grammar = f"start: /{_lark_regex(source.text)}/"
+        case "lark":
+            _check_lark(source.text)
+            grammar = source.text
+        case "gbnf":
+            try:
+                grammar = gbnf_to_lark(source.text)
+            except GbnfError as error:
+                raise GrammarError(("gbnf",), str(error)) from error
+    is_nested = source.kind not in {"choice", "regex"}
+    if is_nested and grammar.count("\n") + grammar.count("{") > _MAX_DEPTH:
+        message = f"more than {_MAX_DEPTH:,} rules and braces are not supported"
+        raise GrammarError((source.kind,), message)
+    return grammar + _OPTIONS
+
+
+def _json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 - true and false are schemas
+    """Return the Lark grammar of a JSON schema.
+
+    Raises:
+        GrammarError: it allows nothing, or its `x-guidance` is not one that is known here.
+    """
+    if schema is False:
+        raise GrammarError(("json_schema",), "the schema false allows no output at all")
+    fields = {} if schema is True else schema
+    options = fields.get("x-guidance", {})
+    if not isinstance(options, dict):
+        raise GrammarError(("json_schema", "x-guidance"), "x-guidance has to be an object")
+    for name in options:
+        if name not in _WHITESPACE_OPTIONS:
+            known = ", ".join(sorted(_WHITESPACE_OPTIONS))
+            raise GrammarError(
+                ("json_schema", "x-guidance", name),
+                f"x-guidance has no option '{name}' here; known: {known}",
+            )
+    options = {"lenient": True, "whitespace_flexible": False, **options}
+    return f"start: %json {canonical_json({**fields, 'x-guidance': options})}"
+
+
+def _lark_regex(regex: str) -> str:
+    """Return `regex` as Lark has it between slashes."""
+    return _MARK.sub(
+        lambda match: _MARKS.get(match[1] or match[0], match[0]), with_literal_dashes(regex)
+    )
+
+
+def with_literal_dashes(regex: str) -> str:
+    r"""Return `regex` with a dash before a class, as in `[+-\d]`, as the character that it is.
+
+    llguidance writes `[+-[0-9]]` there, and takes that for a range up to the inner bracket.
+    """
+    return _DASH.sub(lambda match: match[1] or r"\-", regex)
+
+
+def _check_lark(grammar: str) -> None:
+    """Make sure that a grammar does not speak of tokens: a constraint is about text alone.
+
+    Raises:
+        GrammarError: it does.
+    """
+    for match in _LARK_TOKENS.finditer(grammar):
+        if match["reference"]:
+            message = f"{match['reference']}: references to tokens are not supported"
+        elif match["limit"]:
+            message = "max_tokens belongs to the request, not to a rule"
+        else:
+            continue
+        raise GrammarError(("lark",), f"{place_in(grammar, match.start())}: {message}")
+
+
+def grammar_error(tokenizer: "LLTokenizer", source: ConstraintSource, said: str) -> GrammarError:
+    """Return the error that shows what llguidance `said` of `source`."""
+    if source.kind == "json_schema":
+        message = _schema_message(said)
+        if message == NESTED:  # each part of it would be as well, down to some depth
+            return GrammarError(("json_schema",), message)
+        path = _path_of_fault(tokenizer, json.loads(source.text), message)
+        return GrammarError(("json_schema", *path), message)
+    message, line, column = _split(said)
+    if source.kind == "regex":
+        return GrammarError(("regex",), _regex_message(source.text, message))
+    if source.kind != "lark" or line is None:  # of other kinds it is a grammar the user never saw
+        return GrammarError((source.kind,), _regex_message(None, message))
+    num_lines = source.text.count("\n") + 1
+    place = f"line {line}, column {column}" if line <= num_lines else "the end"
+    return GrammarError(("lark",), f"{place}: {_regex_message(None, message)}")
+
+
+def _split(said: str) -> tuple[str, int | None, int | None]:
+    """Return what is wrong, and the line and the column where."""
+    place = _PLACE.match(said)
+    message = _INTERNALS.sub("", _EXCERPT.sub("", said[place.end() :] if place else said)).strip()
+    message = message.removeprefix("panic: ")
+    return (message, int(place[1]), int(place[2])) if place else (message, None, None)
+
+
+def _regex_message(regex: str | None, message: str) -> str:
+    """Return `message`; if it is about a regex, what is wrong with it and where."""
+    if match := _REGEX_ERROR.search(message):
+        offset = len(match["caret"])
+        if regex is None:
+            return f"in the regex '{match['regex']}', offset {offset}: {match['what']}"
+        ends = range(len(regex) + 1)
+        before = bisect_left(ends, offset, key=lambda end: len(_lark_regex(regex[:end])))
+        return f"offset {before}: {match['what']}"
+    if match := _INVALID_REGEX.match(message):
+        return _IN_REGEX.sub("", match["what"])
+    return message
+
+
+def _schema_message(said: str) -> str:
+    message = _split(said)[0].removeprefix("failed to compile JSON schema: ")
+    if _TOO_DEEP.match(message):
+        return NESTED
+    return _regex_message(None, message).partition("\n")[0]  # the rest is where llguidance was
+
+
+def _path_of_fault(tokenizer: "LLTokenizer", schema: Any, message: str) -> Path:
+    """Return the path of the innermost part of `schema` that has the same fault on its own."""
+    found: Path = ()
+    for path, part in islice(parts_of(schema), 1, _MAX_CANDIDATES):
+        if path[: len(found)] != found:  # of several, the first is followed inwards
+            continue
+        try:
+            said = matcher_of(tokenizer, schema_source(part)).get_error()
+        except GrammarError as error:
+            said = str(error)
+        if _schema_message(said) == message:
+            found = path
+    return found

@@ -2,11 +2,11 @@
 
 Arrays are indexed by slot.  Rows with equal settings form a group, kept up to date when rows come
 and go, and a step is done group by group.  Only log-probabilities, which are records, bad words and
-min_tokens are looked after row by row.  What rows are given ahead of a step, for drafts, is in
-ahead.py.
+min_tokens are looked after row by row.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import NamedTuple
@@ -119,14 +119,11 @@ def _places(hashes: Bits) -> IntArray:
     return (hashes >> np.uint64(64 - _BITS)).view(np.int64)  # turned into floats far faster
 
 
-# Drafts that are drawn from one distribution, and verified so that samples of another come of it.
-#
-# Speculative sampling (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
-# 2023, section 2.3; Chen et al., "Accelerating Large Language Model Decoding with Speculative
-# Sampling", 2023, algorithm 2).  A draft that was drawn from q is accepted with the probability
-# min(1, p / q), where p is what the token is to be drawn from; else another token is drawn from what
-# of p is above q.  What comes of both is a sample of p, if the noise of the draft, that of its
-# acceptance and that of the other token know nothing of each other.
+# Drafts that are drawn from one distribution, and verified so that samples of another come of it:
+# speculative sampling (Leviathan et al. 2023, section 2.3; Chen et al. 2023, algorithm 2).  A draft
+# drawn from q is accepted with the probability min(1, p / q), where p is what the token is to be
+# drawn from; else another token is drawn from what of p is above q.  What comes of both is a sample
+# of p, if the noise of the draft, of its acceptance and of the other token are independent.
 
 
 class DrawnDraft(NamedTuple):
@@ -409,6 +406,9 @@ class Sampler:
         self._bad_word_states: IntArray = np.zeros(num_slots, np.int64)
         self._cumulative = np.zeros(num_slots)
         self._seen = SeenTokens(num_slots)
+        self._is_memoryless = np.zeros(num_slots, np.bool_)
+        self._drafts = DrawnDrafts()  # that are to be verified
+        self._drafted: DrawnDrafts | None = None  # while they are drawn
         self._states = (
             self._keys,
             self._positions,
@@ -447,6 +447,8 @@ class Sampler:
 
     def close(self, slot: int) -> None:
         """Forget the row in `slot` and its partner; a slot without a row of its own is let be."""
+        self._is_memoryless[slot] = False
+        self._drafts.forget(slot)
         entry = self._rows[slot]
         if entry is not None:
             row, group = entry
@@ -546,8 +548,86 @@ class Sampler:
         found: Floats = probabilities(edited, self._mu[slots], row.params)[0]
         return found
 
-    def _enter(self, slot: int, row: SamplingRow) -> Group:
-        """Take a row into its group, and return that."""
+    # -- ahead of a step, for drafts and by drafts: rows are given tokens that are taken back ----
+
+    def are_memoryless(self, slots: IntArray) -> NDArray[np.bool_]:
+        """Return which rows are given tokens that follow from logits and position alone."""
+        return self._is_memoryless[slots]
+
+    def choose_ahead(
+        self, slots: IntArray, numbers: IntArray, logits: FloatArray
+    ) -> IntArray | None:
+        """Return what memoryless rows are given so many tokens later, without moving them on.
+
+        slots, numbers: [rows].  logits: [rows, vocab].  None if some of these are of no use.
+        """
+        tokens: IntArray = logits.argmax(axis=-1)  # of a NaN, if there is any
+        if not np.isfinite(logits[np.arange(len(tokens)), tokens]).all():
+            return None
+        for group in self._groups.values():
+            if group.key.params.is_greedy:
+                continue
+            is_member = np.zeros(len(self._rows), np.bool_)
+            is_member[group.slots] = True
+            rows = is_member[slots].nonzero()[0]
+            if len(rows):
+                at, own = slots[rows], logits if len(rows) == len(slots) else logits[rows]
+                states = DrawStates(
+                    self._keys[at], self._positions[at] + numbers[rows], self._mu[at]
+                )
+                drafts = self._drafts.of(at, states.positions)
+                tokens[rows] = draw(own, states, group.key.params, drafts).tokens
+        return tokens
+
+    def move_on(self, slots: IntArray, numbers: IntArray) -> None:
+        """Let memoryless rows have been given so many tokens; slots, numbers: [rows]."""
+        self._positions[slots] += numbers
+
+    @contextmanager
+    def undone(self, slots: IntArray) -> Iterator[None]:
+        """Let rows move on inside, and stand where they stood afterwards; slots: [rows]."""
+        numbers = [state[slots] for state in self._states]
+        seen = {
+            slot: self._seen.read(slot)
+            for slot in slots.tolist()
+            if (entry := self._rows[slot]) is not None and entry[0].params.has_penalties
+        }
+        try:
+            yield
+        finally:
+            for state, before in zip(self._states, numbers, strict=True):
+                state[slots] = before
+            for slot, before_seen in seen.items():
+                self._seen.resume(slot, *before_seen)
+
+    @contextmanager
+    def drafting(self, slots: IntArray) -> Iterator[None]:
+        """Let what rows are given inside be drafts, which they have not been given afterwards.
+
+        Those that are drawn have noise of their own, and `sample` and `choose_ahead` accept or
+        replace them, until `forget_drafts`: see `verify`.
+
+        slots: [rows].
+        """
+        self.forget_drafts()
+        drafted = DrawnDrafts()
+        with self.undone(slots):
+            self._keys[slots] = draft_keys(self._keys[slots], self._positions[slots])
+            self._drafted = drafted
+            try:
+                yield
+            finally:
+                self._drafted = None
+        self._drafts = drafted
+
+    def forget_drafts(self) -> None:
+        """Forget what was drafted: it is verified, or will never be."""
+        self._drafts = DrawnDrafts()
+
+    # -- a step ---------
+
+    def _enter(self, slot: int, row: SamplingRow) -> None:
+        """Take a row into its group."""
         key = GroupKey(row.params, row.is_beam, row.is_constrained)
         group = self._groups.get(key)
         if group is None:
@@ -559,7 +639,7 @@ class Sampler:
         self._rows[slot] = row, group
         self._partners[slot] = NONE if row.partner is None else row.partner
         self._set_wanted(slot, row, is_wanted=True)
-        return group
+        self._is_memoryless[slot] = group.is_memoryless
 
     def _set_wanted(self, slot: int, row: SamplingRow, *, is_wanted: bool) -> None:
         self._is_wanted[[slot] if row.partner is None else [slot, row.partner]] = is_wanted
@@ -623,21 +703,14 @@ class Sampler:
     ) -> IntArray:
         """Return what the rows in `slots` draw from `logits` [rows, vocab]."""
         states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
-        drawn = self._drawn(params, slots, logits, states)
+        drawn = draw(logits, states, params, self._drafts.of(slots, states.positions))
+        if self._drafted is not None:
+            drawn_from = probabilities(logits, states.mu, params)
+            self._drafted.add(slots, states.positions, drawn.tokens, drawn_from)
         self._mu[slots] = drawn.mu
         for row, logprob in drawn.logprobs.items():
             sampled.logprobs[int(slots[row])] = logprob
         return drawn.tokens
-
-    def _drawn(
-        self,
-        params: SamplingParams,
-        slots: IntArray,  # noqa: ARG002 - for samplers with drafts
-        logits: FloatArray,
-        states: DrawStates,
-    ) -> DrawnTokens:
-        """Return what is drawn of such logits in such states."""
-        return draw(logits, states, params)
 
     def _give(self, group: Group, slots: IntArray, tokens: IntArray, sampled: Sampled) -> None:
         """Let the rows in `slots` have the tokens that were chosen, and move on."""

@@ -19,11 +19,12 @@ from batcher.decoding.grammars import ConstraintSource, parts_of
 from batcher.errors import Failure, Path
 from batcher.result import ConstraintCheck, ConstraintOutcome
 
-# A second look at texts under a regex: through RE2, which has no part in how outputs are made.
+# Texts under a regex, through RE2, which has no part in how outputs are made.
 #
-# Rule: there is none where the meaning of the regex is in doubt.  Digits and word characters are
-# ASCII, as in RE2 and in ECMA's dialect; dialects draw white space differently.  The patterns that
-# neither RE2 nor a mask can keep, such as those with look-around, are left to `regex`, for a second.
+# Rule: there is no second look where the meaning of the regex is in doubt.  Digits and word
+# characters are ASCII, as in RE2 and in ECMA's dialect; dialects draw white space differently.
+# Patterns that neither RE2 nor a mask can keep, such as look-around, are left to `regex`, for a
+# second.
 
 Test = Callable[[str], bool]
 """Whether a text is, or holds, a match; takes time in proportion to the text."""

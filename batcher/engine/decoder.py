@@ -24,7 +24,7 @@ from batcher.tokens import Tokens
 if TYPE_CHECKING:
     from array import array
 
-    from batcher.decoding.constraints.compiler import ConstraintCompiler, ConstraintTimes
+    from batcher.decoding.constraints import ConstraintCompiler, ConstraintTimes
     from batcher.engine.row_decoder import RowDecoder
     from batcher.engine.speculating_rows import SpeculatingRows
     from batcher.speculation.proposal import Proposal
@@ -71,7 +71,7 @@ class Decoder:
     @cached_property
     def grammars(self) -> "ConstraintCompiler":
         """What constraints and healed prompts come to with this model."""
-        from batcher.decoding.constraints.compiler import (  # noqa: PLC0415 - not for plain rows
+        from batcher.decoding.constraints import (  # noqa: PLC0415 - not for plain rows
             ConstraintCompiler,
         )
 

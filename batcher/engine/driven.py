@@ -13,7 +13,7 @@ from batcher.result import Result
 from batcher.scheduling.sequence import Schedulable
 
 if TYPE_CHECKING:
-    from batcher.decoding.constraints.compiler import ConstraintTimes
+    from batcher.decoding.constraints import ConstraintTimes
     from batcher.scheduling.blocks import BlockUse
 
 NOTHING_REPLAYED: Mapping[int, Result] = {}

@@ -44,7 +44,7 @@ from batcher.timing.step_time import StepTime
 from batcher.tokens import NO_TOKENS, typecode_of
 
 if TYPE_CHECKING:
-    from batcher.decoding.constraints.compiler import ConstraintTimes
+    from batcher.decoding.constraints import ConstraintTimes
     from batcher.engine.speculator import Speculator
     from batcher.models.callable import ModelNext
     from batcher.models.llm import LLM

@@ -10,8 +10,11 @@ from time import perf_counter
 import numpy as np
 from msgspec.structs import replace
 
-from batcher.decoding.constraints import RowConstraint, allowed_tokens
-from batcher.decoding.constraints.compiler import ConstraintCompiler
+from batcher.decoding.constraints import (
+    ConstraintCompiler,
+    RowConstraint,
+    allowed_tokens,
+)
 from batcher.decoding.filters import needs_cumulative
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.sampling import Masks, Sampled, Sampler, SuspendedSampling
@@ -50,7 +53,6 @@ class RowDecoder:
     """
 
     _may_speculate = False  # whether rows may be given drafts, which takes logits
-    _sampler_type = Sampler
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class RowDecoder:
         self._vocab_size = model.vocab_size or 0
         self._sampler: Sampler | None = None
         if model.gives != "tokens" and model.vocab_size is not None:
-            self._sampler = self._sampler_type(num_slots, model.vocab_size, model.tokenizer)
+            self._sampler = Sampler(num_slots, model.vocab_size, model.tokenizer)
         self._states: dict[int, RowState] = {}  # of rows that have to be looked at, by slot
         self._beams: dict[int, BeamRows] = {}  # by the slot of the first one
         self._streamed: list[TokenEvent] = []

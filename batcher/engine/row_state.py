@@ -8,8 +8,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.decoding.beams import BeamSearch, BeamStep
-from batcher.decoding.constraints import RowConstraint
-from batcher.decoding.constraints.compiler import CompiledConstraint, ConstraintCompiler
+from batcher.decoding.constraints import (
+    CompiledConstraint,
+    ConstraintCompiler,
+    RowConstraint,
+)
 from batcher.decoding.filters import needs_cumulative, sampling_params
 from batcher.decoding.healing import HealingRow
 from batcher.decoding.sampling import SamplingRow, row_key

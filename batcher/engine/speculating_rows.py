@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from batcher.decoding.constraints import RowConstraint, allowed_tokens
 from batcher.decoding.output_tokens import NO_TOKEN
-from batcher.decoding.sampling import Masks
-from batcher.decoding.sampling.ahead import AheadSampler
+from batcher.decoding.sampling import Masks, Sampler
 from batcher.engine.decoded import NO_DRAFTS, Choose, Decoded
 from batcher.engine.row_decoder import RowDecoder
 from batcher.errors import Failure, InvariantError
@@ -110,7 +109,6 @@ class SpeculatingRows(RowDecoder):
     """A RowDecoder of which some rows are given drafts; their tokens are chosen from logits."""
 
     _may_speculate = True
-    _sampler_type = AheadSampler
 
     # -- before a step ---------------------------------------------------------------------------
 
@@ -130,8 +128,8 @@ class SpeculatingRows(RowDecoder):
             yield self._choose_ahead(slots)
 
     @property
-    def _sampling(self) -> AheadSampler:
-        if not isinstance(self._sampler, AheadSampler):
+    def _sampling(self) -> Sampler:
+        if not isinstance(self._sampler, Sampler):
             raise InvariantError("no row has logits")
         return self._sampler
 

@@ -2,7 +2,7 @@
 
 from functools import cache, lru_cache
 
-from batcher.decoding.constraints.compiler import MAX_CACHED, ConstraintCompiler
+from batcher.decoding.constraints import MAX_CACHED, ConstraintCompiler
 from batcher.decoding.grammars import ConstraintSource
 from batcher.decoding.verification import UNDECIDED, Judgement, Look, Verifier
 from batcher.errors import BatchdecodeError, Failure

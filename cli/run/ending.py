@@ -19,7 +19,7 @@ from .recorder import ResultWriter
 from .resume import ResultsFile, Resumption
 
 if TYPE_CHECKING:
-    from batcher.decoding.constraints.compiler import ConstraintTimes
+    from batcher.decoding.constraints import ConstraintTimes
     from batcher.metrics.summary import RunSummary
     from batcher.page.records import PageTimeline
 

@@ -14,7 +14,7 @@ from .summary import idle_causes
 from .timed_lines import BLOCKED_CAUSES, INDENT, WIDTH, latencies_in_steps
 
 if TYPE_CHECKING:
-    from batcher.decoding.constraints.compiler import ConstraintTimes
+    from batcher.decoding.constraints import ConstraintTimes
 
 _TITLE_WIDTH = 14
 _COLUMNS = ("count", "mean", "p50", "p90", "p95", "p99", "max")

@@ -9,8 +9,11 @@ from pathlib import Path
 from report import Row
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.decoding.constraints import RowConstraint, allowed_tokens
-from batcher.decoding.constraints.compiler import ConstraintCompiler
+from batcher.decoding.constraints import (
+    ConstraintCompiler,
+    RowConstraint,
+    allowed_tokens,
+)
 from batcher.decoding.grammars import ConstraintSource, constraint_source
 from batcher.decoding.healing import HealingRow, VocabularyIndex
 from batcher.models.tokenizers import EOS_TOKEN_ID, WordTokenizer

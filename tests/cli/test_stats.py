@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from process import ROOT, batchdecode, lines_of
 
-from batcher.decoding.constraints.compiler import ConstraintTimes
+from batcher.decoding.constraints import ConstraintTimes
 from batcher.metrics.summary import RunSummary
 from cli.screen.stats import render_stats
 

@@ -6,6 +6,7 @@ import pytest
 from fault_server import FaultServer, answer, chunks, reset
 from remote_runs import answered, asking, carry_out, engine_of
 
+from batcher.decoding import constraints
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, FinishEvent, ReceiveEvent, StepsEvent
 from batcher.metrics.summary import RunMetrics

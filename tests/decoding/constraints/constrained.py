@@ -3,8 +3,7 @@
 import json
 import random
 
-from batcher.decoding.constraints import allowed_tokens
-from batcher.decoding.constraints.compiler import ConstraintCompiler
+from batcher.decoding.constraints import ConstraintCompiler, allowed_tokens
 from batcher.decoding.grammars import ConstraintSource
 from batcher.models.tokenizers import EOS_TOKEN_ID, WordTokenizer
 

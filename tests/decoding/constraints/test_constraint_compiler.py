@@ -6,7 +6,7 @@ import pytest
 from constrained import compiler, follow, language, must_end, source
 
 from batcher import Request
-from batcher.decoding.constraints.compiler import MissingGrammarError
+from batcher.decoding.constraints import MissingGrammarError
 from batcher.decoding.grammars import ConstraintSource, constraint_source
 from batcher.errors import BatchdecodeError, GrammarError
 
@@ -109,7 +109,7 @@ def test_a_constraint_that_cannot_be_compiled_is_tried_once(kind, constraint):
 
 
 def test_the_cache_forgets_what_was_used_longest_ago(monkeypatch):
-    monkeypatch.setattr("batcher.decoding.constraints.compiler.MAX_CACHED", 2)
+    monkeypatch.setattr("batcher.decoding.constraints.MAX_CACHED", 2)
     ours = compiler()
     for regex in ("a", "b", "a", "c", "a", "b"):
         ours.compile(source("regex", regex))
@@ -148,7 +148,7 @@ def test_properties_keep_the_order_of_the_schema():
 
 
 def test_the_cache_forgets_when_its_texts_become_too_long(monkeypatch):
-    monkeypatch.setattr("batcher.decoding.constraints.compiler.MAX_CACHED_CHARS", 10)
+    monkeypatch.setattr("batcher.decoding.constraints.MAX_CACHED_CHARS", 10)
     ours = compiler()
     for regex in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 11, "d" * 11, "aaaa"):
         ours.compile(source("regex", regex))

@@ -7,7 +7,7 @@ import time
 import pytest
 from constrained import bytes_allowed, compiler, follow, language, must_end, source
 
-from batcher.decoding.constraints.matchers import GbnfError, gbnf_to_lark
+from batcher.decoding.grammars import GbnfError, gbnf_to_lark
 
 REGULAR = [
     # a grammar without recursion, the same as a regex

@@ -22,8 +22,7 @@ from examples import rest_heavy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.decoding import constraints as rows
-from batcher.decoding import grammars
+from batcher.decoding import constraints, grammars
 from batcher.decoding.constraints import allowed_tokens
 from batcher.decoding.verification import Look
 from batcher.errors import InvariantError
@@ -246,7 +245,8 @@ def check_walk(compiled, matcher, rng, num_tokens):
 
 
 @pytest.mark.parametrize(
-    ("kept", "run"), rest_heavy(1, [(3000, 3), (rows.MAX_KEPT_BYTES, rows.MAX_RUN), (0, 1)])
+    ("kept", "run"),
+    rest_heavy(1, [(3000, 3), (constraints.MAX_KEPT_BYTES, constraints.MAX_RUN), (0, 1)]),
 )
 @pytest.mark.parametrize(("kind", "constraint"), GRAMMARS)
 def test_rows_that_share_what_is_known_allow_what_each_would_alone(
@@ -265,9 +265,9 @@ def test_rows_that_share_what_is_known_allow_what_each_would_alone(
 def test_what_outputs_have_in_common_is_asked_for_once(monkeypatch):
     compiled = compiler().compile(source("choice", ["the cat sat", "a dog", "another dog"]))
     asked = []
-    end_of = rows.GrammarStates._end_of
+    end_of = constraints.GrammarStates._end_of
     monkeypatch.setattr(
-        rows.GrammarStates, "_end_of", lambda self, m: asked.append(m) or end_of(self, m)
+        constraints.GrammarStates, "_end_of", lambda self, m: asked.append(m) or end_of(self, m)
     )
     follow(compiled.new_row(), "another dog")
     num_asked = len(asked)

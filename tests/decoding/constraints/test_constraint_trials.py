@@ -7,8 +7,7 @@ from constrained import compiler, source
 
 from batcher import Request, decode
 from batcher.decoding import loosening
-from batcher.decoding.constraints.trials import TRIALS, Trials
-from batcher.decoding.loosening import Enforceable
+from batcher.decoding.loosening import TRIALS, Enforceable, Trials
 from batcher.errors import GrammarError
 
 SLOW = source("json_schema", {"multipleOf": 99_999})  # a second, 50 MB

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batcher.decoding import filters
 from batcher.decoding.filters import BadWords, SamplingParams, Vocabulary
 from batcher.decoding.sampling import MAX_BAD_WORDS, Sampler, SamplingRow
 

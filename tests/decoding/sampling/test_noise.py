@@ -36,7 +36,7 @@ def test_every_position_and_token_has_noise_of_its_own() -> None:
 
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
 def test_noise_is_finite_at_both_ends_of_the_hash(bits: int) -> None:
-    with patch.object(noise, "mix_in_place", lambda numbers: np.full_like(numbers, bits)):
+    with patch.object(sampling, "mix_in_place", lambda numbers: np.full_like(numbers, bits)):
         assert np.isfinite(gumbel([1], [0], np.arange(3))).all()
 
 

@@ -5,8 +5,7 @@ import pytest
 from sampling_rows import Letters
 
 from batcher.decoding.filters import SamplingParams
-from batcher.decoding.sampling import DrawnDraft, SamplingRow, verify
-from batcher.decoding.sampling.ahead import AheadSampler
+from batcher.decoding.sampling import DrawnDraft, Sampler, SamplingRow, verify
 
 WANTED, DRAWN_FROM = np.array([0.5, 0.2, 0.3]), np.array([0.2, 0.5, 0.3])
 
@@ -55,9 +54,9 @@ def test_rows_without_drafts_are_left_as_they_are() -> None:
     assert (verified[1] != scores[1]).any()
 
 
-def opened(key: int, *, after: bool) -> AheadSampler:
+def opened(key: int, *, after: bool) -> Sampler:
     """A sampler with a row of two tokens; after: in the slot of one that was drafted for."""
-    sampler = AheadSampler(1, 3, Letters(3))
+    sampler = Sampler(1, 3, Letters(3))
     if after:
         sampler.open(0, SamplingRow(SamplingParams(temperature=1.0), 7, []))
         sampler.extend({0: [1]})
