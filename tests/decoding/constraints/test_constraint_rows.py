@@ -252,8 +252,8 @@ def check_walk(compiled, matcher, rng, num_tokens):
 def test_rows_that_share_what_is_known_allow_what_each_would_alone(
     monkeypatch, kind, constraint, kept, run
 ):
-    monkeypatch.setattr(rows, "MAX_KEPT_BYTES", kept)
-    monkeypatch.setattr(rows, "MAX_RUN", run)
+    monkeypatch.setattr(constraints, "MAX_KEPT_BYTES", kept)
+    monkeypatch.setattr(constraints, "MAX_RUN", run)
     words = compiler()
     compiled = words.compile(source(kind, constraint))
     alone = grammars.compile_source(words._llguidance_tokenizer, source(kind, constraint))
@@ -279,7 +279,7 @@ def test_what_outputs_have_in_common_is_asked_for_once(monkeypatch):
     "constraint", [("regex", "(?:[a-z ]{3}){9}"), ("gbnf", "root ::= [a-z ]*")]
 )
 def test_a_state_is_forgotten_once_there_is_no_room(monkeypatch, constraint):
-    monkeypatch.setattr(rows, "MAX_KEPT_BYTES", 10_000)
+    monkeypatch.setattr(constraints, "MAX_KEPT_BYTES", 10_000)
     compiled = compiler().compile(source(*constraint))
     for text in (f"{number:b}".translate({48: "a", 49: "b"}) for number in range(2000)):
         follow(compiled.new_row(), text)
