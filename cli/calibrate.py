@@ -12,8 +12,7 @@ from msgspec.structs import asdict, replace
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.replay import MAX_TRIES, fit_requests
-from batcher.planning.request_log import MARK
-from batcher.planning.traced_requests import RequestsOfRun, read_requests
+from batcher.planning.request_log import MARK, RequestsOfRun, read_requests
 from batcher.timing.calibration import fit_steps
 from batcher.timing.carrying import load_profile
 from batcher.timing.hardware import load_gpu

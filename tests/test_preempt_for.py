@@ -4,13 +4,13 @@ from random import Random
 from typing import Any, TypeGuard
 
 import pytest
+from batcher.planning.simulation_result import SimulationResult
 from followed_schedule import FollowedSchedule
 from msgspec.structs import replace
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, RequestEvent
-from batcher.planning.simulation_result import SimulationResult
 from batcher.planning.simulator import simulate, simulate_steps
 from batcher.planning.workload import workload_of
 from batcher.result import Result

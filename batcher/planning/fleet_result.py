@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from batcher.metrics.arrays import ServedTimes
 from batcher.planning.life import Life
 from batcher.planning.simulated_sequence import SimulatedSequence
-from batcher.planning.simulation_result import SimulationResult, SimulationTotals
+from batcher.planning.simulator import SimulationResult, SimulationTotals
 from batcher.scheduling.sequence import NEVER
 from batcher.timing.step_time import TICKS_PER_SECOND
 

@@ -24,7 +24,7 @@ from batcher.planning.fleets import groups_of
 from batcher.planning.offloading import offload_of
 from batcher.planning.prices import Cost, Price, cost_of
 from batcher.planning.running import DeploymentPart, run
-from batcher.planning.simulation_result import SimulationTotals
+from batcher.planning.simulator import SimulationTotals
 from batcher.planning.spread import (
     FleetUse,
     GroupUse,

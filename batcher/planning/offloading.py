@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import Deployment
-from batcher.planning.offload import KVOffload
+from batcher.planning.simulator import KVOffload
 from batcher.timing.loading import ticks_of_loading
 
 

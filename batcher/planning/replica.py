@@ -10,13 +10,10 @@ from typing import Literal, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.planning.drafts import AssumedDrafts
 from batcher.planning.fleet_result import ReplicaResult, ServedColumns
-from batcher.planning.offload import KVOffload
 from batcher.planning.routers import ReplicaStats
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulator import EventSimulation
-from batcher.planning.trials import settings_of_trial
+from batcher.planning.simulator import AssumedDrafts, EventSimulation, KVOffload, settings_of_trial
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
@@ -47,7 +44,7 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def of_trial(self) -> Self | None:
-        """The same for a trial, see batcher.planning.trials; None if that would not do."""
+        """The same for a trial, see settings_of_trial; None if that would not do."""
         if self.offload is not None:
             return None
         scheduling = settings_of_trial(self.scheduling)

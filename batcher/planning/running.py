@@ -21,9 +21,8 @@ from batcher.planning.offloading import offload_of
 from batcher.planning.replica import ReplicaSettings
 from batcher.planning.routers import ROUTERS, BlindRouter, PartRouter, router_of
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import simulate
+from batcher.planning.simulator import Preempted, simulate
 from batcher.planning.streamed import AnyWorkload, StreamedTurns, StreamedWorkload, always
-from batcher.planning.trials import Preempted
 from batcher.planning.workers import OnPart
 from batcher.planning.workload import Workload
 from batcher.timing.loading import step_time_of

@@ -5,15 +5,13 @@ from typing import Any
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import Deployment
-from batcher.planning.fleet_replay import AsLogged, Replay, replay
 from batcher.planning.fleets import check_router
 from batcher.planning.prices import Cost, cost_of, price_of, read_prices
-from batcher.planning.replay import Comparison
+from batcher.planning.replay import AsLogged, Comparison, Replay, replay
 from batcher.planning.replica import ReplicaSettings
-from batcher.planning.request_log import LoggedRequest
+from batcher.planning.request_log import LoggedRequest, read_requests
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, Router, router_of
 from batcher.planning.spread import spread_of
-from batcher.planning.traced_requests import read_requests
 from batcher.timing.loading import step_time_of
 
 from ..commands.replay import ReplayOptions

@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, show_value
-from batcher.planning.run_meta import NAMES, Limit, read_run_meta
-from batcher.planning.traced_requests import RequestsOfRun
+from batcher.planning.request_log import NAMES, Limit, RequestsOfRun, read_run_meta
 from batcher.scheduling.checks import check_effects
 from batcher.settings import DEFAULT_SCHEDULING, MAX_KV_BLOCKS, SchedulingSettings
 from batcher.timing.loading import kv_room_of

@@ -17,7 +17,7 @@ from report import Row
 
 from batcher import Request, SimulatedModel
 from batcher.planning.entries import WorkloadEntry
-from batcher.planning.fleet_replay import replay
+from batcher.planning.replay import replay
 from batcher.planning.replica import ReplicaSettings
 from batcher.planning.request_log import read_request_log
 from batcher.planning.simulator import simulate, simulate_steps

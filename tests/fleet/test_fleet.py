@@ -4,13 +4,13 @@ than it can."""
 from itertools import pairwise
 from random import Random
 
+from batcher.planning.drafts import AssumedDrafts
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.drafts import AssumedDrafts
 from batcher.planning.fleet import Fleet
 from batcher.planning.fleet_result import result_of_engine
 from batcher.planning.replica import ReplicaSettings

@@ -5,6 +5,8 @@ from math import inf
 from random import Random
 
 import pytest
+from batcher.planning.drafts import AssumedDrafts
+from batcher.planning.steps import StepSimulation
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,6 @@ from simulated_workloads import (
 )
 
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.drafts import AssumedDrafts
 from batcher.planning.fleet import Fleet
 from batcher.planning.fleet_result import result_of_engine
 from batcher.planning.ranks import DUMMY_STEP, ranked_replica
@@ -27,7 +28,6 @@ from batcher.planning.replica import ReplicaSettings
 from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import simulate
-from batcher.planning.steps import StepSimulation
 from batcher.planning.workload import Workload, workload_of
 from batcher.scheduling.clock import ticks_until
 from batcher.settings import SchedulingSettings

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from batcher.planning.drafts import AssumedDrafts, key_of
 from batcher.planning.simulated_sequence import make_sequence
+from batcher.planning.simulator import AssumedDrafts, key_of
 from batcher.planning.workload import Workload
 from batcher.speculation.proposal import Proposal
 from batcher.tokens import Tokens

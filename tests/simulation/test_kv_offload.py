@@ -10,10 +10,8 @@ from simulated_workloads import STEP_TIMES, random_requests, random_settings
 from test_simulator import PlannedSimulation, outcome
 
 from batcher import Request, SimulatedModel
-from batcher.planning.offload import KVOffload
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulation_result import SimulationResult
-from batcher.planning.simulator import simulate, simulate_steps
+from batcher.planning.simulator import KVOffload, SimulationResult, simulate, simulate_steps
 from batcher.planning.workload import workload_of
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from timing.smooth_profile import SMOOTH
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.fleet_replay import replay
-from batcher.planning.replay import fit_requests
+from batcher.planning.replay import fit_requests, replay
 from batcher.planning.replica import ReplicaSettings
 from batcher.planning.request_log import LoggedRequest, read_request_log, workload_of_log
 from batcher.planning.simulator import simulate

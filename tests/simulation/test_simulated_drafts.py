@@ -13,10 +13,8 @@ from test_simulator import LoggedSimulation, outcome, recomputed, workload_from
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import AcceptEvent, Event, RollbackEvent, StepsEvent
 from batcher.models.simulated import SimulatedSettings
-from batcher.planning.drafts import AssumedDrafts
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulation_result import SimulationResult
-from batcher.planning.simulator import simulate, simulate_steps
+from batcher.planning.simulator import AssumedDrafts, SimulationResult, simulate, simulate_steps
 from batcher.planning.workload import Workload, workload_of
 from batcher.settings import Capacity, SchedulingSettings
 from batcher.speculation.formulas import expected_speedup, expected_tokens

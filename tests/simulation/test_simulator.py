@@ -17,9 +17,7 @@ from simulated_workloads import (
 
 from batcher import Request, SimulatedModel, decode
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulation_result import SimulationResult
-from batcher.planning.simulator import simulate, simulate_steps
-from batcher.planning.steps import StepSimulation
+from batcher.planning.simulator import SimulationResult, StepSimulation, simulate, simulate_steps
 from batcher.planning.workload import Workload, workload_of
 from batcher.scheduling.output import SchedulerOutput
 from batcher.settings import SchedulingSettings
