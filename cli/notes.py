@@ -11,19 +11,19 @@ from .run.problems import say
 from .screen.cells import printable
 
 
-def say_of_memory(engines: Iterable[tuple[str, SchedulingSettings, int]]) -> None:
+def say_of_memory(engines: Iterable[tuple[str, SchedulingSettings]]) -> None:
     """Say once where memory has no limit, though the GPU of a profile has one.
 
-    engines: a profile, its settings, and how many ranks share experts.
+    engines: a profile and its settings.
     """
     notes = (_note(*engine) for engine in engines)
     for note in dict.fromkeys(filter(None, notes)):
         say(f"{printable(note)}\n")
 
 
-def _note(profile: str, settings: SchedulingSettings, num_ranks: int) -> str | None:
+def _note(profile: str, settings: SchedulingSettings) -> str | None:
     """Return what is to be said of the memory of a profile, None if nothing is."""
-    room = None if profile == WALL else kv_room_of(profile, num_ranks)
+    room = None if profile == WALL else kv_room_of(profile)
     if room is None:
         return None
     if room.num_tokens == 0:

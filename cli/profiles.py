@@ -7,8 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.settings import DEFAULT_BLOCK_SIZE
-from batcher.timing.carrying import load_profile
-from batcher.timing.loading import num_tokens_that_fit, step_time_of, usable_blocks
+from batcher.timing.loading import load_profile, num_tokens_that_fit, step_time_of, usable_blocks
 from batcher.timing.overhead import split_overhead
 from batcher.timing.physics import Physics, Prediction, check_physics, predictions_of
 from batcher.timing.profiles import Profile, is_file, read_profiles, shipped_profiles

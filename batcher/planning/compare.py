@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, Deployment, Value
-from batcher.planning.draft_memory import DraftMemory, draft_memory_of
 from batcher.planning.drafting import speedups
 from batcher.planning.fleet_result import FleetResult, whole_of
 from batcher.planning.measure import Outcome, Question, measure_part, outcome_of, problem_of
@@ -91,7 +90,6 @@ class GridCell(Struct, frozen=True, kw_only=True):
     problem: why its settings make no sense; then there is no outcome.
     is_knee: see batcher.planning.compare.
     speedup: over the same without drafts, None if it has none, or that is not in the grid.
-    draft_memory: what its draft model takes, None if it has none.
     """
 
     deployment: Deployment
@@ -99,7 +97,6 @@ class GridCell(Struct, frozen=True, kw_only=True):
     problem: str | None = None
     is_knee: bool = False
     speedup: float | None = None
-    draft_memory: DraftMemory | None = None
 
 
 def compare(
@@ -162,7 +159,6 @@ def compare(
             problem=problems[place],
             is_knee=place in knees,
             speedup=gains[place],
-            draft_memory=draft_memory_of(deployment) if place in outcomes else None,
         )
         for place, deployment in enumerate(grid)
     ]

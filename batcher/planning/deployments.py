@@ -22,19 +22,16 @@ from batcher.request import MAX_DRAFT_TOKENS
 from batcher.scheduling.policies import policy_of
 from batcher.settings import (
     DEFAULT_SCHEDULING,
-    MAX_KV_BLOCKS,
     SETTINGS,
     SchedulingSettings,
     Setting,
 )
 from batcher.timing.loading import step_time_of
-from batcher.timing.model_shape import load_model_shape
 
 MAX_COUNT = 2**40
 MAX_BATCH = 2**20  # slots
 MAX_DRAFT_COST = 1000  # steps
 MAX_REPLICAS = 2**16
-MAX_RANKS = 1024
 MAX_REPORT_INTERVAL = 1e6  # seconds
 NO_LIMIT = "none"
 
@@ -45,14 +42,11 @@ class Deployment(Struct, frozen=True, kw_only=True):
     """A way to serve a workload.
 
     profile: the name of a step time.  rate: how many times as fast as in the file requests arrive.
-    replicas: how many there are, each with all the rest.  ranks: how many engines each of them is
-    made of, each with a batch and blocks of its own; see batcher.planning.ranks.
+    replicas: how many there are, each with all the rest.
     router, report_interval: which of the replicas a request is sent to, and how many seconds apart
     they report, see batcher.planning.fleet.
     fleet: what a file states of the replicas, which are as many as it has; None: they are alike.
-    kv_offload_blocks: those of a second tier, see offloading.py; None: there is none.
     draft_tokens, draft_acceptance, draft_cost: see AssumedDrafts; None: there are no drafts.
-    draft_model: the shape of the model that makes them, None if none does; see draft_memory.py.
     """
 
     batch: int = 8
@@ -60,15 +54,12 @@ class Deployment(Struct, frozen=True, kw_only=True):
     profile: str = "constant"
     rate: float = 1.0
     replicas: int = 1
-    ranks: int = 1
     router: str = DEFAULT_ROUTER
     report_interval: float = DEFAULT_REPORT_INTERVAL
     fleet: FleetFile | None = None
-    kv_offload_blocks: int | None = None
     draft_tokens: int | None = None
     draft_acceptance: float = 0.0
     draft_cost: float = 0.0
-    draft_model: str | None = None
 
     @property
     def drafts(self) -> AssumedDrafts | None:
@@ -186,10 +177,6 @@ def _draft_tokens(text: str) -> int | None:
     return None if text == "0" else _count(MAX_DRAFT_TOKENS, has_none=True)(text)
 
 
-def _draft_model(text: str) -> str | None:
-    return None if text == NO_LIMIT else _name_for(load_model_shape)(text)
-
-
 def _fleet(path: str) -> FleetFile:
     return read_fleet(
         path,
@@ -220,8 +207,6 @@ AXES = {
             Axis(setting.name, setting.title, _reader(setting))
             for setting in sorted(SETTINGS.values(), key=attrgetter("rank"))
         ),
-        Axis("kv_offload_blocks", "offload", _count(MAX_KV_BLOCKS, has_none=True)),
-        Axis("draft_model", "draft model", _draft_model),
         Axis(
             "draft_acceptance",
             "accept",
@@ -241,7 +226,6 @@ AXES = {
         ),
         Axis("router", "router", _name_for(router_of)),
         Axis("replicas", "replicas", _count(MAX_REPLICAS)),
-        Axis("ranks", "ranks", _count(MAX_RANKS)),
         Axis("batch", "batch", _count(MAX_BATCH)),
     )
 }

@@ -11,11 +11,10 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, MAX_BATCH, Deployment, Value
-from batcher.planning.draft_memory import DraftMemory, draft_memory_of
 from batcher.planning.measure import Outcome
 from batcher.speculation.formulas import expected_speedup, simple_return
 
-_NEEDED_BY = ("draft_acceptance", "draft_cost", "draft_model")
+_NEEDED_BY = ("draft_acceptance", "draft_cost")
 
 
 class Gain(Struct, frozen=True, kw_only=True):
@@ -24,7 +23,7 @@ class Gain(Struct, frozen=True, kw_only=True):
     tokens_per_s, without: measured, with the drafts and without any.
     speedup: of these.  expected, simple: by the formulas (1-a^(k+1))/((1-a)(1+ck)) and ka/(1+c).
     off_from: the least batch of those tried, each twice the one before, from which on drafts gain
-    nothing; None if they do in all.  memory: what a draft model takes, if there is one.
+    nothing; None if they do in all.
     """
 
     tokens_per_s: float
@@ -33,7 +32,6 @@ class Gain(Struct, frozen=True, kw_only=True):
     expected: float
     simple: float
     off_from: int | None
-    memory: DraftMemory | None = None
 
 
 def without_drafts(deployment: Deployment) -> Deployment:
@@ -54,8 +52,7 @@ def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> 
     Raises:
         BatchdecodeError: it has not, or it is not known how often drafts are accepted.
     """
-    drafting = [each for each in alternatives if each.draft_tokens is not None]
-    has_drafts = bool(drafting)
+    has_drafts = any(each.draft_tokens is not None for each in alternatives)
     for name in _NEEDED_BY:
         if name in given and not has_drafts:
             option = AXES[name].option
@@ -63,11 +60,6 @@ def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> 
     if has_drafts and "draft_acceptance" not in given:
         raise BatchdecodeError(
             "--draft-tokens needs --draft-acceptance, the share of drafts that are accepted"
-        )
-    if "draft_model" in given and not any([*map(draft_memory_of, drafting)]):
-        raise BatchdecodeError(
-            "--draft-model has no effect without --kv-blocks, how many blocks the memory has "
-            "room for without it"
         )
 
 
@@ -133,5 +125,4 @@ def gain_of(
         expected=expected_speedup(*terms),
         simple=simple_return(*terms),
         off_from=off_from(gains),
-        memory=draft_memory_of(deployment),
     )

@@ -107,15 +107,14 @@ def check_router(given: Collection[str], alternatives: Iterable[Deployment]) -> 
     """
     deployments = list(alternatives)
     fleets = [deployment for deployment in deployments if deployment.replicas > 1]
-    has_ranks = any(engine.ranks > 1 for engine in engines_of(deployments))
     if not fleets:
-        for name in ("router", *["report_interval"] * (not has_ranks)):
+        for name in OF_ROUTING:
             if name in given:
                 raise BatchdecodeError(
                     f"{AXES[name].option} has no effect without --replicas of at least 2"
                 )
     if "report_interval" in given and not (
-        has_ranks or any(router_of(deployment.router).hears_reports for deployment in fleets)
+        any(router_of(deployment.router).hears_reports for deployment in fleets)
     ):
         raise BatchdecodeError(
             "--report-interval has no effect: the router goes by no reports of replicas"

@@ -15,23 +15,18 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.arrays import latencies_of
 from batcher.metrics.slo import OTHERS, Goodput, Slo
 from batcher.metrics.times import Latencies, SecondsDistribution
-from batcher.planning.backlog import Backlog, backlog_of
 from batcher.planning.classes import ClassOutcome, kept
 from batcher.planning.deployments import Deployment
-from batcher.planning.draft_memory import draft_memory_of
 from batcher.planning.fleet_result import FleetResult, ReplicaResult, ReplicasResult
 from batcher.planning.fleets import groups_of
-from batcher.planning.offloading import offload_of
 from batcher.planning.prices import Cost, Price, cost_of
 from batcher.planning.running import DeploymentPart, run
 from batcher.planning.simulator import SimulationTotals
 from batcher.planning.spread import (
     FleetUse,
     GroupUse,
-    ReplicaSpread,
     fleet_use_of,
     parts_of,
-    spread_of,
     uses_of,
 )
 from batcher.planning.streamed import AnyWorkload
@@ -126,14 +121,13 @@ def gain_of_doubling(result: ReplicasResult, ticks_of: StepTicks) -> float:
     prefill_work = round((result.prefill_work + totals.draft_work) / num_steps)
     once = ticks_of(num_tokens, num_rows, kv_read, prefill_work)
     twice = ticks_of(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
-    loading = totals.loading_ticks / num_steps
     if totals.draft_ticks:  # a draft costs a share of a step that only decodes
         decoding = ticks_of(num_rows, num_rows, kv_read, 0)
         making = totals.draft_ticks / num_steps
         doubled = ticks_of(2 * num_rows, 2 * num_rows, 2 * kv_read, 0)
         making_twice = making * doubled / decoding
-        return 2 * (once + loading + making) / (twice + 2 * loading + making_twice) - 1
-    return 2 * (once + loading) / (twice + 2 * loading) - 1
+        return 2 * (once + making) / (twice + making_twice) - 1
+    return 2 * once / twice - 1
 
 
 class DraftUse(Struct, frozen=True):
@@ -148,16 +142,6 @@ class DraftUse(Struct, frozen=True):
     acceptance: float
     tokens_per_step: float
     making: float
-
-
-class OffloadUse(Struct, frozen=True):
-    """Blocks that were read back from a second tier.
-
-    loading: the share of the time of all steps that it took.
-    """
-
-    loaded_blocks: int
-    loading: float
 
 
 class Question(Struct, frozen=True):
@@ -183,10 +167,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     classes: of an SLO that has some, each by its name.
     tails: for each limit of the SLO, what the asked share of the samples that it is of does not
     exceed; None if fewer were served.
-    backlog: None if as much was served as arrived.
-    drafts: None if none were verified.  offload: None without a second tier of the KV cache.
-    replicas: None if there is one.  fleet: None if it is not managed.  groups: of the replicas that
-    a file states, None without one.  cost: None without prices.
+    drafts: None if none were verified.  fleet: None if it is not managed.  groups: of the replicas
+    that a file states, None without one.  cost: None without prices.
     """
 
     served: int
@@ -206,11 +188,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     recomputed_tokens: int
     prefix_hits: float | None
     tails: dict[str, float | None]
-    backlog: Backlog | None
     drafts: DraftUse | None
-    offload: OffloadUse | None
     binding: Binding
-    replicas: ReplicaSpread | None
     fleet: FleetUse | None
     groups: list[GroupUse] | None
     cost: Cost | None
@@ -263,11 +242,14 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
         recomputed_tokens=totals.recomputed_tokens,
         prefix_hits=_rounded(result.hit_rate) if has_cache else None,
         tails={} if promise is None else promise.tails,
-        backlog=backlog_of(times),
         drafts=_draft_use(totals),
-        offload=_offload_use(totals) if any(map(offload_of, engines)) else None,
-        binding=binding_of(result, list(zip(parts, map(_mean_step_of, engines), strict=True))),
-        replicas=spread_of(result) if len(result.replicas) > 1 else None,
+        binding=binding_of(
+            result,
+            [
+                (part, step_time_of(each.profile).ticks)
+                for part, each in zip(parts, engines, strict=True)
+            ],
+        ),
         fleet=fleet_use_of(result),
         groups=None if deployment.fleet is None else uses_of(result, groups),
         cost=None
@@ -286,17 +268,6 @@ def measure_part(
     """
     result = run(question.workload, part, on_part)
     return result if part.num_parts > 1 else outcome_of(question, part.deployment, result)
-
-
-def _mean_step_of(engine: Deployment) -> StepTicks:
-    """Return what tells how long a step of an engine takes, if all its ranks compute as much."""
-    step_time, ranks = step_time_of(engine.profile), engine.ranks
-    ticks = step_time.of_rank(ranks) if ranks > 1 else None
-    if ticks is None:
-        return step_time.ticks
-    return lambda tokens, sequences, read, work: ticks(
-        tokens, sequences, read, work, ranks * tokens
-    )
 
 
 def _draft_use(totals: SimulationTotals) -> DraftUse | None:
@@ -323,12 +294,6 @@ def times_of(outcome: Outcome, name: str) -> SecondsDistribution | None:
         latencies = outcome.classes[of_class or OTHERS].latencies
     found: SecondsDistribution | None = getattr(latencies, metric)
     return found
-
-
-def _offload_use(totals: SimulationTotals) -> OffloadUse:
-    num_ticks = sum(totals.binding_ticks.values())
-    share = totals.loading_ticks / num_ticks if num_ticks else 0.0
-    return OffloadUse(totals.num_loaded_blocks, round(share, NUM_DIGITS))
 
 
 def good_share(outcome: Outcome) -> float:
@@ -366,11 +331,8 @@ def problem_of(deployment: Deployment) -> str | None:
 def _problem_of(engine: Deployment) -> str | None:
     try:
         check_settings(engine.batch, engine.scheduling)
-        memory = draft_memory_of(engine)
     except BatchdecodeError as error:
         return str(error)
-    if memory is not None and not memory.kv_blocks:
-        return f"--draft-model {engine.draft_model}: it leaves no KV block, with its weights"
     return None
 
 

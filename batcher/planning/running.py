@@ -10,14 +10,12 @@ from msgspec import Struct
 
 from batcher.planning.deployments import Deployment
 from batcher.planning.disaggregated import DisaggregatedFleet
-from batcher.planning.draft_memory import beside_draft
 from batcher.planning.fleet import Fleet, OnEnded
 from batcher.planning.fleet_result import FleetResult, result_of_engine
 from batcher.planning.fleets import EngineGroup, groups_of, transfer_of
 from batcher.planning.managed import ManagedFleet
 from batcher.planning.managed_disaggregated import ManagedDisaggregatedFleet
 from batcher.planning.management import Management
-from batcher.planning.offloading import offload_of
 from batcher.planning.replica import ReplicaSettings
 from batcher.planning.routers import ROUTERS, BlindRouter, PartRouter, router_of
 from batcher.planning.simulated_sequence import Turns
@@ -42,7 +40,6 @@ def most_parts(workload: AnyWorkload, deployment: Deployment) -> int:
     is_independent = is_blind and _management_of(deployment) is None
     is_streamed = isinstance(workload, StreamedWorkload)
     is_one = transfer_of(deployment) is not None
-    is_one |= any(group.engine.ranks > 1 for group in groups_of(deployment))
     return deployment.replicas if is_independent and is_streamed and not is_one else 1
 
 
@@ -69,10 +66,9 @@ def run(
         on_part(min(num_ended / num_samples, 1.0))
 
     own, management = replicas[0], _management_of(deployment)
-    is_engine = management is None and len(replicas) == 1 and own.ranks == 1
-    if is_engine and isinstance(workload, Workload):
+    if management is None and len(replicas) == 1 and isinstance(workload, Workload):
         slots, scheduling, step_time = own.num_slots, own.scheduling, own.step_time
-        result = simulate(workload, slots, scheduling, step_time, on_ended, own.drafts, own.offload)
+        result = simulate(workload, slots, scheduling, step_time, on_ended, own.drafts)
         return result_of_engine(result, own.group)
     for_trial = _replicas_of_trial(deployment, replicas)
     if for_trial is not None and workload.shares_nothing:
@@ -143,14 +139,12 @@ def _management_of(deployment: Deployment) -> Management | None:
 
 
 def _replica_of(group: EngineGroup) -> ReplicaSettings:
-    engine = beside_draft(group.engine)
+    engine = group.engine
     return ReplicaSettings(
         num_slots=engine.batch,
         scheduling=engine.scheduling,
         step_time=step_time_of(engine.profile),
         drafts=engine.drafts,
-        offload=offload_of(engine),
         group=group.name,
         role=group.role,
-        ranks=engine.ranks,
     )

@@ -15,20 +15,6 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 NUM_DIGITS = 6
 
 
-class ReplicaSpread(Struct, frozen=True, kw_only=True):
-    """How the work was spread over the replicas of a fleet.
-
-    busiest, mean, idlest: for which share of the time in which it was there one took steps.
-    most_served, least_served: how many samples.  Of replicas with ranks each of these counts.
-    """
-
-    busiest: float
-    mean: float
-    idlest: float
-    most_served: int
-    least_served: int
-
-
 class GroupUse(Struct, frozen=True, kw_only=True):
     """What the replicas of a group did.
 
@@ -94,27 +80,11 @@ def fleet_use_of(result: FleetResult) -> FleetUse | None:
 
 
 def parts_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[ReplicasResult]:
-    """Return what the replicas of each group did, with several ranks each of these by itself."""
+    """Return what the replicas of each group did."""
     return [
         ReplicasResult([each for each in result.replicas if each.group == group.name])
         for group in groups
     ]
-
-
-def spread_of(result: FleetResult) -> ReplicaSpread:
-    """Return how the work was spread over all replicas."""
-    busy = [
-        _share(each.busy_ticks, ReplicasResult([each]).paid_seconds(result.makespan))
-        for each in result.replicas
-    ]
-    served = [replica.num_served for replica in result.replicas]
-    return ReplicaSpread(
-        busiest=round(max(busy), NUM_DIGITS),
-        mean=round(sum(busy) / len(busy), NUM_DIGITS),
-        idlest=round(min(busy), NUM_DIGITS),
-        most_served=max(served),
-        least_served=min(served),
-    )
 
 
 def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse]:
@@ -123,7 +93,7 @@ def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse
     return [
         GroupUse(
             name=group.name,
-            replicas=len(part.replicas) // group.engine.ranks,
+            replicas=len(part.replicas),
             role=group.role,
             settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
             served=sum(replica.num_served for replica in part.replicas),
@@ -133,7 +103,7 @@ def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse
             slots_used=round(part.slot_utilisation, NUM_DIGITS),
             kv_used=None if (used := part.kv_utilisation) is None else round(used, NUM_DIGITS),
             preemptions=part.totals.num_preemptions,
-            most_replicas=most.get(group.name, len(part.replicas) // group.engine.ranks),
+            most_replicas=most.get(group.name, len(part.replicas)),
         )
         for group, part in zip(groups, parts_of(result, groups), strict=True)
     ]
@@ -143,13 +113,9 @@ def _most_at_once(result: FleetResult, groups: Sequence[EngineGroup]) -> dict[st
     """Return how many replicas of each group there were at once, at most; {} if all always were."""
     if result.history is None:
         return {}
-    num_ranks = {group.name: group.engine.ranks for group in groups}
     lives: dict[str, list[Life]] = {group.name: [] for group in groups}
-    index = 0  # of the first rank of the next replica
-    for life in result.history.lives:
-        name = result.replicas[index].group
-        lives[name].append(life)
-        index += num_ranks[name]
+    for life, replica in zip(result.history.lives, result.replicas, strict=True):
+        lives[replica.group].append(life)
     end = (result.first_arrival or 0.0) + result.makespan
     return {
         name: max((paid for _, _, paid in timeline_of(of_group, end)), default=0)

@@ -12,8 +12,7 @@ class GPU(Struct, frozen=True, kw_only=True):
     """A data sheet: dense bfloat16 operations in 10^12/s, bandwidth in 10^9 B/s, memory in 10^9 B.
 
     Dense: without sparsity; with sums in float32.  fp8_tflops: those on 8 bits, None if it has none
-    faster.  link: a name of links.yaml, or a file like it.  host_gb_s: what it reads of the memory
-    of the host, in 10^9 B/s, None if that is not known.
+    faster.  link: a name of links.yaml, or a file like it.
     """
 
     tflops: catalog.Positive
@@ -21,19 +20,17 @@ class GPU(Struct, frozen=True, kw_only=True):
     memory_gb: catalog.Positive
     fp8_tflops: catalog.OptionalPositive = None
     link: catalog.OptionalText = None
-    host_gb_s: catalog.OptionalPositive = None
     source: catalog.Text = "not stated"
 
 
 class Link(Struct, frozen=True, kw_only=True):
     """What joins the GPUs of a host, in 10^9 B/s for each of them, one way.
 
-    bandwidth_gb_s: on the data sheet.  measured_gb_s: what all-reduces reach.  latency_us: the
-    least that one takes on two GPUs.  peer_us: what each GPU beyond these adds to it.
+    bandwidth_gb_s: on the data sheet.  latency_us: the least that an all-reduce takes on two GPUs.
+    peer_us: what each GPU beyond these adds to it.
     """
 
     bandwidth_gb_s: catalog.Positive
-    measured_gb_s: catalog.Positive
     latency_us: catalog.Positive
     peer_us: catalog.Amount = 0.0
     source: catalog.Text = "not stated"

@@ -5,21 +5,20 @@ from math import isfinite
 from msgspec import Struct
 
 from batcher.fields import read_number
-from batcher.timing.carrying import load_profile
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.hardware import GPU, load_gpu
 from batcher.timing.least import LeastStepTime
 from batcher.timing.model_shape import ModelShape, load_model_shape
-from batcher.timing.overhead import Overhead, split_overhead
-from batcher.timing.profiles import Profile
+from batcher.timing.overhead import Overhead, split_overhead, with_overhead
+from batcher.timing.profiles import Profile, find_profile
 from batcher.timing.roofline import num_kv_tokens, parts_of, roofline
-from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
+from batcher.timing.step_time import StepTime
 
 MAX_STEP_SECONDS = 1e6
 FORMS = (
-    "constant, constant:SECONDS, the name of a profile, FILE.yaml, FILE.yaml:NAME, one of these "
-    "and :GPUS, roofline:MODEL:GPU or roofline:MODEL:GPU:GPUS; all but a constant with @ENGINE"
+    "constant, constant:SECONDS, the name of a profile, FILE.yaml, FILE.yaml:NAME, "
+    "roofline:MODEL:GPU or roofline:MODEL:GPU:GPUS; all but a constant with @ENGINE"
 )
 
 
@@ -64,6 +63,19 @@ def step_time_of(text: str) -> StepTime:
     return profile.step_time(name)
 
 
+def load_profile(text: str) -> tuple[str, Profile]:
+    """Return the name and the profile that `text` names, with what "@ENGINE" at its end adds.
+
+    Raises:
+        CatalogError: there is none, or nothing can be added to it.
+    """
+    kernels, overhead = split_overhead(text)
+    name, profile = find_profile(kernels)
+    if overhead is None:
+        return name, profile
+    return f"{name}{text.removeprefix(kernels)}", with_overhead(profile, overhead)
+
+
 def _roofline_of(text: str) -> StepTime:
     """Return the step time of roofline:MODEL:GPU:GPUS@ENGINE, or raise a CatalogError."""
     kernels, overhead = split_overhead(text)
@@ -92,10 +104,8 @@ def usable_blocks(num_blocks: int) -> int:
     return max(num_blocks - 1, 0)
 
 
-def kv_room_of(text: str, num_ranks: int = 1) -> KvRoom | None:
+def kv_room_of(text: str) -> KvRoom | None:
     """Return what is known of the memory where steps take what `text` names, None if nothing is.
-
-    num_ranks: data-parallel ranks that share the experts, if there are any.
 
     Raises:
         CatalogError: there is no such step time.
@@ -104,10 +114,10 @@ def kv_room_of(text: str, num_ranks: int = 1) -> KvRoom | None:
     if named is None:
         return None
     if isinstance(named, tuple):
-        return KvRoom(num_kv_tokens(*named, num_ranks), is_reported=False)
-    if named.kv_tokens is not None and (num_ranks == 1 or named.experts is None):
+        return KvRoom(num_kv_tokens(*named), is_reported=False)
+    if named.kv_tokens is not None:
         return KvRoom(named.kv_tokens, is_reported=True)
-    num_tokens = num_tokens_that_fit(named, num_ranks)
+    num_tokens = num_tokens_that_fit(named)
     return None if num_tokens is None else KvRoom(num_tokens, is_reported=False)
 
 
@@ -140,33 +150,6 @@ def hardware_of(text: str) -> Hardware | None:
     return Hardware(named.hardware, named.tensor_parallel * named.pipeline_parallel)
 
 
-def ticks_of_loading(text: str, block_size: int) -> int | None:
-    """Return what reading a block from the memory of the host takes, None if it is not known.
-
-    Each GPU reads what it keeps of the block, all at once, at the bandwidth on its data sheet.
-
-    Raises:
-        CatalogError: there is no such step time.
-    """
-    named = _named(text)
-    if isinstance(named, Profile):
-        if named.hardware is None or named.model is None:
-            return None
-        stages = named.tensor_parallel, named.pipeline_parallel
-        try:
-            named = load_model_shape(named.model), load_gpu(named.hardware), *stages
-        except CatalogError:
-            return None
-    if named is None:
-        return None
-    shape, gpu, tensor_parallel, num_stages = named
-    if gpu.host_gb_s is None:
-        return None
-    num_bytes = block_size * shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel)
-    bandwidth = gpu.host_gb_s * 1e9 * tensor_parallel * num_stages
-    return round(num_bytes / bandwidth * TICKS_PER_SECOND)
-
-
 def _named(text: str) -> tuple[ModelShape, GPU, int, int] | Profile | None:
     """Return the parts of the roofline, or the profile, that `text` names; None for a constant.
 
@@ -188,16 +171,12 @@ def _known_shape(name: str) -> ModelShape | None:
         return None
 
 
-def num_tokens_that_fit(profile: Profile, num_ranks: int = 1) -> int | None:
-    """Return the room beside the weights; None if the hardware or the model is not known.
-
-    num_ranks: see kv_room_of.
-    """
+def num_tokens_that_fit(profile: Profile) -> int | None:
+    """Return the room beside the weights; None if the hardware or the model is not known."""
     if profile.hardware is None or profile.model is None:
         return None
     try:
         shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
     except CatalogError:
         return None
-    stages = profile.tensor_parallel, profile.pipeline_parallel
-    return num_kv_tokens(shape, gpu, *stages, num_ranks)
+    return num_kv_tokens(shape, gpu, profile.tensor_parallel, profile.pipeline_parallel)

@@ -77,7 +77,7 @@ def roofline_of_part(
     bandwidth = gpu.bandwidth_gb_s * 1e9 * tensor_parallel
     per_read, per_pair = shape.operations_per_pair
     kv_bytes = shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel) / parts
-    per_step, per_token = communication_seconds(shape, gpu, stages, is_measured=False)
+    per_step, per_token = communication_seconds(shape, gpu, stages)
     computed = _ticks(2 * shape.weights_per_token / parts, fast)
     return RooflineStepTime(
         name,
@@ -101,12 +101,12 @@ def roofline_of_part(
 
 
 def communication_seconds(
-    shape: ModelShape, gpu: GPU, stages: tuple[int, int], *, is_measured: bool
+    shape: ModelShape, gpu: GPU, stages: tuple[int, int]
 ) -> tuple[float, float]:
     """Return what a step waits for its messages, and what each token in them takes.
 
     stages: the GPUs of a stage, which reduce twice a layer, and how many stages there are, between
-    which the tokens are sent.  is_measured: at the bandwidth that is reached, not the data sheet's.
+    which the tokens are sent.
 
     Raises:
         CatalogError: there are several GPUs, and nothing is known of the link between them.
@@ -120,8 +120,8 @@ def communication_seconds(
         num_bytes = shape.num_all_reduces * bytes_sent(tensor_parallel)
     waiting += (num_stages - 1) * link.seconds(2)
     num_bytes += num_stages - 1
-    bandwidth = link.measured_gb_s if is_measured else link.bandwidth_gb_s
-    return waiting, num_bytes * shape.hidden_size * shape.bytes_per_number / (bandwidth * 1e9)
+    per_token = num_bytes * shape.hidden_size * shape.bytes_per_number
+    return waiting, per_token / (link.bandwidth_gb_s * 1e9)
 
 
 def num_kv_tokens(
@@ -129,17 +129,14 @@ def num_kv_tokens(
     gpu: GPU,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
-    num_ranks: int = 1,
 ) -> int:
     """Return how many tokens fit beside the weights, in USABLE_MEMORY; 0 if not even these do.
 
-    num_ranks: data-parallel ranks, each of which has a part of the experts and all other weights.
     What else an engine keeps is left out; what a real one reports is the better number.
     """
     memory = gpu.memory_gb * 1e9 * USABLE_MEMORY * tensor_parallel * pipeline_parallel
     num_bytes = shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel)
-    elsewhere = shape.expert_bytes * (num_ranks - 1) // num_ranks
-    return max(int((memory - shape.weight_bytes + elsewhere) // num_bytes), 0)
+    return max(int((memory - shape.weight_bytes) // num_bytes), 0)
 
 
 def parts_of(text: str) -> tuple[ModelShape, GPU, int, int]:

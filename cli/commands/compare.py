@@ -23,10 +23,8 @@ _PROFILES = "A profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  [def
 _DRAFTS = {
     "draft_tokens": ("Drafts of a row in a step, or none; it needs --draft-acceptance.", "N"),
     "draft_acceptance": ("How likely a draft is accepted if those before it are.", "SHARE"),
-    "draft_model": ("The shape of the model that drafts, or none: what memory it takes.", "MODEL"),
     "draft_cost": ("What a draft costs, as a share of a step.  [default: 0]", "SHARE"),
 }
-_SHAPES = {"draft_model": "model_shape"}
 FLEET = "A fleet"
 _SLOTS = "Slots of the batch.  [default: 8]"
 
@@ -68,19 +66,9 @@ def axes_group(*, as_lists: bool) -> OptionGroup:
                 )
                 for name, setting in SETTINGS.items()
             },
-            "kv_offload_blocks": kind(
-                SCHEDULING,
-                "Blocks that the memory of the host holds, to be read back, or none.",
-                "N",
-            ),
             "profile": kind(TIME, _PROFILES, "NAME", is_common=True, offers="profile"),
             "replicas": kind(
                 FLEET, "Replicas, each with all of this.  [default: 1]", "N", is_common=True
-            ),
-            "ranks": kind(
-                FLEET,
-                "Engines of a replica, as --data-parallel-size in vLLM.  [default: 1]",
-                "N",
             ),
             "router": kind(
                 FLEET,
@@ -99,10 +87,7 @@ def axes_group(*, as_lists: bool) -> OptionGroup:
                 "How far apart replicas tell the router their queues.  [default: 0.1]",
                 "SECONDS",
             ),
-            **{
-                name: kind(SPECULATION, *text, offers=_SHAPES.get(name, ""))
-                for name, text in _DRAFTS.items()
-            },
+            **{name: kind(SPECULATION, *text) for name, text in _DRAFTS.items()},
         },
         read=dict,
     )

@@ -302,7 +302,7 @@ class Run:
         if scheduling.profile is not None and not options.quiet:
             from ..notes import say_of_memory  # noqa: PLC0415 - with it comes yaml
 
-            say_of_memory([(scheduling.profile, scheduling.settings(), 1)])
+            say_of_memory([(scheduling.profile, scheduling.settings())])
         for failure in failures.values():
             raise failure
 

@@ -11,7 +11,6 @@ from batcher.planning.replay import AsLogged, Comparison, Replay, replay
 from batcher.planning.replica import ReplicaSettings
 from batcher.planning.request_log import LoggedRequest, read_requests
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, Router, router_of
-from batcher.planning.spread import spread_of
 from batcher.timing.loading import step_time_of
 
 from ..commands.replay import ReplayOptions
@@ -19,7 +18,7 @@ from ..printing import print_json, print_text
 from ..run.intake import numbered, open_input
 from ..run.problems import say
 from ..screen.cells import aligned, counted, printable
-from ..whatif.tables import cost_text, spread_text
+from ..whatif.tables import cost_text
 from .run_limits import RunLimits, limits_of_run, limits_table, read_meta_file, warn_of_guesses
 
 _HEADS = ("", "real", "simulated", "error")
@@ -93,7 +92,7 @@ def _num_tokens(log: list[LoggedRequest]) -> int:
 def _record(
     outcome: Replay, log: list[LoggedRequest], limits: RunLimits, cost: Cost | None
 ) -> dict[str, Any]:
-    result, totals = outcome.result, outcome.result.totals
+    totals = outcome.result.totals
     return {
         "requests": len(log),
         "output_tokens": _num_tokens(log),
@@ -103,7 +102,6 @@ def _record(
         "binding": totals.binding_shares,
         "numbers": outcome.comparisons,
         "limits": limits.used,
-        "replicas": spread_of(result) if len(result.replicas) > 1 else None,
         "cost": cost,
     }
 
@@ -133,7 +131,6 @@ def _table(
     ]
     if len(result.replicas) > 1:
         lines[0] += f", on {counted(len(result.replicas), 'replica')}"
-        lines.append(f"busy: {', '.join(spread_text(spread_of(result)))}")
     if cost is not None:
         lines.append(f"cost: {', '.join(cost_text(cost))}")
     return "".join(f"{line.rstrip()}\n" for line in lines)

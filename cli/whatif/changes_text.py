@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from batcher.planning.compare import GridCell
-from batcher.planning.deployments import Axis
+from batcher.planning.deployments import Axis, show_value
 from batcher.planning.fleet_file import FleetFile
 from batcher.planning.spread import FleetUse
 
-from ..screen.cells import counted
-from .backlogs import named_by
+from ..screen.cells import counted, printable
 
 _REASONS = {
     "queue_full": "found no room in the queue",
@@ -44,4 +43,8 @@ def refusals_of(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str
     for cell in cells:
         use = None if cell.outcome is None else cell.outcome.fleet
         if use is not None and use.refusals:
-            yield f"{named_by(cell, axes)}refused: {', '.join(refusals_text(use))}"
+            settings = (
+                f"{each.title} {show_value(each, each.value_of(cell.deployment))}" for each in axes
+            )
+            name = f"{printable(', '.join(settings))}: " * bool(axes)
+            yield f"{name}refused: {', '.join(refusals_text(use))}"

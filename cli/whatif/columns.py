@@ -115,12 +115,9 @@ COLUMNS = {
         Column("slots", "used", "slots", lambda outcome: outcome.slots_used, whole_percent),
         Column("kv", "used", "KV", lambda outcome: outcome.kv_used, whole_percent),
         Column("budget", "used", "budget", lambda outcome: outcome.budget_used, whole_percent),
-        Column("idlest", "busy", "idlest", _part("replicas", "idlest"), whole_percent),
-        Column("busiest", "busy", "busiest", _part("replicas", "busiest"), whole_percent, -1),
         Column("mean-replicas", "replicas", "mean", _part("fleet", "mean_replicas"), number, -1),
         Column("preemptions", "", "preempt", lambda outcome: outcome.preemptions, _count, -1),
         Column("hits", "prefix", "hits", lambda outcome: outcome.prefix_hits, whole_percent),
-        Column("loaded", "blocks", "loaded", _part("offload", "loaded_blocks"), _count, -1),
         Column(
             "accepted",
             "drafts",

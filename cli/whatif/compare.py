@@ -43,7 +43,7 @@ def compare_requests(options: CompareOptions) -> int:
     check_given(options.axes.keys() - options.preset, grid)
     prices = priced(options.prices, grid)
     column = None if options.sort is None else column_of(options.sort)
-    check_plot(options.plot, force=options.force, is_for_programs=options.json or options.csv)
+    check_plot(options.plot, force=options.force)
     workload = read_workload(options)
     check_classes(slo, workload)
     if not options.quiet:
@@ -66,7 +66,7 @@ def compare_requests(options: CompareOptions) -> int:
         width = terminal_size(1, os.environ).columns if os.isatty(1) else None
         print_text(table_of(cells, width, options.sort or ""))
     if options.plot is not None:
-        show_plot(options.plot, charts_of_cells(question, cells), options.color)
+        show_plot(options.plot, charts_of_cells(question, cells))
     outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
     has_served = any(outcome.served or not outcome.failed for outcome in outcomes)
     return SERVED if has_served else NOTHING_SERVED  # if there is no request, all are served

@@ -47,7 +47,7 @@ def plan_requests(options: PlanOptions) -> int:
     if not options.goodput > 0:
         raise BatchdecodeError("--goodput 0 is met by anything: give more")
     prices = priced(options.prices, [tried])
-    check_plot(options.plot, force=options.force, is_for_programs=options.json)
+    check_plot(options.plot, force=options.force)
     workload = read_workload(options)
     check_classes(slo, workload)
     if not options.quiet:
@@ -81,7 +81,7 @@ def plan_requests(options: PlanOptions) -> int:
     else:
         print_text("".join(f"{line}\n" for line in details(plan)))
     if options.plot is not None:
-        show_plot(options.plot, charts_of_plan(plan), options.color)
+        show_plot(options.plot, charts_of_plan(plan))
     return MET if plan.is_met else NOT_MET
 
 

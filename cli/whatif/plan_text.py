@@ -14,10 +14,9 @@ from batcher.planning.search import Searched
 from batcher.planning.spread import GroupUse
 
 from ..screen.cells import counted, fill, listed, number, printable, whole_percent
-from .backlogs import backlog_text
 from .changes_text import failures_text, refusals_text
 from .columns import good_percent, time_text
-from .tables import BINDS, WAITS, cost_text, is_in_steps, memory_of, spread_text
+from .tables import BINDS, WAITS, cost_text, is_in_steps
 
 WIDTH, TITLE_WIDTH = 80, 11
 _LIMITS: dict[Limit, str] = {
@@ -66,8 +65,6 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         unit = "step" if is_in_steps([plan.deployment]) else "s"
         yield "rate", [f"{rate} requests/{unit}", f"{number(plan.file_rate)} at 1x"]
     yield from _headrooms(plan)
-    if plan.outcome.backlog is not None:
-        yield "load", backlog_text(plan.outcome.backlog)
     if plan.outcome.failed:
         yield "failed", [f"{counted(plan.outcome.failed, 'output')} can never run: too few blocks"]
     yield from _changes(plan)
@@ -82,8 +79,6 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     yield from filter(itemgetter(1), told.items())
     if plan.gain is not None:
         yield "drafts", _drafts(plan.deployment, plan.gain)
-    if plan.outcome.replicas is not None:
-        yield "busy", spread_text(plan.outcome.replicas)
     for use in plan.outcome.groups or ():
         yield "group", _group(use)
     if plan.outcome.cost is not None:
@@ -256,8 +251,6 @@ def _drafts(deployment: Deployment, gain: Gain) -> list[str]:
         f"{gain.expected:.3g}x expected where verifying is free",
         f"return {gain.simple:.3g}",
     ]
-    if gain.memory is not None:
-        parts.append(memory_of(deployment, gain.memory))
     if gain.off_from is None:
         return [*parts, "worth it at all larger batches tried"]
     at_once = gain.off_from == deployment.batch

@@ -12,7 +12,6 @@ from batcher.planning.deployments import Deployment
 from batcher.planning.drafting import check_drafts
 from batcher.planning.fleets import check_fleets, check_router, engines_of
 from batcher.planning.lengths import decoded_outputs, num_unknown
-from batcher.planning.offloading import check_offload
 from batcher.planning.prices import Price, price_of, read_prices
 from batcher.planning.streamed import PREFIX as STREAMED
 from batcher.planning.streamed import AnyWorkload, parse_streamed
@@ -90,14 +89,13 @@ def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> No
     stated = {name for fleet in fleets for group in fleet.groups for name in group.settings}
     check_effects(given, [engine.scheduling for engine in engines])
     check_drafts({*given, *stated}, engines)
-    check_offload({*given, *stated}, engines)
     check_router(given, deployments)
 
 
 def say_of_engines(deployments: Sequence[Deployment], slo_texts: Sequence[str]) -> None:
     """Say what their memory has room for, and that an SLO in seconds wants steps of a profile."""
     engines = engines_of(deployments)
-    say_of_memory((each.profile, each.scheduling, each.ranks) for each in engines)
+    say_of_memory((each.profile, each.scheduling) for each in engines)
     if not slo_texts:
         return
     if any(each.profile == Deployment().profile for each in engines):

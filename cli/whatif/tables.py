@@ -9,11 +9,9 @@ import msgspec
 
 from batcher.planning.compare import GridCell, settings_of, varied
 from batcher.planning.deployments import AXES, Axis, Deployment, show_value
-from batcher.planning.draft_memory import DraftMemory, beside_draft
 from batcher.planning.drafting import off_from
 from batcher.planning.fleets import engines_of
 from batcher.planning.prices import Cost
-from batcher.planning.spread import ReplicaSpread
 
 from ..screen.cells import (
     aligned,
@@ -27,7 +25,6 @@ from ..screen.cells import (
     whole_percent,
     wrapped,
 )
-from .backlogs import backlogs_of
 from .changes_text import refusals_of
 from .columns import COLUMNS, Column, class_columns
 
@@ -43,8 +40,6 @@ LEAST_WANTED = (  # where there is no room for all, in the order in which they g
     "preemptions",
     "e2e-p99",
     "energy",
-    "idlest",
-    "busiest",
     "lost",
     "price",
     "mean-replicas",
@@ -126,7 +121,7 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
     lines = _fitting(lines, width, lambda cut: _rows(cells, axes, columns, cut))
     lines += _fitting(_group_rows(cells, named), width, lambda cut: _group_rows(cells, named, cut))
     notes = list(dict.fromkeys(note for cell in cells for note in _notes(cell)))
-    notes += [*refusals_of(cells, named), *backlogs_of(cells, named)]
+    notes += refusals_of(cells, named)
     notes += dict.fromkeys(_where_drafts_gain(cells, axes))
     costs = [cell.outcome.cost for cell in cells if cell.outcome and cell.outcome.cost]
     notes += [sources_text(costs)] * bool(costs)
@@ -228,7 +223,6 @@ def json_of(cells: Sequence[GridCell]) -> str:
                 "problem": cell.problem,
                 "is_knee": cell.is_knee,
                 "speedup": cell.speedup,
-                "draft_memory": cell.draft_memory,
                 "outcome": cell.outcome,
             }
         ).decode()
@@ -249,9 +243,7 @@ def _notes(cell: GridCell) -> Iterator[str]:
     """Yield why a cell has no numbers, or not those of all requests."""
     if cell.problem is not None:
         yield f"impossible: {cell.problem}"
-    outcome, scheduling = cell.outcome, beside_draft(cell.deployment).scheduling
-    if cell.draft_memory is not None:
-        yield memory_of(cell.deployment, cell.draft_memory)
+    outcome, scheduling = cell.outcome, cell.deployment.scheduling
     if outcome is not None and outcome.failed:
         total = outcome.served + outcome.failed
         failed = f"failed: {outcome.failed:,} of {counted(total, 'output')} can never run, they "
@@ -260,25 +252,6 @@ def _notes(cell: GridCell) -> Iterator[str]:
             return
         blocks = counted(scheduling.kv_blocks or 0, "block")
         yield f"{failed}do not fit into {blocks} of {counted(scheduling.block_size, 'token')}"
-
-
-def memory_of(deployment: Deployment, memory: DraftMemory) -> str:
-    """Return what a draft model takes, and what it leaves."""
-    without = memory.kv_per_token_without
-    blocks = f"{memory.kv_blocks:,} of {counted(deployment.scheduling.kv_blocks or 0, 'KV block')}"
-    return (
-        f"{printable(deployment.draft_model or '')}: {memory.weights / 1e9:.2f} GB of weights, and "
-        f"{without + memory.kv_per_token:,} bytes a token instead of {without:,}, leave {blocks}"
-    )
-
-
-def spread_text(spread: ReplicaSpread) -> list[str]:
-    """Return how the work was spread over replicas."""
-    return [
-        f"idlest replica {whole_percent(spread.idlest)}",
-        f"mean {whole_percent(spread.mean)}",
-        f"busiest {whole_percent(spread.busiest)}",
-    ]
 
 
 def cost_text(cost: Cost) -> list[str]:

@@ -1,7 +1,5 @@
 """`compare --plot` and `plan --plot`: what is plotted, and where it goes."""
 
-import json
-import re
 import warnings
 from xml.etree import ElementTree as ET
 
@@ -26,12 +24,8 @@ from cli.whatif.plots import plot as plotting
 from cli.whatif.plots.picture import encode_picture
 from cli.whatif.plots.plot import check_plot
 from cli.whatif.plots.points import Chart, Point, charts_of_cells, charts_of_plan
-from cli.whatif.plots.text import text_of_charts
 
 REQUESTS = [Request(prompt=[1, 2, 3], max_tokens=10, ignore_eos=True)] * 8
-
-
-TIMES = st.integers(1, 10**12).map(lambda microseconds: microseconds / 10**6)
 
 
 def question_of(slo=None):
@@ -136,38 +130,6 @@ def test_the_frontier_is_what_nothing_beats(places):
     assert frontier == sorted(best)
 
 
-@given(
-    st.lists(st.tuples(TIMES | st.just(0.0), TIMES), min_size=1, max_size=40),
-    st.none() | TIMES,
-    st.integers(40, 200),
-)
-def test_every_chart_can_be_drawn_in_characters(places, limit, width):
-    chart = chart_of(*places, limit=limit)
-    left, right = chart.span
-    assert all(left <= point.latency <= right for point in chart.points)
-    text = text_of_charts([chart], width, has_color=False)
-    assert max(map(len, text.split("\n"))) <= max(width, 70)
-    assert all(line.isprintable() for line in text.split("\n"))
-
-
-def test_labels_in_characters_do_not_meet_and_marked_ones_go_first():
-    points = [Point(5.0, 5.0, str(n), is_good=True) for n in range(5)]
-    points.append(Point(5.0, 5.0, "8 knee", is_good=True, mark="knee"))
-    chart = Chart("", "E2E p99 (s)", {"": points}, None)
-    text = text_of_charts([chart], 80, has_color=False)
-    assert "o8 knee" in text
-    assert text.count("o8") + text.count("o0") + text.count("o4") == 1
-
-
-def test_colours_are_those_the_user_chose_and_only_if_asked_for():
-    charts = charts_of({"batch": [1, 2]}, "ttft=30")
-    plain = text_of_charts(charts, 80, has_color=False)
-    colored = text_of_charts(charts, 80, has_color=True)
-    assert "\x1b" not in plain
-    assert set(re.findall(r"\x1b\[([\d;]*)m", colored)) <= {"0", *map(str, range(30, 38))}
-    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
-
-
 @pytest.mark.parametrize("kind", mostly_heavy(["svg", "png"], "svg"))
 def test_the_same_charts_give_the_same_bytes(kind):
     charts = charts_of({"batch": [1, 2], "policy": [*POLICIES][:2]}, "ttft=30")
@@ -189,11 +151,11 @@ def test_the_svg_has_text_that_can_be_read_and_no_date():
 def test_a_file_replaces_its_like_and_nothing_of_others(tmp_path, kind):
     path = tmp_path / f"p.{kind}"
     path.write_bytes(encode_picture(charts_of({"batch": [1, 2]}), kind))
-    check_plot(str(path), force=False, is_for_programs=True)
+    check_plot(str(path), force=False)
     path.write_text("<svg>mine</svg>")
     with pytest.raises(OutputError, match="the file holds something that would be lost: --force"):
-        check_plot(str(path), force=False, is_for_programs=False)
-    check_plot(str(path), force=True, is_for_programs=False)
+        check_plot(str(path), force=False)
+    check_plot(str(path), force=True)
 
 
 @pytest.fixture
@@ -212,47 +174,14 @@ def test_a_comparison_goes_to_a_file_beside_its_table(tmp_path, requests):
     assert b"Pareto frontier" in (tmp_path / "p.svg").read_bytes()
 
 
-def test_a_plan_goes_to_the_terminal_below_its_text(requests):
-    command = ["plan", requests, "--slo", "e2e=20", "-q"]
-    plain, shown = batchdecode(*command).stdout, batchdecode(*command, "--plot", "terminal").stdout
-    assert shown.startswith(plain)
-    assert {"o4 plan, 5, 6", "SLO 20 s"} <= {*re.split(r"\u2800+|   +|│ |\n", shown.decode())}
-    found = json.loads(batchdecode(*command, "--json").stdout)
-    assert [(trial["tokens_per_s"], trial["tails"]) for trial in found["trials"]][:2] == [
-        (1.0, {"e2e": 80.0}),
-        (2.0, {"e2e": 40.0}),
-    ]
+@pytest.mark.parametrize("plot", ["p.pdf", "svg", "terminal"])
+def test_where_a_plot_cannot_go(plot):
+    with pytest.raises(BatchdecodeError, match=f"--plot {plot}: expected FILE.svg or FILE.png"):
+        check_plot(plot, force=False)
 
 
-@pytest.mark.parametrize(
-    ("plot", "is_for_programs", "message"),
-    [
-        ("p.pdf", False, "--plot p.pdf: expected FILE.svg, FILE.png or terminal"),
-        ("svg", False, "--plot svg: expected FILE.svg"),
-        ("terminal", True, "--plot terminal is for people: leave out --json or --csv"),
-    ],
-)
-def test_where_a_plot_cannot_go(plot, is_for_programs, message):
+def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(plotting, "find_spec", lambda _: None)
+    message = r"--plot p.svg needs matplotlib: install it with `pip install 'batchdecode\[plots\]'`"
     with pytest.raises(BatchdecodeError, match=message):
-        check_plot(plot, force=False, is_for_programs=is_for_programs)
-
-
-@pytest.mark.parametrize(("plot", "needed"), [("p.svg", "matplotlib"), ("terminal", "plotille")])
-def test_without_the_extra_it_says_how_to_install_it(monkeypatch, plot, needed):
-    monkeypatch.setattr(plotting, "find_spec", {"matplotlib": None, "plotille": None}.get)
-    message = rf"--plot {plot} needs {needed}: install it with `pip install 'batchdecode\[plots\]'`"
-    with pytest.raises(BatchdecodeError, match=message):
-        check_plot(plot, force=False, is_for_programs=False)
-
-
-def test_where_the_locale_knows_no_braille_none_is_printed():
-    done = batchdecode("plan", "-", "--slo", "e2e=25", "--plot", "terminal", LC_ALL="C")
-    assert done.returncode == 2
-    assert "the encoding of stdout, ascii, lacks" in done.stderr
-
-
-def test_an_encoding_without_braille_is_told_before_anything_is_simulated(monkeypatch):
-    monkeypatch.setattr(plotting, "_encoding", lambda: "ascii")
-    message = "is drawn in Braille, which the encoding of stdout, ascii, lacks: give FILE.svg"
-    with pytest.raises(BatchdecodeError, match=message):
-        check_plot("terminal", force=False, is_for_programs=False)
+        check_plot("p.svg", force=False)

@@ -3,29 +3,19 @@
 import json
 from typing import Any
 
-import numpy as np
 import pytest
-from msgspec.structs import replace
-from timing.smooth_profile import SMOOTH
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.replay import fit_requests, replay
+from batcher.planning.replay import replay
 from batcher.planning.replica import ReplicaSettings
 from batcher.planning.request_log import LoggedRequest, read_request_log, workload_of_log
 from batcher.planning.simulator import simulate
 from batcher.settings import SchedulingSettings
-from batcher.timing.carrying import load_profile
-from batcher.timing.roofline import load_gpu, load_model_shape
+from batcher.timing.loading import load_profile
 from batcher.timing.step_time import StepTime
-from batcher.timing.term_search import roofline_profile
 
 SETTINGS = SchedulingSettings(kv_blocks=24, max_batch_tokens=64)
 NUM_SLOTS = 6
-_ROOFLINE = roofline_profile(load_model_shape("llama-3.1-8b"), load_gpu("h100-sxm"))
-STARTS = {
-    "a roofline": _ROOFLINE,
-    "too slow": replace(SMOOTH, **{term: 60 * value for term, value in SMOOTH.terms.items()}),
-}
 
 
 def line(**more: Any) -> dict[str, Any]:
@@ -154,64 +144,3 @@ def test_a_request_that_can_never_run_cannot_have_run() -> None:
             read(line(input_toks=5000)),
             engine_of(NUM_SLOTS, SETTINGS, profile.step_time("p")),
         )
-
-
-def test_a_profile_is_found_again_from_the_times_of_requests() -> None:
-    _, start = load_profile("h100_llama3.1-8b_tp1")
-    log = simulated_log(SMOOTH.step_time("p"))
-    fit = fit_requests(log, NUM_SLOTS, SETTINGS, start, max_tries=200)
-    assert fit.num_tries <= 200
-    errors = {one.name: one.error for one in fit.comparisons}
-    assert abs(errors["e2e mean"]) < 0.02
-    assert abs(errors["tpot mean"]) < 0.02
-    assert abs(errors["makespan"]) < 0.02
-    (described,) = fit.describe()
-    assert described.startswith("of the replay it was fitted to: ttft mean ")
-    assert fit.held_out == []
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(("name", "gap"), [("a roofline", 0.3), ("too slow", 0.2)])
-def test_a_fit_is_found_from_afar(name: str, gap: float) -> None:
-    log = simulated_log(SMOOTH.step_time("p"), 60, gap)
-    fit = fit_requests(log, NUM_SLOTS, SETTINGS, STARTS[name], max_tries=150)
-    errors = {one.name: one.error for one in fit.comparisons}
-    assert abs(errors["ttft mean"]) < 0.02
-    assert fit.largest_error < 0.02
-
-
-def test_the_makespan_is_a_part_of_what_is_fitted() -> None:
-    log = simulated_log(SMOOTH.step_time("p"))
-    fit = fit_requests(log, NUM_SLOTS, SETTINGS, SMOOTH, max_tries=1)
-    assert fit.loss == pytest.approx(0, abs=1e-6)
-    last = max(range(len(log)), key=lambda place: log[place].last_token_ts)
-    log[last] = replace(log[last], last_token_ts=log[last].last_token_ts * 2)
-    fit = fit_requests(log, NUM_SLOTS, SETTINGS, SMOOTH, max_tries=1)
-    makespan = next(one.error for one in fit.comparisons if one.name == "makespan")
-    assert makespan < -0.5
-    assert fit.loss > -np.log(1 + makespan) / 4, "it counts in full, as the means do"
-    assert fit.largest_error == -makespan
-
-
-def test_what_is_held_out_has_no_part_in_the_fit_and_judges_it() -> None:
-    log = simulated_log(SMOOTH.step_time("p"))
-    half = len(log) // 2
-    slower = [
-        replace(one, first_token_ts=one.first_token_ts + 9, last_token_ts=one.last_token_ts + 9)
-        for one in log[half:]
-    ]
-    fit = fit_requests([*log[:half], *slower], NUM_SLOTS, SETTINGS, SMOOTH, 30, holdout=0.5)
-    assert fit.num_fitted == half
-    assert fit.loss == pytest.approx(0, abs=1e-6), "nothing is seen of the others"
-    assert fit.profile.terms == SMOOTH.terms
-    held_out = {one.name: one for one in fit.held_out}
-    assert held_out["ttft mean"].simulated == pytest.approx(held_out["ttft mean"].real - 9)
-    assert fit.describe()[1].startswith("of the requests after these: ttft mean -")
-
-
-@pytest.mark.parametrize("holdout", [0.01, 0.99])
-def test_too_few_to_be_held_out_or_fitted_to_are_refused(holdout: float) -> None:
-    _, profile = load_profile("rtx4090_llama3.1-8b")
-    log = simulated_log(profile.step_time("p"))
-    with pytest.raises(BatchdecodeError, match=f"a holdout of {holdout} leaves "):
-        fit_requests(log, NUM_SLOTS, SETTINGS, profile, holdout=holdout)

@@ -3,7 +3,6 @@
 import json
 import random
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +20,9 @@ from batcher.timing.calibration import (
     relative_errors,
     weights_of,
 )
-from batcher.timing.hardware import load_gpu
-from batcher.timing.model_shape import load_model_shape
 from batcher.timing.profiles import TERMS, Profile, shipped_profiles
 from batcher.timing.step_log import StepLog, read_step_log
 from batcher.timing.step_time import TICKS_PER_SECOND
-from batcher.timing.term_search import fit_profile, roofline_profile, starts_around
 
 STEP = {"num_tokens": 4, "num_sequences": 4, "kv_read": 40, "prefill_work": 0, "seconds": 0.02}
 GOOD_LINE = json.dumps(STEP)
@@ -209,64 +205,3 @@ def test_equal_steps_can_be_fitted() -> None:
     fit = fit_steps(log_of(*[STEP] * 20), "log")
     assert fit.errors.mape < 1e-5
     assert fit.errors.r2 == 1
-
-
-def test_a_search_finds_terms_by_trying() -> None:
-    true = SMOOTH
-    log = made_log(true, 100, 0)
-
-    def residuals(profile: Profile) -> Any:
-        return (predicted_seconds(profile.terms, log) / log.seconds - 1) / log.num_steps
-
-    start = roofline_profile(load_model_shape("llama-3.1-8b"), load_gpu("rtx-4090"))
-    assert all(value > 0 for value in start.terms.values())
-    assert start.experts is None
-    search = fit_profile(start, residuals, 400)
-    loss = relative_errors(search.profile.terms, log).mean()
-    assert search.loss == pytest.approx(loss)
-    assert loss < 0.012 < relative_errors(start.terms, log).mean()
-    assert search.num_tries <= 400
-
-
-def test_a_search_for_a_model_of_experts_begins_with_a_term_for_them() -> None:
-    shape, gpu = load_model_shape("qwen3-30b-a3b"), load_gpu("h100-sxm")
-    start = roofline_profile(shape, gpu, 2)
-    assert start.experts == (128, 8)
-    assert start.x == pytest.approx(shape.expert_bytes / 3350e9 / 2 * 1000, rel=1e-4)
-    assert start.f == pytest.approx(
-        shape.weights_per_token * 2 / 989.4e12 / 2 * 1000
-        + shape.num_all_reduces * shape.hidden_size * 2 / 450e9 * 1000,
-        rel=1e-4,
-    )
-
-
-def test_a_search_keeps_to_its_limit_and_its_zeros() -> None:
-    start = replace(SMOOTH, h=0.0)
-    tried: list[Profile] = []
-
-    def residuals(profile: Profile) -> Any:
-        tried.append(profile)
-        return np.array([profile.t0 - 1e9])
-
-    for max_tries in (1, 5, 25):
-        tried.clear()
-        search = fit_profile(start, residuals, max_tries)
-        assert search.num_tries == len(tried) == max_tries
-        assert search.profile.t0 == max(profile.t0 for profile in tried)
-        assert all(profile.h == 0 for profile in tried)
-
-
-def test_a_search_does_not_stop_where_t0_is_w() -> None:
-    true = replace(SMOOTH, t0=4.0, w=14.0)
-    log = made_log(true, 200, 0.05)
-
-    def residuals(profile: Profile) -> Any:
-        return (predicted_seconds(profile.terms, log) / log.seconds - 1) / log.num_steps
-
-    start = roofline_profile(load_model_shape("llama-3.1-8b"), load_gpu("rtx-4090"))
-    assert start.t0 == start.w
-    starts = starts_around(start)
-    assert [one.t0 + one.w for one in starts] == pytest.approx([2 * start.t0] * 3)
-    found = fit_profile(start, residuals, 400).profile
-    assert found.t0 == pytest.approx(4.0, abs=1.5)
-    assert found.w == pytest.approx(14.0, abs=1.5)

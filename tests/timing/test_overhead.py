@@ -6,12 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.timing.carrying import load_profile
 from batcher.timing.catalog import CatalogError
-from batcher.timing.loading import hardware_of, kv_room_of, model_shape_of, step_time_of
+from batcher.timing.loading import (
+    hardware_of,
+    kv_room_of,
+    load_profile,
+    model_shape_of,
+    step_time_of,
+)
 from batcher.timing.overhead import split_overhead
 
-KERNELS = ("h100_llama3.1-8b_tp1", "h100_llama3.1-70b_tp4:8x2", "h100_mixtral-8x7b_tp2")
+KERNELS = ("h100_llama3.1-8b_tp1", "h100_llama3.1-70b_tp4", "h100_mixtral-8x7b_tp2")
 ROOFLINES = ("roofline:llama-3.1-8b:h100-sxm", "roofline:llama-3.1-70b:h100-sxm:4x2")
 NUM_LAYERS = {name: 80 if "70b" in name else 32 for name in (*KERNELS, *ROOFLINES)}
 TICKS_PER_US = 10**9
@@ -47,8 +52,8 @@ def test_what_an_engine_takes_changes_neither_the_hardware_nor_the_model_nor_the
 
 
 def test_the_name_and_the_source_tell_of_the_engine(engine: Path) -> None:
-    name, profile = load_profile(f"h100_llama3.1-8b_tp1:2@{engine}")
-    assert name == f"h100_llama3.1-8b_tp1:2@{engine}"
+    name, profile = load_profile(f"h100_llama3.1-8b_tp1@{engine}")
+    assert name == f"h100_llama3.1-8b_tp1@{engine}"
     assert profile.source.endswith("the engine: made up")
     assert profile.least == pytest.approx(0.35 * 32)
     assert step_time_of(name).settings["least"] == profile.least

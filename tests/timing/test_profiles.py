@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from batcher.timing.carrying import load_profile
 from batcher.timing.catalog import CatalogError
-from batcher.timing.loading import KvRoom, kv_room_of, step_time_of
+from batcher.timing.loading import KvRoom, kv_room_of, load_profile, step_time_of
 from batcher.timing.profiles import TERMS, read_profiles, shipped_profiles
 
 GOOD = "t0: 1.0\nw: 2\nf: 0.1\ng: 0\nd: 1.0e-4\nh: 0\ne: 5e-6\n"

@@ -149,7 +149,7 @@ def test_gpus_that_share_work_have_a_link(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"unknown link nvlink \(did you mean nvlink"):
         roofline("test", shape, replace(GPU_OF_ONE, link="nvlink"), 2)
     path = tmp_path / "link.yaml"
-    path.write_text("{bandwidth_gb_s: 1, measured_gb_s: 1, latency_us: 1000}")
+    path.write_text("{bandwidth_gb_s: 1, latency_us: 1000}")
     step_time = roofline("test", shape, replace(GPU_OF_ONE, link=str(path)), 2)
     assert step_time.compute_ticks(0, 0, 0, 0) == 32 * 10**12
     sheet = tmp_path / "gpu.yaml"
@@ -209,8 +209,7 @@ def test_all_data_sheets_can_be_used_and_name_their_source() -> None:
     for name in shipped("hardware.yaml"):
         gpu = load_gpu(name)
         assert gpu.source.startswith("NVIDIA")
-        link = link_of(gpu)
-        assert link.measured_gb_s < link.bandwidth_gb_s
+        assert link_of(gpu).bandwidth_gb_s > 0
 
 
 @pytest.mark.parametrize(

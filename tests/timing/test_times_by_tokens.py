@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timing.test_step_times import one_by_one
 
-from batcher.timing.carrying import load_profile
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ProfileStepTime
+from batcher.timing.loading import load_profile
 from batcher.timing.physics import check_physics
 from batcher.timing.profiles import TERMS, shipped_profiles
-from batcher.timing.term_search import starts_around
 
 TERMS_OF_ONE = dict(zip(TERMS, (2.0, 1.0, 0.5, 0.01, 0.001, 0.002, 0.0001), strict=True))
 MEASURED = ((4, 3.0), (8, 2.5), (9, 7.0))
@@ -121,11 +120,3 @@ def test_the_shipped_one_jumps_where_its_kernels_do() -> None:
         "as its kernels"
     )
     assert check_physics(profile)[0].verdict == "possible"
-
-
-def test_a_search_begins_with_the_terms_alone() -> None:
-    start = shipped_profiles()["rtx4090_llama3.1-8b"]
-    assert start.by_tokens
-    starts = starts_around(start)
-    assert all(not each.by_tokens for each in starts)
-    assert starts[0].terms == start.terms

@@ -151,17 +151,17 @@ def test_the_columns_of_settings_have_their_order():
     first = ["profile", "batching", "policy", "aging", "preempt_for", "prefill_order"]
     memory = ["prefix_cache", "capacity", "watermark", "block_size", "kv_blocks"]
     limits = ["max_batch_tokens", "long_prefill_threshold"]
-    drafts = ["draft_model", "draft_acceptance", "draft_cost", "draft_tokens"]
-    fleet = ["fleet", "report_interval", "router", "replicas", "ranks"]
-    assert list(AXES) == [*first, *memory, *limits, "kv_offload_blocks", *drafts, *fleet, "batch"]
+    drafts = ["draft_acceptance", "draft_cost", "draft_tokens"]
+    fleet = ["fleet", "report_interval", "router", "replicas"]
+    assert list(AXES) == [*first, *memory, *limits, *drafts, *fleet, "batch"]
 
 
 def test_every_setting_is_an_axis():
     settings = set(Deployment().scheduling.__struct_fields__)
     assert set(AXES) == settings | {
-        *("batch", "profile", "kv_offload_blocks"),
-        *("draft_tokens", "draft_acceptance", "draft_cost", "draft_model"),
-        *("fleet", "replicas", "ranks", "router", "report_interval"),
+        *("batch", "profile"),
+        *("draft_tokens", "draft_acceptance", "draft_cost"),
+        *("fleet", "replicas", "router", "report_interval"),
     }
     for name in AXES.keys() - {"fleet"}:  # which says what others are
         changed = AXES[name].set(deployment_of(8), "x")

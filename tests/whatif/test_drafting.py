@@ -7,9 +7,8 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.planning.compare import compare
 from batcher.planning.deployments import AXES, Deployment, grid_of
-from batcher.planning.draft_memory import beside_draft, draft_memory_of
 from batcher.planning.drafting import beside_none, check_drafts, gain_of, off_from, without_drafts
-from batcher.planning.measure import Question, measure, problem_of
+from batcher.planning.measure import Question, measure
 from batcher.planning.plan import find_plan
 from batcher.planning.workload import workload_of
 
@@ -118,43 +117,6 @@ def test_a_plan_tells_the_gain_of_what_it_found() -> None:
     assert find_plan(question, Deployment(), "batch").gain is None
 
 
-# -- the memory of a draft model -------------------------------------------------------------------
-
-MODEL_DRAFTS = {
-    "draft_tokens": "4",
-    "draft_acceptance": "0.7",
-    "draft_model": "llama-3.2-1b",
-    "kv_blocks": "2587",
-    "profile": "rtx4090_llama3.1-8b",
-}
-
-
-def test_a_draft_model_takes_its_weights_and_a_part_of_each_block() -> None:
-    (deployment,) = grid(**MODEL_DRAFTS)
-    memory = draft_memory_of(deployment)
-    assert memory is not None
-    assert memory.weights == pytest.approx(2 * 1.236e9, rel=1e-3)
-    assert (memory.kv_per_token, memory.kv_per_token_without) == (32768, 131072)
-    left = 2587 * 16 * 131072 - memory.weights
-    assert memory.kv_blocks == left // (16 * (131072 + 32768)) == 1126
-    assert beside_draft(deployment).scheduling.kv_blocks == 1126
-    assert draft_memory_of(without_drafts(deployment)) is None
-
-
-def test_with_a_draft_model_a_workload_has_the_blocks_that_it_leaves() -> None:
-    question = at_once(40, 300)
-    none, beside = compare(question, grid(**MODEL_DRAFTS | {"draft_tokens": "none,4"}), growth=0.1)
-    (fewer,) = grid(**MODEL_DRAFTS | {"draft_model": "none", "kv_blocks": "1126"})
-    assert beside.outcome == measure(question, fewer)
-    assert beside.draft_memory is not None
-    assert none.draft_memory is None
-
-
-def test_a_draft_model_that_leaves_no_block_is_told() -> None:
-    (deployment,) = grid(**MODEL_DRAFTS | {"kv_blocks": "99"})
-    assert "leaves no KV block" in (problem_of(deployment) or "")
-
-
 def test_drafts_are_compared_with_none() -> None:
     assert beside_none([2, 4]) == [None, 2, 4]
     assert beside_none([2, None]) == [2, None]
@@ -171,8 +133,6 @@ def test_drafts_are_compared_with_none() -> None:
             "--draft-acceptance has no effect without",
         ),
         ({"draft_tokens": "4"}, "--draft-tokens needs --draft-acceptance"),
-        ({**MODEL_DRAFTS, "kv_blocks": "none"}, "--draft-model has no effect without --kv-blocks"),
-        ({**MODEL_DRAFTS, "profile": "constant"}, "a --profile of a known model, and constant"),
     ],
 )
 def test_options_of_drafts_go_together(texts: dict[str, str], message: str) -> None:

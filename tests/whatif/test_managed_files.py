@@ -53,13 +53,10 @@ def test_gpus_are_paid_while_they_are_there(fleet_of):
     assert group.replicas >= use.most_replicas == group.most_replicas
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_group_tells_how_many_replicas_it_had_at_once_and_how_many_ever_started(fleet_of, ranks):
+def test_a_group_tells_how_many_replicas_it_had_at_once_and_how_many_ever_started(fleet_of):
     scaled = AUTOSCALE.replace("{", "[{group: scaled, ") + "]"
     alike = "batch: 8, profile: h100_qwen3-30b-a3b"
-    groups = (
-        f"{{name: fixed, count: 1, {alike}}}, {{name: scaled, ranks: {ranks}, count: 2, {alike}}}"
-    )
+    groups = f"{{name: fixed, count: 1, {alike}}}, {{name: scaled, count: 2, {alike}}}"
     deployment = fleet_of(scaled, replicas=groups)
     times = np.concatenate([WAVE, 100 + WAVE])
     outcome = measure(Question(workload_of_jobs(times, [60] * len(times), 100)), deployment)
