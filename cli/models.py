@@ -23,7 +23,7 @@ from .screen.terminal import can_animate
 from .shared import ModelOptions
 
 if TYPE_CHECKING:
-    from .commands.run import RunOptions
+    from .run.run_options import RunOptions
 
 Watch = Callable[[int, int], None]
 """Called with how many tensors are read, and of how many."""

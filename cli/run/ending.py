@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from batcher.events import RunEvent
 
-from ..commands.run import RunOptions
 from ..models import is_real
 from ..options import STDOUT
 from ..screen.cells import counted, printable_lines
@@ -17,6 +16,7 @@ from .out_file import OutFile
 from .problems import InvalidInput, ProblemReport, say
 from .recorder import ResultWriter
 from .resume import ResultsFile, Resumption
+from .run_options import RunOptions
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints import ConstraintTimes

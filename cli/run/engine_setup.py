@@ -19,10 +19,10 @@ from batcher.requests.values import ModelCapabilities
 from batcher.scheduling.clock import Clock
 from batcher.timing.step_time import StepTime
 
-from ..commands.run import RunOptions
 from ..models import capabilities_of, load, open_server
 from ..options import SchedulingOptions
 from .intake import Waiting
+from .run_options import RunOptions
 
 if TYPE_CHECKING:
     from ..commands.serve import ServeOptions

@@ -12,11 +12,11 @@ from pathlib import Path
 from batcher.page import is_page_start
 from batcher.trace.files import is_trace_start
 
-from ..commands.run import RunOptions
 from ..errors import reason_of
 from ..options import STDOUT
 from .out_file import OutFile, is_alone
 from .output import OutputError, may_be_file
+from .run_options import RunOptions
 from .urls import Store, StoreError, is_url, shown
 
 _START_BYTES = 2**16

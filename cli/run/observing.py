@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from batcher.errors import BatchdecodeError
 
-from ..commands.run import RunOptions
 from ..screen.cells import printable_lines
 from .problems import say
+from .run_options import RunOptions
 
 if TYPE_CHECKING:
     from .exposing import Exposition

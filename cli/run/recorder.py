@@ -11,7 +11,6 @@ from batcher.events import Event, TokenEvent
 from batcher.requests.results import encode_tokens
 from batcher.trace.files import encode_events
 
-from ..commands.run import RunOptions
 from ..errors import WriteError
 from ..screen.pace import Pace
 from ..screen.terminal import is_same_terminal
@@ -21,6 +20,7 @@ from .out_file import OutFile
 from .output import Sink, TerminalJson, stdout_json_sink
 from .problems import ProblemReport
 from .resume import Resumption
+from .run_options import RunOptions
 from .signals import Interrupted, StopSignals
 from .stdout import stdout_descriptor
 

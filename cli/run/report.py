@@ -8,7 +8,6 @@ from batcher.page.document import PageFacts, encode_page
 from batcher.page.records import PageTimeline
 from batcher.page.report import render_report
 
-from ..commands.run import RunOptions
 from ..errors import WriteError
 from ..printing import output_sink, write_lines
 from ..screen.cells import counted, duration, number
@@ -17,6 +16,7 @@ from ..screen.timed_lines import BLOCKED_CAUSES, PER
 from ..views.page import WORDS, page_runs, page_title, title_of
 from .out_file import OutFile
 from .output import OutputError
+from .run_options import RunOptions
 
 _BLOCKED = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
 

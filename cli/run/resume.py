@@ -20,7 +20,6 @@ from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingS
 from batcher.speculation.settings import SPECULATION_SETTINGS
 from batcher.transformer.settings import is_checkpoint
 
-from ..commands.run import RunOptions
 from ..config import OF_ROWS
 from ..options import WALL
 from ..screen.cells import counted, printable_lines
@@ -30,6 +29,7 @@ from .out_file import OutFile
 from .output import ResumeError, Sink
 from .problems import say
 from .reading import RequestReader
+from .run_options import RunOptions
 from .sums import SummedSink, sums_path
 from .urls import is_url
 

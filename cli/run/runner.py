@@ -18,7 +18,6 @@ from batcher.models.simulated import SimulatedModel
 from batcher.remote.loading import RemoteModel
 from batcher.requests.lines import RequestParser
 
-from ..commands.run import RunOptions
 from ..errors import WriteError
 from ..options import STDOUT
 from ..screen.cells import counted, printable_lines
@@ -37,6 +36,7 @@ from .output import NAMES_OF_STDOUT, OutputError, ResumeError
 from .problems import ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
 from .resume import ResultsFile, Resumption, conclude_finished, find_leftover, prepare, results_file
+from .run_options import RunOptions
 from .signals import Interrupted, StepWatch, StopSignals
 from .sources import open_source
 from .stdout import stdout_descriptor

@@ -78,7 +78,7 @@ def events_of(
         _check_is_request(first_line, source.name)
     if path == STDIN:
         os.lseek(0, 0, os.SEEK_SET)
-    from ..commands.run import RunOptions  # noqa: PLC0415 - with the engine comes numpy
+    from ..run.run_options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
     from ..run.runner import run_events  # noqa: PLC0415 - as above
 
     options = dict(run_options)

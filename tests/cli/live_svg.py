@@ -14,9 +14,9 @@ from pathlib import Path
 from emulated_run import Screen
 from rich.console import Console
 
-from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
 from cli.run.intake import open_input
+from cli.run.run_options import RunOptions
 from cli.run.runner import RunSetup
 from cli.screen.live.display import FrameLines, ScreenLive
 from cli.screen.live.driver import LiveView

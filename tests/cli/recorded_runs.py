@@ -7,9 +7,9 @@ from dataclasses import replace
 from emulated_run import Clock, Screen
 from hypothesis import strategies as st
 
-from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
 from cli.run.intake import open_input
+from cli.run.run_options import RunOptions
 from cli.run.runner import RunSetup
 from cli.screen.live import driver
 from cli.screen.live.display import ScreenLive

@@ -9,7 +9,7 @@ import pytest
 from examples import mostly_heavy
 from process import batchdecode, lines_of, start, workload
 
-from cli.commands.run import RunOptions
+from cli.run.run_options import RunOptions
 from cli.run.runner import run
 from cli.run.signals import StopSignals
 

@@ -8,8 +8,8 @@ import pytest
 from examples import rest_heavy
 from process import batchdecode, lines_of, start, workload
 
-from cli.commands.run import RunOptions
 from cli.run.output import ResumeError
+from cli.run.run_options import RunOptions
 from cli.run.runner import run
 from cli.run.signals import StopSignals
 

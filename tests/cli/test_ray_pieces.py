@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process import lines_of, workload
 
-from cli.commands.run import RunOptions
+from cli.run.run_options import RunOptions
 from cli.run.runner import run
 from cli.run.signals import StopSignals
 from cli.run.workers import actors

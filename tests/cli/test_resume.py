@@ -11,10 +11,10 @@ from process import batchdecode, lines_of, start, workload
 
 from batcher.errors import BatchdecodeError
 from batcher.models.simulated import SimulatedModel
-from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
 from cli.run.output import ResumeError
 from cli.run.resume import AGAIN
+from cli.run.run_options import RunOptions
 from cli.run.runner import run
 from cli.run.signals import StopSignals
 

@@ -20,9 +20,9 @@ from batcher.errors import BatchdecodeError
 from batcher.events import EndEvent
 from batcher.trace.files import read_trace
 from batcher.trace.merged import read_timeline
-from cli.commands.run import RunOptions
 from cli.options import SchedulingOptions
 from cli.run.problems import InvalidInput
+from cli.run.run_options import RunOptions
 from cli.run.runner import run
 from cli.run.signals import StopSignals
 from cli.run.workers import driver

@@ -23,8 +23,8 @@ from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import RestartEvent
 from batcher.garbage import look_seldom
 
-from ...commands.run import RunOptions
 from ..problems import say
+from ..run_options import RunOptions
 from .cluster import Cluster, Share, Waiting, share_of
 from .frames import Inbox, frame_of
 from .messages import Failed, Instruction, Report, StoppedByModel, decode_instruction, decode_report

@@ -26,7 +26,7 @@ from batcher.events import RestartEvent
 from batcher.garbage import look_seldom
 from batcher.processes import become_helper, helpers_started, threads_shared
 
-from ...commands.run import RunOptions
+from ..run_options import RunOptions
 from .frames import CHUNK_BYTES, Inbox, frame_of
 from .messages import Failed, Instruction, Report, StoppedByModel, decode_instruction, decode_report
 from .telling import Wanted

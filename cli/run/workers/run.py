@@ -8,7 +8,6 @@ from batcher.errors import BatchdecodeError
 from batcher.events import RestartEvent
 from batcher.garbage import look_seldom
 
-from ...commands.run import RunOptions
 from ...errors import WriteError
 from ...screen.cells import counted, printable_lines
 from ..answers import InputOrder
@@ -28,6 +27,7 @@ from ..resume import (
     prepare,
     results_file,
 )
+from ..run_options import RunOptions
 from ..signals import Interrupted, StopSignals
 from .driver import Driver, FailedWorkerError
 from .lines import FileLines, InputLines, PipeLines

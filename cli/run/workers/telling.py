@@ -11,8 +11,8 @@ from batcher.metrics.slo import Slo
 from batcher.metrics.summary import EngineState, RunMetrics, WatchedMetrics, encode_totals, state_of
 from batcher.trace.workers import event_of_worker
 
-from ...commands.run import RunOptions
 from ...screen.terminal import can_animate, is_pipe
+from ..run_options import RunOptions
 from ..stdout import stdout_descriptor
 
 STATE_SECONDS = 1.0

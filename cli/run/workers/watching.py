@@ -21,13 +21,13 @@ from batcher.request import NOTHING_UNREAD, Unread
 from batcher.trace.run import is_follower
 from batcher.trace.workers import ByWorker
 
-from ...commands.run import RunOptions
 from ...screen.terminal import is_pipe, is_same_terminal
 from ...screen.view import GaugeReading, Gauges, RunPlan, View, open_view
 from ..ending import tell_summary
 from ..observing import close_spans
 from ..out_file import OutFile
 from ..recorder import TraceWriter
+from ..run_options import RunOptions
 from ..stdout import stdout_descriptor
 from .lines import InputLines
 from .messages import Answered

@@ -19,13 +19,13 @@ from batcher.requests.lines import BadLine, ParsedLine
 from batcher.requests.results import make_lost_result
 from batcher.result import ErrorInfo, Result
 
-from ...commands.run import RunOptions
 from ..answers import Answers
 from ..engine_setup import EngineSetup
 from ..intake import InputError
 from ..loop import Loop
 from ..problems import ModelTracebacks, ProblemReport, arrival_goes_back, id_given_before, id_of
 from ..reading import Duplicates, LineParser, checksum_of, parse_line
+from ..run_options import RunOptions
 from ..sources import Source
 from .messages import (
     Answered,
