@@ -5,7 +5,7 @@ other without a gap, so their steps and seconds add up to those from arrival to 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeGuard
@@ -24,6 +24,7 @@ from batcher.events import (
     Event,
     FinishEvent,
     PreemptEvent,
+    PreemptReason,
     PrefillEvent,
     ReceiveEvent,
     RejectEvent,
@@ -395,6 +396,27 @@ _WAY = attrgetter("phase", "cause", "behind", "blocks")
 
 Phase = Literal["wait", "prefill", "decode"]
 Cause = Literal["", "slots", "queue", "prefill"] | BlockedReason
+
+# How people are told of them, and of preemptions.
+SHORT_CAUSES: Mapping[Cause, str] = {
+    "slots": "for a slot",
+    "queue": "for others before it in the queue",
+    "kv": "for KV blocks",
+    "tokens": "for tokens of the step",
+    "preemption": "because the step preempted",
+    "batch": "for the batch to end",
+    "rate": "for its turn at the rate",
+    "concurrency": "for the server to have less to do",
+}
+STANDSTILLS: Mapping[Cause, str] = {
+    "tokens": "others used up the tokens",
+    "prefill": "others computed their prompts",
+}
+GAVE_WAY: Mapping[PreemptReason, str] = {
+    "kv": "which needed KV blocks",
+    "priority": "whose priority is a smaller number",
+    "deadline": "which would have missed its deadline",
+}
 
 
 class StoryPart(Struct, frozen=True, omit_defaults=True):

@@ -5,7 +5,8 @@ told to run the scripts of the page and no others.
 """
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -15,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from batcher.events import PreemptReason
-from batcher.explaining.story import Cause
+from batcher.explaining.story import GAVE_WAY, SHORT_CAUSES, STANDSTILLS, Cause
 from batcher.page import START
 from batcher.page.blocks import packed_lines
 from batcher.page.records import PageTimeline
@@ -41,6 +42,26 @@ class PageRun(NamedTuple):
     name: str
     timeline: PageTimeline
     first_slot: int = 0
+
+
+def page_runs(timelines: Sequence[PageTimeline], title: str) -> list[PageRun]:
+    """Return what a page shows of a run: each worker as one, or the run itself if there is one."""
+    if len(timelines) == 1:
+        return [PageRun(title, timelines[0])]
+    return [
+        PageRun(f"{title}, worker {worker}", timeline, worker * timeline.num_slots)
+        for worker, timeline in enumerate(timelines)
+    ]
+
+
+def title_of(path: str) -> str:
+    """Return what a run is called on a page: its file without the folders."""
+    return path.rpartition("/")[2]
+
+
+def page_title(name: str) -> str:
+    """Return the title of a document about what is called `name`, as HTML."""
+    return html.escape(f"{name} - batchdecode")
 
 
 class Opening(Struct, frozen=True, omit_defaults=True):
@@ -75,6 +96,9 @@ class Words(Struct, frozen=True):
     waits: Mapping[Cause, str]
     standstills: Mapping[Cause, str]
     preemptions: Mapping[PreemptReason, str]
+
+
+WORDS = Words(SHORT_CAUSES, STANDSTILLS, GAVE_WAY)
 
 
 class PageFacts(Struct, frozen=True):

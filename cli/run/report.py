@@ -4,16 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from batcher.events import RunEvent
 from batcher.metrics.summary import RunSummary, encode_summary, unit_of
-from batcher.page.document import PageFacts, encode_page
+from batcher.page.document import WORDS, PageFacts, encode_page, page_runs, page_title, title_of
 from batcher.page.records import PageTimeline
 from batcher.page.report import render_report
 
 from ..errors import WriteError
 from ..printing import output_sink, write_lines
-from ..screen.cells import counted, duration, number
+from ..screen.cells import counted, duration, number, printable
 from ..screen.summary import UNICODE, headline, idle_causes
 from ..screen.timed_lines import BLOCKED_CAUSES, PER
-from ..views.page import WORDS, page_runs, page_title, title_of
 from .out_file import OutFile
 from .output import OutputError
 from .run_options import RunOptions
@@ -81,4 +80,4 @@ def write_report(
     facts = PageFacts(WORDS, is_part=True)
     runs = page_runs(timelines, name)
     with file.replace() as sink:
-        write_lines(encode_page(runs, facts, page_title(name), *report), sink)
+        write_lines(encode_page(runs, facts, page_title(printable(name)), *report), sink)

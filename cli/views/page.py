@@ -1,26 +1,25 @@
 """Pages for a browser, in the words of `trace why` and `trace diff`: a run, or two in step."""
 
-import html
 from collections.abc import Iterable, Iterator, Sequence
 
 from batcher.events import Event
 from batcher.explaining.differences import RunComparison
 from batcher.page.document import (
+    WORDS,
     Opening,
     PageDifference,
     PageFacts,
     PageRun,
     Sample,
-    Words,
     encode_page,
+    page_runs,
+    page_title,
+    title_of,
 )
 from batcher.page.records import PageTimeline
 
 from ..commands.trace import DiffOptions, TraceOptions
 from ..screen.cells import printable
-from .story_text import GAVE_WAY, SHORT_CAUSES, STANDSTILLS
-
-WORDS = Words(SHORT_CAUSES, STANDSTILLS, GAVE_WAY)
 
 
 def render_page(
@@ -37,17 +36,7 @@ def render_page(
     )
     title = title_of(name)
     runs = page_runs(timelines, title)
-    return encode_page(runs, PageFacts(WORDS, opening), page_title(title))
-
-
-def page_runs(timelines: Sequence[PageTimeline], title: str) -> list[PageRun]:
-    """Return what a page shows of a run: each worker as one, or the run itself if there is one."""
-    if len(timelines) == 1:
-        return [PageRun(title, timelines[0])]
-    return [
-        PageRun(f"{title}, worker {worker}", timeline, worker * timeline.num_slots)
-        for worker, timeline in enumerate(timelines)
-    ]
+    return encode_page(runs, PageFacts(WORDS, opening), page_title(printable(title)))
 
 
 def render_difference(
@@ -65,15 +54,5 @@ def render_difference(
     changed = [Sample(change.id, change.index) for change in comparison.changes[: options.top]]
     difference = PageDifference(None if parting is None else parting.step, lines, changed)
     shown = [PageRun(title_of(name), PageTimeline.from_events(events)) for name, events in runs]
-    title = page_title(" and ".join(run.name for run in shown))
+    title = page_title(printable(" and ".join(run.name for run in shown)))
     return encode_page(shown, PageFacts(WORDS, diff=difference), title)
-
-
-def title_of(path: str) -> str:
-    """Return what a run is called on a page: its file without the folders."""
-    return path.rpartition("/")[2]
-
-
-def page_title(name: str) -> str:
-    """Return the title of a document about what is called `name`, as HTML."""
-    return html.escape(f"{printable(name)} - batchdecode")

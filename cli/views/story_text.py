@@ -2,13 +2,16 @@
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import astuple
 
-from batcher.events import PreemptReason, RejectEvent, RetryReason, SpeculateReason
+from batcher.events import RejectEvent, RetryReason, SpeculateReason
 from batcher.explaining.story import (
+    GAVE_WAY,
+    SHORT_CAUSES,
+    STANDSTILLS,
     Arrival,
     Cause,
     DraftChange,
@@ -23,21 +26,6 @@ from ..screen.cells import counted, duration, number, whole_percent
 
 MAX_NAMES = 3
 MAX_POSITIONS = 8  # of drafts
-SHORT_CAUSES: Mapping[Cause, str] = {
-    "slots": "for a slot",
-    "queue": "for others before it in the queue",
-    "kv": "for KV blocks",
-    "tokens": "for tokens of the step",
-    "preemption": "because the step preempted",
-    "batch": "for the batch to end",
-    "rate": "for its turn at the rate",
-    "concurrency": "for the server to have less to do",
-}
-
-STANDSTILLS: Mapping[Cause, str] = {
-    "tokens": "others used up the tokens",
-    "prefill": "others computed their prompts",
-}
 
 
 class Length(NamedTuple):
@@ -307,13 +295,6 @@ def _change(change: DraftChange, number: int) -> str:
     wanted = "no more drafts" if not change.tokens else f"{counted(change.tokens, 'draft')} a step"
     how_often = f", the last of {number:,} changes" if number > 1 else ""
     return f"{wanted} from step {change.step + 1:,} on: {_WHY_CHANGED[change.reason]}{how_often}"
-
-
-GAVE_WAY: Mapping[PreemptReason, str] = {
-    "kv": "which needed KV blocks",
-    "priority": "whose priority is a smaller number",
-    "deadline": "which would have missed its deadline",
-}
 
 
 def _preemption(story: Story, span: StorySpan, preemption: SpanPreemption) -> str:
