@@ -14,7 +14,7 @@ from .commands import command_of
 from .environment import unknown_variables
 from .errors import WriteError
 from .run.stdout import end_stdout
-from .screen.cells import printable_lines
+from .screen.terminal import printable_lines
 from .start import COMPLETION_VARIABLE
 from .usual_line import usual_values
 
@@ -32,7 +32,7 @@ def main() -> None:
         _fail_of_use(error)
     except SystemExit as error:
         if error.code in STOPPED:
-            from .run.signals import exit_soon  # noqa: PLC0415 - only after a signal
+            from .signals import exit_soon  # noqa: PLC0415 - only after a signal
 
             exit_soon(error.code)
         raise
@@ -128,7 +128,7 @@ class _ForPeople(io.FileIO):
     """A stderr that is full, or that nobody reads, stops nothing; one that blocks, no end."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # any buffer
-        from .run.signals import Interrupted, write_some  # noqa: PLC0415 - if there is anything
+        from .signals import Interrupted, write_some  # noqa: PLC0415 - if there is anything
 
         try:
             return write_some(self.fileno(), bytes(data), 0)

@@ -21,7 +21,7 @@ from .printing import output_sink
 from .run.files import check_replaceable
 from .run.intake import numbered, open_input
 from .run.problems import say
-from .screen.cells import counted, printable
+from .screen.terminal import counted, printable
 
 _DEFAULT_NAME = "calibrated"
 _TRACE = b'"event":"run"'  # in the first line of a trace

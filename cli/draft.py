@@ -25,7 +25,7 @@ from .models import capabilities_of, load, model_again
 from .printing import print_json, print_text
 from .run.intake import open_input
 from .run.reading import read_requests
-from .screen.cells import aligned, counted, printable
+from .screen.terminal import aligned, counted, printable
 
 _BATCH = 8
 _NUM_PARTS = 8  # of the outputs, whose overlaps are shown beside each other

@@ -8,7 +8,7 @@ from batcher.timing.loading import kv_room_of
 
 from .options import WALL
 from .run.problems import say
-from .screen.cells import printable
+from .screen.terminal import printable
 
 
 def say_of_memory(engines: Iterable[tuple[str, SchedulingSettings]]) -> None:

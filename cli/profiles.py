@@ -14,8 +14,7 @@ from batcher.timing.profiles import Profile, is_file, read_profiles, shipped_pro
 from batcher.timing.roofline import num_kv_tokens, parts_of
 
 from .printing import print_json, print_text
-from .screen.cells import aligned, aligned_within, cell_width, printable, wrapped
-from .screen.terminal import terminal_size
+from .screen.terminal import aligned, aligned_within, cell_width, printable, terminal_size, wrapped
 
 _TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
 _HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")

@@ -24,9 +24,8 @@ from .commands.train import TrainOptions
 from .config import settings_in
 from .printing import print_text
 from .run.problems import say
-from .run.signals import StopSignals
-from .screen.cells import printable
-from .screen.terminal import can_animate
+from .screen.terminal import can_animate, printable
+from .signals import StopSignals
 
 if TYPE_CHECKING:
     from batcher.training.losses import Evaluation

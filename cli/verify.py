@@ -22,9 +22,8 @@ from .models import capabilities_of, load, model_again
 from .printing import print_json, print_text
 from .run.intake import open_input
 from .run.reading import read_requests
-from .screen.cells import counted, printable
 from .screen.summary import marks_in
-from .screen.terminal import encoding_of
+from .screen.terminal import counted, encoding_of, printable
 from .whatif.progress import seldom
 
 PROVEN, DIFFERENT = 0, 1

@@ -3,12 +3,19 @@
 import random
 from collections import deque
 
+import pytest
+
 from batcher.errors import BatchdecodeError
-from cli.run.workers import worker as worker_module
-from cli.run.workers.messages import Decode, Failed, decode_instruction, decode_report, encode
-from cli.run.workers.telling import Wanted
-from cli.run.workers.transport import Died
-from cli.run.workers.worker import Worker
+from cli.run.worker import (
+    Decode,
+    Died,
+    Failed,
+    Wanted,
+    Worker,
+    decode_instruction,
+    decode_report,
+    encode,
+)
 
 KILLED = Died("was killed by signal 9", "killed", 9)
 
@@ -36,14 +43,15 @@ class InnerWorkers:
         self.report_seconds, self.death = report_seconds, death
         self.num_kills, self.num_started = 0, 0
         self.workers, self.instructions, self.restarts = {}, {}, {}
+        self.patch = pytest.MonkeyPatch()
 
     def __enter__(self):
-        self.usual_seconds = worker_module.REPORT_SECONDS
-        worker_module.REPORT_SECONDS = self.report_seconds  # by default there are many turns
+        # By default there are many turns.
+        self.patch.setattr("cli.run.worker.REPORT_SECONDS", self.report_seconds)
         return self
 
     def __exit__(self, *_):
-        worker_module.REPORT_SECONDS = self.usual_seconds
+        self.patch.undo()
 
     def start(self, number, restart=None):
         self.num_started += 1

@@ -20,7 +20,7 @@ from batcher.events import (
 )
 from batcher.metrics.summary import RunMetrics, encode_summary
 from batcher.trace.run import FoldNews, RequestFold, is_follower, key_of
-from cli.screen.live.state import RunState
+from cli.screen.live_state import RunState
 
 OF_A_SEQUENCE = (ArriveEvent, AdmitEvent, PrefillEvent, PreemptEvent, FinishEvent)
 

@@ -15,7 +15,7 @@ from batcher.requests.validation import num_slots_needed
 from ..commands.check import CheckOptions
 from ..models import capabilities_of, load
 from ..printing import print_json, print_text
-from ..screen.cells import counted
+from ..screen.terminal import counted
 from .intake import OpenInput, open_input
 from .problems import InvalidInput, ProblemReport, say
 from .reading import Line, RequestReader

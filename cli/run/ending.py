@@ -10,8 +10,7 @@ from batcher.events import RunEvent
 
 from ..models import is_real
 from ..options import STDOUT
-from ..screen.cells import counted, printable_lines
-from ..screen.terminal import columns_of, encoding_of, wants_color
+from ..screen.terminal import columns_of, counted, encoding_of, printable_lines, wants_color
 from .out_file import OutFile
 from .problems import InvalidInput, ProblemReport, say
 from .recorder import ResultWriter
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from batcher.metrics.summary import RunSummary
     from batcher.page.records import PageTimeline
 
-    from ..screen.timed_lines import BytesPerToken
+    from ..screen.summary import BytesPerToken
     from .loop import Loop
-    from .workers.lines import InputLines
+    from .workers import InputLines
 
 _RESUME = re.compile(r"(?<= )--resume(?= |$)")
 
@@ -100,8 +99,7 @@ def tell_summary(
         failures = write_numbers(options, files, summary, timelines, run, name)
     if options.quiet:
         return failures
-    from ..screen.summary import RunFiles, render_summary  # noqa: PLC0415 - as above
-    from ..screen.timed_lines import NOT_TOLD  # noqa: PLC0415 - as above
+    from ..screen.summary import NOT_TOLD, RunFiles, render_summary  # noqa: PLC0415 - as above
 
     has_numbers = options.summary_json != STDOUT and "--summary-json" not in failures
     text = render_summary(
@@ -125,7 +123,7 @@ def tell_summary(
     )
     say(text + printable_lines(remark))
     if options.stats:
-        from ..screen.stats import render_stats  # noqa: PLC0415 - few runs tell so much
+        from ..screen.summary import render_stats  # noqa: PLC0415 - few runs tell so much
 
         say(render_stats(summary, constraint_times, is_timed=bool(run.step_time)))
     return failures

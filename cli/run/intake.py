@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple, Self
 from batcher.errors import BatchdecodeError
 
 from ..errors import reason_of
-from ..screen.cells import printable_lines
+from ..screen.terminal import printable_lines
 from .urls import is_url, shown
 
 MAX_LINE_BYTES = 64 * 2**20

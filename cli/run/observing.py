@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from batcher.errors import BatchdecodeError
 
-from ..screen.cells import printable_lines
+from ..screen.terminal import printable_lines
 from .problems import say
 from .run_options import RunOptions
 

@@ -14,8 +14,8 @@ from typing import Protocol
 from batcher.errors import BatchdecodeError
 
 from ..errors import WriteError, reason_of
-from ..screen.cells import printable_json
-from .signals import open_to_write, write_some
+from ..screen.terminal import printable_json
+from ..signals import open_to_write, write_some
 from .stdout import stdout_descriptor
 from .urls import is_url
 

@@ -13,8 +13,7 @@ from batcher.foreign import LISTENERS, Raised
 from batcher.requests.ids import duplicate_id
 from batcher.requests.lines import BadLine, ParsedLine
 
-from ..screen.cells import counted, printable_lines
-from ..screen.terminal import ColorChoice, terminal_size, wants_color
+from ..screen.terminal import ColorChoice, counted, printable_lines, terminal_size, wants_color
 from .intake import MAX_LINE_BYTES
 
 if TYPE_CHECKING:

@@ -12,20 +12,19 @@ from batcher.requests.results import encode_tokens
 from batcher.trace.files import encode_events
 
 from ..errors import WriteError
-from ..screen.pace import Pace
-from ..screen.terminal import is_same_terminal
+from ..screen.terminal import Pace, is_same_terminal
 from ..screen.view import View
+from ..signals import Interrupted, StopSignals
 from .loop import Loop
 from .out_file import OutFile
 from .output import Sink, TerminalJson, stdout_json_sink
 from .problems import ProblemReport
 from .resume import Resumption
 from .run_options import RunOptions
-from .signals import Interrupted, StopSignals
 from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
-    from ..screen.live.driver import LiveView
+    from ..screen.live import LiveView
     from .exposing import Exposition
     from .spans import SpanSender
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
@@ -312,7 +311,7 @@ def _num_lines(lines: bytes) -> int:
 def stdout_beside(view: View) -> Sink:
     """Return where results go that have no file; above a picture on the same terminal."""
     if is_same_terminal(stdout_descriptor(), 2):
-        from ..screen.live.driver import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
+        from ..screen.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 
         if isinstance(view, LiveView):
             return TerminalJson(_ViewSink(view))

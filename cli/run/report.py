@@ -10,9 +10,8 @@ from batcher.page.report import render_report
 
 from ..errors import WriteError
 from ..printing import output_sink, write_lines
-from ..screen.cells import counted, duration, number, printable
-from ..screen.summary import UNICODE, headline, idle_causes
-from ..screen.timed_lines import BLOCKED_CAUSES, PER
+from ..screen.summary import BLOCKED_CAUSES, PER, UNICODE, headline, idle_causes
+from ..screen.terminal import counted, duration, number, printable
 from .out_file import OutFile
 from .output import OutputError
 from .run_options import RunOptions

@@ -22,7 +22,7 @@ from batcher.transformer.settings import is_checkpoint
 
 from ..config import OF_ROWS
 from ..options import WALL
-from ..screen.cells import counted, printable_lines
+from ..screen.terminal import counted, printable_lines
 from .files import record_path, rest_path
 from .intake import OpenInput, Waiting
 from .out_file import OutFile

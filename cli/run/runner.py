@@ -20,10 +20,10 @@ from batcher.requests.lines import RequestParser
 
 from ..errors import WriteError
 from ..options import STDOUT
-from ..screen.cells import counted, printable_lines
-from ..screen.pace import Pace
-from ..screen.terminal import is_pipe, is_same_terminal
-from ..screen.view import RunPlan, View, open_view
+from ..screen.progress import open_view
+from ..screen.terminal import Pace, counted, is_pipe, is_same_terminal, printable_lines
+from ..screen.view import RunPlan, View
+from ..signals import Interrupted, StepWatch, StopSignals
 from .answers import Answers, InputOrder, Replaying
 from .ending import refuse_rest, settle_files, tell_ending, tell_summary
 from .engine_setup import EngineSetup
@@ -37,7 +37,6 @@ from .problems import ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
 from .resume import ResultsFile, Resumption, conclude_finished, find_leftover, prepare, results_file
 from .run_options import RunOptions
-from .signals import Interrupted, StepWatch, StopSignals
 from .sources import open_source
 from .stdout import stdout_descriptor
 
@@ -153,7 +152,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
 
         say_of_slo([options.slo])
     if options.workers is not None:
-        from .workers.run import run_by_workers  # noqa: PLC0415 - few runs have some
+        from .workers import run_by_workers  # noqa: PLC0415 - few runs have some
 
         return run_by_workers(options, options.workers, stop, command)
     with (
@@ -272,7 +271,7 @@ class Run:
 
     def _summarize(self, metrics: "RunMetrics") -> None:
         """Say what happened, to the person and to the programs that want to know."""
-        from ..screen.timed_lines import BytesPerToken  # noqa: PLC0415 - a quiet run does without
+        from ..screen.summary import BytesPerToken  # noqa: PLC0415 - a quiet run does without
 
         options, engine, model = self._options, self._loop.engine, self._setup.model
         metrics.note_constraints(*engine.constraint_counts)

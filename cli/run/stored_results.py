@@ -22,7 +22,7 @@ from threading import Condition, Thread
 from typing import BinaryIO, Self
 
 from ..errors import WriteError, reason_of
-from ..screen.cells import printable_lines
+from ..screen.terminal import printable_lines
 from .files import record_path, rest_path
 from .intake import Waiting
 from .out_file import OutFile

@@ -1,25 +1,191 @@
-"""The few lines that tell a person how a run went."""
+"""What `run --stats` tells beside the summary: all numbers of a run, in tables of 80 columns.
+
+Rule: nothing is computed here but shares; the words are ASCII, so any terminal shows them.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from batcher.metrics.summary import RunSummary, Unit, WorkerSummary, unit_of
+from batcher.metrics.times import Distribution, SecondsDistribution
+
+from .terminal import aligned, counted, duration, fill, number, percent
+
+if TYPE_CHECKING:
+    from batcher.decoding.constraints import ConstraintTimes
 from typing import NamedTuple
 
 from batcher.events import RestartReason
 from batcher.metrics.counts import Speculation
-from batcher.metrics.summary import RunSummary, WorkerSummary, unit_of
+from batcher.metrics.slo import Goodput
 
 from ..run.urls import shown
-from .cells import counted, fill, narrowed, number, percent, printable, whole_percent
-from .terminal import can_print
-from .timed_lines import (
-    BLOCKED_CAUSES,
-    GAP,
-    INDENT,
-    NOT_TOLD,
-    WIDTH,
-    BytesPerToken,
-    lines_in_steps,
-    timed_lines,
-)
+from .terminal import can_print, narrowed, printable, whole_percent
+
+# The lines of the summary on latencies, rates, and what was limited.
+#
+# Latencies have the same names and percentiles whether they are told in seconds or in steps.
+
+WIDTH = 80
+INDENT, GAP = "  ", "   "
+PER: Mapping[Unit, str] = {"seconds": "s", "steps": "step"}
+
+BLOCKED_CAUSES = {
+    "kv": "KV",
+    "tokens": "budget",
+    "preemption": "preemption",
+    "batch": "batch",
+    "rate": "the rate",
+    "concurrency": "an overloaded server",
+}
+
+
+class BytesPerToken(NamedTuple):
+    """What the cache of a model takes for a token, if it says so, and that of a draft model."""
+
+    model: int | None
+    draft: int
+
+
+NOT_TOLD = BytesPerToken(None, 0)
+
+
+def lines_in_steps(summary: RunSummary) -> list[str]:
+    """Return the latencies in steps, where `timed_lines` does not tell them."""
+    if summary.latencies is not None:
+        return []
+    told = [
+        f"{name} {_spread(times)}"
+        for name, times in latencies_in_steps(summary).items()
+        if times is not None
+    ]
+    if not told:
+        return []
+    parts = [*told[:-1], f"{told[-1]}  (steps)"]
+    return [f"{INDENT}{line}" for line in fill(parts, GAP, WIDTH - 2)]
+
+
+def latencies_in_steps(summary: RunSummary) -> dict[str, Distribution | None]:
+    """Return those that are counted in steps, by the names that they have in seconds."""
+    return {"queue": summary.wait, "ttft": summary.first_token, "e2e": summary.latency}
+
+
+def _spread(distribution: Distribution) -> str:
+    """Return the median and the tail; of one number, itself."""
+    if distribution.count == 1:
+        return f"{distribution.p50:,}"
+    return f"p50 {distribution.p50:,} p99 {distribution.p99:,}"
+
+
+def timed_lines(
+    summary: RunSummary, kv_bytes: BytesPerToken = NOT_TOLD, unit: Unit = "seconds"
+) -> list[str]:
+    """Return the lines on what steps computed and, where they are not alike, how long they took."""
+    memory = _memory(summary, kv_bytes)
+    groups = [_latencies(summary, unit), _rates(summary, unit), memory, _steps(summary)]
+    return [f"{INDENT}{line}" for parts in groups if parts for line in fill(parts, GAP, WIDTH - 2)]
+
+
+def _latencies(summary: RunSummary, unit: Unit) -> list[str]:
+    """Return how long requests took."""
+    found = summary.latencies
+    if found is None:
+        return []
+    named = {"queue": found.queue, "ttft": found.ttft, "tpot": found.tpot}
+    named |= {"itl": found.itl, "e2e": found.e2e}
+    return [
+        f"{name} {_times_of(times, unit)}" for name, times in named.items() if times is not None
+    ]
+
+
+def _rates(summary: RunSummary, unit: Unit) -> list[str]:
+    """Return what was done in a second or a step, and how much of it was good."""
+    parts = []
+    if summary.throughput is not None:
+        rates, per = summary.throughput, PER[unit]
+        parts.append(
+            f"throughput {number(rates.requests)} outputs/{per}, "
+            f"{number(rates.output_tokens)} output tokens/{per}"
+        )
+    if summary.wall is not None:
+        rate = number(summary.wall.tokens_per_second)
+        parts.append(f"wall clock {duration(summary.wall.seconds)}, {rate} output tokens/s")
+    if summary.goodput is not None:
+        parts += _goodput(summary.goodput)
+    return parts
+
+
+def _goodput(goodput: Goodput) -> list[str]:
+    limits = ", ".join(f"{name} {duration(limit)}" for name, limit in goodput.limits.items())
+    whom = "outputs" if limits else f"{counted(goodput.requests, 'output')} with a deadline"
+    share = percent(goodput.good, goodput.requests)
+    rate = f"goodput {share} of {whom} ({number(goodput.per_second)}/s)"
+    parts = fill([rate, f"within {limits}"] if limits else [rate], " ", WIDTH - 2)
+    if goodput.missed:
+        missed = ", ".join(f"{count:,} {name}" for name, count in goodput.missed.items())
+        parts.append(f"missed: {missed}")
+    return parts
+
+
+def _memory(summary: RunSummary, kv_bytes: BytesPerToken) -> list[str]:
+    """Return how full the blocks were, and what that cost."""
+    parts, kv = [], summary.kv
+    if kv is not None:
+        used = f"{number(kv.mean_blocks)} blocks used, {kv.max_blocks:,} at most"
+        if kv.mean_share is not None and kv.max_share is not None:
+            used = f"{whole_percent(kv.mean_share)} used, {whole_percent(kv.max_share)} at most"
+        parts.append(f"kv {used}")
+        if kv_bytes.model is not None:
+            for_drafts = f", {kv_bytes.draft:,} of them for drafts" if kv_bytes.draft else ""
+            parts.append(f"{kv_bytes.model + kv_bytes.draft:,} bytes per token{for_drafts}")
+    lost = summary.preemptions
+    if lost is not None and lost.count:
+        again = counted(lost.recomputed_tokens, "token")
+        parts.append(f"{counted(lost.count, 'preemption')} recomputed {again}")
+    if summary.prefix_cache is not None:
+        parts.append(f"prefix hits {whole_percent(summary.prefix_cache.share)}")
+    return parts
+
+
+def _steps(summary: RunSummary) -> list[str]:
+    """Return whom age admitted, how full steps were, what blocked others and what is padding."""
+    parts = []
+    if summary.aged:
+        parts.append(f"{counted(summary.aged, 'admission')} by --aging, whatever the policy")
+    if summary.budget is not None:
+        full = counted(summary.budget.full_steps, "step")
+        parts.append(
+            f"token budget {whole_percent(summary.budget.mean_share)} used, full in {full}"
+        )
+    if summary.blocked is not None:
+        steps = {
+            cause: getattr(summary.blocked, reason) for reason, cause in BLOCKED_CAUSES.items()
+        }
+        blocked = [f"{cause} {count:,}" for cause, count in steps.items() if count]
+        if blocked:
+            parts.append(f"steps blocked: {', '.join(blocked)}")
+    positions, done = summary.positions, summary.computed
+    if positions.total:
+        share = percent(positions.padding, positions.total)
+        padding = f"{positions.padding:,} padding ({share})" if positions.padding else "no padding"
+        parts.append(f"computed {counted(positions.total, 'position')}, {padding}")
+    if done is not None and done.right_padding and not positions.padding:
+        more = percent(done.right_padding, done.prefill_tokens)
+        parts.append(f"right padding would add {more} to prefills")
+    return parts
+
+
+def _times_of(times: SecondsDistribution, unit: Unit) -> str:
+    """Return the median and the tail in the unit that suits the tail; of one number, itself."""
+    scale, name = (1, "s") if times.p99 >= 1 or not times.p99 else (1000, "ms")
+    if unit == "steps":
+        scale, name = 1, "steps"
+    if times.count == 1:
+        return f"{number(times.p50 * scale)} {name}"
+    return f"p50 {number(times.p50 * scale)} p99 {number(times.p99 * scale)} {name}"
+
+
+# The few lines that tell a person how a run went.
 
 MAX_SECONDS = 60
 MAX_POSITIONS = 8  # of drafts
@@ -275,3 +441,192 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+_TITLE_WIDTH = 14
+_COLUMNS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
+
+
+def render_stats(
+    summary: RunSummary, times: "ConstraintTimes | None", *, is_timed: bool = True
+) -> str:
+    """Return the tables as lines of text.
+
+    times: what constraints took, which is no number of the summary: it is of the wall.
+    is_timed: as in RunPlan.
+    """
+    groups = {
+        "finish reasons": _counts(summary.finish_reasons),
+        "tokens": _tokens(summary),
+        "slot-steps": _slots(summary),
+        "positions": _positions(summary),
+        "KV": _kv(summary),
+        "prefix cache": _prefix_cache(summary),
+        "preemptions": _preemptions(summary),
+        "aging": [counted(summary.aged, "admission")] if summary.aged else [],
+        "budget": _budget(summary),
+        "steps blocked": _blocked(summary),
+        "drafts": _draft_counts(summary),
+        "constraints": _constraints(summary, times),
+    }
+    groups |= {
+        f"worker {number}": _worker(worker) for number, worker in enumerate(summary.workers or ())
+    }
+    lines = [line for title, parts in groups.items() if parts for line in _row(title, parts)]
+    lines += _distributions(summary, unit_of(summary, is_timed=is_timed))
+    return "".join(f"{INDENT}{line}\n" for line in lines)
+
+
+def _row(title: str, parts: Sequence[str]) -> list[str]:
+    """Return `parts` behind a title, in as many lines as they need."""
+    lines = fill(parts, "   ", WIDTH - len(INDENT) - _TITLE_WIDTH - 2)
+    titles = [title, *[""] * (len(lines) - 1)]
+    return [f"{t:<{_TITLE_WIDTH}}  {line}" for t, line in zip(titles, lines, strict=True)]
+
+
+def _distributions(summary: RunSummary, unit: Unit) -> list[str]:
+    """Return tables of how long requests took: latencies, where those are told, and in steps."""
+    found = summary.latencies
+    latencies: Mapping[str, SecondsDistribution | None] = {}
+    if found is not None:
+        latencies = {name: getattr(found, name) for name in found.__struct_fields__}
+    steps = {} if latencies and unit == "steps" else latencies_in_steps(summary)
+    return [*_table(unit, latencies), *_table("steps", steps)]
+
+
+def _table(
+    unit: str, rows: Mapping[str, SecondsDistribution | None] | Mapping[str, Distribution | None]
+) -> list[str]:
+    texts = [
+        [name, *[number(getattr(row, column)) for column in _COLUMNS]]
+        for name, row in rows.items()
+        if row is not None
+    ]
+    if not texts:
+        return []
+    return aligned([[unit, *_COLUMNS], *texts], right=range(1, len(_COLUMNS) + 1))
+
+
+def _counts(record: object) -> list[str]:
+    """Return the numbers that are not 0 in a record of counts, each behind its name."""
+    counts = {name: getattr(record, name) for name in record.__struct_fields__}  # type: ignore[attr-defined]  # a Struct
+    return [f"{name} {count:,}" for name, count in counts.items() if count]
+
+
+def _tokens(summary: RunSummary) -> list[str]:
+    return [
+        f"prompt {summary.prompt_tokens:,}",
+        f"generated {summary.generated_tokens:,}",
+        f"longest output {summary.longest_output:,}",
+        f"{number(summary.tokens_per_step)} a step",
+    ]
+
+
+def _slots(summary: RunSummary) -> list[str]:
+    total = summary.busy_slot_steps + summary.idle_slot_steps
+    idle = {cause: getattr(summary.idle, field) for field, cause in idle_causes(summary).items()}
+    idle |= {
+        f"blocked by {cause}": getattr(summary.idle, field)
+        for field, cause in BLOCKED_CAUSES.items()
+    }
+    told = [f"idle {count:,} {cause}" for cause, count in idle.items() if count]
+    busy = f"busy {summary.busy_slot_steps:,} ({percent(summary.busy_slot_steps, total)})"
+    return [busy, *told] if total else []
+
+
+def _positions(summary: RunSummary) -> list[str]:
+    positions, done = summary.positions, summary.computed
+    parts = [
+        f"computed {positions.total:,}",
+        f"padding {positions.padding:,} ({percent(positions.padding, positions.total)})",
+    ]
+    if done is not None:
+        parts += [f"prefill {done.prefill_tokens:,}", f"decode {done.decode_tokens:,}"]
+        parts.append(f"right padding would add {done.right_padding:,} to prefills")
+        parts.append(f"left padding {done.left_padding:,} to decodes")
+    return parts if positions.total else []
+
+
+def _kv(summary: RunSummary) -> list[str]:
+    kv = summary.kv
+    if kv is None:
+        return []
+    parts = [f"blocks mean {number(kv.mean_blocks)}", f"max {kv.max_blocks:,}"]
+    if kv.total is not None:
+        parts.append(f"of {kv.total:,}")
+    return [*parts, f"{counted(kv.block_size, 'token')} each"]
+
+
+def _prefix_cache(summary: RunSummary) -> list[str]:
+    cache = summary.prefix_cache
+    if cache is None:
+        return []
+    found = f"found {cache.found:,} of {counted(cache.asked, 'token')}"
+    parts = [f"{found} ({percent(cache.found, cache.asked)})"]
+    if cache.asked_again:
+        parts.append(f"after preemptions {cache.found_again:,} of {cache.asked_again:,}")
+    return parts
+
+
+def _preemptions(summary: RunSummary) -> list[str]:
+    lost = summary.preemptions
+    return (
+        []
+        if lost is None
+        else [f"{lost.count:,}", f"recomputed {counted(lost.recomputed_tokens, 'token')}"]
+    )
+
+
+def _budget(summary: RunSummary) -> list[str]:
+    budget = summary.budget
+    if budget is None:
+        return []
+    used = f"{percent(budget.mean_share, 1)} of {counted(budget.max_batch_tokens, 'token')} a step"
+    return [used, f"full in {counted(budget.full_steps, 'step')}"]
+
+
+def _blocked(summary: RunSummary) -> list[str]:
+    blocked = summary.blocked
+    if blocked is None:
+        return []
+    steps = {cause: getattr(blocked, reason) for reason, cause in BLOCKED_CAUSES.items()}
+    return [f"{cause} {count:,}" for cause, count in steps.items() if count]
+
+
+def _draft_counts(summary: RunSummary) -> list[str]:
+    found = summary.speculation
+    if found is None:
+        return []
+    return [
+        f"drafted {found.drafted:,}",
+        f"accepted {found.accepted:,} ({percent(found.accepted, found.drafted)})",
+        f"in {counted(found.steps, 'drafting step')}",
+        f"{number(found.tokens_per_step)} tokens each",
+        f"speedup {number(found.speedup.measured)}",
+    ]
+
+
+def _worker(worker: WorkerSummary) -> list[str]:
+    return [
+        counted(worker.requests, "request"),
+        counted(worker.generated_tokens, "token"),
+        counted(worker.steps, "step"),
+        f"{percent(worker.busy_share, 1)} busy",
+    ]
+
+
+def _constraints(summary: RunSummary, times: "ConstraintTimes | None") -> list[str]:
+    counts = summary.constraints
+    if times is None or not (counts.compiled or counts.cache_hits):
+        return []
+    parts = [
+        f"compiled {counts.compiled:,} in {duration(times.compile)}",
+        f"longest {duration(times.longest_compile)}",
+        f"reused {counts.cache_hits:,}",
+    ]
+    if times.num_masks:
+        each = times.masks / times.num_masks * 1e6
+        parts.append(f"{number(each)} us a token over {counted(times.num_masks, 'token')}")
+    if summary.jumps:
+        parts.append(f"forced {summary.jumped_tokens:,} in {counted(summary.jumps, 'jump')}")
+    return parts

@@ -1,13 +1,22 @@
-"""What a terminal can do, asked of its descriptor and the environment, and how to write to it."""
+"""How fast the steps of a run follow each other, as a person wants it."""
 
+import json
+import math
 import os
+import re
+import select
 import stat
-from collections.abc import Mapping
+import termios
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from math import floor
+from typing import Any, Literal, NamedTuple
 
-from ..run.signals import Interrupted, write_some
+from ..signals import Interrupted, write_some
+
+# What a terminal can do, asked of its descriptor and the environment, and how to write to it.
 
 ColorChoice = Literal["auto", "always", "never"]
 
@@ -149,3 +158,434 @@ def _is_controlling_terminal(fd: int) -> bool:
 
 def _positive(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else 0
+
+
+# Text for a terminal: how wide it is, made safe to print, cut to a width, and figures.
+
+HANGING_INDENT = "  "
+_BETWEEN_FIGURES = re.compile(r"(?:(?<=  )|(?<=[·,;:=] ))(?=\S)")
+MIN_COLUMN = 12  # cells: a column is not wrapped to less
+_ROUNDING_ERROR = 1e-9
+_NUM_DIGITS = 3  # that count, of a number that is no whole one
+_UNIT = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|.", re.DOTALL)
+
+
+def printable(text: str, *, ascii_only: bool = False) -> str:
+    r"""Return `text` with `\x1b` and the like for all that moves the cursor or reorders a line."""
+    if text.isprintable() and (text.isascii() or not ascii_only):
+        return text
+    return "".join(
+        char
+        if char.isprintable() and (char.isascii() or not ascii_only)
+        else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+def printable_json(text: str) -> str:
+    r"""Return JSON, a line or more, that says the same with `\u202e` and the like for such."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """Return `text`, one line or more, with every line made printable."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def cell_width(text: str) -> int:
+    """Return how many cells `text` takes; wide characters take two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # noqa: PLC0415 - start-up time, and most text is ASCII
+
+    return cell_len(text)
+
+
+def cut_middle(text: str, width: int, mark: str) -> str:
+    """Return at most `width` >= 1 cells of `text`: both its ends, with `mark` between them.
+
+    An escape, as `printable` makes them, is whole or not there.
+    """
+    if cell_width(text) <= width:
+        return text
+    head_width = width // 2
+    tail_width = width - 1 - head_width
+    units = _UNIT.findall(text)
+    head, tail = units[:head_width], units[max(0, len(units) - tail_width) :]
+    while cell_width("".join(head)) > head_width:
+        head.pop()
+    while cell_width("".join(tail)) > tail_width:
+        tail.pop(0)
+    return "".join([*head, mark, *tail])
+
+
+def cut_path(path: str, width: int, mark: str) -> str:
+    """Return at most `width` >= 1 cells of the path of a file: its end, with `mark` before that."""
+    if cell_width(path) <= width:
+        return path
+    units = _UNIT.findall(path)
+    while cell_width("".join(units)) > width - cell_width(mark):
+        units.pop(0)
+    return mark + "".join(units)
+
+
+def fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
+    """Return `parts` in as few lines as they fit in, at least one."""
+    lines = [""]
+    for part in parts:
+        joined = f"{lines[-1]}{separator}{part}" if lines[-1] else part
+        if cell_width(joined) <= width or not lines[-1]:
+            lines[-1] = joined
+        else:
+            lines.append(part)
+    return lines
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Return `line` in lines of at most `width` cells if its words allow, the later ones indented.
+
+    Words are not broken; those of an indented line stay behind its indent.
+    """
+    if cell_width(line) <= width:
+        return [line]
+    text = line.lstrip(" ")
+    indent = " " * (len(line) - len(text))
+    hanging = indent + HANGING_INDENT
+    first, *rest = fill(text.split(" "), " ", width - len(hanging))
+    return [indent + first, *(hanging + more for more in rest)]
+
+
+def narrowed(line: str, width: int) -> list[str]:
+    """Return a line of figures in lines of at most `width` cells if its words allow.
+
+    It is broken between figures; only one that is too long by itself is broken between words.
+    """
+    if cell_width(line) <= width:
+        return [line]
+    text = line.lstrip(" ")
+    indent = " " * (len(line) - len(text))
+    lines = [indent]
+    for figure in _BETWEEN_FIGURES.split(text):
+        if cell_width((lines[-1] + figure).rstrip()) <= width or not lines[-1].strip():
+            lines[-1] += figure
+        else:
+            lines.append(indent + HANGING_INDENT + figure)
+    return [part for line in lines for part in wrapped(line.rstrip(), width)]
+
+
+def pad(text: str, width: int) -> str:
+    """Return `text` filled up with spaces to `width` cells."""
+    return text + " " * (width - cell_width(text))
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
+    """Return rows as lines of columns; those with the numbers `right` are set to the right."""
+    widths = [max(map(cell_width, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = []
+        for place, (text, width) in enumerate(zip(row, widths, strict=True)):
+            room = " " * (width - cell_width(text))
+            cells.append(room + text if place in right else text + room)
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def aligned_within(rows: Sequence[Sequence[str]], right: Collection[int], width: int) -> list[str]:
+    """Return the same in lines of at most `width` cells if the words of the last column allow."""
+    *others, _ = zip(*rows, strict=True)
+    taken = sum(max(map(cell_width, column)) + 2 for column in others)
+    room = max(width - taken, MIN_COLUMN)
+    parts = []
+    for *cells, last in rows:
+        first, *rest = fill(last.split(" "), " ", room)
+        parts += [[*cells, first], *([*("" for _ in cells), more] for more in rest)]
+    return aligned(parts, right)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `number` of `noun` in words: `1 slot`, `2,000 slots`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Sequence[object], word: str = "or") -> str:
+    """Return `a`, `a or b`, `a, b or c`."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} {word} {last}" if most else last
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it: `0.5 s`, `50 ms`."""
+    return f"{number(seconds)} s" if seconds >= 0.1 else f"{number(seconds * 1000)} ms"  # noqa: PLR2004 - as people say it
+
+
+def number(value: float) -> str:
+    """Return a number with three digits that count, more if it is longer: 0.421, 12.3, 1,234."""
+    whole_digits = len(str(int(value)))
+    if whole_digits >= _NUM_DIGITS:
+        return f"{value:,.0f}"
+    text = f"{value:.{_NUM_DIGITS}g}" if value < 1 else f"{value:.{_NUM_DIGITS - whole_digits}f}"
+    if "e" in text:
+        text = f"{value:.6f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share in per cent with one digit, rounded: 100 only for all, 0 only for nothing."""
+    if not whole:
+        return "0%"
+    per_mille = part * 1000 / whole
+    return "<0.1%" if 0 < per_mille < 1 else f"{_rounded(per_mille, 1000) / 10:.1f}%"
+
+
+def whole_percent(share: float) -> str:
+    """Return a share of 1 in whole per cent, rounded: 100 only for all, 0 only for nothing."""
+    return "<1%" if 0 < share < 0.01 else f"{_rounded(share * 100, 100)}%"  # noqa: PLR2004 - a per cent
+
+
+UNFINISHED = 0.99  # the most that is shown of what still runs
+
+
+def unfinished_percent(share: float) -> str:
+    """Return how much of something that still runs is done, in whole per cent, rounded down."""
+    return f"{int(min(share, UNFINISHED) * 100 + _ROUNDING_ERROR)}%"
+
+
+def _rounded(amount: float, everything: int) -> int:
+    """Return the next whole number, a half up, but not `everything` for less."""
+    nearest = floor(amount + 0.5 + _ROUNDING_ERROR)
+    is_less = amount + _ROUNDING_ERROR < everything
+    return min(nearest, everything - 1) if is_less else nearest
+
+
+# The keys that a person presses while a picture is shown, by their names.
+#
+# Signals stay signals: Ctrl-C and Ctrl-Z are no keys.  A library would be more than this: readchar
+# waits for each key and changes the terminal for each, curses wants the whole screen, and
+# prompt_toolkit takes longer to import than a short run does.
+
+_LFLAG = 3  # where termios keeps the local modes
+MAX_TYPED = 200  # characters
+_MAX_BYTES = 4096  # as many as a terminal keeps for who reads it
+_SEQUENCE = re.compile(
+    r"\x1b(\[M[^\x1b]{3}"  # a mouse, as xterm tells of it
+    r"|\[\[[A-E]"  # F1 to F5 of the Linux console
+    r"|\[[0-?]*[ -/]*[@-~]|O[ -~]"  # a control sequence, a single shift: most keys
+    r"|[]PX^_][^\x07\x1b]*(\x07|\x1b\\)"  # a control string: an answer to some other program
+    r"|[ -~])"  # a key with Alt
+)
+"""What is one key, or none: see ECMA-48, and xterm's ctlseqs."""
+_PARTIAL = re.compile(r"\x1b(\[M[^\x1b]{0,2}|\[\[|\[[0-?]*[ -/]*|O|[]PX^_][^\x07\x1b]*\x1b?)?")
+_NAMES = {
+    **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
+    **dict.fromkeys(("\x1b[B", "\x1bOB"), "down"),
+    **dict.fromkeys(("\x1b[C", "\x1bOC"), "right"),
+    **dict.fromkeys(("\x1b[D", "\x1bOD"), "left"),
+    **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~", "\x1b[7~"), "home"),
+    **dict.fromkeys(("\x1b[F", "\x1bOF", "\x1b[4~", "\x1b[8~"), "end"),
+    "\x1b[5~": "page-up",
+    "\x1b[6~": "page-down",
+    "\x1b": "escape",
+    **dict.fromkeys("\r\n", "enter"),
+    **dict.fromkeys("\b\x7f", "backspace"),
+}
+_TELL_PASTES, _HIDE_PASTES = "\x1b[?2004h", "\x1b[?2004l"
+_PASTE, _PASTE_END = "\x1b[200~", "\x1b[201~"
+
+
+class Pasted(NamedTuple):
+    """What a person has pasted, in one line: text for a field, and no keys."""
+
+    text: str
+
+
+Key = str | Pasted
+"""A key with a character is that character; others have names of more than one."""
+
+
+class Keys:
+    """Makes keys of what a terminal sends, in whatever pieces that comes."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("ignore")
+        self._rest = ""
+        self._pasted: str | None = None  # so far; None while nothing is
+
+    def take(self, data: bytes) -> list[Key]:
+        """Return the keys of `data`; nothing at all ends what might have gone on."""
+        self._rest += self._decoder.decode(data)
+        return list(self._complete(is_all=not data))
+
+    def _complete(self, *, is_all: bool) -> Iterator[Key]:
+        while text := self._rest:
+            if self._pasted is not None:
+                pasted = self._take_pasted(self._pasted)
+                if pasted is None:
+                    return
+                yield pasted
+                continue
+            if not is_all and len(text) < _MAX_BYTES and _PARTIAL.fullmatch(text):
+                return
+            found = _SEQUENCE.match(text)
+            key = found.group() if found is not None else text[0]
+            self._rest = text[len(key) :]
+            if key == _PASTE:
+                self._pasted = ""
+            name = _NAMES.get(key, key)
+            if name.isprintable():  # or it is one that nobody has asked for
+                yield name
+
+    def _take_pasted(self, before: str) -> Pasted | None:
+        """Take in more of what is pasted; return it if that is its end."""
+        inside, end, rest = self._rest.partition(_PASTE_END)
+        if not end:  # but the last characters may begin it
+            cut = max(len(inside) - len(_PASTE_END) + 1, 0)
+            inside, rest = inside[:cut], inside[cut:]
+        text = (before + inside)[:_MAX_BYTES]
+        self._rest, self._pasted = rest, None if end else text
+        return Pasted("".join(filter(str.isprintable, text))) if end else None
+
+
+class Keyboard:
+    """The keyboard of a terminal that is `fd`, and shows the picture as `terminal`.
+
+    From the first call of `pressed` to `release` keys are not shown and come at once, and the
+    terminal tells what is pasted.  In the background there are none: who reads there is stopped.
+    is_gone: there will be no more.
+    """
+
+    def __init__(self, fd: int, terminal: Terminal) -> None:
+        self._fd, self._terminal = fd, terminal
+        self._keys = Keys()
+        self._usual: list[Any] | None = None  # the modes that it was found with
+        self._is_listening = self.is_gone = False
+
+    def pressed(self) -> list[Key]:
+        """Return the keys that were pressed since, without waiting for any."""
+        data = b""
+        try:
+            self._is_listening = not self.is_gone and self._terminal.is_ours
+            if self._is_listening:
+                self._listen()
+            if self.wait(0):
+                data = os.read(self._fd, _MAX_BYTES)
+                self.is_gone = not data
+        except (OSError, termios.error):
+            self.is_gone = True
+        return self._keys.take(data)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is a key, or `seconds` are over; return whether there is one."""
+        descriptors = [self._fd] if self._is_listening and not self.is_gone else []
+        return bool(select.select(descriptors, [], [], seconds)[0])
+
+    def release(self) -> None:
+        """Leave the terminal as it was found; a signal handler may call this."""
+        usual, self._is_listening = self._usual if self._is_listening else None, False
+        if usual is not None and self._terminal.is_ours:
+            with suppress(OSError, termios.error):
+                termios.tcsetattr(self._fd, termios.TCSANOW, usual)
+                self._terminal.write(_HIDE_PASTES)
+
+    def _listen(self) -> None:
+        """Let keys come one by one and unshown, whoever has changed that meanwhile."""
+        modes = termios.tcgetattr(self._fd)
+        if self._usual is None:
+            self._usual = list(modes)
+        if modes[_LFLAG] & (termios.ICANON | termios.ECHO):
+            modes[_LFLAG] &= ~(termios.ICANON | termios.ECHO)
+            termios.tcsetattr(self._fd, termios.TCSANOW, modes)
+            self._terminal.write(_TELL_PASTES)
+
+
+def keyboard_of(terminal: Terminal) -> Keyboard | None:
+    """Return the keyboard of `terminal`, if that is what stdin is; None if nobody is there."""
+    is_here = can_animate(0, terminal.environ) and is_same_terminal(0, terminal.fd)
+    return Keyboard(0, terminal) if is_here else None
+
+
+class InputLine:
+    """A line in which a person types; `accept` is called with it."""
+
+    def __init__(self, title: str, accept: Callable[[str], None]) -> None:
+        self.title, self.typed = title, ""
+        self._accept = accept
+
+    def press(self, key: str) -> bool:
+        """Take in a key; return whether more are to come."""
+        if key == "enter":
+            self._accept(self.typed)
+            return False
+        if key == "escape" or (key == "backspace" and not self.typed):
+            return False
+        if key == "backspace":
+            self.typed = self.typed[:-1]
+        elif len(key) == 1 and len(self.typed) < MAX_TYPED:
+            self.typed += key
+        return True
+
+    def paste(self, text: str) -> None:
+        """Add `text` to what is typed."""
+        self.typed = (self.typed + text)[:MAX_TYPED]
+
+
+DELAYS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""The seconds after a step that `-` and `+` choose from."""
+
+
+class Pace:
+    """Says how long a run stays after each step: for a moment, or until it is let go on.
+
+    delay: that moment, in seconds.  is_paused: whether it stays until a key is pressed.
+    """
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self.delay, self.is_paused = delay, False
+        self._since = 0.0  # the time of the last step
+        self._num_let = 0  # steps that may be made all the same while it is paused
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether each step is to be seen."""
+        return self.is_paused or self.delay > 0
+
+    def press(self, key: str) -> bool:
+        """Do what a key asks for; return whether it asks for anything here."""
+        match key:
+            case " ":
+                self.is_paused, self._num_let = not self.is_paused, 0
+            case ".":
+                self._num_let += self.is_paused
+                self.is_paused = True
+            case "-":
+                self.delay = next((more for more in DELAYS if more > self.delay), self.delay)
+            case "+" | "=":
+                self.delay = max((less for less in DELAYS if less < self.delay), default=0.0)
+            case _:
+                return False
+        return True
+
+    def begin(self, now: float) -> None:
+        """Stay, from now on, after a step that was just made."""
+        self._since = now
+
+    def time_left(self, now: float) -> float:
+        """Return the seconds until the next step may be made, infinity if nobody knows.
+
+        Once it is 0 the next step is taken to be made.
+        """
+        if not self.is_paused:
+            return max(self._since + self.delay - now, 0.0)
+        if not self._num_let:
+            return math.inf
+        self._num_let -= 1
+        return 0.0
+
+    def __str__(self) -> str:
+        if self.is_paused:
+            return "paused: space goes on, . makes one step"
+        return f"{duration(self.delay)} after each step" if self.delay else ""

@@ -1,21 +1,18 @@
 """What may be shown of a run while it runs, and what a view is told of it."""
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self
 
-from .pace import Pace
-from .terminal import ColorChoice, Terminal, can_animate, encoding_of, is_dumb, wants_color
+from .terminal import Terminal
 
 if TYPE_CHECKING:
     from batcher.scheduling.blocks import BlockUse
     from batcher.trace.run import RequestFold
     from batcher.trace.worker_folds import WorkerFolds
 
-    from .live.slots import WorkerPace
+    from .live_state import WorkerPace
 
 
 class HeldBlocks(NamedTuple):
@@ -150,41 +147,3 @@ class View:
 
 
 LiveChoice = Literal["auto", "always", "plain", "never"]
-
-
-def open_view(
-    plan: RunPlan,
-    gauges: Gauges,
-    *,
-    live: LiveChoice,
-    is_quiet: bool,
-    color: ColorChoice,
-    pace: Pace | None,
-    is_piped: bool,
-    has_others: bool,
-    has_stdin: bool,
-) -> View:
-    """Return the view of a run that stderr allows and `live` asks for.
-
-    pace: what keys may change; None if nobody may hold the run.  is_piped: results go to another
-    program, which may well write to the same terminal, across a picture; has_others: somebody else
-    writes to the terminal that shows the picture, results or a model; has_stdin: nobody else reads
-    from stdin, so it is there for keys.
-    """
-    fd, environ = sys.stderr.fileno(), os.environ
-    encoding = encoding_of(sys.stderr.encoding, environ)
-    terminal = Terminal(fd, encoding, wants_color(color, fd, environ), environ)
-    if is_quiet or live == "never":
-        return View(terminal)
-    is_plain = live == "auto" and (is_piped or not can_animate(fd, environ))
-    if live == "plain" or is_plain or is_dumb(environ):
-        from .progress_lines import ProgressLines  # noqa: PLC0415 - a quiet run does without
-
-        return ProgressLines(plan, gauges, terminal)
-    from .keyboard import keyboard_of  # noqa: PLC0415 - as above
-    from .live.display import InlineLive, ScreenLive  # noqa: PLC0415 - as above
-    from .live.driver import LiveView  # noqa: PLC0415 - as above
-
-    display = InlineLive(terminal) if has_others else ScreenLive(terminal)
-    keyboard = keyboard_of(terminal) if has_stdin else None
-    return LiveView(plan, gauges, terminal, display, pace=pace, keyboard=keyboard)

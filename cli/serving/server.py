@@ -47,10 +47,10 @@ from ..run.files import check_replaceable, check_writable
 from ..run.out_file import OutFile
 from ..run.problems import say
 from ..run.recorder import TraceWriter
-from ..run.signals import step_aside_first, stopping_signals
-from ..screen.cells import counted, printable_lines
-from ..screen.terminal import can_animate
-from ..screen.view import GaugeReading, Gauges, RunPlan, View, open_view
+from ..screen.progress import open_view
+from ..screen.terminal import can_animate, counted, printable_lines
+from ..screen.view import GaugeReading, Gauges, RunPlan, View
+from ..signals import step_aside_first, stopping_signals
 
 BACKLOG = 2048  # connections that wait to be accepted
 MAX_CONNECTIONS, FILES_OF_OTHERS = 2**16, 64

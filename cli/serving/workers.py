@@ -22,8 +22,8 @@ from batcher.errors import BatchdecodeError
 from ..commands.serve import ServeOptions
 from ..errors import reason_of
 from ..run.problems import say
-from ..run.signals import stopping_signals
-from ..screen.cells import counted, printable_lines
+from ..screen.terminal import counted, printable_lines
+from ..signals import stopping_signals
 from .server import Server, url_of
 
 

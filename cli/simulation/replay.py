@@ -17,7 +17,7 @@ from ..commands.replay import ReplayOptions
 from ..printing import print_json, print_text
 from ..run.intake import numbered, open_input
 from ..run.problems import say
-from ..screen.cells import aligned, counted, printable
+from ..screen.terminal import aligned, counted, printable
 from ..whatif.tables import cost_text
 from .run_limits import RunLimits, limits_of_run, limits_table, read_meta_file, warn_of_guesses
 

@@ -20,7 +20,7 @@ from batcher.timing.loading import kv_room_of
 from ..errors import reason_of
 from ..options import SchedulingOptions
 from ..run.problems import say
-from ..screen.cells import printable
+from ..screen.terminal import printable
 
 SUFFIX = "meta.json"
 MAX_SIZE = 2**24  # bytes

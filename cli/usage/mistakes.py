@@ -13,7 +13,7 @@ from batcher.request import Request
 from batcher.requests.suggestions import own_name
 
 from ..environment import variable_of
-from ..screen.cells import listed
+from ..screen.terminal import listed
 from .other_names import name_here
 
 _READING_REQUESTS = {"run", "check"}

@@ -13,7 +13,7 @@ from typer._click import types
 
 from batcher.fields import range_in_words, read_number
 
-from ..screen.cells import cut_middle, listed
+from ..screen.terminal import cut_middle, listed
 
 _ANY_COUNT = 2**31 - 1  # help does not say that there may be no more
 _NUMBERS = (types.IntParamType, types.FloatParamType)

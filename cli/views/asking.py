@@ -18,8 +18,7 @@ from ..printing import check_no_terminal, output_sink, print_json, print_text, w
 from ..run.files import check_distinct, check_replaceable
 from ..run.intake import InputError, OpenInput
 from ..run.stdout import user_code_prints_to_stderr
-from ..screen.cells import counted, printable, wrapped
-from ..screen.terminal import terminal_size
+from ..screen.terminal import counted, printable, terminal_size, wrapped
 from .difference_text import describe, results_of
 from .events import (
     STDIN,

@@ -24,7 +24,7 @@ from batcher.explaining.differences import (
 from batcher.explaining.story import Story
 from batcher.trace.run import label_of, label_of_name
 
-from ..screen.cells import aligned, cell_width, counted, cut_middle, listed, wrapped
+from ..screen.terminal import aligned, cell_width, counted, cut_middle, listed, wrapped
 from .story_text import names, span_of, time_of, why_waiting
 
 MAX_DECISIONS = 5

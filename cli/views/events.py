@@ -32,7 +32,7 @@ from ..run.intake import (
     PatientPipe,
     open_input,
 )
-from ..screen.cells import listed
+from ..screen.terminal import listed
 
 STDIN = "-"
 FEW_NAMES = 8  # which a message lists all

@@ -9,7 +9,7 @@ from batcher.events import RestartEvent
 from batcher.trace.run import SlotSpan, StepDrafts
 from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline
 
-from ..screen.cells import cell_width, counted, cut_middle, fill, printable
+from ..screen.terminal import cell_width, counted, cut_middle, fill, printable
 from . import gantt_chart as chart
 from .gantt_chart import Scale
 from .gantt_zoom import choose_zoom, readable_steps, usual_length
@@ -17,7 +17,7 @@ from .headline import headline, percent_of
 from .slot_rows import ShownSlots, choose_slots, group_name, has_failed, in_groups
 
 if TYPE_CHECKING:
-    from ..screen.live.theme import Line
+    from ..screen.theme import Line
 
 MIN_WIDTH = 40
 MAX_ROWS, MIN_ROWS = 16, 4

@@ -14,8 +14,8 @@ from batcher.events import RestartEvent
 from batcher.trace.run import SlotSpan
 from batcher.trace.timeline import Stretch, clip
 
-from ..screen.cells import cell_width, cut_middle
-from ..screen.live.theme import hue_of
+from ..screen.terminal import cell_width, cut_middle
+from ..screen.theme import hue_of
 from .slot_rows import has_failed
 
 MIN_CUT_CELLS = 6

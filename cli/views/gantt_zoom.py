@@ -8,7 +8,7 @@ from operator import attrgetter
 from batcher.trace.run import SlotSpan, Wait
 from batcher.trace.timeline import Selection, Timeline, worst_bubble
 
-from ..screen.cells import cell_width
+from ..screen.terminal import cell_width
 
 MAX_LABEL_CELLS = 6
 MAX_ZOOM_CELLS_PER_STEP = 4

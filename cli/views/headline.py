@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from batcher.trace.timeline import Timeline
 
-from ..screen.cells import counted, listed, whole_percent
+from ..screen.terminal import counted, listed, whole_percent
 
 MAX_NAMED = 3  # stretches of slots
 

@@ -19,7 +19,7 @@ from batcher.page.document import (
 from batcher.page.records import PageTimeline
 
 from ..commands.trace import DiffOptions, TraceOptions
-from ..screen.cells import printable
+from ..screen.terminal import printable
 
 
 def render_page(

@@ -18,8 +18,14 @@ from ..commands.trace import TraceOptions
 from ..printing import check_no_terminal, output_sink, write_lines
 from ..run.files import check_distinct, check_replaceable
 from ..run.stdout import user_code_prints_to_stderr
-from ..screen.cells import printable, printable_json
-from ..screen.terminal import can_print, encoding_of, terminal_size, wants_color
+from ..screen.terminal import (
+    can_print,
+    encoding_of,
+    printable,
+    printable_json,
+    terminal_size,
+    wants_color,
+)
 from .events import alike_names, contradictions_named, events_of, open_twice
 
 if TYPE_CHECKING:
@@ -180,7 +186,7 @@ def _gantt(
     lines = ["".join(text for text, _ in line) for line in gantt]
     may_color = to_terminal or options.color == "always"  # whatever FORCE_COLOR says of a pipe
     if may_color and wants_color(options.color, 1, os.environ):
-        from ..screen.live.theme import colored  # noqa: PLC0415 - with it comes rich
+        from ..screen.theme import colored  # noqa: PLC0415 - with it comes rich
 
         lines = colored(gantt)
     return [f"{line}\n".encode(encoding, "backslashreplace") for line in lines]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from batcher.events import RunEvent
 from batcher.trace.run import FAILURES, SlotSpan
 
-from ..screen.cells import counted
+from ..screen.terminal import counted
 
 
 class ShownSlots(NamedTuple):

@@ -22,7 +22,7 @@ from batcher.explaining.story import (
 )
 from batcher.trace.run import SpanPreemption, label_of_name
 
-from ..screen.cells import counted, duration, number, whole_percent
+from ..screen.terminal import counted, duration, number, whole_percent
 
 MAX_NAMES = 3
 MAX_POSITIONS = 8  # of drafts

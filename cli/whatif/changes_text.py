@@ -7,7 +7,7 @@ from batcher.planning.deployments import Axis, show_value
 from batcher.planning.fleet_file import FleetFile
 from batcher.planning.spread import FleetUse
 
-from ..screen.cells import counted, printable
+from ..screen.terminal import counted, printable
 
 _REASONS = {
     "queue_full": "found no room in the queue",

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 
-from ..screen.cells import number, whole_percent
+from ..screen.terminal import number, whole_percent
 
 if TYPE_CHECKING:
     from batcher.planning.compare import GridCell

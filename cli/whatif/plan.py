@@ -16,7 +16,7 @@ from batcher.planning.search import Searched
 from ..commands.plan import PlanOptions
 from ..printing import print_json, print_text
 from ..run.problems import say
-from ..screen.cells import counted, unfinished_percent
+from ..screen.terminal import counted, unfinished_percent
 from .plan_text import details, headline, named
 from .plots.plot import check_plot, show_plot
 from .plots.points import charts_of_plan

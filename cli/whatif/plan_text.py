@@ -13,7 +13,7 @@ from batcher.planning.relief import Relief
 from batcher.planning.search import Searched
 from batcher.planning.spread import GroupUse
 
-from ..screen.cells import counted, fill, listed, number, printable, whole_percent
+from ..screen.terminal import counted, fill, listed, number, printable, whole_percent
 from .changes_text import failures_text, refusals_text
 from .columns import good_percent, time_text
 from .tables import BINDS, WAITS, cost_text, is_in_steps

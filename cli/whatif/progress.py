@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import ParamSpec
 
 from ..run.problems import say
-from ..screen.cells import counted, unfinished_percent
-from ..screen.terminal import can_animate
+from ..screen.terminal import can_animate, counted, unfinished_percent
 
 LARGE_GRID = 100  # cells: more are announced
 LINE_INTERVAL = 5.0  # seconds

@@ -25,9 +25,9 @@ from ..notes import say_of_memory, say_of_slo
 from ..run.intake import open_input
 from ..run.problems import say
 from ..run.reading import read_requests
-from ..run.signals import Interrupted, StopSignals, die_of_closed_pipe
 from ..run.stdout import user_code_prints_to_stderr
-from ..screen.cells import counted
+from ..screen.terminal import counted
+from ..signals import Interrupted, StopSignals, die_of_closed_pipe
 
 
 def until_stopped(command: Callable[[], int]) -> int:

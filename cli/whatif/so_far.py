@@ -6,7 +6,7 @@ from batcher.planning.deployments import Value
 from batcher.planning.plan import Plan, Trial
 from batcher.planning.search import Searched
 
-from ..screen.cells import counted
+from ..screen.terminal import counted
 from .columns import good_percent
 
 

@@ -13,7 +13,7 @@ from batcher.planning.drafting import off_from
 from batcher.planning.fleets import engines_of
 from batcher.planning.prices import Cost
 
-from ..screen.cells import (
+from ..screen.terminal import (
     aligned,
     cell_width,
     counted,

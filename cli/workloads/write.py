@@ -27,7 +27,7 @@ from ..printing import output_sink
 from ..run.files import check_distinct, check_replaceable
 from ..run.intake import InputError, OpenInput, numbered, open_input
 from ..run.problems import say
-from ..screen.cells import counted
+from ..screen.terminal import counted
 
 LARGE_RATE = 100  # from here on, nobody reads digits after the point
 

@@ -13,10 +13,8 @@ from rich.table import Table
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, ArriveEvent, RequestEvent
-from cli.screen.live.display import ScreenLive
-from cli.screen.live.driver import LiveView
-from cli.screen.pace import Pace
-from cli.screen.terminal import Terminal
+from cli.screen.live import LiveView, ScreenLive
+from cli.screen.terminal import Pace, Terminal
 from cli.screen.view import GaugeReading, RunPlan
 
 NUM_FRAMES = 100

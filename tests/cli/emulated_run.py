@@ -5,10 +5,8 @@ import os
 import pyte
 
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
-from cli.screen.live.display import InlineLive, ScreenLive
-from cli.screen.live.driver import LiveView
-from cli.screen.pace import Pace
-from cli.screen.terminal import Terminal
+from cli.screen.live import InlineLive, LiveView, ScreenLive
+from cli.screen.terminal import Pace, Terminal
 from cli.screen.view import GaugeReading, RunPlan
 
 ALTERNATE_SCREEN = 1049 << 5  # as pyte counts private modes

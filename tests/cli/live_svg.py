@@ -18,10 +18,9 @@ from cli.options import SchedulingOptions
 from cli.run.intake import open_input
 from cli.run.run_options import RunOptions
 from cli.run.runner import RunSetup
-from cli.screen.live.display import FrameLines, ScreenLive
-from cli.screen.live.driver import LiveView
-from cli.screen.live.theme import THEME, Line
-from cli.screen.pace import Pace
+from cli.screen.live import FrameLines, LiveView, ScreenLive
+from cli.screen.terminal import Pace
+from cli.screen.theme import THEME, Line
 from cli.screen.view import RunPlan
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,8 @@ from cli.options import SchedulingOptions
 from cli.run.intake import open_input
 from cli.run.run_options import RunOptions
 from cli.run.runner import RunSetup
-from cli.screen.live import driver
-from cli.screen.live.display import ScreenLive
-from cli.screen.live.driver import LiveView
-from cli.screen.pace import Pace
+from cli.screen.live import LiveView, ScreenLive
+from cli.screen.terminal import Pace
 from cli.screen.view import RunPlan
 from cli.views.play.playback import SECONDS_PER_STEP
 from cli.views.play.recording import Recording
@@ -102,5 +100,6 @@ class WatchedRun:
 
 
 def watch_run(monkeypatch, path, batch, settings, watch):
-    monkeypatch.setattr(driver, "END_SECONDS", 0.0)  # which lets people read who has ended
+    # This lets people read who has ended.
+    monkeypatch.setattr("cli.screen.live.END_SECONDS", 0.0)
     return WatchedRun(path, batch, settings, watch)

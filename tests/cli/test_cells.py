@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.screen.cells import cell_width, cut_middle, cut_path, pad, printable
+from cli.screen.terminal import cell_width, cut_middle, cut_path, pad, printable
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from reference_units import beams, guided, play_units, samples, unit_workloads
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.trace.run import Fork, SlotSpan, StepDrafts
 from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline
-from cli.screen.cells import cell_width
-from cli.screen.live.state import RunState
-from cli.screen.live.theme import HUES, colored, hue_of
+from cli.screen.live_state import RunState
+from cli.screen.terminal import cell_width
+from cli.screen.theme import HUES, colored, hue_of
 from cli.views.gantt import draft_marks
 from cli.views.gantt import render_gantt as render_lines
 from cli.views.gantt_chart import (

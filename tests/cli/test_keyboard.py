@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process import ROOT
 
-from cli.screen.keyboard import Keyboard, Keys, Pasted
-from cli.screen.terminal import Terminal
+from cli.screen.terminal import Keyboard, Keys, Pasted, Terminal
 
 SENT = {
     "up": [b"\x1b[A", b"\x1bOA"],
@@ -139,7 +138,7 @@ def test_the_keyboard_of_a_terminal_that_is_gone_is_silent():
 
 IN_THE_BACKGROUND = """
 import os, sys, termios
-from cli.screen.keyboard import keyboard_of
+from cli.screen.terminal import keyboard_of
 from cli.screen.terminal import Terminal
 import fcntl
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -174,7 +173,7 @@ def test_in_the_background_nothing_is_read_and_nothing_changed(tty):
 
 OWN_KEYBOARD = """
 import os
-from cli.screen.keyboard import keyboard_of
+from cli.screen.terminal import keyboard_of
 from cli.screen.terminal import Terminal
 print(keyboard_of(Terminal(2, "utf-8", False, dict(os.environ))) is not None)
 """

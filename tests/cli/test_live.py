@@ -11,8 +11,7 @@ import pytest
 from emulated_run import Run, Screen, inline, long_requests
 from process import lines_of, start, workload
 
-from cli.screen.live import state
-from cli.screen.live.driver import MAX_PENDING_BYTES
+from cli.screen.live import MAX_PENDING_BYTES
 from cli.screen.view import View
 
 SIZES = [
@@ -180,7 +179,7 @@ def test_a_run_that_is_over_at_once_shows_its_end_alone():
 
 
 def test_a_run_of_more_sequences_than_are_kept_shows_all_in_little_and_its_last_steps(monkeypatch):
-    monkeypatch.setattr(state, "MAX_ENDS", 10)
+    monkeypatch.setattr("cli.screen.live_state.MAX_ENDS", 10)
     requests = [(f"r{n}", 3 + n % 2, 9) for n in range(100)]
     run = Run(requests, batch_size=4, screen=Screen(100, 40))
     while not run.is_over:

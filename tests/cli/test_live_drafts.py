@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from reference_drafts import DraftedJob, drafted_workloads, play_drafts
 
 from batcher.events import EndEvent, RunEvent
-from cli.screen.live.display import ScreenLive
-from cli.screen.live.driver import LiveView
-from cli.screen.pace import Pace
-from cli.screen.progress_lines import ProgressLines
+from cli.screen.live import LiveView, ScreenLive
+from cli.screen.progress import ProgressLines
+from cli.screen.terminal import Pace
 from cli.screen.view import RunPlan
 
 JOBS = [DraftedJob("a", 3, 40), DraftedJob("b", 3, 40, speculates=False), DraftedJob("c", 3, 40)]

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from process import ROOT
 
 from batcher.events import ArriveEvent, PreemptEvent
-from cli.screen.keyboard import MAX_TYPED, Pasted
-from cli.screen.live.browser import BROWSING_KEYS
-from cli.screen.live.controls import PACE_KEYS, QUIT_KEYS
-from cli.screen.live.display import InlineLive, ScreenLive
-from cli.screen.pace import DELAYS, Pace
+from cli.screen.live import PACE_KEYS, QUIT_KEYS, InlineLive, ScreenLive
+from cli.screen.live_picture import BROWSING_KEYS
+from cli.screen.terminal import DELAYS, MAX_TYPED, Pace, Pasted
 
 
 class Fingers:
@@ -229,7 +227,7 @@ def test_what_is_typed_can_be_mended_or_left():
 
 def test_what_is_pasted_goes_into_the_field_and_does_nothing_elsewhere(monkeypatch):
     run = played()
-    monkeypatch.setattr("cli.screen.live.controls.stop_by_key", lambda: pytest.fail("ended"))
+    monkeypatch.setattr("cli.screen.live.stop_by_key", lambda: pytest.fail("ended"))
     press(run, Pasted("x"))
     before = run.screen.lines()[4:]  # above are times
     for text in (" ", "q", "/", "?", "n", ".+", "down"):

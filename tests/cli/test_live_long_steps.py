@@ -11,9 +11,9 @@ import pytest
 from emulated_run import Clock, Gauges, Run, Screen, inline, long_requests
 from process import lines_of, start, workload
 
-from cli.run.signals import StepWatch
-from cli.screen.progress_lines import ProgressLines
+from cli.screen.progress import ProgressLines
 from cli.screen.view import RunPlan
+from cli.signals import StepWatch
 
 
 def compute(run, step):
@@ -138,7 +138,7 @@ def test_the_view_may_be_drawn_by_another_thread_while_steps_are_made(num_reques
 
 
 def test_the_watch_goes_on_telling_after_a_signal_that_stops_nothing(monkeypatch):
-    monkeypatch.setattr("cli.run.signals.LOOK_EVERY", 0.01)
+    monkeypatch.setattr("cli.signals.LOOK_EVERY", 0.01)
     told = []
     watch = StepWatch(lambda: 5, told.append, told.append, told.append)
     with watch:

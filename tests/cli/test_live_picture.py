@@ -22,12 +22,10 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.scheduling.blocks import BlockUse
-from cli.screen.live import grid
-from cli.screen.live.display import ScreenLive
-from cli.screen.live.driver import LiveView
-from cli.screen.live.grid import Longest, plan_columns, plan_map
-from cli.screen.live.theme import THEME, UNICODE
-from cli.screen.pace import Pace
+from cli.screen.live import LiveView, ScreenLive
+from cli.screen.live_picture import Longest, plan_columns, plan_map
+from cli.screen.terminal import Pace
+from cli.screen.theme import THEME, UNICODE
 from cli.screen.view import RunPlan
 
 SIZES = [(24, 8), (40, 12), (80, 24), (120, 40), (200, 50)]
@@ -201,7 +199,8 @@ def busy_in_map(screen, shape, num_slots):
 def test_every_slot_is_on_the_screen_once(size, num_slots, monkeypatch):
     shapes = []
     monkeypatch.setattr(
-        grid, "plan_map", lambda *known: shapes.append(plan_map(*known)) or shapes[-1]
+        "cli.screen.live_picture.plan_map",
+        lambda *known: shapes.append(plan_map(*known)) or shapes[-1],
     )
     idle = {n for n in range(num_slots) if n % 7 == 3 or n % 31 < 9}
     requests = [(f"r{n:04}", 1 if n in idle else 50, 100) for n in range(num_slots)]

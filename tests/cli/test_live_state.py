@@ -22,11 +22,17 @@ from batcher.events import (
     RejectEvent,
     StepsEvent,
 )
-from cli.screen.live import history
-from cli.screen.live.history import QueueDepths, RunHistory
-from cli.screen.live.scene import MAX_CELLS, Strips
-from cli.screen.live.state import MAX_UNSEEN, RunState
-from cli.screen.live.theme import UNICODE
+from cli.screen.live_picture import MAX_CELLS, Strips
+from cli.screen.live_state import (
+    MAX_BUFFERED,
+    MAX_ROWS,
+    MAX_UNSEEN,
+    NUM_CELLS,
+    QueueDepths,
+    RunHistory,
+    RunState,
+)
+from cli.screen.theme import UNICODE
 from cli.views.gantt_chart import Scale
 
 
@@ -305,9 +311,9 @@ def test_a_history_takes_the_same_memory_for_a_run_of_any_length():
     past = RunHistory(10**6)
     for step in range(0, 10**6, 100):
         past.held((step, step, step + 100))
-    assert len(past.rows) <= history.MAX_ROWS
-    assert past._changes.size == len(past.rows) * history.NUM_CELLS
-    assert len(past._held) < history.MAX_BUFFERED
+    assert len(past.rows) <= MAX_ROWS
+    assert past._changes.size == len(past.rows) * NUM_CELLS
+    assert len(past._held) < MAX_BUFFERED
     assert past.used(10**6, 50, []).sum() * 10**6 / 50 == pytest.approx(10**6)
 
 
@@ -329,7 +335,7 @@ def test_the_depths_of_a_queue_take_the_same_memory_for_a_run_of_any_length():
     depths = QueueDepths()
     for step in range(10_000):
         depths.add(step, 7 if step == 123 else 1)
-    assert len(depths._steps) <= 2 * history.NUM_CELLS
+    assert len(depths._steps) <= 2 * NUM_CELLS
     assert depths.highest(10_000, 10).tolist() == [7, *[1] * 9]
 
 

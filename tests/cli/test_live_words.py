@@ -6,8 +6,8 @@ import pytest
 from emulated_run import Run, Screen, long_requests
 
 from batcher.scheduling.blocks import BlockUse
-from cli.screen.live.facts import clock
-from cli.screen.live.theme import ASCII, UNICODE
+from cli.screen.live_state import clock
+from cli.screen.theme import ASCII, UNICODE
 
 
 def test_one_of_a_thing_is_told_as_one():

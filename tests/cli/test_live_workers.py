@@ -11,11 +11,9 @@ from reference import english_requests
 from worker_runs import worker_runs
 
 from batcher.trace.workers import event_of_worker
-from cli.screen.live.facts import Moment, counts
-from cli.screen.live.picture import Picture
-from cli.screen.live.scene import Scene, Strips
-from cli.screen.live.state import RunState
-from cli.screen.live.theme import UNICODE
+from cli.screen.live_picture import Picture, Scene, Strips
+from cli.screen.live_state import Moment, RunState, counts
+from cli.screen.theme import UNICODE
 from cli.screen.view import GaugeReading, RunPlan
 
 BATCH = 4

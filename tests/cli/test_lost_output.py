@@ -11,7 +11,7 @@ from process import batchdecode, lines_of, start, workload
 
 from cli.run.run_options import RunOptions
 from cli.run.runner import run
-from cli.run.signals import StopSignals
+from cli.signals import StopSignals
 
 
 @pytest.fixture

@@ -19,11 +19,9 @@ from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
 from batcher.trace.files import read_trace
 from batcher.trace.run import label_of
 from batcher.trace.timeline import Timeline
-from cli.screen.live import driver, grid, scene, state
-from cli.screen.live.facts import counts
-from cli.screen.live.grid import Longest
-from cli.screen.live.picture import Picture
-from cli.screen.live.theme import UNICODE
+from cli.screen.live_picture import Longest, Picture
+from cli.screen.live_state import counts
+from cli.screen.theme import UNICODE
 from cli.views.play import playback, recording
 from cli.views.play.playback import Playback
 
@@ -41,14 +39,13 @@ def small(monkeypatch):
     """Few steps are many, so that short runs have all there is to be of long ones."""
     monkeypatch.setattr(recording, "MIN_EVENTS", 6)
     monkeypatch.setattr(playback, "NUM_WATCHED", 16)
-    for module in (scene, grid):
-        monkeypatch.setattr(module, "MAX_CELLS", 16)
+    monkeypatch.setattr("cli.screen.live_picture.MAX_CELLS", 16)
     seconds = {"ended": 0.0, "admitted": 0.25, "preempted": 0.5, "failed": 0.625}
-    monkeypatch.setattr(state, "MARK_SECONDS", seconds)
-    monkeypatch.setattr(state, "NOTE_SECONDS", 0.75)
-    for module in (driver, playback):
-        monkeypatch.setattr(module, "NUM_SAMPLES", 5)
-        monkeypatch.setattr(module, "MAX_TREND", 16)
+    monkeypatch.setattr("cli.screen.live_state.MARK_SECONDS", seconds)
+    monkeypatch.setattr("cli.screen.live_state.NOTE_SECONDS", 0.75)
+    for module in ("cli.screen.live", "cli.views.play.playback"):
+        monkeypatch.setattr(f"{module}.NUM_SAMPLES", 5)
+        monkeypatch.setattr(f"{module}.MAX_TREND", 16)
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from reference_schedule import DESIGN_JOBS, Job, play
 
 from batcher.errors import BatchdecodeError
 from batcher.explaining.differences import compare
-from cli.screen.keyboard import MAX_TYPED, Pasted
-from cli.screen.live.display import ScreenLive
-from cli.screen.live.theme import ASCII, UNICODE
+from cli.screen.live import ScreenLive
+from cli.screen.terminal import MAX_TYPED, Pasted
+from cli.screen.theme import ASCII, UNICODE
 from cli.views.play.player import MOVES, Player, StepRange, TerminalGone
 from cli.views.play.stage import PairStage, Stage
 

@@ -11,8 +11,8 @@ from test_restarted_workers import ADMIT, ARRIVE, cases, places
 from batcher.events import RestartEvent, RunEvent
 from batcher.trace.merged import read_timeline
 from batcher.trace.workers import event_of_worker
-from cli.screen.live.picture import Picture
-from cli.screen.live.theme import UNICODE
+from cli.screen.live_picture import Picture
+from cli.screen.theme import UNICODE
 from cli.views.play import recording as recording_module
 from cli.views.play.opening import open_recording
 from cli.views.play.playback import Playback

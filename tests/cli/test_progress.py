@@ -12,7 +12,7 @@ from process import ROOT
 from batcher.models.checkpoints import load_transformer
 from batcher.planning import workers
 from batcher.transformer.settings import TransformerSettings
-from cli.screen.live.facts import Moment, progress
+from cli.screen.live_state import Moment, progress
 from cli.screen.view import GaugeReading, RunPlan
 from cli.whatif import plan
 from cli.whatif import progress as whatif_progress

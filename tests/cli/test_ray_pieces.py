@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process import lines_of, workload
 
+from cli.run.ray_workers import Actors
 from cli.run.run_options import RunOptions
 from cli.run.runner import run
-from cli.run.signals import StopSignals
-from cli.run.workers import actors
-from cli.run.workers.run import run_by_workers
+from cli.run.workers import run_by_workers
+from cli.signals import StopSignals
 
 
 class InnerRay:
@@ -93,9 +93,9 @@ def test_whatever_the_pieces_all_comes_over(
     )
     with pytest.MonkeyPatch.context() as patch, StopSignals() as stop:
         patch.setitem(sys.modules, "ray", ray)
-        patch.setattr(actors, "PIECE_BYTES", piece_bytes)
-        patch.setattr(actors, "MAX_PIECES", max_pieces)
-        workers = actors.Actors(options, num_workers, "", stop.waiting)
+        patch.setattr("cli.run.ray_workers.PIECE_BYTES", piece_bytes)
+        patch.setattr("cli.run.ray_workers.MAX_PIECES", max_pieces)
+        workers = Actors(options, num_workers, "", stop.waiting)
         assert run_by_workers(options, num_workers, stop, "batchdecode", workers) == 0
     assert all(size <= piece_bytes for sizes in ray.sizes for size in sizes)
     assert all(len(sizes) <= max_pieces + 1 for sizes in ray.sizes)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import BatchdecodeError
-from cli.run.workers.cluster import Cluster, Share, share_of
+from cli.run.ray_workers import Cluster, Share, share_of
 
 THIRD = 0.3333
 

@@ -16,7 +16,7 @@ from cli.run.output import ResumeError
 from cli.run.resume import AGAIN
 from cli.run.run_options import RunOptions
 from cli.run.runner import run
-from cli.run.signals import StopSignals
+from cli.signals import StopSignals
 
 ROW = {
     "custom_id": "row",

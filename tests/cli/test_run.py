@@ -14,7 +14,7 @@ from batcher.errors import InvariantError
 from batcher.trace.files import encode_events
 from cli.run.run_options import RunOptions
 from cli.run.runner import run, run_events
-from cli.run.signals import StopSignals
+from cli.signals import StopSignals
 
 DESIGN = lines_of(
     *[

@@ -13,7 +13,7 @@ from fault_server import FaultServer, answer, chunks, refusal, reset
 from process import COMMAND, batchdecode, lines_of, start
 
 from batcher.events import BlockedReason
-from cli.screen.timed_lines import BLOCKED_CAUSES
+from cli.screen.summary import BLOCKED_CAUSES
 from cli.views.story_text import SHORT_CAUSES
 
 KEY = "sk-that-nobody-may-see"

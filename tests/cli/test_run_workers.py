@@ -24,10 +24,9 @@ from cli.options import SchedulingOptions
 from cli.run.problems import InvalidInput
 from cli.run.run_options import RunOptions
 from cli.run.runner import run
-from cli.run.signals import StopSignals
-from cli.run.workers import driver
-from cli.run.workers.run import run_by_workers
-from cli.run.workers.transport import Died
+from cli.run.worker import Died
+from cli.run.workers import run_by_workers
+from cli.signals import StopSignals
 
 ROW = {
     "custom_id": "row",
@@ -211,7 +210,7 @@ class OneIsSlow(InnerWorkers):
 
 
 def test_a_slow_worker_collects_no_queue(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "AHEAD_SECONDS", 0)
+    monkeypatch.setattr("cli.run.workers.AHEAD_SECONDS", 0)
     (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(200)))
     options = options_of(tmp_path)
     with StopSignals() as stop:
@@ -234,7 +233,7 @@ def test_bad_lines_are_refused_before_anything_is_decoded(folder, capfd):
 
 
 def test_a_run_that_gives_up_goes_on_where_it_stopped(folder, capfd, monkeypatch):
-    monkeypatch.setattr(driver, "AHEAD_SECONDS", 0)
+    monkeypatch.setattr("cli.run.workers.AHEAD_SECONDS", 0)
     status, _ = run_inner(options_of(folder, max_errors=1))
     some = written(folder / "results.jsonl")
     assert status == 1

@@ -16,7 +16,7 @@ from emulated_run import Screen
 from examples import mostly_heavy
 from process import COMMAND, batchdecode, lines_of, start, workload
 
-from cli.run.signals import STEPPING_ASIDE, STOPPING, Interrupted, StopSignals
+from cli.signals import STEPPING_ASIDE, STOPPING, Interrupted, StopSignals
 
 LONG = lines_of(*workload(2000, max_tokens=100))
 

@@ -79,7 +79,7 @@ UNUSED = {
         "batcher.explaining.story",
         "cli.run.exposing",
     ),
-    *("cli.screen.live.display", "cli.views", "cli.whatif", "cli.commands.trace"),
+    *("cli.screen.live", "cli.views", "cli.whatif", "cli.commands.trace"),
 }
 
 

@@ -9,7 +9,7 @@ from process import ROOT, batchdecode, lines_of
 
 from batcher.decoding.constraints import ConstraintTimes
 from batcher.metrics.summary import RunSummary
-from cli.screen.stats import render_stats
+from cli.screen.summary import render_stats
 
 REQUESTS = ROOT / "samples/requests.jsonl"
 LIMITED = ["-b", "4", "--kv-blocks", "24", "--max-batch-tokens", "16", "--profile", "constant:0.5"]

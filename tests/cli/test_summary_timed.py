@@ -13,9 +13,8 @@ from batcher.metrics.counts import (
 )
 from batcher.metrics.slo import Goodput, parse_slo
 from batcher.metrics.summary import RunMetrics, unit_of
-from cli.screen.cells import number, percent, whole_percent
-from cli.screen.summary import RunFiles, render_summary
-from cli.screen.timed_lines import timed_lines
+from cli.screen.summary import RunFiles, render_summary, timed_lines
+from cli.screen.terminal import number, percent, whole_percent
 
 
 def summary_of(slo="ttft=0.5,tpot=50ms", **changes):

@@ -11,7 +11,7 @@ from reference_paged import CROWDED, Limits, play_paged
 
 from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
 from batcher.scheduling.blocks import BlockUse
-from cli.screen.progress_lines import ProgressLines
+from cli.screen.progress import ProgressLines
 from cli.screen.view import RunPlan, View
 
 
@@ -67,7 +67,8 @@ def test_the_quiet_view_writes_messages_only():
 OPEN_VIEW = """
 import sys
 from types import SimpleNamespace
-from cli.screen.view import open_view
+from cli.screen.progress import open_view
+
 from cli.screen.view import GaugeReading, RunPlan
 gauges = SimpleNamespace(read_gauges=lambda: GaugeReading(0.0, 1, None, None),
                          find_upcoming=lambda text: None, knows_upcoming=lambda: False)

@@ -3,16 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.run.workers.frames import CHUNK_BYTES, Inbox, frame_of
-from cli.run.workers.messages import (
+from cli.run.worker import (
+    CHUNK_BYTES,
     Answered,
     Decode,
+    Inbox,
     Line,
     Lines,
     Remark,
     decode_instruction,
     decode_report,
     encode,
+    frame_of,
 )
 
 

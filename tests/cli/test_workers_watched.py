@@ -14,7 +14,7 @@ from test_spans import collector  # noqa: F401 - a fixture
 
 from cli.options import SchedulingOptions
 from cli.run.exposing import Exposition
-from cli.run.workers.watching import Standings
+from cli.run.workers import Standings
 
 NOT_ARRIVED = "batchdecode_requests_not_arrived"
 WAITING = "vllm:num_requests_waiting"

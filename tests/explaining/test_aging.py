@@ -8,7 +8,7 @@ from batcher.events import AdmitEvent, ArriveEvent
 from batcher.explaining.story import answer_of, read_requests
 from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
-from cli.screen.timed_lines import timed_lines
+from cli.screen.summary import timed_lines
 from cli.views.story_text import tell
 
 

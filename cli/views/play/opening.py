@@ -18,23 +18,23 @@ from batcher.trace.workers import ByWorker
 
 from ...commands.trace import DiffOptions, TraceOptions
 from ...run.intake import OpenInput
-from ...run.signals import Interrupted, StopSignals
 from ...run.stdout import user_code_prints_to_stderr
-from ...screen.cells import cut_middle, printable
-from ...screen.keyboard import Keyboard
-from ...screen.live.display import ScreenLive
-from ...screen.live.slots import WorkerPace
-from ...screen.live.state import RunState
-from ...screen.live.theme import ASCII, LABEL, UNICODE, Glyphs
+from ...screen.live import ScreenLive
+from ...screen.live_state import RunState, WorkerPace
 from ...screen.terminal import (
     ColorChoice,
+    Keyboard,
     Terminal,
     can_animate,
     can_print,
+    cut_middle,
     encoding_of,
     is_same_terminal,
+    printable,
     wants_color,
 )
+from ...screen.theme import ASCII, LABEL, UNICODE, Glyphs
+from ...signals import Interrupted, StopSignals
 from ..asking import open_both
 from ..events import contradictions_named, events_of, open_twice, refuse_workers
 from ..show import selection_of

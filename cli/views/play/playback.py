@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from batcher.events import RestartEvent
 from batcher.trace.timeline import MAX_STEPS
 
-from ...screen.live.driver import MAX_TREND, NUM_SAMPLES
-from ...screen.live.facts import Moment
-from ...screen.live.scene import MAX_CELLS, Scene, Strips
-from ...screen.live.slots import Mark, SlotState
-from ...screen.live.state import Lately, newest_ends
-from ...screen.live.theme import Glyphs
+from ...screen.live import MAX_TREND, NUM_SAMPLES
+from ...screen.live_picture import MAX_CELLS, Scene, Strips
+from ...screen.live_state import Lately, Mark, Moment, SlotState, newest_ends
+from ...screen.theme import Glyphs
 from ...screen.view import GaugeReading, HeldBlocks, RunPlan
 from .recording import Recording
 

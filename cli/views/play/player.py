@@ -13,11 +13,9 @@ from typing import NamedTuple
 
 from batcher.trace.timeline import MAX_STEPS
 
-from ...screen.cells import cut_middle, number, printable
-from ...screen.keyboard import InputLine, Keyboard, Pasted
-from ...screen.live.display import ScreenLive
-from ...screen.live.theme import LABEL, Glyphs, Line, bar, line_width
-from ...screen.terminal import Terminal
+from ...screen.live import ScreenLive
+from ...screen.terminal import InputLine, Keyboard, Pasted, Terminal, cut_middle, number, printable
+from ...screen.theme import LABEL, Glyphs, Line, bar, line_width
 from .stage import Stage
 
 DEFAULT_SPEED = 10.0

@@ -44,11 +44,9 @@ from batcher.trace.run import (
 from batcher.trace.timeline import Timeline, worst_bubble
 from batcher.trace.workers import ByWorker
 
-from ...screen.cells import cell_width, printable
-from ...screen.live.grid import MAX_REQUEST, Longest
-from ...screen.live.history import QueueDepths
-from ...screen.live.slots import MAX_LABEL
-from ...screen.live.state import RunState
+from ...screen.live_picture import MAX_REQUEST, Longest
+from ...screen.live_state import MAX_LABEL, QueueDepths, RunState
+from ...screen.terminal import cell_width, printable
 
 MIN_EVENTS = 4096
 """The fewest events of a chapter; there are more where more requests wait at once."""

@@ -5,10 +5,9 @@ from itertools import zip_longest
 from batcher.explaining.differences import Parting, RunComparison, role_of
 from batcher.trace.run import label_of
 
-from ...screen.cells import counted
-from ...screen.live.browser import Browser
-from ...screen.live.picture import Picture
-from ...screen.live.theme import LABEL, Glyphs, Line, line_width
+from ...screen.live_picture import Browser, Picture
+from ...screen.terminal import counted
+from ...screen.theme import LABEL, Glyphs, Line, line_width
 from ..difference_text import decided
 from .playback import Playback
 from .recording import Recording

@@ -10,7 +10,7 @@ from typing import Literal
 
 from batcher.trace.run import SlotSpan
 
-from ...screen.cells import printable
+from ...screen.terminal import printable
 from ..gantt_chart import cut_to_room, short_labels
 from ..slot_rows import choose_slots, has_failed
 from .drawing import CELL_WIDTH, Drawing, Row, px, text_width

@@ -7,7 +7,7 @@ and dark pages; readers that know no `prefers-color-scheme` show the light one, 
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from ...screen.cells import cell_width
+from ...screen.terminal import cell_width
 
 SMALL, NORMAL = 11, 13
 """Sizes of text, in pixels."""

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 
-from ...screen.cells import cut_middle, fill, printable
+from ...screen.terminal import cut_middle, fill, printable
 from ..gantt_chart import id_frame
 from ..gantt_zoom import choose_zoom
 from ..headline import headline

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
-from ...screen.cells import number
+from ...screen.terminal import number
 from .points import Chart, Point, limit_label
 
 if TYPE_CHECKING:

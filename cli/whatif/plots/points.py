@@ -15,7 +15,7 @@ from batcher.planning.deployments import AXES, Axis, show_value
 from batcher.planning.measure import Outcome, Question, times_of
 from batcher.planning.plan import Plan, Trial
 
-from ...screen.cells import duration, printable
+from ...screen.terminal import duration, printable
 
 DEFAULT_METRICS = ("ttft", "tpot")
 LOG_RATIO = 10

@@ -1,13 +1,23 @@
-"""A plain line of progress now and then."""
+"""The view of a run that a terminal allows: a picture, or a plain line of progress now and then."""
 
+import os
+import sys
 import time
 from collections.abc import Callable
 
-from .cells import printable
-from .live.facts import Moment, long_step, plain_line
-from .live.state import RunState
-from .terminal import Terminal
-from .view import Gauges, RunPlan, View
+from .live_state import Moment, RunState, long_step, plain_line
+from .terminal import (
+    ColorChoice,
+    Pace,
+    Terminal,
+    can_animate,
+    encoding_of,
+    is_dumb,
+    keyboard_of,
+    printable,
+    wants_color,
+)
+from .view import Gauges, LiveChoice, RunPlan, View
 
 PLAIN_INTERVAL = 5.0
 """Seconds from one plain progress line to the next."""
@@ -73,3 +83,37 @@ class ProgressLines(View):
         moment = Moment(step, num_tokens, rate, speed, now - self._started)
         line = plain_line(self._run, self._plan, self._gauges.read_gauges(), moment)
         self.write_message(f"{printable(line)}\n")
+
+
+def open_view(
+    plan: RunPlan,
+    gauges: Gauges,
+    *,
+    live: LiveChoice,
+    is_quiet: bool,
+    color: ColorChoice,
+    pace: Pace | None,
+    is_piped: bool,
+    has_others: bool,
+    has_stdin: bool,
+) -> View:
+    """Return the view of a run that stderr allows and `live` asks for.
+
+    pace: what keys may change; None if nobody may hold the run.  is_piped: results go to another
+    program, which may well write to the same terminal, across a picture; has_others: somebody else
+    writes to the terminal that shows the picture, results or a model; has_stdin: nobody else reads
+    from stdin, so it is there for keys.
+    """
+    fd, environ = sys.stderr.fileno(), os.environ
+    encoding = encoding_of(sys.stderr.encoding, environ)
+    terminal = Terminal(fd, encoding, wants_color(color, fd, environ), environ)
+    if is_quiet or live == "never":
+        return View(terminal)
+    is_plain = live == "auto" and (is_piped or not can_animate(fd, environ))
+    if live == "plain" or is_plain or is_dumb(environ):
+        return ProgressLines(plan, gauges, terminal)
+    from .live import InlineLive, LiveView, ScreenLive  # noqa: PLC0415 - with it comes rich
+
+    display = InlineLive(terminal) if has_others else ScreenLive(terminal)
+    keyboard = keyboard_of(terminal) if has_stdin else None
+    return LiveView(plan, gauges, terminal, display, pace=pace, keyboard=keyboard)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from rich.color import ColorSystem
 from rich.theme import Theme
 
-from ..cells import cell_width
+from .terminal import cell_width
 
 Part: TypeAlias = tuple[str, str]
 """Some text, and the name of its style, "" for none."""

@@ -1,0 +1,1005 @@
+"""Workers as processes of this machine, each at the other end of a socket.
+
+Rule: this end never waits for one of them to read or write; theirs does, so that one whose reports
+nobody takes goes no further.  They end when this process does, however it ends.
+"""
+
+import os
+import resource
+import select
+import selectors
+import shutil
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from itertools import starmap
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import astuple, force_setattr
+
+from batcher.engine import DrivenEngine, Engine, StepOutcome
+from batcher.errors import BatchdecodeError, LostModelError, describe
+from batcher.events import Event, FinishEvent, RejectEvent, RestartEvent, RestartReason, RunEvent
+from batcher.foreign import RaisedError
+from batcher.garbage import look_seldom
+from batcher.metrics.slo import Slo
+from batcher.metrics.summary import EngineState, RunMetrics, WatchedMetrics, encode_totals, state_of
+from batcher.processes import become_helper, helpers_started, threads_shared
+from batcher.request import Request
+from batcher.requests.diagnostics import Problem
+from batcher.requests.lines import BadLine, ParsedLine
+from batcher.requests.openai import Form
+from batcher.requests.results import make_lost_result
+from batcher.result import ErrorInfo, Result
+from batcher.trace.workers import event_of_worker
+
+from ..screen.terminal import can_animate, is_pipe
+from .answers import Answers
+from .engine_setup import EngineSetup
+from .intake import InputError
+from .loop import Loop
+from .problems import ModelTracebacks, ProblemReport, arrival_goes_back, id_given_before, id_of
+from .reading import Duplicates, LineParser, checksum_of, parse_line
+from .run_options import RunOptions
+from .sources import Source
+from .stdout import stdout_descriptor
+
+# The records that go between the driver of a run and its workers, as MessagePack.
+#
+# Rule: a line of the input is known by its index, from 0, without blank ones.  What a line is by
+# itself, a worker finds out; what it is beside others (an id given before), the driver does.
+
+Row = tuple[int, int, bytes, int]
+"""What makes a `Line`, where a thousand of them are handled at once."""
+
+
+class Line(Struct, frozen=True, gc=False):
+    """A line of the input.
+
+    number: as a person counts, from 1.  checksum: that of a line that is known to be a request, see
+    LineParser; 0 of one that is to be looked at.
+    """
+
+    index: int
+    number: int
+    text: bytes
+    checksum: int
+
+
+class Remark(Struct, frozen=True):
+    """What is odd about a line beside others.
+
+    first_number: which line has the id of this one already; 0 if none has.
+    last_arrival: that of the line before it, if this one goes back behind it.
+    deaths: why the workers died that had it alone, if they were so many that it has failed.
+    """
+
+    first_number: int = 0
+    last_arrival: float | None = None
+    deaths: str = ""
+
+
+class Lines(Struct, array_like=True):
+    """Lines of the input, in its order, by what a `Line` has of each; remarks: by their indexes.
+
+    Millions go by in thousands, so nothing is done for one of them that is not done in C.
+    """
+
+    indexes: list[int] = []
+    numbers: list[int] = []
+    texts: list[bytes] = []
+    checksums: list[int] = []
+    remarks: dict[int, Remark] = {}
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.indexes)
+
+    def rows(self) -> Iterable[Row]:
+        """Return those that there are now, one by one."""
+        return zip(self.indexes, self.numbers, self.texts, self.checksums, strict=True)
+
+    def append(self, line: Line, remark: Remark | None = None) -> None:
+        """Add one more."""
+        self.indexes.append(line.index)
+        self.numbers.append(line.number)
+        self.texts.append(line.text)
+        self.checksums.append(line.checksum)
+        if remark is not None:
+            self.remarks[line.index] = remark
+
+    def extend(self, more: "Lines") -> None:
+        """Add those that come next."""
+        self.indexes += more.indexes
+        self.numbers += more.numbers
+        self.texts += more.texts
+        self.checksums += more.checksums
+        self.remarks |= more.remarks
+
+    def take(self, most: int) -> "Lines":
+        """Return the first of them, up to so many, which are here no longer."""
+        indexes, numbers, texts, checksums = columns = (
+            self.indexes,
+            self.numbers,
+            self.texts,
+            self.checksums,
+        )
+        taken = Lines(indexes[:most], numbers[:most], texts[:most], checksums[:most])
+        for column in columns:
+            del column[:most]
+        if self.remarks:
+            first = set(taken.indexes).intersection(self.remarks)
+            taken.remarks = {index: self.remarks.pop(index) for index in first}
+        return taken
+
+
+class Several(NamedTuple):
+    """How many results a line is answered with, and how many its best are chosen from."""
+
+    num_results: int
+    num_outputs: int
+
+
+class Refused(NamedTuple):
+    """What a BadLine is."""
+
+    id: str
+    problems: list[Problem]
+    form: Form
+
+
+# -- from the driver ------------------------------------------------------------------------------
+
+
+class Check(Struct, frozen=True, tag=True):
+    """Tell what these lines are; they are not decoded yet.  Answered by `Checked`."""
+
+    numbers: list[int]
+    texts: list[bytes]
+
+
+class Decode(Struct, frozen=True, tag=True):
+    """Answer these lines, in whatever order; in steps of all that are there."""
+
+    lines: Lines
+
+
+class Finish(Struct, frozen=True, tag=True):
+    """There will be no more lines.  Answered by `Finished`, when all are answered."""
+
+
+class Drop(Struct, frozen=True, tag=True):
+    """Do not begin what has not begun.  Answered by `Dropped`."""
+
+
+# -- from a worker --------------------------------------------------------------------------------
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """The model is there.  run: how a trace of this worker alone would begin."""
+
+    run: RunEvent
+
+
+class Checked(Struct, frozen=True, tag=True):
+    """What the lines of one `Check` are, in their order.
+
+    ids: of the requests, and those that bad lines give.  checksums: see Line.
+    bad: by the place in the list, as are the others.  several: those with more than one result.
+    arrivals: of all lines, where there is one that is not 0.  sessions: those of requests with one.
+    """
+
+    ids: list[str]
+    checksums: list[int]
+    bad: dict[int, Refused]
+    several: dict[int, Several]
+    arrivals: list[float]
+    sessions: dict[int, str]
+
+
+class Answered(Struct, frozen=True, tag=True):
+    """Lines that have been answered since the last one.
+
+    indexes: of the lines.  answers: their results as lines of the output, one after the other.
+    lengths: how many bytes of them each line is answered with.
+    num_failed: how many requests have failed.  first_failure: what the model did to the first.
+    said: what a person should know, in whole lines.
+    events: what has happened, as the trace of the whole run has it, if it is wanted.
+    num_steps: that were taken.  now: when the next one starts, in seconds of the engine's clock.
+    totals: the numbers so far, see decode_totals; b"" for those of the
+    report before it.  state: how the engine stands, if that is wanted.
+    num_begun: lines that are in the engine.
+    """
+
+    indexes: list[int]
+    answers: bytes
+    lengths: list[int]
+    num_failed: int = 0
+    first_failure: str = ""
+    said: str = ""
+    events: list[Event] = []
+    num_steps: int = 0
+    now: float = 0.0
+    totals: bytes = b""
+    state: EngineState | None = None
+    num_begun: int = 0
+
+    def by_line(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the index of each line, and what it is answered with."""
+        start = 0
+        for index, length in zip(self.indexes, self.lengths, strict=True):
+            yield index, self.answers[start : start + length]
+            start += length
+
+
+class Dropped(Struct, frozen=True, tag=True):
+    """These lines will have no answer; indexes: of the lines."""
+
+    indexes: list[int]
+
+
+class Finished(Struct, frozen=True, tag=True):
+    """All lines are answered, there will be no more, and all that has happened is told."""
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """The worker cannot go on, and no other one could: the run is over.
+
+    traceback: of what the model's code raised, if that is why.  is_input: the input is at fault.
+    """
+
+    message: str
+    traceback: str = ""
+    is_input: bool = False
+
+
+class StoppedByModel(Struct, frozen=True, tag=True):
+    """The model has raised a KeyboardInterrupt, which stops the run."""
+
+
+Instruction = Check | Decode | Finish | Drop
+Report = Ready | Checked | Answered | Dropped | Finished | Failed | StoppedByModel
+
+encode = msgspec.msgpack.Encoder().encode
+decode_instruction = msgspec.msgpack.Decoder(Instruction).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode
+
+
+# How instructions get to workers and reports from them, as a Protocol.
+
+
+class Died(NamedTuple):
+    """A worker has come to an end that nobody asked for.
+
+    how: in words.  reason, code: see RestartEvent.
+    is_machine: its machine has, or the way there: that is held against no line.
+    """
+
+    how: str
+    reason: RestartReason = "lost"
+    code: int = 0
+    is_machine: bool = False
+
+
+Told = tuple[int, Report | Died]
+"""The number of a worker, and what comes of it; after `Died` nothing does until it is started."""
+
+
+class Transport(Protocol):
+    """Starts workers, which are known by their numbers, and speaks to them."""
+
+    def start(self, number: int, restart: RestartEvent | None = None) -> None:
+        """Start the worker `number`, whose first report is `Ready`.
+
+        restart: where it goes on, if it is in the place of one that has died.
+        """
+
+    def send(self, number: int, instruction: Instruction) -> None:
+        """Tell a worker something; never waits, and never fails: that it died, `receive` tells."""
+
+    def receive(self) -> list[Told]:
+        """Wait until something has come of any worker, or `wake` is called; return what has."""
+
+    def wake(self) -> None:
+        """Let `receive` come back.  Any thread may call this."""
+
+    def close(self) -> None:
+        """End all workers, whatever they are doing."""
+
+
+# Messages as one stream of bytes, each with its length before it, which any pieces bring over.
+
+_LENGTH = struct.Struct("<Q")
+CHUNK_BYTES = 2**18
+
+AnyMessage = TypeVar("AnyMessage")
+
+
+def frame_of(message: Instruction | Report) -> bytes:
+    """Return a message as it stands in the stream."""
+    encoded = encode(message)
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
+class Inbox(Generic[AnyMessage]):
+    """What has come of a stream, message by message; decode: makes one of its bytes."""
+
+    def __init__(self, decode: Callable[[memoryview], AnyMessage]) -> None:
+        self._decode = decode
+        self._buffer, self._end = bytearray(CHUNK_BYTES), 0
+
+    def read(self, source: socket.socket) -> int:
+        """Take in what has come through a socket; return how many bytes, 0 if no more will come.
+
+        Raises:
+            OSError: nothing has come yet, or nothing more will.
+        """
+        self._make_room(1)
+        with memoryview(self._buffer) as buffer:
+            num_read = source.recv_into(buffer[self._end :])
+        self._end += num_read
+        return num_read
+
+    def add(self, piece: bytes) -> None:
+        """Take in the piece that comes next."""
+        self._make_room(len(piece))
+        self._buffer[self._end : self._end + len(piece)] = piece
+        self._end += len(piece)
+
+    def take(self) -> list[AnyMessage]:
+        """Return the messages that are whole by now."""
+        found, start = [], 0
+        with memoryview(self._buffer) as buffer:
+            while self._end - start >= _LENGTH.size:
+                first = start + _LENGTH.size
+                end = first + _LENGTH.unpack_from(buffer, start)[0]
+                if end > self._end:
+                    break
+                found.append(self._decode(buffer[first:end]))
+                start = end
+            if start:
+                self._end -= start
+                buffer[: self._end] = buffer[start : start + self._end]
+        return found
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Let there be room for so many bytes more: for all there are again, if for too few."""
+        if self._end + num_bytes > len(self._buffer):
+            self._buffer.extend(bytes(max(len(self._buffer), num_bytes)))
+
+
+# What a worker tells of its run beside the answers: events and numbers, as far as anybody asks.
+
+STATE_SECONDS = 1.0
+
+
+class Wanted(NamedTuple):
+    """What is to be told of a run; events, if they go anywhere, since they cost time.
+
+    state: the numbers that Prometheus is told, too, and how things stand; every second at least.
+    slo: what the numbers are measured by.
+    """
+
+    events: bool = False
+    numbers: bool = False
+    state: bool = False
+    slo: Slo | None = None
+
+    @classmethod
+    def by(cls, options: RunOptions) -> "Wanted":
+        """Return what the options ask for."""
+        all_numbers = (options.summary_json, options.report)
+        has_numbers = not options.quiet or any(each is not None for each in all_numbers)
+        all_events = (options.trace, options.report, options.otel, options.timeseries)
+        has_events = has_picture(options) or any(each is not None for each in all_events)
+        return cls(has_events, has_numbers, options.is_exposed, options.limits)
+
+
+def has_picture(options: RunOptions) -> bool:
+    """Return whether the live view is shown."""
+    if options.quiet or options.live in {"never", "plain"}:
+        return False
+    is_piped = options.output is None and is_pipe(stdout_descriptor())
+    return options.live == "always" or (not is_piped and can_animate(2, os.environ))
+
+
+class Telling:
+    """Takes note of the events of a worker, and hands over what is wanted of them.
+
+    restart: where the worker goes on, if it is in the place of one that has died.
+    """
+
+    def __init__(
+        self, wanted: Wanted, engine: DrivenEngine, number: int, restart: RestartEvent | None
+    ) -> None:
+        self._engine, self._number = engine, number
+        self._events: list[Event] | None = [] if wanted.events else None
+        self._metrics, self._has_state = None, wanted.state
+        self._told_at = float("-inf")
+        if wanted.numbers or wanted.state:
+            self._metrics = WatchedMetrics(wanted.slo) if wanted.state else RunMetrics(wanted.slo)
+            self._metrics.observe([engine.run_event()])
+            if restart is not None:
+                self._metrics.go_on_from(restart)
+
+    def note(self, events: Sequence[Event]) -> None:
+        """Take note of what has happened."""
+        if self._metrics is not None:
+            self._metrics.observe(events)
+        if self._events is not None:
+            number, batch_size = self._number, self._engine.batch_size
+            self._events += [event_of_worker(event, number, batch_size) for event in events]
+
+    @property
+    def has_events(self) -> bool:
+        """Whether there are any since the last time."""
+        return bool(self._events)
+
+    def events(self) -> list[Event]:
+        """Return those since the last time."""
+        events = self._events or []
+        if events:
+            self._events = []
+        return events
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether nothing has been told of how things stand for a while."""
+        return self._has_state and time.monotonic() - self._told_at > STATE_SECONDS
+
+    def state(self) -> EngineState | None:
+        """Return how the engine stands, if that is wanted."""
+        if not self._has_state:
+            return None
+        self._told_at = time.monotonic()
+        return state_of(self._engine)
+
+    def totals(self, partial: Sequence[FinishEvent]) -> bytes:
+        """Return the numbers so far; see decode_totals.
+
+        partial: outputs that have ended of requests that have no answer.  They count as ended when
+        it is there, since they are decoded again if the worker dies before that.
+        """
+        if self._metrics is None:
+            return b""
+        self._metrics.note_constraints(*self._engine.constraint_counts)
+        totals = self._metrics.totals(self._engine.num_steps)
+        if partial:
+            totals.finish_reasons = totals.finish_reasons.copy()
+            totals.finish_reasons.subtract(event.reason for event in partial)
+            totals.generated_tokens -= sum(event.tokens for event in partial)
+            totals.num_unfinished += len(partial)
+            ended_first = {e.id for e in partial if not e.index and e.role == "sample"}
+            totals.num_open += len(ended_first)
+        return encode_totals(totals)
+
+
+# What a worker is: an engine over the lines it is given, which tells what has come of them.
+#
+# Rule: it takes instructions and gives reports, and knows nothing of how these travel.
+
+REPORT_SECONDS = 0.05
+"""For so long, at least, answers are collected while there is more to do."""
+DIED = "worker-died"
+
+
+class Worker:
+    """Answers lines with the engine that the options describe.
+
+    number: which worker it is, from 0: it has the slots from number * options.batch on.
+    is_idle: it has nothing to do until it is told more.
+    wanted: what it is to tell beside answers.
+    restart: where it goes on, if it is in the place of one that has died.
+
+    Raises:
+        BatchdecodeError: there is no such model, or it cannot have such a batch.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        number: int,
+        wanted: Wanted,
+        restart: RestartEvent | None = None,
+    ) -> None:
+        setup = EngineSetup(options)
+        if not isinstance(setup.engine, Engine):
+            raise BatchdecodeError(
+                f"--workers decode by themselves; {options.model} is a server's: "
+                "--batch says how many requests it is sent at once"
+            )
+        self._engine = setup.engine
+        if restart is not None:
+            self._engine.go_on_from(restart.step, restart.time)
+        self._first_slot = number * options.batch
+        self._report = ProblemReport("")
+        self._tracebacks = ModelTracebacks(self._report, is_quiet=options.quiet)
+        self._parser = setup.parser(self._report.tell)
+        self._source = GivenLines(LineParser(self._parser, Duplicates()))
+        self._order = AsTheyCome()
+        self._answers = Answers(setup.model.name, setup.bytes_of, order=self._order)
+        self._loop = Loop(self._engine, self._source, self._answers, keep_going=True)
+        self._telling = Telling(wanted, self._engine, number, restart)
+        self._num_failed = 0  # that were reported
+        self._num_held = 0  # lines without an answer
+        self._partial: list[FinishEvent] = []  # of outputs of those
+        self.is_idle = True
+
+    def ready(self) -> Ready:
+        """Return what it reports first."""
+        return Ready(self._engine.run_event())
+
+    def exchange(self, instructions: Sequence[Instruction]) -> Iterator[Report]:
+        """Do what is said, and what is left of what was said before, for a while.
+
+        Raises:
+            LostModelError: another worker may go on with what this one cannot.
+        """
+        with self._tracebacks:
+            try:
+                for instruction in instructions:
+                    match instruction:
+                        case Check(numbers, texts):
+                            yield self._check(numbers, texts)
+                        case Decode(lines):
+                            self._take(lines)
+                        case Finish():
+                            self._source.is_closed = True
+                        case Drop():
+                            yield self._drop()
+                yield from self._decode()
+            except LostModelError:
+                raise
+            except KeyboardInterrupt:
+                yield from self._answered()
+                yield StoppedByModel()
+            except BatchdecodeError as error:
+                yield from self._answered()
+                traceback = error.raised.traceback if isinstance(error, RaisedError) else ""
+                is_input = isinstance(error, InputError)
+                yield Failed(str(error), traceback, is_input=is_input)
+
+    def _check(self, numbers: list[int], texts: list[bytes]) -> Checked:
+        """Return what lines are by themselves."""
+        checked = Checked([], [], {}, {}, [], {})
+        arrivals = []
+        for place, (number, text) in enumerate(zip(numbers, texts, strict=True)):
+            parsed = parse_line(self._parser, text, number)
+            checked.checksums.append(checksum_of(text, parsed))
+            if isinstance(parsed, BadLine):
+                checked.bad[place] = Refused(parsed.id, parsed.problems, parsed.form)
+                checked.ids.append(parsed.id)
+                arrivals.append(0.0)
+                continue
+            request = parsed.request
+            checked.ids.append(id_of(parsed))
+            arrivals.append(request.arrival_time)
+            if request.n > 1 and parsed.form == "result":
+                checked.several[place] = Several(request.n, request.best_of or request.n)
+            if request.session is not None:
+                checked.sessions[place] = request.session
+        if any(arrivals):
+            checked.arrivals.extend(arrivals)
+        return checked
+
+    def _take(self, lines: Lines) -> None:
+        """Take in lines to be answered; those that are lost are so at once."""
+        self._num_held += len(lines)
+        if not lines.remarks:
+            self._source.lines.extend(lines.rows())
+            return
+        for line in starmap(Line, lines.rows()):
+            remark = lines.remarks.get(line.index)
+            if remark is not None and remark.deaths:
+                self._lose(line, remark.deaths)
+                continue
+            self._source.lines.append(astuple(line))
+            if remark is not None:
+                self._source.remarks[line.index] = remark
+
+    def _lose(self, line: Line, why: str) -> None:
+        """Answer a line that no worker has survived."""
+        parsed = self._source.parse(*astuple(line))
+        if isinstance(parsed, ParsedLine):
+            self._answers.open(parsed.request, parsed.form, line.index)
+            self._answers.take(_lost(parsed.request, why))
+            self._loop.note_failure(id_of(parsed), why)
+            name, engine = id_of(parsed), self._engine
+            event = RejectEvent(engine.num_steps, engine.now, name, 0, DIED)
+            self._telling.note([event])
+
+    def _drop(self) -> Dropped:
+        """Forget the lines that have not begun."""
+        lines = self._source.lines
+        dropped = Dropped([index for index, *_ in lines])
+        self._num_held -= len(lines)
+        lines.clear()
+        self._source.remarks.clear()
+        return dropped
+
+    def _decode(self) -> Iterator[Report]:
+        """Take steps until there is enough to tell, or nothing to do."""
+        until, self.is_idle = time.monotonic() + REPORT_SECONDS, False
+        try:
+            for outcome in self._loop:
+                self._note(outcome)
+                if time.monotonic() > until:
+                    break
+            else:
+                if self._loop.broken is not None:
+                    raise self._loop.broken
+                self.is_idle = True
+                self._telling.note([self._engine.end_event()])
+                yield from self._answered()
+                yield Finished()
+                return
+        except NothingGiven:
+            self.is_idle = True
+        yield from self._answered()
+
+    def _note(self, outcome: StepOutcome) -> None:
+        """Take note of what a step did."""
+        if outcome.events:
+            self._telling.note(outcome.events)
+        if self._first_slot:
+            for result in outcome.results:
+                if result.slot is not None:
+                    force_setattr(result, "slot", self._first_slot + result.slot)
+        answers = self._answers
+        answers.take(outcome.results)
+        if answers.has_open or self._partial:
+            ended = [event for event in outcome.events if isinstance(event, FinishEvent)]
+            self._partial = [e for e in self._partial + ended if answers.is_open(e.id)]
+
+    def _answered(self) -> Iterator[Answered]:
+        """Yield what has come since the last time, if anything has."""
+        loop, telling, said = self._loop, self._telling, self._report.take()
+        indexes, answers = self._order.take()
+        is_overdue = telling.is_overdue
+        if indexes or said or telling.has_events or is_overdue:
+            # If it dies after this, nothing is missing of the steps that were made by now.
+            telling.note(self._engine.tell_steps())
+        events = telling.events()
+        self._num_held -= len(indexes)
+        if indexes or said or events or is_overdue:
+            # A request that has failed in part is decoded again if this worker dies before its end.
+            num_failed = loop.num_failed - self._answers.num_failing
+            num_failed, self._num_failed = num_failed - self._num_failed, num_failed
+            yield Answered(
+                indexes,
+                b"".join(answers),
+                list(map(len, answers)),
+                num_failed,
+                loop.first_failure or "",
+                said,
+                events,
+                self._engine.num_steps,
+                self._engine.now,
+                telling.totals(self._partial) if indexes or events or is_overdue else b"",
+                telling.state(),
+                self._num_held - len(self._source.lines) - loop.num_ahead,
+            )
+
+
+class GivenLines(Source):
+    """The lines that a worker was given and has not begun.
+
+    lines: what makes a `Line` of each.  remarks: see Lines.  is_closed: there will be no more.
+    """
+
+    def __init__(self, parser: LineParser) -> None:
+        self.lines: deque[Row] = deque()
+        self.remarks: dict[int, Remark] = {}
+        self.is_closed = False
+        self._parser = parser
+
+    def next(self) -> ParsedLine | BadLine | None:
+        """Return the next line; see Source."""
+        if not self.lines:
+            self.has_ended = self.is_closed
+            return None
+        row = self.lines.popleft()
+        self.input_index = row[0]
+        return self.parse(*row)
+
+    def parse(self, index: int, number: int, text: bytes, checksum: int) -> ParsedLine | BadLine:
+        """Return what a line is, beside the lines before it.
+
+        Raises:
+            InputError: it is not what it was when it was checked.
+        """
+        parsed = self._parser.parse_again(text, number, index, checksum)
+        remark = self.remarks.pop(index, None) if self.remarks else None
+        if remark is not None and isinstance(parsed, ParsedLine):
+            if remark.first_number:
+                return id_given_before(parsed, text, number, remark.first_number)
+            if remark.last_arrival is not None:
+                return arrival_goes_back(parsed, text, number, remark.last_arrival)
+        return parsed
+
+    def wait(self) -> None:
+        """Leave the loop, which goes on when there is more.
+
+        Raises:
+            NothingGiven: always.
+        """
+        raise NothingGiven
+
+
+class NothingGiven(Exception):  # noqa: N818 - it is none
+    """An engine is idle, and no line is there for it."""
+
+
+class AsTheyCome:
+    """The `Order` of lines that are answered as soon as all results of one are there."""
+
+    def __init__(self) -> None:
+        self._indexes: list[int] = []
+        self._answers: list[bytes] = []
+
+    def put(self, index: int, lines: bytes) -> list[bytes]:
+        """Take in the lines that answer the line `index`; nothing is to be written by now."""
+        self._indexes.append(index)
+        self._answers.append(lines)
+        return []
+
+    def take(self) -> tuple[list[int], list[bytes]]:
+        """Return what was put since the last time: the indexes, and the lines for each."""
+        taken = self._indexes, self._answers
+        self._indexes, self._answers = [], []
+        return taken
+
+    def rest(self) -> Iterator[bytes]:
+        """Yield nothing: nothing is kept back."""
+        yield from ()
+
+    def close(self) -> None:
+        """Do nothing: there is no file."""
+
+
+def _lost(request: Request, why: str) -> list[Result]:
+    """Return what a request is answered with that no worker has survived."""
+    error = ErrorInfo(DIED, why)
+    return [make_lost_result(request.id or "", index, error) for index in range(request.n)]
+
+
+_OWN_FILES, _FILES_OF_WORKER = 16, 4  # at once: of the run itself, and for each worker
+_GRACE = 5.0  # seconds, in which the end of a process is known
+
+Waiting = Callable[[], AbstractContextManager[None]]
+
+
+class Processes:
+    """A Transport to processes; a context manager that ends them.
+
+    waiting: entered while nothing comes.
+    """
+
+    def __init__(self, options: RunOptions, num_workers: int, waiting: Waiting) -> None:
+        self._options, self._num_workers, self._waiting = options, num_workers, waiting
+        self._wanted = Wanted.by(options)
+        _check_open_files(num_workers)
+        # A server to fork from has imported what a worker needs, and has no threads.
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload([f"{__package__}.worker"])
+        self._folder = get_temp_dir()  # of the server's socket; removed at the end, if not killed
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[int, _Peer] = {}
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, number: int, restart: RestartEvent | None = None) -> None:
+        """Start the worker `number`; see Transport."""
+        ours, theirs = socket.socketpair()
+        process = self._context.Process(
+            target=serve, args=(theirs, self._options, number, self._wanted, restart, self._folder)
+        )
+        try:
+            with helpers_started(), threads_shared(self._num_workers):
+                process.start()
+        except (EOFError, ConnectionError) as error:
+            raise BatchdecodeError(
+                f"cannot start worker {number}: the process that forks workers has died, perhaps "
+                "for want of memory"
+            ) from error
+        finally:
+            theirs.close()
+        os.set_blocking(ours.fileno(), False)
+        self._peers[number] = _Peer(process, ours)
+        self._selector.register(ours, selectors.EVENT_READ, number)
+
+    def send(self, number: int, instruction: Instruction) -> None:
+        """Tell a worker something; see Transport."""
+        peer = self._peers[number]
+        peer.send(frame_of(instruction))
+        self._watch(number, peer)
+
+    def receive(self) -> list[Told]:
+        """Wait until something has come; see Transport."""
+        events: list[Told] = []
+        with self._waiting():
+            ready = self._selector.select()
+        for key, mask in ready:
+            if key.data is None:
+                os.read(self._woken, CHUNK_BYTES)
+                continue
+            number, peer = key.data, self._peers[key.data]
+            if mask & selectors.EVENT_WRITE:
+                peer.flush()
+                self._watch(number, peer)
+            if mask & selectors.EVENT_READ:
+                events += [(number, report) for report in peer.reports()]
+                if peer.has_ended:
+                    self._selector.unregister(peer.socket)
+                    del self._peers[number]
+                    events.append((number, peer.end()))
+        return events
+
+    def wake(self) -> None:
+        """Let `receive` come back; see Transport."""
+        with suppress(BlockingIOError):
+            os.write(self._waker, b"\0")
+
+    def close(self) -> None:
+        """End all workers."""
+        for peer in self._peers.values():
+            peer.process.kill()
+        for peer in self._peers.values():
+            peer.end()
+        self._peers.clear()
+        self._selector.close()
+
+    def _watch(self, number: int, peer: "_Peer") -> None:
+        """Wait for what there is to wait for."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        self._selector.modify(peer.socket, events, number)
+
+
+def _check_open_files(num_workers: int) -> None:
+    """Make sure that `ulimit -n` allows the files of that many workers, here and where they fork.
+
+    Raises:
+        BatchdecodeError: it does not.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    wanted = (
+        len(list(Path("/proc/self/fd").iterdir())) + _OWN_FILES + _FILES_OF_WORKER * num_workers
+    )
+    if most != resource.RLIM_INFINITY and most < wanted:
+        raise BatchdecodeError(
+            f"--workers {num_workers} opens up to {wanted} files, and `ulimit -n` allows {most}"
+        )
+
+
+class _Peer:
+    """A process, and this end of the socket to it.
+
+    unsent: what it has not read yet.  has_ended: nothing more will come.
+    """
+
+    def __init__(self, process: BaseProcess, own_end: socket.socket) -> None:
+        self.process, self.socket = process, own_end
+        self.unsent: deque[memoryview] = deque()
+        self.has_ended = False
+        self._inbox = Inbox(decode_report)
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, as much of it as can be now."""
+        self.unsent.append(memoryview(frame))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much as can be now; to a process that has ended, nothing."""
+        try:
+            while self.unsent:
+                rest = self.unsent[0]
+                num_sent = self.socket.send(rest)
+                if num_sent == len(rest):
+                    self.unsent.popleft()
+                else:
+                    self.unsent[0] = rest[num_sent:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.unsent.clear()
+
+    def reports(self) -> list[Report]:
+        """Return the reports that are whole by now."""
+        try:
+            self.has_ended = not self._inbox.read(self.socket)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.has_ended = True
+        return self._inbox.take()
+
+    def end(self) -> Died:
+        """Let go of a process that has ended, or is about to; return how it did."""
+        self.socket.close()
+        self.process.join(_GRACE)
+        code = self.process.exitcode
+        if code is None:
+            self.process.kill()
+            return Died("did not answer any more")
+        if code < 0:
+            how = f"was killed by signal {-code}, perhaps for want of memory"
+            return Died(how, "killed", -code)
+        return Died(f"left with exit status {code}", "exited", code)
+
+
+class _Link:
+    """A worker's end of the socket."""
+
+    def __init__(self, own_end: socket.socket) -> None:
+        self._socket = own_end
+        self._inbox = Inbox(decode_instruction)
+
+    def send(self, report: Report) -> None:
+        """Send a report; wait until it is taken."""
+        self._socket.sendall(frame_of(report))
+
+    def receive(self, *, is_waiting: bool) -> list[Instruction]:
+        """Return what has come; wait for something if that is wanted.
+
+        Raises:
+            EOFError: nothing more will come.
+        """
+        found: list[Instruction] = []
+        while not found and (is_waiting or select.select([self._socket], [], [], 0)[0]):
+            if not self._inbox.read(self._socket):
+                raise EOFError
+            found = self._inbox.take()
+        return found
+
+
+def serve(
+    own_end: socket.socket,
+    options: RunOptions,
+    number: int,
+    wanted: Wanted,
+    restart: RestartEvent | None,
+    folder: str,
+) -> None:
+    """Be the worker `number`; what a process does.
+
+    folder: where the socket of the server is that has forked it.
+    """
+    become_helper(folder)
+    link = _Link(own_end)
+    with own_end, suppress(ConnectionError):
+        try:
+            worker = Worker(options, number, wanted, restart)
+            look_seldom()
+            link.send(worker.ready())
+            while True:
+                for report in worker.exchange(link.receive(is_waiting=worker.is_idle)):
+                    link.send(report)
+        except (EOFError, ConnectionError):  # the parent was killed
+            shutil.rmtree(folder, ignore_errors=True)
+        except KeyboardInterrupt:  # while the model was loaded
+            link.send(StoppedByModel())
+        except LostModelError as error:  # another worker's may be well
+            sys.exit(str(error))
+        except BatchdecodeError as error:
+            link.send(Failed(str(error)))
+        except Exception as error:  # noqa: BLE001 - it is told where the others are
+            link.send(Failed(describe(error), traceback.format_exc()))

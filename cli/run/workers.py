@@ -1,0 +1,1322 @@
+"""A run by workers, from the files it reads to the files it writes and what is said about it."""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError
+from batcher.events import Event, RestartEvent, RunEvent
+from batcher.garbage import look_seldom
+from batcher.metrics.slo import Slo
+from batcher.metrics.summary import (
+    EngineState,
+    RunSummary,
+    RunTotals,
+    decode_totals,
+    in_turn,
+    nothing_done,
+    of_the_dead,
+    summarize_workers,
+)
+from batcher.request import NOTHING_UNREAD, Unread
+from batcher.trace.run import is_follower
+from batcher.trace.workers import ByWorker
+
+from ..errors import WriteError
+from ..screen.progress import open_view
+from ..screen.terminal import counted, is_pipe, is_same_terminal, printable_lines
+from ..screen.view import GaugeReading, Gauges, RunPlan, View
+from ..signals import Interrupted, StopSignals
+from .answers import InputOrder
+from .ending import refuse_rest, settle_files, tell_ending, tell_summary
+from .files import locked_files
+from .intake import InputError, OpenInput, open_input
+from .observing import close_spans, opened_exposition, opened_spans
+from .out_file import OutFile
+from .output import OutputError, ResumeError
+from .problems import ProblemReport, say
+from .recorder import ResultWriter, TraceWriter, stdout_beside
+from .resume import (
+    ResultsFile,
+    Resumption,
+    conclude_finished,
+    find_leftover,
+    parser_for_any_model,
+    prepare,
+    results_file,
+)
+from .run_options import RunOptions
+from .stdout import stdout_descriptor
+from .worker import Answered, Transport, Wanted, has_picture
+
+if TYPE_CHECKING:
+    from batcher.page.records import PageTimeline
+    from batcher.trace.run import RequestFold
+    from batcher.trace.worker_folds import WorkerFolds
+
+    from .exposing import Exposition
+    from .spans import SpanSender
+import queue
+import threading
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from itertools import starmap
+from operator import itemgetter, lt
+
+from batcher.request import Request
+from batcher.requests.ids import IdRegistry
+from batcher.requests.lines import BadLine, ParsedLine
+from batcher.requests.results import decode_result_line
+
+from .earlier_results import EarlierResults
+from .intake import Block
+from .problems import InvalidInput, arrival_goes_back, id_given_before
+from .reading import Duplicates, check_kind
+from .sources import LineArrivals
+from .worker import (
+    Check,
+    Checked,
+    Decode,
+    Died,
+    Drop,
+    Dropped,
+    Failed,
+    Finish,
+    Finished,
+    Line,
+    Lines,
+    Ready,
+    Remark,
+    Report,
+    Row,
+    Several,
+    StoppedByModel,
+)
+
+# The lines of an input as the driver knows them: read, checked by workers, then given out.
+#
+# Rule: the driver reads no request.  Workers tell it what lines are by themselves; what a line is
+# beside those before it (an id given twice, an arrival that goes back) is found out here.
+
+BATCH_LINES = 1024
+MAX_AHEAD = 4 * BATCH_LINES  # lines of a pipe that no worker has
+_ONE = Several(1, 1)
+
+
+class LineBatch(NamedTuple):
+    """Lines that are checked together, from the index `first` on; number: of the batch, from 0."""
+
+    number: int
+    first: int
+    lines: Block
+
+
+class InputLines:
+    """Lines on their way to workers, which are checked in batches, and given out.
+
+    num_read: how many were checked.  num_bad: of them, those that are no requests.
+    total: how many there are, if that is known.
+    has_refused: a bad line has ended the reading.  broken: why it could not be read on.
+    keep_going: bad lines are answered, and do not end the reading.
+    arrivals: of all that were checked, a line counting as one.
+    """
+
+    total: int | None = None
+
+    def __init__(self, requests: OpenInput, report: ProblemReport, *, keep_going: bool) -> None:
+        self.num_read = self.num_bad = 0
+        self.has_refused = False
+        self.broken: InputError | None = None
+        self._requests, self._report, self._keep_going = requests, report, keep_going
+        self._has_read_all = self._is_closed = False
+        self._num_batches = self._num_taken = self._num_lines = 0
+        self._early: dict[int, tuple[LineBatch, Checked]] = {}
+        self._ids, self._last_arrival = IdRegistry(), 0.0
+        self.arrivals = LineArrivals()
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether there is nothing left to be checked."""
+        return self._has_read_all and self._num_taken == self._num_batches
+
+    @property
+    def num_to_answer(self) -> int | None:
+        """How many there are that no earlier run has answered, if that is known."""
+        return None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more lines will be given out."""
+        raise NotImplementedError
+
+    def next_batch(self) -> LineBatch | None:
+        """Return lines that are to be checked; None while there are none.
+
+        Raises:
+            InputError: the input is damaged or gone.
+        """
+        raise NotImplementedError
+
+    def next_lines(self, most: int) -> Lines:
+        """Return lines that are to be answered, up to so many; less while there are no more.
+
+        Raises:
+            InputError: the input is damaged or gone, or shorter than it was.
+        """
+        raise NotImplementedError
+
+    def take(self, batch: LineBatch, checked: Checked) -> None:
+        """Take in what the lines of a batch are, whichever was checked first.
+
+        Raises:
+            BatchdecodeError: the input cannot be decoded by several workers.
+            InputError: it holds something else than requests.
+        """
+        self._early[batch.number] = batch, checked
+        while (found := self._early.pop(self._num_taken, None)) is not None:
+            self._num_taken += 1
+            self._look_at(*found)
+
+    def close(self) -> None:
+        """Read no more, and give out no more."""
+        self._is_closed = self._has_read_all = True
+
+    def lacking(self, index: int, answer: bytes) -> bytes:  # noqa: ARG002 - see FileLines
+        """Return what of the answer to a line is to be written."""
+        return answer
+
+    def _new_batch(self, lines: Block) -> LineBatch:
+        """Return a batch of the lines that come next."""
+        batch = LineBatch(self._num_batches, self._num_lines, lines)
+        self._num_lines += len(lines.texts)
+        self._num_batches += 1
+        return batch
+
+    def _look_at(self, batch: LineBatch, checked: Checked) -> None:
+        """Find out what the lines of a batch are beside those before them.
+
+        Most are requests with new ids, in the order of their arrival: that is seen at a glance.
+        """
+        numbers, texts = batch.lines
+        indexes = range(batch.first, batch.first + len(texts))
+        if checked.sessions:
+            place, session = min(checked.sessions.items())
+            raise BatchdecodeError(
+                f"line {numbers[place]} is a turn of session {session!r}: turns go on "
+                "from one another in one engine, so run these requests without --workers"
+            )
+        if self._is_closed:
+            return
+        lines = Lines(list(indexes), list(numbers), texts, checked.checksums)
+        times = checked.arrivals or [0.0]
+        is_late = times[0] < self._last_arrival or any(map(lt, times[1:], times))
+        if not (checked.bad or is_late) and self._ids.add_new(checked.ids, numbers):
+            self.num_read += len(lines)
+            self._last_arrival = times[-1]
+            for time in checked.arrivals:
+                self.arrivals.add(time, 1)
+            if not checked.arrivals:
+                self.arrivals.add(0.0, len(lines))
+            self._keep(lines, checked.ids, checked.several)
+        else:
+            self._look_at_each(lines, checked)
+
+    def _look_at_each(self, lines: Lines, checked: Checked) -> None:
+        """Find out what each of these lines is beside those before it."""
+        add, ids, bad = self._ids.add, checked.ids, checked.bad
+        several, arrivals = checked.several, checked.arrivals
+        for place, line in enumerate(starmap(Line, lines.rows())):
+            if self._is_closed:
+                return
+            self.num_read += 1
+            if place in bad:
+                self._take_bad(line, BadLine(*bad[place]))
+                continue
+            first = add(ids[place], line.number)
+            if first is not None:
+                parsed = ParsedLine(Request(id=ids[place], prompt=""))
+                twice = id_given_before(parsed, line.text, line.number, first)
+                self._take_bad(line, twice, Remark(first))
+                continue
+            arrival = arrivals[place] if arrivals else 0.0
+            if arrival < self._last_arrival:
+                self._take_late(line, ids[place], arrival)
+            else:
+                self._last_arrival = arrival
+                self.arrivals.add(arrival, 1)
+                known = Lines()
+                known.append(line)
+                self._keep(known, [ids[place]], {0: several.get(place, _ONE)})
+
+    def _take_bad(self, line: Line, bad: BadLine, remark: Remark | None = None) -> None:
+        """Take in a line that is no request."""
+        if not line.index:
+            check_kind(line.text, self._requests.name)
+        self.num_bad += 1
+        self._report.add(bad)
+        self._keep_bad(replace(line, checksum=0), bad.id, remark)
+
+    def _take_late(self, line: Line, request_id: str, arrival: float) -> None:
+        """Take in a request that arrives before the one before it."""
+        raise NotImplementedError
+
+    def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:
+        """Take in requests with these ids; several: see Checked."""
+        raise NotImplementedError
+
+    def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:
+        """Take in a line that is no request, or not one beside others."""
+        raise NotImplementedError
+
+
+class FileLines(InputLines):
+    """Those of a file, which is checked whole before a line is given out.
+
+    earlier: the results that are there.  Of a line 4 bytes are held in memory, with those 5.
+    """
+
+    def __init__(
+        self,
+        requests: OpenInput,
+        report: ProblemReport,
+        earlier: EarlierResults | None,
+        *,
+        keep_going: bool,
+    ) -> None:
+        super().__init__(requests, report, keep_going=keep_going)
+        self._earlier = earlier
+        self._reader = requests.lines()
+        self._checksums, self._duplicates = array("I"), Duplicates()
+        self._is_answered = bytearray()  # of each line, if there are earlier results
+        self._found: dict[int, set[int]] = {}
+        self._num_read_again, self._ahead = 0, Lines()
+
+    @property
+    def num_to_answer(self) -> int | None:
+        """How many there are that no earlier run has answered, if that is known."""
+        return None if self.total is None else self.total - sum(self._is_answered)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more lines will be given out."""
+        return self._is_closed or (self._num_read_again == self.total and not self._ahead)
+
+    def next_batch(self) -> LineBatch | None:
+        """Return lines that are to be checked; see InputLines."""
+        if self._has_read_all:
+            return None
+        lines = self._reader.read_block(BATCH_LINES)
+        self._has_read_all = not lines.texts
+        return self._new_batch(lines) if lines.texts else None
+
+    def begin(self) -> None:
+        """Give out from here on what was checked.
+
+        Raises:
+            InvalidInput: there are bad lines, and they are not to be skipped.
+        """
+        if self.num_bad and not self._keep_going:
+            what_now = "nothing decoded. --keep-going to skip them."
+            raise InvalidInput(self._report, self.num_read, what_now)
+        self.total = self.num_read
+        self._reader = self._requests.lines()
+
+    def next_lines(self, most: int) -> Lines:
+        """Return lines that are to be answered; see InputLines."""
+        found = self._ahead.take(most)
+        while len(found) < most and not self.has_ended:
+            self._read_again()
+            found.extend(self._ahead.take(most - len(found)))
+        return found
+
+    def close(self) -> None:
+        """Read no more, and give out no more."""
+        super().close()
+        self._ahead = Lines()
+
+    def _read_again(self) -> None:
+        """Read the lines that come next, without those that are answered.
+
+        Raises:
+            InputError: there are none, where some were when they were checked.
+        """
+        first = self._num_read_again
+        numbers, texts = self._reader.read_block(BATCH_LINES)
+        if not texts:
+            raise InputError("the input has become shorter while it was read")
+        checksums = self._checksums[first : first + len(texts)].tolist()
+        count = len(checksums)  # what was added since then is left out
+        indexes = range(first, first + count)
+        self._num_read_again = indexes.stop
+        lines = Lines(list(indexes), list(numbers[:count]), texts[:count], checksums)
+        if 0 not in checksums and not self._is_answered:
+            self._ahead = lines
+            return
+        for line in starmap(Line, lines.rows()):
+            if not (self._is_answered and self._is_answered[line.index]):
+                number = None if line.checksum else self._duplicates.first_number(line.index)
+                self._ahead.append(line, None if number is None else Remark(number))
+
+    def lacking(self, index: int, answer: bytes) -> bytes:
+        """Return what of the answer to a line is to be written; see InputLines."""
+        found = self._found.pop(index, None)
+        if found is None:
+            return answer
+        lines = answer.splitlines(keepends=True)
+        left = [line for line in lines if decode_result_line(line)[0].index not in found]
+        return b"".join(left[: len(lines) - len(found)])
+
+    def _take_late(self, line: Line, request_id: str, arrival: float) -> None:  # noqa: ARG002 - see InputLines
+        raise BatchdecodeError(
+            f"line {line.number}: arrival_time goes back from {self._last_arrival:g} to "
+            f"{arrival:g}: workers are given lines as they stand, so sort them by arrival_time, "
+            "or run them without --workers"
+        )
+
+    def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:
+        self._checksums.extend(lines.checksums)
+        earlier = self._earlier
+        if earlier is None:
+            return
+        for place, (index, request_id) in enumerate(zip(lines.indexes, ids, strict=True)):
+            num_results, num_outputs = several.get(place, _ONE)
+            found = set(earlier.find(request_id, num_outputs))
+            is_answered = len(found) >= num_results
+            if found and not is_answered:
+                self._found[index] = found
+            self._is_answered.append(is_answered)
+
+    def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:
+        self._checksums.append(0)
+        if remark is not None:
+            self._duplicates.add(line.index, remark.first_number)
+        if self._earlier is not None:
+            self._is_answered.append(self._earlier.has_rejected(request_id, line.number))
+
+
+class PipeLines(InputLines):
+    """Those of a pipe, which a thread reads; they are checked as they come.
+
+    wake: called, by the thread, whenever more has come.
+    """
+
+    def __init__(
+        self,
+        requests: OpenInput,
+        report: ProblemReport,
+        wake: Callable[[], None],
+        *,
+        keep_going: bool,
+    ) -> None:
+        super().__init__(requests, report, keep_going=keep_going)
+        self._wake = wake
+        self._read: queue.Queue[Block | Exception | None] = queue.Queue(1)
+        self._ready = Lines()
+        threading.Thread(target=self._read_all, daemon=True).start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more lines will be given out."""
+        return not self._ready and (self._is_closed or self.is_checked)
+
+    def next_batch(self) -> LineBatch | None:
+        """Return lines that are to be checked; see InputLines."""
+        num_ahead = self._num_lines - self.num_read + len(self._ready)
+        is_full = num_ahead > MAX_AHEAD - BATCH_LINES
+        if self._has_read_all or is_full or self._read.empty():
+            return None
+        item = self._read.get()
+        if isinstance(item, Block):
+            return self._new_batch(item)
+        self._has_read_all = True  # or as much of it as can be
+        if item is not None:
+            if not isinstance(item, InputError) or not self._num_lines:
+                raise item
+            self.broken = item
+        return None
+
+    def next_lines(self, most: int) -> Lines:
+        """Return lines that are to be answered; see InputLines."""
+        return self._ready.take(most)
+
+    def close(self) -> None:
+        """Read no more, and give out no more."""
+        super().close()
+        self._ready = Lines()
+
+    def _take_late(self, line: Line, request_id: str, arrival: float) -> None:
+        request = Request(id=request_id, prompt="", arrival_time=arrival)
+        last, text = self._last_arrival, line.text
+        bad = arrival_goes_back(ParsedLine(request), text, line.number, last)
+        self._take_bad(line, bad, Remark(last_arrival=last))
+
+    def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:  # noqa: ARG002 - see InputLines
+        self._ready.extend(lines)
+
+    def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:  # noqa: ARG002 - see InputLines
+        if self._keep_going:
+            self._ready.append(line, remark)
+        else:
+            self.has_refused = self._is_closed = self._has_read_all = True
+
+    def _read_all(self) -> None:
+        """Put all lines into the queue, then None, or the exception that ended the reading."""
+        item: Block | Exception | None
+        lines = self._requests.lines()
+        try:
+            while (block := lines.read_block(BATCH_LINES)).texts:
+                self._read.put(block)
+                self._wake()
+            item = None
+        except Exception as error:  # it is raised again where the others are: # noqa: BLE001
+            item = error
+        self._read.put(item)
+        self._wake()
+
+
+# Who decodes which lines: given out as workers get on with them, and again when one dies.
+#
+# Rule: each line is with one worker or none, and what a worker has not answered when it dies is
+# given out again, so that nothing is lost, and nothing written twice.
+
+DEATHS_TOGETHER = 2
+"""After so many a line is suspected of them, and decoded by itself."""
+DEATHS_ALONE = 3
+"""After so many by itself, a line has failed."""
+MAX_FAILED_STARTS = 3  # with no worker ready in between
+MAX_FUTILE_DEATHS = 30  # of workers with lines, with none decoded in between
+MAX_BATCHES = 2  # that a worker has to check
+AHEAD_SECONDS = 0.2  # for which a worker has lines beside those in its slots
+MAX_AHEAD_LINES, MAX_AHEAD_BYTES = 4096, 4 * 2**20
+_NEWEST = 0.3  # how much of a rate is what was measured last
+_text_of = itemgetter(Line.__struct_fields__.index("text"))
+
+
+class FailedWorkerError(BatchdecodeError):
+    """What happened to a worker would happen to every other one."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.message)
+        self.traceback, self.is_input = failed.traceback, failed.is_input
+
+
+class _Member:
+    """A worker as the driver knows it.
+
+    held: what makes a `Line` of each that it has not answered, by index.  remarks: see Lines.
+    batches: what it has to check, in order.
+    is_alone: it has one line that is suspected, and is given no other one.
+    num_steps, now: how many steps were made in its place, and when the next one starts.
+    """
+
+    def __init__(self, num_steps: int = 0, now: float = 0.0) -> None:
+        self.num_steps, self.now = num_steps, now
+        self.is_ready = self.is_alone = False
+        self.held: dict[int, Row] = {}
+        self.remarks: dict[int, Remark] = {}
+        self.batches: deque[LineBatch] = deque()
+        self._num_bytes, self._rate, self._last = 0, 0.0, time.monotonic()
+
+    def give(self, lines: Lines) -> None:
+        """Take note that the worker is given lines."""
+        self.held.update(zip(lines.indexes, lines.rows(), strict=True))
+        self.remarks |= lines.remarks
+        self._num_bytes += sum(map(len, lines.texts))
+
+    def note_answered(self, indexes: list[int]) -> None:
+        """Take note that lines were answered."""
+        self.release(indexes)
+        now = time.monotonic()
+        rate = len(indexes) / max(now - self._last, 1e-3)
+        self._rate += _NEWEST * (rate - self._rate)
+        self._last = now
+        self.is_alone = self.is_alone and bool(self.held)
+
+    def release(self, indexes: list[int]) -> None:
+        """Take note that the worker has lines no more."""
+        self._num_bytes -= sum(map(len, map(_text_of, map(self.held.pop, indexes))))
+        if self.remarks:
+            for index in indexes:
+                self.remarks.pop(index, None)
+
+    def num_wanted(self, num_slots: int) -> int:
+        """Return how many lines more keep it busy until it is asked again; 0 for a few."""
+        if self._num_bytes > MAX_AHEAD_BYTES:
+            return max(0, num_slots - len(self.held))
+        ahead = min(max(num_slots // 2, int(self._rate * AHEAD_SECONDS)), MAX_AHEAD_LINES)
+        wanted = num_slots + ahead - len(self.held)
+        return wanted if wanted > ahead // 2 else 0
+
+
+class Driver:
+    """Has workers check and decode the lines of an input; iterates over what is answered.
+
+    num_slots: of each worker.  run: how the trace of one would begin, once one is ready.
+    num_restarts: how many workers were started in place of others.
+
+    Raises, in all but its constructor:
+        FailedWorkerError: a worker has told that it cannot go on.
+        BatchdecodeError: workers die before they have done anything, or whatever they do.
+        KeyboardInterrupt: a model has raised one.
+        InputError: the input is damaged or gone.
+    """
+
+    def __init__(self, transport: Transport, num_workers: int, num_slots: int) -> None:
+        self.run: RunEvent | None = None
+        self.num_restarts = 0
+        self._transport, self._num_slots = transport, num_slots
+        self.num_workers = num_workers
+        self._members = [_Member() for _ in range(num_workers)]
+        self._num_failed_starts = self._num_futile_deaths = 0
+        self._unchecked: deque[LineBatch] = deque()  # with workers that died
+        self._again, self._suspects = Lines(), Lines()
+        self._deaths: dict[int, int] = {}  # of lines, by index, as long as they have no answer
+        self._failed_checks: Counter[int] = Counter()  # by batch
+
+    def start(self) -> RunEvent:
+        """Start the workers; return how a trace of one begins when one is ready."""
+        for number in range(len(self._members)):
+            self._transport.start(number)
+        while self.run is None:
+            for number, report in self._transport.receive():
+                self._take(number, report)
+        return self.run
+
+    def check(self, lines: InputLines) -> None:
+        """Have all lines checked."""
+        while not lines.is_checked:
+            self._give_batches(lines)
+            if not lines.is_checked:
+                for number, report in self._transport.receive():
+                    self._take(number, report, lines)
+
+    def decode(self, lines: InputLines) -> Iterator[tuple[int, Answered | RestartEvent]]:
+        """Have all lines decoded; yield what is answered, each line once, and who is replaced."""
+        while True:
+            self._give_batches(lines)
+            self._give_lines(lines)
+            if lines.has_ended and not self._has_work:
+                return
+            for number, report in self._transport.receive():
+                restart = self._take(number, report, lines)
+                if restart is not None:
+                    yield number, restart
+                elif isinstance(report, Answered):
+                    yield number, report
+
+    def give_up(self, lines: InputLines) -> None:
+        """Give out no more, and have workers begin no more."""
+        lines.close()
+        self._again, self._suspects = Lines(), Lines()
+        for number, member in enumerate(self._members):
+            if member.held:
+                self._transport.send(number, Drop())
+
+    def finish(self) -> Iterator[tuple[int, Answered]]:
+        """Let the runs of workers that have nothing to do come to their end; yield what they tell.
+
+        One that dies now has no end.
+        """
+        left = {number for number, member in enumerate(self._members) if member.is_ready}
+        for number in left:
+            self._transport.send(number, Finish())
+        while left:
+            for number, report in self._transport.receive():
+                if isinstance(report, Finished | Died):
+                    left.discard(number)
+                elif isinstance(report, Answered):
+                    yield number, report
+
+    @property
+    def num_held(self) -> int:
+        """How many lines are with workers."""
+        return sum(len(member.held) for member in self._members)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._again or self._suspects or any(m.held for m in self._members))
+
+    def _take(
+        self, number: int, report: Report | Died, lines: InputLines | None = None
+    ) -> RestartEvent | None:
+        """Take in what has come of a worker; return how it was replaced if it has died."""
+        member = self._members[number]
+        match report:
+            case Answered():
+                self._take_answers(member, report)
+            case Checked() if lines is not None:
+                lines.take(member.batches.popleft(), report)
+            case Ready():
+                member.is_ready, self.run = True, report.run
+                self._num_failed_starts = 0
+            case Dropped(indexes):
+                member.release(indexes)
+            case Failed():
+                raise FailedWorkerError(report)
+            case StoppedByModel():
+                raise KeyboardInterrupt
+            case Died():
+                return self._replace(number, report)
+            case _:
+                pass
+        return None
+
+    def _take_answers(self, member: _Member, report: Answered) -> None:
+        """Take note of the lines that a worker has answered, and how far it is."""
+        indexes = report.indexes
+        member.num_steps, member.now = report.num_steps, report.now
+        if self._num_futile_deaths:
+            lost = {index for index, remark in member.remarks.items() if remark.deaths}
+            if not lost.issuperset(indexes):
+                self._num_futile_deaths = 0
+        member.note_answered(indexes)
+        if self._deaths:
+            for index in indexes:
+                self._deaths.pop(index, None)
+
+    # -- giving out ---------------------------------------------------------------------------
+
+    def _give_batches(self, lines: InputLines) -> None:
+        """Give lines to be checked to workers that have few."""
+        for number, member in enumerate(self._members):
+            while member.is_ready and len(member.batches) < MAX_BATCHES:
+                batch = self._unchecked.popleft() if self._unchecked else lines.next_batch()
+                if batch is None:
+                    return
+                member.batches.append(batch)
+                numbers, texts = batch.lines
+                self._transport.send(number, Check(list(numbers), texts))
+
+    def _give_lines(self, lines: InputLines) -> None:
+        """Give lines to be decoded to workers that have few: to several of them in turn.
+
+        So few that are left are spread, and those that arrive together.
+        """
+        wanting: list[tuple[int, int]] = []
+        for number, member in enumerate(self._members):
+            if not member.is_ready or member.is_alone:
+                continue
+            if self._suspects and not member.held:
+                member.is_alone = True
+                self._give(number, self._suspects.take(1))
+            elif wanted := member.num_wanted(self._num_slots):
+                wanting.append((number, wanted))
+        given = {number: Lines() for number, _ in wanting}
+        while wanting:
+            left = []
+            share = max(1, self._num_slots // 4) if len(wanting) > 1 else wanting[0][1]
+            for number, wanted in wanting:
+                portion = self._again.take(min(wanted, share))  # of a worker that died
+                portion.extend(lines.next_lines(min(wanted, share) - len(portion)))
+                given[number].extend(portion)
+                if len(portion) == share < wanted:
+                    left.append((number, wanted - share))
+            wanting = left
+        for number, portion in given.items():
+            if portion:
+                self._give(number, portion)
+
+    def _give(self, number: int, lines: Lines) -> None:
+        self._members[number].give(lines)
+        self._transport.send(number, Decode(lines))
+
+    # -- deaths -------------------------------------------------------------------------------
+
+    def _replace(self, number: int, died: Died) -> RestartEvent:
+        """Start a worker in place of one that has died, and give out again what that had.
+
+        It goes on where the one before it was when it told something last: so the steps in its
+        place are one line, for the trace, the numbers and the results alike.
+
+        A line that was with so many that died is decoded by itself: so one that is the cause is
+        found, and its neighbours are not taken for it.  What dies with its machine tells nothing of
+        lines.
+        """
+        member, how, num_faults = self._members[number], died.how, int(not died.is_machine)
+        self._members[number] = _Member(member.num_steps, member.now)
+        if not member.is_ready:
+            self._num_failed_starts += num_faults
+            if self._num_failed_starts == MAX_FAILED_STARTS:
+                raise BatchdecodeError(
+                    f"{MAX_FAILED_STARTS} workers in a row died while they started; the last {how}"
+                )
+        if member.held:
+            self._num_futile_deaths += num_faults
+            if self._num_futile_deaths == MAX_FUTILE_DEATHS:
+                raise BatchdecodeError(
+                    f"{MAX_FUTILE_DEATHS} workers in a row died, and none has answered anything; "
+                    f"the last {how}"
+                )
+        self._unchecked.extend(member.batches)
+        if member.batches and num_faults:
+            self._note_failed_check(member.batches[0], how)
+        for index, row in member.held.items():
+            line, remark = Line(*row), member.remarks.get(index)
+            num_deaths = self._deaths[index] = self._deaths.get(index, 0) + num_faults
+            if num_deaths < DEATHS_TOGETHER:
+                self._again.append(line, remark)
+            elif num_deaths < DEATHS_TOGETHER + DEATHS_ALONE or not member.is_alone:
+                self._suspects.append(line, remark)
+            else:
+                why = f"{DEATHS_ALONE} workers died that decoded nothing else; the last {how}"
+                self._again.append(line, replace(remark or Remark(), deaths=why))
+        self.num_restarts += 1
+        restart = RestartEvent(
+            worker=number,
+            step=member.num_steps,
+            time=member.now,
+            reason=died.reason,
+            code=died.code,
+        )
+        self._transport.start(number, replace(restart, worker=None))
+        return restart
+
+    def _note_failed_check(self, batch: LineBatch, how: str) -> None:
+        """Take note that a worker has died that was to check this batch.
+
+        Raises:
+            BatchdecodeError: it was not the first one.
+        """
+        self._failed_checks[batch.number] += 1
+        if self._failed_checks[batch.number] == DEATHS_TOGETHER + DEATHS_ALONE:
+            numbers = batch.lines.numbers
+            first, last = numbers[0], numbers[-1]
+            raise BatchdecodeError(
+                f"each worker died that was to read lines {first} to {last}; the last {how}"
+            )
+
+
+# What becomes of what workers tell beside their answers: a trace, a picture and numbers.
+
+
+class _Told(NamedTuple):
+    """What is known of a worker.  It is replaced as a whole: any thread may read it.
+
+    totals: its own, see decode_totals; b"" before it has told any.  earlier: of those in its place
+    that have died.  num_answered: lines, by all of them.  num_begun: those that are in its engine.
+    now: when its next step starts.
+    """
+
+    totals: bytes
+    earlier: RunTotals | None
+    state: EngineState
+    num_answered: int
+    num_begun: int
+    now: float = 0.0
+
+
+class Standings:
+    """Takes in what workers tell of themselves.
+
+    run: how the trace of one begins.  lines: what is to be answered.
+    """
+
+    def __init__(self, run: RunEvent, num_workers: int, lines: InputLines) -> None:
+        self._run, self._lines, self._num_to_answer = run, lines, lines.num_to_answer
+        self._idle = EngineState(run.batch)
+        self._told = [_Told(b"", None, self._idle, 0, 0)] * num_workers
+
+    def take(self, number: int, answered: Answered) -> None:
+        """Take in what a worker has told."""
+        known = self._told[number]
+        self._told[number] = _Told(
+            answered.totals or known.totals,
+            known.earlier,
+            answered.state or known.state,
+            known.num_answered + len(answered.indexes),
+            answered.num_begun,
+            answered.now,
+        )
+
+    def lose(self, number: int) -> None:
+        """Take note that a worker has died, and that there is another one in its place."""
+        known = self._told[number]
+        earlier = of_the_dead(self._totals(known)) if known.totals else known.earlier
+        self._told[number] = _Told(b"", earlier, self._idle, known.num_answered, 0, known.now)
+
+    @property
+    def num_begun(self) -> int:
+        """How many lines are in an engine."""
+        return sum(told.num_begun for told in self._told)
+
+    @property
+    def backlog(self) -> Unread:
+        """Lines that no engine has begun, by what has arrived for the worker that is furthest."""
+        if self._num_to_answer is None:
+            return NOTHING_UNREAD
+        num_left = self._num_to_answer - sum(t.num_answered + t.num_begun for t in self._told)
+        now = max(told.now for told in self._told)
+        coming = min(num_left, self._lines.arrivals.left(now).coming)
+        return Unread(num_left - coming, coming)
+
+    def engines(self) -> list[tuple[EngineState, RunTotals]]:
+        """Return, by worker, how it stands and what it has done."""
+        return [(told.state, self._totals(told)) for told in list(self._told)]
+
+    def summary(self, slo: Slo | None) -> RunSummary:
+        """Return the numbers of all workers."""
+        return summarize_workers([self._totals(told) for told in self._told], self._run, slo)
+
+    def _totals(self, told: _Told) -> RunTotals:
+        """Return what a worker has done, with all that were in its place before it."""
+        earlier = told.earlier
+        if not told.totals:
+            return nothing_done(self._run) if earlier is None else earlier
+        totals = decode_totals(told.totals)
+        return totals if earlier is None else in_turn(earlier, totals)
+
+
+class WorkersRecord(Gauges):
+    """Takes what workers tell to the trace, the view and the numbers.
+
+    run: how the trace of one begins.  files: see locked_files.
+    exposition, spans: what tells others of it.
+
+    Raises:
+        OutputError: the file of the trace cannot be opened.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        run: RunEvent,
+        num_workers: int,
+        lines: InputLines,
+        title: str,
+        files: Mapping[str, OutFile],
+        exposition: "Exposition | None",
+        spans: "SpanSender | None",
+    ) -> None:
+        self._options, self._run, self._title, self.files = options, run, title, files
+        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
+        self._standings = Standings(run, num_workers, lines)
+        self._num_steps = [0] * num_workers
+        self._fold: RequestFold | WorkerFolds | None = None
+        self.view = _open_view(options, run, num_workers, lines.total, title, self)
+        self._fold = self.view.workers or self.view.fold
+        self._timelines = ByWorker(_new_timeline) if options.report is not None else None
+        self._series = None
+        if options.timeseries is not None:
+            from .series import WorkersSeriesWriter  # noqa: PLC0415 - few runs need it
+
+            sink, interval = files["--timeseries"].open(), options.timeseries_interval
+            self._series = WorkersSeriesWriter(sink, interval, run, num_workers)
+        self._spans = spans
+        whole = replace(run, workers=num_workers)
+        if self._trace is not None:
+            self._trace.write([whole])
+        if self._timelines is not None:
+            self._timelines.add(whole)
+        if spans is not None:
+            for number in range(num_workers):
+                spans.take([run], number)
+        if exposition is not None:
+            from batcher.metrics.prometheus import WorkersCollector  # noqa: PLC0415 - an extra
+
+            engines = self._standings.engines
+            told = WorkersCollector(run, options.model, engines, lambda: self._standings.backlog)
+            exposition.tell(told)
+
+    def take(self, number: int, told: Answered) -> None:
+        """Take in what a worker has told."""
+        self._standings.take(number, told)
+        self._num_steps[number] = told.num_steps
+        events = self._named(told.events)
+        self._keep(number, events)
+        if self._spans is not None:
+            self._spans.take(events, number)
+        view, fold = self.view, self._fold
+        if fold is not None:
+            with view.lock:
+                for event in events:
+                    fold.take(event)
+                view.paces[number].step = max(told.num_steps - 1, 0)
+            view.after_step(max(self._num_steps) - 1)
+
+    def _named(self, events: list[Event]) -> list[Event]:
+        """Return the events of a worker as the run has them; one alone has no number."""
+        if len(self._num_steps) > 1:
+            return events
+        return [replace(event, worker=None) for event in events if not isinstance(event, RunEvent)]
+
+    def _keep(self, number: int, events: list[Event]) -> None:
+        """Pass events of a worker on to the files."""
+        if self._series is not None:
+            self._series.take(number, events)
+        if self._trace is not None:
+            self._trace.write(events)
+        if self._timelines is not None:
+            for event in events:
+                self._timelines.add(event)
+
+    def restart(self, number: int, restart: RestartEvent) -> None:
+        """Take note that a worker has died, and that there is another one in its place."""
+        self._standings.lose(number)
+        events = self._named([restart])
+        self._keep(number, events)
+        if self._spans is not None:
+            self._spans.take(events, number)
+        fold = self._fold
+        if fold is not None:
+            with self.view.lock:
+                for event in events:
+                    fold.take(event)
+
+    def flush(self) -> None:
+        """Write what the trace has kept.
+
+        Raises:
+            WriteError, BrokenPipeError: its file takes no more.
+        """
+        if self._trace is not None:
+            self._trace.flush()
+
+    @property
+    def has_events(self) -> bool:
+        """Whether it is to be told of all that happens."""
+        kept = (self._trace, self._timelines, self._series, self._spans)
+        return any(each is not None for each in kept)
+
+    def read_gauges(self) -> GaugeReading:
+        """Return how things stand; see Gauges."""
+        queued, coming = self._standings.backlog
+        fold = self._fold
+        own = [] if fold is None else [found for found in fold.open if not is_follower(found)]
+        queued += sum(found.admission is None for found in own)
+        coming += max(self._standings.num_begun - sum(not found.index for found in own), 0)
+        return GaugeReading(0.0, 0, None, None, queued, coming)
+
+    def close(self) -> None:
+        """End the picture and the trace."""
+        self.view.close()
+        try:
+            if self._trace is not None:
+                self._trace.close()
+        finally:
+            if self._series is not None:
+                self._series.close(self._num_steps)
+
+    def conclude(self, results: str | None, *, is_complete: bool, elapsed: float) -> None:
+        """Say what happened, to the person and to the programs that want to know.
+
+        results: what messages call the file of results, if there is one.
+        """
+        options, run, timelines = self._options, self._run, None
+        failures: dict[str, Exception] = {}
+        if Wanted.by(options).numbers:
+            if (recorded := self._timelines) is not None:
+                timelines, run = recorded.close(), recorded.run
+            failures = tell_summary(
+                options,
+                self._standings.summary(options.limits),
+                run,
+                self._title,
+                timelines,
+                self.files,
+                results,
+                elapsed=elapsed,
+                is_complete=is_complete,
+            )
+        for failure in failures.values():
+            raise failure
+        close_spans(self._spans, self._num_steps, is_quiet=options.quiet)
+
+
+def _new_timeline() -> "PageTimeline":
+    from batcher.page.records import PageTimeline  # noqa: PLC0415 - as above
+
+    return PageTimeline()
+
+
+def _open_view(
+    options: RunOptions,
+    run: RunEvent,
+    num_workers: int,
+    total: int | None,
+    title: str,
+    gauges: WorkersRecord,
+) -> View:
+    return open_view(
+        RunPlan(
+            title,
+            run.policy,
+            num_workers * options.batch,
+            total,
+            is_timed=bool(run.step_time),
+            num_workers=num_workers,
+        ),
+        gauges,
+        live="always" if has_picture(options) else "never",
+        is_quiet=options.quiet,
+        color=options.color,
+        pace=None,
+        is_piped=options.output is None and is_pipe(stdout_descriptor()),
+        has_others=options.output is None and is_same_terminal(stdout_descriptor(), 2),
+        has_stdin=False,
+    )
+
+
+BAD_INPUT = 2  # an exit status
+_MAX_KINDS = 5  # of what workers say
+
+
+def run_by_workers(
+    options: RunOptions,
+    num_workers: int,
+    stop: StopSignals,
+    command: str,
+    workers: AbstractContextManager[Transport] | None = None,
+) -> int:
+    """Carry out `batchdecode run --workers N`; return its exit status.
+
+    command: what continues this run if it ends early.
+    workers: leads to as many, which are started when it is asked; None for what the options say.
+
+    Raises:
+        BatchdecodeError: the input, an option or a file is not right.
+        BrokenPipeError: whoever reads the output has gone.
+        Interrupted: a signal came before the first line was decoded.
+    """
+    with (
+        open_input(options.input, stop.waiting) as requests,
+        locked_files(options, requests.status) as files,
+    ):
+        spans = opened_spans(options, num_workers)
+        with (
+            results_file(options, stop.waiting) as file,
+            opened_exposition(options, files.get("--metrics-file")) as exposition,
+        ):
+            options = dataclasses.replace(options, output=file.path)
+            leftover = find_leftover(options, requests, file)
+            with workers or _workers_of(options, num_workers, stop) as transport:
+                driver = Driver(transport, num_workers, options.batch)
+                try:
+                    start = driver.start()
+                    with prepare(options, requests, leftover, start) as resumption:
+                        if resumption.has_finished:
+                            parser = parser_for_any_model()
+                            status = conclude_finished(
+                                resumption, requests, parser, options, stop.waiting
+                            )
+                            if status is not None:
+                                return status
+                        report = ProblemReport(requests.name, options.color)
+                        lines = _open_lines(
+                            options, requests, report, resumption, driver, transport
+                        )
+                        title = requests.name.rpartition("/")[2]
+                        try:
+                            record = WorkersRecord(
+                                options, start, num_workers, lines, title, files, exposition, spans
+                            )
+                            run = _WorkersRun(
+                                options, driver, lines, report, file, resumption, record
+                            )
+                            return run.carry_out(stop, command)
+                        except Interrupted:  # before the first line, or after the last one
+                            now = f"stopped by {stop.name}", f"continue with: {command}"
+                            tell_ending(options, None, file, resumption, *now)
+                            return stop.exit_status
+                except FailedWorkerError as error:
+                    say(printable_lines(error.traceback))
+                    raise
+
+
+class _WorkersRun:
+    """A run whose workers are ready.
+
+    Raises:
+        BatchdecodeError: the file of results cannot be opened.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        driver: Driver,
+        lines: InputLines,
+        report: ProblemReport,
+        file: ResultsFile,
+        resumption: Resumption,
+        record: WorkersRecord,
+    ) -> None:
+        look_seldom()
+        self._started = time.monotonic()
+        self._options, self._driver, self._lines = options, driver, lines
+        self._report, self._file, self._resumption = report, file, resumption
+        if not options.quiet:
+            say(printable_lines(resumption.describe(lines.total)))
+        earlier = resumption.earlier
+        first = earlier.num_complete if earlier else 0
+        self._order = InputOrder(first) if options.keep_order else None
+        self._record, output = record, options.output
+        sink = stdout_beside(record.view) if output is None else resumption.open_results(output)
+        self._results = ResultWriter(sink)
+        self._num_failed, self._first_failure, self._is_complete = 0, "", False
+        self._is_over = False  # and what was done is more than what was written
+        self._said: set[str] = set()
+
+    def carry_out(self, stop: StopSignals, command: str) -> int:
+        """Run to the end, and say how that went; return the exit status."""
+        status, remark = self._carry_out(stop)
+        say(self._report.closing())
+        elapsed = time.monotonic() - self._started
+        if not self._is_over:
+            self._record.conclude(self._file.name, is_complete=self._is_complete, elapsed=elapsed)
+        num_restarts = self._driver.num_restarts
+        if num_restarts and not self._options.quiet:
+            say(f"  {counted(num_restarts, 'worker')} replaced, which had died\n")
+        if self._first_failure:
+            say(printable_lines(f"first failure: {self._first_failure}\n"))
+        refuse_rest(self._report, self._lines)
+        what_now = f"continue with: {command}"
+        if not remark and self._has_given_up:
+            remark = f"stopped after {counted(self._num_failed, 'failed request')}"
+            what_now = "to go on, add --resume and raise --max-errors"
+        if remark:
+            results, file, resumption = self._results, self._file, self._resumption
+            tell_ending(self._options, results, file, resumption, remark, what_now)
+        return status or (1 if self._num_failed else 0)
+
+    def _carry_out(self, stop: StopSignals) -> tuple[int, str]:
+        """Run to the end; return the exit status, and why it came early if it did."""
+        lines, resumption = self._lines, self._resumption
+        try:
+            try:
+                resumption.begin()
+                self._decode(stop)
+            finally:
+                stop.before_wait = None
+                try:
+                    self._write_rest()
+                finally:
+                    self._record.close()
+            settle_files(self._record.files, self._file)
+            if not (self._has_given_up or lines.has_refused or lines.broken):
+                self._is_complete = True
+                resumption.finish()
+        except KeyboardInterrupt as error:
+            self._is_over = not isinstance(error, Interrupted)  # at once
+            return stop.exit_status, f"stopped by {stop.name}"
+        except (OutputError, ResumeError):  # there is no run yet, or none to go on with
+            raise
+        except FailedWorkerError as error:
+            self._is_over = True
+            say(printable_lines(error.traceback))
+            return BAD_INPUT if error.is_input else 1, f"error: {error}"
+        except (WriteError, BatchdecodeError) as error:
+            self._is_over = True
+            return BAD_INPUT if isinstance(error, InputError) else 1, f"error: {error}"
+        return 0, ""
+
+    @property
+    def _has_given_up(self) -> bool:
+        return self._num_failed >= (self._options.max_errors or float("inf"))
+
+    def _decode(self, stop: StopSignals) -> None:
+        """Have all lines decoded, and write what they are answered with.
+
+        Raises:
+            Interrupted: a signal came.
+            KeyboardInterrupt, FailedWorkerError, BatchdecodeError, InputError: see Driver.
+            WriteError, BrokenPipeError: the output takes no more.
+        """
+        earlier, order = self._resumption.earlier, self._order
+        if earlier is not None and order is not None:
+            for index, answer in earlier.kept():
+                self._results.write(order.put(index, answer))
+        stop.before_wait, stop.before_pause = self._show_all, self._record.view.step_aside
+        has_given_up = False
+        for number, told in self._driver.decode(self._lines):
+            if isinstance(told, RestartEvent):
+                self._record.restart(number, told)
+                continue
+            self._record.take(number, told)
+            self._write(told)
+            if self._has_given_up and not has_given_up:
+                has_given_up = True
+                self._driver.give_up(self._lines)
+            if stop.received is not None:
+                raise Interrupted
+        for number, told in self._driver.finish() if self._record.has_events else ():
+            self._record.take(number, told)
+
+    def _show_all(self) -> float:
+        """Show what there is before the run waits; return when to do so again, see View."""
+        self._results.flush()
+        self._record.flush()
+        return self._record.view.refresh()
+
+    def _write(self, answered: Answered) -> None:
+        """Write what is answered, and say what is to be said."""
+        results, lines, order = self._results, self._lines, self._order
+        if order is None and self._resumption.earlier is None:
+            results.write([answered.answers])
+        else:
+            for index, answer in answered.by_line():
+                lacking = lines.lacking(index, answer)
+                results.write([lacking] if order is None else order.put(index, lacking))
+        self._num_failed += answered.num_failed
+        self._first_failure = self._first_failure or answered.first_failure
+        said = answered.said
+        if said and said not in self._said and len(self._said) < _MAX_KINDS:
+            self._said.add(said)
+            self._report.tell(said)
+        if self._report.news:
+            self._record.view.write_message(self._report.take())
+
+    def _write_rest(self) -> None:
+        """Write what is kept back for its turn, and end the file."""
+        try:
+            for answer in () if self._order is None else self._order.rest():
+                self._results.write([answer])
+        finally:
+            if self._order is not None:
+                self._order.close()
+            self._results.close()
+
+
+def _workers_of(
+    options: RunOptions, num_workers: int, stop: StopSignals
+) -> AbstractContextManager[Transport]:
+    """Return what leads to the workers that the options ask for.
+
+    Raises:
+        BatchdecodeError: what is needed for that is not there.
+    """
+    if options.on is None:
+        from .worker import Processes  # noqa: PLC0415 - with it comes multiprocessing
+
+        return Processes(options, num_workers, stop.waiting)
+    from .ray_workers import Actors  # noqa: PLC0415 - with it comes Ray
+
+    return Actors(options, num_workers, options.on.partition(":")[2], stop.waiting)
+
+
+def _open_lines(
+    options: RunOptions,
+    requests: OpenInput,
+    report: ProblemReport,
+    resumption: Resumption,
+    driver: Driver,
+    transport: Transport,
+) -> InputLines:
+    """Return the lines of the input; those of a file are checked.
+
+    Raises:
+        InvalidInput: a file has bad lines, and they are not to be skipped.
+    """
+    keep_going = options.keep_going or options.max_errors is not None
+    if not requests.is_file:
+        return PipeLines(requests, report, transport.wake, keep_going=keep_going)
+    lines = FileLines(requests, report, resumption.earlier, keep_going=keep_going)
+    try:
+        driver.check(lines)
+        lines.begin()
+    finally:
+        say(requests.take_notes() + report.closing())
+    return lines

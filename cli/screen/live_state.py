@@ -1,0 +1,832 @@
+"""How far a run is, in words and figures: for the header of the live view and for plain lines."""
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batcher.errors import InvariantError
+from batcher.events import FinishEvent, RejectEvent, RestartEvent, RunEvent
+from batcher.trace.run import (
+    FAILURES,
+    AdmissionRecord,
+    FoldNews,
+    RequestFold,
+    RequestTimeline,
+    StepDrafts,
+    is_follower,
+    label_of,
+)
+from batcher.trace.timeline import MAX_STEPS, Stretch, Timeline
+from batcher.trace.worker_folds import WorkerFolds
+
+from .summary import BLOCKED_CAUSES, RESTART_REASONS
+from .terminal import UNFINISHED, counted, number, whole_percent
+from .view import GaugeReading, RunPlan
+
+# A whole run in little, of whatever length: how busy slots were and how long the queue was.
+#
+# Steps are put into at most NUM_CELLS cells; when they are full, every two become one.  What is
+# kept is exact all the same: a cell knows how many spans began and ended in it, and how far in.
+
+MAX_ROWS = 16
+"""Slots beyond these share rows, as many as it takes."""
+NUM_CELLS = 512
+MAX_BUFFERED = 3 * 4096
+"""Numbers, three for each span."""
+
+Counts: TypeAlias = NDArray[np.int64]
+OpenSpans: TypeAlias = Sequence[tuple[int, int]]
+"""Slots that are held, and since which step."""
+
+
+class RunHistory:
+    """Takes in spans in slots, in any order.
+
+    rows: the slots of each row.  steps_per_cell: grows with the run.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self._slots_per_row = -(-batch_size // MAX_ROWS)
+        starts = range(0, batch_size, self._slots_per_row)
+        self.rows = [range(first, min(first + starts.step, batch_size)) for first in starts]
+        self.steps_per_cell = 1
+        # By row and cell: how many begin or, less, end there, and how many steps into the cell.
+        shape = len(self.rows), NUM_CELLS
+        self._changes: Counts = np.zeros(shape, np.int64)
+        self._offsets: Counts = np.zeros(shape, np.int64)
+        self._admissions: Counts = np.zeros(shape, np.int64)
+        self._held = array("q")  # to be taken in
+
+    def held(self, spans: Iterable[int]) -> None:
+        """Take in which slot was used over which steps start..end, exclusive.
+
+        spans: slot, start and end of one after the other.
+        """
+        self._held.extend(spans)
+        if len(self._held) >= MAX_BUFFERED:
+            self._take_in()
+
+    def used(self, num_steps: int, num_cells: int, held: OpenSpans) -> NDArray[np.float64]:
+        """Return how many slots of each row were used on average, [rows, num_cells].
+
+        num_steps: of the run; each of `num_cells` shows as many of them.
+        """
+        totals = self._totals(num_steps, num_cells)
+        edges = np.linspace(0, num_steps, num_cells + 1)
+        for slot, start in held:
+            totals[slot // self._slots_per_row] += np.maximum(edges - start, 0)
+        return np.diff(totals, axis=1) * num_cells / num_steps
+
+    def admissions(self, num_steps: int, held: OpenSpans) -> Counts | None:
+        """Return how many sequences were admitted in each step, [rows, num_steps].
+
+        None for a run of more steps than cells.
+        """
+        self._take_in()
+        if self.steps_per_cell > 1 or num_steps > NUM_CELLS:
+            return None
+        found = self._admissions[:, :num_steps].copy()
+        for slot, start in held:
+            if start < num_steps:  # of a step under way the first may be known already
+                found[slot // self._slots_per_row, start] += 1
+        return found
+
+    def _totals(self, num_steps: int, num_cells: int) -> NDArray[np.float64]:
+        """Return the slot-steps of each row up to each of the cells' edges, [rows, edges]."""
+        self._take_in()
+        size = self.steps_per_cell
+        running = np.cumsum(self._changes, axis=1)  # after each cell
+        sums = np.zeros((len(self.rows), NUM_CELLS + 1))
+        np.cumsum(running * size - self._offsets, axis=1, out=sums[:, 1:])
+        edges = np.linspace(0, num_steps, num_cells + 1)
+        boundaries = np.minimum(np.arange(NUM_CELLS + 1) * size, num_steps)  # of the last, a part
+        return np.array([np.interp(edges, boundaries, row) for row in sums])
+
+    def _take_in(self) -> None:
+        if not self._held:
+            return
+        slots, starts, ends = np.array(self._held).reshape(-1, 3).T
+        rows = slots // self._slots_per_row
+        del self._held[:]
+        while ends.max() > self.steps_per_cell * NUM_CELLS:
+            odd = self._changes[:, 1::2]  # every cell is to stand for twice as many steps
+            offsets = self._offsets[:, ::2] + self._offsets[:, 1::2]
+            self._offsets = _in_front(offsets + odd * self.steps_per_cell)
+            self._changes = _in_front(self._changes[:, ::2] + odd)
+            self._admissions = _in_front(self._admissions[:, ::2] + self._admissions[:, 1::2])
+            self.steps_per_cell *= 2
+        for steps, sign in ((starts, 1), (ends, -1)):
+            # A run of as many steps as the cells hold ends just behind the last of them.
+            inside = steps < self.steps_per_cell * NUM_CELLS
+            cells, offsets = np.divmod(steps[inside], self.steps_per_cell)
+            place = rows[inside], cells
+            np.add.at(self._changes, place, sign)
+            np.add.at(self._offsets, place, sign * offsets)
+        np.add.at(self._admissions, (rows, starts // self.steps_per_cell), 1)
+
+
+class QueueDepths:
+    """How long the queue was from some steps on: each length up to the step of the next.
+
+    Where `add` has too many, the longest stays of those in the same few steps.
+    """
+
+    def __init__(self, steps: Iterable[int] = (), lengths: Iterable[int] = ()) -> None:
+        self._steps, self._lengths = array("q", steps), array("q", lengths)
+        self._size = 1  # how many steps have one length at most
+
+    def add(self, step: int, length: int) -> None:
+        """Take in how long it was after `step`, one after those before."""
+        if self._steps and step // self._size == self._steps[-1] // self._size:
+            self._lengths[-1] = max(self._lengths[-1], length)
+            return
+        self._steps.append(step)
+        self._lengths.append(length)
+        if len(self._steps) > 2 * NUM_CELLS:
+            known = zip(self._steps, self._lengths, strict=True)
+            self._steps, self._lengths = array("q"), array("q")
+            self._size *= 2
+            for each in known:
+                self.add(*each)
+
+    def at(self, step: int) -> int:
+        """Return how long it was after `step`."""
+        return self._lengths[max(bisect_right(self._steps, step) - 1, 0)]
+
+    def stretches(self, num_steps: int) -> list[Stretch]:
+        """Return how long it was in the steps of a run of `num_steps`."""
+        steps = [0, *self._steps[1:], num_steps]
+        return [Stretch(*each) for each in zip(steps, steps[1:], self._lengths, strict=False)]
+
+    def highest(self, num_steps: int, num_cells: int) -> Counts:
+        """Return the longest it was in each cell of a run of `num_steps`, [num_cells]."""
+        if not self._steps:
+            return np.zeros(num_cells, np.int64)
+        edges = np.arange(num_cells + 1) * num_steps // num_cells
+        steps, lengths = np.array(self._steps), np.append(self._lengths, 0)
+        first = np.maximum(np.searchsorted(steps, edges[:-1], "right") - 1, 0)
+        last = np.maximum(np.searchsorted(steps, edges[1:], "left"), first + 1)
+        found: Counts = np.maximum.reduceat(lengths, np.stack([first, last], axis=1).ravel())[::2]
+        return found
+
+
+def _in_front(cells: Counts) -> Counts:
+    """Return `cells`, and as many again that are empty."""
+    return np.concatenate([cells, np.zeros_like(cells)], axis=1)
+
+
+# What a slot holds now, as it stands in the fold of the run's events.
+
+MAX_LABEL = 200
+"""The most of an id that is shown; a column shows less of it."""
+
+NOBODY = RequestTimeline("", 0, "sample")
+
+Mark = Literal["", "ended", "admitted", "preempted", "failed"]
+"""What has happened in a slot; a later one of these hides those before it."""
+
+
+class WorkerPace:
+    """How far a worker is: `step` is the last that it has made; by default as far as the run."""
+
+    __slots__ = ("step",)
+
+    def __init__(self) -> None:
+        self.step = MAX_STEPS
+
+
+class SlotState:
+    """A slot's newest sequence, and how busy the slot was before it.
+
+    Of the steps it is asked about, those count that its worker has made.
+    name: its number, and of several workers which one it is of.
+    num_left, num_steps: how many sequences have left the slot, and for how many steps they held it.
+    mark: what has happened here since that was last asked for, but for an admission.
+    """
+
+    __slots__ = ("_fold", "_num_seen", "_number", "_pace", "mark", "name", "num_left", "num_steps")
+
+    def __init__(self, number: int, fold: RequestFold, pace: WorkerPace, name: str) -> None:
+        self._number, self._fold, self._pace, self.name = number, fold, pace, name
+        self.num_left = self.num_steps = self._num_seen = 0
+        self.mark: Mark = ""
+
+    def own_step(self, step: int) -> int:
+        """Return the last step that its worker has made by `step` of the run."""
+        return min(step, self._pace.step)
+
+    @property
+    def request(self) -> RequestTimeline:
+        """Its newest sequence; one that asks for nothing before the first."""
+        return self._fold.slots.get(self._number, NOBODY)
+
+    @property
+    def _admission(self) -> AdmissionRecord | None:
+        """How that came here; it may have gone on to another slot."""
+        request = self._fold.slots.get(self._number, NOBODY)  # as below: asked in every frame
+        for admission in reversed(request.admissions):
+            if admission.event.slot == self._number:
+                return admission
+        return None
+
+    @property
+    def end(self) -> int | None:
+        """The step after its last one here; None while it holds the slot."""
+        admission = self._admission
+        if admission is None:
+            return 0
+        if admission.preempt is not None:
+            return admission.preempt.step
+        finish = self._fold.slots[self._number].finish
+        return None if finish is None else finish.step + 1
+
+    @property
+    def outcome(self) -> str | None:
+        """Why it left the slot; None while it has not."""
+        admission, finish = self._admission, self.request.finish
+        if admission is not None and admission.preempt is not None:
+            return "preempted"
+        return None if finish is None else finish.reason
+
+    @property
+    def first_token(self) -> int | None:
+        """The step that gave its first token here; None while there is none."""
+        admission = self._admission
+        return None if admission is None else admission.first_token
+
+    @property
+    def has_long_prefill(self) -> bool:
+        """Whether it takes more than one step up to its first token, as far as is known."""
+        admission = self._admission
+        return admission is not None and admission.first_token != admission.event.step
+
+    def drafts_of(self, step: int) -> StepDrafts | None:
+        """Return the drafts that `step` verified for the newest sequence; None if there are none.
+
+        Of the steps it has made, only the newest that had any is known.
+        """
+        admission, step = self._admission, self.own_step(step)
+        drafts = None if admission is None else admission.drafts
+        latest = None if drafts is None else drafts.latest
+        return latest if latest is not None and latest.step == step else None
+
+    @property
+    def label(self) -> str:
+        """What it is called, without the middle if that is very long."""
+        label = self.request.label
+        if len(label) > MAX_LABEL:
+            return label[: MAX_LABEL // 2] + label[-MAX_LABEL // 2 :]
+        return label
+
+    @property
+    def num_admitted(self) -> int:
+        """How many sequences the slot has served, the newest included."""
+        return self.num_left + (self.end is None)
+
+    def take_mark(self) -> Mark:
+        """Return what has happened here since the last call."""
+        mark, self.mark = self.mark, ""
+        num_seen, self._num_seen = self._num_seen, self.num_admitted
+        is_hidden = mark in ("preempted", "failed")
+        return "admitted" if self._num_seen > num_seen and not is_hidden else mark
+
+    def is_prefilling(self, step: int) -> bool:
+        """Return whether the newest sequence has no more than its first token after `step`."""
+        first_token = self.first_token
+        return first_token is None or first_token >= self.own_step(step)
+
+    def is_busy(self, step: int) -> bool:
+        """Return whether the slot was used in `step`, the last one made; -1 is before the first."""
+        end = self.end
+        return end is None or end > max(self.own_step(step), 0)
+
+    def busy_steps(self, step: int) -> int:
+        """Return in how many steps up to `step` the slot was used."""
+        admission = self._admission
+        if admission is None or self.end is not None:
+            return self.num_steps
+        return self.num_steps + self.own_step(step) + 1 - admission.event.step
+
+    def tokens_after(self, step: int) -> int:
+        """Return how many tokens the newest sequence has after `step`."""
+        admission = self._admission
+        lost = None if admission is None else admission.preempt
+        return self.request.tokens_after(self.own_step(step)) if lost is None else lost.generated
+
+
+# What a run looks like now, kept from its events alone: nothing here is done per step.
+
+MAX_NOTES = 64
+"""The most notes that are kept until somebody asks for them."""
+MAX_ENDS = 5_000
+"""The most sequences that are kept after their end."""
+MAX_UNSEEN = 500
+"""What the fold has come to know waits for the next frame, but no more than so much."""
+USUAL_ENDS = ("stop", "length")
+
+
+class Note(NamedTuple):
+    """Something that nobody should miss: what happened to which sequence."""
+
+    kind: Literal["preempted", "failed"]
+    label: str
+    what: str
+
+
+class RunState:
+    """The slots of a run, and what has become of the requests so far.
+
+    num_done: requests that came to an end, num_failed: outputs that failed.
+    num_preempted: how often a sequence lost its slot, those that came along with it not counted.
+    most_done: the largest share of the run that was shown as done.
+    restarts: the workers that were replaced.
+    notes: the newest of what nobody should miss; whoever shows them takes them out.
+    ends: the sequences that have ended, as far as they are kept.
+    history: the whole run, in little.
+    only_fold, workers: the sequences of the run, of one worker, or else of several; whoever has its
+    events feeds them, before `catch_up`.
+    news: of the fold, since then.
+    paces: how far each worker is, which whoever has the events says where there are several.
+    """
+
+    def __init__(self, batch_size: int, num_workers: int = 1) -> None:
+        """Begin with nothing in `batch_size` slots, those of all workers."""
+        self.only_fold = RequestFold() if num_workers == 1 else None
+        self.workers = WorkerFolds(num_workers) if num_workers > 1 else None
+        self.news = self.fold.news = FoldNews()
+        self.paces = [WorkerPace() for _ in range(num_workers)]
+        self.slots = [
+            slot
+            for worker in range(num_workers)
+            for slot in self._slots_of(worker, batch_size // num_workers)
+        ]
+        self.num_done = self.num_failed = self.num_preempted = 0
+        self.most_done = 0.0
+        self.restarts: list[RestartEvent] = []
+        self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
+        self.ends: deque[RequestTimeline] = deque(maxlen=MAX_ENDS)
+        self._drafts: deque[StepDrafts] = deque(maxlen=MAX_ENDS)
+        self._dropped: deque[tuple[str, int]] = deque(maxlen=MAX_ENDS)
+        self.history = RunHistory(batch_size)
+        self._num_asked = self._num_found = 0  # by those that have left a slot
+        self._num_others: dict[str, int] = {}  # samples of a request that end before its last
+        self._preempted: list[RequestTimeline] = []  # those that may not be back
+        self._num_finished_tokens = self._num_finished_max = 0
+
+    @property
+    def fold(self) -> RequestFold | WorkerFolds:
+        """The sequences of the run, whatever number of workers it has."""
+        fold = self.only_fold or self.workers
+        if fold is None:
+            raise InvariantError("a run has no worker")
+        return fold
+
+    def _slots_of(self, worker: int, num_slots: int) -> Iterator[SlotState]:
+        """Yield the slots of a worker."""
+        first, fold = worker * num_slots, self.fold
+        own = fold if isinstance(fold, RequestFold) else fold.workers[worker]
+        whose = f"w{worker} " if len(self.paces) > 1 else ""
+        for place in range(first, first + num_slots):
+            yield SlotState(place, own, self.paces[worker], f"{whose}{place}")
+
+    def keep_up(self) -> None:
+        """Take in what the fold has come to know, if it is much."""
+        if len(self.news.ended) + len(self.news.withdrawn) >= MAX_UNSEEN:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Take in what the fold has come to know."""
+        news = self.news
+        for sample in news.samples:
+            self._num_others[sample.id] = self._num_others.get(sample.id, 0) + 1
+        for event in news.withdrawn:
+            if isinstance(event, RejectEvent):
+                self.num_done += 1
+                self.num_failed += 1
+                self.notes.append(Note("failed", event.id, f"failed: {event.reason}"))
+            else:
+                self.num_failed -= event.reason == "error"
+                self._dropped.append((event.id, event.index))
+        for request, admission in news.preempted:
+            self._note_preemption(request, admission)
+        self.ends.extend(news.ended)
+        self._drafts.extend(news.drafts)
+        self._finish_all(news.ended)
+        for restart in news.restarts:
+            self.restarts.append(restart)
+            what = f"replaced: {RESTART_REASONS[restart.reason]}"
+            self.notes.append(Note("failed", f"w{restart.worker or 0}", what))
+        for taken in (news.samples, news.withdrawn, news.preempted, news.ended, news.restarts):
+            taken.clear()
+        news.drafts.clear()
+
+    def keep_ends(self, most: int) -> None:
+        """Keep no more than so many, and nothing that `timeline` alone asks for."""
+        self.ends = deque(maxlen=most)
+        self._drafts, self._dropped = deque(maxlen=0), deque(maxlen=0)
+
+    def timeline(self, run: RunEvent, num_steps: int) -> Timeline:
+        """Return what a gantt shows of the sequences that are kept."""
+        sequences = [*self.ends, *self.fold.open]
+        return Timeline.from_sequences(
+            run, num_steps, sequences, self._drafts, self.restarts, set(self._dropped)
+        )
+
+    @property
+    def num_asked(self) -> int:
+        """How many tokens sequences were admitted with."""
+        return self._num_asked + sum(_asked(request) for _, request in self._running())
+
+    @property
+    def num_found(self) -> int:
+        """How many of these were found in blocks."""
+        asked = [request for _, request in self._running() if _asked(request)]
+        return self._num_found + sum(r.admissions[-1].event.cached for r in asked)
+
+    def num_tokens(self, step: int) -> int:
+        """Return how many tokens the run has generated after `step`, those of all beams counted."""
+        slots = self.slots
+        running = sum(r.tokens_after(slots[n].own_step(step)) for n, r in self._running())
+        return self._num_finished_tokens + self._num_kept() + running
+
+    def num_tokens_left(self, step: int, num_queued: int) -> float:
+        """Return how many tokens are probably to come after `step`, with `num_queued` waiting.
+
+        As much of max_tokens is taken to be used as was by those that ended; those that run count
+        as if they used all of it, or the short ones, which end first, would speak for all.
+        """
+        running = self._running()
+        running_max = sum(request.max_tokens for _, request in running)
+        known = self._num_finished_max + running_max
+        used = (self._num_finished_tokens + running_max) / known if known else 1.0
+        fold = self.fold
+        usual = fold.num_wanted / fold.num_arrived if fold.num_arrived else 0.0
+        left = sum(
+            max(request.max_tokens * used - self.slots[number].tokens_after(step), 0.0)
+            for number, request in running
+        )
+        return left + max(num_queued * usual * used - self._num_kept(), 0.0)
+
+    @property
+    def num_running(self) -> int:
+        """How many slots are held; what has ended with the last step holds none any more."""
+        return len(self._running())
+
+    def num_busy(self, step: int) -> int:
+        """Return how many slots were used in `step`."""
+        return sum(slot.is_busy(step) for slot in self.slots)
+
+    def open_spans(self) -> list[tuple[int, int]]:
+        """Return the slots that are held and since when: the history does not know of them yet."""
+        return [(n, request.admissions[-1].event.step) for n, request in self._running()]
+
+    def _running(self) -> list[tuple[int, RequestTimeline]]:
+        """Return the slots that are held, with the sequences that hold them."""
+        return [
+            (number, request)
+            for number, request in list(self.fold.slots.items())
+            if request.finish is None
+            and request.admission is not None
+            and request.admission.event.slot == number  # or else it has gone on to another one
+        ]
+
+    def _num_kept(self) -> int:
+        """Return how many tokens those have that were preempted and are not back."""
+        self._preempted = [r for r in self._preempted if r.admission is None and not r.finish]
+        return sum(request.tokens_after(0) for request in self._preempted)
+
+    def _note_preemption(self, request: RequestTimeline, admission: AdmissionRecord) -> None:
+        """Take in that a sequence has lost its slot."""
+        preempt = admission.preempt
+        if preempt is None:
+            return
+        self._leave(request, admission, preempt.step, "preempted")
+        if request not in self._preempted:
+            self._preempted.append(request)
+        if not is_follower(request):
+            self.num_preempted += 1
+            other = label_of(preempt.for_id, preempt.for_index, "sample")
+            gave_way = f"preempted for {other}"
+            what = "preempted: no block left" if other == request.label else gave_way
+            self.notes.append(Note("preempted", request.label, what))
+
+    def _finish_all(self, ended: Sequence[RequestTimeline]) -> None:
+        """Take in that sequences have ended: what `_finish` does, for the usual ones in one go."""
+        slots, has_others = self.slots, bool(self._num_others)
+        held: list[int] = []  # slot, start and end of one after the other
+        num_tokens = num_max = num_asked = num_found = num_rare = 0
+        for request in ended:
+            end, admission, arrive = request.finish, request.admission, request.arrive
+            if (
+                has_others
+                or end is None
+                or admission is None
+                or arrive is None
+                or request.role != "sample"
+                or end.reason not in USUAL_ENDS
+            ):
+                num_rare += 1
+                self._finish(request)
+                continue
+            admit = admission.event
+            start, until, slot = admit.step, end.step + 1, slots[admit.slot]
+            if not slot.mark:
+                slot.mark = "ended"
+            slot.num_left += 1
+            slot.num_steps += until - start
+            held += (admit.slot, start, until)
+            num_tokens += end.tokens
+            num_max += request.max_tokens
+            num_asked += arrive.prompt_tokens + admit.generated
+            num_found += admit.cached
+        self.history.held(held)
+        self.num_done += len(ended) - num_rare
+        self._num_finished_tokens += num_tokens
+        self._num_finished_max += num_max
+        self._num_asked += num_asked
+        self._num_found += num_found
+
+    def _finish(self, request: RequestTimeline) -> None:
+        """Take in that a sequence has ended."""
+        end, admission = request.finish, request.admission
+        if end is None:
+            return
+        if end.reason == "lost":
+            self._lose(request, end)
+            return
+        has_failed = end.reason in FAILURES
+        if has_failed:
+            self.num_failed += end.reason == "error"
+            what = "failed" if end.reason == "error" else end.reason
+            self.notes.append(Note("failed", request.label, what))
+        self._num_finished_tokens += request.tokens_after(end.step)
+        if admission is not None:
+            self._num_finished_max += request.max_tokens
+            self._leave(request, admission, end.step + 1, "failed" if has_failed else "ended")
+        if request.role != "sample" and is_follower(request):
+            return
+        if self._num_others and self._num_others.get(end.id):
+            self._num_others[end.id] -= 1
+            if not self._num_others[end.id]:
+                del self._num_others[end.id]
+        elif request.arrive is not None or end.index == 0:
+            self.num_done += 1  # of what never arrived, the first stands for all
+
+    def _lose(self, request: RequestTimeline, end: FinishEvent) -> None:
+        """Take in that a sequence has ended with its worker: it is to be decoded again."""
+        self._num_finished_tokens += request.tokens_after(end.step)
+        if request.admission is not None:
+            self._leave(request, request.admission, end.step + 1, "failed")
+        is_other = request.role != "sample" and is_follower(request)
+        if not is_other and self._num_others.get(end.id):
+            self._num_others[end.id] -= 1
+
+    def _leave(
+        self, request: RequestTimeline, admission: AdmissionRecord, until: int, mark: Mark
+    ) -> None:
+        """Take in that a sequence has left a slot, and what that is called."""
+        admit = admission.event
+        start, slot = admit.step, self.slots[admit.slot]
+        if (mark != "ended" and slot.mark != "failed") or not slot.mark:
+            slot.mark = mark
+        slot.num_left += 1
+        slot.num_steps += until - start
+        self.history.held((admit.slot, start, until))
+        arrive = request.arrive
+        if arrive is not None and request.role == "sample":
+            self._num_asked += arrive.prompt_tokens + admit.generated
+            self._num_found += admit.cached
+
+
+def _asked(request: RequestTimeline) -> int:
+    """Return how many tokens a sample was last admitted with."""
+    if request.arrive is None or request.role != "sample":
+        return 0
+    return request.arrive.prompt_tokens + request.admissions[-1].event.generated
+
+
+MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
+"""How long it is to be seen at a slot what has happened there."""
+NOTE_SECONDS = 10.0
+MAX_NOTED = 16
+MAX_NEWEST = 8
+
+
+class Lately:
+    """Remembers marks and notes of a run for as long as they are shown.
+
+    marks: what is to be seen at each slot.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.marks: list[str] = [""] * num_slots
+        self._marked: dict[int, float] = {}  # until when the mark of a slot is shown
+        self._noted: deque[tuple[float, Note]] = deque(maxlen=MAX_NOTED)  # until when
+
+    def take(self, run: RunState, fresh: Mapping[int, Mark], now: float) -> None:
+        """Take in what `run` has noted, and what has happened in slots, by their numbers."""
+        marks, until = self.marks, self._marked
+        for place in [place for place, end in until.items() if end <= now]:
+            marks[place] = ""
+            del until[place]
+        for place, mark in fresh.items():
+            is_new = place not in until or mark == marks[place]
+            if mark and (mark in ("preempted", "failed") or is_new):
+                marks[place], until[place] = mark, now + MARK_SECONDS[mark]
+        while run.notes:
+            self._noted.appendleft((now + NOTE_SECONDS, run.notes.popleft()))
+
+    def notes(self, now: float) -> list[Note]:
+        """Return the notes that are to be seen, newest first."""
+        return [note for end, note in self._noted if end > now]
+
+
+def newest_ends(run: RunState) -> list[FinishEvent]:
+    """Return the last ends that were none by failure, newest first."""
+    ends = (found.finish for found in reversed(run.ends) if found.finish is not None)
+    return list(islice((end for end in ends if end.reason not in FAILURES), MAX_NEWEST))
+
+
+GAP = "  "
+MAX_WORKERS = 4
+"""So many have their step in the header, each."""
+
+
+class Moment(NamedTuple):
+    """When a run is looked at.
+
+    rate, speed: tokens per step and per second of late.  seconds: since the start.  None where
+    nobody knows: of a run that is over there may be no more than the steps.
+    computing: the seconds that the step after it has taken so far, if that is long; else None.
+    is_waiting: whether the run has waited for something to do since `step` was shown.
+    """
+
+    step: int
+    num_tokens: int
+    rate: float
+    speed: float | None
+    seconds: float | None
+    computing: float | None = None
+    is_waiting: bool = False
+
+    @property
+    def slot_step(self) -> int:
+        """The step whose slots are shown; while the run waits that is the one to come."""
+        return self.step + self.is_waiting
+
+
+class Fact(NamedTuple):
+    """One entry of a line.  Where there is no room for all, the lowest rank goes first."""
+
+    rank: int
+    style: str
+    text: str
+
+
+class RunProgress(NamedTuple):
+    """How much of a run is done, of 1, and how many seconds are probably left, if anybody knows."""
+
+    share: float
+    eta: float | None
+
+
+def progress(
+    run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment
+) -> RunProgress | None:
+    """Return how far the run is by tokens, those to come estimated; None if nobody can know.
+
+    While a run goes on, the share never falls, however wrong the estimate was.  Only a run that is
+    over is at 1, with nothing left.
+    """
+    if plan.is_endless or plan.total is None or moment.step < 0:
+        return None
+    num_coming = gauges.num_queued + gauges.num_coming
+    if run.num_done >= plan.total and not run.num_running and not num_coming:
+        return RunProgress(1.0, 0.0)
+    left = run.num_tokens_left(moment.step, num_coming)
+    share = min(moment.num_tokens / max(moment.num_tokens + left, 1), UNFINISHED)
+    if moment.seconds is not None:  # a player goes back
+        share = run.most_done = max(run.most_done, share)
+    return RunProgress(share, max(left / moment.speed, 1.0) if moment.speed else None)
+
+
+def counts(
+    run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment, separator: str
+) -> list[Fact]:
+    """Return what has become of the requests: done, failed, running, queued and not arrived."""
+    of_total = "" if plan.total is None else f"/{plan.total:,}"
+    found = [
+        Fact(8, "figure", _steps(run, moment.step))
+        if moment.computing is None
+        else Fact(8, "blocked", long_step(moment.step + 1, moment.computing)),
+        Fact(9, "done", f"{run.num_done:,}{of_total} done"),
+    ]
+    if run.num_failed:
+        found.append(Fact(7, "failed", f"{run.num_failed:,} failed"))
+    found.append(Fact(4, "", f"{run.num_running:,} running"))
+    coming = f"{separator}{gauges.num_coming:,} not arrived" if gauges.num_coming else ""
+    return [*found, Fact(5, "", f"{gauges.num_queued:,} queued{coming}")]
+
+
+def _steps(run: RunState, step: int) -> str:
+    """Return the last step that was made; of several workers, that of each, or the range."""
+    if len(run.paces) == 1:
+        return f"step {step:,}"
+    own = [min(step, pace.step) for pace in run.paces]
+    if len(own) > MAX_WORKERS:
+        return f"steps {min(own):,}-{max(own):,}"
+    return f"steps {' '.join(f'{one:,}' for one in own)}"
+
+
+def long_step(step: int, seconds: float) -> str:
+    """Return how long `step` has taken so far."""
+    return f"step {step:,} has taken {clock(seconds)}"
+
+
+def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> list[Fact]:
+    """Return how fast it goes, and what the schedule costs."""
+    found = [Fact(8, "figure", f"{moment.rate:.1f} tok/step")]
+    if moment.speed is not None:
+        found.append(Fact(7, "figure", f"{short(moment.speed)} tok/s"))
+    found.append(Fact(4, "", plan.policy))
+    if plan.is_timed:
+        found.append(Fact(5, "", f"engine {number(gauges.now)} s"))
+    if run.fold.num_drafted:
+        share = whole_percent(run.fold.num_accepted / run.fold.num_drafted)
+        found.append(Fact(6, "drafts", f"drafts {share} accepted"))
+    if run.num_preempted:
+        found.append(Fact(6, "preempted", f"{run.num_preempted:,} preempted"))
+    if run.restarts:
+        found.append(Fact(6, "failed", counted(len(run.restarts), "restart")))
+    return found
+
+
+def next_up(run: RunState, gauges: GaugeReading) -> str:
+    """Return who is next in the queue, and why it waits; "" if nobody is known to wait."""
+    blocked = run.fold.blocked
+    if blocked is not None:
+        needs = f", needs {counted(blocked.blocks, 'block')}" if blocked.blocks else ""
+        name = label_of(blocked.id, blocked.index, "sample")
+        return f"{name}: blocked by {BLOCKED_CAUSES[blocked.reason]}{needs}"
+    first = gauges.next_up
+    if first is None:
+        return ""
+    if gauges.num_free:
+        return f"{first}: with the next step"
+    num_slots = len(run.slots)
+    taken = f"all {num_slots:,} slots are" if num_slots > 1 else "the slot is"
+    return f"{first}: {taken} taken"
+
+
+def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> str:
+    """Return how things stand in one line, to be read aloud: words, no picture."""
+    facts = counts(run, plan, gauges, moment, ", ")
+    parts = [plan.title, *(fact.text.replace("/", " of ") for fact in facts)]
+    parts.append(f"{moment.rate:.1f} tokens per step")
+    if moment.speed is not None:
+        parts.append(f"{short(moment.speed)} per second")
+    found = progress(run, plan, gauges, moment)
+    if found is not None and found.eta is not None:
+        parts.append(f"{int(found.share * 100)}%, {clock(found.eta)} left")
+    if run.fold.num_drafted:
+        drafted = counted(run.fold.num_drafted, "draft")
+        parts.append(f"{run.fold.num_accepted:,} of {drafted} accepted")
+    if run.num_preempted:
+        parts.append(counted(run.num_preempted, "preemption"))
+    use = gauges.block_use
+    if use is not None:
+        cached = "" if use.cached is None else f"{use.cached:,} cached, "
+        rest = "no limit" if use.free is None else f"{use.free:,} free"
+        parts.append(f"KV blocks: {use.used:,} used, {cached}{rest}")
+    if run.fold.blocked is not None:
+        parts.append(f"next {next_up(run, gauges)}")
+    return ", ".join(parts if moment.seconds is None else [*parts, clock(moment.seconds)])
+
+
+def kept(facts: Sequence[Fact], width: int) -> list[Fact]:
+    """Return those of `facts` that fit into `width` with gaps between, in their order."""
+    found = list(facts)
+    while found and sum(len(fact.text) + len(GAP) for fact in found) - len(GAP) > width:
+        found.remove(min(found))
+    return found
+
+
+def clock(seconds: float) -> str:
+    """Return `seconds` as 0:03, 12:34 or 1:02:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def short(count: float) -> str:
+    """Return a count in a few characters: 87, 940, 12.3k, 4.56M."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{number(count / size)}{unit}"
+    return number(count)
