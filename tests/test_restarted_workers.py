@@ -33,7 +33,7 @@ from batcher.trace.merged import read_timeline
 from batcher.trace.timeline import Timeline
 from batcher.trace.views import encode_chrome
 from cli.views.gantt import render_gantt
-from cli.views.svg.page import render_svg
+from cli.views.svg import render_svg
 
 BATCH = 3
 TIMED = {"step_time": step_time_of("h100_llama3.1-8b_tp1")}

@@ -54,7 +54,7 @@ from .stdout import stdout_descriptor
 from .worker import Answered, Transport, Wanted, has_picture
 
 if TYPE_CHECKING:
-    from batcher.page.records import PageTimeline
+    from batcher.page.page import PageTimeline
     from batcher.trace.run import RequestFold
     from batcher.trace.worker_folds import WorkerFolds
 
@@ -1028,7 +1028,7 @@ class WorkersRecord(Gauges):
 
 
 def _new_timeline() -> "PageTimeline":
-    from batcher.page.records import PageTimeline  # noqa: PLC0415 - as above
+    from batcher.page.page import PageTimeline  # noqa: PLC0415 - as above
 
     return PageTimeline()
 
