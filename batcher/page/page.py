@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from itertools import islice
+from itertools import islice, repeat
 from math import nan
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
@@ -206,6 +206,8 @@ class PageTimeline(Timeline):
     def add(self, event: Event) -> RequestTimeline | None:
         """Take in the next event, as every timeline does."""
         found = super().add(event)
+        if self.parts:
+            return found
         if isinstance(event, RejectEvent):
             self.rejects.add((len(self.rejects),), event)
         if found is None:
@@ -275,6 +277,7 @@ class _Span(NamedTuple):
 
     span: SlotSpan
     detail: SpanDetail
+    first_slot: int
 
 
 def _bits(*names: str) -> Callable[[Any], int]:
@@ -306,6 +309,11 @@ def _more_of_sequence(row: PageSequence) -> str:
     return _json_encoder.encode(told).decode() if told else ""
 
 
+def _place_of(row: _Span) -> int:
+    """Return the number of a slot among those of its worker."""
+    return row.span.slot - row.first_slot
+
+
 def _span_number(name: str) -> TableColumn[_Span]:
     return TableColumn("number", attrgetter(f"span.{name}"))
 
@@ -313,7 +321,7 @@ def _span_number(name: str) -> TableColumn[_Span]:
 _SPANS: Mapping[str, TableColumn[_Span]] = {
     "start": TableColumn("ascending", attrgetter("span.start")),
     "steps": TableColumn("number", lambda row: row.span.end - row.span.start),
-    "slot": _span_number("slot"),
+    "slot": TableColumn("number", _place_of),
     "sequence": TableColumn("ascending", attrgetter("detail.sequence")),
     "outcome": TableColumn("number", lambda row: OUTCOMES.index(row.span.outcome or "")),
     "flags": TableColumn(
@@ -367,13 +375,11 @@ _STARTS: Mapping[str, TableColumn[tuple[int, float]]] = {
 }
 
 
-def blocks_of(timeline: PageTimeline, name: str, first_slot: int = 0) -> Iterator[bytes]:
-    """Yield what a page is told of the run that is called `name`, block by block.
-
-    first_slot: what number its first slot is shown with.
-    """
+def blocks_of(timeline: PageTimeline, name: str) -> Iterator[bytes]:
+    """Yield what a page is told of the run that is called `name`, block by block."""
+    first_slot = timeline.slots.start
     yield value("run", _facts(timeline, name) | {"first_slot": first_slot})
-    spans = map(_Span, timeline.spans, timeline.details)
+    spans = map(_Span, timeline.spans, timeline.details, repeat(first_slot))
     yield from table("spans", _SPANS, spans)
     yield from table("sequences", _SEQUENCES, timeline.sequences)
     yield from table("blocked", _BLOCKED, timeline.blocked)
@@ -448,11 +454,10 @@ SCRIPTS = (
 
 
 class PageRun(NamedTuple):
-    """A run, or a worker of one, that a page shows; first_slot: the number of its first slot."""
+    """A run, or a worker of one, that a page shows."""
 
     name: str
     timeline: PageTimeline
-    first_slot: int = 0
 
 
 def page_runs(timelines: Sequence[PageTimeline], title: str) -> list[PageRun]:
@@ -460,8 +465,7 @@ def page_runs(timelines: Sequence[PageTimeline], title: str) -> list[PageRun]:
     if len(timelines) == 1:
         return [PageRun(title, timelines[0])]
     return [
-        PageRun(f"{title}, worker {worker}", timeline, worker * timeline.num_slots)
-        for worker, timeline in enumerate(timelines)
+        PageRun(f"{title}, worker {worker}", timeline) for worker, timeline in enumerate(timelines)
     ]
 
 
@@ -547,9 +551,9 @@ def encode_page(
     )
     yield b'<script type="text/plain" id="facts">' + base64.b64encode(msgspec.json.encode(facts))
     yield b"</script>\n"
-    for name, timeline, first_slot in runs:
+    for name, timeline in runs:
         yield b'<script type="text/plain" class="run">\n'
-        yield from packed_lines(blocks_of(timeline, name, first_slot))
+        yield from packed_lines(blocks_of(timeline, name))
         yield b"</script>\n"
     yield f"<!-- d3: {licence}-->\n".encode()
     for script in scripts.values():

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from signal import SIGHUP
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -25,13 +24,11 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event, RunEvent
 from batcher.explaining.differences import compare
 from batcher.explaining.story import KeptRequests, answer_of, read_requests
-from batcher.explaining.worker_differences import compare_workers
 from batcher.fields import read_number
 from batcher.hf.settings import LOADING_SETTINGS
 from batcher.page import START as PAGE_START
 from batcher.page import is_page_start
 from batcher.trace.files import is_trace, read_trace
-from batcher.trace.merged import read_timeline, workers_of
 from batcher.trace.run import TraceChecks
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
@@ -151,7 +148,7 @@ def show_trace(options: ViewOptions) -> int:
         with user_code_prints_to_stderr():
             events = events_of(path, source, options.run_options, options.preset)
             with _contradictions_named(source.name):
-                timeline = read_timeline(events, kind)
+                timeline = kind.from_events(events)
                 timeline.check_integrity()
         num_workers = timeline.run.workers
         if options.axis == "seconds" and num_workers > 1:
@@ -228,7 +225,7 @@ def _view_lines(
     if name == "html":
         from ..views.html import render_page  # noqa: PLC0415 - as for a gantt, below
 
-        pages = cast("Sequence[PageTimeline]", workers_of(timeline))  # see show_trace
+        pages = cast("Sequence[PageTimeline]", timeline.workers)  # see show_trace
         window = timeline.window(selection)
         steps = None if options.steps is None else (window.start, window.stop)
         return render_page(pages, source_name, steps, options.request, options.slot)
@@ -412,9 +409,8 @@ def show_why(
             kept = read_requests(events, request_id)
             if request_id is None:
                 title = [_keep_longest(kept, source.name)]
-            elif not any(of_worker.is_known for of_worker in kept):
-                known = set[str]().union(*(of_worker.ids for of_worker in kept))
-                hint = ""
+            elif not kept.is_known:
+                hint, known = "", kept.ids
                 if path is None:
                     hint = _missing_id(request_id) if known else _missing_input(request_id)
                 hint = hint or _alike_names(request_id, known, path)
@@ -429,15 +425,12 @@ def show_why(
     _print_lines(_in_columns([*title, *(line for story in stories for line in story)]))
 
 
-def _keep_longest(workers: Sequence[KeptRequests], name: str) -> str:
+def _keep_longest(kept: KeptRequests, name: str) -> str:
     """Let only the request be kept that took longest, and return which one that is; or raise."""
-    found = [(kept.seconds(longest), longest) for kept in workers if (longest := kept.longest)]
-    if not found:
+    longest, num_outputs = kept.longest, len(kept.all)
+    if longest is None:
         raise BatchdecodeError(f"{name} has no request")
-    _, longest = max(found, key=itemgetter(0))
-    num_outputs = sum(len(kept.all) for kept in workers)
-    for kept in workers:
-        kept.only(longest.id)
+    kept.only(longest.id)
     return f"longest of {counted(num_outputs, 'output')}: {longest.label}"
 
 
@@ -494,16 +487,15 @@ def show_diff(
         events_a, events_b = _Events(again_a, source_a), _Events(again_b, source_b)
         numbers = {source.name: _num_workers_of(source) for source in (source_a, source_b)}
         for name, number in numbers.items():
-            if html and number > 1:
+            if number > 1:
                 raise BatchdecodeError(
-                    f"trace diff --html shows two schedules in step, and each of the {number} "
-                    f"workers of {name} has steps and a clock of its own; trace diff compares "
-                    "their requests and totals"
+                    f"trace diff compares two schedules step by step, and each of the {number} "
+                    f"workers of {name} has steps of its own; compare the results of the runs, or "
+                    "their --summary-json"
                 )
         with user_code_prints_to_stderr():
             try:
-                how = compare_workers if max(numbers.values()) > 1 else compare
-                comparison = how(events_a, events_b)
+                comparison = compare(events_a, events_b)
             except InvariantError as error:
                 raise BatchdecodeError(
                     f"{source_a.name} or {source_b.name}: events contradict each other: {error}"

@@ -38,7 +38,6 @@ from batcher.events import (
 )
 from batcher.trace.run import RequestTimeline, SequenceKey, is_follower, key_of, label_of
 from batcher.trace.timeline import MAX_STEPS, Timeline, worst_bubble
-from batcher.trace.workers import ByWorker
 
 from ..screen.live import MAX_TREND, NUM_SAMPLES
 from ..screen.live_picture import MAX_CELLS, MAX_REQUEST, Longest, Scene, Strips
@@ -111,7 +110,7 @@ class Recording:
                 f"--play shows the steps of one engine, and this is a run of {run.workers} workers "
                 "with steps of their own; use --format gantt, svg or chrome"
             )
-        ByWorker(Timeline).add(run)  # which refuses what is no batch
+        Timeline().add(run)  # which refuses what is no batch
         if run.batch > MAX_SLOTS:
             raise BatchdecodeError(
                 f"--play shows up to {MAX_SLOTS:,} slots, and this run states {run.batch:,}; use "
@@ -119,7 +118,7 @@ class Recording:
             )
         self._run = RunState(run.batch)
         self._run.keep_ends(MAX_ENDS)  # each chapter has them
-        self.timeline = Timeline(self._run.only_fold)
+        self.timeline = Timeline(self._run.fold)
         self.timeline.add(run)
         self.preemptions, self.failures = array("q"), array("q")
         self.longest = Longest()

@@ -21,7 +21,6 @@ from batcher.events import (
     SpeculateReason,
 )
 from batcher.explaining.differences import (
-    Agreement,
     Parting,
     RunComparison,
     RunFigures,
@@ -81,8 +80,6 @@ def describe(comparison: RunComparison, name_a: str, name_b: str) -> list[str]:
     """Return how run A differs from run B, in sentences of any length."""
     lines = [f"A: {name_a}", f"B: {name_b}", *_settings(comparison), *_workloads(comparison)]
     lines += _breaks(comparison)
-    if comparison.agreement is not None:
-        return [*lines, *_agreement(comparison, comparison.agreement)]
     if comparison.parting is None:
         how_far = " up to there" if _is_broken(comparison) else ""
         return [*lines, f"schedules: equal{how_far}, the same decisions in the same steps"]
@@ -125,21 +122,6 @@ def _breaks(comparison: RunComparison) -> Iterator[str]:
     if found:
         where = " and ".join(f"{letter} breaks off at step {at:,}" for letter, at in found.items())
         yield f"{where}: only what came before step {min(found.values()):,} is compared"
-
-
-def _agreement(comparison: RunComparison, agreement: Agreement) -> Iterator[str]:
-    """Yield how far the results of runs agree of which one has several workers."""
-    for letter, is_whole in (("A", agreement.is_whole_a), ("B", agreement.is_whole_b)):
-        if not is_whole:
-            yield f"{letter} breaks off: what has no end in both is not compared"
-    yield "schedules: not compared, since each worker has steps and a clock of its own"
-    outputs, differing = counted(comparison.num_compared, "output"), agreement.differing
-    if differing:
-        yield f"results: {len(differing):,} of {outputs} ended otherwise: {names(differing)}"
-    elif comparison.is_equal:
-        yield f"results: equal, {outputs} ended for the same reason with as many tokens"
-    else:
-        yield f"results: equal in {outputs} that are in both"
 
 
 def _parting(parting: Parting, *, is_timed: bool) -> Iterator[str]:
