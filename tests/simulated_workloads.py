@@ -31,23 +31,9 @@ STEP_TIMES: list[StepTime] = [
         ((2, 90.5), (3, 407.3), (5, 300), (40, 999)),
     ),
     step_time_of("roofline:llama-3.1-8b:h100-sxm"),
-    step_time_of("h100_mixtral-8x7b_tp2:4x2"),
-    step_time_of("roofline:qwen3-30b-a3b:h100-sxm:1x3"),
-]
-EXPERTS = ProfileStepTime("experts", TERMS | {"x": 900}, (), (8, 2))
-WITH_EXPERTS: list[StepTime] = [
-    EXPERTS,
-    LeastStepTime(EXPERTS, 700),
-    ProfileStepTime("jagged", TERMS | {"x": 900}, ((2, 190.5), (5, 150), (40, 999)), (8, 2)),
-    *(
-        step_time_of(name)
-        for name in (
-            "h100_mixtral-8x7b_tp2:4x2",
-            "h100_qwen3-30b-a3b@vllm-2025",
-            "roofline:qwen3-30b-a3b:h100-sxm:1x3",
-            "roofline:mixtral-8x7b:h100-sxm:2",
-        )
-    ),
+    step_time_of("h100_qwen3-30b-a3b"),
+    step_time_of("roofline:mixtral-8x7b:h100-sxm:2"),
+    LeastStepTime(ProfileStepTime("experts", TERMS | {"x": 900}, (), (8, 2)), 700),
 ]
 POLICIES = ["fcfs", "priority", "sjf", "ljf", "deadline", "lpm"]
 

@@ -4,19 +4,14 @@ from random import Random
 from typing import Any, TypeGuard
 
 import pytest
-from batcher.planning.simulation_result import SimulationResult
 from followed_schedule import FollowedSchedule
 from msgspec.structs import replace
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, RequestEvent
-from batcher.planning.simulator import simulate, simulate_steps
-from batcher.planning.workload import workload_of
 from batcher.result import Result
 from batcher.settings import SchedulingSettings
-from batcher.timing.formulas import ConstantStepTime
-from batcher.timing.loading import step_time_of
 
 BULK = [
     Request(id=f"bulk-{number}", prompt="Some work", max_tokens=40, ignore_eos=True, priority=5)
@@ -297,23 +292,6 @@ def test_nobody_takes_back_what_it_gave_way_to(seed: int) -> None:
     assert {id_: result.tokens for id_, result in results.items()} == {
         id_: result.tokens for id_, result in plain.items()
     }
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_simulation_from_event_to_event_is_that_of_each_step(seed: int) -> None:
-    random = Random(seed)
-    workload = workload_of(crowd(random), SimulatedModel())
-    step_time = random.choice([ConstantStepTime(), step_time_of("rtx4090_llama3.1-8b")])
-    for measure in ("priority", "deadline"):
-        chosen = settings(measure, kv_blocks=random.choice([None, 30]), block_size=4)
-        first = simulate(workload, 4, chosen, step_time)
-        second = simulate_steps(workload, 4, chosen, step_time)
-        assert told_of(first) == told_of(second)
-
-
-def told_of(result: SimulationResult) -> list[Any]:
-    times = [(row.admitted_ticks, row.end_ticks, row.num_preemptions) for row in result.sequences]
-    return [times, result.end_ticks, result.totals.num_preemptions, result.totals.num_steps]
 
 
 def test_beams_that_were_preempted_and_are_aborted_end_without_a_slot() -> None:

@@ -13,21 +13,24 @@ from msgspec import Meta, Struct
 from batcher.errors import BatchdecodeError
 from batcher.foreign import calling, import_object
 from batcher.metrics.slo import parse_slo
-from batcher.planning.failures import Seconds
 from batcher.timing.catalog import Amount, Count, OptionalPositive, OptionalText, Text, hint_at
 
 TARGET_UTILISATION, QUEUE, SLO = "target-utilisation", "queue", "slo"
 _EDGE = 1e-9  # of a replica: a sum of shares is rounded
 
+_Seconds = Annotated[float, Meta(ge=1e-3, le=1e9)]
+Seconds = Annotated[_Seconds, Meta(description="seconds, from 0.001 to 1e9")]
+OptionalSeconds = Annotated[
+    _Seconds | None, Meta(description="seconds, from 0.001 to 1e9, or null")
+]
 Share = Annotated[
     Annotated[float, Meta(ge=0, lt=1)], Meta(description="a share from 0 to less than 1")
 ]
 
 
 class Autoscale(Struct, frozen=True, kw_only=True):
-    """How a group of a fleet grows and shrinks.
+    """How a fleet grows and shrinks.
 
-    group: its name; None: the only one.
     policy: one of POLICIES, or module:function.  target: what it aims at.
     min, max: how many replicas there are.  interval: seconds from each decision to the next.
     delay: seconds by which what is decided by is old then.  startup: seconds that a new replica
@@ -46,7 +49,6 @@ class Autoscale(Struct, frozen=True, kw_only=True):
     cooldown: Amount = 300.0
     tolerance: Share = 0.1
     slo: OptionalText = None
-    group: OptionalText = None
 
     @property
     def limits(self) -> dict[str, float]:
@@ -59,12 +61,12 @@ class Autoscale(Struct, frozen=True, kw_only=True):
 
 
 class FleetState(Struct, frozen=True, kw_only=True):
-    """What is known of a group of a fleet at `time`.
+    """What is known of a fleet at `time`.
 
     serving, starting: replicas that do, those that have failed and will be back among the latter.
     slots: of a replica.  running, waiting: requests in all that serve; waiting also at the router.
-    ended, good, refused: requests since the last decision: that ended there, that ended and met the
-    SLO of the policy, that the router refused.
+    ended, good, refused: requests since the last decision: that ended, that ended and met the SLO
+    of the policy, that the router refused.
     """
 
     time: float

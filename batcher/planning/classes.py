@@ -14,7 +14,7 @@ from msgspec import Struct
 from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
 from batcher.metrics.slo import OTHERS, Goodput, Slo, class_name
 from batcher.metrics.times import MICROSECONDS, Latencies
-from batcher.planning.fleet_result import FleetResult
+from batcher.planning.fleet import FleetResult
 
 
 class ClassOutcome(Struct, frozen=True, kw_only=True):

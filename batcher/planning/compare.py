@@ -18,7 +18,7 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, Deployment, Value
 from batcher.planning.drafting import speedups
-from batcher.planning.fleet_result import FleetResult, whole_of
+from batcher.planning.fleet import FleetResult, whole_of
 from batcher.planning.measure import Outcome, Question, measure_part, outcome_of, problem_of
 from batcher.planning.running import DeploymentPart, most_parts
 from batcher.planning.workers import WorkerProcesses

@@ -1,25 +1,259 @@
-"""A fleet in which prompts are computed on some replicas, and their requests decode on others."""
+"""A fleet in which prompts are computed on some replicas, and their requests decode on others.
 
-from collections.abc import Sequence
-from heapq import heappush
+An engine that computes prompts gives the first token, too.  The keys and values of the prompt go to
+an engine that decodes, once that has blocks for all tokens of the request; it looks for them when a
+step of its has ended.  The first engine keeps its blocks until all is there, and only then a slot
+is asked for.  So blocks are held on both sides while they travel, as by vLLM's connectors, and a
+full decode side backs up into the memory of the other one (DistServe: Zhong et al., OSDI 2024).
+
+Rule: an engine knows a phase of a sequence alone, and nothing that comes before the end of its last
+step; the sequence learns from its phases what came of it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.errors import InvariantError
-from batcher.planning.fleet import Fleet, OnEnded, order_of
-from batcher.planning.fleet_result import ReplicaResult
-from batcher.planning.phases import DecodePhase, PromptPhase, decode_phase, prompt_phase
-from batcher.planning.ranks import LockstepRank, RankedReplica, ranks_of
-from batcher.planning.replica import Replica, ReplicaSettings
-from batcher.planning.routers import ReplicaView, Router
-from batcher.planning.sides import (
-    DecodeEngine,
-    DecodeRank,
-    DecodeReplica,
-    PrefillEngine,
-    PrefillRank,
-    PrefillReplica,
-    Transfer,
+from batcher.planning.fleet import (
+    BEGINS,
+    NOTHING,
+    Fleet,
+    Member,
+    Replica,
+    ReplicaResult,
+    ReplicaSettings,
+    ServedColumns,
 )
+from batcher.planning.routers import ReplicaStats, ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
+from batcher.planning.simulator import OnEnded
+from batcher.scheduling.clock import ticks_until
+from batcher.scheduling.counted_blocks import CountedBlocks
+from batcher.scheduling.queue import ARRIVAL_ORDER
+from batcher.settings import SchedulingSettings
+from batcher.timing.step_time import TICKS_PER_SECOND
+
+PROMPT_TOKENS = 1  # of the output: the engine that computes the prompt gives the first
+
+
+class Transfer(Struct, frozen=True, kw_only=True):
+    """How long keys and values travel from one replica to another."""
+
+    seconds_per_token: float
+    latency: float = 0.0
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return how long those of so many tokens take."""
+        return self.latency + num_tokens * self.seconds_per_token
+
+
+# -- the phases of a sequence --------------------------------------------------------------------
+
+
+class Phase(SimulatedSequence, eq=False, gc=False, kw_only=True):
+    """A part of the sequence `whole`, as an engine takes it."""
+
+    whole: SimulatedSequence
+
+
+class PromptPhase(Phase, eq=False, gc=False, kw_only=True):
+    """The prompt and the first token."""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing comes after it."""
+        return self.whole.num_output_tokens <= PROMPT_TOKENS
+
+
+class DecodePhase(Phase, eq=False, gc=False, kw_only=True):
+    """All that comes after the first token.
+
+    source: the replica that has the prompt.
+    """
+
+    source: int
+
+
+def _fields_of(whole: SimulatedSequence) -> dict[str, Any]:
+    return {name: getattr(whole, name) for name in SimulatedSequence.__struct_fields__}
+
+
+# -- the engines of both sides -------------------------------------------------------------------
+
+
+class PrefillReplica(Replica):
+    """An engine that keeps the blocks of a prompt until it is told from when on none needs them.
+
+    With all blocks kept it stands still, though requests wait; then the next release goes on.
+    """
+
+    needs_tables = True
+
+    def __init__(self, turns: Turns, settings: ReplicaSettings) -> None:
+        super().__init__(turns, settings)
+        self._kept: dict[SimulatedSequence, list[int]] = {}
+        self._releases: list[tuple[float, int, SimulatedSequence]] = []  # a heap
+        self._num_releases = 0
+        self._is_stuck = False
+
+    def release(self, whole: SimulatedSequence, time: float) -> None:
+        """Let the blocks of a prompt be free from `time` on."""
+        self._num_releases += 1
+        heappush(self._releases, (time, self._num_releases, whole))
+
+    def next_event(self) -> tuple[float, int]:
+        """Return what Replica does; if no block is free, when that may change."""
+        if not self._is_stuck:
+            return super().next_event()
+        times = [self._releases[0][0]] if self._releases else []
+        if self._queue.num_pending:
+            times.append(self._queue.next_arrival or self._now)
+        return (max(min(times), self._now), BEGINS) if times else NOTHING
+
+    def go_on(self) -> None:
+        """Take the steps up to the next event, or the one that is it."""
+        if self._is_stuck:
+            begin, self._ticks = self._ticks, max(self._ticks, ticks_until(self.next_event()[0]))
+            self.result.stalled_ticks += self._ticks - begin
+            self._now = self._ticks / TICKS_PER_SECOND
+        self._next_stretch = None  # blocks may be given back first
+        super().go_on()
+
+    def close(self) -> ReplicaResult:
+        """Return what it has done, with no block kept any more."""
+        self._give_back(inf)
+        return super().close()
+
+    def count(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
+        """Count a sequence that has ended, or of which others do the rest."""
+        if sequence.has_failed or sequence.num_output_tokens <= PROMPT_TOKENS:
+            super().count(sequence, columns)
+        else:
+            self.result.add_prompt(sequence)
+            self.result.note_served(sequence.admitted_ticks)
+
+    def _give_back(self, now: float) -> None:
+        while self._releases and self._releases[0][0] <= now:
+            self._pool.give_back(self._kept.pop(heappop(self._releases)[-1]))
+
+    def _go_on(self) -> None:
+        self._give_back(self._now)
+        step = self._step
+        super()._go_on()
+        self._is_stuck = step == self._step and self._queue.num_slots > 0
+
+    def _end_all(self, ending: Collection[int]) -> None:
+        for slot in ending:
+            row = self._batch.slots[slot]
+            if isinstance(row, PromptPhase) and not row.is_all:
+                self._kept[row.whole] = table = row.block_table.copy()
+                self._pool.share(table)
+        super()._end_all(ending)
+
+
+class ReservedBlocks(CountedBlocks[SimulatedSequence]):
+    """Blocks that sequences have before they are admitted, whose prompts came from elsewhere."""
+
+    def reserve(self, sequence: SimulatedSequence) -> bool:
+        """Set aside what a sequence will ever hold; return whether there was room for it."""
+        if not self.has_room(self.num_blocks(sequence.most_tokens)):
+            return False
+        self.extend(sequence, sequence.most_tokens)
+        return True
+
+    def admit(
+        self,
+        sequence: SimulatedSequence,
+        stop: int,
+        max_tokens: int,
+        *,
+        is_alone: bool,  # noqa: ARG002 - others leave room for those that run
+    ) -> int:
+        """Let a sequence go on behind what came: see KVCache; there is room for it."""
+        num_there = sequence.num_prompt_tokens
+        sequence.num_cached_tokens = num_there
+        sequence.num_computed_tokens = max(min(stop, num_there + max_tokens), num_there)
+        return 0
+
+
+class DecodeReplica(Replica):
+    """An engine to which prompts come computed; none is preempted there.
+
+    on_taken: called with a sequence and when all that it brings is there.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        settings: ReplicaSettings,
+        transfer: Transfer,
+        on_taken: Callable[[DecodePhase, float], object],
+    ) -> None:
+        super().__init__(turns, settings)
+        self._transfer, self._on_taken = transfer, on_taken
+        self._incoming: deque[DecodePhase] = deque()
+
+    def _make_kv_cache(self, settings: SchedulingSettings) -> ReservedBlocks:
+        self._blocks = ReservedBlocks(settings)
+        return self._blocks
+
+    def add(self, sequence: SimulatedSequence) -> None:
+        """Go on to when the second phase of a sequence arrives, and take it in."""
+        self.advance(sequence.arrival_time)
+        if not isinstance(sequence, DecodePhase):
+            raise InvariantError(f"{sequence.id!r} comes to where requests decode, not computed")
+        if self._scheduler.why_never(sequence) is not None:
+            sequence.has_failed = True
+            self.ended.append(sequence)
+            self._on_taken(sequence, sequence.arrival_time)
+            return
+        self._incoming.append(sequence)
+        self._take_in()
+
+    def report(self, time: float) -> ReplicaStats:
+        """Return how it stands at `time`; those that have no blocks yet wait, too."""
+        told = super().report(time)
+        return replace(told, waiting=told.waiting + len(self._incoming))
+
+    def count(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
+        """Count a sequence that has ended, or failed."""
+        if sequence.has_failed:
+            super().count(sequence, columns)
+        else:
+            num_output = sequence.num_output_tokens
+            self.result.add_output(sequence.num_prompt_tokens, num_output)
+            self.result.note_served(sequence.first_token_ticks)
+            columns.add(sequence, num_output)
+
+    def _take_in(self) -> None:
+        """Let what waits for blocks travel, in turn, as far as there are any."""
+        incoming = self._incoming
+        while incoming and self._blocks.reserve(incoming[0]):
+            sequence = incoming.popleft()
+            begin = max(self._now, sequence.arrival_time)
+            sequence.send(begin + self._transfer.seconds(sequence.num_prompt_tokens))
+            self._on_taken(sequence, sequence.arrival_time)
+            self._queue.add(sequence, self._now)
+
+    def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
+        super()._advance(num_steps, ticks, num_tokens)
+        if self._incoming and not self._queue.num_slots:
+            self._totals.binding_ticks["arrivals"] -= ticks
+            self._totals.binding_ticks["kv"] += ticks
+
+    def _end_all(self, ending: Collection[int]) -> None:
+        super()._end_all(ending)
+        if ending:
+            self._take_in()
+
+
+# -- the fleet -----------------------------------------------------------------------------------
 
 
 class DisaggregatedFleet(Fleet):
@@ -44,47 +278,25 @@ class DisaggregatedFleet(Fleet):
         super().__init__(turns, replicas, router, report_interval, on_ended)
         self._has_turns = True
         sides: dict[bool, list[ReplicaView]] = {False: [], True: []}
-        for view, settings in zip(self._views, replicas, strict=True):
-            sides[settings.role == "decode"].append(view)
+        for member in self._members:
+            sides[isinstance(member.replica, DecodeReplica)].append(member.view)
         router.use(sides[False])
         decode_router.use(sides[True])
 
-    def _make_replica(
-        self, settings: ReplicaSettings, results: Sequence[ReplicaResult] = ()
-    ) -> Replica | RankedReplica:
-        turns, taken = self._turns, (self._transfer, self._release)
-
-        def alone(result: ReplicaResult | None) -> Replica:
-            if settings.role == "decode":
-                return DecodeReplica(turns, settings, *taken, result)
-            return PrefillReplica(turns, settings, result)
-
-        def in_step(result: ReplicaResult | None) -> LockstepRank:
-            if settings.role == "decode":
-                return DecodeRank(turns, settings, *taken, result)
-            return PrefillRank(turns, settings, result)
-
-        if settings.ranks > 1:
-            return ranks_of(settings, self._interval, alone, in_step, results)
-        return alone(results[0] if results else None)
-
-    def _keeper(self, sequence: DecodePhase) -> PrefillEngine | None:
-        """Return the engine that has the prompt of a sequence; None if none has any more."""
-        for engine in self._replicas[sequence.source].engines:
-            if isinstance(engine, PrefillEngine) and engine.keeps(sequence.whole):
-                return engine
-        return None
+    def _make_replica(self, settings: ReplicaSettings) -> Replica:
+        if settings.role == "decode":
+            return DecodeReplica(self._turns, settings, self._transfer, self._release)
+        return PrefillReplica(self._turns, settings)
 
     def _release(self, sequence: DecodePhase, time: float) -> None:
-        """Let who has the prompt of a sequence keep it until `time` only."""
-        keeper = self._keeper(sequence)
-        if keeper is not None:
-            keeper.release(sequence.whole, time)
-            self._replicas[sequence.source].look_again()
-            self._plan(sequence.source)
+        """Let the replica that has the prompt of a sequence keep it until `time` only."""
+        source = self._members[sequence.source]
+        if isinstance(source.replica, PrefillReplica):
+            source.replica.release(sequence.whole, time)
+            self._plan(source)
 
     def _note(self, view: ReplicaView) -> None:
-        is_decoding = isinstance(self._replicas[view.index].engines[0], DecodeEngine)
+        is_decoding = isinstance(self._members[view.index].replica, DecodeReplica)
         (self._decode_router if is_decoding else self._router).note(view)
 
     def _choose(self, sequence: SimulatedSequence) -> ReplicaView | None:
@@ -93,22 +305,34 @@ class DisaggregatedFleet(Fleet):
         return super()._choose(sequence)
 
     def _deliver(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
-        is_whole = not isinstance(sequence, DecodePhase)
-        super()._deliver(prompt_phase(sequence) if is_whole else sequence, view)
+        if not isinstance(sequence, DecodePhase):
+            most = min(sequence.max_tokens, PROMPT_TOKENS)
+            phase = _fields_of(sequence) | {"max_tokens": most}
+            sequence = PromptPhase(whole=sequence, **phase)
+        super()._deliver(sequence, view)
 
-    def _end(self, view: ReplicaView, engine: Replica, sequence: SimulatedSequence) -> None:
+    def _end(self, member: Member, sequence: SimulatedSequence) -> None:
         """Take note of a phase that has ended: the second one begins, or all is over."""
         if not isinstance(sequence, PromptPhase | DecodePhase):
             raise InvariantError(f"{sequence.id!r} has ended whole, where phases do")
-        sequence.tell()
         whole = sequence.whole
+        whole.has_failed, whole.num_preemptions = sequence.has_failed, sequence.num_preemptions
+        whole.admitted_ticks, whole.end_ticks = sequence.admitted_ticks, sequence.end_ticks
+        whole.first_token_ticks = sequence.first_token_ticks
+        whole.num_cached_at_first = sequence.num_cached_at_first
         if whole.has_failed or isinstance(sequence, DecodePhase) or sequence.is_all:
-            super()._end(view, engine, whole)
+            super()._end(member, whole)
             return
-        engine.take(whole, self._columns)
-        self._tell_end(view, whole, engine.now)
-        rest = decode_phase(whole, view.index, engine.now)
-        heappush(self._turns_ahead, (*order_of(rest), rest))
+        replica = member.replica
+        replica.count(whole, self._columns)
+        self._note_end(member, whole)
+        phase = _fields_of(whole) | {
+            "arrival_time": replica.now,
+            "num_tokens": whole.num_prompt_tokens + PROMPT_TOKENS,
+            "has_siblings": False,
+        }
+        rest = DecodePhase(whole=whole, source=member.view.index, **phase)
+        heappush(self._turns_ahead, (*ARRIVAL_ORDER(rest), rest))
 
     def _refuse(self, sequence: SimulatedSequence) -> None:
         if isinstance(sequence, DecodePhase):

@@ -4,28 +4,540 @@ Rule: nothing happens before all that could bear on it has happened.  A replica 
 it is known what is sent to it up to then; the router is told of nothing that is still to come.
 """
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
-from math import inf
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import Enum
+from functools import cached_property
+from heapq import heappop, heappush, merge
+from itertools import pairwise
+from math import floor, inf
+from typing import Literal, Self
 
-from batcher.planning.fleet_result import FleetResult, ReplicaResult, ServedColumns
-from batcher.planning.ranks import RankedReplica, last_report_by, ranked_replica
-from batcher.planning.replica import ARRIVES, NOTHING, Replica, ReplicaSettings
-from batcher.planning.routers import ReplicaView, Router
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from batcher.errors import InvariantError
+from batcher.metrics.arrays import ServedTimes
+from batcher.planning.routers import ReplicaStats, ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
+from batcher.planning.simulator import (
+    AssumedDrafts,
+    EngineSimulation,
+    OnEnded,
+    SimulationResult,
+    SimulationTotals,
+    settings_of_trial,
+)
+from batcher.scheduling.queue import ARRIVAL_ORDER
+from batcher.scheduling.sequence import NEVER
+from batcher.settings import SchedulingSettings
+from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
-WINDOW = 8192  # arrivals that are sent on at once to replicas that stand still meanwhile
+Role = Literal["both", "prefill", "decode"]
 
-OnEnded = Callable[[int], object]
-"""Called with how many sequences have ended by now, now and then."""
+
+class ReplicaSettings(Struct, frozen=True, kw_only=True):
+    """What an engine is made with; see `simulate`.  group: of a file, that it is in.
+
+    role: whether it computes prompts, or decodes, if others do the rest.
+    is_trial: see EngineSimulation.
+    """
+
+    num_slots: int
+    scheduling: SchedulingSettings
+    step_time: StepTime
+    drafts: AssumedDrafts | None = None
+    group: str = ""
+    role: Role = "both"
+    is_trial: bool = False
+
+    @property
+    def of_trial(self) -> Self | None:
+        """The same for a trial, see settings_of_trial; None if that would not do."""
+        scheduling = settings_of_trial(self.scheduling)
+        return None if scheduling is None else replace(self, scheduling=scheduling, is_trial=True)
+
+
+# -- the life of a replica -----------------------------------------------------------------------
+#
+# It starts, serves, fails and comes back, drains, and is down.  Failures and autoscaling make their
+# moves through this table alone, and all that is told of a replica's time follows from them.
+
+
+class ReplicaState(Enum):
+    """What a replica is doing."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    FAILED = "failed"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+MOVES: dict[ReplicaState, frozenset[ReplicaState]] = {
+    ReplicaState.STARTING: frozenset({ReplicaState.SERVING, ReplicaState.DOWN}),
+    ReplicaState.SERVING: frozenset({ReplicaState.FAILED, ReplicaState.DRAINING}),
+    ReplicaState.FAILED: frozenset({ReplicaState.SERVING, ReplicaState.DOWN}),
+    ReplicaState.DRAINING: frozenset({ReplicaState.DOWN}),
+    ReplicaState.DOWN: frozenset(),
+}
+PAID = frozenset(ReplicaState) - {ReplicaState.DOWN}
+
+
+class Life:
+    """The moves of one replica, each with its time in seconds; the first is what it begins as.
+
+    num_starts: how often it has begun to serve.
+    """
+
+    def __init__(self, state: ReplicaState, time: float) -> None:
+        self.moves = [(time, state)]
+        self.num_starts = int(state is ReplicaState.SERVING)
+
+    @property
+    def state(self) -> ReplicaState:
+        """What it is doing now."""
+        return self.moves[-1][1]
+
+    def move(self, state: ReplicaState, time: float) -> None:
+        """Go on to another state.
+
+        Raises:
+            InvariantError: the table has no such move, or it is before the last one.
+        """
+        if state not in MOVES[self.state] or time < self.moves[-1][0]:
+            raise InvariantError(f"a replica that is {self.moves[-1]} cannot be {state} at {time}")
+        self.moves.append((time, state))
+        self.num_starts += state is ReplicaState.SERVING
+
+    def seconds(self, states: Collection[ReplicaState], begin: float, end: float) -> float:
+        """Return for how long it was in one of `states` from `begin` to `end`."""
+        return sum(
+            max(min(until, end) - max(since, begin), 0.0)
+            for (since, state), (until, _) in pairwise([*self.moves, (inf, self.state)])
+            if state in states
+        )
+
+
+def timeline_of(lives: Iterable[Life], end: float) -> list[tuple[float, int, int]]:
+    """Return how many replicas served, and how many were paid for, from each time on, up to `end`.
+
+    It begins with the time of the first move; neither number is the same as before.
+    """
+
+    def changes(life: Life) -> Iterator[tuple[float, int, int]]:
+        was_serving = was_paid = False
+        for time, state in life.moves:
+            is_serving, is_paid = state is ReplicaState.SERVING, state in PAID
+            yield time, is_serving - was_serving, is_paid - was_paid
+            was_serving, was_paid = is_serving, is_paid
+
+    timeline: list[tuple[float, int, int]] = []
+    num_serving = num_paid = 0
+    for time, serving, paid in merge(*map(changes, lives)):
+        num_serving += serving
+        num_paid += paid
+        if time > end:
+            break
+        if timeline and timeline[-1][0] == time:
+            timeline.pop()
+        if not timeline or timeline[-1][1:] != (num_serving, num_paid):
+            timeline.append((time, num_serving, num_paid))
+    return timeline
+
+
+# -- what a fleet comes to -----------------------------------------------------------------------
+#
+# No request is kept as an object; six numbers of each that was served are.
+
+Priorities = NDArray[np.int32]
+
+
+class ServedColumns:
+    """The times and priorities of sequences that came to their end, as they are added."""
+
+    def __init__(self) -> None:
+        self._columns = tuple(array("d") for _ in ServedTimes._fields)
+        self._priorities = array("i")
+
+    def add(self, sequence: SimulatedSequence, num_output_tokens: int) -> None:
+        """Take in one that was given tokens."""
+        arrival, admitted, first_token, end, num_tokens = self._columns
+        arrival.append(sequence.first_arrival)
+        admitted.append(sequence.admitted_ticks / TICKS_PER_SECOND)
+        first_token.append(sequence.first_token_ticks / TICKS_PER_SECOND)
+        end.append(sequence.end_ticks / TICKS_PER_SECOND)
+        num_tokens.append(num_output_tokens)
+        self._priorities.append(sequence.priority)
+
+    def since(self, place: int) -> ServedTimes:
+        """Return those added after the first `place` ones."""
+        arrival, admitted, first_token, end, num_tokens = (
+            np.array(column[place:]) for column in self._columns
+        )
+        return ServedTimes(arrival, admitted, first_token, end, num_tokens.astype(np.int64))
+
+    @property
+    def times(self) -> ServedTimes:
+        """Them all, in the order in which they were added; nothing may be added after that."""
+        arrival, admitted, first_token, end, num_tokens = map(np.frombuffer, self._columns)
+        return ServedTimes(arrival, admitted, first_token, end, num_tokens.astype(np.int64))
+
+    @property
+    def priorities(self) -> Priorities:
+        """Those of them all, in the same order; nothing may be added after that, either."""
+        return np.frombuffer(self._priorities, np.int32)
+
+
+class ReplicaResult(Struct):
+    """What one engine did.
+
+    num_served: sequences that were given tokens.  failed: those that could never run, by their
+    priorities.
+    kv_read: tokens before its own that each read while it decoded, summed up, less what accepted
+    drafts saved.  prefill_work: see StepTime; of all prompts, and of the drafts.
+    last_admission_ticks: when a sequence was last admitted for the first time; None: none was.
+    end_ticks: when its last step had ended.  paid_seconds: for how long it was there, from the
+    first arrival at the fleet to the end of all steps; None: all that time.
+    stalled_ticks: how long it took no step though requests waited, as blocks were kept for others.
+    group: of a file, that it is in.
+    """
+
+    num_slots: int
+    num_blocks: int | None
+    max_batch_tokens: int | None
+    totals: SimulationTotals = field(default_factory=SimulationTotals)
+    num_served: int = 0
+    failed: Counter[int] = field(default_factory=Counter)
+    kv_read: int = 0
+    prefill_work: int = 0
+    last_admission_ticks: int | None = None
+    end_ticks: int = 0
+    paid_seconds: float | None = None
+    stalled_ticks: int = 0
+    group: str = ""
+
+    def add(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
+        """Take in a sequence that has ended, or failed."""
+        if sequence.has_failed:
+            self.failed[sequence.priority] += 1
+            return
+        num_output = sequence.num_output_tokens
+        self.add_output(sequence.num_prompt_tokens, num_output)
+        self.add_prompt(sequence)
+        if sequence.first_token_ticks != NEVER:
+            self.note_served(sequence.admitted_ticks)
+            columns.add(sequence, num_output)
+
+    def add_output(self, num_prompt: int, num_output: int) -> None:
+        """Count what was read for an output after a prompt, but for its first token."""
+        if num_output > 1:
+            decoded = num_output - 1
+            self.kv_read += decoded * num_prompt + (decoded * (decoded - 1) >> 1)
+
+    def add_prompt(self, sequence: SimulatedSequence) -> None:
+        """Count the work of a prompt."""
+        if sequence.job.max_tokens:
+            self.prefill_work += sequence.num_prompt_tokens**2 - sequence.num_cached_at_first**2
+
+    def note_served(self, admitted_ticks: int) -> None:
+        """Count a sequence that was admitted then, and given tokens."""
+        self.num_served += 1
+        if admitted_ticks > (self.last_admission_ticks or NEVER):
+            self.last_admission_ticks = admitted_ticks
+
+    @property
+    def busy_ticks(self) -> int:
+        """How long all its steps took together."""
+        return sum(self.totals.binding_ticks.values())
+
+
+def _empty_result(settings: ReplicaSettings) -> ReplicaResult:
+    return ReplicaResult(
+        settings.num_slots,
+        settings.scheduling.kv_blocks,
+        settings.scheduling.max_batch_tokens,
+        group=settings.group,
+    )
+
+
+Refusal = Literal["queue_full", "max_wait", "deadline", "retries", "router", "no_replica"]
+
+
+class FleetHistory(Struct):
+    """What became of the replicas of a fleet that is managed.
+
+    lives: of all there ever were, in the order of the results.  num_failures: of replicas.
+    num_lost: how often a sequence was lost with one.  refusals: sequences that were refused, with
+    the turns after them, by the reason.
+    """
+
+    lives: list[Life]
+    num_failures: int = 0
+    num_lost: int = 0
+    refusals: Counter[Refusal] = field(default_factory=Counter)
+
+
+class ReplicasResult(Struct, frozen=True, dict=True):
+    """What several replicas did together."""
+
+    replicas: list[ReplicaResult]
+
+    @cached_property
+    def totals(self) -> SimulationTotals:
+        """What the steps of all replicas come to."""
+        totals = [replica.totals for replica in self.replicas]
+        if len(totals) == 1:
+            return totals[0]
+        sums = SimulationTotals()
+        for name in SimulationTotals.__struct_fields__:
+            parts = [getattr(each, name) for each in totals]
+            setattr(sums, name, sum(parts, type(parts[0])()))
+        return sums
+
+    @property
+    def busy_ticks(self) -> int:
+        """How long all steps took together."""
+        return sum(replica.busy_ticks for replica in self.replicas)
+
+    def paid_seconds(self, makespan: float) -> float:
+        """Return for how long replicas were there, summed up, in a run of so many seconds."""
+        paid = (each.paid_seconds for each in self.replicas)
+        return sum(makespan if each is None else each for each in paid)
+
+    @property
+    def kv_read(self) -> int:
+        """See ReplicaResult, as prefill_work."""
+        return sum(replica.kv_read for replica in self.replicas)
+
+    @property
+    def prefill_work(self) -> int:
+        """See ReplicaResult."""
+        return sum(replica.prefill_work for replica in self.replicas)
+
+    @property
+    def slot_utilisation(self) -> float:
+        """The share of slots that were held, over all steps."""
+        there = sum(each.num_slots * each.totals.num_steps for each in self.replicas)
+        return _share(self.totals.slot_steps, there)
+
+    @property
+    def kv_utilisation(self) -> float | None:
+        """The share of blocks that were held, over all steps; None without a limit."""
+        if any(each.num_blocks is None for each in self.replicas):
+            return None
+        there = sum((each.num_blocks or 0) * each.totals.num_steps for each in self.replicas)
+        return _share(self.totals.block_steps, there)
+
+    @property
+    def budget_utilisation(self) -> float | None:
+        """The share of max_batch_tokens that was computed, over all steps; None without one."""
+        if any(each.max_batch_tokens is None for each in self.replicas):
+            return None
+        there = sum((each.max_batch_tokens or 0) * each.totals.num_steps for each in self.replicas)
+        return _share(self.totals.computed_tokens, there)
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of tokens that were found in blocks, of those admitted the first time."""
+        return _share(self.totals.found_tokens, self.totals.asked_tokens)
+
+
+class FleetResult(ReplicasResult, frozen=True, dict=True):
+    """What all replicas of a fleet did.
+
+    times: of all that were served.  priorities: theirs [request].  refused: sequences that the
+    router refused, by their priorities.
+    first_arrival: in seconds; None if there was none.  history: None if it was not managed.
+    """
+
+    times: ServedTimes
+    priorities: Priorities
+    first_arrival: float | None
+    refused: Counter[int] = field(default_factory=Counter)
+    history: FleetHistory | None = None
+
+    @property
+    def num_failed(self) -> int:
+        """How many sequences could never run, or were refused."""
+        return self.failed.total()
+
+    @property
+    def failed(self) -> Counter[int]:
+        """The same by their priorities."""
+        return sum((replica.failed for replica in self.replicas), self.refused)
+
+    @property
+    def makespan(self) -> float:
+        """From the first arrival to the end of the last step, in seconds."""
+        end_ticks = max(replica.end_ticks for replica in self.replicas)
+        return max(end_ticks / TICKS_PER_SECOND - (self.first_arrival or 0.0), 0.0)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def whole_of(parts: Sequence[FleetResult]) -> FleetResult:
+    """Return what a fleet did of which `parts` ran every len(parts)-th replica each, in order."""
+    num_replicas, num_parts = len(parts[0].replicas), len(parts)
+    return FleetResult(
+        [parts[index % num_parts].replicas[index] for index in range(num_replicas)],
+        ServedTimes(*map(np.concatenate, zip(*(part.times for part in parts), strict=True))),
+        np.concatenate([part.priorities for part in parts]),
+        min((part.first_arrival for part in parts if part.first_arrival is not None), default=None),
+    )
+
+
+def result_of_engine(run: SimulationResult, settings: ReplicaSettings) -> FleetResult:
+    """Return the same of a run of one engine."""
+    columns, replica = ServedColumns(), _empty_result(settings)
+    replica.totals, replica.end_ticks = run.totals, run.end_ticks
+    for sequence in run.sequences:
+        replica.add(sequence, columns)
+    first = min((sequence.arrival_time for sequence in run.sequences), default=None)
+    return FleetResult([replica], columns.times, columns.priorities, first)
+
+
+# -- replicas ------------------------------------------------------------------------------------
+
+ENDS, ARRIVES, BEGINS = range(3)
+NOTHING = (inf, BEGINS)
+
+
+class Replica(EngineSimulation):
+    """An engine that stands still until it is told to go on.
+
+    It takes exactly the steps that `simulate` takes if all that is sent to it is its workload.
+
+    turns: of all the fleet; which turn goes on after which is not for a replica to say.
+    result: what it has done by now; given one, it goes on with that of an engine before it.
+    """
+
+    def __init__(
+        self, turns: Turns, settings: ReplicaSettings, result: ReplicaResult | None = None
+    ) -> None:
+        super().__init__(
+            turns,
+            settings.num_slots,
+            settings.scheduling,
+            settings.step_time,
+            settings.drafts,
+            is_trial=settings.is_trial,
+        )
+        self.result = _empty_result(settings) if result is None else result
+        self._totals = self.result.totals
+        self._last_end, self._num_last = NEVER, 0  # when sequences ended last, and how many
+        # Steps up to the next event, and their ticks, if it ends some that decide nothing.
+        self._next_stretch: tuple[int, int] | None = None
+
+    @property
+    def now(self) -> float:
+        """When the last step it has taken ended, in seconds."""
+        return self._now
+
+    def add(self, sequence: SimulatedSequence) -> None:
+        """Take in a sequence, which arrives when no step begun by now can know of it."""
+        self._next_stretch = None
+        self._queue.add(sequence, self._now)
+
+    def next_event(self) -> tuple[float, int]:
+        """Return when it ends steps that decide nothing, or begins one that does, if none is added.
+
+        Nothing joins, is admitted or ends before; at the same time, ENDS come before what arrives
+        then, and that before what BEGINS; NOTHING if there is nothing to do.
+        """
+        queue, now, self._next_stretch = self._queue, self._now, None
+        if queue.num_pending:
+            arrival = queue.next_arrival
+            if arrival is None or arrival <= now:
+                return now, BEGINS
+            if not (queue.num_slots or self._batch.num_occupied):
+                return arrival, BEGINS
+        elif not (queue.num_slots or self._batch.num_occupied):
+            return NOTHING
+        num_steps, until = (0, now) if self._drafts else self._num_sure_steps(now)
+        if not num_steps:
+            return now, BEGINS
+        self._next_stretch = _, ticks = self._time_of(num_steps, until)
+        return (self._ticks + ticks) / TICKS_PER_SECOND, ENDS
+
+    def go_on(self) -> None:
+        """Take the steps up to the next event, or the one that is it."""
+        if self._next_stretch is not None:
+            planned, self._next_stretch = self._next_stretch, None
+            self._skip(*planned)
+            return
+        if self._queue.num_pending:
+            num_pending = self._queue.num_pending
+            self._join_arrivals()
+            self._until = inf if num_pending == self._queue.num_pending else self._now
+        self._go_on()
+        self._until = inf
+
+    def advance(self, until: float) -> None:
+        """Take all steps that begin before `until`, if all that arrive before then were added."""
+        queue, batch, self._until, self._next_stretch = self._queue, self._batch, until, None
+        while self._now < until:
+            if queue.num_pending:
+                if not (queue.num_slots or batch.num_occupied):
+                    arrival = queue.next_arrival
+                    if arrival is not None and arrival >= until:
+                        break
+                self._join_arrivals()
+            elif not (queue.num_slots or batch.num_occupied):
+                break
+            self._go_on()
+        self._until = inf
+
+    def count(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
+        """Count a sequence that has ended here, or failed, and keep its times in `columns`."""
+        self.result.add(sequence, columns)
+
+    def report(self, time: float) -> ReplicaStats:
+        """Return how it stands at `time`, up to which it has gone on; a step may end after it."""
+        running = self._batch.num_occupied
+        if self._now > time and self._last_end == self._ticks:
+            running += self._num_last
+        return ReplicaStats(time, running, self._queue.num_waiting + self._queue.num_pending)
+
+    def close(self) -> ReplicaResult:
+        """Return what it has done."""
+        self._totals.num_steps += self._step
+        self.result.end_ticks = max(self.result.end_ticks, self._ticks)
+        return self.result
+
+    def _note_over(self, sequence: SimulatedSequence) -> None:
+        if self._last_end != self._ticks:
+            self._last_end, self._num_last = self._ticks, 0
+        self._num_last += 1
+        self.ended.append(sequence)
+
+
+class Member:
+    """A replica of a fleet, and what the fleet keeps of it.
+
+    replica: its engine, another one after a failure.  next_event: an event of an older one is
+    outdated.  life: what it is doing.  in_flight: what was sent there, and has not come back, where
+    that may be lost.
+    """
+
+    def __init__(self, view: ReplicaView, replica: Replica, life: Life) -> None:
+        self.view, self.replica, self.life = view, replica, life
+        self.next_event = NOTHING
+        self.in_flight: dict[SimulatedSequence, None] = {}
+
+
+# -- the fleet -----------------------------------------------------------------------------------
 
 
 class Fleet:
     """One run over `turns` on replicas behind a router.
 
-    report_interval: seconds from each report of all replicas to the next, the first at 0; those of
-    ranks to the balancer of their replica come as often.
+    report_interval: seconds from each report of all replicas to the next, the first at 0.
 
     Raises:
         BatchdecodeError: the settings of a replica make no sense.
@@ -44,25 +556,27 @@ class Fleet:
         self._next_report = 0.0 if router.hears_reports else inf
         self._hears_ends = router.hears_ends
         self._has_turns = turns.has_sessions  # or others that arrive when something has ended
-        self._replicas = [self._make_replica(settings) for settings in replicas]
-        self._views = [view_of(index, each) for index, each in enumerate(replicas)]
+        self._members: list[Member] = []
+        for settings in replicas:
+            self._add_member(settings, Life(ReplicaState.SERVING, 0.0))
         self._columns = ServedColumns()
         self._num_ended = 0
         self._refused = Counter[int]()
         self._siblings: tuple[int, ReplicaView | None] = (-1, None)
-        self._events: list[tuple[tuple[float, int], int]] = []  # a heap, of which replica
-        self._next_events = [NOTHING] * len(replicas)  # which of them are not outdated
+        self._events: list[tuple[tuple[float, int], int]] = []  # a heap, of which member
         self._turns_ahead: list[tuple[float, int, int, SimulatedSequence]] = []  # a heap by arrival
         self._responses: list[tuple[float, int, ReplicaView, int]] = []  # a heap by their ends
-        router.use(self._views)
+        router.use([member.view for member in self._members])
 
-    def _make_replica(
-        self, settings: ReplicaSettings, results: Sequence[ReplicaResult] = ()
-    ) -> Replica | RankedReplica:
-        """Return a replica; results: of its engines before it, with which it goes on."""
-        if settings.ranks > 1:
-            return ranked_replica(self._turns, settings, self._interval, results)
-        return Replica(self._turns, settings, *results)
+    def _add_member(self, settings: ReplicaSettings, life: Life) -> Member:
+        num_blocks = settings.scheduling.kv_blocks
+        view = ReplicaView(len(self._members), settings.group, settings.num_slots, num_blocks)
+        member = Member(view, self._make_replica(settings), life)
+        self._members.append(member)
+        return member
+
+    def _make_replica(self, settings: ReplicaSettings) -> Replica:
+        return Replica(self._turns, settings)
 
     def run(self) -> FleetResult:
         """Return what the run comes to.
@@ -73,71 +587,26 @@ class Fleet:
         arrivals = iter(self._turns.arrivals())
         first = next(arrivals, None)
         if first is not None:
-            if self._hears_ends or self._has_turns:
-                self._run_by_events(first, arrivals)
-            else:
-                self._run_by_windows(first, arrivals)
+            self._run(first, arrivals)
         return self._result(None if first is None else first.arrival_time)
 
     def _result(self, first_arrival: float | None) -> FleetResult:
         return FleetResult(
-            [engine.close() for replica in self._replicas for engine in replica.engines],
+            [member.replica.close() for member in self._members],
             self._columns.times,
             self._columns.priorities,
             first_arrival,
             self._refused,
         )
 
-    # -- if nothing depends on ends: what comes between two reports is sent on all at once --------
-
-    def _run_by_windows(
-        self, sequence: SimulatedSequence | None, arrivals: Iterator[SimulatedSequence]
-    ) -> None:
-        replicas, is_told = self._replicas, self._router.hears_reports
-        while sequence is not None:
-            if sequence.arrival_time >= self._next_report:
-                report = self._last_report_by(sequence.arrival_time)
-                self._advance(report)
-                self._hear_reports(report)
-            for _ in range(WINDOW):
-                view = self._choose(sequence)
-                if view is None:
-                    self._refuse(sequence)
-                else:
-                    if is_told:  # others know by themselves, or nothing
-                        self._note_sent(sequence, view)
-                    replicas[view.index].add(sequence)
-                sequence = next(arrivals, None)
-                if sequence is None or sequence.arrival_time >= self._next_report:
-                    break
-            else:
-                self._advance(sequence.arrival_time)
-        self._advance(inf)
-
-    def _advance(self, until: float) -> None:
-        """Let all replicas take the steps that begin before `until`, and take what has ended."""
-        columns = self._columns
-        for replica in self._replicas:
-            replica.advance(until)
-            for engine in replica.engines:
-                for sequence in engine.ended:
-                    engine.result.add(sequence, columns)
-                self._num_ended += len(engine.ended)
-                engine.ended.clear()
-        self._on_ended(self._num_ended)
-
-    # -- else from event to event ----------------------------------------------------------------
-
-    def _run_by_events(
-        self, ahead: SimulatedSequence | None, arrivals: Iterator[SimulatedSequence]
-    ) -> None:
+    def _run(self, ahead: SimulatedSequence | None, arrivals: Iterator[SimulatedSequence]) -> None:
         """Go on with what is next: a replica, a report, what is due, a turn, or an arrival.
 
         ahead: the next to arrive.
         """
         events, turns = self._events, self._turns_ahead
         while True:
-            is_turn = bool(turns) and (ahead is None or turns[0] < (*order_of(ahead), ahead))
+            is_turn = bool(turns) and (ahead is None or turns[0] < (*ARRIVAL_ORDER(ahead), ahead))
             sequence = turns[0][-1] if is_turn else ahead
             until = inf if sequence is None else sequence.arrival_time
             due = self._next_due(until)
@@ -146,12 +615,22 @@ class Fleet:
             sure = min(until, events[0][0][0]) if events and self._has_turns else until
             is_report = self._next_report <= sure < inf
             if is_report:  # a turn that arrives before the last one might have to know this one
-                until = self._last_report_by(sure)
+                last = max(self._next_report, floor(sure / self._interval) * self._interval)
+                until = min(last, sure)  # a product is rounded
             if events and events[0][0] < (until, ARRIVES):
-                self._go_on(*heappop(events))
+                event, index = heappop(events)
+                member = self._members[index]
+                if event == member.next_event:
+                    member.replica.go_on()
+                    self._take_ended(member)
+                    member.next_event = NOTHING
+                    self._plan(member)
                 continue
-            self._hear_ends(until)
+            while self._responses and self._responses[0][0] <= until:
+                time, _, view, num_tokens = heappop(self._responses)
+                self._hear_end(time, view, num_tokens)
             if is_report:
+                self._next_report = until + self._interval
                 self._hear_reports(until)
                 continue
             if is_due:
@@ -161,12 +640,9 @@ class Fleet:
                 return
             if is_turn:
                 heappop(turns)
-            else:
+            self._route(sequence)
+            if not is_turn:
                 ahead = next(arrivals, None)
-            view = self._route(sequence)
-            if view is not None:
-                self._take_ended(view.index)
-                self._plan(view.index)
 
     def _next_due(self, until: float) -> float:  # noqa: ARG002 - others need it
         """Return when something else is to be done; inf: nothing by `until`."""
@@ -175,69 +651,57 @@ class Fleet:
     def _do_due(self, now: float) -> None:
         """Do it, once all has happened that comes before."""
 
-    def _plan(self, index: int) -> None:
+    def _plan(self, member: Member) -> None:
         """Note the next event of a replica."""
-        event = self._replicas[index].next_event()
-        if event != self._next_events[index]:
-            self._next_events[index] = event
-            heappush(self._events, (event, index))
+        event = member.replica.next_event()
+        if event != member.next_event:
+            member.next_event = event
+            heappush(self._events, (event, member.view.index))
 
-    def _go_on(self, event: tuple[float, int], index: int) -> None:
-        """Let a replica go on to an event, unless that is another one by now."""
-        if event == self._next_events[index]:
-            self._replicas[index].go_on()
-            self._take_ended(index)
-            self._next_events[index] = NOTHING
-            self._plan(index)
-
-    def _take_ended(self, index: int) -> None:
+    def _take_ended(self, member: Member) -> None:
         """Count the sequences that have ended on a replica, and go on with their sessions."""
-        view = self._views[index]
-        for engine in self._replicas[index].engines:
-            if engine.ended:
-                for sequence in engine.ended:
-                    self._end(view, engine, sequence)
-                engine.ended.clear()
-                self._on_ended(self._num_ended)
+        replica = member.replica
+        if replica.ended:
+            for sequence in replica.ended:
+                self._end(member, sequence)
+            replica.ended.clear()
+            self._on_ended(self._num_ended)
 
-    def _end(self, view: ReplicaView, engine: Replica, sequence: SimulatedSequence) -> None:
-        """Take note of a sequence that has ended on an engine; the next turn goes on."""
-        engine.take(sequence, self._columns)
-        self._tell_end(view, sequence, engine.now)
-        turn = self._next_turn(sequence, engine.now)
+    def _end(self, member: Member, sequence: SimulatedSequence) -> None:
+        """Take note of a sequence that has ended on a replica; the next turn goes on."""
+        replica = member.replica
+        replica.count(sequence, self._columns)
+        self._note_end(member, sequence)
+        turn = self._turns.next_turn(sequence, replica.now)
         while turn is not None and turn.has_failed:  # as the one before it has
-            engine.take(turn, self._columns)
-            turn = self._next_turn(turn, engine.now)
+            replica.count(turn, self._columns)
+            turn = self._turns.next_turn(turn, replica.now)
         if turn is not None:
-            heappush(self._turns_ahead, (*order_of(turn), turn))
+            heappush(self._turns_ahead, (*ARRIVAL_ORDER(turn), turn))
 
-    def _tell_end(self, view: ReplicaView, sequence: SimulatedSequence, now: float) -> None:
-        """Count a response that has ended at `now`, of which the router is going to hear."""
+    def _note_end(self, member: Member, sequence: SimulatedSequence) -> None:
+        """Count a response that has just ended, of which the router is going to hear."""
         self._num_ended += 1
         if self._hears_ends:
-            heappush(self._responses, (now, self._num_ended, view, sequence.num_prompt_tokens))
-
-    def _next_turn(self, sequence: SimulatedSequence, now: float) -> SimulatedSequence | None:
-        """Return the turn that goes on at `now` after one that has ended or failed."""
-        if sequence.job.session is None:
-            return None
-        self._turns.ended.append(sequence)
-        return self._turns.go_on(now)
+            entry = member.replica.now, self._num_ended, member.view, sequence.num_prompt_tokens
+            heappush(self._responses, entry)
 
     # -- what the router is told -----------------------------------------------------------------
 
-    def _route(self, sequence: SimulatedSequence) -> ReplicaView | None:
-        """Send a sequence to a replica, and return that; None: it is refused."""
+    def _route(self, sequence: SimulatedSequence) -> None:
+        """Send a sequence to a replica, or refuse it."""
         view = self._choose(sequence)
         if view is None:
             self._refuse(sequence)
-            return None
+            return
         self._note_sent(sequence, view)
         self._deliver(sequence, view)
-        return view
 
     def _deliver(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
-        self._replicas[view.index].add(sequence)
+        member = self._members[view.index]
+        member.replica.add(sequence)
+        self._take_ended(member)
+        self._plan(member)
 
     def _note_sent(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
         """Tell the router where it has sent a sequence."""
@@ -262,18 +726,11 @@ class Fleet:
 
     def _refuse(self, sequence: SimulatedSequence) -> None:
         """End a sequence, and the turns after it, since the router sends it nowhere."""
-        sequence.fail()
+        sequence.has_failed = True
         turn: SimulatedSequence | None = sequence
         while turn is not None:
             self._refused[turn.priority] += 1
-            turn = self._next_turn(turn, sequence.arrival_time)
-
-    def _hear_ends(self, now: float) -> None:
-        """Tell the router of the responses that have ended by `now`."""
-        responses = self._responses
-        while responses and responses[0][0] <= now:
-            time, _, view, num_tokens = heappop(responses)
-            self._hear_end(time, view, num_tokens)
+            turn = self._turns.next_turn(turn, sequence.arrival_time)
 
     def _hear_end(self, time: float, view: ReplicaView, num_tokens: int) -> None:  # noqa: ARG002 - others need it
         """Tell the router of a response that has ended at `time`, to a prompt of `num_tokens`."""
@@ -284,24 +741,6 @@ class Fleet:
 
     def _hear_reports(self, time: float) -> None:
         """Tell the router how all replicas stand at `time`, up to which they have gone on."""
-        self._next_report = time + self._interval
-        for view, replica in zip(self._views, self._replicas, strict=True):
-            view.report, view.num_unreported = replica.report(time), 0
-            self._note(view)
-
-    def _last_report_by(self, time: float) -> float:
-        """Return when the last reports come that come by `time`."""
-        return last_report_by(time, self._interval, self._next_report)
-
-
-def view_of(index: int, settings: ReplicaSettings) -> ReplicaView:
-    """Return what a router knows of a replica that it has sent nothing yet."""
-    num_blocks, ranks = settings.scheduling.kv_blocks, settings.ranks
-    if num_blocks is not None:
-        num_blocks *= ranks
-    return ReplicaView(index, settings.group, settings.num_slots * ranks, num_blocks)
-
-
-def order_of(sequence: SimulatedSequence) -> tuple[float, int, int]:
-    """Return by what sequences that arrive are in order."""
-    return sequence.arrival_time, sequence.input_index, sequence.index
+        for member in self._members:
+            member.view.report, member.view.num_unreported = member.replica.report(time), 0
+            self._note(member.view)

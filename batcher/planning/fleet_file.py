@@ -1,20 +1,34 @@
-"""A fleet from a YAML file: groups of replicas, each with settings of its own.
+"""A fleet from a YAML file: groups of replicas, and how the fleet is managed.
 
-Rule: what a setting of an engine is called, and may be, is for those to say who read the file.
+A group has settings of its own; what a setting of an engine is called, and may be, is for those to
+say who read the file.  One group alone may be managed: what is too much refused, and replicas that
+fail, come and go.
+
+Rule: whatever can have no effect, or no meaning, is an error here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from math import floor, inf
+from random import Random
 from typing import Annotated, Any, get_args
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.management import SECTIONS, Management, management_of
-from batcher.planning.replica import Role
+from batcher.planning.autoscaling import (
+    POLICIES,
+    SLO,
+    Autoscale,
+    OptionalSeconds,
+    Seconds,
+    policy_of,
+)
+from batcher.planning.fleet import Role
 from batcher.timing.catalog import (
     Amount,
     CatalogError,
+    Count,
     OptionalPositive,
     Positive,
     as_record,
@@ -26,9 +40,100 @@ from batcher.timing.place import Place
 Readers = Mapping[str, Callable[[str], Any]]
 """For each setting what makes a value of a text, or raises what says what it may be."""
 
-MAX_GROUPS = 1024
+MAX_GROUPS, MAX_RETRIES = 1024, 1000
 MAX_NAME = 40  # characters
-NOT_WHERE_DECODED = ("capacity", "watermark", "prefix_cache", "preempt_for", "kv_offload_blocks")
+NOT_WHERE_DECODED = ("capacity", "watermark", "prefix_cache", "preempt_for")
+
+
+MaxQueue = Annotated[
+    Annotated[int, Meta(ge=0, le=10**9)], Meta(description="a whole number of at least 0")
+]
+
+
+class AdmissionControl(Struct, frozen=True, kw_only=True):
+    """Limits on what a router admits.
+
+    max_in_flight: how many requests one replica is sent before one of them has ended; the samples
+    of a request stay together, whatever it is.  max_queue: how many wait at the router while all
+    replicas have so many; one more, and the last in order of priority is refused.
+    max_wait: after so many seconds in that queue a request is refused; None: it may wait for ever.
+    """
+
+    max_in_flight: Count
+    max_queue: MaxQueue = 0
+    max_wait: OptionalPositive = None
+
+
+Number = Annotated[
+    Annotated[int, Meta(ge=0, le=2**40)], Meta(description="a whole number of at least 0")
+]
+Retries = Annotated[
+    Annotated[int, Meta(ge=0, le=MAX_RETRIES)],
+    Meta(description=f"a whole number from 0 to {MAX_RETRIES}"),
+]
+
+
+class PlannedFailure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A replica, counted from 0, that fails at a time if it serves then.
+
+    back_after: after how many seconds it serves again; None: never.
+    """
+
+    replica: Number
+    at: Amount
+    back_after: OptionalSeconds = None
+
+
+Planned = Annotated[
+    tuple[PlannedFailure, ...],
+    Meta(
+        description="a list of failures, each with a replica, counted from 0, at, in seconds, and "
+        "perhaps back_after, in seconds, at least 0.001"
+    ),
+]
+
+
+class Failures(Struct, frozen=True, kw_only=True):
+    """How replicas fail.
+
+    mtbf: the mean time between failures of a replica, in seconds that it serves; the times are
+    exponential.  restart: how many seconds one of them takes to serve again.  seed: of these times.
+    planned: failures at known times.
+    health_check: seconds from each look at all replicas to the next, by which the router notices.
+    retries: how often a request that was lost is sent anew.
+    """
+
+    mtbf: OptionalSeconds = None
+    restart: Seconds = 60.0
+    seed: Number = 0
+    planned: Planned = ()
+    health_check: Seconds = 10.0
+    retries: Retries = 3
+
+    def times_of(self, replica: int) -> Iterator[float]:
+        """Yield for how many seconds a replica serves each time until it fails."""
+        draw = Random(f"{self.seed}:{replica}").expovariate  # noqa: S311 - chance, not secrets
+        while True:
+            yield inf if self.mtbf is None else draw(1 / self.mtbf)
+
+    def noticed_at(self, time: float) -> float:
+        """Return when a failure at `time` is noticed: at the next look."""
+        return (floor(time / self.health_check) + 1) * self.health_check
+
+
+class Management(Struct, frozen=True, kw_only=True):
+    """How a fleet is managed; None: not in this respect."""
+
+    admission: AdmissionControl | None = None
+    failures: Failures | None = None
+    autoscale: Autoscale | None = None
+
+
+MANAGED: dict[str, type[Struct]] = {
+    "admission": AdmissionControl,
+    "failures": Failures,
+    "autoscale": Autoscale,
+}
 
 
 class ReplicaGroup(Struct, frozen=True, kw_only=True):
@@ -120,10 +225,59 @@ def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
     fleet = FleetFile(path=path, groups=tuple(groups.values()), **stated)
     _check_roles(fleet)
     _read(of_fleet["replicas"], fleet.num_replicas, f"{path}: all replicas together")
-    sections = {name: getattr(contents, name) for name in SECTIONS}
-    counts = {group.name: group.count for group in fleet.groups}
-    management = management_of(sections, counts, path)
-    return replace(fleet, management=management)
+    return replace(fleet, management=_management(contents, fleet))
+
+
+def _management(contents: _Contents, fleet: FleetFile) -> Management | None:
+    """Return how a fleet is managed; None if it is not.
+
+    Raises:
+        CatalogError: something of that is not allowed.
+    """
+    sections: dict[str, Any] = {}
+    for name, kind in MANAGED.items():
+        values, place = getattr(contents, name), Place(fleet.path, name, name)
+        if values is not None and len(fleet.groups) > 1:
+            names = ", ".join(group.name for group in fleet.groups)
+            raise CatalogError(
+                f"{place}: expected one group of replicas, without a role, and there are "
+                f"{len(fleet.groups)}: {names}"
+            )
+        if values is not None:
+            sections[name] = as_record(values, kind, place)
+    if not sections:
+        return None
+    management = Management(**sections)
+    failures, autoscale = management.failures, management.autoscale
+    num_replicas = fleet.num_replicas
+    place = Place(fleet.path, "failures", "failures")
+    if failures is not None and failures.mtbf is None and not failures.planned:
+        raise CatalogError(f"{place}: nothing fails without mtbf or planned")
+    if failures is not None and autoscale is None:
+        for failure in failures.planned:
+            if failure.replica >= num_replicas:
+                raise CatalogError(
+                    f"{place}: planned: there is no replica {failure.replica}, the last is "
+                    f"{num_replicas - 1}"
+                )
+    if autoscale is not None:
+        _check_autoscale(autoscale, num_replicas, Place(fleet.path, "autoscale", "autoscale"))
+    return management
+
+
+def _check_autoscale(autoscale: Autoscale, num_replicas: int, place: Place) -> None:
+    if not autoscale.min <= num_replicas <= autoscale.max:
+        raise CatalogError(
+            f"{place}: it begins with {num_replicas} replicas, which is not from min "
+            f"{autoscale.min} to max {autoscale.max}"
+        )
+    if autoscale.slo is not None and autoscale.policy in POLICIES and autoscale.policy != SLO:
+        raise CatalogError(f"{place}: slo has no effect on {autoscale.policy}")
+    try:
+        policy_of(autoscale)
+        _ = autoscale.limits
+    except BatchdecodeError as error:
+        raise CatalogError(f"{place}: {error}") from None
 
 
 def _check_roles(fleet: FleetFile) -> None:

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, OF_ROUTING, Deployment, Value
+from batcher.planning.disaggregated import Transfer
+from batcher.planning.fleet import Role
 from batcher.planning.fleet_file import FleetFile
-from batcher.planning.replica import Role
 from batcher.planning.routers import router_of
-from batcher.planning.sides import Transfer
 from batcher.scheduling.checks import check_effects
 from batcher.settings import DEFAULT_WATERMARK
 from batcher.timing.loading import model_shape_of

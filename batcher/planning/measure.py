@@ -17,7 +17,7 @@ from batcher.metrics.slo import OTHERS, Goodput, Slo
 from batcher.metrics.times import Latencies, SecondsDistribution
 from batcher.planning.classes import ClassOutcome, kept
 from batcher.planning.deployments import Deployment
-from batcher.planning.fleet_result import FleetResult, ReplicaResult, ReplicasResult
+from batcher.planning.fleet import FleetResult, ReplicaResult, ReplicasResult
 from batcher.planning.fleets import groups_of
 from batcher.planning.prices import Cost, Price, cost_of
 from batcher.planning.running import DeploymentPart, run

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.fleet_result import ReplicasResult
+from batcher.planning.fleet import ReplicasResult
 from batcher.timing import catalog
 from batcher.timing.catalog import CatalogError
 from batcher.timing.hardware import FILE_SUFFIXES

@@ -1,4 +1,4 @@
-"""A real run and its simulation side by side."""
+"""A log of a real run, of one engine or several behind a router, simulated: how far off that is."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,15 +6,10 @@ import numpy as np
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.arrays import ServedTimes
-from batcher.planning.fleet import Fleet
-from batcher.planning.fleet_result import FleetResult
-from batcher.planning.replica import ReplicaSettings
+from batcher.planning.fleet import Fleet, FleetResult, ReplicaSettings
 from batcher.planning.request_log import LoggedRequest, workload_of_log
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulator import served_times, times_of
-from batcher.settings import SchedulingSettings
 
 PERCENTS = (50, 99)
 
@@ -29,70 +24,6 @@ class Comparison(Struct, frozen=True):
     real: float
     simulated: float
     error: float | None
-
-
-def check_has_run(sequences: Iterable[SimulatedSequence], settings: SchedulingSettings) -> None:
-    """Make sure that all requests of a log have run in its simulation.
-
-    Raises:
-        BatchdecodeError: they have not.
-    """
-    failed = [sequence.id for sequence in sequences if sequence.has_failed]
-    if failed:
-        raise BatchdecodeError(
-            f"{len(failed):,} requests, the first of them {failed[0]!r}, can never run with "
-            f"--kv-blocks {settings.kv_blocks}, and they did"
-        )
-
-
-def compare_runs(
-    log: Sequence[LoggedRequest], sequences: Sequence[SimulatedSequence]
-) -> list[Comparison]:
-    """Return how requests of a log compare to the same ones as they were simulated."""
-    real, simulated = _numbers(_times_of(log)), _numbers(times_of(sequences))
-    return [
-        Comparison(name, value, simulated[name], simulated[name] / value - 1 if value else None)
-        for name, value in real.items()
-    ]
-
-
-def _times_of(log: Sequence[LoggedRequest]) -> ServedTimes:
-    """Return the times of the requests of a log; when they were scheduled is NaN if not known."""
-    return served_times(
-        (
-            request.queued_ts,
-            request.scheduled_ts,
-            request.first_token_ts,
-            request.last_token_ts,
-            request.output_toks,
-        )
-        for request in log
-    )
-
-
-def _numbers(times: ServedTimes) -> dict[str, float]:
-    """Return mean and percentiles, by nearest rank, of all latencies, and the makespan."""
-    arrival, admitted, first, last, num_tokens = times
-    several = num_tokens > 1
-    latencies = {
-        "queue": admitted[:0] if np.isnan(admitted).any() else admitted - arrival,
-        "ttft": first - arrival,
-        "tpot": (last - first)[several] / (num_tokens[several] - 1),
-        "e2e": last - arrival,
-    }
-    numbers: dict[str, float] = {}
-    for name, seconds in latencies.items():
-        if not len(seconds):
-            continue
-        numbers[f"{name} mean"] = float(seconds.mean())
-        for percent in PERCENTS:
-            value = np.percentile(seconds, percent, method="inverted_cdf")
-            numbers[f"{name} p{percent}"] = float(value)
-    numbers["makespan"] = float(last.max() - arrival.min())
-    return numbers
-
-
-# A log of a real run, of one engine or several behind a router, simulated: how far off that is.
 
 
 class Replay(Struct, frozen=True):
@@ -140,5 +71,53 @@ def replay(
     if result.refused:
         num_refused = result.refused.total()
         raise BatchdecodeError(f"the router refuses {num_refused:,} requests that were served")
-    check_has_run(turns.sequences, engine.scheduling)
-    return Replay(compare_runs(log, turns.sequences), result)
+    failed = [sequence.id for sequence in turns.sequences if sequence.has_failed]
+    if failed:
+        raise BatchdecodeError(
+            f"{len(failed):,} requests, the first of them {failed[0]!r}, can never run with "
+            f"--kv-blocks {engine.scheduling.kv_blocks}, and they did"
+        )
+    real = _numbers(
+        (
+            one.queued_ts,
+            one.scheduled_ts,
+            one.first_token_ts,
+            one.last_token_ts,
+            one.output_toks,
+        )
+        for one in log
+    )
+    simulated = _numbers(
+        (one.arrival_time, one.admitted, one.first_token, one.end, one.num_output_tokens)
+        for one in turns.sequences
+    )
+    comparisons = [
+        Comparison(name, value, simulated[name], simulated[name] / value - 1 if value else None)
+        for name, value in real.items()
+    ]
+    return Replay(comparisons, result)
+
+
+def _numbers(rows: Iterable[tuple[float | None, ...]]) -> dict[str, float]:
+    """Return mean and percentiles, by nearest rank, of all latencies, and the makespan.
+
+    rows: arrival, admission (None if not known), first and last token, and the number of tokens.
+    """
+    arrival, admitted, first, last, num_tokens = np.ascontiguousarray(np.array([*rows], float).T)
+    several = num_tokens > 1
+    latencies = {
+        "queue": admitted[:0] if np.isnan(admitted).any() else admitted - arrival,
+        "ttft": first - arrival,
+        "tpot": (last - first)[several] / (num_tokens[several] - 1),
+        "e2e": last - arrival,
+    }
+    numbers: dict[str, float] = {}
+    for name, seconds in latencies.items():
+        if not len(seconds):
+            continue
+        numbers[f"{name} mean"] = float(seconds.mean())
+        for percent in PERCENTS:
+            value = np.percentile(seconds, percent, method="inverted_cdf")
+            numbers[f"{name} p{percent}"] = float(value)
+    numbers["makespan"] = float(last.max() - arrival.min())
+    return numbers

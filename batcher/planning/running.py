@@ -10,16 +10,13 @@ from msgspec import Struct
 
 from batcher.planning.deployments import Deployment
 from batcher.planning.disaggregated import DisaggregatedFleet
-from batcher.planning.fleet import Fleet, OnEnded
-from batcher.planning.fleet_result import FleetResult, result_of_engine
+from batcher.planning.fleet import Fleet, FleetResult, ReplicaSettings, result_of_engine
+from batcher.planning.fleet_file import Management
 from batcher.planning.fleets import EngineGroup, groups_of, transfer_of
-from batcher.planning.managed import ManagedFleet
-from batcher.planning.managed_disaggregated import ManagedDisaggregatedFleet
-from batcher.planning.management import Management
-from batcher.planning.replica import ReplicaSettings
+from batcher.planning.managed_fleet import ManagedFleet
 from batcher.planning.routers import ROUTERS, BlindRouter, PartRouter, router_of
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import Preempted, simulate
+from batcher.planning.simulator import OnEnded, Preempted, simulate
 from batcher.planning.streamed import AnyWorkload, StreamedTurns, StreamedWorkload, always
 from batcher.planning.workers import OnPart
 from batcher.planning.workload import Workload
@@ -69,7 +66,7 @@ def run(
     if management is None and len(replicas) == 1 and isinstance(workload, Workload):
         slots, scheduling, step_time = own.num_slots, own.scheduling, own.step_time
         result = simulate(workload, slots, scheduling, step_time, on_ended, own.drafts)
-        return result_of_engine(result, own.group)
+        return result_of_engine(result, own)
     for_trial = _replicas_of_trial(deployment, replicas)
     if for_trial is not None and workload.shares_nothing:
         with suppress(Preempted):
@@ -108,25 +105,13 @@ def _fleet_of(
     interval, transfer = deployment.report_interval, transfer_of(deployment)
     management = _management_of(deployment)
     if transfer is not None:
-        to_decode = router_of(deployment.router)
-        if management is None:
-            return DisaggregatedFleet(
-                turns,
-                replicas,
-                router,
-                interval,
-                on_ended,
-                decode_router=to_decode,
-                transfer=transfer,
-            )
-        return ManagedDisaggregatedFleet(
+        return DisaggregatedFleet(
             turns,
             replicas,
             router,
-            management,
             interval,
             on_ended,
-            decode_router=to_decode,
+            decode_router=router_of(deployment.router),
             transfer=transfer,
         )
     if management is None:

@@ -97,10 +97,6 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         self.max_tokens = min(self.max_tokens, room)
         return self.job.output.length <= room
 
-    def fail(self) -> None:
-        """Let it come to no end of its own."""
-        self.has_failed = True
-
     def send(self, now: float) -> None:
         """Let it arrive at a replica at `now`, which may be later than it came to the fleet."""
         self.came, self.arrival_time = self.first_arrival, now
@@ -161,7 +157,7 @@ def make_sequence(
     return sequence
 
 
-class History:
+class _History:
     """What a session has come to: turns that have ended, and what has stayed of those dropped."""
 
     def __init__(self) -> None:
@@ -200,15 +196,13 @@ class Turns:
     """Makes the sequences of a workload; of one session at most one is on its way.
 
     sequences: one for each job, those of turns that have not begun without a history.
-    ended: turns that have ended since the next ones went on.
     """
 
     def __init__(self, workload: Workload) -> None:
         self._jobs, self._context = workload.jobs, workload.context
         self.sequences = [make_sequence(job, (), self._context) for job in workload.jobs]
-        self.ended: list[SimulatedSequence] = []
-        self._sessions: dict[str, deque[int]] = {}  # the places of turns that wait
-        self._histories: defaultdict[str, History] = defaultdict(History)
+        self._waiting: dict[str, deque[int]] = {}  # the places of turns, by their session
+        self._histories: defaultdict[str, _History] = defaultdict(_History)
 
     @cached_property
     def has_siblings(self) -> bool:
@@ -249,25 +243,23 @@ class Turns:
             if job.session is None:
                 first.append(self.sequences[place])
                 continue
-            waiting = self._sessions.get(job.session)
+            waiting = self._waiting.get(job.session)
             if waiting is None:
-                self._sessions[job.session] = deque()
+                self._waiting[job.session] = deque()
                 first.append(self.sequences[place])
             else:
                 waiting.append(place)
         return first
 
-    def go_on(self, now: float) -> SimulatedSequence | None:
-        """Return the turn after the first that has ended, which goes on at `now`; None for none.
+    def next_turn(self, ended: SimulatedSequence, now: float) -> SimulatedSequence | None:
+        """Return the turn that follows one that has ended or failed at `now`; None if none does.
 
         It has failed if the one before it has.
         """
-        ended = self.ended.pop(0)
-        name = ended.job.session or ""
-        waiting, history = self._sessions[name], self._histories[name]
-        if not waiting:
+        name = ended.job.session
+        if name is None or not self._waiting[name]:
             return None
-        place = waiting.popleft()
+        place, history = self._waiting[name].popleft(), self._histories[name]
         job = self._jobs[place]
         history.past.append(ended)
         if self._context.drops_oldest:

@@ -6,10 +6,16 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.planning.deployments import AXES, OF_ENGINE
-from batcher.planning.fleet_result import FleetResult, ReplicasResult
+from batcher.planning.fleet import (
+    PAID,
+    FleetResult,
+    Life,
+    ReplicasResult,
+    ReplicaState,
+    Role,
+    timeline_of,
+)
 from batcher.planning.fleets import EngineGroup
-from batcher.planning.life import PAID, Life, ReplicaState, timeline_of
-from batcher.planning.replica import Role
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 NUM_DIGITS = 6

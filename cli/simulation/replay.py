@@ -5,10 +5,10 @@ from typing import Any
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import Deployment
+from batcher.planning.fleet import ReplicaSettings
 from batcher.planning.fleets import check_router
 from batcher.planning.prices import Cost, cost_of, price_of, read_prices
 from batcher.planning.replay import AsLogged, Comparison, Replay, replay
-from batcher.planning.replica import ReplicaSettings
 from batcher.planning.request_log import LoggedRequest, read_requests
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, Router, router_of
 from batcher.timing.loading import step_time_of

@@ -6,7 +6,7 @@ The recorded data are not part of the project: BATCHDECODE_DATA names the folder
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from report import Row
 
 from batcher import Request, SimulatedModel
 from batcher.planning.entries import WorkloadEntry
+from batcher.planning.fleet import ReplicaSettings
 from batcher.planning.replay import replay
-from batcher.planning.replica import ReplicaSettings
 from batcher.planning.request_log import read_request_log
-from batcher.planning.simulator import simulate, simulate_steps
+from batcher.planning.simulator import simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.planning.workload_traces import (
     BLOCK_TOKENS,
@@ -74,14 +74,12 @@ def numbered(data: str, name: str) -> list[tuple[int, bytes]]:
 def rates(trace: Workload) -> Iterator[Row]:
     """Measure output tokens per CPU-second over a whole trace."""
     kv, cache = f"{KV_BLOCKS:,} KV blocks", "prefix cache"
-    for how, run, settings, target in (
-        (f"step by step, {kv}", simulate_steps, LIMITED, ">= 4M"),
-        (f"event to event, {kv}", simulate, LIMITED, ""),
-        (f"event to event, {kv}, {cache}", simulate, CACHED, ""),
-        ("step by step, no KV limit", simulate_steps, UNLIMITED, ">= 4M"),
-        ("event to event, no KV limit", simulate, UNLIMITED, ">= 20M"),
+    for how, settings, target in (
+        (kv, LIMITED, ""),
+        (f"{kv}, {cache}", CACHED, ""),
+        ("no KV limit", UNLIMITED, ">= 20M"),
     ):
-        rate = best_rate(trace, run, settings)
+        rate = best_rate(trace, settings)
         name = f"Azure trace, {PROFILE}, {BUDGET:,} tokens a step, {how}"
         yield Row(
             f"{name}: output tokens per CPU-second (bare loop: {bare_rate() / 1e6:.2f}M)",
@@ -90,13 +88,13 @@ def rates(trace: Workload) -> Iterator[Row]:
         )
 
 
-def best_rate(trace: Workload, run: Callable[..., Any], settings: SchedulingSettings) -> float:
+def best_rate(trace: Workload, settings: SchedulingSettings) -> float:
     """Return the output tokens per CPU-second of the fastest of three runs."""
     step_time = step_time_of(PROFILE)
     least = float("inf")
     for _ in range(3):
         began = time.process_time()
-        run(trace, NUM_SLOTS, settings, step_time)
+        simulate(trace, NUM_SLOTS, settings, step_time)
         least = min(least, time.process_time() - began)
     return trace.num_output_tokens / least
 

@@ -14,7 +14,8 @@ from cli.run.runner import RunSetup
 from cli.screen.live import LiveView, ScreenLive
 from cli.screen.terminal import Pace
 from cli.screen.view import RunPlan
-from cli.views.recording import SECONDS_PER_STEP, Recording
+from cli.views.play.playback import SECONDS_PER_STEP
+from cli.views.play.recording import Recording
 
 SETTINGS = (
     {},

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from jobs import workload_of_jobs
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.planning.admission import RouterQueue
 from batcher.planning.autoscaling import (
     Autoscale,
     Autoscaler,
@@ -17,7 +16,8 @@ from batcher.planning.autoscaling import (
     policy_of,
     proportional,
 )
-from batcher.planning.life import MOVES, PAID, Life, ReplicaState, timeline_of
+from batcher.planning.fleet import MOVES, PAID, Life, ReplicaState, timeline_of
+from batcher.planning.managed_fleet import RouterQueue
 from batcher.planning.simulated_sequence import Turns
 
 

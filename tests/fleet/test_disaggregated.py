@@ -1,37 +1,93 @@
 """Prompts here and decoding there: times by hand, no request and no block lost."""
 
-from functools import partial
 from random import Random
 
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
-from role_fleets import (
-    DENSE,
-    SEEDS,
-    random_sides,
-    random_work,
-    replica,
-    run,
-    seconds,
-    workload,
-)
-from simulated_workloads import (
-    EXPERTS,
-    STEP_TIMES,
-    WITH_EXPERTS,
-)
+from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
-from batcher.planning.disaggregated import DisaggregatedFleet
-from batcher.planning.ranks import ranks_of
-from batcher.planning.routers import ROUTERS
-from batcher.planning.sides import DecodeRank, DecodeReplica, PrefillRank, PrefillReplica, Transfer
+from batcher.planning.disaggregated import DisaggregatedFleet, Transfer
+from batcher.planning.fleet import ReplicaSettings
+from batcher.planning.routers import ROUTERS, router_of
+from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import simulate
+from batcher.planning.workload import workload_of
+from batcher.request import Request
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.step_time import TICKS_PER_SECOND
+
+SEEDS = st.integers(0, 2**32)
+FAST = Transfer(seconds_per_token=0.0)
+
+
+def replica(role, num_slots=4, kv_blocks=100, step_time=None, **scheduling):
+    if role == "decode":
+        scheduling |= {"capacity": "no-evict", "prefix_cache": False}
+    return ReplicaSettings(
+        num_slots=num_slots,
+        scheduling=SchedulingSettings(kv_blocks=kv_blocks, **scheduling),
+        step_time=step_time or ConstantStepTime(1.0),
+        role=role,
+    )
+
+
+def run(workload, replicas, transfer=FAST, router="round-robin", interval=1.0):
+    """What it comes to; every block is free in the end, and no event is left."""
+    turns = Turns(workload)
+    names = {"decode_router": router_of(router), "transfer": transfer}
+    fleet = DisaggregatedFleet(turns, replicas, router_of(router), interval, **names)
+    result = fleet.run()
+    for each in (member.replica for member in fleet._members):
+        assert each._pool.num_used == 0
+        left = each._queue.num_slots, each._queue.num_pending, each._batch.num_occupied
+        assert left == (0, 0, 0)
+    return turns.sequences, result
+
+
+def workload(*rows):
+    """Requests of rows (arrival, prompt tokens, output tokens); no two prompts begin alike."""
+    return workload_of(
+        [
+            Request(
+                prompt=[place + 1] * num_prompt,
+                max_tokens=num_output,
+                ignore_eos=True,
+                arrival_time=float(arrival),
+            )
+            for place, (arrival, num_prompt, num_output) in enumerate(rows)
+        ],
+        BoundedModel(None),
+    )
+
+
+def seconds(sequences, name):
+    return [getattr(one, name) / TICKS_PER_SECOND for one in sequences]
+
+
+def random_sides(random):
+    """Replicas of both roles, and how long it is from one to the other."""
+    replicas = []
+    for role in ["prefill"] * random.randint(1, 3) + ["decode"] * random.randint(1, 3):
+        num_slots, settings = random_settings(random)
+        step_time = random.choice(STEP_TIMES)
+        if role == "decode":
+            kv_blocks = random.choice([12, 40, 400])
+            policy = "sjf" if settings.policy == "lpm" else settings.policy
+            limits = {"max_batch_tokens": settings.max_batch_tokens, "policy": policy}
+            replicas.append(replica(role, num_slots, kv_blocks, step_time, **limits))
+        else:
+            own = ReplicaSettings(
+                num_slots=num_slots, scheduling=settings, step_time=step_time, role=role
+            )
+            replicas.append(own)
+    random.shuffle(replicas)
+    transfer = Transfer(
+        seconds_per_token=random.choice([0.0, 0.01, 1.0]), latency=random.choice([0.0, 0.3])
+    )
+    return replicas, transfer
 
 
 def test_a_request_alone_takes_its_prompt_the_way_and_its_other_tokens():
@@ -122,7 +178,8 @@ def test_who_never_has_room_to_decode_fails_and_leaves_no_block_behind():
 @given(SEEDS, st.sampled_from(sorted(ROUTERS)))
 def test_every_sequence_comes_to_one_end_and_every_block_is_free(seed, name):
     random = Random(seed)
-    work = random_work(random)
+    requests = random_requests(random, may_stop=False)
+    work = workload_of(requests, BoundedModel(random.choice([None, None, 60])))
     replicas, transfer = random_sides(random)
     interval = random.choice([0.1, 1.0, 50.0])
     sequences, result = run(work, replicas, transfer, name, interval)
@@ -138,65 +195,3 @@ def test_every_sequence_comes_to_one_end_and_every_block_is_free(seed, name):
             assert one.end > one.first_token + transfer.seconds(one.num_prompt_tokens) - 1e-9
     again, _ = run(work, replicas, transfer, name, interval)
     assert seconds(again, "end_ticks") == seconds(sequences, "end_ticks")
-
-
-class OfRanks(DisaggregatedFleet):
-    """A fleet whose replicas have ranks, though it is one of each."""
-
-    def _make_replica(self, settings, results=()):
-        kinds = (PrefillReplica, PrefillRank)
-        if settings.role == "decode":
-            taken = {"transfer": self._transfer, "on_taken": self._release}
-            kinds = partial(DecodeReplica, **taken), partial(DecodeRank, **taken)
-        alone, in_step = (partial(kind, self._turns, settings) for kind in kinds)
-        return ranks_of(settings, self._interval, lambda _: alone(), lambda _: in_step())
-
-
-@examples(200)
-@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
-def test_one_rank_of_each_role_is_an_engine_to_the_tick(seed, name):
-    random = Random(seed)
-    work = random_work(random)
-    replicas, transfer = random_sides(random, 1)
-    replicas = [
-        replace(each, step_time=random.choice([each.step_time, *WITH_EXPERTS])) for each in replicas
-    ]
-    interval = random.choice([0.1, 1.0, 50.0])
-    sequences, result = run(work, replicas, transfer, name, interval)
-    ranked, same = run(work, replicas, transfer, name, interval, OfRanks)
-    assert seconds(ranked, "end_ticks") == seconds(sequences, "end_ticks")
-    assert seconds(ranked, "first_token_ticks") == seconds(sequences, "first_token_ticks")
-    assert same.replicas == result.replicas
-
-
-@pytest.mark.parametrize("step_time", [EXPERTS, DENSE])
-def test_a_rank_that_is_full_waits_until_its_prompts_are_where_they_decode(step_time):
-    # each has two blocks, so one prompt of 32 tokens; the third one is computed when the first is
-    # where it decodes, ten seconds after the first two were computed
-    slow = Transfer(seconds_per_token=0.0, latency=10.0)
-    kinds = {"step_time": step_time, "ranks": 2}
-    replicas = [replica("prefill", kv_blocks=2, **kinds), replica("decode", **kinds)]
-    work = workload((0, 32, 2), (0, 32, 2), (0, 32, 2))
-    (one, two, three), result = run(work, replicas, slow)
-    together = alone = DENSE.ticks(32, 1, 0, 32**2)
-    if step_time is EXPERTS:  # which those hit that all ranks compute, one token of who idles too
-        ticks = EXPERTS.of_rank(2)
-        together, alone = ticks(32, 1, 0, 32**2, 64), ticks(32, 1, 0, 32**2, 33)
-    assert [one.first_token_ticks, two.first_token_ticks] == [together] * 2
-    begin = together + 10 * TICKS_PER_SECOND
-    assert three.first_token_ticks == pytest.approx(begin + alone, abs=1)
-    waited, idle = (part.stalled_ticks for part in result.replicas[:2])  # the third one's, and not
-    assert (waited, idle) == (pytest.approx(begin - together), 0)
-
-
-@pytest.mark.parametrize("step_time", [EXPERTS, DENSE])
-def test_a_rank_that_is_full_goes_on_when_it_hears_that_its_prompt_is_taken(step_time):
-    # there is room to decode for one request, so the second prompt leaves when the first has ended,
-    # after ten seconds on its way, and the fourth request has blocks ten seconds later
-    slow = Transfer(seconds_per_token=0.0, latency=10.0)
-    prompts = replica("prefill", kv_blocks=2, step_time=step_time, ranks=2)
-    work = workload(*[(0, 32, 2)] * 4)
-    (one, two, three, four), _ = run(work, [prompts, replica("decode", kv_blocks=3)], slow)
-    assert (one.admitted, two.admitted) == (0, 0)
-    assert three.admitted == pytest.approx(one.first_token + 10, abs=1e-6)
-    assert four.admitted == pytest.approx(one.end + 10, abs=1e-6)

@@ -4,19 +4,16 @@ than it can."""
 from itertools import pairwise
 from random import Random
 
-from batcher.planning.drafts import AssumedDrafts
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.fleet import Fleet
-from batcher.planning.fleet_result import result_of_engine
-from batcher.planning.replica import ReplicaSettings
+from batcher.planning.fleet import Fleet, ReplicaSettings, result_of_engine
 from batcher.planning.routers import ROUTERS, OwnRouter, Router, router_of
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import simulate
+from batcher.planning.simulator import AssumedDrafts, simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.settings import SchedulingSettings
 from batcher.timing.step_time import TICKS_PER_SECOND
@@ -71,7 +68,7 @@ def test_a_fleet_of_one_is_the_engine_to_the_tick(seed, name):
     turns = Turns(workload)
     result = Fleet(turns, [settings], router_of(name), random.choice([0.1, 1.0, 50.0])).run()
     assert times_of(turns.sequences) == times_of(alone.sequences)
-    expected = result_of_engine(alone)
+    expected = result_of_engine(alone, settings)
     assert result.replicas == expected.replicas
     assert result.makespan == expected.makespan
 

@@ -16,14 +16,10 @@ from simulated_workloads import STEP_TIMES, random_requests, random_settings
 
 from batcher.errors import BatchdecodeError
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.admission import AdmissionControl
 from batcher.planning.autoscaling import Autoscale
-from batcher.planning.failures import Failures, PlannedFailure
-from batcher.planning.fleet import Fleet
-from batcher.planning.life import PAID, ReplicaState, timeline_of
-from batcher.planning.managed import ManagedFleet
-from batcher.planning.management import Management
-from batcher.planning.replica import ReplicaSettings
+from batcher.planning.fleet import PAID, Fleet, ReplicaSettings, ReplicaState, timeline_of
+from batcher.planning.fleet_file import AdmissionControl, Failures, Management, PlannedFailure
+from batcher.planning.managed_fleet import ManagedFleet
 from batcher.planning.routers import ROUTERS, OwnRouter, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import simulate
@@ -44,16 +40,14 @@ class Observed(ManagedFleet):
         super().__init__(*args)
 
     def _note_sent(self, sequence, view):
-        is_up = self._lives[view.index].state is ReplicaState.SERVING
+        is_up = self.lives[view.index].state is ReplicaState.SERVING
         self.sent.append((sequence, view.index, sequence.arrival_time, is_up))
         super()._note_sent(sequence, view)
-        limit = self._pool._max_in_flight
-        assert view.num_requests <= limit or sequence.has_siblings
+        assert view.num_requests <= self._max_in_flight or sequence.has_siblings
 
-    def _take_ended(self, index):
-        for engine in self._replicas[index].engines:
-            self.ended += [(key_of(one), one.end_ticks) for one in engine.ended]
-        super()._take_ended(index)
+    def _take_ended(self, member):
+        self.ended += [(key_of(one), one.end_ticks) for one in member.replica.ended]
+        super()._take_ended(member)
 
     def _refuse(self, sequence):
         self.refused.append(key_of(sequence))
@@ -61,7 +55,7 @@ class Observed(ManagedFleet):
 
     @property
     def lives(self):
-        return self._lives
+        return [member.life for member in self._members]
 
 
 def key_of(sequence):
@@ -103,17 +97,16 @@ def random_management(random, num_replicas):
     return Management(
         admission=random.choice([None, admission]),
         failures=random.choice([None, failures]),
-        autoscale=random.choice([(), (autoscale,)]),
+        autoscale=random.choice([None, autoscale]),
     )
 
 
-def random_fleet(random, name, requests, most_ranks=1):
+def random_fleet(random, name, requests):
     num_slots, scheduling = random_settings(random)
     replica = ReplicaSettings(
         num_slots=num_slots,
         scheduling=scheduling,
         step_time=random.choice(STEP_TIMES),
-        ranks=random.randint(1, most_ranks),
     )
     workload = workload_of(requests, SimulatedModel())
     num_replicas = random.randint(1, 3)
@@ -128,7 +121,7 @@ def random_fleet(random, name, requests, most_ranks=1):
 @given(SEEDS, st.sampled_from(sorted(ROUTERS)))
 def test_every_sequence_comes_to_one_end(seed, name):
     random = Random(seed)
-    fleet, workload, _ = random_fleet(random, name, random_requests(random, may_stop=False), 3)
+    fleet, workload, _ = random_fleet(random, name, random_requests(random, may_stop=False))
     result = fleet.run()
     ends = [key for key, _ in fleet.ended] + fleet.refused
     assert len(ends) == len(set(ends))
@@ -338,9 +331,7 @@ def autoscaled(**given):
 def test_a_load_that_does_not_change_is_given_as_many_replicas_as_have_the_target():
     autoscale = autoscaled(startup=3.0, cooldown=0.0, tolerance=0.0)
     arrivals = [number / 10 for number in range(2000)]  # 10 a second, 2 seconds each: 20 at once
-    fleet, result = run(
-        arrivals, [20] * 2000, 2, "least-loaded", FOUR_SLOTS, autoscale=(autoscale,)
-    )
+    fleet, result = run(arrivals, [20] * 2000, 2, "least-loaded", FOUR_SLOTS, autoscale=autoscale)
     timeline = timeline_of(fleet.lives, 190.0)
     assert timeline[:3] == [(0.0, 2, 2), (5.0, 2, 4), (8.0, 4, 4)]  # all slots: 2 · 1 / 0.5
     assert 9 <= timeline[-1][1] <= 11  # 20 of 4 slots each, half of which are to be used: 10
@@ -351,7 +342,7 @@ def test_a_load_that_does_not_change_is_given_as_many_replicas_as_have_the_targe
 def test_replicas_that_go_end_what_they_have_and_are_paid_for_until_then():
     autoscale = autoscaled(startup=0.0, cooldown=5.0, min=1, interval=10.0)
     fleet, result = run(
-        [0.0, 0.0, 50.0], [250, 250, 10], 2, "least-loaded", FOUR_SLOTS, autoscale=(autoscale,)
+        [0.0, 0.0, 50.0], [250, 250, 10], 2, "least-loaded", FOUR_SLOTS, autoscale=autoscale
     )
     assert fleet.lives[1].moves == [
         (0.0, ReplicaState.SERVING),
@@ -374,66 +365,7 @@ def test_replicas_that_go_end_what_they_have_and_are_paid_for_until_then():
 )
 def test_a_policy_that_cannot_decide_is_an_error(given, why):
     with pytest.raises(BatchdecodeError, match=why):
-        run([0.0], [1], autoscale=(autoscaled(**given),))
-
-
-def of_their_group(request, replicas):
-    """Send requests with an even number to the group a, and others to b."""
-    name = "ab"[int(request.id) % 2]
-    places = [place for place, each in enumerate(replicas) if each.group == name]
-    return min(places, key=lambda place: (replicas[place].num_requests, replicas[place].index))
-
-
-def random_group(random, name):
-    """Return what its replicas are, and how it scales."""
-    replica = ReplicaSettings(
-        num_slots=random.randint(1, 3),
-        scheduling=SchedulingSettings(),
-        step_time=ConstantStepTime(random.choice([0.1, 0.3])),
-        group=name,
-        ranks=random.randint(1, 2),
-    )
-    return replica, autoscaled(
-        policy=random.choice(["target-utilisation", "queue", "slo"]),
-        slo="e2e=5",
-        group=name,
-        interval=random.choice([3.0, 5.0]),
-        cooldown=random.choice([0.0, 7.0]),
-        startup=random.choice([0.0, 4.0]),
-        max=random.randint(2, 9),
-    )
-
-
-def run_groups(jobs, replicas, *scaled):
-    router, management = OwnRouter("own", of_their_group), Management(autoscale=scaled)
-    fleet = Observed(Turns(Workload(jobs, len(jobs))), replicas, router, management, 1.0)
-    fleet.run()
-    return fleet
-
-
-@examples(100)
-@given(SEEDS)
-def test_each_group_scales_as_if_it_were_alone(seed):
-    random = Random(seed)
-    arrivals = sorted(random.uniform(0, 60) for _ in range(80))
-    jobs = workload_of_jobs(arrivals, [random.randint(1, 40) for _ in arrivals]).jobs
-    groups = {name: random_group(random, name) for name in "ab"}
-    replicas = [groups[name][0] for name in random.choice(["ab", "aab", "abb"])]
-    fleet = run_groups(jobs, replicas, *(scaled for _, scaled in groups.values()))
-    for parity, (name, (_, scaled)) in enumerate(groups.items()):
-        mine = [job for job in jobs if job.input_index % 2 == parity]
-        alone = run_groups(mine, [each for each in replicas if each.group == name], scaled)
-        ended = {key: end for key, end in fleet.ended if key[0] % 2 == parity}
-        assert dict(alone.ended) == ended
-        all_lives = zip(fleet.lives, fleet._settings, strict=True)
-        lives = [life.moves for life, each in all_lives if each.group == name]
-        last = max(end for _, end in alone.ended) / TICKS_PER_SECOND  # it is looked no further
-        assert moves_by(last, lives) == moves_by(last, [life.moves for life in alone.lives])
-
-
-def moves_by(time, lives):
-    begun = [[move for move in moves if move[0] <= time] for moves in lives]
-    return [moves for moves in begun if moves]
+        run([0.0], [1], autoscale=autoscaled(**given))
 
 
 # -- against theory --------------------------------------------------------------------------------

@@ -10,11 +10,10 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo
 from batcher.planning.compare import compare
 from batcher.planning.deployments import Deployment
-from batcher.planning.fleet import Fleet
+from batcher.planning.fleet import Fleet, ReplicaSettings
 from batcher.planning.fleets import check_router
 from batcher.planning.measure import Question, measure
 from batcher.planning.plan import find_plan
-from batcher.planning.replica import ReplicaSettings
 from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.timing.formulas import ConstantStepTime

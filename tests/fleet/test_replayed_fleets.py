@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from batcher.planning.fleet_replay import AsLogged, replay
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.fleet import Fleet
-from batcher.planning.replica import ReplicaSettings
+from batcher.planning.fleet import Fleet, ReplicaSettings
+from batcher.planning.replay import AsLogged, replay
 from batcher.planning.request_log import LoggedRequest, workload_of_log
 from batcher.planning.routers import OwnRouter, Router, router_of
 from batcher.planning.simulated_sequence import Turns

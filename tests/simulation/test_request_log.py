@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from batcher.errors import BatchdecodeError
+from batcher.planning.fleet import ReplicaSettings
 from batcher.planning.replay import replay
-from batcher.planning.replica import ReplicaSettings
 from batcher.planning.request_log import LoggedRequest, read_request_log, workload_of_log
 from batcher.planning.simulator import simulate
 from batcher.settings import SchedulingSettings

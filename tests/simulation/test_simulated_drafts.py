@@ -14,7 +14,7 @@ from batcher import Engine, Request, SimulatedModel
 from batcher.events import AcceptEvent, Event, RollbackEvent, StepsEvent
 from batcher.models.simulated import SimulatedSettings
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import AssumedDrafts, SimulationResult, simulate, simulate_steps
+from batcher.planning.simulator import AssumedDrafts, SimulationResult, simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.settings import Capacity, SchedulingSettings
 from batcher.speculation.formulas import expected_speedup, expected_tokens
@@ -119,8 +119,6 @@ def test_from_event_to_event_it_is_the_same_as_step_by_step(seed: int, acceptanc
     )
     one = LoggedSimulation(Turns(workload), num_slots, chosen, step_time, drafts=drafts).run()
     assert outcome(simulate(workload, num_slots, chosen, step_time, drafts=drafts)) == outcome(one)
-    again = simulate_steps(workload, num_slots, chosen, step_time, drafts)
-    assert outcome(again) == outcome(one)
 
 
 def served_alone(num_tokens: int) -> Workload:

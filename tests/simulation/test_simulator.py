@@ -17,14 +17,15 @@ from simulated_workloads import (
 
 from batcher import Request, SimulatedModel, decode
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulator import SimulationResult, StepSimulation, simulate, simulate_steps
+from batcher.planning.simulator import EngineSimulation, SimulationResult, simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.scheduling.output import SchedulerOutput
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.step_time import StepTime
 
 
-class LoggedSimulation(StepSimulation):
+class LoggedSimulation(EngineSimulation):
     """A simulation that tells of its steps, each taken by itself, what an engine's events tell."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -154,11 +155,17 @@ def outcome(result: SimulationResult) -> Any:
     return times, result.totals, result.end_ticks
 
 
-class PlannedSimulation(StepSimulation):
+class PlannedSimulation(EngineSimulation):
     """A simulation that lets the scheduler plan every step."""
 
     def _go_on(self) -> None:
         self._take_step()
+
+
+def simulate_steps(
+    workload: Workload, num_slots: int, chosen: SchedulingSettings, step_time: StepTime
+) -> SimulationResult:
+    return PlannedSimulation(Turns(workload), num_slots, chosen, step_time).run()
 
 
 @examples(200)
@@ -174,8 +181,7 @@ def test_from_event_to_event_is_exactly_step_by_step(seed: int, max_context: int
     num_slots, chosen = random_settings(random)
     step_time = random.choice(STEP_TIMES)
     workload = workload_of(drawn, BoundedModel(max_context))
-    planned = outcome(PlannedSimulation(Turns(workload), num_slots, chosen, step_time).run())
-    assert outcome(simulate_steps(workload, num_slots, chosen, step_time)) == planned
+    planned = outcome(simulate_steps(workload, num_slots, chosen, step_time))
     assert outcome(simulate(workload, num_slots, chosen, step_time)) == planned
 
 

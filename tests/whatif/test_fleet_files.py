@@ -199,16 +199,6 @@ def test_prompts_here_and_decoding_there(fleet_of):
     assert problem_of(without) == "group 2: --kv-blocks is needed where requests decode"
 
 
-def test_replicas_with_roles_fail(fleet_of):
-    link, failure = "{gbytes_per_s: 1, latency: 9, bytes_per_token: 1}", "{replica: 0, at: 5}"
-    deployment = fleet_of(
-        f"{{transfer: {link}, failures: {{planned: [{failure}]}}, replicas: [{PREFILL}, {DECODE}]}}"
-    )
-    outcome = measure(question_of((0, 4, 6)), deployment)  # anew at 5
-    assert outcome.latencies.ttft.max == 6.0
-    assert outcome.latencies.e2e.max == pytest.approx(20.0, abs=1e-5)
-
-
 def test_bytes_of_a_token_are_those_of_the_model(fleet_of):
     transfer = "{gbytes_per_s: 131.072}"
     deployment = fleet_of(
@@ -335,12 +325,8 @@ def test_the_largest_rate_of_a_fleet(fleet_of):
             ),
         ),
         (
-            (
-                "replicas: [{count: 1, name: a}, {count: 1, name: b}]\nautoscale:\n"
-                "  - {group: a, policy: queue, target: 1, max: 2}\n"
-                "  - {group: b, policy: queue, target: 1, max: 2, interval: x}\n"
-            ),
-            ":4: autoscale 2: interval: expected",
+            "replicas: [{count: 1}]\nautoscale:\n  max: 2\n  interval: x\n  policy: queue\n",
+            ":4: autoscale: interval: expected",
         ),
     ],
 )

@@ -53,25 +53,16 @@ def test_gpus_are_paid_while_they_are_there(fleet_of):
     assert group.replicas >= use.most_replicas == group.most_replicas
 
 
-def test_a_group_tells_how_many_replicas_it_had_at_once_and_how_many_ever_started(fleet_of):
-    scaled = AUTOSCALE.replace("{", "[{group: scaled, ") + "]"
-    alike = "batch: 8, profile: h100_qwen3-30b-a3b"
-    groups = f"{{name: fixed, count: 1, {alike}}}, {{name: scaled, count: 2, {alike}}}"
-    deployment = fleet_of(scaled, replicas=groups)
+def test_a_table_has_how_many_replicas_there_were_at_once_and_how_many_ever_started(fleet_of):
     times = np.concatenate([WAVE, 100 + WAVE])
+    deployment = fleet_of(AUTOSCALE)
     outcome = measure(Question(workload_of_jobs(times, [60] * len(times), 100)), deployment)
-    fixed, grown = outcome.groups
-    assert (fixed.replicas, fixed.most_replicas) == (1, 1)
-    assert grown.most_replicas <= 6
-    assert grown.replicas > grown.most_replicas >= outcome.fleet.most_replicas - 1
-    (head, *rows) = (
-        table_of([GridCell(deployment=deployment, outcome=outcome)]).split("\n\n")[1].splitlines()
-    )
+    (grown,) = outcome.groups
+    assert grown.replicas > grown.most_replicas == outcome.fleet.most_replicas
+    table = table_of([GridCell(deployment=deployment, outcome=outcome)])
+    head, row = table.split("\n\n")[1].splitlines()
     assert head.split()[:3] == ["group", "at", "once"]
-    assert [row.split()[:3] for row in rows] == [
-        ["fixed", "1", "1"],
-        ["scaled", str(grown.most_replicas), str(grown.replicas)],
-    ]
+    assert row.split()[:3] == ["1", str(grown.most_replicas), str(grown.replicas)]
 
 
 def test_a_replica_is_paid_for_while_it_is_away(fleet_of):
@@ -123,32 +114,11 @@ def test_what_means_nothing_is_an_error_that_says_where(fleet_of, section, why):
     assert "fleet.yaml:2: " in str(error.value)
 
 
-TWO_GROUPS = f"{GROUP}, {GROUP}"
-SCALED = "{policy: target-utilisation, target: 0.2, max: 4, interval: 5, startup: 5"
-
-
-def test_of_several_groups_each_may_scale(fleet_of):
-    scaled = f"autoscale: [{SCALED}, group: 2}}]"
-    outcome = measure(QUESTION, fleet_of(scaled, "router: least-loaded", replicas=TWO_GROUPS))
-    first, second = outcome.groups
-    assert first.replicas == 2 < second.replicas
-    assert outcome.fleet.most_replicas > 4
-    assert outcome.cost.gpu_hours == pytest.approx(outcome.fleet.replica_seconds / 3600, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("section", "why"),
-    [
-        (f"autoscale: {SCALED}}}", "autoscale: expected a list, each with its group: 1, 2"),
-        (f"autoscale: [{SCALED}, group: 3}}]", "there is no group 3; known: 1, 2"),
-        (f"autoscale: [{SCALED}, group: 2}}, {SCALED}, group: 2}}]", "group 2 is there twice"),
-        (f"autoscale: [{SCALED}, group: 2, min: 3}}]", "begins with 2 replicas"),
-        ("autoscale: [3]", "autoscale: expected policy"),
-    ],
-)
-def test_a_group_that_scales_is_one_of_the_file(fleet_of, section, why):
+@pytest.mark.parametrize("section", ["admission", "failures", "autoscale"])
+def test_only_replicas_that_are_alike_are_managed(fleet_of, section):
+    why = f"fleet.yaml:2: {section}: expected one group .*, and there are 2: 1, old"
     with pytest.raises(CatalogError, match=why):
-        fleet_of(section, replicas=TWO_GROUPS)
+        fleet_of(f"{section}: {{}}", replicas=f"{GROUP}, {{count: 1, name: old}}")
 
 
 def test_a_table_says_why_requests_were_refused(fleet_of):

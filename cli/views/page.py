@@ -1,0 +1,58 @@
+"""Pages for a browser, in the words of `trace why` and `trace diff`: a run, or two in step."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from batcher.events import Event
+from batcher.explaining.differences import RunComparison
+from batcher.page.document import (
+    WORDS,
+    Opening,
+    PageDifference,
+    PageFacts,
+    PageRun,
+    Sample,
+    encode_page,
+    page_runs,
+    page_title,
+    title_of,
+)
+from batcher.page.records import PageTimeline
+
+from ..commands.trace import DiffOptions, TraceOptions
+from ..screen.terminal import printable
+
+
+def render_page(
+    timelines: Sequence[PageTimeline], name: str, steps: range, options: TraceOptions
+) -> Iterator[bytes]:
+    """Yield the page of a run, which shows at first what the options select, and holds all of it.
+
+    timelines: of its workers, most often one.  steps: those that were selected.
+    """
+    opening = Opening(
+        None if options.steps is None else (steps.start, steps.stop),
+        options.request or None,
+        options.slot or None,
+    )
+    title = title_of(name)
+    runs = page_runs(timelines, title)
+    return encode_page(runs, PageFacts(WORDS, opening), page_title(printable(title)))
+
+
+def render_difference(
+    runs: Sequence[tuple[str, Iterable[Event]]],
+    comparison: RunComparison,
+    lines: list[str],
+    options: DiffOptions,
+) -> Iterator[bytes]:
+    """Yield the page of two runs, A and B, with `lines` that say how they differ.
+
+    Raises:
+        InvariantError, BatchdecodeError: see Timeline.from_events.
+    """
+    parting = comparison.parting
+    changed = [Sample(change.id, change.index) for change in comparison.changes[: options.top]]
+    difference = PageDifference(None if parting is None else parting.step, lines, changed)
+    shown = [PageRun(title_of(name), PageTimeline.from_events(events)) for name, events in runs]
+    title = page_title(printable(" and ".join(run.name for run in shown)))
+    return encode_page(shown, PageFacts(WORDS, diff=difference), title)

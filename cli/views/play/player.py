@@ -1,0 +1,345 @@
+"""The player: keys in, a frame out, steps of a recorded run at a person's pace.
+
+Rule: a frame is of the step that time and keys say; frames may be left out, and steps never wait
+for them.
+"""
+
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import ceil, floor
+from typing import NamedTuple
+
+from batcher.trace.timeline import MAX_STEPS
+
+from ...screen.live import ScreenLive
+from ...screen.terminal import InputLine, Keyboard, Pasted, Terminal, cut_middle, number, printable
+from ...screen.theme import LABEL, Glyphs, Line, bar, line_width
+from .stage import Stage
+
+DEFAULT_SPEED = 10.0
+SPEEDS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4)
+"""Steps a second, that `-` and `+` choose from."""
+FRAME_SECONDS = 0.05
+"""From one frame to the next, at least."""
+MAX_SHARE = 0.5
+"""How much of the time frames take at most."""
+MIN_BAR, MAX_BAR = 10, 40
+MIN_HEIGHT = 4
+"""In fewer lines there is nothing below the picture."""
+MAX_SECONDS = 1.0
+"""No more time passes at once: while the process was stopped, nobody has looked."""
+IDLE_SECONDS = 0.1
+"""After so long it is looked whether the terminal has another size, or is ours again."""
+JUMP, PAGE = 10, 100
+MOVES = {
+    ".": 1,
+    "right": 1,
+    ",": -1,
+    "left": -1,
+    ">": JUMP,
+    "<": -JUMP,
+    "page-down": PAGE,
+    "page-up": -PAGE,
+    "home": -MAX_STEPS,
+    "end": MAX_STEPS,
+}
+"""How many steps on keys go."""
+
+KEYS = (
+    ("space", "pause, or play on"),
+    (". or right", "one step on, and pause"),
+    (", or left", "one step back, and pause"),
+    ("< and >", f"{JUMP} steps back, on"),
+    ("page up, down", f"{PAGE} steps back, on"),
+    ("home, end", "the first step, the last one"),
+    ("g", "go to a step"),
+    ("- and +", "slower, faster: steps a second, however long each took"),
+    ("r", "play the other way"),
+    ("[ and ]", "the preemption, failure or worst bubble before, after this"),
+    ("/", "find where a request is admitted, by its id or a part of it"),
+    ("N and n", "the admission found before, after this"),
+    ("up, down", "scroll through the slots, a row each; escape shows all"),
+    ("?", "these keys, or the run again"),
+    ("q", "quit"),
+)
+PAIR_KEYS = (("d", "go where the schedules part"),)
+HINTS = ("space pause  , . step  / find  ? keys  q quit", "? keys  q quit", "? keys", "?")
+
+
+class TerminalGone(Exception):  # noqa: N818 - nobody is left to call it an error
+    """There is no keyboard any more, or nothing to draw on."""
+
+
+class StepRange(NamedTuple):
+    """The steps that are played, from the first to the last of them."""
+
+    first: int
+    last: int
+
+    def clip(self, step: float) -> float:
+        """Return the step that is nearest to `step`."""
+        return min(max(step, self.first), self.last)
+
+
+class Player:
+    """Shows a stage in a terminal that is all its own, as keys and time say.
+
+    span: the steps that are played.  step: the one it begins with.  speed: in steps a second.
+    found: who is admitted that is looked for, by the steps.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        terminal: Terminal,
+        keyboard: Keyboard,
+        display: ScreenLive,
+        glyphs: Glyphs,
+        *,
+        span: StepRange,
+        step: int,
+        speed: float = DEFAULT_SPEED,
+        found: Mapping[int, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stage, self._terminal, self._keyboard = stage, terminal, keyboard
+        self._display, self._glyphs, self._span, self._clock = display, glyphs, span, clock
+        self._position = float(span.clip(step))
+        self._speed, self._direction, self._is_paused = speed, 1, False
+        self._found = found
+        stage.look_at(found.get(self.step))
+        self._points: list[int] | None = None
+        self._prompt: InputLine | None = None
+        self._message = ""
+        self._has_help = self.is_over = False
+        self._shown: object = None  # what the last frame was of
+        self._actions: dict[str, Callable[[], None]] = {
+            " ": self._pause,
+            "+": self._faster,
+            "=": self._faster,  # which is that key without shift
+            "-": self._slower,
+            "r": self._turn,
+            "[": partial(self._go_to_point, is_on=False),
+            "]": partial(self._go_to_point, is_on=True),
+            "/": partial(self._ask, "find ", self._find),
+            "N": partial(self._go_to_found, is_on=False),
+            "n": partial(self._go_to_found, is_on=True),
+            "g": partial(self._ask, "go to step ", self._go_where),
+            "d": self._go_to_parting,
+            "up": partial(stage.scroll, "up"),
+            "down": partial(stage.scroll, "down"),
+            "escape": self._escape,
+            "?": self._toggle_help,
+            "q": self._quit,
+        }
+        self._now = self._next_frame = clock()
+
+    @property
+    def step(self) -> int:
+        """The step that is to be seen."""
+        return floor(self._position) if self._direction > 0 else ceil(self._position)
+
+    def look(self) -> float:
+        """Do what keys and time ask for; return the seconds after which to look again.
+
+        Raises:
+            TerminalGone: nobody is there any more.
+        """
+        now = self._clock()
+        self._play(min(now - self._now, MAX_SECONDS))
+        self._now = now
+        for key in self._keyboard.pressed():
+            if not isinstance(key, Pasted):
+                self._press(key)
+            elif self._prompt is not None:
+                self._prompt.paste(key.text)
+            self._shown = None
+        if self._keyboard.is_gone:
+            raise TerminalGone
+        size = self._terminal.size
+        if self._terminal.is_ours and now >= self._next_frame:
+            shown = size, self.step
+            if shown != self._shown:
+                self._draw(size.columns - 1, size.lines - 1)
+                self._shown = shown
+                end = self._clock()
+                self._next_frame = end + max(FRAME_SECONDS, (end - now) * (1 / MAX_SHARE - 1))
+        return IDLE_SECONDS if self._is_paused else FRAME_SECONDS
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until a key is pressed."""
+        self._keyboard.wait(seconds)
+
+    def step_aside(self) -> None:
+        """Leave the terminal to somebody else; a signal handler may call this."""
+        self._display.step_aside()
+        self._keyboard.release()
+        self._shown = None
+
+    def _play(self, seconds: float) -> None:
+        """Let steps pass; at the end of the run, or where it begins, there are no more."""
+        if self._is_paused or self._prompt is not None:
+            return
+        self._position += self._direction * self._speed * seconds
+        end = self._span.last if self._direction > 0 else self._span.first
+        if (self._position - end) * self._direction >= 0:
+            self._go_to(end)
+
+    def _go_to(self, step: float) -> None:
+        """Show `step`, and stay there."""
+        self._position, self._is_paused = float(self._span.clip(step)), True
+
+    def _press(self, key: str) -> None:
+        """Do what a key asks for."""
+        prompt = self._prompt
+        if prompt is not None:
+            if not prompt.press(key):
+                self._prompt = None
+            return
+        self._message = ""
+        if key in MOVES:
+            self._go_to(self.step + MOVES[key])
+            return
+        action = self._actions.get(key)
+        if action is not None:
+            action()
+
+    def _pause(self) -> None:
+        """Stop, or go on; where there is nothing more, from the other end."""
+        self._is_paused = not self._is_paused
+        end = self._span.last if self._direction > 0 else self._span.first
+        if not self._is_paused and self.step == end:
+            self._position = float(sum(self._span) - end)
+
+    def _faster(self) -> None:
+        self._speed = next((more for more in SPEEDS if more > self._speed), self._speed)
+
+    def _slower(self) -> None:
+        less = (less for less in reversed(SPEEDS) if less < self._speed)
+        self._speed = next(less, self._speed)
+
+    def _turn(self) -> None:
+        self._position, self._direction = float(self.step), -self._direction
+
+    def _toggle_help(self) -> None:
+        self._has_help = not self._has_help
+
+    def _escape(self) -> None:
+        self._has_help = False
+        self._stage.look_at(None)
+
+    def _quit(self) -> None:
+        self.is_over = True
+
+    def _ask(self, title: str, accept: Callable[[str], None]) -> None:
+        self._prompt = InputLine(title, accept)
+
+    def _go_to_point(self, *, is_on: bool) -> None:
+        """Go to the next thing of interest, or to the one before."""
+        if self._points is None:
+            self._points = self._stage.points_of_interest()
+        self._go_along(self._points, "no preemption, failure or bubble", is_on=is_on)
+
+    def _go_to_found(self, *, is_on: bool) -> None:
+        """Go to the next admission that was looked for, or to the one before."""
+        if self._go_along(sorted(self._found), "no admission that was found", is_on=is_on):
+            self._stage.look_at(self._found[self.step])
+
+    def _go_to_parting(self) -> None:
+        if self._stage.parting_step is not None:
+            self._go_to(self._stage.parting_step)
+            self._stage.look_at_parting()
+
+    def _go_along(self, steps: Sequence[int], nothing: str, *, is_on: bool) -> bool:
+        """Go to the next of `steps`, or to the one before, that is played; return whether one is.
+
+        nothing: what there is not, if none is.
+        """
+        first, last = bisect_left(steps, self._span.first), bisect_right(steps, self._span.last)
+        at = bisect_right(steps, self.step) if is_on else bisect_left(steps, self.step) - 1
+        self._is_paused = True
+        if first <= at < last:
+            self._go_to(steps[at])
+            return True
+        self._message = f"{nothing} {'after' if is_on else 'before'} step {self.step:,}"
+        return False
+
+    def _find(self, text: str) -> None:
+        """Go to the first admission of a request from here on, or of all."""
+        if not text:
+            return
+        self._found = self._stage.find(text)
+        steps = sorted(self._found)
+        if steps:
+            self._go_to(steps[bisect_left(steps, self.step) % len(steps)])
+            self._stage.look_at(self._found.get(self.step))
+        else:
+            self._message = f"no request with {printable(text)} in its id was admitted"
+
+    def _go_where(self, text: str) -> None:
+        """Go to the step that was typed."""
+        digits = text.strip().replace(",", "")
+        if digits.isdecimal() and self._span.first <= int(digits[:18]) <= self._span.last:
+            self._go_to(int(digits))
+        elif digits:
+            first, last = self._span
+            self._message = f"{printable(text)} is no step from {first:,} to {last:,}"
+
+    def _draw(self, width: int, height: int) -> None:
+        """Show the step.
+
+        Raises:
+            TerminalGone: it cannot be shown.
+        """
+        width, height = max(width, 1), max(height, 1)
+        below = [self._footer(width)] if height >= MIN_HEIGHT else []
+        room = height - 2 * len(below)
+        lines = self._help(width) if self._has_help else self._stage.lines(self.step, width, room)
+        if below:
+            below.insert(0, _cut(self._stage.note(self.step, width), width, self._glyphs))
+        lines = [*lines[:room], *[[]] * (room - len(lines)), *below]
+        if self._display.show(lines) is not None:
+            raise TerminalGone
+
+    def _help(self, width: int) -> list[Line]:
+        keys = [*KEYS[:-2], *(PAIR_KEYS if self._stage.num_runs > 1 else ()), *KEYS[-2:]]
+        column = max(len(key) for key, _ in keys) + 2
+        lines: list[Line] = [[(f"{key:<{column}}", "figure"), (what, "")] for key, what in keys]
+        return [[], *(_cut(line, width, self._glyphs) for line in lines)]
+
+    def _footer(self, width: int) -> Line:
+        """Return where in the run one is, how it is played, and which keys there are."""
+        if self._prompt is not None:
+            typed = printable(self._prompt.typed)
+            room = max(width - len(self._prompt.title) - 1, 1)
+            shown = cut_middle(typed, room, self._glyphs.cut)
+            return _cut([(self._prompt.title, LABEL), (shown, ""), ("_", "")], width, self._glyphs)
+        pace = "paused" if self._is_paused else f"{number(self._speed)} steps/s"
+        back = " back" if self._direction < 0 else ""
+        line: Line = [(f"{pace}{back}", "figure")]
+        where = f"  {self.step:,}/{self._span.last:,}"
+        if self._message:
+            line += [(where, ""), ("  ", ""), (self._message, "blocked")]
+            return _cut(line, width, self._glyphs)
+        spare = width - line_width(line) - len(where)
+        hint = next((hint for hint in HINTS if len(hint) + 4 <= spare), "")
+        room = min(spare - len(hint) - 4, MAX_BAR)
+        if room >= MIN_BAR:
+            share = (self.step - self._span.first) / max(self._span.last - self._span.first, 1)
+            line += [("  ", ""), *bar(share, room, self._glyphs, "progress")]
+        line.append((where, ""))
+        spare = width - line_width(line) - len(hint)
+        return _cut([*line, (" " * max(spare, 0), ""), (hint, LABEL)], width, self._glyphs)
+
+
+def _cut(line: Line, width: int, glyphs: Glyphs) -> Line:
+    """Return as much of `line` as `width` has room for."""
+    found: Line = []
+    for text, style in line:
+        room = width - line_width(found)
+        if room < 1:
+            break
+        found.append((cut_middle(text, room, glyphs.cut), style))
+    return found
