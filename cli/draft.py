@@ -14,10 +14,8 @@ from batcher.models.loading import load_model
 from batcher.prompts import read_prompt
 from batcher.request import SAMPLING_FIELDS, Request
 from batcher.requests.values import misfit
-from batcher.speculation.diagnosis import Cause, Diagnosis, can_be_compared, diagnose
-from batcher.speculation.formulas import expected_tokens
-from batcher.speculation.model_logits import TargetOutput
-from batcher.speculation.spec import ModelDraft, parse_draft
+from batcher.speculation.diagnosis import Cause, Diagnosis, TargetOutput, can_be_compared, diagnose
+from batcher.speculation.settings import ModelDraft, expected_tokens, parse_draft
 from batcher.transformer.settings import is_checkpoint
 
 from .commands.draft import DiagnoseOptions

@@ -296,7 +296,7 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
             f"--{next(iter(values)).replace('_', '-')} has no effect without --draft"
         )
     if "draft_tree" in values:
-        from batcher.speculation.spec import parse_tree  # noqa: PLC0415 - few runs draft
+        from batcher.speculation.settings import parse_tree  # noqa: PLC0415 - few runs draft
 
         parse_tree(values["draft_tree"])
     try:

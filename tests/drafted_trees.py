@@ -2,6 +2,8 @@
 
 from random import Random
 
+from batcher.speculation.proposal import Proposal
+
 
 def random_parents(random: Random, num_drafts: int) -> list[int]:
     """Return the number of the draft that each follows, of which half the time they are a line."""
@@ -17,3 +19,12 @@ def way_to(draft: int, parents: list[int]) -> list[int]:
 
 def is_line(parents: list[int]) -> bool:
     return parents == [*range(-1, len(parents) - 1)]
+
+
+def lines_of(proposal: Proposal) -> list[list[int]]:
+    """Return the tokens on the way to each draft, itself included."""
+    parents = [parent - 1 for parent in proposal.parents or range(len(proposal))]
+    return [
+        [proposal.tokens[number] for number in way_to(draft, parents)]
+        for draft in range(len(proposal))
+    ]

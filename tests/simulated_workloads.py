@@ -10,7 +10,7 @@ from batcher.request import PromptSegment
 from batcher.result import Result
 from batcher.scheduling.checks import check_settings
 from batcher.settings import SchedulingSettings
-from batcher.speculation.drafter import Drafter
+from batcher.speculation.proposal import Drafter
 from batcher.timing.formulas import ConstantStepTime, ProfileStepTime
 from batcher.timing.least import LeastStepTime
 from batcher.timing.loading import step_time_of

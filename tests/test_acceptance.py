@@ -29,7 +29,7 @@ from batcher.decoding.sampling import (
     row_key,
     token_hashes,
 )
-from batcher.engine.speculator import Speculator
+from batcher.engine.speculating import Speculator
 from batcher.events import AcceptEvent, DraftEvent, PreemptEvent
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.speculation.settings import Acceptance, SpeculationSettings
@@ -303,7 +303,7 @@ def test_greedy_outputs_are_those_of_the_exact_rule() -> None:
 
 @given(
     case=cases(st.one_of(english_requests(), control_requests())),
-    draft=st.sampled_from(["simulated:0.5", "simulated:0.9", "suffix"]),
+    draft=st.sampled_from(["simulated:0.5", "simulated:0.9", "ngram"]),
     num_drafts=st.sampled_from([1, 4]),
 )
 @settings(examples(8), derandomize=True)
@@ -325,7 +325,7 @@ def test_whatever_is_asked_for_every_request_ends_and_greedy_ones_as_alone(
     found = run(engine)
     for request in case.requests:
         by_itself = alone(SimulatedModel, request)
-        if request.temperature == 0 or draft == "suffix":
+        if request.temperature == 0 or draft == "ngram":
             assert {key: found[key] for key in by_itself} == by_itself
         else:
             assert sum(name == request.id for name, _ in found) == len(by_itself)

@@ -98,7 +98,6 @@ ALLOWED = {
 ALLOWED_IN = {  # part of a name, folder or file -> its sense
     ("nodes?", "batcher/decoding/"): "of tries",
     ("nodes?", "batcher/models/"): "of trees of drafts",
-    ("nodes?", "batcher/speculation/"): "of suffix trees",
     ("nodes?", "batcher/timing/catalog.py"): "of YAML",
     ("nodes?", "cli/config.py"): "of YAML",
     ("nodes?", "cli/run/workers/"): "machines, as Ray calls them",

@@ -1,20 +1,16 @@
 """What decoding comes to: of a step, and of a row at its end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from batcher.errors import Failure
-from batcher.models.base import FloatArray
 from batcher.result import ConstraintCheck, ConstraintOutcome, FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
     from batcher.speculation.proposal import Proposal
-
-Choose = Callable[[FloatArray, list[int]], dict[int, int]]
-"""Return the next token of each row that has one, by slot; of logits [rows, vocab], and slots."""
 
 
 class Generated(Struct, frozen=True, gc=False):

@@ -45,11 +45,11 @@ from batcher.tokens import NO_TOKENS, typecode_of
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints import ConstraintTimes
-    from batcher.engine.speculator import Speculator
+    from batcher.engine.speculating import Speculator
     from batcher.models.callable import ModelNext
     from batcher.models.llm import LLM
     from batcher.scheduling.blocks import BlockUse
-    from batcher.speculation.drafter import Drafter
+    from batcher.speculation.proposal import Drafter
     from batcher.speculation.settings import SpeculationSettings
 
 MAX_BATCH_SIZE = 2**20

@@ -13,8 +13,7 @@ from batcher.engine.decoder import Decoder
 from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRows
 from batcher.errors import BatchdecodeError, Failure, ModelError
-from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
-from batcher.models.draft_trees import moves_along
+from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page, moves_along
 from batcher.result import FinishReason
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.sequence import NO_SLOT

@@ -105,7 +105,6 @@ class HFDecoder:
         spans: Sequence[Span],
         store: KVStore,
         _states: RecurrentStates | None = None,
-        _num_layers: int | None = None,
     ) -> Any:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, a tensor."""
         if self._long_rope is None:

@@ -29,8 +29,7 @@ from batcher.events import (
 )
 from batcher.metrics.times import WholeStep, is_untimed
 from batcher.settings import SchedulingSettings
-from batcher.speculation.formulas import expected_speedup, simple_return
-from batcher.speculation.settings import Acceptance
+from batcher.speculation.settings import Acceptance, expected_speedup, simple_return
 from batcher.totals import Totals
 from batcher.trace.run import AdmissionRecord, DraftCounts, RequestTimeline, StepDrafts, is_follower
 

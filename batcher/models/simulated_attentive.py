@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from batcher.models.base import Batch, Chunk, IntArray, Pages
-from batcher.models.draft_trees import draft_parents
+from batcher.models.base import Batch, Chunk, IntArray, Pages, draft_parents
 from batcher.models.simulated_cells import Cells, Drafts, cell_of, cells_of, pages_of, together
 from batcher.models.simulated_hash import Hashes, Tree, hash_after
 from batcher.models.tokenizers import BEGIN_TOKEN_ID

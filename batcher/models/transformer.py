@@ -25,8 +25,8 @@ from batcher.models.base import (
     ModelOutput,
     OutputKind,
     Tokenizer,
+    node_paths,
 )
-from batcher.models.draft_trees import node_paths
 from batcher.transformer.attention import NOWHERE
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.own_tables import OWN_BLOCK_SIZE, OwnTables

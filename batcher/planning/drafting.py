@@ -12,7 +12,7 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, MAX_BATCH, Deployment, Value
 from batcher.planning.measure import Outcome
-from batcher.speculation.formulas import expected_speedup, simple_return
+from batcher.speculation.settings import expected_speedup, simple_return
 
 _NEEDED_BY = ("draft_acceptance", "draft_cost")
 

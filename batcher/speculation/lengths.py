@@ -1,65 +1,340 @@
-"""How many drafts each row is given, and what decides it step by step."""
+"""Drafts per row: as many as are worth their time.
 
-from collections.abc import Iterable
-from typing import Protocol
+The k drafts of a row are likely to bring a + a^2 + ... + a^k tokens, where a is how likely one is
+accepted if those before it are.  They cost the time by which they make the step of all rows longer.
+So the drafts of all rows are sorted, the likeliest first, and as many are taken as make the most
+tokens per second.  For equal rows that is the k with the most (1 - a^(k+1)) / (1 - a) / time(k).
+"""
 
-from msgspec import Struct
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heapreplace
+from math import log
+from statistics import fmean, median
+from typing import NamedTuple
+
+import numpy as np
 
 from batcher.events import SpeculateReason
 
+StepSeconds = Callable[[int, int], float]
+"""From the rows and all tokens of a step to how long it takes."""
+DraftSeconds = Callable[[int], float]
+"""From a number of rows to how long it takes to draft one more token of each."""
 
-class LengthChange(Struct, frozen=True):
-    """From the next step on the row in `slot` is given `tokens` drafts; reason: see SpeculateEvent.
+PROBE_SHARE = 0.02  # of the time, for drafts that are not worth it as far as is known
+_REVIEW_STEPS = 8  # after so many at most it is found anew which drafts are worth their time
+_MEMORY = 0.97  # what is left of what a row has shown after another step with drafts
+_SHARED_MEMORY = 0.99
+_PRIOR, _PRIOR_DRAFTS = 0.6, 4.0  # before anything was shown: so likely, as if so many had shown it
+_ROW_PRIOR_DRAFTS = 16.0  # what all rows have shown counts in each as if so many had shown it
+_MARGIN = 0.25  # as long as drafts are worth as much as before; see AutoLengths._best
+_LEAST, _MOST = 1e-3, 0.999  # of an acceptance, whose logarithm is needed
+_ALIKE = 8  # plans differ by one of so many drafts at most
+_NUM_CANDIDATES = 32  # numbers of drafts that are looked at
+_ROUNDING = 1e-9
+_LEAST_GAIN = 1.02  # of tokens per second: less is noise of what is measured
 
-    "gain" if these are more than before, "cost" if they are fewer.
-    """
+
+class LengthChange(NamedTuple):
+    """From the next step on the row in `slot` gets `tokens` drafts: more ("gain") or fewer."""
 
     slot: int
     tokens: int
     reason: SpeculateReason
 
 
-class DraftLengths(Protocol):
-    """Decides how many drafts each row is given, step by step."""
+class AutoLengths:
+    """Numbers of drafts that follow from what was accepted, and from what steps and drafts cost.
+
+    Rows without drafts would teach nothing, and the cost of a longer step is known only after one.
+    So rows are given twice as many now and then, in turn, as often as PROBE_SHARE of the time pays
+    for it.
+    """
+
+    def __init__(
+        self,
+        max_drafts: int,
+        step_seconds: StepSeconds,
+        draft_seconds: DraftSeconds = lambda _num_rows: 0.0,
+    ) -> None:
+        self._max_drafts = max_drafts
+        self._step_seconds, self._draft_seconds = step_seconds, draft_seconds
+        self._rows: dict[int, _Row] = {}
+        self._shared = _Shown(_PRIOR * _PRIOR_DRAFTS, _PRIOR_DRAFTS)
+        self._changes: list[LengthChange] = []
+        self._plan = _Plan(log_threshold=0.0, most_of_row=0, most_of_all=0)
+        self._num_reviewed, self._steps_left = 0, 0
+        self._interval = 1  # steps from one review to the next
+        self._credit = 0.0  # seconds that probes may take
+        self._last_probed = -1
 
     def open(self, slot: int) -> None:
-        """Begin a row."""
+        """Begin a row, which is given as many as others are likely to get."""
+        self._rows[slot] = row = _Row()
+        self._look_at(row)
+        row.num_drafts = self._best(row, 0.0)
+
+    def close(self, slot: int) -> None:
+        """Forget the row in `slot`; what it has shown of all rows is kept."""
+        del self._rows[slot]
 
     def wanted(self, slots: Iterable[int]) -> dict[int, int]:
-        """Return how many drafts rows are to be given in the next step; of none, no entry.
-
-        slots: the rows that decode in it.
-        """
+        """Return the drafts that decoding rows get in the next step; rows without are left out."""
+        decoding = list(slots)
+        if not decoding:
+            return {}
+        self._steps_left -= 1
+        if self._steps_left <= 0 or abs(len(decoding) - self._num_reviewed) * 8 > len(decoding):
+            self._review(decoding)
+        wanted = {slot: self._rows[slot].num_drafts for slot in decoding}
+        self._trim(wanted)
+        self._probe(wanted)
+        return {slot: number for slot, number in wanted.items() if number}
 
     def learn(self, drafts: Iterable[tuple[int, int, int]]) -> None:
         """Take in what became of drafts: slots, how many each was given, and how many it kept."""
+        for slot, num_drafts, num_accepted in drafts:
+            if num_drafts:
+                row = self._rows[slot]
+                row.shown.add(num_drafts, num_accepted, _MEMORY)
+                self._shared.add(num_drafts, num_accepted, _SHARED_MEMORY)
+                self._look_at(row)
+                self._settle(slot, row, _MARGIN)
 
     def take_changes(self) -> list[LengthChange]:
-        """Return what has changed since this was asked last."""
+        """Return the changes since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
 
-    def close(self, slot: int) -> None:
-        """Forget the row in `slot`."""
+    def _review(self, slots: list[int]) -> None:
+        """Find out which drafts are worth their time."""
+        num_rows = self._num_reviewed = len(slots)
+        rows = [self._rows[slot] for slot in slots]
+        for row in rows:
+            self._look_at(row)
+        acceptances = np.array([row.acceptance for row in rows])
+        gains = acceptances[:, None] ** np.arange(1, self._max_drafts + 1)
+        order = np.argsort(-gains, axis=None, kind="stable")
+        likely = gains.take(order)
+        tokens = likely.cumsum()
+        is_place = order[:, None] % self._max_drafts == np.arange(self._max_drafts)
+        counts = is_place.cumsum(axis=0)  # [drafts taken, place]: of how many rows it is one
+        plan, most = _Plan(log(likely[0]) / 2, 0, 0), _LEAST_GAIN * self._rate(num_rows, [], 0.0)
+        for number in _candidates(num_rows, len(likely)):
+            by_place = counts[number - 1].tolist()
+            rate = self._rate(num_rows, by_place, tokens.item(number - 1))
+            if rate > most:
+                last = likely.item(number - 1)
+                less = likely[likely < last * (1 - _ROUNDING)].max(initial=last * _LEAST)
+                most_of_row = sum(count > 0 for count in by_place)
+                plan, most = _Plan(log(last * less) / 2, most_of_row, number), rate
+        is_as_before = (  # but for what rows differ by from step to step
+            abs(plan.most_of_all - self._plan.most_of_all) * _ALIKE <= plan.most_of_all
+            and abs(plan.most_of_row - self._plan.most_of_row) <= 1
+        )
+        self._interval = min(2 * self._interval, _REVIEW_STEPS) if is_as_before else 1
+        self._plan, self._steps_left = plan, self._interval
+        for slot, row in zip(slots, rows, strict=True):
+            self._settle(slot, row, _MARGIN if is_as_before else 0.0)
+
+    def _rate(self, num_rows: int, counts: list[int], num_accepted: float) -> float:
+        """Return the tokens per second of a step.
+
+        counts: how many rows have a first draft, how many a second, and so on.
+        num_accepted: how many drafts are likely to be, of all.
+        """
+        seconds = self._step_seconds(num_rows, num_rows + sum(counts))
+        seconds += sum(self._draft_seconds(count) for count in counts if count)
+        return (num_rows + num_accepted) / seconds if seconds else 0.0
+
+    def _trim(self, wanted: dict[int, int]) -> None:
+        """Take the least likely drafts away that are more than a step was meant to have.
+
+        Between reviews rows may want some more, together as many as make a step far longer.
+        """
+        too_many = sum(wanted.values()) - self._plan.most_of_all
+        if too_many <= 0:
+            return
+        rows = self._rows
+        last = [(rows[slot].acceptance ** k, slot) for slot, k in wanted.items() if k]
+        heapify(last)
+        for _ in range(too_many):
+            _, slot = last[0]
+            wanted[slot] -= 1
+            if wanted[slot]:
+                heapreplace(last, (rows[slot].acceptance ** wanted[slot], slot))
+            else:
+                heappop(last)
+
+    def _probe(self, wanted: dict[int, int]) -> None:
+        """Give a row more than are worth it as far as is known, if that is paid for."""
+        num_rows, num_tokens = len(wanted), len(wanted) + sum(wanted.values())
+        slot = min((s for s in wanted if s > self._last_probed), default=min(wanted))
+        number = min(max(2 * wanted[slot], 1), self._max_drafts)
+        num_more = number - wanted[slot]
+        seconds = self._step_seconds(num_rows, num_tokens)
+        longer = self._step_seconds(num_rows, num_tokens + num_more)
+        cost = max(longer - seconds, 0.0) + num_more * self._draft_seconds(1)
+        if self._credit >= cost:
+            self._credit -= cost
+            self._last_probed, wanted[slot] = slot, number
+        self._credit = min(self._credit + PROBE_SHARE * seconds, max(cost, seconds))
+
+    def _look_at(self, row: "_Row") -> None:
+        """Estimate how likely a draft of the row is accepted if those before it are."""
+        shown, shared = row.shown, self._shared
+        prior = _ROW_PRIOR_DRAFTS * shared.accepted / shared.tried
+        acceptance = (shown.accepted + prior) / (shown.tried + _ROW_PRIOR_DRAFTS)
+        row.acceptance = min(max(acceptance, _LEAST), _MOST)
+
+    def _best(self, row: "_Row", margin: float) -> int:
+        """Return how many drafts of the row are worth their time.
+
+        margin: of a draft, by which that has to be another number than it is given.
+        """
+        number = self._plan.log_threshold / log(row.acceptance)
+        is_near = row.num_drafts - margin <= number < row.num_drafts + 1 + margin
+        return min(row.num_drafts if is_near else int(number), self._plan.most_of_row)
+
+    def _settle(self, slot: int, row: "_Row", margin: float) -> None:
+        """Give a row as many as are worth their time from now on; margin: see _best."""
+        before, row.num_drafts = row.num_drafts, self._best(row, margin)
+        if row.num_drafts != before:
+            reason: SpeculateReason = "gain" if row.num_drafts > before else "cost"
+            self._changes.append(LengthChange(slot, row.num_drafts, reason))
 
 
-class FixedLengths:
-    """DraftLengths that are the same for all rows."""
+def _candidates(num_rows: int, most: int) -> Iterator[int]:
+    """Yield numbers of drafts up to `most`: all, or those with round numbers of tokens.
 
-    def __init__(self, num_drafts: int) -> None:
-        self._num_drafts = num_drafts
+    For these are where a step that is computed in tiles becomes longer.
+    """
+    unit = 1
+    while unit * _NUM_CANDIDATES < most:
+        unit *= 2
+    yield from range(unit - num_rows % unit, most, unit)
+    yield most
 
-    def open(self, slot: int) -> None:
-        """Begin a row."""
 
-    def wanted(self, slots: Iterable[int]) -> dict[int, int]:
-        """Return the number for each of `slots`."""
-        return dict.fromkeys(slots, self._num_drafts)
+class _Plan(NamedTuple):
+    """Which drafts are worth their time: those that are used as likely as the threshold at least.
 
-    def learn(self, drafts: Iterable[tuple[int, int, int]]) -> None:
-        """Take in what changes nothing."""
+    most_of_row, most_of_all: how many of a row, and of all.
+    """
 
-    def take_changes(self) -> list[LengthChange]:
-        """Return nothing."""
-        return []
+    log_threshold: float
+    most_of_row: int
+    most_of_all: int
 
-    def close(self, slot: int) -> None:
-        """Forget the row in `slot`."""
+
+class _Shown:
+    """How many drafts were tried and how many of these were accepted, the latest counting most.
+
+    A draft behind one that was rejected was not tried.
+    """
+
+    __slots__ = ("accepted", "tried")
+
+    def __init__(self, accepted: float = 0.0, tried: float = 0.0) -> None:
+        self.accepted, self.tried = accepted, tried
+
+    def add(self, num_drafts: int, num_accepted: int, memory: float) -> None:
+        """Add the drafts of a step; memory: what is left of what was shown before."""
+        self.accepted = memory * self.accepted + num_accepted
+        self.tried = memory * self.tried + num_accepted + (num_accepted < num_drafts)
+
+
+class _Row:
+    """What a row has shown, how likely that makes its drafts, and how many it is given."""
+
+    __slots__ = ("acceptance", "num_drafts", "shown")
+
+    def __init__(self) -> None:
+        self.shown = _Shown()
+        self.acceptance = _PRIOR
+        self.num_drafts = 0
+
+
+# -- what steps cost -------------------------------------------------------------------------------
+
+_EXACT = 64  # up to so many tokens each number has its own steps: a model may compute tiles of them
+_KEPT = 5  # the latest steps of each; their median counts, so that an odd one is lost
+_REACH = 2  # times as far as numbers were seen they go on alike beyond the largest
+_OPTIMISM = 2  # the power of the way between two numbers of tokens that the seconds rise with
+
+
+class StepCosts:
+    """Learns the seconds of steps and estimates those of others; a step costs O(1), so do they all.
+
+    Rows count by their tokens: a row that is verified is no more rows, but longer.  Between numbers
+    of tokens that were seen the seconds rise late, as if more were free, so that it is found out
+    whether they are.  Beyond the largest they go on as from the smallest to it, but only so far;
+    from there on, and below the smallest, they are in proportion: what is not known is not cheap.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, deque[tuple[float, float]]] = {}  # (tokens, seconds), by their place
+        self._numbers: list[int] = []  # of tokens, rounded, ascending
+        self._points: list[tuple[float, float]] = []  # (tokens, seconds) that stand for each
+
+    def learn(self, num_tokens: int, seconds: float) -> None:
+        """Take in that a step of so many tokens, at least one, took so long."""
+        number = num_tokens
+        if number > _EXACT:
+            unit = 1 << number.bit_length() - 4  # an octave has eight
+            number = -(-number // unit) * unit
+        place = bisect_left(self._numbers, number)
+        if number not in self._steps:
+            self._steps[number] = deque(maxlen=_KEPT)
+            insort(self._numbers, number)
+            self._points.insert(place, (0, 0))
+        steps = self._steps[number]
+        steps.append((num_tokens, seconds))
+        self._points[place] = fmean(tokens for tokens, _ in steps), median(s for _, s in steps)
+
+    def estimate(self, num_rows: int, num_tokens: int) -> float:  # noqa: ARG002 - see the class
+        """Return the seconds that a step would take; 0 as long as none was seen."""
+        points = self._points
+        if not points:
+            return 0.0
+        (least, first), (most, last) = points[0], points[-1]
+        place = bisect_left(points, (num_tokens,))
+        if place == 0 or len(points) == 1:
+            return first * num_tokens / least
+        if place < len(points):
+            (low, sooner), (high, later) = points[place - 1], points[place]
+            way = (num_tokens - low) / (high - low)
+            return sooner + (later - sooner) * way**_OPTIMISM
+        slope = max(last - first, 0.0) / (most - least)
+        end = most + _REACH * (most - least)
+        seconds = last + slope * (min(num_tokens, end) - most)
+        return seconds * max(num_tokens / end, 1.0)
+
+
+class MeasuredCosts:
+    """How long steps and drafts take on the wall; the seconds of a step are those without drafts.
+
+    steps: by their tokens.  drafts: those of one draft of each row, by the rows.
+    """
+
+    def __init__(self) -> None:
+        self.steps, self.drafts = StepCosts(), StepCosts()
+        self._seconds = 0.0  # that the drafts of this step have taken
+
+    def note_drafts(self, num_rows: int, most_drafts: int, seconds: float) -> None:
+        """Take in how long it took to propose the drafts of a step."""
+        self._seconds = seconds
+        if most_drafts:
+            self.drafts.learn(num_rows, seconds / most_drafts)
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """Take in how long a step took, its drafts included."""
+        if num_tokens:
+            self.steps.learn(num_tokens, max(seconds - self._seconds, 0.0))
+        self._seconds = 0.0
+
+    def draft_seconds(self, num_rows: int) -> float:
+        """Return how long one more draft of each of so many rows takes."""
+        return self.drafts.estimate(num_rows, num_rows)

@@ -12,10 +12,9 @@ from operator import itemgetter
 
 from batcher.errors import InvariantError
 from batcher.speculation.proposal import Proposal, merged
+from batcher.speculation.settings import DEFAULT_NGRAM
 from batcher.tokens import Tokens
 
-DEFAULT_LENGTH = 4
-MAX_LENGTH = 16
 WINDOW = 2**14  # tokens: of those before the last WINDOW a row may forget what followed
 MAX_PLACES = 64  # of those after the last two tokens of a row, the latest, are looked at
 _NONE = -1  # before the first token
@@ -28,7 +27,7 @@ class NgramDrafter:
     equally long ones first, each with its share of the drafts.  1: they are lines.
     """
 
-    def __init__(self, max_length: int = DEFAULT_LENGTH, num_branches: int = 1) -> None:
+    def __init__(self, max_length: int = DEFAULT_NGRAM, num_branches: int = 1) -> None:
         self._max_length, self._num_branches = max_length, num_branches
         self._rows: dict[int, _Row] = {}
 
@@ -50,16 +49,15 @@ class NgramDrafter:
         """Return as many drafts as are wanted of rows whose last token stood in them before."""
         drafts = {}
         for slot, number in num_wanted.items():
-            proposal = self._drafts(self._rows[slot], number)
+            row = self._rows[slot]
+            if self._num_branches == 1:
+                proposal = Proposal(row.continuation(number))
+            else:
+                length = -(-number // self._num_branches)
+                proposal = merged(row.continuations(self._num_branches, length), number)
             if proposal:
                 drafts[slot] = proposal
         return drafts
-
-    def _drafts(self, row: "_Row", number: int) -> Proposal:
-        if self._num_branches == 1:
-            return Proposal(row.continuation(number))
-        length = -(-number // self._num_branches)
-        return merged(row.continuations(self._num_branches, length), number)
 
     def close(self, slot: int, *, has_ended: bool) -> None:  # noqa: ARG002 - see Drafter
         """Forget the row in `slot`."""

@@ -1,8 +1,17 @@
-"""What is proposed for a row in a step: drafts in a line, or in a tree."""
+"""Drafts of a row, in a line or in a tree, and what proposes them.
 
-from collections.abc import Sequence
+Something cheap proposes the tokens that a row may be given next; the model verifies them in one
+step.  Drafts decide how many tokens a step gives, and never which (Leviathan et al. 2023; Chen et
+al. 2023); but see SpeculationSettings.acceptance.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.tokens import Tokens
 
 
 class Proposal(Struct, frozen=True, gc=False):
@@ -103,3 +112,46 @@ def merged(branches: Sequence[Sequence[int]], number: int) -> Proposal:
                 drafts[follows] = len(tokens)
             ends[place] = drafts[follows]
     return proposal_of(tokens, parents)
+
+
+class Drafter(Protocol):
+    """Knows the rows that speculate, by slot, and proposes their next tokens."""
+
+    def open(self, slot: int, tokens: Tokens) -> None:
+        """Begin a row that has `tokens`: its prompt, and what it generated before a preemption."""
+
+    def extend(self, given: Mapping[int, Sequence[int]]) -> None:
+        """Let rows have been given tokens; slot -> those of one step."""
+
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
+        """Return drafts, by slot: as many as are wanted of each, fewer, or none.
+
+        num_wanted: slot -> how many, at least one.  Of a tree of so many branches, each reaches as
+        deep at most as it does where all have an equal share, rounded up.
+        """
+
+    def close(self, slot: int, *, has_ended: bool) -> None:
+        """Forget the row in `slot`; has_ended: whether its output is whole, and not preempted."""
+
+
+class CheckedDrafter:
+    """A user's drafter, which may propose nonsense.
+
+    takes_trees: whether the model verifies trees.
+    """
+
+    def __init__(self, drafter: Drafter, *, takes_trees: bool) -> None:
+        self._drafter, self._takes_trees = drafter, takes_trees
+        self.open, self.extend, self.close = drafter.open, drafter.extend, drafter.close
+
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
+        """Return as much of what is proposed as is wanted.
+
+        Raises:
+            BatchdecodeError: it is a tree, and the model does not verify trees.
+            ValueError: it is neither a line nor a tree.
+        """
+        proposed = self._drafter.propose(num_wanted)
+        if not self._takes_trees and any(proposal.parents for proposal in proposed.values()):
+            raise BatchdecodeError("drafts in a tree, for a model that does not verify trees")
+        return {slot: first_of(proposal, num_wanted[slot]) for slot, proposal in proposed.items()}

@@ -50,8 +50,8 @@ def _serve(
                 del kept[number]
             case "call", number, method, *arguments:
                 getattr(kept[number], method)(*arguments)
-            case "forward", spans, store, states, num_layers:
-                hidden = transformer.forward(spans, kept[store], kept[states], num_layers)
+            case "forward", spans, store, states:
+                hidden = transformer.forward(spans, kept[store], kept[states])
                 _hand_over(hidden, outer)
             case "logits", hidden:
                 _hand_over(transformer.logits(hidden), outer)

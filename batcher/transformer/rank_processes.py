@@ -113,7 +113,6 @@ class RankProcesses:
         spans: Sequence[Span],
         store: KVStore,
         states: RecurrentStates | None = None,
-        num_layers: int | None = None,
     ) -> FloatArray:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
 
@@ -124,7 +123,7 @@ class RankProcesses:
         both: tuple[Any, Any] = (store, states)
         numbers = [None if kept is None else kept.number for kept in both]
         with self._unless_lost():
-            self._send(("forward", spans, *numbers, num_layers))
+            self._send(("forward", spans, *numbers))
             return self._taken(sum(len(span.token_ids) for span in spans), self.config.hidden_size)
 
     def logits(self, hidden: FloatArray) -> FloatArray:

@@ -75,12 +75,8 @@ class CausalModel(Protocol):
         spans: Sequence[Span],
         store: KVStore,
         states: RecurrentStates | None = None,
-        num_layers: int | None = None,
     ) -> FloatArray:
-        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
-
-        num_layers: behind how many of the layers; None for all.
-        """
+        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order."""
 
     def logits(self, hidden: FloatArray) -> FloatArray:
         """Return the logits [rows, vocab_size] after tokens with these hidden states."""
@@ -246,7 +242,6 @@ class Transformer:
         spans: Sequence[Span],
         store: KVStore,
         states: RecurrentStates | None = None,
-        num_layers: int | None = None,
     ) -> FloatArray:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
 
@@ -254,7 +249,7 @@ class Transformer:
         """
         step, eps = self._step_of(spans, store, states), self.config.rms_norm_eps
         x: FloatArray = self._embedding(step.token_ids) * np.float32(self.config.embedding_scale)
-        for layer in self._layers[:num_layers]:
+        for layer in self._layers:
             mixed = layer.mixer(rms_norm(x, layer.mixer_norm, eps), step)
             x += _normed(mixed, layer.mixed_norm, eps)
             output = layer.feed_forward(rms_norm(x, layer.feed_forward_norm, eps))

@@ -107,9 +107,7 @@ def _models(_: Asked) -> Candidates:
 
 
 def _drafts(asked: Asked) -> Candidates:
-    from batcher.speculation.spec import READERS  # noqa: PLC0415 - as above
-
-    yield from map(CompletionItem, READERS)
+    yield CompletionItem("ngram")
     yield from _models(asked)
 
 

@@ -15,13 +15,11 @@ from report import Row
 from batcher import BatchdecodeError
 from batcher.models.base import Batch, Chunk, Pages
 from batcher.models.checkpoints import load_transformer, smollm2_file
-from batcher.models.first_layers import FirstLayersModel
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.settings import TransformerSettings
 
 NUM_DRAFTS = (1, 2, 3, 4, 7, 8, 15)
 TREE = (0, 0, 0, 0, 1, 2, 3, 4)  # four tokens, each with one behind it
-NUM_LAYERS = (4, 8, 15)
 NUM_PROMPT_TOKENS, BLOCK_SIZE, TIMES = 64, 16, 9
 KINDS = {
     "fp32": TransformerSettings(),
@@ -55,26 +53,18 @@ def steps_of(model: TransformerModel) -> dict[str, Callable[[], float]]:
     """Return by its name what takes a step, and says how long it took."""
     row = OneRow(model)
 
-    def step(
-        which: TransformerModel, parents: tuple[int, ...] = (), num: int = 0
-    ) -> Callable[[], float]:
-        return lambda: row.seconds(which, parents, num)
+    def step(parents: tuple[int, ...] = (), num: int = 0) -> Callable[[], float]:
+        return lambda: row.seconds(model, parents, num)
 
     return {
-        "": step(model),
-        **{f"{num} draft{'s' * (num > 1)}": step(model, (), num) for num in NUM_DRAFTS},
-        f"a tree of {len(TREE)} drafts": step(model, TREE, len(TREE)),
-        **{
-            f"the first {num} of {model.decoder.config.num_layers} layers": step(
-                FirstLayersModel(model, num)
-            )
-            for num in NUM_LAYERS
-        },
+        "": step(),
+        **{f"{num} draft{'s' * (num > 1)}": step((), num) for num in NUM_DRAFTS},
+        f"a tree of {len(TREE)} drafts": step(TREE, len(TREE)),
     }
 
 
 def drafts(folder: Path) -> Iterator[Row]:
-    """Yield what steps cost with drafts, and of the first layers, against plain ones."""
+    """Yield what steps cost with drafts, against plain ones."""
     try:
         smollm2_file()
     except BatchdecodeError as error:

@@ -157,7 +157,7 @@ def speculation(folder: Path) -> Iterator[Row]:
             yield Row(f"SmolLM2: {error}", "not run", "")
             return
         quote = [Request(prompt=QUOTE, max_tokens=64, ignore_eos=True)]
-        for draft, number in (("ngram", 8), ("ngram", "auto"), ("layers:15", 3)):
+        for draft, number in (("ngram", 8), ("ngram", "auto")):
             how_many = SpeculationSettings(draft=draft, draft_tokens=number)
             name = f"SmolLM2 quoting, {kind}, B=1, {draft}, {number} drafts"
             target = {"fp32": ">= 2x", "--fast-math": ">= 1.2x"}[kind] if draft == "ngram" else ""

@@ -629,7 +629,6 @@ def test_memory_becomes_blocks_and_the_summary_says_what_a_token_takes(folder):
     ("draft", "size", "told"),
     [
         (TINY, 2 * BYTES_PER_TOKEN, "1,024 bytes per token, 512 of them for drafts"),
-        ("layers:1", BYTES_PER_TOKEN, "512 bytes per token  "),
         ("ngram", BYTES_PER_TOKEN, "512 bytes per token  "),
     ],
 )

@@ -51,7 +51,7 @@ def words_of(lines):
         ("plan --profile roofline:llama-3.2", ["roofline:llama-3.2-1b"]),
         ("run --profile roofline:llama-3.1-8b:h100-s", ["roofline:llama-3.1-8b:h100-sxm"]),
         ("calibrate --hardware h100-s", ["h100-sxm"]),
-        ("run --draft su", ["suffix"]),
+        ("run --draft n", ["ngram"]),
         ("run --acceptance le", ["leviathan"]),
         ("schema t", ["trace"]),
         ("completion z", ["zsh"]),

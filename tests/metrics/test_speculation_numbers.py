@@ -25,7 +25,7 @@ from batcher.metrics.counts import DraftChanges, PositionAcceptance
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunMetrics, encode_summary
 from batcher.metrics.times import TimeSeries
-from batcher.speculation.formulas import expected_speedup
+from batcher.speculation.settings import expected_speedup
 from batcher.trace.files import encode_events, read_trace
 
 

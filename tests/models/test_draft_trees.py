@@ -1,7 +1,6 @@
 """Where the nodes of a tree of drafts stand, and what is moved when a path is accepted."""
 
-from batcher.models.base import Chunk, Pages
-from batcher.models.draft_trees import draft_parents, moves_along, node_paths
+from batcher.models.base import Chunk, Pages, draft_parents, moves_along, node_paths
 
 LINE = Chunk(1, [5, 6, 7, 8], 3, num_drafts=2)
 #         7 - 10 - 11

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from reference_logits import reference_logits
 
 from batcher import BatchdecodeError, ModelOutput, SimulatedModel
-from batcher.models.base import Batch, Chunk, Pages, can_page
+from batcher.models.base import Batch, Chunk, Pages, can_page, moves_along
 from batcher.models.checked import CheckedModel
-from batcher.models.draft_trees import moves_along
 from batcher.models.simulated import reference_next_token
 from batcher.models.simulated_cells import NUM_FIXED, cell_of
 from batcher.models.simulated_hash import hash_after, hashes_after

@@ -17,8 +17,12 @@ from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import AssumedDrafts, SimulationResult, simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.settings import Capacity, SchedulingSettings
-from batcher.speculation.formulas import expected_speedup, expected_tokens
-from batcher.speculation.settings import DEFAULT_DRAFT_TOKENS, SpeculationSettings
+from batcher.speculation.settings import (
+    DEFAULT_DRAFT_TOKENS,
+    SpeculationSettings,
+    expected_speedup,
+    expected_tokens,
+)
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import StepTime

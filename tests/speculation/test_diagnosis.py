@@ -12,8 +12,14 @@ from batcher import Request, decode
 from batcher.errors import BatchdecodeError
 from batcher.models.base import FloatArray, Model
 from batcher.models.loading import as_model
-from batcher.speculation.diagnosis import Diagnosis, can_be_compared, diagnose
-from batcher.speculation.model_logits import RowLogits, Side, TargetOutput
+from batcher.speculation.diagnosis import (
+    Diagnosis,
+    RowLogits,
+    Side,
+    TargetOutput,
+    can_be_compared,
+    diagnose,
+)
 
 VOCAB_SIZE = 24
 Logits = Callable[[list[int]], FloatArray]

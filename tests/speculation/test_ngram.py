@@ -3,8 +3,11 @@
 from array import array
 
 import pytest
-from drafting import Drafting
+from drafted_trees import lines_of
 from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from batcher.errors import InvariantError
 from batcher.speculation import ngram
@@ -12,6 +15,9 @@ from batcher.speculation.ngram import NgramDrafter
 from batcher.speculation.proposal import Proposal
 
 LENGTH = 5
+SLOTS = st.integers(0, 3)
+MANY = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+TOKENS = st.lists(st.integers(0, 3), max_size=12)  # so few that everything comes again
 
 
 def search(tokens: list[int], number: int, max_length: int) -> list[int]:
@@ -33,17 +39,55 @@ def search(tokens: list[int], number: int, max_length: int) -> list[int]:
     return []
 
 
-class NgramDrafting(Drafting):
-    def make_drafter(self) -> NgramDrafter:
+class NgramDrafting(RuleBasedStateMachine):
+    """Rows come, are given tokens, are preempted and come back elsewhere, and end."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(ngram, "MAX_PLACES", 3)
-        return NgramDrafter(LENGTH)
+        self.drafter = NgramDrafter(LENGTH)
+        self.rows: dict[int, list[int]] = {}
+        self.preempted: list[list[int]] = []
 
     def teardown(self) -> None:
         self.patch.undo()
 
-    def expected(self, slot: int, number: int) -> list[int]:
-        return search(self.rows[slot], number, LENGTH)
+    @rule(slot=SLOTS, tokens=TOKENS)
+    def open(self, slot: int, tokens: list[int]) -> None:
+        if slot in self.rows:
+            return
+        self.rows[slot] = tokens.copy()
+        self.drafter.open(slot, tokens)
+
+    @rule(given=st.dictionaries(SLOTS, TOKENS))
+    def extend(self, given: dict[int, list[int]]) -> None:
+        given = {slot: tokens for slot, tokens in given.items() if slot in self.rows}
+        self.drafter.extend(given)
+        for slot, tokens in given.items():
+            self.rows[slot] += tokens
+
+    @rule(slot=SLOTS, has_ended=st.booleans())
+    def close(self, slot: int, *, has_ended: bool) -> None:
+        if slot in self.rows:
+            row = self.rows.pop(slot)
+            self.preempted += [] if has_ended else [row]
+            self.drafter.close(slot, has_ended=has_ended)
+
+    @precondition(lambda self: self.preempted)
+    @rule(slot=SLOTS)
+    def come_back(self, slot: int) -> None:
+        if slot not in self.rows:
+            self.open(slot, self.preempted.pop())
+
+    @invariant()
+    def proposes_what_it_should(self) -> None:
+        for number in (1, 2, 7):
+            drafts = self.drafter.propose(dict.fromkeys(self.rows, number))
+            assert drafts.keys() <= self.rows.keys()
+            for slot, row in self.rows.items():
+                draft = drafts.get(slot, Proposal([]))
+                assert draft == Proposal(search(row, number, LENGTH))
 
 
 TestNgramDrafting = NgramDrafting.TestCase
@@ -101,3 +145,35 @@ def test_a_slot_has_one_row() -> None:
     drafter.open(0, [1])
     with pytest.raises(InvariantError):
         drafter.open(0, [2])
+
+
+@given(prompt=MANY, given_tokens=MANY, shape=st.tuples(st.integers(2, 4), st.integers(1, 4)))
+def test_a_tree_has_the_line_and_others_beside_it(
+    prompt: list[int], given_tokens: list[int], shape: tuple[int, int]
+) -> None:
+    num_branches, depth = shape
+    line, tree = NgramDrafter(4), NgramDrafter(4, num_branches)
+    for drafter in (line, tree):
+        drafter.open(0, prompt)
+        drafter.extend({0: given_tokens})
+    for size in range(1, num_branches * depth + 1):
+        length = -(-size // num_branches)
+        of_tree = tree.propose({0: size}).get(0, Proposal([]))
+        of_line = line.propose({0: length}).get(0, Proposal([]))
+        found = lines_of(of_tree)
+        assert len(found) <= size
+        assert max(map(len, found), default=0) <= length
+        assert len({*map(tuple, found)}) == len(found)
+        ends = [way for way in found if not any(way == other[:-1] for other in found)]
+        assert len(ends) <= num_branches
+        if size == num_branches * length:
+            assert of_line.tokens in found or not of_line
+
+
+def test_branches_of_an_ngram_are_what_followed_it_last() -> None:
+    drafter = NgramDrafter(2, 2)
+    drafter.open(0, [5, 6, 1, 2, 5, 6, 3, 4, 5, 6, 1, 9, 5, 6])
+    assert drafter.propose({0: 4}) == {0: Proposal([1, 3, 9, 4], (0, 0, 1, 2))}
+    drafter = NgramDrafter(3, 2)
+    drafter.open(0, [9, 5, 6, 1, 5, 6, 1, 5, 6, 3, 9, 5, 6])
+    assert drafter.propose({0: 2}) == {0: Proposal([1, 3], (0, 0))}, "after 9 5 6, then the latest"

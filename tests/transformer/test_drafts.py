@@ -26,8 +26,8 @@ from batcher.models.base import (
     Pages,
     can_verify,
     can_verify_trees,
+    moves_along,
 )
-from batcher.models.draft_trees import moves_along
 from batcher.models.transformer import TransformerModel
 from batcher.speculation.settings import SpeculationSettings
 from batcher.transformer.packed import PackedLinears

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rank_threads import RankThreads, ThreadedDecoder
 from test_drafts import logits_behind_a_tree
-from test_first_layers import Pair
 from test_transformer_model import KINDS, REQUESTS, run
 from tiny import tiny_config, tiny_model
 from tiny_ranks import fail, make_tiny, refuse
@@ -264,8 +263,6 @@ def test_processes_come_to_the_same_and_one_that_is_killed_ends_all():
     assert run(model, 6, short, kv_blocks=60, block_size=4)[0] == alone
     assert run(model.twin(), 4, short)[0] == alone
     whole = load_transformer(str(TINY), TransformerSettings())
-    for found, expected in zip(Pair(model, 1).drafted(2), Pair(whole, 1).drafted(2), strict=True):
-        assert (found == expected).all()
     assert (logits_behind_a_tree(model) == logits_behind_a_tree(whole)).all()
     pids = [process.pid for process in model._decoder._processes]
     engine = Engine(model, 2)

@@ -146,9 +146,6 @@ def test_drafts_leave_results_equal_to_the_bit(kind: str, settings: dict) -> Non
     drafts: list[SpeculationSettings | Oracle] = [
         Oracle(known, 0.2, seed, makes_trees=has_trees) for seed in range(2)
     ]
-    if has_trees:
-        drafts[1] = SpeculationSettings(draft="layers:1")
-        drafts += [SpeculationSettings(draft="layers:1", draft_tree="3x2")]
     if kind == "plain":
         drafts += [
             SpeculationSettings(draft=f"{__name__}:DRAFT", draft_tree=tree)

@@ -1,0 +1,248 @@
+"""Drafts of a second model: lines, computed a token at a time, or trees, computed level by level.
+
+Its cache is in the same blocks as that of the model it drafts for: a block has room for both, so
+what is scheduled, shared, copied and freed for one is for the other.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import takewhile
+from operator import eq, truth
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from batcher.errors import InvariantError
+from batcher.models.base import Batch, Chunk, FloatArray, ModelOutput, PagedModel, Pages
+from batcher.speculation.proposal import Proposal, proposal_of
+from batcher.tokens import Tokens
+
+Choose = Callable[[FloatArray, list[int]], dict[int, int]]
+"""Return the next token of each row that has one, by slot; of logits [rows, vocab], and slots."""
+
+
+class DraftingRows:
+    """Rows of a model that drafts, by slot, and how much of each it has computed.
+
+    pages: of the other model.
+    """
+
+    def __init__(
+        self, model: PagedModel, num_slots: int, pages: Pages, eos_token_ids: Iterable[int]
+    ) -> None:
+        self._model, self._theirs = model, pages
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._pages = Pages(
+            pages.block_size, pages.tables, pages.group_tables, num_blocks=pages.num_blocks
+        )
+        self._batch = Batch(num_slots, self._pages)
+        self._rows: dict[int, list[int]] = {}
+        self._num_computed_tokens = [0] * num_slots
+        self._drafts: dict[int, list[int]] = {}  # those of the current step
+        model.allocate_pages(num_slots, pages.num_blocks or None, pages.block_size)
+
+    def open(self, slot: int, tokens: Tokens) -> None:
+        """Begin a row that has `tokens`, which `compute` has seen."""
+        self._rows[slot] = [*tokens]
+
+    def extend(self, given: Mapping[int, Sequence[int]]) -> None:
+        """Append tokens to rows; what is computed of drafts that differ is undone."""
+        for slot, tokens in given.items():
+            row, draft = self._rows[slot], self._drafts.pop(slot, ())
+            num_same = sum(1 for _ in takewhile(truth, map(eq, draft, tokens)))
+            self._num_computed_tokens[slot] = min(
+                self._num_computed_tokens[slot], len(row) + num_same
+            )
+            row += tokens
+
+    def close(self, slot: int, *, has_ended: bool) -> None:  # noqa: ARG002 - as other drafters
+        """Forget the row in `slot`."""
+        del self._rows[slot]
+        self._drafts.pop(slot, None)
+
+    def compute(self, chunks: Iterable[Chunk]) -> None:
+        """Compute what the step computes of prompts, as the other model does."""
+        self._pages.copies += self._theirs.copies
+        for chunk in chunks:
+            if chunk.token_ids:
+                self._batch.add_part(replace(chunk, is_scored=False))
+                self._num_computed_tokens[chunk.slot] = chunk.start + len(chunk.token_ids)
+        if self._batch.chunks:
+            self._forward([])
+
+    def _stand_still(self, slot: int) -> None:
+        """Compute nothing more of a row in this step."""
+        self._batch.leave(slot)
+        self._model.release(slot)
+
+    def _forward(self, slots: list[int]) -> ModelOutput:
+        """Compute what the batch has, with the logits of those in `slots`, which yield."""
+        batch, pages = self._batch, self._pages
+        pages.num_blocks = self._theirs.num_blocks
+        batch.logit_slots = np.array(slots, np.int64)
+        output = self._model.forward(batch)
+        batch.chunks, pages.moves, pages.copies, pages.moved = [], [], [], {}
+        return output
+
+
+class DraftModel(DraftingRows):
+    """Proposes lines.
+
+    Tokens are chosen from the logits as from those of the other model: with the same settings, and
+    what constraints allow; `look_ahead` decides with which noise, see SpeculatingRows.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        num_slots: int,
+        pages: Pages,
+        eos_token_ids: Iterable[int],
+        look_ahead: Callable[[list[int]], AbstractContextManager[Choose]],
+    ) -> None:
+        super().__init__(model, num_slots, pages, eos_token_ids)
+        self._look_ahead = look_ahead
+
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
+        """Return the tokens that the model continues with, as many as are wanted, by slot."""
+        drafts: dict[int, list[int]] = {slot: [] for slot in sorted(num_wanted)}
+        self._drafts = drafts
+        active = [*drafts]
+        with self._look_ahead(active) as choose:
+            for slot in active:
+                start = self._num_computed_tokens[slot]
+                self._batch.join(Chunk(slot, self._rows[slot][start:], start))
+            while active:
+                logits = self._forward(active).logits
+                chosen = {} if logits is None else choose(logits, active)
+                goes_on = []
+                for slot in active:
+                    row, draft = self._rows[slot], drafts[slot]
+                    self._num_computed_tokens[slot] = len(row) + len(draft)
+                    if slot in chosen:
+                        draft.append(chosen[slot])
+                        self._batch.tokens[slot] = chosen[slot]
+                    has_token = slot in chosen and chosen[slot] not in self._eos_token_ids
+                    if has_token and len(draft) < num_wanted[slot]:
+                        goes_on.append(slot)
+                        self._pages.moved[slot] = len(row) + len(draft) - 1
+                    else:
+                        self._stand_still(slot)
+                active = goes_on
+        return {slot: Proposal(draft.copy()) for slot, draft in drafts.items()}
+
+
+class _Branch(NamedTuple):
+    """The last draft of a branch, 0 before the first, and all tokens on the way to it."""
+
+    end: int
+    way: list[int]
+
+
+class _Tree:
+    """The drafts of a row so far, of `size` and so many levels at most.
+
+    branches: those that go on.
+    """
+
+    def __init__(self, size: int, num_levels: int) -> None:
+        self.size, self.num_levels_left = size, num_levels
+        self.tokens, self.parents = list[int](), list[int]()
+        self.branches = [_Branch(0, [])]
+
+
+class DraftTreeModel(DraftingRows):
+    """Proposes trees: the best tokens, each of which goes on with the best behind it alone.
+
+    The first draft of a row counts most, since all that is deeper counts only if that is right: so
+    it is there that a tree has branches.  Tokens are the best by the same noise as in a DraftModel,
+    so the first branch of a tree is the line of that.
+
+    Each level is computed together with those before it, as the tree that it is: there are as many
+    calls as for a line, of more tokens, of which nothing is kept.
+
+    model: verifies trees.  best_after: see SpeculatingRows.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        num_slots: int,
+        pages: Pages,
+        eos_token_ids: Iterable[int],
+        best_after: Callable[[FloatArray, Mapping[int, list[int]], int], dict[int, list[int]]],
+        num_branches: int,
+    ) -> None:
+        super().__init__(model, num_slots, pages, eos_token_ids)
+        self._best_after, self._num_branches = best_after, num_branches
+
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
+        """Return the tokens that the model continues with, as many as are wanted, by slot."""
+        trees = {
+            slot: _Tree(num_wanted[slot], -(-num_wanted[slot] // self._num_branches))
+            for slot in sorted(num_wanted)
+        }
+        active, num_best = trees, self._num_branches
+        while active:
+            logits, firsts = self._compute(active)
+            best: dict[int, list[list[int]]] = {slot: [] for slot in active}
+            for number in range(max(len(tree.branches) for tree in active.values())):
+                some = {
+                    slot: tree.branches[number]
+                    for slot, tree in active.items()
+                    if number < len(tree.branches)
+                }
+                places = [firsts[slot] + branch.end for slot, branch in some.items()]
+                ways = {slot: branch.way for slot, branch in some.items()}
+                for slot, tokens in self._best_after(logits[places], ways, num_best).items():
+                    best[slot].append(tokens)
+            for slot, tree in active.items():
+                self._grow(tree, best[slot])
+                if not tree.branches:
+                    self._stand_still(slot)
+            active, num_best = {slot: tree for slot, tree in active.items() if tree.branches}, 1
+        return {slot: proposal_of(tree.tokens, tree.parents) for slot, tree in trees.items()}
+
+    def _grow(self, tree: _Tree, best: list[list[int]]) -> None:
+        """Let each branch go on by a level, its best tokens, as far as there is room."""
+        branches, tree.branches = tree.branches, []
+        for branch, tokens in zip(branches, best, strict=True):
+            for token in tokens[: tree.size - len(tree.tokens)]:
+                tree.tokens.append(token)
+                tree.parents.append(branch.end)
+                if token not in self._eos_token_ids:
+                    tree.branches.append(_Branch(len(tree.tokens), [*branch.way, token]))
+        tree.num_levels_left -= 1
+        if len(tree.tokens) == tree.size or not tree.num_levels_left:
+            tree.branches = []
+
+    def _compute(self, trees: Mapping[int, _Tree]) -> tuple[FloatArray, dict[int, int]]:
+        """Compute rows with the drafts that they have so far: all have some, or none has any.
+
+        Returns logits, and where in these the one before the first draft of each row would stand:
+        that after a draft stands as many places behind it as its number says.
+        """
+        firsts: dict[int, int] = {}
+        num_logits = 0
+        drafts = Proposal([])
+        for slot, tree in trees.items():
+            row, drafts = self._rows[slot], proposal_of(tree.tokens, tree.parents)
+            start = len(row) - 1 if drafts else self._num_computed_tokens[slot]
+            self._batch.join(
+                Chunk(
+                    slot,
+                    row[start:] + drafts.tokens,
+                    start,
+                    num_drafts=len(drafts),
+                    draft_parents=drafts.parents,
+                )
+            )
+            self._num_computed_tokens[slot] = len(row)
+            firsts[slot] = num_logits - bool(drafts)
+            num_logits += len(drafts) or 1
+        output = self._forward([] if drafts else [*trees])
+        logits = output.draft_logits if drafts else output.logits
+        if logits is None:
+            raise InvariantError(f"{self._model.name} gave no logits")
+        return logits, firsts
