@@ -54,10 +54,10 @@ class ThreadedDecoder:
             return None
         return Kept({group: t.new_states() for group, t in self.transformers.items()})
 
-    def forward(self, spans: Sequence[object], store, states=None, num_layers=None):
+    def forward(self, spans: Sequence[object], store, states=None):
         def of_rank(group):
             own = [kept if kept is None else kept.parts[group] for kept in (store, states)]
-            return self.transformers[group].forward(spans, *own, num_layers)
+            return self.transformers[group].forward(spans, *own)
 
         return self._all(of_rank)
 
