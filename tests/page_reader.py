@@ -1,4 +1,4 @@
-"""Reads what a page holds, as batcher/page/blocks.py says it is packed; plain and slow."""
+"""Reads what a page holds, as batcher/page/page.py says it is packed; plain and slow."""
 
 import base64
 import json

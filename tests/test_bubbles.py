@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference_schedule import Job, jobs_of, play, workloads
 
 from batcher.trace.timeline import EVERYTHING, Bubble, Timeline, worst_bubble
-from cli.views.gantt_zoom import choose_zoom
+from cli.views.gantt import choose_zoom
 
 
 def timeline_of(jobs: list[Job], batch: int) -> Timeline:

@@ -29,11 +29,10 @@ from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.loading import step_time_of
 from batcher.trace.files import encode_events, read_trace
-from batcher.trace.merged import read_timeline
 from batcher.trace.timeline import Timeline
 from batcher.trace.views import encode_chrome
 from cli.views.gantt import render_gantt
-from cli.views.svg.page import render_svg
+from cli.views.svg import render_svg
 
 BATCH = 3
 TIMED = {"step_time": step_time_of("h100_llama3.1-8b_tp1")}
@@ -106,7 +105,7 @@ cases = given(*ARGUMENTS)
 @examples(60)
 def test_a_trace_is_what_all_engines_did_one_after_the_other(drawn, num_workers, seed, kind):
     run, of_places, events = places(drawn, num_workers, seed, kind)
-    timeline = read_timeline(events)
+    timeline = Timeline.from_events(events)
     timeline.check_integrity()
     assert sum(each.total for each in timeline.occupied()) == sum(
         each.total
@@ -130,7 +129,7 @@ def test_a_trace_is_what_all_engines_did_one_after_the_other(drawn, num_workers,
 @examples(60)
 def test_the_numbers_of_a_place_are_those_of_its_engines(drawn, num_workers, seed, kind):
     run, of_places, events = places(drawn, num_workers, seed, kind)
-    timeline = read_timeline(events)
+    timeline = Timeline.from_events(events)
     totals = []
     for lives in of_places:
         *dead, last = lives

@@ -7,20 +7,19 @@ from examples import mostly_heavy
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent
 from batcher.explaining.story import answer_of, read_requests
-from batcher.page import blocks
-from batcher.page.records import PageTimeline
-from batcher.page.tables import blocks_of
+from batcher.page import page as page_module
+from batcher.page.page import PageTimeline, blocks_of
 from batcher.trace import timeline as timeline_module
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 from cli.views.gantt import render_gantt
-from cli.views.svg.page import render_svg
+from cli.views.svg import render_svg
 
 FIRST_TEN = Selection(stop=10)
 
 
 def encode_page(timeline):
-    return blocks.packed_lines(blocks_of(timeline, "a run"))
+    return page_module.packed_lines(blocks_of(timeline, "a run"))
 
 
 VIEWS = {
@@ -128,7 +127,7 @@ def test_the_story_of_a_request_goes_from_event_to_event():
 @pytest.mark.parametrize("view", mostly_heavy(VIEWS, "html"))
 def test_a_request_costs_nothing_once_it_has_ended(view, monkeypatch):
     monkeypatch.setattr(timeline_module, "MAX_HELD", 64, raising=False)
-    monkeypatch.setattr(blocks, "ROWS_OF_BLOCK", 64)
+    monkeypatch.setattr(page_module, "ROWS_OF_BLOCK", 64)
     peak_of(crowded(100), VIEWS[view])  # what is loaded when it is first needed
     least = 5000 if view == "svg" else 250  # it draws some as bars
     few, many = (peak_of(crowded(least + more), VIEWS[view]) for more in (0, 1750))

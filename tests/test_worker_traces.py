@@ -18,7 +18,6 @@ from batcher.explaining.story import answer_of, read_requests
 from batcher.settings import SchedulingSettings
 from batcher.timing.loading import step_time_of
 from batcher.trace.files import encode_events, read_trace
-from batcher.trace.merged import WorkersTimeline, read_timeline
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 
@@ -62,7 +61,7 @@ drawn_requests = st.lists(english_requests(), min_size=1, max_size=16)
 @examples(60)
 def test_it_is_the_timelines_of_the_workers_side_by_side(drawn, num_workers, seed, kind):
     own, events = traced(drawn, num_workers, seed, kind)
-    merged, workers = read_timeline(events), [Timeline.from_events(run) for run in own]
+    merged, workers = Timeline.from_events(events), [Timeline.from_events(run) for run in own]
     merged.check_integrity()
     assert merged.num_steps == max(timeline.num_steps for timeline in workers)
     assert merged.num_slots == num_workers * BATCH
@@ -77,14 +76,7 @@ def test_it_is_the_timelines_of_the_workers_side_by_side(drawn, num_workers, see
         at = [list(t.select_steps(Selection(start=row.step, stop=row.step + 1))) for t in workers]
         slots = [found[0].slots if found else [None] * BATCH for found in at]
         assert row.slots == [label for own_slots in slots for label in own_slots]
-        told = [found[0] for found in at if found and found[0].tokens is not None]
-        if told:
-            assert (row.tokens, row.blocks) == (
-                sum(each.tokens for each in told),
-                sum(each.blocks for each in told),
-            )
-            assert row.begin == min(each.begin for each in told)
-            assert row.end >= max(each.end for each in told)
+        assert (row.begin, row.tokens) == (None, None), "each worker has a clock of its own"
 
 
 @given(drawn_requests, st.integers(2, 4), SEEDS, st.sampled_from(list(SETTINGS)))
@@ -93,7 +85,7 @@ def test_how_their_lines_come_in_the_trace_does_not_matter(drawn, num_workers, s
     own, events = traced(drawn, num_workers, seed, kind)
     again = interleaved(own, BATCH, Random(seed + 1))
     for view in (encode_spans, encode_steps, encode_csv, encode_chrome):
-        assert list(view(read_timeline(events))) == list(view(read_timeline(again)))
+        assert list(view(Timeline.from_events(events))) == list(view(Timeline.from_events(again)))
 
 
 @given(drawn_requests, st.integers(2, 4), SEEDS, st.sampled_from(list(SETTINGS)))
@@ -113,7 +105,7 @@ def test_a_story_is_that_of_the_worker(drawn, num_workers, seed, kind):
 def test_a_trace_that_breaks_off_is_read_up_to_there(drawn, seed, data):
     _, events = traced(drawn, 3, seed)
     kept = events[: data.draw(st.integers(1, len(events)))]
-    merged = read_timeline(kept)
+    merged = Timeline.from_events(kept)
     merged.check_integrity()
     admitted = {event.id for event in kept if isinstance(event, AdmitEvent)}
     ended = {event.id for event in kept if isinstance(event, FinishEvent)}
@@ -128,7 +120,7 @@ def few_events():
 
 
 def test_views_name_the_worker():
-    timeline = read_timeline(few_events())
+    timeline = Timeline.from_events(few_events())
     spans = [msgspec.json.decode(line) for line in encode_spans(timeline)]
     assert all(span["worker"] == span["slot"] // BATCH for span in spans)
     assert {span["worker"] for span in spans} == {0, 1}
@@ -138,7 +130,7 @@ def test_views_name_the_worker():
 
 
 def test_each_worker_is_a_process_of_chrome_with_its_slots_by_their_numbers():
-    events = msgspec.json.decode(b"".join(encode_chrome(read_timeline(few_events()))))[
+    events = msgspec.json.decode(b"".join(encode_chrome(Timeline.from_events(few_events()))))[
         "traceEvents"
     ]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -152,7 +144,7 @@ def test_each_worker_is_a_process_of_chrome_with_its_slots_by_their_numbers():
 
 def test_what_a_worker_found_in_its_cache_is_of_that_worker():
     requests = [replace(request, prompt=[5] * 9) for request in REQUESTS]
-    read = read_timeline(traced(requests, 2, 1, "few blocks")[1])
+    read = Timeline.from_events(traced(requests, 2, 1, "few blocks")[1])
     events = msgspec.json.decode(b"".join(encode_chrome(read)))["traceEvents"]
     ends = [(e["ph"], e["id"], e["pid"]) for e in events if e["ph"] in "sf"]
     assert {pid for _, _, pid in ends} == {1, 2}
@@ -162,10 +154,7 @@ def test_what_a_worker_found_in_its_cache_is_of_that_worker():
 
 
 def test_slots_that_are_chosen_may_be_of_one_worker():
-    timeline = read_timeline(few_events())
-    assert isinstance(timeline, WorkersTimeline)
-    found = list(timeline.own_selections(Selection(slots=frozenset({4}))))
-    assert [(worker, own.slots) for worker, own in found] == [(1, frozenset({1}))]
+    timeline = Timeline.from_events(few_events())
     page = msgspec.json.decode(b"".join(encode_chrome(timeline, Selection(slots=frozenset({4})))))
     assert {event["pid"] for event in page["traceEvents"]} == {2}
 
@@ -185,14 +174,14 @@ def test_an_event_of_no_worker_or_of_the_slot_of_another_is_refused(change, comp
     number = next(n for n, event in enumerate(events) if isinstance(event, AdmitEvent))
     events[number] = replace(events[number], **change)
     with pytest.raises(InvariantError, match=complaint):
-        read_timeline(events)
+        Timeline.from_events(events)
 
 
 def test_a_run_of_one_has_no_worker():
     (own, *_), _ = traced(REQUESTS, 2, 1)
     assert b"worker" not in encode_events(own)
     with pytest.raises(InvariantError, match="an event of worker 0 in a run of 1"):
-        read_timeline([own[0], *(replace(event, worker=0) for event in own[1:])])
+        Timeline.from_events([own[0], *(replace(event, worker=0) for event in own[1:])])
 
 
 @pytest.mark.parametrize(
@@ -209,4 +198,4 @@ def test_a_run_of_one_has_no_worker():
 def test_so_many_slots_are_refused_before_there_is_anything_for_them(batch, workers, most):
     run = RunEvent(batch=batch, workers=workers, model="simulated", settings={})
     with pytest.raises(BatchdecodeError, match=f"a run has 1 to {most}"):
-        read_timeline([run])
+        Timeline.from_events([run])

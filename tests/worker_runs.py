@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from batcher import Request, SimulatedModel
 from batcher.engine import Engine
 from batcher.events import Event, RunEvent
-from batcher.trace.workers import event_of_worker
+from batcher.trace.run import event_of_worker
 
 
 class WorkerRun(NamedTuple):

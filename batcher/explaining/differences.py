@@ -5,7 +5,7 @@ Latency is from arrival to the end of the last step, a wait is all steps in the 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -137,21 +137,6 @@ class RunFigures(Struct, frozen=True, omit_defaults=True):
     e2e: SecondsDistribution | None = None
 
 
-class Agreement(Struct, frozen=True):
-    """How far the results of two runs agree, where schedules of workers cannot be compared.
-
-    workers_a, workers_b: how many there are.  differing: labels of samples that ended for another
-    reason or with another number of tokens.  is_whole_a, is_whole_b: whether the trace has the end
-    of each worker; what has no end is not compared.
-    """
-
-    workers_a: int
-    workers_b: int
-    differing: list[str]
-    is_whole_a: bool
-    is_whole_b: bool
-
-
 class RunComparison(Struct, frozen=True):
     """How two runs differ.
 
@@ -161,7 +146,6 @@ class RunComparison(Struct, frozen=True):
     changes: of those that went another way, the one that changed most first.
     breaks_off_a, breaks_off_b: the step at which the trace breaks off, None if it does not; all
     else is then of the steps before, and of requests that are known in both by then.
-    agreement: of runs of which one has several workers, whose schedules are not compared.
     is_timed: whether a step of either may last another time than 1.0, so that times are seconds.
     """
 
@@ -177,20 +161,16 @@ class RunComparison(Struct, frozen=True):
     totals_b: RunFigures
     breaks_off_a: int | None = None
     breaks_off_b: int | None = None
-    agreement: Agreement | None = None
     is_timed: bool = False
 
     @property
     def is_equal(self) -> bool:
-        """Whether the schedules are, or results of workers, of equal workloads, as far as told."""
-        differing = [] if self.agreement is None else self.agreement.differing
-        return self.parting is None and not (
-            self.only_a or self.only_b or self.altered or differing
-        )
+        """Whether the schedules are, of equal workloads, as far as told."""
+        return self.parting is None and not (self.only_a or self.only_b or self.altered)
 
 
 def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparison:
-    """Return how two runs differ; they are gone through a second time if one breaks off.
+    """Return how two runs of one worker differ; they are read again if one breaks off.
 
     Raises:
         InvariantError, BatchdecodeError: see Timeline.from_events.
@@ -361,11 +341,6 @@ def changes_of(
         a, b = figures_of(timeline_a, request_a), figures_of(timeline_b, request_b)
         if a != b:
             changes.append(SampleChange(request_a.id, request_a.index, a, b))
-    return ordered_changes(changes)
-
-
-def ordered_changes(changes: list[SampleChange]) -> list[SampleChange]:
-    """Return `changes`, the one whose latency changed most first."""
     return sorted(
         changes,
         key=lambda change: (
@@ -426,18 +401,13 @@ def _distribution(times: Iterable[float | None]) -> SecondsDistribution | None:
 
 def totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunFigures:
     """Return the sums over all requests of a run."""
-    return sums_of([timeline], (figures_of(timeline, request) for request in requests))
-
-
-def sums_of(timelines: Sequence[Timeline], found: Iterable[RequestFigures]) -> RunFigures:
-    """Return the sums over `found`, how it went for the requests of the workers of a run."""
-    figures = list(found)
+    figures = [figures_of(timeline, request) for request in requests]
     ended = [found for found in figures if found.latency is not None]
     num_ended = max(1, len(ended))
-    last = [(timeline.figures, timeline.num_steps - 1) for timeline in timelines]
+    num_steps = timeline.num_steps
     return RunFigures(
-        steps=max(timeline.num_steps for timeline in timelines),
-        time=round(max(f.end_of(step) if step >= 0 else 0.0 for f, step in last), NUM_DIGITS),
+        steps=num_steps,
+        time=round(timeline.figures.end_of(num_steps - 1), NUM_DIGITS) if num_steps else 0.0,
         ended=sum(found.outcome is not None for found in figures),
         tokens=sum(found.tokens for found in figures),
         latency=round(sum(found.latency or 0.0 for found in ended) / num_ended, NUM_DIGITS),

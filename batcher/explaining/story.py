@@ -5,7 +5,7 @@ other without a gap, so their steps and seconds add up to those from arrival to 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import merge
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeGuard
@@ -51,7 +51,6 @@ from batcher.trace.run import (
     is_follower,
 )
 from batcher.trace.timeline import Timeline
-from batcher.trace.workers import ByWorker
 
 # The phases of a request, in seconds of the clock: they follow each other without a gap from
 # its arrival to the end of its last step.  Nothing is kept of requests that have ended.
@@ -279,10 +278,11 @@ class KeptRequests:
 
     def seconds(self, request: RequestTimeline) -> float:
         """Return how long one took from its arrival to its end, or to that of the events."""
-        steps = request.steps(self.timeline.num_steps)
+        timeline = self.timeline.of_worker(request.worker)
+        steps = request.steps(timeline.num_steps)
         if not steps or request.arrive is None:
             return 0.0
-        return self.timeline.figures.end_of(steps[-1]) - request.arrive.time
+        return timeline.figures.end_of(steps[-1]) - request.arrive.time
 
     def _wants(self, request_id: str) -> bool:
         if self._wanted is None or self._wanted == request_id:
@@ -293,22 +293,18 @@ class KeptRequests:
         return False
 
 
-def read_requests(events: Iterable[Event], request_id: str | None = None) -> list[KeptRequests]:
-    """Return what happened in each worker of a run, to all its requests or to one.
-
-    There is one, most often.
+def read_requests(events: Iterable[Event], request_id: str | None = None) -> KeptRequests:
+    """Return what happened in a run to all its requests, or to those of one id.
 
     Raises:
         InvariantError, BatchdecodeError: see Timeline.from_events.
     """
-    by_worker = ByWorker(lambda: KeptRequests(request_id))
+    kept = KeptRequests(request_id)
     for event in events:
-        by_worker.add(event)
-    workers = by_worker.close()
-    for kept in workers:
-        kept.timeline.close()
-        kept.timeline.check_integrity()
-    return workers
+        kept.add(event)
+    kept.timeline.close()
+    kept.timeline.check_integrity()
+    return kept
 
 
 class RunReader:
@@ -580,23 +576,9 @@ class RequestStories(Struct, frozen=True):
     rejects: list[RejectEvent]
 
 
-def answer_of(workers: Sequence[KeptRequests]) -> RequestStories:
-    """Return the stories of all that was kept of each worker of a run."""
-    answer = RequestStories([], [])
-    for number, kept in enumerate(workers):
-        stories = [story_of(kept.timeline, request) for request in kept.all]
-        if len(workers) > 1:
-            stories = [_of_worker(story, number) for story in stories]
-        answer.stories.extend(stories)
-        answer.rejects.extend(kept.rejects)
-    return answer
-
-
-def _of_worker(story: Story, worker: int) -> Story:
-    """Return a story as one of a run of several workers, whose slots are numbered together."""
-    first = worker * story.batch
-    spans = [replace(span, slot=first + span.slot) for span in story.spans]
-    return replace(story, worker=worker, spans=spans)
+def answer_of(kept: KeptRequests) -> RequestStories:
+    """Return the stories of all that was kept of a run."""
+    return RequestStories([story_of(kept.timeline, one) for one in kept.all], kept.rejects)
 
 
 def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
@@ -605,6 +587,7 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
     Raises:
         InvariantError: the parts do not add up to the whole.
     """
+    timeline = timeline.of_worker(request.worker)
     parts, arrive = explain(timeline, request), request.arrive
     if sum(part.num_steps for part in parts) != len(request.steps(timeline.num_steps)):
         raise InvariantError(f"the story of {request.label!r} leaves out a step")
@@ -622,6 +605,7 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
         ended=_ending_of(timeline, request),
         steps=_totals(parts, [part.num_steps for part in parts]),
         seconds=_totals(parts, _seconds(timeline, request, parts)),
+        worker=request.worker,
         is_timed=bool(timeline.run.step_time),
     )
 

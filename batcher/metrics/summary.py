@@ -450,9 +450,6 @@ def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> 
     return numbers
 
 
-_LEAVING = (AdmitEvent, FinishEvent, BlockedEvent)  # with one of them nothing else is blocked
-
-
 class RunMetrics:
     """Takes in events, live or from a trace, and has the summary of them at any time.
 
@@ -493,7 +490,6 @@ class RunMetrics:
         """
         fold = self.fold
         for event in events:  # no `match`: it takes twice as long, three times a request
-            blocked = fold.blocked
             if type(event) is ArriveEvent:
                 found: RequestTimeline | None = fold.arrive(event)
                 self._arrive(event)
@@ -504,11 +500,14 @@ class RunMetrics:
                 found = fold.finish(event)
                 self._finish(event, found)
             else:
+                if type(event) is RestartEvent:  # what a worker had not ended when it died
+                    self.observe(fold.ends_at(event))
                 found = fold.take(event)
                 self.positions.take(event, found)
                 self._count(event, found)
-            if blocked is not None and blocked is not fold.blocked and isinstance(event, _LEAVING):
-                self._blocked_steps[blocked.reason] += max(0, event.step - blocked.step)
+            if fold.unblocked is not None:
+                blocked, fold.unblocked = fold.unblocked, None
+                self._blocked_steps[blocked.reason] += blocked.end - blocked.start
             if self._timed is not None:
                 self._timed.observe(event, found)
 

@@ -2,8 +2,8 @@
 
 import json
 from codecs import BOM_UTF8
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.events import Event, RunEvent
+from batcher.events import RunEvent
 from batcher.metrics.times import EndedRequest, StepFeed, TokenTimes, is_untimed, open_feed
 from batcher.planning.entries import MAX_LENGTH
 from batcher.planning.workload import GREEDY, Job, Piece, Workload
@@ -19,8 +19,7 @@ from batcher.request import MAX_TIME
 from batcher.settings import DEFAULT_BLOCK_SIZE, Capacity
 from batcher.timing.loading import usable_blocks
 from batcher.trace.files import is_trace, read_numbered_trace
-from batcher.trace.run import RequestFold, TraceChecks, label_of
-from batcher.trace.workers import ByWorker
+from batcher.trace.run import RequestFold, TraceChecks, check_worker, label_of
 
 FIELDS = (
     "request_id, input_toks, output_toks, queued_ts, first_token_ts, last_token_ts, "
@@ -166,10 +165,24 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
     head = [line for _, line in zip(range(1), numbered, strict=False)]
     if not head or not is_trace(head[0][1]):
         return RequestsOfRun(read_request_log(chain(head, numbered), name), None)
-    by_worker = ByWorker(partial(_TimedRequests, name))
-    for event in read_numbered_trace(chain(head, numbered), name, TraceChecks().complaint):
-        by_worker.add(event)
-    requests = [request for worker in by_worker.close() for request in worker.close()]
+    events = read_numbered_trace(chain(head, numbered), name, TraceChecks().complaint)
+    run = next(events)
+    if not isinstance(run, RunEvent) or is_untimed(run):
+        raise BatchdecodeError(
+            f"{name}: its steps have no times; those of a server, of --profile, or wall have"
+        )
+    fold, ended = RequestFold(), list[EndedRequest]()
+    workers = defaultdict[int | None, _Clock](lambda: _Clock(open_feed(run), TokenTimes()))
+    for event in events:
+        if isinstance(event, RunEvent):
+            continue
+        check_worker(event, run)
+        feed, times = workers[event.worker]
+        for step in feed.take(event, fold.take(event)):
+            ended += times.observe(step)[1]
+    for feed, times in workers.values():
+        ended += times.interrupt(feed.take_events())
+    requests = [_logged(each) for each in ended if each.is_ok and each.finish.tokens > 0]
     if not requests:
         raise BatchdecodeError(f"{name}: no request has come to its end in it")
     for request in requests:
@@ -178,49 +191,15 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
                 f"{name}: nobody has told how long the prompt of {request.request_id!r} is"
             )
     requests.sort(key=lambda request: request.queued_ts)
-    run = by_worker.run
     batch = run.batch if run.workers == 1 else None
     return RequestsOfRun(requests, batch, is_of_client=run.layout == "remote")
 
 
-class _TimedRequests:
-    """Takes in the events of a worker, and has the requests of it that came to their end."""
+class _Clock(NamedTuple):
+    """The steps of a worker, and the times of the tokens they gave."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._fold, self._times = RequestFold(), TokenTimes()
-        self._feed: StepFeed | None = None
-        self._requests: list[LoggedRequest] = []
-
-    def add(self, event: Event) -> None:
-        """Take in the next event.
-
-        Raises:
-            BatchdecodeError: the steps of the run have no times.
-        """
-        if self._feed is None:
-            if not isinstance(event, RunEvent) or is_untimed(event):
-                raise BatchdecodeError(
-                    f"{self._name}: its steps have no times; those of a server, of --profile, or "
-                    "wall have"
-                )
-            self._feed = open_feed(event)
-            return
-        for step in self._feed.take(event, self._fold.take(event)):
-            self._keep(self._times.observe(step)[1])
-
-    def close(self) -> list[LoggedRequest]:
-        """Return the requests, as they ended."""
-        if self._feed is not None:
-            self._keep(self._times.interrupt(self._feed.take_events()))
-        return self._requests
-
-    def _keep(self, ended: Iterable[EndedRequest]) -> None:
-        self._requests += map(_logged, filter(_is_whole, ended))
-
-
-def _is_whole(ended: EndedRequest) -> bool:
-    return ended.is_ok and ended.finish.tokens > 0
+    feed: StepFeed
+    times: TokenTimes
 
 
 def _logged(ended: EndedRequest) -> LoggedRequest:

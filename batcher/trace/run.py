@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, Protocol, get_args
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from batcher.errors import InvariantError
 from batcher.events import (
@@ -20,6 +21,7 @@ from batcher.events import (
     BlockedReason,
     DraftEvent,
     DropEvent,
+    EndEvent,
     EndReason,
     Event,
     FinishEvent,
@@ -30,6 +32,7 @@ from batcher.events import (
     PrefillEvent,
     ReceiveEvent,
     RejectEvent,
+    RequestEvent,
     RestartEvent,
     RetryEvent,
     Role,
@@ -42,8 +45,8 @@ from batcher.events import (
 from batcher.settings import DEFAULT_AGING, DEFAULT_SCHEDULING
 from batcher.totals import Totals
 
-SequenceKey = str | tuple[str, int, Role]
-"""What tells a sequence from all others: most often the id alone, which takes the least time."""
+SequenceKey = str | tuple[str, int, Role, int | None]
+"""The id, index, role and worker of a sequence; for most the id alone, which is faster."""
 
 SpanOutcome = EndReason | Literal["preempted"]
 """What a sequence left its slot for."""
@@ -398,14 +401,14 @@ def label_of_name(name: SequenceName) -> str:
     return label_of(name.id, name.index, name.role)
 
 
-def key_of(request_id: str, index: int, role: Role) -> SequenceKey:
+def key_of(request_id: str, index: int, role: Role, worker: int | None = None) -> SequenceKey:
     """Return the key of a sequence; a request's first beam has that of a first sample.
 
     So what arrives has the key of the first sequence of its group, whether a sample or beams.
     """
-    if not index and role != "negative":
-        return request_id
-    return request_id, index, role
+    if index or role == "negative":
+        return request_id, index, role, worker
+    return request_id if worker is None else (request_id, 0, "sample", worker)
 
 
 class Named(Protocol):
@@ -431,7 +434,7 @@ def is_follower(sequence: Named) -> bool:
 class AdmissionRecord(Struct, gc=False):
     """What came of an admission, up to the preemption or the end of the sequence.
 
-    waits_from: when it had joined the queue.
+    waits_from, number: when it had joined the queue, and as which of all that did.
     left: how many tokens are left to compute before it generates.
     first_token: the step that was through with what it began with; None while none was.
     chunks: the steps after the admission that computed tokens of that.  jumps: those in which a
@@ -448,6 +451,7 @@ class AdmissionRecord(Struct, gc=False):
 
     event: AdmitEvent
     waits_from: int
+    number: int
     left: int
     first_token: int | None
     chunks: list[int] | None = None
@@ -504,6 +508,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
     id: str
     index: int
     role: Role
+    worker: int | None = None
     arrive: ArriveEvent | None = None
     waits_from: int = 0
     number: int = 0
@@ -592,6 +597,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
             resumed=admission is not self.admissions[0],
             preemption=None if preempt is None else SpanPreemption.by(preempt),
             cached_from=admit.cached_from,
+            worker=admit.worker,
         )
 
 
@@ -620,7 +626,7 @@ class FoldNews(Struct):
 class RequestFold:
     """Takes in the events of a run; an id may come again once all that had it has ended.
 
-    blocked: why the first of the waiting queue is not admitted; None if nothing blocks it.
+    unblocked: the block that ended last, for whoever reads it to take.
     slots: the newest sequence of each slot that was used.
     num_arrived, num_wanted: how many samples have arrived, or beams together, and how many tokens
     they may generate.  num_drafted, num_accepted: how many drafts there were, and how many of them
@@ -652,9 +658,15 @@ class RequestFold:
         self._open: dict[SequenceKey, RequestTimeline] = {}
         self.num_arrived = self.num_wanted = self._num_back = 0
         self.num_drafted = self.num_accepted = 0
-        self.blocked: BlockedEvent | None = None
+        self._blocked: dict[int | None, BlockedEvent] = {}  # by worker
+        self.unblocked: BlockedSpan | None = None
         self.slots: dict[int, RequestTimeline] = {}
         self.news: FoldNews | None = None
+
+    @property
+    def blocked(self) -> BlockedEvent | None:
+        """Why the first of a waiting queue, of any worker, is not admitted."""
+        return next(iter(self._blocked.values()), None)
 
     @property
     def open(self) -> Collection[RequestTimeline]:
@@ -674,6 +686,8 @@ class RequestFold:
         """
         ends = []
         for found in self._open.values():
+            if found.worker != restart.worker:
+                continue
             slot, step = None, restart.step
             if found.admission is not None:
                 slot, step = found.admission.event.slot, restart.step - 1
@@ -683,7 +697,10 @@ class RequestFold:
                         f"the worker replaced before step {restart.step}"
                     )
             name, tokens = (found.id, found.index, slot), max(found.tokens_after(step), 0)
-            ends.append(FinishEvent(step, restart.time, *name, "lost", None, tokens, found.role))
+            end = FinishEvent(
+                step, restart.time, *name, "lost", None, tokens, found.role, worker=found.worker
+            )
+            ends.append(end)
         return ends
 
     def take(self, event: Event) -> RequestTimeline | None:
@@ -703,26 +720,36 @@ class RequestFold:
         self.num_wanted += event.max_tokens
         number = self.num_arrived + self._num_back
         found = RequestTimeline(
-            event.id, event.index, "sample", event, event.step, number, event.max_tokens
+            event.id,
+            event.index,
+            "sample",
+            event.worker,
+            event,
+            event.step,
+            number,
+            event.max_tokens,
         )
-        if not event.index:
+        if not event.index and event.worker is None:
             self._open[event.id] = found
             return found
-        self._open[event.id, event.index, "sample"] = found
-        if self.news is not None:
+        self._open[key_of(event.id, event.index, "sample", event.worker)] = found
+        if self.news is not None and event.index:
             self.news.samples.append(event)
         return found
 
     def admit(self, event: AdmitEvent) -> RequestTimeline:
         """Move a sequence from the queue into its slot."""
         is_first = not event.index and event.role != "negative"
-        key = event.id if is_first else (event.id, event.index, event.role)
+        key: SequenceKey = event.id
+        if not is_first or event.worker is not None:
+            key = key_of(event.id, event.index, event.role, event.worker)
         found = self._open.get(key)
         if found is None:  # of those that came along, or events that begin in the middle
-            found = self._open[key] = RequestTimeline(event.id, event.index, event.role)
+            found = RequestTimeline(event.id, event.index, event.role, event.worker)
+            self._open[key] = found
         if not is_first and is_follower(event):
             self._join(event, found)
-        elif self.blocked is not None:
+        elif self._blocked:
             self._unblock(event)
         if found.admission is not None or (event.generated and not found.admissions):
             was = "while it runs"
@@ -733,18 +760,21 @@ class RequestFold:
             raise InvariantError(f"{found.label!r} is admitted with {event.left} tokens left")
         found.role = event.role
         first_token = None if event.left else event.step
-        found.admission = AdmissionRecord(event, found.waits_from, event.left, first_token)
+        found.admission = AdmissionRecord(
+            event, found.waits_from, found.number, event.left, first_token
+        )
         found.admissions.append(found.admission)
         self.slots[event.slot] = found
         return found
 
     def finish(self, event: FinishEvent) -> RequestTimeline:
         """End a sequence, in its slot or in the queue."""
-        is_first = not event.index and event.role != "negative"
-        key = event.id if is_first else (event.id, event.index, event.role)
+        key: SequenceKey = event.id
+        if event.index or event.role == "negative" or event.worker is not None:
+            key = key_of(event.id, event.index, event.role, event.worker)
         found = self._open.pop(key, None)
         if found is None:
-            found = RequestTimeline(event.id, event.index, event.role)
+            found = RequestTimeline(event.id, event.index, event.role, event.worker)
         admission = found.admission
         if admission is not None:
             if admission.event.slot != event.slot or found.role != event.role:
@@ -760,7 +790,7 @@ class RequestFold:
                 _check_tokens(event, found, admission, admission.drafts)
         elif event.slot is not None and not found.admissions:
             raise _not_held(event, "leaves")
-        elif self.blocked is not None:
+        elif self._blocked:
             self._unblock(event)
         found.finish = event
         if self.news is not None:
@@ -769,16 +799,25 @@ class RequestFold:
 
     def _join(self, event: AdmitEvent, found: RequestTimeline) -> None:
         """Count one that comes along with the first of its group."""
-        first = self._open.get(key_of(event.id, first_index(event.index, event.role), "sample"))
+        index = first_index(event.index, event.role)
+        first = self._open.get(key_of(event.id, index, "sample", event.worker))
         if first is not None:
             first.num_rows += len(first.admissions) == 1
             found.max_tokens = first.max_tokens if event.role == "beam" else 0
 
     def _unblock(self, event: AdmitEvent | FinishEvent) -> None:
         """Forget what blocked a sequence that waits no more."""
-        blocked = self.blocked
+        blocked = self._blocked.get(event.worker)
         if blocked is not None and blocked.id == event.id and blocked.index == event.index:
-            self.blocked = None
+            self.end_block(event.worker, event.step)
+
+    def end_block(self, worker: int | None, end: int) -> None:
+        """Note that from the step `end` on nothing blocks the first of a worker's queue."""
+        blocked = self._blocked.pop(worker, None)
+        if blocked is not None and blocked.step < end:
+            self.unblocked = BlockedSpan(
+                blocked.id, blocked.index, blocked.step, end, blocked.reason, blocked.blocks
+            )
 
     def _compute(self, event: PrefillEvent) -> RequestTimeline:
         """Take in what a step computed of a sequence after the step of its admission."""
@@ -820,13 +859,15 @@ class RequestFold:
 
     def _block(self, event: BlockedEvent) -> RequestTimeline:
         """Take note of why the first of the queue is not admitted."""
-        found = self._open.get(key_of(event.id, event.index, "sample"))
+        found = self._open.get(key_of(event.id, event.index, "sample", event.worker))
         label = label_of(event.id, event.index, "sample")
         if found is None or found.admission is not None:
             raise InvariantError(f"{label!r} is blocked in step {event.step}, but does not wait")
-        if self.blocked is not None and event.step < self.blocked.step:
+        before = self._blocked.get(event.worker)
+        if before is not None and event.step < before.step:
             raise InvariantError(f"{label!r} is blocked in step {event.step}, after a later one")
-        self.blocked = event
+        self.end_block(event.worker, event.step)
+        self._blocked[event.worker] = event
         return found
 
     def _jump(self, event: JumpEvent) -> RequestTimeline:
@@ -838,7 +879,7 @@ class RequestFold:
         admission.may_compute = True
         admission.jumps = admission.jumps or []
         admission.jumps.append(event.step)
-        partner = self._open.get((event.id, event.index, "negative"))
+        partner = self._open.get((event.id, event.index, "negative", event.worker))
         if partner is not None and partner.admission is not None:
             partner.admission.may_compute = True
         return found
@@ -892,7 +933,7 @@ class RequestFold:
     def _fork(self, event: ForkEvent) -> RequestTimeline:
         """Note where a beam goes on from."""
         found, admission = self._in_slot(event)
-        parent = self._open.get(key_of(event.id, event.parent, "beam"))
+        parent = self._open.get(key_of(event.id, event.parent, "beam", event.worker))
         is_beam = parent is not None and parent.admission is not None and parent.role == "beam"
         if found.role != "beam" or not is_beam:
             raise InvariantError(
@@ -912,6 +953,8 @@ class RequestFold:
                 admission = found.admission
                 if admission is None or found.finish is not None or admission.event.slot != slot:
                     continue  # it has left the slot, perhaps for another one
+                if found.worker != event.worker:
+                    continue
                 first_token = admission.first_token
                 if first_token is None or first_token >= step or admission.computes_in(step):
                     continue
@@ -922,7 +965,7 @@ class RequestFold:
         """End all that has not ended, and go on with nothing."""
         for end in self.ends_at(event):
             self.finish(end)
-        self.blocked = None
+        self.end_block(event.worker, event.step)
         if self.news is not None:
             self.news.restarts.append(event)
 
@@ -939,7 +982,7 @@ class RequestFold:
         Raises:
             InvariantError: it does not hold that slot; `verb` says what it does there.
         """
-        found = self._open.get(key_of(event.id, event.index, event.role))
+        found = self._open.get(key_of(event.id, event.index, event.role, event.worker))
         if found is not None and found.admission is not None:
             admit = found.admission.event
             if admit.slot == event.slot and admit.role == event.role:
@@ -963,7 +1006,7 @@ class RequestFold:
             InvariantError: it does not hold the slot of `event` in that step.
         """
         for role in get_args(Role):
-            found = self._open.get(key_of(event.id, event.index, role))
+            found = self._open.get(key_of(event.id, event.index, role, event.worker))
             admission = None if found is None else found.admission
             if found is not None and admission is not None:
                 admit = admission.event
@@ -1084,3 +1127,28 @@ class TraceChecks:
         label = label_of(event.id, event.index, event.role)
         why = "has not arrived" if sample is None else f"can have {most:,} at most"
         return f"{label!r} ends with {event.tokens:,} tokens, and {why}"
+
+
+def check_worker(event: RequestEvent | EndEvent, run: RunEvent) -> None:
+    """Make sure that an event is of a worker of the run, and of no slot of another one.
+
+    Raises:
+        InvariantError: it is not.
+    """
+    worker, batch = event.worker, run.batch
+    if worker is None and run.workers == 1:
+        return
+    if worker is None or not 0 <= worker < run.workers or run.workers == 1:
+        whose = "no worker" if worker is None else f"worker {worker}"
+        raise InvariantError(f"an event of {whose} in a run of {run.workers}")
+    slot: int | None = getattr(event, "slot", None)
+    if slot is not None and not 0 <= slot - worker * batch < batch:
+        raise InvariantError(f"slot {slot} is none of the {batch} of worker {worker}")
+
+
+def event_of_worker(event: Event, worker: int, batch: int) -> Event:
+    """Return an event of a worker with `batch` slots as the trace of the whole run has it."""
+    slot: int | None = getattr(event, "slot", None)
+    if slot is None:
+        return replace(event, worker=worker)
+    return replace(event, worker=worker, slot=worker * batch + slot)

@@ -9,7 +9,7 @@ import weakref
 from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush, heapreplace, merge
@@ -22,10 +22,10 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import (
+    MAX_WORKERS,
     AcceptEvent,
     AdmitEvent,
     ArriveEvent,
-    BlockedEvent,
     DraftEvent,
     DropEvent,
     EndEvent,
@@ -51,14 +51,13 @@ from batcher.trace.run import (
     RequestFold,
     RequestTimeline,
     SlotSpan,
-    SpanOutcome,
     StepDrafts,
     StepRow,
     Wait,
+    check_worker,
     is_follower,
     label_of,
 )
-from batcher.trace.workers import MAX_SLOTS
 
 MAX_HELD = 2**14
 _BLOCK_BYTES = 2**16
@@ -145,6 +144,22 @@ class SortedRecords(Generic[Record]):
                 yield self._decoder.decode(line)
 
 
+class MergedRecords(SortedRecords[Record]):
+    """The records of several SortedRecords by a key of theirs, merged as they are read."""
+
+    def __init__(
+        self, kind: Any, parts: list[SortedRecords[Record]], key: Callable[[Record], Any]
+    ) -> None:
+        super().__init__(kind)
+        self._parts, self._key = parts, key
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[Record]:
+        return merge(*self._parts, key=self._key)
+
+
 class Stretch(NamedTuple):
     """The steps [start, stop), and how many hold a slot, or wait, in each of them."""
 
@@ -214,6 +229,8 @@ _IN_SLOT = get_args(_InSlot)
 STEP_SECONDS = 1.0
 MAX_STEPS = 2**28
 """More than any run takes."""
+MAX_SLOTS = 2**20
+"""More than any run has, those of all workers together."""
 
 
 class StepFigures:
@@ -306,303 +323,6 @@ class StepFigures:
         return self.ends[last] - self.start_of(last) if self.ends else STEP_SECONDS
 
 
-class _Finished(NamedTuple):
-    """What a sample finished for, and its last span; None if it never held a slot."""
-
-    reason: EndReason
-    span: SlotSpan | None
-
-
-class TimelineRecords:
-    """All that happened in a run, as `run` began it, recorded event by event up to `close`.
-
-    spans: by (start, slot).  waits: by start, and those that start together as they joined the
-    queue.  wait_ends: ascending.  blocked: by start, and no two at once.  figures: of the steps.
-    drafts: by (step, slot), of the steps that verified some.  restarts: of the worker that made the
-    steps, where it was replaced; as they came.  num_requests, num_outputs: as in RunSummary, of
-    those that are told of.  failures: how many sequences that waited on their own account came to
-    which bad end.
-    """
-
-    def __init__(self, fold: RequestFold | None = None) -> None:
-        """Begin with nothing; `fold`, for others to read as well, takes in what this does."""
-        self.num_steps = 0
-        self.spans = SortedRecords[SlotSpan](SlotSpan)
-        self.waits = SortedRecords[Wait](Wait)
-        self.wait_ends = SortedRecords[int](int)
-        self.blocked = SortedRecords[BlockedSpan](BlockedSpan)
-        self.drafts = SortedRecords[StepDrafts](StepDrafts)
-        self.figures = StepFigures()
-        self.num_requests = self.num_outputs = 0
-        self.failures = Counter[EndReason]()
-        self.restarts: list[RestartEvent] = []
-        self._run: RunEvent | None = None
-        self._last_step = -1  # of any event, whether it takes a slot or not
-        self._fold = RequestFold() if fold is None else fold
-        self._num_alive: Counter[str] = Counter()  # by id: those that wait or run
-        self._finished: defaultdict[str, dict[int, _Finished]] = defaultdict(dict)
-        self._over: list[str] = []  # the ids of which nothing waits or runs since this step
-        self._verifying: list[StepDrafts] = []  # of the last step that has any
-
-    @property
-    def run(self) -> RunEvent:
-        """What began it.
-
-        Raises:
-            InvariantError: nothing did.
-        """
-        if self._run is None:
-            raise InvariantError("there is no run event")
-        return self._run
-
-    def add(self, event: Event) -> RequestTimeline | None:
-        """Take in the next event, and return the sequence that it tells of, if it is of one.
-
-        Raises:
-            InvariantError: it contradicts those before it.
-            BatchdecodeError: there are more slots or steps than a timeline can hold.
-        """
-        fold = self._fold
-        blocked = fold.blocked
-        if type(event) is ArriveEvent:  # no `match`: it takes longer, three times a request
-            found: RequestTimeline | None = fold.arrive(event)
-            self._num_alive[event.id] += 1
-            self.num_requests += not event.index
-        elif type(event) is AdmitEvent:
-            self._note_step(event)
-            found = fold.admit(event)
-            self._admit(found, event)
-        elif type(event) is FinishEvent:
-            self._note_step(event)
-            found = fold.finish(event)
-            self._finish(found, event)
-        else:
-            found = self._add_rare(event)
-        if blocked is not None and blocked is not fold.blocked:
-            self._unblock(blocked, event)
-        return found
-
-    def go_on_to(self, num_steps: int) -> None:
-        """Take note that the run has taken `num_steps` at least, if nothing else tells."""
-        self.num_steps = max(self.num_steps, num_steps)
-
-    def close(self) -> None:
-        """End what has not ended where the events break off.
-
-        Raises:
-            InvariantError: the events do not begin with a run event.
-        """
-        end = self.num_steps
-        if self._run is None:
-            raise InvariantError("there is no run event")
-        for found in self._fold.open:
-            if found.admission is not None:
-                self._add_span(found.slot_span(found.admission, end, None))
-            else:
-                self._add_wait(found, found.waits_from, end)
-            self.num_outputs += not is_follower(found)
-        self._settle(list(self._finished))
-        if self._fold.blocked is not None:
-            self._unblock(self._fold.blocked, None)
-        self._add_drafts()
-        self._fold = RequestFold()
-
-    def add_sequence(self, found: RequestTimeline, *, is_dropped: bool) -> None:
-        """Record the spans and waits of a sequence that was folded elsewhere, up to `num_steps`."""
-        finish = found.finish
-        is_first = not is_follower(found)
-        self.num_requests += is_first and not found.index
-        self.num_outputs += not is_dropped and (is_first if finish is None else _has_result(finish))
-        for admission in found.admissions:
-            end = self.num_steps
-            outcome: SpanOutcome | None = None
-            if admission.preempt is not None:
-                end, outcome = admission.preempt.step, "preempted"
-            elif finish is not None:
-                end, outcome = finish.step + 1, finish.reason
-            span = found.slot_span(admission, end, outcome)
-            has_none = is_dropped and admission is found.admission
-            self._add_span(replace(span, dropped=True) if has_none else span)
-            self._add_wait(found, admission.waits_from, admission.event.step)
-        if found.admission is None:
-            end = self.num_steps if finish is None else finish.step
-            self._add_wait(found, found.waits_from, end)
-        if finish is not None and finish.reason in FAILURES and is_first:
-            self.failures[finish.reason] += 1
-
-    def _add_rare(self, event: Event) -> RequestTimeline | None:
-        """Take in an event of a kind that is rare."""
-        if isinstance(event, _IN_SLOT):
-            self._note_step(event)
-        elif isinstance(event, RestartEvent):
-            self._restart(event)
-        found = self._fold.take(event)
-        match event:
-            case PreemptEvent():
-                self._preempt(found, event)
-            case StepsEvent():
-                self.figures.add(event)
-            case DraftEvent():
-                self._draft(found)
-            case DropEvent():
-                self._drop(event)
-            case RejectEvent():
-                self.num_requests += 1
-                self.num_outputs += 1
-                self.failures["error"] += 1
-            case RunEvent():
-                self._begin(event)
-            case EndEvent():
-                self._end(event)
-        return found
-
-    def _preempt(self, found: RequestTimeline | None, event: PreemptEvent) -> None:
-        """Record the span that is over."""
-        _check_step(event.step)
-        self.figures.note_start(event.step, event.time)
-        self.go_on_to(event.step)
-        if found is not None:
-            self._add_span(found.slot_span(found.admissions[-1], event.step, "preempted"))
-
-    def _begin(self, event: RunEvent) -> None:
-        """Take in what run it is."""
-        if not 1 <= event.batch <= MAX_SLOTS:
-            raise BatchdecodeError(f"a batch of {event.batch} slots; there are 1 to {MAX_SLOTS}")
-        if event.workers != 1:
-            raise InvariantError(f"{event.workers} workers, where there is room for one")
-        self._run = event
-
-    def _note_step(self, event: AdmitEvent | FinishEvent | _InSlot) -> None:
-        """Note that the run has come as far as `event`."""
-        _check_step(event.step)
-        if event.step > self._last_step:
-            self._last_step = event.step
-            # What cannot be dropped any more: that is done in the step of the last end.
-            self._settle([over for over in self._over if over not in self._num_alive])
-            self._over.clear()
-        if event.step >= self.num_steps and event.slot is not None:
-            self.num_steps = event.step + 1
-
-    def _admit(self, found: RequestTimeline, event: AdmitEvent) -> None:
-        """Record the wait that is over."""
-        before = self._finished.get(event.id, {}).pop(event.index, None)  # of the same name
-        if before is not None:
-            self._add_span(before.span)
-        self.figures.note_start(event.step, event.time)
-        self._add_wait(found, found.waits_from, event.step)
-        if found.first_event is event and not is_follower(found):
-            self._num_alive[event.id] += 1  # events that begin in the middle
-            self.num_requests += not event.index
-
-    def _finish(self, found: RequestTimeline, event: FinishEvent) -> None:
-        """Record the last span of a sequence, of a sample when it is known not to be dropped."""
-        span = None
-        if found.admission is None:
-            self._add_wait(found, found.waits_from, event.step)
-        else:
-            span = found.slot_span(found.admission, event.step + 1, event.reason)
-        if event.role == "sample":
-            self._finished[event.id][event.index] = _Finished(event.reason, span)
-        else:
-            self._add_span(span)
-        self.num_outputs += _has_result(event)
-        if is_follower(found):
-            return
-        if not found.index:  # what is lost comes again
-            self.num_requests += (found.first_event is event) - (event.reason == "lost")
-        if event.reason in FAILURES:
-            self.failures[event.reason] += 1
-        self._num_alive[event.id] -= 1
-        if self._num_alive[event.id] <= 0:
-            del self._num_alive[event.id]
-            self._over.append(event.id)
-
-    def _drop(self, event: DropEvent) -> None:
-        """Note that a sample which has finished has no result."""
-        label = label_of(event.id, event.index, "sample")
-        finished = self._finished.get(event.id, {}).pop(event.index, None)
-        if finished is None:
-            raise InvariantError(f"{label!r} is dropped in step {event.step}, and has not finished")
-        self.num_outputs -= 1
-        reason, span = finished
-        if event.reason != reason:
-            raise InvariantError(
-                f"{label!r} is dropped with the reason {event.reason!r}, not {reason!r}"
-            )
-        if span is not None:
-            self._add_span(replace(span, dropped=True))
-
-    def _restart(self, event: RestartEvent) -> None:
-        """End all that has not ended where the worker was replaced."""
-        _check_step(event.step)
-        if event.step < self.num_steps:
-            raise InvariantError(
-                f"the worker is replaced before step {event.step}, and has made {self.num_steps}"
-            )
-        for end in self._fold.ends_at(event):
-            self.add(end)
-        self._settle(list(self._finished))
-        self._over.clear()
-        self._num_alive.clear()
-        self.go_on_to(event.step)
-        self._last_step = max(self._last_step, event.step - 1)
-        self.restarts.append(event)
-
-    def _draft(self, found: RequestTimeline | None) -> None:
-        """Keep the drafts that a step verifies, until it is over."""
-        drafts = None if found is None or found.admission is None else found.admission.drafts
-        if drafts is None or drafts.latest is None:
-            return
-        if self._verifying and self._verifying[-1].step < drafts.latest.step:
-            self._add_drafts()
-        self._verifying.append(drafts.latest)
-
-    def _add_drafts(self) -> None:
-        """Record the drafts of a step that is over."""
-        for drafts in self._verifying:
-            self.drafts.add((drafts.step, drafts.slot), drafts)
-        self._verifying.clear()
-
-    def _settle(self, request_ids: list[str]) -> None:
-        """Record the last spans of the samples of some requests."""
-        for request_id in request_ids:
-            for _, span in self._finished.pop(request_id, {}).values():
-                self._add_span(span)
-
-    def _end(self, event: EndEvent) -> None:
-        """Take in the end of the run."""
-        if any(found.admission is not None for found in self._fold.open):
-            raise InvariantError("the run ends while requests hold slots")
-        if not 0 <= event.steps <= self._last_step + 1:
-            raise InvariantError(f"{event.steps} steps, but all was over by step {self._last_step}")
-        self.num_steps = event.steps
-
-    def _add_span(self, span: SlotSpan | None) -> None:
-        if span is not None:
-            self.spans.add((span.start, span.slot), span)
-
-    def _add_wait(self, found: RequestTimeline, start: int, end: int) -> None:
-        """Record that a sequence has waited from `start` to `end`, if it was on its own account."""
-        if found.number and not is_follower(found) and start < end:
-            self.waits.add((start, found.number), Wait(found.id, found.index, start, end))
-            self.wait_ends.add((end,), end)
-
-    def _unblock(self, blocked: BlockedEvent, event: Event | None) -> None:
-        """Record that the first of the queue was not admitted up to `event`, or the end."""
-        end = self.num_steps
-        if isinstance(event, AdmitEvent | FinishEvent | BlockedEvent):
-            end = event.step
-        if blocked.step < end:
-            start, reason = blocked.step, blocked.reason
-            span = BlockedSpan(blocked.id, blocked.index, start, end, reason, blocked.blocks)
-            self.blocked.add((start,), span)
-
-
-def _has_result(event: FinishEvent) -> bool:
-    """Return whether what has ended is an output, if it is not dropped."""
-    return event.role != "negative" and event.reason not in {"unused", "lost"}
-
-
 def _check_step(step: int) -> None:
     """Make sure that a timeline has room for `step`, or raise a BatchdecodeError."""
     if not 0 <= step < MAX_STEPS:
@@ -633,8 +353,40 @@ _NO_DRAFTS: tuple[int, Iterable[StepDrafts]] = (MAX_STEPS, ())
 AnyRecord = TypeVar("AnyRecord", SlotSpan, Wait)
 
 
-class Timeline(TimelineRecords):
-    """What happened in a run: its records, and what they tell of its steps."""
+class Timeline:
+    """What happened in a run: its records, and what they tell of its steps.
+
+    spans: by (start, slot).  waits: by start, and those that start together as they joined the
+    queue.  wait_ends: ascending.  blocked: by start, as many at once as there are workers.
+    figures: of the steps, of a run of one worker.  drafts: by (step, slot), of the steps that
+    verified some.  restarts: of workers that were replaced, by step.  num_requests, num_outputs: as
+    in RunSummary, of those that are told of.  failures: how many sequences that waited on their own
+    account came to which bad end.  These three are known when it is closed.
+    parts: what happened in each of several workers, which have steps, a clock and a queue each; the
+    records of all are then those of the parts, merged as they are read.
+    """
+
+    def __init__(self, fold: RequestFold | None = None) -> None:
+        """Begin with nothing; `fold`, for others to read as well, takes in what this does."""
+        self.num_steps = 0
+        self.spans = SortedRecords[SlotSpan](SlotSpan)
+        self.waits = SortedRecords[Wait](Wait)
+        self.wait_ends = SortedRecords[int](int)
+        self.blocked = SortedRecords[BlockedSpan](BlockedSpan)
+        self.drafts = SortedRecords[StepDrafts](StepDrafts)
+        self.figures = StepFigures()
+        self.num_requests = self.num_outputs = 0
+        self.failures = Counter[EndReason]()
+        self.restarts: list[RestartEvent] = []
+        self.parts: list[Any] = []  # of the class of this one
+        self.fold = RequestFold() if fold is None else fold
+        self._run: RunEvent | None = None
+        self.worker: int | None = None
+        self._last_step = -1  # of any event, whether it takes a slot or not
+        self._num_alive: Counter[str] = Counter()  # by id: those that wait or run
+        self._finished: defaultdict[str, dict[int, RequestTimeline]] = defaultdict(dict)
+        self._over: list[str] = []  # the ids of which nothing waits or runs since this step
+        self._verifying: list[StepDrafts] = []  # of the last step that has any
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Self:
@@ -668,16 +420,275 @@ class Timeline(TimelineRecords):
         timeline._run, timeline.num_steps = run, num_steps
         for found in sequences:
             is_dropped = found.role == "sample" and (found.id, found.index) in dropped
-            timeline.add_sequence(found, is_dropped=is_dropped)
-        for each in drafts:
-            timeline.drafts.add((each.step, each.slot), each)
+            timeline._record(found, is_dropped=is_dropped)
+        timeline._verifying += drafts
+        timeline._add_drafts()
         timeline.restarts += restarts
         return timeline
 
     @property
+    def run(self) -> RunEvent:
+        """What began it.
+
+        Raises:
+            InvariantError: nothing did.
+        """
+        if self._run is None:
+            raise InvariantError("there is no run event")
+        return self._run
+
+    @property
+    def workers(self) -> list[Self]:
+        """What happened in each worker; of a run of one, that is itself."""
+        return self.parts or [self]
+
+    def of_worker(self, worker: int | None) -> Self:
+        """Return what happened in a worker; None is the only one of a run."""
+        found: Self = self if worker is None else self.parts[worker]
+        return found
+
+    def add(self, event: Event) -> RequestTimeline | None:
+        """Take in the next event, and return the sequence that it tells of, if it is of one.
+
+        Raises:
+            InvariantError: it contradicts those before it.
+            BatchdecodeError: there are more slots or steps than a timeline can hold.
+        """
+        if isinstance(event, RunEvent):
+            self._begin(event)
+            return None
+        if event.worker != self.worker or self.parts:
+            check_worker(event, self.run)
+            return self.of_worker(event.worker).add(event)
+        fold = self.fold
+        if type(event) is ArriveEvent:  # no `match`: it takes longer, three times a request
+            found: RequestTimeline | None = fold.arrive(event)
+            self._num_alive[event.id] += 1
+        elif type(event) is AdmitEvent:
+            self._note_step(event)
+            found = fold.admit(event)
+            self._admit(found, event)
+        elif type(event) is FinishEvent:
+            self._note_step(event)
+            found = fold.finish(event)
+            self._finish(found, event)
+        else:
+            found = self._add_rare(event)
+        if fold.unblocked is not None:
+            self._add_blocked()
+        return found
+
+    def go_on_to(self, num_steps: int) -> None:
+        """Take note that the run has taken `num_steps` at least, if nothing else tells."""
+        self.num_steps = max(self.num_steps, num_steps)
+
+    def close(self) -> None:
+        """End what has not ended where the events break off.
+
+        Raises:
+            InvariantError: the events do not begin with a run event.
+        """
+        if self._run is None:
+            raise InvariantError("there is no run event")
+        for part in self.parts:
+            part.close()
+            self.go_on_to(part.num_steps)
+            self.num_requests += part.num_requests
+            self.num_outputs += part.num_outputs
+            self.failures += part.failures
+            self.restarts += part.restarts
+        self.restarts.sort(key=attrgetter("step"))
+        self._settle(list(self._finished))
+        for found in self.fold.open:
+            self._record(found)
+        self.fold.end_block(self.worker, self.num_steps)
+        self._add_blocked()
+        self._add_drafts()
+        self.fold = RequestFold()
+
+    def _begin(self, event: RunEvent) -> None:
+        """Take in what run it is, and make a part for each of several workers."""
+        if not 1 <= event.workers <= MAX_WORKERS:
+            raise BatchdecodeError(f"{event.workers} workers; a run has 1 to {MAX_WORKERS}")
+        if not 1 <= event.batch * event.workers <= MAX_SLOTS:
+            slots = f"a batch of {event.batch} slots"
+            slots = slots if event.workers == 1 else f"{event.workers} workers with {slots} each"
+            raise BatchdecodeError(f"{slots}; a run has 1 to {MAX_SLOTS}")
+        self._run = event
+        for worker in range(event.workers if event.workers > 1 else 0):
+            part = type(self)()
+            part.add(replace(event, workers=1))
+            part.worker = worker
+            self.parts.append(part)
+        if self.parts:
+            by_place = attrgetter("start", "slot")
+            self.spans = MergedRecords(SlotSpan, [part.spans for part in self.parts], by_place)
+            by_start = attrgetter("start")
+            self.waits = MergedRecords(Wait, [part.waits for part in self.parts], by_start)
+            self.wait_ends = MergedRecords(int, [part.wait_ends for part in self.parts], int)
+            blocked = [part.blocked for part in self.parts]
+            self.blocked = MergedRecords(BlockedSpan, blocked, by_start)
+            drafts = [part.drafts for part in self.parts]
+            self.drafts = MergedRecords(StepDrafts, drafts, attrgetter("step", "slot"))
+
+    def _add_rare(self, event: Event) -> RequestTimeline | None:
+        """Take in an event of a kind that is rare."""
+        if isinstance(event, _IN_SLOT):
+            self._note_step(event)
+        elif isinstance(event, RestartEvent):
+            self._restart(event)
+        found = self.fold.take(event)
+        match event:
+            case PreemptEvent():
+                _check_step(event.step)
+                self.figures.note_start(event.step, event.time)
+                self.go_on_to(event.step)
+            case StepsEvent():
+                self.figures.add(event)
+            case DraftEvent():
+                self._draft(found)
+            case DropEvent():
+                self._drop(event)
+            case RejectEvent():
+                self.num_requests += 1
+                self.num_outputs += 1
+                self.failures["error"] += 1
+            case EndEvent():
+                if any(found.admission is not None for found in self.fold.open):
+                    raise InvariantError("the run ends while requests hold slots")
+                if not 0 <= event.steps <= self._last_step + 1:
+                    over = f"all was over by step {self._last_step}"
+                    raise InvariantError(f"{event.steps} steps, but {over}")
+                self.num_steps = event.steps
+        return found
+
+    def _note_step(self, event: AdmitEvent | FinishEvent | _InSlot) -> None:
+        """Note that the run has come as far as `event`."""
+        _check_step(event.step)
+        if event.step > self._last_step:
+            self._last_step = event.step
+            # What cannot be dropped any more: that is done in the step of the last end.
+            self._settle([over for over in self._over if over not in self._num_alive])
+            self._over.clear()
+        if event.step >= self.num_steps and event.slot is not None:
+            self.num_steps = event.step + 1
+
+    def _admit(self, found: RequestTimeline, event: AdmitEvent) -> None:
+        before = self._finished.get(event.id, {}).pop(event.index, None)  # of the same name
+        if before is not None:
+            self._record(before)
+        self.figures.note_start(event.step, event.time)
+        if found.first_event is event and not is_follower(found):
+            self._num_alive[event.id] += 1  # events that begin in the middle
+
+    def _finish(self, found: RequestTimeline, event: FinishEvent) -> None:
+        """Record a sequence that has ended; a sample when it is known not to be dropped."""
+        if event.role == "sample":
+            self._finished[event.id][event.index] = found
+        else:
+            self._record(found)
+        if is_follower(found):
+            return
+        self._num_alive[event.id] -= 1
+        if self._num_alive[event.id] <= 0:
+            del self._num_alive[event.id]
+            self._over.append(event.id)
+
+    def _drop(self, event: DropEvent) -> None:
+        """Note that a sample which has finished has no result."""
+        label = label_of(event.id, event.index, "sample")
+        found = self._finished.get(event.id, {}).pop(event.index, None)
+        if found is None or found.finish is None:
+            raise InvariantError(f"{label!r} is dropped in step {event.step}, and has not finished")
+        if event.reason != found.finish.reason:
+            raise InvariantError(
+                f"{label!r} is dropped with the reason {event.reason!r}, "
+                f"not {found.finish.reason!r}"
+            )
+        self._record(found, is_dropped=True)
+
+    def _restart(self, event: RestartEvent) -> None:
+        """End all that has not ended where the worker was replaced."""
+        _check_step(event.step)
+        if event.step < self.num_steps:
+            raise InvariantError(
+                f"the worker is replaced before step {event.step}, and has made {self.num_steps}"
+            )
+        for end in self.fold.ends_at(event):
+            self.add(end)
+        self._settle(list(self._finished))
+        self._over.clear()
+        self._num_alive.clear()
+        self.go_on_to(event.step)
+        self._last_step = max(self._last_step, event.step - 1)
+        self.restarts.append(event)
+
+    def _draft(self, found: RequestTimeline | None) -> None:
+        """Keep the drafts that a step verifies, until it is over."""
+        drafts = None if found is None or found.admission is None else found.admission.drafts
+        if drafts is None or drafts.latest is None:
+            return
+        if self._verifying and self._verifying[-1].step < drafts.latest.step:
+            self._add_drafts()
+        self._verifying.append(drafts.latest)
+
+    def _add_drafts(self) -> None:
+        """Record the drafts of steps that are over."""
+        for drafts in self._verifying:
+            self.drafts.add((drafts.step, drafts.slot), drafts)
+        self._verifying.clear()
+
+    def _add_blocked(self) -> None:
+        """Record a block that has ended."""
+        blocked, self.fold.unblocked = self.fold.unblocked, None
+        if blocked is not None:
+            self.blocked.add((blocked.start,), blocked)
+
+    def _settle(self, request_ids: list[str]) -> None:
+        """Record the samples of some requests, which have ended and are not dropped."""
+        for request_id in request_ids:
+            for found in self._finished.pop(request_id, {}).values():
+                self._record(found)
+
+    def _record(self, found: RequestTimeline, *, is_dropped: bool = False) -> None:
+        """Record the spans and waits of a sequence that has ended, or goes on at `num_steps`."""
+        finish, is_first = found.finish, not is_follower(found)
+        reason = None if finish is None else finish.reason
+        if is_first:
+            self.num_requests += not found.index and reason != "lost"  # what is lost comes again
+            if reason in FAILURES:
+                self.failures[reason] += 1
+        if not is_dropped:
+            has_result = found.role != "negative" and reason not in {"unused", "lost"}
+            self.num_outputs += is_first if finish is None else has_result
+        for admission in found.admissions:
+            self._add_wait(found, admission.number, admission.waits_from, admission.event.step)
+            if admission.preempt is not None:
+                span = found.slot_span(admission, admission.preempt.step, "preempted")
+            else:
+                end = self.num_steps if finish is None else finish.step + 1
+                span = found.slot_span(admission, end, reason)
+                span = replace(span, dropped=True) if is_dropped else span
+            self.spans.add((span.start, span.slot), span)
+        if found.admission is None:
+            end = self.num_steps if finish is None else finish.step
+            self._add_wait(found, found.number, found.waits_from, end)
+
+    def _add_wait(self, found: RequestTimeline, number: int, start: int, end: int) -> None:
+        """Record that a sequence has waited from `start` to `end`, if it was on its own account."""
+        if number and start < end and not is_follower(found):
+            self.waits.add((start, number), Wait(found.id, found.index, start, end))
+            self.wait_ends.add((end,), end)
+
+    @property
+    def slots(self) -> range:
+        """The slots that there are, those of all workers."""
+        first = (self.worker or 0) * self.run.batch
+        return range(first, first + self.run.batch * self.run.workers)
+
+    @property
     def num_slots(self) -> int:
-        """How many slots there are, those of all workers."""
-        return self.run.batch * self.run.workers
+        return len(self.slots)
 
     def columns(self, selection: Selection = EVERYTHING) -> list[int]:
         """Return the slots that views of `selection` show, ascending.
@@ -685,7 +696,7 @@ class Timeline(TimelineRecords):
         Of more than MAX_EMPTY_SLOTS slots, only those that held a sequence at any time.
         """
         if selection.slots or self.num_slots <= MAX_EMPTY_SLOTS:
-            return sorted(selection.slots) or list(range(self.num_slots))
+            return sorted(selection.slots) or list(self.slots)
         return sorted({span.slot for span in self.spans})
 
     @property
@@ -838,6 +849,10 @@ class Timeline(TimelineRecords):
                 outside the run, a step without any sequence, or a sequence that is not in step with
                 the one it belongs to.
         """
+        for part in self.parts:
+            part.check_integrity()
+        if self.parts:
+            return
         last_in: dict[int, SlotSpan] = {}  # by slot
         idle_from, end = None, 0  # the first step in which nothing runs, and the end so far
         for _, together in groupby(self.spans, key=attrgetter("start")):
@@ -856,7 +871,7 @@ class Timeline(TimelineRecords):
 
     def _check_span(self, span: SlotSpan, before: SlotSpan | None) -> None:
         """Make sure that `span` is in the run, after the one before it in its slot; or raise."""
-        if not 0 <= span.slot < self.num_slots:
+        if span.slot not in self.slots:
             raise InvariantError(f"{span.label!r} is in slot {span.slot} of {self.num_slots}")
         if not 0 <= span.start < span.end <= self.num_steps:
             raise InvariantError(

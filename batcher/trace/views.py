@@ -13,6 +13,7 @@ have the same.
 import csv
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from heapq import merge
 from io import StringIO
 from itertools import chain, groupby, takewhile
@@ -22,7 +23,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from batcher.events import SequenceName
-from batcher.trace.merged import WorkersTimeline
 from batcher.trace.run import SequenceKey, SlotSpan, Wait, key_of, label_of_name
 from batcher.trace.timeline import (
     EVERYTHING,
@@ -146,13 +146,13 @@ class _Process(NamedTuple):
 
 
 def _processes(timeline: Timeline, selection: Selection) -> Iterator[_Process]:
-    """Yield each worker of which something is shown."""
-    if not isinstance(timeline, WorkersTimeline):
-        yield _Process(timeline, selection, _Scale(timeline.figures))
-        return
-    for number, own in timeline.own_selections(selection):
-        worker = timeline.workers[number]
-        yield _Process(worker, own, _Scale(worker.figures), number)
+    """Yield each worker of which something is shown, in the steps that are selected of all."""
+    start, stop, _ = slice(selection.start, selection.stop).indices(timeline.num_steps)
+    for number, part in enumerate(timeline.workers):
+        slots = selection.slots.intersection(part.slots)
+        if slots or not selection.slots:
+            own = replace(selection, start=start, stop=stop, slots=slots)
+            yield _Process(part, own, _Scale(part.figures), number)
 
 
 def _events_of(process: _Process) -> Iterator[TraceEvent]:
@@ -212,11 +212,11 @@ def _names(process: _Process, *, num_workers: int) -> Iterator[TraceEvent]:
     """Yield the names of the process and of each slot, and their order."""
     timeline, selection, _, number = process
     whose = f"worker {number}, " if num_workers > 1 else ""
-    name, first_slot = f"batchdecode ({whose}{timeline.run.model})", number * timeline.num_slots
+    name = f"batchdecode ({whose}{timeline.run.model})"
     yield {"ph": "M", "name": "process_name", "pid": process.pid, "args": {"name": name}}
     for slot in timeline.columns(selection):
         thread = {"ph": "M", "pid": process.pid, "tid": slot + 1}
-        yield thread | {"name": "thread_name", "args": {"name": f"slot {first_slot + slot}"}}
+        yield thread | {"name": "thread_name", "args": {"name": f"slot {slot}"}}
         yield thread | {"name": "thread_sort_index", "args": {"sort_index": slot + 1}}
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from batcher.errors import BatchdecodeError
-
 from .. import shared
 from ..help import DISPLAY, OUTPUT, REQUIRED, OptionGroup, argument, flag, option
 from ..options import MAX_BATCH, as_command, scheduling_group
@@ -138,51 +136,46 @@ class DiffOptions:
     html: bool = flag(OUTPUT, "A page for a browser, with both runs in step.")
     output: str | None = shared.output("Where the page goes; .gz packs it.")
     force: bool = shared.force()
-    play: bool = flag(PLAYER, "Show both in this terminal, in step; ? has the keys.")
-    speed: float | None = _speed()
-    from_step: int | None = _from_step()
 
 
 def trace(options: TraceOptions) -> int:
     """Show which request held which slot at which step."""
-    if options.play:
-        from ..views.play.opening import play_trace  # noqa: PLC0415 - heavy
+    from .show import ViewOptions, show_trace  # noqa: PLC0415 - heavy
 
-        return play_trace(options)
-    _check_not_played(options)
-    from ..views.show import show_trace  # noqa: PLC0415 - heavy
-
-    show_trace(options)
-    return 0
+    return show_trace(ViewOptions(**vars(options)))
 
 
 def why(options: WhyOptions) -> None:
     """Tell a request's story: what it waited for, was computed and ended with, step by step."""
-    from ..views.asking import show_why  # noqa: PLC0415 - heavy
+    from .show import show_why  # noqa: PLC0415 - heavy
 
-    show_why(options)
+    show_why(
+        options.request_id,
+        options.input,
+        longest=options.longest,
+        json=options.json,
+        all=options.all,
+        run_options=options.run_options,
+        preset=options.preset,
+    )
 
 
 def diff(options: DiffOptions) -> int:
     """Show where two runs of one workload part, why, and what came of it.
 
-    Exit status: 0 if the schedules are equal, 1 if they differ, 2 for bad input; with --play 0.
+    Exit status: 0 if the schedules are equal, 1 if they differ, 2 for bad input.
     """
-    if options.play:
-        from ..views.play.opening import play_diff  # noqa: PLC0415 - heavy
+    from .show import show_diff  # noqa: PLC0415 - heavy
 
-        return play_diff(options)
-    _check_not_played(options)
-    from ..views.asking import show_diff  # noqa: PLC0415 - heavy
-
-    return show_diff(options)
-
-
-def _check_not_played(options: TraceOptions | DiffOptions) -> None:
-    """Make sure that nothing is said of how to play what is not played."""
-    for name, value in (("speed", options.speed), ("from", options.from_step)):
-        if value is not None:
-            raise BatchdecodeError(f"--{name} is for --play")
+    return show_diff(
+        options.a,
+        options.b,
+        top=options.top,
+        json=options.json,
+        html=options.html,
+        output=options.output,
+        force=options.force,
+    )
 
 
 COMMAND = as_command(

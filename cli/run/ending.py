@@ -20,7 +20,7 @@ from .run_options import RunOptions
 if TYPE_CHECKING:
     from batcher.decoding.constraints import ConstraintTimes
     from batcher.metrics.summary import RunSummary
-    from batcher.page.records import PageTimeline
+    from batcher.page.page import PageTimeline
 
     from ..screen.summary import BytesPerToken
     from .loop import Loop

@@ -172,7 +172,7 @@ class RunRecorder:
             exposition.tell(self._collector)
         self.timeline = None
         if options.report is not None:
-            from batcher.page.records import PageTimeline  # noqa: PLC0415 - as above
+            from batcher.page.page import PageTimeline  # noqa: PLC0415 - as above
 
             self.timeline = PageTimeline()
         # Opening empties them, so the results come last: what else fails, fails before.

@@ -4,8 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from batcher.events import RunEvent
 from batcher.metrics.summary import RunSummary, encode_summary, unit_of
-from batcher.page.document import WORDS, PageFacts, encode_page, page_runs, page_title, title_of
-from batcher.page.records import PageTimeline
+from batcher.page.page import (
+    WORDS,
+    PageFacts,
+    PageTimeline,
+    encode_page,
+    page_runs,
+    page_title,
+    title_of,
+)
 from batcher.page.report import render_report
 
 from ..errors import WriteError

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import astuple
 
 from batcher.events import Event, RunEvent
+from batcher.metrics.summary import RunMetrics
 from batcher.metrics.times import DRAFT_COLUMNS, SeriesRow, TimeSeries, with_one_interval
-from batcher.metrics.worker_series import WorkerSeries
 
 from .output import Sink
 
@@ -81,12 +81,13 @@ class WorkersSeriesWriter:
 
     def __init__(self, sink: Sink, interval: float | None, run: RunEvent, num_workers: int) -> None:
         self._writer = SeriesWriter(sink, interval, num_workers)
-        self._workers = [WorkerSeries(run, series) for series in self._writer.all_series]
+        self._workers = [RunMetrics(series=series) for series in self._writer.all_series]
+        for metrics in self._workers:
+            metrics.observe([run])
 
     def take(self, worker: int, events: Iterable[Event]) -> None:
         """Take in the next events of a worker."""
-        for event in events:
-            self._workers[worker].add(event)
+        self._workers[worker].observe(events)
         self._writer.write_known()
 
     def close(self, num_steps: Iterable[int]) -> None:

@@ -42,7 +42,7 @@ from batcher.requests.lines import BadLine, ParsedLine
 from batcher.requests.openai import Form
 from batcher.requests.results import make_lost_result
 from batcher.result import ErrorInfo, Result
-from batcher.trace.workers import event_of_worker
+from batcher.trace.run import event_of_worker
 
 from ..screen.terminal import can_animate, is_pipe
 from .answers import Answers

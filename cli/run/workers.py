@@ -24,7 +24,6 @@ from batcher.metrics.summary import (
 )
 from batcher.request import NOTHING_UNREAD, Unread
 from batcher.trace.run import is_follower
-from batcher.trace.workers import ByWorker
 
 from ..errors import WriteError
 from ..screen.progress import open_view
@@ -54,9 +53,8 @@ from .stdout import stdout_descriptor
 from .worker import Answered, Transport, Wanted, has_picture
 
 if TYPE_CHECKING:
-    from batcher.page.records import PageTimeline
+    from batcher.page.page import PageTimeline
     from batcher.trace.run import RequestFold
-    from batcher.trace.worker_folds import WorkerFolds
 
     from .exposing import Exposition
     from .spans import SpanSender
@@ -896,10 +894,10 @@ class WorkersRecord(Gauges):
         self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
         self._standings = Standings(run, num_workers, lines)
         self._num_steps = [0] * num_workers
-        self._fold: RequestFold | WorkerFolds | None = None
+        self._fold: RequestFold | None = None
         self.view = _open_view(options, run, num_workers, lines.total, title, self)
-        self._fold = self.view.workers or self.view.fold
-        self._timelines = ByWorker(_new_timeline) if options.report is not None else None
+        self._fold = self.view.fold
+        self._timeline = _new_timeline() if options.report is not None else None
         self._series = None
         if options.timeseries is not None:
             from .series import WorkersSeriesWriter  # noqa: PLC0415 - few runs need it
@@ -910,8 +908,8 @@ class WorkersRecord(Gauges):
         whole = replace(run, workers=num_workers)
         if self._trace is not None:
             self._trace.write([whole])
-        if self._timelines is not None:
-            self._timelines.add(whole)
+        if self._timeline is not None:
+            self._timeline.add(whole)
         if spans is not None:
             for number in range(num_workers):
                 spans.take([run], number)
@@ -950,9 +948,9 @@ class WorkersRecord(Gauges):
             self._series.take(number, events)
         if self._trace is not None:
             self._trace.write(events)
-        if self._timelines is not None:
+        if self._timeline is not None:
             for event in events:
-                self._timelines.add(event)
+                self._timeline.add(event)
 
     def restart(self, number: int, restart: RestartEvent) -> None:
         """Take note that a worker has died, and that there is another one in its place."""
@@ -979,7 +977,7 @@ class WorkersRecord(Gauges):
     @property
     def has_events(self) -> bool:
         """Whether it is to be told of all that happens."""
-        kept = (self._trace, self._timelines, self._series, self._spans)
+        kept = (self._trace, self._timeline, self._series, self._spans)
         return any(each is not None for each in kept)
 
     def read_gauges(self) -> GaugeReading:
@@ -1009,8 +1007,8 @@ class WorkersRecord(Gauges):
         options, run, timelines = self._options, self._run, None
         failures: dict[str, Exception] = {}
         if Wanted.by(options).numbers:
-            if (recorded := self._timelines) is not None:
-                timelines, run = recorded.close(), recorded.run
+            if self._timeline is not None:
+                timelines, run = self._timeline.workers, self._timeline.run
             failures = tell_summary(
                 options,
                 self._standings.summary(options.limits),
@@ -1028,7 +1026,7 @@ class WorkersRecord(Gauges):
 
 
 def _new_timeline() -> "PageTimeline":
-    from batcher.page.records import PageTimeline  # noqa: PLC0415 - as above
+    from batcher.page.page import PageTimeline  # noqa: PLC0415 - as above
 
     return PageTimeline()
 

@@ -393,7 +393,7 @@ class LiveView(View):
         super().__init__(terminal)
         self._gauges, self._clock, self._pace = gauges, clock, pace
         self._run = run = RunState(plan.batch_size, plan.num_workers)
-        self.fold, self.workers, self.paces = run.only_fold, run.workers, run.paces
+        self.fold, self.paces = run.fold, run.paces
         self._ended = run.news.ended
         glyphs = UNICODE if can_print(terminal.encoding) else ASCII
         lately = Lately(plan.batch_size)

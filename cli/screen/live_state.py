@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.errors import InvariantError
 from batcher.events import FinishEvent, RejectEvent, RestartEvent, RunEvent
 from batcher.trace.run import (
     FAILURES,
@@ -23,7 +22,6 @@ from batcher.trace.run import (
     label_of,
 )
 from batcher.trace.timeline import MAX_STEPS, Stretch, Timeline
-from batcher.trace.worker_folds import WorkerFolds
 
 from .summary import BLOCKED_CAUSES, RESTART_REASONS
 from .terminal import UNFINISHED, counted, number, whole_percent
@@ -349,16 +347,14 @@ class RunState:
     notes: the newest of what nobody should miss; whoever shows them takes them out.
     ends: the sequences that have ended, as far as they are kept.
     history: the whole run, in little.
-    only_fold, workers: the sequences of the run, of one worker, or else of several; whoever has its
-    events feeds them, before `catch_up`.
+    fold: the sequences of the run; whoever has its events feeds it, before `catch_up`.
     news: of the fold, since then.
     paces: how far each worker is, which whoever has the events says where there are several.
     """
 
     def __init__(self, batch_size: int, num_workers: int = 1) -> None:
         """Begin with nothing in `batch_size` slots, those of all workers."""
-        self.only_fold = RequestFold() if num_workers == 1 else None
-        self.workers = WorkerFolds(num_workers) if num_workers > 1 else None
+        self.fold = RequestFold()
         self.news = self.fold.news = FoldNews()
         self.paces = [WorkerPace() for _ in range(num_workers)]
         self.slots = [
@@ -379,21 +375,11 @@ class RunState:
         self._preempted: list[RequestTimeline] = []  # those that may not be back
         self._num_finished_tokens = self._num_finished_max = 0
 
-    @property
-    def fold(self) -> RequestFold | WorkerFolds:
-        """The sequences of the run, whatever number of workers it has."""
-        fold = self.only_fold or self.workers
-        if fold is None:
-            raise InvariantError("a run has no worker")
-        return fold
-
     def _slots_of(self, worker: int, num_slots: int) -> Iterator[SlotState]:
         """Yield the slots of a worker."""
-        first, fold = worker * num_slots, self.fold
-        own = fold if isinstance(fold, RequestFold) else fold.workers[worker]
-        whose = f"w{worker} " if len(self.paces) > 1 else ""
+        first, whose = worker * num_slots, f"w{worker} " if len(self.paces) > 1 else ""
         for place in range(first, first + num_slots):
-            yield SlotState(place, own, self.paces[worker], f"{whose}{place}")
+            yield SlotState(place, self.fold, self.paces[worker], f"{whose}{place}")
 
     def keep_up(self) -> None:
         """Take in what the fold has come to know, if it is much."""

@@ -40,7 +40,7 @@ class ProgressLines(View):
         self._plan = plan._replace(title=printable(plan.title))
         self._gauges, self._clock = gauges, clock
         self._run = RunState(plan.batch_size, plan.num_workers)
-        self.fold, self.workers = self._run.only_fold, self._run.workers
+        self.fold = self._run.fold
         self.paces = self._run.paces
         self._started = clock()
         self._next_line = self._next_long_line = self._started + PLAIN_INTERVAL

@@ -10,7 +10,6 @@ from .terminal import Terminal
 if TYPE_CHECKING:
     from batcher.scheduling.blocks import BlockUse
     from batcher.trace.run import RequestFold
-    from batcher.trace.worker_folds import WorkerFolds
 
     from .live_state import WorkerPace
 
@@ -101,7 +100,6 @@ class View:
         self._terminal = terminal
         self.is_watched = type(self) is not View
         self.fold: RequestFold | None = None
-        self.workers: WorkerFolds | None = None
         self.paces: Sequence[WorkerPace] = ()
         self.lock: AbstractContextManager[object] = nullcontext()
 

@@ -10,14 +10,601 @@ from batcher.trace.run import SlotSpan, StepDrafts
 from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline
 
 from ..screen.terminal import cell_width, counted, cut_middle, fill, printable
-from . import gantt_chart as chart
-from .gantt_chart import Scale
-from .gantt_zoom import choose_zoom, readable_steps, usual_length
-from .headline import headline, percent_of
-from .slot_rows import ShownSlots, choose_slots, group_name, has_failed, in_groups
 
 if TYPE_CHECKING:
     from ..screen.theme import Line
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count, islice, takewhile
+from operator import attrgetter
+from os.path import commonprefix
+from string import digits
+from types import MappingProxyType
+
+from batcher.events import RunEvent
+from batcher.trace.run import FAILURES, Wait
+from batcher.trace.timeline import clip, worst_bubble
+
+from ..screen.terminal import listed, whole_percent
+from ..screen.theme import hue_of
+
+# What run a picture of it shows, in figures.
+
+MAX_NAMED = 3  # stretches of slots
+
+
+def headline(timeline: Timeline, slots: Collection[int] = ()) -> list[str]:
+    """Return how much a run was, and what became of it, part by part.
+
+    slots: those that are shown, all if there are none.
+    """
+    num_busy = num_preemptions = num_drafted = num_accepted = 0
+    num_workers, running = timeline.run.workers, set()
+    for span in timeline.spans:
+        num_busy += span.end - span.start
+        num_preemptions += span.preemption is not None
+        num_drafted += span.drafted
+        num_accepted += span.accepted
+        if span.outcome is None:
+            running.add(span.id)
+    parts = [
+        counted(timeline.num_steps, "step"),
+        *([counted(num_workers, "worker")] if num_workers > 1 else []),
+        counted(timeline.num_slots, "slot") + _shown(slots, timeline),
+        f"{percent_of(num_busy, timeline.num_steps * timeline.num_slots)} busy",
+        counted(timeline.num_requests, "request"),
+    ]
+    if timeline.num_outputs != timeline.num_requests:
+        parts.append(counted(timeline.num_outputs, "output"))
+    failures = timeline.failures
+    if failures["error"]:
+        parts.append(f"{failures['error']:,} failed")
+    if failures["aborted"]:
+        parts.append(f"{failures['aborted']:,} aborted")
+    if num_preemptions:
+        parts.append(counted(num_preemptions, "preemption"))
+    if timeline.restarts:
+        parts.append(counted(len(timeline.restarts), "restart"))
+    if num_drafted:
+        parts.append(f"{num_accepted:,} of {counted(num_drafted, 'draft')} accepted")
+    if running:
+        parts.append(f"{len(running):,} still running")
+    return parts
+
+
+def _shown(slots: Collection[int], timeline: Timeline) -> str:
+    """Return which slots are shown of all, to follow their number."""
+    if not slots or len(slots) == timeline.num_slots:
+        return ""
+    stretches: list[list[int]] = []
+    for slot in sorted(slots):
+        if stretches and stretches[-1][-1] == slot - 1:
+            stretches[-1].append(slot)
+        else:
+            stretches.append([slot])
+    if len(stretches) > MAX_NAMED:
+        return f", {len(slots):,} of them shown"
+    names = [f"{s[0]}" if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in stretches]
+    return f", {listed(names, 'and')} shown"
+
+
+def percent_of(part: int, whole: int) -> str:
+    """Return a share such that 0% is nothing and 100% is all."""
+    return whole_percent(part / whole) if whole else "0%"
+
+
+# Which slots a picture gives a row, where there are more slots than it has room for.
+
+
+class ShownSlots(NamedTuple):
+    """The slots that have a row, ascending, and in words why these; "" where all have one."""
+
+    slots: list[int]
+    reason: str
+
+
+def in_groups(slots: Sequence[int], max_groups: int) -> list[Sequence[int]]:
+    """Return `slots` in at most `max_groups` runs of the same size, the last one may be shorter."""
+    size = -(-len(slots) // max_groups)
+    return [slots[start : start + size] for start in range(0, len(slots), size)]
+
+
+def group_name(group: Sequence[int], run: RunEvent) -> str:
+    """Return what a row is called that stands for the slots of `group`, w2 being worker 2."""
+    first, last = group[0], group[-1]
+    slots = f"slot {first}" if len(group) == 1 else f"{first}-{last}"
+    if run.workers == 1:
+        return slots
+    first_worker, last_worker = first // run.batch, last // run.batch
+    others = "" if first_worker == last_worker else f"-{last_worker}"
+    return f"w{first_worker}{others} {slots}"
+
+
+def has_failed(span: SlotSpan) -> bool:
+    """Return whether the request came to a bad end."""
+    return span.outcome in FAILURES
+
+
+def choose_slots(
+    held: Mapping[int, Sequence[SlotSpan]],
+    busy: Mapping[int, int],
+    num_rows: int,
+    request_ids: Collection[str] = frozenset(),
+) -> ShownSlots:
+    """Return the `num_rows` slots that tell the most.
+
+    First those that held `request_ids`, then those with the most preemptions and failures, for half
+    of the rows at most; the others are the idlest and the busiest.  A slot that was never used says
+    nothing, and comes last; of equal ones the first is taken.
+
+    held: by slot, what is shown of it.  busy: in how many of the shown steps it held something.
+    """
+    slots = list(held)
+    if len(slots) <= num_rows:
+        return ShownSlots(slots, "")
+    used = [slot for slot in slots if busy[slot]]
+    if len(used) <= num_rows:
+        unused = [slot for slot in slots if not busy[slot]]
+        chosen = sorted([*used, *unused[: num_rows - len(used)]])
+        return ShownSlots(chosen, f"{counted(len(used), 'slot')} in use")
+    wanted = {slot: sum(span.id in request_ids for span in held[slot]) for slot in used}
+    trouble = {
+        slot: sum(has_failed(span) or span.preemption is not None for span in held[slot])
+        for slot in used
+    }
+    taken: list[int] = []
+    words: list[str] = []
+
+    def take(ranked: Sequence[int], most: int, what: str) -> None:
+        found = [slot for slot in ranked if slot not in taken][:most]
+        taken.extend(found)
+        if found:
+            words.append(f"{len(found)} {what}")
+
+    take([slot for slot in used if wanted[slot]], num_rows, "asked for")
+    troubled = sorted(filter(trouble.__getitem__, used), key=lambda slot: -trouble[slot])
+    take(troubled, (num_rows - len(taken)) // 2, "with most preemptions or failures")
+    if len({busy[slot] for slot in used if slot not in taken}) > 1:
+        take(sorted(used, key=lambda slot: busy[slot]), (num_rows - len(taken)) // 2, "idlest")
+        take(sorted(used, key=lambda slot: -busy[slot]), num_rows - len(taken), "busiest")
+    else:
+        take(used, num_rows - len(taken), "equally busy")
+    return ShownSlots(sorted(taken), f"slots: {', '.join(words)}")
+
+
+# Which steps of a run a gantt shows as bars: what was asked for, or the part worth a look.
+
+MAX_LABEL_CELLS = 6
+MAX_ZOOM_CELLS_PER_STEP = 4
+LABEL_MARGIN = 2
+MAX_SHARE = 2 / 3
+
+
+def choose_zoom(
+    timeline: Timeline, selection: Selection, num_cells: int
+) -> tuple[range, list[str]]:
+    """Return the steps to draw as bars in `num_cells`, and why these, in parts if that is to say.
+
+    What `selection` names goes first; a run that nearly fits is shown whole.
+    """
+    everything = range(timeline.num_steps)
+    window = timeline.window(selection)
+    if window and window != everything:
+        return window, []
+    around = _around_requests(timeline, selection.request_ids)
+    if around:
+        return around, []
+    num_steps = readable_steps(timeline, num_cells)
+    if len(everything) <= max(num_cells, num_steps / MAX_SHARE):
+        return everything, []
+    return _around_bubble(timeline, num_steps) or _longest_queue(timeline, num_steps)
+
+
+def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
+    """Return the steps in which the requests run, and a little around; none for none.
+
+    Of requests that never ran, those in which they wait.
+    """
+    if not request_ids:
+        return range(0)
+    chosen = Selection(request_ids=request_ids)
+    found: list[SlotSpan] | list[Wait] = list(timeline.select_spans(chosen))
+    found = found or list(timeline.select_waits(chosen))
+    first = min((span.start for span in found), default=0)
+    stop = max((span.end for span in found), default=0)
+    margin = (stop - first + 9) // 10
+    return range(max(0, first - margin), min(timeline.num_steps, stop + margin))
+
+
+def readable_steps(timeline: Timeline, num_cells: int) -> int:
+    """Return how many steps to show in `num_cells` so that usual bars have room for a label."""
+    length = usual_length(timeline.spans)
+    widths = sorted(cell_width(span.label) for span in islice(timeline.spans, 1000))
+    cells_per_bar = min(widths[len(widths) // 2], MAX_LABEL_CELLS) + LABEL_MARGIN
+    if length >= cells_per_bar:
+        return num_cells * (length // cells_per_bar)
+    return num_cells // min(MAX_ZOOM_CELLS_PER_STEP, -(-cells_per_bar // length))
+
+
+def usual_length(spans: Iterable[SlotSpan]) -> int:
+    """Return how many steps the one in the middle takes, by length; 0 if there is none."""
+    lengths = Counter(span.end - span.start for span in spans)
+    middle = lengths.total() // 2
+    for length, number in sorted(lengths.items()):
+        middle -= number
+        if middle < 0:
+            return length
+    return 0
+
+
+def _around_bubble(timeline: Timeline, num_steps: int) -> tuple[range, list[str]] | None:
+    """Return `num_steps` with the worst bubble in their middle, or as much of it as they hold."""
+    bubble = worst_bubble(timeline)
+    if bubble is None:
+        return None
+    first = bubble.start - max(num_steps - (bubble.stop - bubble.start), 0) // 2
+    start = min(max(first, 0), timeline.num_steps - num_steps)
+    idle = f"{bubble.num_idle:,} idle slot-step{'s' * (bubble.num_idle > 1)}"
+    return range(start, start + num_steps), [
+        f"worst bubble: steps {bubble.start}:{bubble.stop}",
+        idle,
+    ]
+
+
+def _longest_queue(timeline: Timeline, num_steps: int) -> tuple[range, list[str]]:
+    """Return the `num_steps` around the step in which the most requests wait."""
+    longest = max(timeline.waiting(), key=attrgetter("num"))
+    peak = longest.num
+    start = min(max(longest.start - num_steps // 2, 0), timeline.num_steps - num_steps)
+    reason = f"longest queue: {peak:,} waiting" if peak else "the start, as nothing ever waited"
+    return range(start, start + num_steps), [reason]
+
+
+# The rows of a gantt chart: steps onto cells, and cells into bars, shades, a queue and an axis.
+#
+# Rule: a row is a string of exactly as many terminal cells as its scale has.
+
+MIN_CUT_CELLS = 6
+MAX_ID_CELLS = 6
+MIN_TICK_CELLS = 10
+MIN_TICK_GAP = 2
+
+
+@dataclass(frozen=True)
+class ChartGlyphs:
+    """What charts are drawn with.
+
+    lost: where a worker died.  bars: of sequences that follow each other.  prefill: of one that
+    takes several steps for it.  shades, levels: from nothing to everything.
+    """
+
+    admitted: str
+    forked: str
+    bars: str
+    broken: str
+    dropped: str
+    lost: str
+    prefill: str
+    preempted: str
+    shades: str
+    levels: str
+    tick: str
+    line: str
+    brace: str
+    cut: str
+    dot: str
+
+
+UNICODE = ChartGlyphs(
+    "┃", "╭", "━╌", "x", "o", "!", "▪", "«", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·"
+)
+ASCII = ChartGlyphs(
+    "|", "/", "=-", "x", "o", "!", ":", "<", " .+*#", " 123456789", "+", "-", "^^^", "~", "-"
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Steps onto cells: several to a cell, or a whole number of cells to each."""
+
+    steps: range
+    num_cells: int
+
+    @classmethod
+    def fit(cls, steps: range, max_cells: int, max_cells_per_step: int) -> "Scale":
+        """Return the widest scale that shows `steps` in at most `max_cells`."""
+        num_steps = len(steps)
+        if num_steps > max_cells:
+            return cls(steps, max_cells)
+        return cls(steps, num_steps * min(max_cells // num_steps, max_cells_per_step))
+
+    @property
+    def cells_per_step(self) -> int:
+        """How many cells show a step; 0 if several steps share one."""
+        return self.num_cells // len(self.steps)
+
+    def steps_at(self, cell: int) -> range:
+        """Return the steps that `cell` shows, at least one."""
+        num_steps, origin = len(self.steps), self.steps.start
+        first = cell * num_steps // self.num_cells
+        return range(
+            origin + first, origin + max(first + 1, (cell + 1) * num_steps // self.num_cells)
+        )
+
+    def first_cell(self, step: int) -> int:
+        """Return the leftmost cell that shows `step`."""
+        num_steps, offset = len(self.steps), step - self.steps.start
+        if num_steps > self.num_cells:
+            return self.last_cell(step)
+        return offset * self.num_cells // num_steps
+
+    def last_cell(self, step: int) -> int:
+        """Return the rightmost cell that shows `step`."""
+        offset = step - self.steps.start
+        return ((offset + 1) * self.num_cells - 1) // len(self.steps)
+
+    def clip(self, span: SlotSpan) -> range:
+        """Return the shown steps of `span`."""
+        return range(max(span.start, self.steps.start), min(span.end, self.steps.stop))
+
+
+def add_busy(busy: list[int], span: SlotSpan, scale: Scale) -> None:
+    """Add to `busy`, [num_cells], in how many steps of each cell `span` holds its slot."""
+    steps = scale.clip(span)
+    if steps:
+        for cell in range(scale.first_cell(steps[0]), scale.last_cell(steps[-1]) + 1):
+            shown = scale.steps_at(cell)
+            busy[cell] += min(steps.stop, shown.stop) - max(steps.start, shown.start)
+
+
+def _busy(spans: Iterable[SlotSpan], scale: Scale) -> list[int]:
+    busy = [0] * scale.num_cells
+    for span in spans:
+        add_busy(busy, span, scale)
+    return busy
+
+
+def busy_shares(busy: Sequence[int], scale: Scale, num_slots: int = 1) -> list[float]:
+    """Return the busy share of `num_slots` slots by cell, [num_cells]; `busy`: see add_busy."""
+    return [count / (num_slots * len(scale.steps_at(cell))) for cell, count in enumerate(busy)]
+
+
+def shaded_row(shares: Sequence[float], glyphs: ChartGlyphs) -> str:
+    """Return a row of cells, the darker the busier; blank is never busy, and solid is always."""
+    partial = glyphs.shades[1:-1]
+    shades = {0.0: glyphs.shades[0], 1.0: glyphs.shades[-1]}
+    return "".join(shades.get(share) or partial[int(share * len(partial))] for share in shares)
+
+
+def highest_counts(counts: Iterable[Stretch], scale: Scale) -> list[int]:
+    """Return the largest of the counts of each cell's steps: [num_cells]."""
+    highest = [0] * scale.num_cells
+    for start, stop, num in clip(counts, scale.steps):
+        for cell in range(scale.first_cell(start), scale.last_cell(stop - 1) + 1):
+            highest[cell] = max(highest[cell], num)
+    return highest
+
+
+def level_row(counts: Sequence[int], peak: int, glyphs: ChartGlyphs) -> str:
+    """Return a row of columns as high as the count of each cell; `peak` is full."""
+    highest = len(glyphs.levels) - 1
+    return "".join(glyphs.levels[-(-count * highest // peak) if peak else 0] for count in counts)
+
+
+def bar_row(
+    spans: Sequence[SlotSpan],
+    labels: Mapping[str, str],
+    scale: Scale,
+    glyphs: ChartGlyphs,
+    marks: Mapping[int, str] = MappingProxyType({}),
+) -> str:
+    """Return the row of one slot: its sequences as bars, each with its label where that fits.
+
+    spans: those of the slot that `scale` shows, by start.  labels: what to write for each label.
+    marks: what to write over the bars, by cell; where that has no room, what comes before its `/`.
+    """
+    cells, shares = [" "] * scale.num_cells, busy_shares(_busy(spans, scale), scale)
+    for number, span in enumerate(spans):
+        steps = scale.clip(span)
+        first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
+        for cell in range(first, last + 1):
+            cells[cell] = glyphs.bars[number % 2] if 2 * shares[cell] >= 1 else " "
+        for cell in _prefill_cells(span, scale):
+            cells[cell] = glyphs.prefill if cells[cell] != " " else " "
+        if span.end - 1 in steps:
+            cells[last] = _end_mark(span, glyphs) or cells[last]
+        if span.start in steps:
+            cells[first] = glyphs.admitted
+    free: set[int] = set()
+    for number, span in enumerate(spans):
+        label = labels[span.label]
+        free.update(_write_label(cells, span, label, scale, glyphs, glyphs.bars[number % 2]))
+    for cell, mark in marks.items():
+        for text in (mark, mark.partition("/")[0]):
+            if free.issuperset(range(cell, cell + len(text))):
+                _write(cells, cell, text)
+                break
+    return "".join(cells)
+
+
+def bar_styles(spans: Sequence[SlotSpan], scale: Scale) -> list[str]:
+    """Return the style of each cell of what `bar_row` draws of a slot, [num_cells]."""
+    styles = [""] * scale.num_cells
+    for span in spans:
+        steps = scale.clip(span)
+        first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
+        styles[first : last + 1] = [hue_of(span.id)] * (last + 1 - first)
+        if span.end - 1 in steps:
+            styles[last] = _end_style(span) or styles[last]
+        if span.start in steps:
+            styles[first] = "admitted"
+    return styles
+
+
+def _end_style(span: SlotSpan) -> str:
+    """Return the style of what stands where `span` ends, "" where that is nothing but its bar."""
+    if has_failed(span) or span.outcome == "lost":
+        return "failed"
+    return "preempted" if span.preemption is not None else ""
+
+
+def styled(row: str, styles: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the parts of `row` that have one style; styles: of its cells."""
+    cell, parts = 0, list[tuple[str, str]]()
+    for char in row:
+        width = cell_width(char)
+        style = styles[min(cell, len(styles) - 1)] if width else parts[-1][1]
+        if parts and parts[-1][1] == style:
+            parts[-1] = (parts[-1][0] + char, style)
+        else:
+            parts.append((char, style))
+        cell += width
+    return parts
+
+
+def _write_label(
+    cells: list[str], span: SlotSpan, label: str, scale: Scale, glyphs: ChartGlyphs, bar: str
+) -> list[int]:
+    """Write a label and the forks of its beam over its `bar`; return where that is still to see.
+
+    The cell behind the label is not among these.
+    """
+    steps = scale.clip(span)
+    first, last = scale.first_cell(steps[0]) + 1, scale.last_cell(steps[-1])
+    first = max([first, *(cell + 1 for cell in _prefill_cells(span, scale)[-1:])])
+    text = cut_to_room(label, _room(cells[first : last + 1], bar), glyphs.cut)
+    _write(cells, first, text)
+    label_end = first + cell_width(text)
+    for cell, mark in _fork_marks(span, scale, glyphs.forked):
+        if cell >= label_end:
+            _write(cells, cell, mark[: _room(cells[cell : cell + len(mark)], bar)])
+    return [cell for cell in range(label_end + bool(text), last + 1) if cells[cell] == bar]
+
+
+def _prefill_cells(span: SlotSpan, scale: Scale) -> range:
+    """Return the cells of a prefill of several steps, up to that of its first token."""
+    first = max(span.start, scale.steps.start)
+    stop = min(span.start + span.prefill, scale.steps.stop)
+    if span.prefill == 1 or first >= stop:
+        return range(0)
+    return range(scale.first_cell(first), scale.last_cell(stop - 1) + 1)
+
+
+def _fork_marks(span: SlotSpan, scale: Scale, forked: str) -> Iterator[tuple[int, str]]:
+    """Yield the cell of each step that goes on as another beam, and a mark that says which.
+
+    Where the number does not fit into the step's cells, the mark does without.
+    """
+    steps = scale.clip(span)
+    for fork in span.forks:
+        step = fork.step + 1
+        if step in steps:
+            first, mark = scale.first_cell(step), f"{forked}{fork.parent}"
+            fits = len(mark) <= scale.last_cell(step) - first + 1
+            yield first, mark if fits else forked
+
+
+def _room(cells: Sequence[str], bar: str) -> int:
+    """Return how many of `cells`, from the first on, show nothing but the bar."""
+    return sum(1 for _ in takewhile(bar.__eq__, cells))
+
+
+def _end_mark(span: SlotSpan, glyphs: ChartGlyphs) -> str:
+    """Return what stands where `span` ends, "" where that is nothing but its bar."""
+    if has_failed(span):
+        return glyphs.broken
+    if span.outcome == "lost":
+        return glyphs.lost
+    if span.preemption is not None:
+        return glyphs.preempted
+    return glyphs.dropped if span.dropped else ""
+
+
+def id_frame(ids: Collection[str]) -> tuple[str, str]:
+    """Return what all of several ids begin and end with, empty where they are short or differ.
+
+    Digits stay with the part that differs.
+    """
+    if len(ids) <= 1 or max(map(cell_width, ids)) <= MAX_ID_CELLS:
+        return "", ""
+    before = commonprefix([*ids]).rstrip(digits)  # noqa: RUF071 - of texts, character by character
+    rests = [name[len(before) :][::-1] for name in ids]
+    return before, commonprefix(rests).rstrip(digits)[::-1]  # noqa: RUF071 - as above
+
+
+def short_labels(spans: Collection[SlotSpan]) -> dict[str, str]:
+    """Return what to write for each label: it, without what all ids have in common."""
+    before, after = map(len, id_frame({span.id for span in spans}))
+    return {
+        span.label: span.id[before : len(span.id) - after] + span.label[len(span.id) :]
+        for span in spans
+    }
+
+
+def cut_to_room(label: str, room: int, cut: str) -> str:
+    """Return as much of `label` as `room` cells take, nothing if that would say nothing."""
+    if cell_width(label) <= room:
+        return label
+    return cut_middle(label, room, cut) if room >= MIN_CUT_CELLS else ""
+
+
+def _write(cells: list[str], start: int, text: str) -> None:
+    """Put `text` into `cells` from `start` on; a wide character leaves the cell after it empty."""
+    cell = start
+    for char in text:
+        width = cell_width(char)
+        if width == 0:
+            cells[cell - 1] += char
+            continue
+        cells[cell : cell + width] = [char] + [""] * (width - 1)
+        cell += width
+
+
+def restart_row(restarts: Iterable[RestartEvent], scale: Scale, glyphs: ChartGlyphs) -> str:
+    """Return a row with a mark where each worker was replaced, and which one, if there is room."""
+    cells = [" "] * scale.num_cells
+    marks: dict[int, list[str]] = {}
+    for restart in restarts:
+        if restart.last_step in scale.steps:
+            worker = "" if restart.worker is None else f"w{restart.worker}"
+            marks.setdefault(scale.last_cell(restart.last_step), []).append(worker)
+    free = scale.num_cells
+    for cell, workers in sorted(marks.items(), reverse=True):
+        texts = [glyphs.lost + ",".join(workers), f"{glyphs.lost}{len(workers)}", glyphs.lost]
+        text = next(text for text in texts if len(text) <= free - cell or text == glyphs.lost)
+        _write(cells, cell, text)
+        free = cell - 1
+    return "".join(cells)
+
+
+def axis(scale: Scale, glyphs: ChartGlyphs) -> tuple[str, str]:
+    """Return the numbers of some round steps, and below them the line with their ticks."""
+    numbers = [" "] * scale.num_cells
+    line = [glyphs.line] * scale.num_cells
+    free = 0
+    for step in _ticks(scale):
+        cell, number = scale.first_cell(step), str(step)
+        if free <= cell <= scale.num_cells - len(number):
+            numbers[cell : cell + len(number)] = number
+            line[cell] = glyphs.tick
+            free = cell + len(number) + MIN_TICK_GAP
+    return "".join(numbers), "".join(line)
+
+
+def _ticks(scale: Scale) -> list[int]:
+    """Return the first step and the multiples of a round number that leaves room between."""
+    widest = len(str(scale.steps.stop)) + MIN_TICK_GAP
+    fewest_steps = max(MIN_TICK_CELLS, widest) * len(scale.steps) / scale.num_cells
+    interval = next(
+        base * 10**exponent
+        for exponent in count()
+        for base in (1, 2, 5)
+        if base * 10**exponent >= fewest_steps
+    )
+    first = scale.steps.start
+    return [first, *range(first - first % interval + interval, scale.steps.stop, interval)]
+
 
 MIN_WIDTH = 40
 MAX_ROWS, MIN_ROWS = 16, 4
@@ -95,7 +682,7 @@ class _Page:
         self.slots = timeline.columns(selection)
         self.request_ids = selection.request_ids
         self.ascii_only = ascii_only
-        self.glyphs = chart.ASCII if ascii_only else chart.UNICODE
+        self.glyphs = ASCII if ascii_only else UNICODE
         self.make_groups(height, num_charts=2)
         names = ["queue", self._name([self.slots[-1]]), *map(self._name, self.groups)]
         self.name_width = max(map(len, names))
@@ -128,14 +715,14 @@ class _Page:
 
     def narrow(self, steps: range) -> None:
         """Leave no more cells than a close-up of `steps` fills."""
-        num_cells = chart.Scale.fit(steps, self.num_cells, MAX_CELLS_PER_STEP).num_cells
+        num_cells = Scale.fit(steps, self.num_cells, MAX_CELLS_PER_STEP).num_cells
         self.chart_width -= self.num_cells - num_cells
         self.num_cells = num_cells
 
     def overview(self, zoom: range) -> list["Line"]:
         """Return the whole run as shades, a row for each slot or group of them, and mark `zoom`."""
         timeline = self.timeline
-        scale = chart.Scale.fit(range(timeline.num_steps), self.num_cells, MAX_CELLS_PER_STEP)
+        scale = Scale.fit(range(timeline.num_steps), self.num_cells, MAX_CELLS_PER_STEP)
         first, last = scale.first_cell(zoom[0]), scale.last_cell(zoom[-1])
         brace = self.glyphs.brace
         mark = brace[0] + brace[1] * (last - first - 1) + brace[2]
@@ -166,7 +753,7 @@ class _Page:
         """Return `what` the close-up of `zoom` shows, and on the right how to read it."""
         if held is None:
             return _labels(fill(what, ", ", self.page_width))
-        frame = chart.id_frame({span.id for span in held.spans})
+        frame = id_frame({span.id for span in held.spans})
         if any(frame):
             ends = self.glyphs.cut.join(map(self._printable, frame))
             what = [*what, "ids " + cut_middle(ends, 24, self.glyphs.cut)]
@@ -209,9 +796,9 @@ class _Page:
         rows = self._shades(scale) if held is None else self._bars(scale, held)
         return [*self._axis(scale), *rows, *self._restarts(scale), self._queue(scale)]
 
-    def _scale(self, zoom: range) -> chart.Scale:
+    def _scale(self, zoom: range) -> Scale:
         """Return how the steps of `zoom` fill the cells of a row."""
-        return chart.Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
+        return Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
 
     def _spans_in(self, steps: range) -> Iterator[SlotSpan]:
         """Yield the spans of the slots that have rows."""
@@ -227,18 +814,18 @@ class _Page:
     def _printable(self, text: str) -> str:
         return printable(text, ascii_only=self.ascii_only)
 
-    def _bars(self, scale: chart.Scale, held: _Held) -> list["Line"]:
+    def _bars(self, scale: Scale, held: _Held) -> list["Line"]:
         """Return a row for each slot, or for those that were chosen."""
-        short = chart.short_labels(held.spans)  # without what all ids have in common
+        short = short_labels(held.spans)  # without what all ids have in common
         labels = {label: self._printable(text) for label, text in short.items()}
         marks = draft_marks(self._drafts_in(scale.steps), scale)
         shown = held.choice.slots
         rows = [
             self._row(
                 self._name([slot]),
-                chart.bar_row(held.by_slot[slot], labels, scale, self.glyphs, marks.get(slot, {})),
+                bar_row(held.by_slot[slot], labels, scale, self.glyphs, marks.get(slot, {})),
                 percent_of(held.busy[slot], len(scale.steps)),
-                chart.bar_styles(held.by_slot[slot], scale),
+                bar_styles(held.by_slot[slot], scale),
             )
             for slot in shown
         ]
@@ -249,19 +836,19 @@ class _Page:
             rows.append(self._row("", f"+{counted(num_hidden, 'more slot')}", share))
         return rows
 
-    def _shades(self, scale: chart.Scale) -> list["Line"]:
+    def _shades(self, scale: Scale) -> list["Line"]:
         """Return a row for each slot or group of slots."""
         group_of = {slot: number for number, group in enumerate(self.groups) for slot in group}
         busy = [[0] * scale.num_cells for _ in self.groups]
         num_busy = [0] * len(self.groups)
         for span in self._spans_in(scale.steps):
             group = group_of[span.slot]
-            chart.add_busy(busy[group], span, scale)
+            add_busy(busy[group], span, scale)
             num_busy[group] += len(scale.clip(span))
         return [
             self._row(
                 self._name(slots),
-                chart.shaded_row(chart.busy_shares(in_cells, scale, len(slots)), self.glyphs),
+                shaded_row(busy_shares(in_cells, scale, len(slots)), self.glyphs),
                 percent_of(in_all, len(slots) * len(scale.steps)),
                 ["bar"] * scale.num_cells,
             )
@@ -275,31 +862,31 @@ class _Page:
         """Return which workers were replaced in `steps`."""
         return [each for each in self.timeline.restarts if each.last_step in steps]
 
-    def _restarts(self, scale: chart.Scale) -> list["Line"]:
+    def _restarts(self, scale: Scale) -> list["Line"]:
         """Return the row of where workers were replaced, if any was."""
         restarts = self._restarts_in(scale.steps)
         if not restarts:
             return []
-        row = chart.restart_row(restarts, scale, self.glyphs)
+        row = restart_row(restarts, scale, self.glyphs)
         return [self._row("died", row, str(len(restarts)), ["failed"] * scale.num_cells)]
 
-    def _queue(self, scale: chart.Scale) -> "Line":
+    def _queue(self, scale: Scale) -> "Line":
         """Return the row of how many requests wait."""
         lengths = self._queue_lengths or self.timeline.waiting()
-        highest = chart.highest_counts(lengths, scale)
+        highest = highest_counts(lengths, scale)
         peak = max(highest)
-        levels = chart.level_row(highest, peak, self.glyphs)
+        levels = level_row(highest, peak, self.glyphs)
         return self._row("queue", levels, f"max {peak}", ["queue"] * scale.num_cells)
 
-    def _axis(self, scale: chart.Scale) -> list["Line"]:
-        numbers, line = chart.axis(scale, self.glyphs)
+    def _axis(self, scale: Scale) -> list["Line"]:
+        numbers, line = axis(scale, self.glyphs)
         return [self._row("step", numbers), self._row("", line, "busy")]
 
     def _row(self, name: str, cells: str, figure: str = "", styles: Sequence[str] = ()) -> "Line":
         """Return a row; styles: those of its cells, which are labels where there are none."""
         width = self.num_cells - (cell_width(cells) - len(cells))
         padded = f"{cells:<{width}}" if figure else cells.rstrip()
-        parts = chart.styled(padded, styles or ["label"] * self.num_cells)
+        parts = styled(padded, styles or ["label"] * self.num_cells)
         return [
             (f"{name:>{self.name_width}} ", "label"),
             *parts,

@@ -17,10 +17,17 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.explaining.story import answer_of, read_requests
-from batcher.page.document import Opening, PageDifference, PageFacts, PageRun, Sample, encode_page
-from batcher.page.records import PageTimeline
+from batcher.page.page import (
+    Opening,
+    PageDifference,
+    PageFacts,
+    PageRun,
+    PageTimeline,
+    Sample,
+    encode_page,
+)
 from batcher.trace.views import encode_spans, encode_steps
-from cli.views.page import WORDS
+from cli.views.html import WORDS
 
 SPAN_RECORD = Path(__file__).with_name("span_record.js").read_text()
 PLAIN = 0  # a seed of a run with times, waits and preemptions

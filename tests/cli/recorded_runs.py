@@ -14,8 +14,7 @@ from cli.run.runner import RunSetup
 from cli.screen.live import LiveView, ScreenLive
 from cli.screen.terminal import Pace
 from cli.screen.view import RunPlan
-from cli.views.play.playback import SECONDS_PER_STEP
-from cli.views.play.recording import Recording
+from cli.views.recording import SECONDS_PER_STEP, Recording
 
 SETTINGS = (
     {},

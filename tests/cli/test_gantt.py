@@ -18,9 +18,7 @@ from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline
 from cli.screen.live_state import RunState
 from cli.screen.terminal import cell_width
 from cli.screen.theme import HUES, colored, hue_of
-from cli.views.gantt import draft_marks
-from cli.views.gantt import render_gantt as render_lines
-from cli.views.gantt_chart import (
+from cli.views.gantt import (
     ASCII,
     UNICODE,
     Scale,
@@ -29,13 +27,15 @@ from cli.views.gantt_chart import (
     bar_row,
     bar_styles,
     busy_shares,
+    choose_zoom,
+    draft_marks,
+    headline,
     highest_counts,
     level_row,
     shaded_row,
 )
-from cli.views.gantt_zoom import choose_zoom
-from cli.views.headline import headline
-from cli.views.svg.page import render_svg
+from cli.views.gantt import render_gantt as render_lines
+from cli.views.svg import render_svg
 
 
 def timeline_of(jobs, batch=2):

@@ -81,7 +81,6 @@ def test_a_page_of_two_runs_says_what_the_text_says(traces):
     [
         (["-o", "x"], "--output is for --html"),
         (["--html", "--json"], "--html and --json exclude each other"),
-        (["--html", "--play"], "--html is for a browser, and --play for a terminal"),
         (["--html", "-o", "3.trace"], "--output 3.trace is the input too"),
         (["--html", "-o", "in.jsonl"], "--output in.jsonl: the file holds something that would"),
     ],

@@ -33,7 +33,7 @@ from cli.screen.live_state import (
     RunState,
 )
 from cli.screen.theme import UNICODE
-from cli.views.gantt_chart import Scale
+from cli.views.gantt import Scale
 
 
 def observe(state, events):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from reference import english_requests
 from worker_runs import worker_runs
 
-from batcher.trace.workers import event_of_worker
+from batcher.trace.run import event_of_worker
 from cli.screen.live_picture import Picture, Scene, Strips
 from cli.screen.live_state import Moment, RunState, counts
 from cli.screen.theme import UNICODE

@@ -1,4 +1,4 @@
-"""`trace --play` and `trace diff --play` as a person starts them: in a terminal, or without one."""
+"""`trace --play` as a person starts it: in a terminal, or without one."""
 
 import fcntl
 import gzip
@@ -21,8 +21,8 @@ from process import COMMAND, ENVIRONMENT, ROOT, batchdecode
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
 from batcher.trace.files import read_trace
-from cli.views.play.opening import open_recording
-from cli.views.play.player import KEYS, PAIR_KEYS
+from cli.views.player import KEYS
+from cli.views.recording import Recording
 
 SAMPLE = ROOT / "samples" / "run.trace.jsonl.gz"
 USUAL_SCREEN = b"\x1b[?1049l"
@@ -180,13 +180,6 @@ def test_a_torn_trace_is_played_up_to_its_end(tmp_path):
         assert terminal.ended() == 0
 
 
-def test_two_runs_are_played_in_step():
-    with played("diff", "--play", SAMPLE, SAMPLE) as terminal:
-        terminal.until("the schedules are equal")
-        terminal.press("q")
-        assert terminal.ended() == 0
-
-
 def test_steps_and_requests_say_where_it_begins():
     with played("--play", SAMPLE, "--steps", "100:200", "--request", "r30") as terminal:
         terminal.until("r30 is in slot")
@@ -201,7 +194,7 @@ def test_steps_and_requests_say_where_it_begins():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--play"], "--format steps or gantt"),
+        (["--play"], "--play needs a terminal; use --format gantt or steps instead"),
         (["--play", "--format", "steps"], "--format is for a view that is written"),
         (["--play", "--slot", "0"], "--slot is for a view that is written"),
         (["--speed", "3"], "--speed is for --play"),
@@ -232,20 +225,11 @@ def test_what_is_not_in_the_run_is_refused(arguments, said):
         assert terminal.ended() == 2
 
 
-def test_two_runs_are_refused_as_by_diff():
-    done = batchdecode("trace", "diff", "--play", "-", "-")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert "A and B are both stdin" in done.stderr
-    done = batchdecode("trace", "diff", "--play", "--json", SAMPLE, SAMPLE)
-    assert "--json is for an answer that is written" in done.stderr
-
-
 def test_the_docs_have_the_keys_and_the_command_that_makes_the_sample(tmp_path):
     page = (ROOT / "docs" / "player.md").read_text()
     told = re.findall(r"^\| `(.+?)` \| (.+) \|$", page.partition("\n## What")[0], re.MULTILINE)
     keys = {key: what for key, what in told if not key.startswith("--")}
-    pair = {key: f"of two runs: {what}" for key, what in PAIR_KEYS}
-    assert keys == dict(KEYS) | pair
+    assert keys == dict(KEYS)
     block = page.rpartition("```console\n")[2].replace("\\\n", " ")
     for command in re.findall(r"^\$ batchdecode ((?:workload|run) .*)$", block, re.MULTILINE):
         assert batchdecode(*command.split(), cwd=tmp_path).returncode == 0
@@ -253,8 +237,13 @@ def test_the_docs_have_the_keys_and_the_command_that_makes_the_sample(tmp_path):
     assert made == gzip.decompress(SAMPLE.read_bytes())
 
 
-@pytest.mark.parametrize("states", [{"batch": 2**20}, {"batch": 1024, "workers": 1024}])
-def test_a_trace_of_more_slots_than_a_picture_has_is_refused(states):
-    run = RunEvent(**{"model": "simulated", "settings": {}} | states)
-    with pytest.raises(BatchdecodeError, match="up to 65,536 slots, and this run states 1,048,576"):
-        open_recording(run)
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ({"batch": 2**20}, "up to 65,536 slots, and this run states 1,048,576; use --format gantt"),
+        ({"workers": 3}, "one engine, and this is a run of 3 workers .* use --format gantt"),
+    ],
+)
+def test_a_run_that_has_no_picture_is_refused(states, said):
+    with pytest.raises(BatchdecodeError, match=said):
+        Recording(RunEvent(**{"model": "simulated", "settings": {}, "batch": 2} | states))

@@ -22,8 +22,8 @@ from batcher.trace.timeline import Timeline
 from cli.screen.live_picture import Longest, Picture
 from cli.screen.live_state import counts
 from cli.screen.theme import UNICODE
-from cli.views.play import playback, recording
-from cli.views.play.playback import Playback
+from cli.views import recording
+from cli.views.recording import Playback
 
 SIZES = ((79, 30), (60, 9))
 WIDEST = Longest()
@@ -38,12 +38,12 @@ def drawn(scene):
 def small(monkeypatch):
     """Few steps are many, so that short runs have all there is to be of long ones."""
     monkeypatch.setattr(recording, "MIN_EVENTS", 6)
-    monkeypatch.setattr(playback, "NUM_WATCHED", 16)
+    monkeypatch.setattr(recording, "NUM_WATCHED", 16)
     monkeypatch.setattr("cli.screen.live_picture.MAX_CELLS", 16)
     seconds = {"ended": 0.0, "admitted": 0.25, "preempted": 0.5, "failed": 0.625}
     monkeypatch.setattr("cli.screen.live_state.MARK_SECONDS", seconds)
     monkeypatch.setattr("cli.screen.live_state.NOTE_SECONDS", 0.75)
-    for module in ("cli.screen.live", "cli.views.play.playback"):
+    for module in ("cli.screen.live", "cli.views.recording"):
         monkeypatch.setattr(f"{module}.NUM_SAMPLES", 5)
         monkeypatch.setattr(f"{module}.MAX_TREND", 16)
 

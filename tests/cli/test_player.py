@@ -9,12 +9,10 @@ from reference_paged import Limits, PagedJob, play_paged
 from reference_schedule import DESIGN_JOBS, Job, play
 
 from batcher.errors import BatchdecodeError
-from batcher.explaining.differences import compare
 from cli.screen.live import ScreenLive
 from cli.screen.terminal import MAX_TYPED, Pasted
 from cli.screen.theme import ASCII, UNICODE
-from cli.views.play.player import MOVES, Player, StepRange, TerminalGone
-from cli.views.play.stage import PairStage, Stage
+from cli.views.player import MOVES, Player, StepRange, TerminalGone
 
 LONG = play([Job(f"r{n}", 3 + n % 7) for n in range(60)], 4).events
 LAST = LONG[-1].steps - 1
@@ -34,22 +32,19 @@ class FakeKeyboard:
 class Seen:
     """A player of some events, and its screen."""
 
-    def __init__(self, *runs, columns=80, rows=24, glyphs=UNICODE, span=None, **settings):
-        recordings = [record(events) for events in runs]
-        if len(runs) == 1:
-            stage = Stage(recordings[0], "run", glyphs)
-        else:
-            stage = PairStage(tuple(recordings), compare(*runs), ("one", "other"), glyphs)
+    def __init__(self, run, columns=80, rows=24, glyphs=UNICODE, span=None, **settings):
+        recording = record(run)
         encoding = "ascii" if glyphs is ASCII else "utf-8"
         self.screen, self.clock = Screen(columns, rows, encoding=encoding), Clock()
         self.keyboard = FakeKeyboard()
         self.player = Player(
-            stage,
+            recording,
+            "run",
             self.screen,
             self.keyboard,
             ScreenLive(self.screen),
             glyphs,
-            span=span or StepRange(0, stage.num_steps - 1),
+            span=span or StepRange(0, recording.num_steps - 1),
             clock=self.clock,
             **{"step": 0, "found": {}} | settings,
         )
@@ -194,57 +189,22 @@ def test_brackets_go_to_preemptions_and_to_the_worst_bubble():
     lost = sorted({e.step for e in run.events if type(e).__name__ == "PreemptEvent"})
     assert lost
     seen = Seen(run.events)
-    bubble = seen.player._stage.recording.worst_bubble
+    bubble = seen.player._recording.worst_bubble
     points = sorted({*lost, bubble} - {0})
     assert [seen.press("]").step for _ in points] == points
     assert "no preemption, failure or bubble after" in seen.press("]").text
     assert [seen.press("[").step for _ in points[:-1]] == points[-2::-1]
 
 
-def test_two_runs_are_beside_each_other_or_above_and_d_goes_where_they_part():
-    jobs = [Job(f"r{n}", 4 + n % 5) for n in range(12)]
-    a, b = play(jobs, 2).events, play(jobs, 3).events
-    seen = Seen(a, b, columns=140, rows=30)
-    seen.press("d")
-    parting = compare(a, b).parting
-    assert seen.step == parting.step
-    assert "here they part: A decides nothing else; B admits r2 to slot 2" in seen.text
-    first = next(line for line in seen.screen.lines() if "A: one" in line)
-    assert "B: other" in first
-    seen.press("end")
-    assert "they parted in step 0" in seen.text
-    assert f"; B ended in step {b[-1].steps - 1}" in seen.text
-    seen.screen.emulator.resize(24, 80)
-    lines = seen.wait(1.0).screen.lines()
-    [at_a], [at_b] = (
-        [n for n, x in enumerate(lines) if name in x] for name in ("A: one", "B: oth")
-    )
-    assert at_a < 3 < at_b
-
-
-def test_equal_schedules_have_nothing_to_go_to():
-    seen = Seen(LONG, LONG, columns=140)
-    assert "the schedules are equal" in seen.press("d").text
-    assert seen.step == 0
-
-
-def test_runs_of_which_one_breaks_off_are_equal_only_up_to_there():
-    torn = LONG[: len(LONG) // 2]
-    step = compare(LONG, torn).breaks_off_b
-    seen = Seen(LONG, torn, columns=140)
-    assert f"equal up to step {step:,}, where B breaks off" in seen.press("d").text
-
-
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 def test_any_size_has_its_picture(glyphs):
-    for runs in ((LONG,), (LONG, LONG[:40])):
-        seen = Seen(*runs, glyphs=glyphs)
-        seen.press("?")
-        seen.press("?")
-        seen.press("/", "r")
-        for columns, rows in ((1, 1), (2, 2), (5, 4), (20, 5), (40, 10), (79, 24), (300, 80)):
-            seen.screen.emulator.resize(rows, columns)
-            seen.wait(1.0)
+    seen = Seen(LONG, glyphs=glyphs)
+    seen.press("?")
+    seen.press("?")
+    seen.press("/", "r")
+    for columns, rows in ((1, 1), (2, 2), (5, 4), (20, 5), (40, 10), (79, 24), (300, 80)):
+        seen.screen.emulator.resize(rows, columns)
+        seen.wait(1.0)
 
 
 def test_a_terminal_that_is_gone_ends_it():

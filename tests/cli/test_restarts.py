@@ -12,7 +12,7 @@ from test_run_workers import SAMPLED, options_of, run_inner
 
 from batcher.events import ArriveEvent, EndEvent, FinishEvent, RestartEvent, StepsEvent
 from batcher.trace.files import read_trace
-from batcher.trace.merged import read_timeline
+from batcher.trace.timeline import Timeline
 from cli.options import SchedulingOptions
 
 VARIED = [
@@ -79,7 +79,7 @@ def test_the_steps_in_the_place_of_a_worker_are_one_line(
             assert event.step >= steps[event.worker] or isinstance(event, FinishEvent)
             steps[event.worker] = event.step
             time[event.worker] = event.time
-    timeline = read_timeline(events)
+    timeline = Timeline.from_events(events)
     timeline.check_integrity()
     assert len(timeline.restarts) == len(restarts)
     spans = {
@@ -109,7 +109,7 @@ def test_what_a_report_tells_of_steps_is_complete(tmp_path, seed):
         report_seconds=0.002,
     )
     assert workers.num_kills
-    timeline = read_timeline(events)
+    timeline = Timeline.from_events(events)
     for worker in timeline.workers:
         assert len(worker.figures.ends) == worker.num_steps
 
@@ -131,5 +131,5 @@ def test_one_worker_has_a_trace_of_one_engine(tmp_path):
     assert workers.num_kills == 2
     assert events[0].workers == 1
     assert all(event.worker is None for event in events[1:])
-    assert len(read_timeline(events).restarts) == 2
+    assert len(Timeline.from_events(events).restarts) == 2
     assert len(results) == 20

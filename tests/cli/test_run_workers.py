@@ -19,7 +19,7 @@ from process import COMMAND, batchdecode, lines_of, start, workload
 from batcher.errors import BatchdecodeError
 from batcher.events import EndEvent
 from batcher.trace.files import read_trace
-from batcher.trace.merged import read_timeline
+from batcher.trace.timeline import Timeline
 from cli.options import SchedulingOptions
 from cli.run.problems import InvalidInput
 from cli.run.run_options import RunOptions
@@ -346,7 +346,7 @@ def test_trace_and_numbers_are_those_of_the_results(folder):
     results = [result for result in written_lines if "slot" in result]  # a row has none
     held = [result for result in results if result["slot"] is not None]
     events = list(read_trace(trace.read_bytes().splitlines(keepends=True)))
-    timeline = read_timeline(events)
+    timeline = Timeline.from_events(events)
     timeline.check_integrity()
     assert (timeline.run.workers, timeline.num_slots) == (3, 6)
     spans = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.trace.run import SlotSpan, SpanPreemption
-from cli.views.slot_rows import choose_slots
+from cli.views.gantt import choose_slots
 
 PREEMPTION = SpanPreemption("kv", "other", 0, 1, 1)
 

@@ -10,12 +10,12 @@ from process import lines_of, workload
 
 from batcher.requests.lines import BadLine, RequestParser
 from batcher.requests.values import ModelCapabilities
+from cli.commands import show
 from cli.run import intake, sources
 from cli.run.intake import InputError, LineReader, open_input
 from cli.run.problems import InvalidInput, ProblemReport
 from cli.run.reading import Duplicates, RequestReader
 from cli.run.sources import FileSource, FollowSource, IndexedSource, PipeSource, Survey, open_source
-from cli.views import events
 
 OPEN = []
 
@@ -311,9 +311,9 @@ def test_a_line_without_an_end_is_a_bad_line_and_then_an_error(monkeypatch):
 
 @pytest.mark.timeout(10)
 def test_a_pipe_that_is_read_twice_may_not_have_a_line_without_an_end(monkeypatch):
-    monkeypatch.setattr(events, "MAX_SKIPPED_BYTES", 2**20)
+    monkeypatch.setattr(show, "MAX_SKIPPED_BYTES", 2**20)
     with pytest.raises(InputError, match="/dev/zero: a line does not end within"):
-        events.open_twice("/dev/zero")
+        show.open_twice("/dev/zero")
 
 
 def test_a_line_too_long_is_a_bad_line(monkeypatch):

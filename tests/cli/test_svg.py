@@ -12,11 +12,7 @@ from reference_units import play_units, unit_workloads
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, PreemptEvent, RunEvent
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
-from cli.views.svg.bars import TOOTH
-from cli.views.svg.drawing import Drawing, Row
-from cli.views.svg.page import render_svg
-from cli.views.svg.panel import FIGURE_WIDTH, NAME_WIDTH, Areas
-from cli.views.svg.time_axis import TimeAxis
+from cli.views.svg import FIGURE_WIDTH, NAME_WIDTH, TOOTH, Areas, Drawing, Row, TimeAxis, render_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTH = 900

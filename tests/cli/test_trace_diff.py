@@ -6,9 +6,11 @@ import pytest
 from msgspec.structs import replace
 from process import batchdecode, lines_of
 
-from batcher import Engine, Request, SimulatedModel
+from batcher.engine.engine import Engine
 from batcher.explaining.differences import compare
-from cli.views.difference_text import describe, results_of
+from batcher.models.simulated import SimulatedModel
+from batcher.request import Request
+from cli.views.story_text import describe, results_of
 
 # Three share eight tokens, which are found; one gets all it asks for at once, without a slot.
 REQUESTS = lines_of(
@@ -104,32 +106,14 @@ def test_runs_whose_requests_stop_at_ids_are_compared(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.fixture(scope="module")
-def of_workers(tmp_path_factory):
-    """A folder with requests, and traces of them by one engine and by workers."""
-    folder = tmp_path_factory.mktemp("workers")
-    (folder / "in").write_bytes(REQUESTS.replace(b', "n": 2', b"", 1))
-    for number in (None, 1, 2, 5):
-        workers = () if number is None else ("--workers", number)
-        trace = ("--trace", f"t{number}", "-o", "out", "--force")
-        assert batchdecode("run", "in", "-q", *workers, *trace, cwd=folder).returncode == 0
-    return folder
-
-
-def test_runs_of_workers_are_compared_by_their_results(of_workers):
-    for a, b in (("tNone", "t2"), ("t2", "t5"), ("in", "t2"), ("t5", "tNone")):
-        done = batchdecode("trace", "diff", a, b, cwd=of_workers)
-        told = done.stdout.decode()
-        assert done.returncode == 0
-        assert "schedules: not compared, since each worker has steps" in told
-        assert "results: equal, " in told
-        assert "tokens generated" in told
-    alone = batchdecode("trace", "diff", "tNone", "t1", cwd=of_workers)
-    assert "schedules: " in alone.stdout.decode() or "the schedules part" in alone.stdout.decode()
-    from_pipe = batchdecode(
-        "trace", "diff", "-", "t2", cwd=of_workers, stdin=(of_workers / "t5").read_bytes()
-    )
-    assert "results: equal" in from_pipe.stdout.decode()
+def test_workers_are_refused_by_name(tmp_path):
+    (tmp_path / "in").write_bytes(REQUESTS)
+    done = batchdecode("run", "in", "-q", "--workers", 2, "--trace", "t2", "-o", "o", cwd=tmp_path)
+    assert done.returncode == 0
+    for options in ((), ("--json",), ("--html", "-o", "x.html")):
+        done = batchdecode("trace", "diff", "in", "t2", *options, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "compares two schedules step by step, and each of the 2 workers of t2" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -173,28 +157,3 @@ def events_of(requests, batch):
     while engine.has_work:
         events += engine.step().events
     return [*events, engine.end_event()]
-
-
-def test_workers_whose_results_differ_are_told(of_workers):
-    requests = (of_workers / "in").read_bytes()
-    (of_workers / "short").write_bytes(requests.replace(b'"max_tokens": 5', b'"max_tokens": 4'))
-    batchdecode("run", "short", "-q", "--workers", 2, "--trace", "short.t", cwd=of_workers)
-    done = batchdecode("trace", "diff", "t2", "short.t", cwd=of_workers)
-    assert done.returncode == 1
-    assert "not the same: c" in done.stdout.decode()
-    assert "ended otherwise: c" in done.stdout.decode()
-    told = json.loads(
-        batchdecode("trace", "diff", "t2", "short.t", "--json", cwd=of_workers).stdout
-    )
-    assert told["agreement"]["differing"] == ["c"]
-
-
-@pytest.mark.parametrize("option", ["--play", "--html"])
-def test_what_shows_schedules_in_step_refuses_workers_by_name(of_workers, option):
-    output = ["-o", "x.html"] if option == "--html" else []
-    done = batchdecode("trace", "diff", "in", "t5", option, *output, cwd=of_workers)
-    assert done.returncode == 2
-    assert (
-        f"trace diff {option} shows two schedules in step, and each of the 5 workers of t5"
-        in done.stderr
-    )

@@ -13,14 +13,15 @@ from msgspec.structs import replace
 from process import ENVIRONMENT, batchdecode, lines_of, start
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 
-from batcher import Engine, Request, SimulatedModel
+from batcher.engine.engine import Engine
 from batcher.events import SequenceName
 from batcher.explaining.differences import compare
 from batcher.explaining.story import answer_of, read_requests
+from batcher.models.simulated import SimulatedModel
+from batcher.request import Request
 from batcher.settings import SchedulingSettings
 from batcher.trace.files import encode_events
-from cli.views.difference_text import describe, results_of
-from cli.views.story_text import WHOLE, names, tell, time_of
+from cli.views.story_text import WHOLE, describe, names, results_of, tell, time_of
 
 ASKED = {"id": "a", "prompt": "x", "max_tokens": 1}
 WHICH_RUN = (
@@ -130,11 +131,11 @@ def test_the_longest_needs_no_id(traces):
 
 @given(paged_workloads())
 def test_the_longest_is_the_one_whose_story_takes_the_most_seconds(workload):
-    (kept,) = read_requests(play_paged(*workload).events)
+    kept = read_requests(play_paged(*workload).events)
     if not kept.all:
         assert kept.longest is None
         return
-    seconds = [story.seconds.sum for story in answer_of([kept]).stories]
+    seconds = [story.seconds.sum for story in answer_of(kept).stories]
     assert kept.all.index(kept.longest) == seconds.index(max(seconds))
 
 

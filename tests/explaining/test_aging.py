@@ -33,8 +33,8 @@ def events_of(jobs, batch, **settings):
 
 
 def stories_of(events):
-    (worker,) = read_requests(events)
-    return {story.id: story for story in answer_of([worker]).stories}
+    worker = read_requests(events)
+    return {story.id: story for story in answer_of(worker).stories}
 
 
 OVERTAKEN = [(9, 0, 2), *[(0, 0, 2)] * 9]

@@ -10,8 +10,7 @@ from reference_drafts import DraftedJob, drafted_workloads, play_drafts
 from batcher.events import AcceptEvent, DraftEvent, RunEvent, SpeculateEvent
 from batcher.explaining.differences import compare
 from batcher.explaining.story import DraftChange, StoryDrafts, answer_of, read_requests
-from cli.views.difference_text import decided, describe, results_of
-from cli.views.story_text import WHOLE, tell
+from cli.views.story_text import WHOLE, decided, describe, results_of, tell
 
 JOBS = [DraftedJob("a", 3, 40), DraftedJob("b", 3, 30), DraftedJob("c", 3, 9, speculates=False)]
 

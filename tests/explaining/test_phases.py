@@ -83,7 +83,7 @@ def test_phases_are_those_of_the_story(data, wanted, batch, time, aborted):
     follower, metrics = PhaseFollower(), RunMetrics(Slo({"ttft": 1.0}))
     ended = [one for event in events for one in follower.take(event)]
     metrics.observe(events)
-    [kept] = read_requests(events)
+    kept = read_requests(events)
     told = {(one.arrive.id, one.arrive.index): one for one in ended}
     assert len(told) == len(ended)
     arrived = [request for request in kept.all if request.arrive is not None]

@@ -64,8 +64,8 @@ def test_events_that_break_off_are_explained_up_to_there(workload, data):
     jobs, limits = workload
     run = play_paged(jobs, limits)
     kept = run.events[: data.draw(st.integers(1, len(run.events)))]
-    (found,) = read_requests(kept)
-    for request, story in zip(found.all, answer_of([found]).stories, strict=True):
+    found = read_requests(kept)
+    for request, story in zip(found.all, answer_of(found).stories, strict=True):
         assert sorted(steps_of(story)) == list(request.steps(found.timeline.num_steps))
 
 
@@ -186,15 +186,15 @@ def test_what_never_had_a_slot_has_a_story_too():
         FinishEvent(0, 0.0, "b", 0, None, "aborted", None, 0),
         RejectEvent(0, 0.0, "c", 0, "invalid-type"),
     ]
-    (kept,) = read_requests(events)
-    answer = answer_of([kept])
+    kept = read_requests(events)
+    answer = answer_of(kept)
     assert [(s.id, s.arrived is None, s.parts) for s in answer.stories] == [
         ("a", False, []),
         ("b", True, []),
     ]
     assert [reject.id for reject in answer.rejects] == ["c"]
     assert kept.is_known
-    (others,) = read_requests(events, "d")
+    others = read_requests(events, "d")
     assert (others.is_known, others.ids) == (False, {"a", "b", "c"})
 
 

@@ -15,18 +15,19 @@ from hypothesis import strategies as st
 from page_reader import parts_of, spans_of, unpacked
 from page_runs import events_of, short_run
 
-from batcher.page import START, blocks
-from batcher.page.document import (
+from batcher.page import START
+from batcher.page import page as page_module
+from batcher.page.page import (
     SCRIPTS,
     Opening,
     PageDifference,
     PageFacts,
     PageRun,
+    PageTimeline,
     Sample,
     Words,
     encode_page,
 )
-from batcher.page.records import PageTimeline
 from batcher.trace.views import encode_spans
 
 FACTS = PageFacts(Words({"slots": "for a slot"}, {}, {}))
@@ -80,7 +81,7 @@ def test_the_spans_of_a_page_are_those_of_the_run(seed):
 
 def test_tables_that_take_many_blocks_are_as_whole_as_those_of_one(monkeypatch):
     whole = parts_of(page_of(short_run([f"r{i}" for i in range(100)])))
-    monkeypatch.setattr(blocks, "ROWS_OF_BLOCK", 7)
+    monkeypatch.setattr(page_module, "ROWS_OF_BLOCK", 7)
     assert parts_of(page_of(short_run([f"r{i}" for i in range(100)]))) == whole
 
 
@@ -90,13 +91,13 @@ NUMBERS = st.integers(0, 2**32 - 1) | st.integers(-(2**53), 2**53) | st.integers
 @given(st.lists(st.tuples(NUMBERS, NUMBERS, st.floats(allow_nan=False), st.text()), min_size=1))
 def test_columns_come_back_as_they_were(rows):
     columns = {
-        name: blocks.TableColumn(kind, lambda row, place=place: row[place])
+        name: page_module.TableColumn(kind, lambda row, place=place: row[place])
         for place, (name, kind) in enumerate(
             {"a": "number", "b": "ascending", "c": "number", "d": "text"}.items()
         )
     }
     rows = [(*row[:3], row[3].encode("utf-8", "replace").decode()) for row in rows]
-    found = unpacked(b"".join(blocks.packed_lines(blocks.table("some", columns, rows))))
+    found = unpacked(b"".join(page_module.packed_lines(page_module.table("some", columns, rows))))
     assert [tuple(row.values()) for row in found["some"]] == rows
 
 

@@ -10,11 +10,10 @@ from reference import english_requests
 from test_restarted_workers import SETTINGS, cases, places
 from worker_runs import worker_runs
 
-from batcher.events import FinishEvent
+from batcher.events import FinishEvent, RunEvent
 from batcher.metrics.summary import RunMetrics
 from batcher.metrics.times import TimeSeries, with_one_interval
-from batcher.metrics.worker_series import WorkerSeries
-from batcher.trace.workers import event_of_worker
+from batcher.trace.run import event_of_worker
 
 BATCH = 3
 
@@ -33,10 +32,10 @@ def test_rows_of_a_worker_are_those_of_an_engine(drawn, num_workers, seed, kind,
         worker_runs(named, num_workers, BATCH, Random(seed), **SETTINGS[kind])
     ):
         alone, told = TimeSeries(interval), TimeSeries(interval)
-        metrics, worker = RunMetrics(series=alone), WorkerSeries(run.events[0], told)
+        metrics, worker = RunMetrics(series=alone), RunMetrics(series=told)
         metrics.observe(run.events)
-        for event in run.events[1:]:
-            worker.add(event_of_worker(event, number, BATCH))
+        worker.observe(run.events[:1])
+        worker.observe(event_of_worker(event, number, BATCH) for event in run.events[1:])
         for each in (metrics, worker):
             each.close(run.engine.num_steps)
         assert told.finish() == alone.finish()
@@ -45,11 +44,12 @@ def test_rows_of_a_worker_are_those_of_an_engine(drawn, num_workers, seed, kind,
 @cases
 @examples(60)
 def test_restarts_lose_no_step_and_end_nothing(drawn, num_workers, seed, kind):
-    run, of_places, events = places(drawn, num_workers, seed, kind)
+    _, of_places, events = places(drawn, num_workers, seed, kind)
     all_series = [TimeSeries() for _ in of_places]
-    workers = [WorkerSeries(run, series) for series in all_series]
-    for event in events[1:]:
-        workers[event.worker].add(event)
+    workers = [RunMetrics(series=series) for series in all_series]
+    for event in events:
+        for worker in workers if isinstance(event, RunEvent) else [workers[event.worker]]:
+            worker.observe([event])
     for worker, lives in zip(workers, of_places, strict=True):
         worker.close(lives[-1].totals.num_steps)
     with_one_interval(all_series)

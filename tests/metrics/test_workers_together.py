@@ -26,8 +26,7 @@ from batcher.metrics.times import Histogram, SecondsHistogram
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.loading import step_time_of
-from batcher.trace.merged import read_timeline
-from batcher.trace.workers import ByWorker
+from batcher.trace.timeline import Timeline
 
 BATCH = 3
 TIMED = {"step_time": step_time_of("h100_llama3.1-8b_tp1")}
@@ -40,16 +39,6 @@ SETTINGS = {
 SLO = Slo({"ttft": 0.02, "e2e": 8.0})
 requests = st.lists(english_requests(), min_size=1, max_size=16)
 cases = given(requests, st.integers(2, 5), st.integers(0, 2**32), st.sampled_from(list(SETTINGS)))
-
-
-class Measured:
-    """The numbers of the events of a worker, read from a trace."""
-
-    def __init__(self, slo=None):
-        self.metrics = RunMetrics(slo)
-
-    def add(self, event):
-        self.metrics.observe([event])
 
 
 def ran(drawn, num_workers, seed, kind):
@@ -69,10 +58,11 @@ def totals_of(events, slo=None):
 def test_sums_that_were_sent_make_the_numbers_of_the_trace(drawn, num_workers, seed, kind):
     own = ran(drawn, num_workers, seed, kind)
     run = own[0][0]
-    by_worker = ByWorker(lambda: Measured(SLO))
+    metrics = [RunMetrics(SLO) for _ in own]
     for event in interleaved(own, BATCH, Random(seed)):
-        by_worker.add(event)
-    read = [worker.metrics.totals() for worker in by_worker.close()]
+        for each in metrics if isinstance(event, RunEvent) else [metrics[event.worker]]:
+            each.observe([event])
+    read = [each.totals() for each in metrics]
     sent = [decode_totals(encode_totals(totals_of(events, SLO))) for events in own]
     assert summarize_workers(sent, run, SLO) == summarize_workers(read, run, SLO)
     assert [pickle.loads(pickle.dumps(each)) for each in read] == sent  # noqa: S301 - our own
@@ -85,7 +75,7 @@ def test_numbers_of_several_are_what_the_timeline_and_the_workers_tell(
 ):
     own = ran(drawn, num_workers, seed, kind)
     run = own[0][0]
-    timeline = read_timeline(interleaved(own, BATCH, Random(seed)))
+    timeline = Timeline.from_events(interleaved(own, BATCH, Random(seed)))
     summary = summarize_workers([totals_of(events, SLO) for events in own], run, SLO)
     alone = [summarize(totals_of(events, SLO), run, SLO) for events in own]
     assert summary.batch == timeline.num_slots == num_workers * BATCH

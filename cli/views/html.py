@@ -4,36 +4,35 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from batcher.events import Event
 from batcher.explaining.differences import RunComparison
-from batcher.page.document import (
+from batcher.page.page import (
     WORDS,
     Opening,
     PageDifference,
     PageFacts,
     PageRun,
+    PageTimeline,
     Sample,
     encode_page,
     page_runs,
     page_title,
     title_of,
 )
-from batcher.page.records import PageTimeline
 
-from ..commands.trace import DiffOptions, TraceOptions
 from ..screen.terminal import printable
 
 
 def render_page(
-    timelines: Sequence[PageTimeline], name: str, steps: range, options: TraceOptions
+    timelines: Sequence[PageTimeline],
+    name: str,
+    steps: tuple[int, int] | None,
+    requests: Sequence[str] | None,
+    slots: Sequence[int] | None,
 ) -> Iterator[bytes]:
-    """Yield the page of a run, which shows at first what the options select, and holds all of it.
+    """Yield the page of a run, which shows at first what was selected, and holds all of it.
 
-    timelines: of its workers, most often one.  steps: those that were selected.
+    timelines: of its workers, most often one.
     """
-    opening = Opening(
-        None if options.steps is None else (steps.start, steps.stop),
-        options.request or None,
-        options.slot or None,
-    )
+    opening = Opening(steps, list(requests or ()) or None, list(slots or ()) or None)
     title = title_of(name)
     runs = page_runs(timelines, title)
     return encode_page(runs, PageFacts(WORDS, opening), page_title(printable(title)))
@@ -43,7 +42,7 @@ def render_difference(
     runs: Sequence[tuple[str, Iterable[Event]]],
     comparison: RunComparison,
     lines: list[str],
-    options: DiffOptions,
+    top: int,
 ) -> Iterator[bytes]:
     """Yield the page of two runs, A and B, with `lines` that say how they differ.
 
@@ -51,7 +50,7 @@ def render_difference(
         InvariantError, BatchdecodeError: see Timeline.from_events.
     """
     parting = comparison.parting
-    changed = [Sample(change.id, change.index) for change in comparison.changes[: options.top]]
+    changed = [Sample(change.id, change.index) for change in comparison.changes[:top]]
     difference = PageDifference(None if parting is None else parting.step, lines, changed)
     shown = [PageRun(title_of(name), PageTimeline.from_events(events)) for name, events in runs]
     title = page_title(printable(" and ".join(run.name for run in shown)))

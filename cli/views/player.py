@@ -1,23 +1,43 @@
-"""The player: keys in, a frame out, steps of a recorded run at a person's pace.
+"""The player of `batchdecode trace --play`: keys in, a frame out, steps at a person's pace.
 
 Rule: a frame is of the step that time and keys say; frames may be left out, and steps never wait
 for them.
 """
 
+import os
+import sys
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil, floor
 from typing import NamedTuple
 
+from batcher.errors import BatchdecodeError
+from batcher.events import Event
 from batcher.trace.timeline import MAX_STEPS
 
-from ...screen.live import ScreenLive
-from ...screen.terminal import InputLine, Keyboard, Pasted, Terminal, cut_middle, number, printable
-from ...screen.theme import LABEL, Glyphs, Line, bar, line_width
-from .stage import Stage
+from ..screen.live import ScreenLive
+from ..screen.live_picture import Browser, Picture
+from ..screen.terminal import (
+    ColorChoice,
+    InputLine,
+    Keyboard,
+    Pasted,
+    Terminal,
+    can_print,
+    cut_middle,
+    encoding_of,
+    is_same_terminal,
+    number,
+    printable,
+    wants_color,
+)
+from ..screen.theme import ASCII, LABEL, UNICODE, Glyphs, Line, bar, line_width
+from .recording import Playback, Recording
 
+READING_SECONDS = 0.3
+"""An input that takes longer to read says how far it is, and again after as long."""
 DEFAULT_SPEED = 10.0
 SPEEDS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4)
 """Steps a second, that `-` and `+` choose from."""
@@ -64,7 +84,6 @@ KEYS = (
     ("?", "these keys, or the run again"),
     ("q", "quit"),
 )
-PAIR_KEYS = (("d", "go where the schedules part"),)
 HINTS = ("space pause  , . step  / find  ? keys  q quit", "? keys  q quit", "? keys", "?")
 
 
@@ -84,15 +103,16 @@ class StepRange(NamedTuple):
 
 
 class Player:
-    """Shows a stage in a terminal that is all its own, as keys and time say.
+    """Shows a recording in a terminal that is all its own, as keys and time say.
 
-    span: the steps that are played.  step: the one it begins with.  speed: in steps a second.
-    found: who is admitted that is looked for, by the steps.
+    title: the name of the run.  span: the steps that are played.  step: the first one shown.
+    speed: in steps per second.  found: the admissions that were looked for, label by step.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        recording: Recording,
+        title: str,
         terminal: Terminal,
         keyboard: Keyboard,
         display: ScreenLive,
@@ -104,12 +124,14 @@ class Player:
         found: Mapping[int, str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stage, self._terminal, self._keyboard = stage, terminal, keyboard
+        self._recording, self._terminal, self._keyboard = recording, terminal, keyboard
         self._display, self._glyphs, self._span, self._clock = display, glyphs, span, clock
+        self._playback = Playback(recording, title, glyphs)
+        self._picture, self._browser = Picture(recording.longest), Browser()
         self._position = float(span.clip(step))
         self._speed, self._direction, self._is_paused = speed, 1, False
         self._found = found
-        stage.look_at(found.get(self.step))
+        self._wanted = found.get(self.step)  # the label that is shown among the slots
         self._points: list[int] | None = None
         self._prompt: InputLine | None = None
         self._message = ""
@@ -127,9 +149,8 @@ class Player:
             "N": partial(self._go_to_found, is_on=False),
             "n": partial(self._go_to_found, is_on=True),
             "g": partial(self._ask, "go to step ", self._go_where),
-            "d": self._go_to_parting,
-            "up": partial(stage.scroll, "up"),
-            "down": partial(stage.scroll, "down"),
+            "up": partial(self._scroll, "up"),
+            "down": partial(self._scroll, "down"),
             "escape": self._escape,
             "?": self._toggle_help,
             "q": self._quit,
@@ -223,12 +244,15 @@ class Player:
     def _turn(self) -> None:
         self._position, self._direction = float(self.step), -self._direction
 
+    def _scroll(self, key: str) -> None:
+        self._browser.press(key, self._playback.scene)
+
     def _toggle_help(self) -> None:
         self._has_help = not self._has_help
 
     def _escape(self) -> None:
-        self._has_help = False
-        self._stage.look_at(None)
+        self._has_help, self._wanted = False, None
+        self._scroll("escape")
 
     def _quit(self) -> None:
         self.is_over = True
@@ -239,18 +263,17 @@ class Player:
     def _go_to_point(self, *, is_on: bool) -> None:
         """Go to the next thing of interest, or to the one before."""
         if self._points is None:
-            self._points = self._stage.points_of_interest()
+            recording = self._recording
+            restarts = [each.last_step for each in recording.timeline.restarts]
+            found = {*recording.preemptions, *recording.failures, *restarts}
+            bubble = recording.worst_bubble
+            self._points = sorted(found if bubble is None else {*found, bubble})
         self._go_along(self._points, "no preemption, failure or bubble", is_on=is_on)
 
     def _go_to_found(self, *, is_on: bool) -> None:
         """Go to the next admission that was looked for, or to the one before."""
         if self._go_along(sorted(self._found), "no admission that was found", is_on=is_on):
-            self._stage.look_at(self._found[self.step])
-
-    def _go_to_parting(self) -> None:
-        if self._stage.parting_step is not None:
-            self._go_to(self._stage.parting_step)
-            self._stage.look_at_parting()
+            self._wanted = self._found[self.step]
 
     def _go_along(self, steps: Sequence[int], nothing: str, *, is_on: bool) -> bool:
         """Go to the next of `steps`, or to the one before, that is played; return whether one is.
@@ -270,11 +293,11 @@ class Player:
         """Go to the first admission of a request from here on, or of all."""
         if not text:
             return
-        self._found = self._stage.find(text)
+        self._found = self._recording.find(text)
         steps = sorted(self._found)
         if steps:
             self._go_to(steps[bisect_left(steps, self.step) % len(steps)])
-            self._stage.look_at(self._found.get(self.step))
+            self._wanted = self._found.get(self.step)
         else:
             self._message = f"no request with {printable(text)} in its id was admitted"
 
@@ -296,17 +319,23 @@ class Player:
         width, height = max(width, 1), max(height, 1)
         below = [self._footer(width)] if height >= MIN_HEIGHT else []
         room = height - 2 * len(below)
-        lines = self._help(width) if self._has_help else self._stage.lines(self.step, width, room)
+        if self._has_help:
+            lines = self._help(width)
+        else:
+            scene = self._playback.seek(self.step)
+            self._browser.found = self._wanted  # anew for each step: it may hold another slot
+            self._browser.follow(scene)
+            lines = self._picture.lines(scene, width, room, has_gantt=True, browser=self._browser)
         if below:
-            below.insert(0, _cut(self._stage.note(self.step, width), width, self._glyphs))
+            note = self._browser.line(self._playback.scene, width)
+            below.insert(0, _cut(note, width, self._glyphs))
         lines = [*lines[:room], *[[]] * (room - len(lines)), *below]
         if self._display.show(lines) is not None:
             raise TerminalGone
 
     def _help(self, width: int) -> list[Line]:
-        keys = [*KEYS[:-2], *(PAIR_KEYS if self._stage.num_runs > 1 else ()), *KEYS[-2:]]
-        column = max(len(key) for key, _ in keys) + 2
-        lines: list[Line] = [[(f"{key:<{column}}", "figure"), (what, "")] for key, what in keys]
+        column = max(len(key) for key, _ in KEYS) + 2
+        lines: list[Line] = [[(f"{key:<{column}}", "figure"), (what, "")] for key, what in KEYS]
         return [[], *(_cut(line, width, self._glyphs) for line in lines)]
 
     def _footer(self, width: int) -> Line:
@@ -343,3 +372,64 @@ def _cut(line: Line, width: int, glyphs: Glyphs) -> Line:
             break
         found.append((cut_middle(text, room, glyphs.cut), style))
     return found
+
+
+class Quit(Exception):  # noqa: N818 - a wish, and no error
+    """A person wants no more while the input is read."""
+
+
+class InteractiveTerminal:
+    """The terminal that stdout is, with a person at its keyboard.
+
+    Raises:
+        BatchdecodeError: there is no keyboard.
+    """
+
+    def __init__(self, color: ColorChoice) -> None:
+        environ, encoding = os.environ, encoding_of(sys.stdout.encoding, os.environ)
+        self.output = Terminal(os.dup(1), encoding, wants_color(color, 1, environ), environ)
+        self.glyphs: Glyphs = UNICODE if can_print(encoding) else ASCII
+        self.display = ScreenLive(self.output)
+        self.keyboard = Keyboard(self._keyboard_descriptor(), self.output)
+        self._next_frame = time.monotonic() + READING_SECONDS
+
+    def _keyboard_descriptor(self) -> int:
+        """Return stdin if that is the terminal, or else the terminal of the session."""
+        if is_same_terminal(0, self.output.fd):
+            return 0
+        try:
+            return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise BatchdecodeError(
+                "--play needs a keyboard: stdin is something else, and /dev/tty cannot be opened: "
+                f"{error.strerror}"
+            ) from error
+
+    def with_progress(self, events: Iterable[Event], name: str) -> Iterator[Event]:
+        """Yield `events`, and say now and then how far they are read.
+
+        Raises:
+            Quit: somebody has pressed q.
+        """
+        for num_events, event in enumerate(events, 1):
+            yield event
+            if time.monotonic() >= self._next_frame:
+                if "q" in self.keyboard.pressed():
+                    raise Quit
+                if self.output.is_ours:
+                    room = max(self.output.size.columns - len("  q quit") - 1, 1)
+                    text = printable(f"reading {name}: {num_events:,} events")
+                    told = cut_middle(text, room, self.glyphs.cut)
+                    self.display.show([[(told, ""), ("  q quit", LABEL)]])
+                self._next_frame = time.monotonic() + READING_SECONDS
+
+    def step_aside(self) -> None:
+        """Leave the terminal to somebody else; a signal handler may call this."""
+        self.display.step_aside()
+        self.keyboard.release()
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+        self.keyboard.release()
+        if self.display.is_started:
+            self.display.close([])

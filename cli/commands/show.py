@@ -1,0 +1,700 @@
+"""Carries out `batchdecode trace`, `trace why` and `trace diff`: from inputs to views.
+
+Rule: the first line says whether an input is a trace or requests, which are run for it, so the
+input can always be read again.
+"""
+
+import io
+import os
+import re
+import shlex
+import stat
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from signal import SIGHUP
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
+
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.events import Event, RunEvent
+from batcher.explaining.differences import compare
+from batcher.explaining.story import KeptRequests, answer_of, read_requests
+from batcher.fields import read_number
+from batcher.hf.settings import LOADING_SETTINGS
+from batcher.page import START as PAGE_START
+from batcher.page import is_page_start
+from batcher.trace.files import is_trace, read_trace
+from batcher.trace.run import TraceChecks
+from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
+
+from ..config import OF_ROWS, OF_SCHEDULING, model_settings
+from ..options import SchedulingOptions
+from ..printing import (
+    check_no_terminal,
+    output_sink,
+    print_json,
+    print_text,
+    write_lines,
+)
+from ..run.files import check_distinct, check_replaceable
+from ..run.intake import (
+    CHUNK_BYTES,
+    MAX_SKIPPED_BYTES,
+    CutOffError,
+    InputError,
+    OpenInput,
+    PatientPipe,
+    open_input,
+)
+from ..run.stdout import user_code_prints_to_stderr
+from ..screen.terminal import (
+    ColorChoice,
+    can_animate,
+    can_print,
+    counted,
+    encoding_of,
+    listed,
+    printable,
+    printable_json,
+    terminal_size,
+    wants_color,
+    wrapped,
+)
+from ..views.story_text import SHORT, WHOLE, describe, results_of, tell, tell_reject
+
+if TYPE_CHECKING:
+    from batcher.page.page import PageTimeline
+
+    from ..views.player import InteractiveTerminal, Player
+
+STDIN = "-"
+FEW_NAMES = 8  # which a message lists all
+_REQUEST_KEYS = ("prompt", "prompt_tokens", "messages", "body", "max_tokens")
+_REQUEST_KEY = re.compile(rb'"(prompt|prompt_tokens|messages|body)"')
+_RESULT_KEYS = {"finish_reason", "response"}
+
+
+ENCODERS = {
+    "spans": encode_spans,
+    "steps": encode_steps,
+    "csv": encode_csv,
+    "chrome": encode_chrome,
+    "perfetto": encode_chrome,
+}
+_VIEW_START = re.compile(
+    rb'slot,id,index,start,|\{"slot":\d+,"id":|\{"step":\d+,"slots":|'
+    rb'\{"displayTimeUnit":"ms","traceEvents":|(\x1b\[\d+m)?[\d,]+ steps? \S+ [\d,]+ slots?|'
+    rb'<svg xmlns="http://www.w3.org/2000/svg" class="batchdecode-|' + re.escape(PAGE_START)
+)
+MAX_IDS_COMPARED = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions:
+    """The options of `batchdecode trace`.
+
+    run_options: those given for running requests.  preset: those of them that the line does not
+    say, which mean nothing to a trace.
+    """
+
+    input: str | None = None
+    format: str | None = None
+    width: int | None = None
+    axis: Literal["steps", "seconds"] | None = None
+    play: bool = False
+    speed: float | None = None
+    from_step: int | None = None
+    color: ColorChoice = "auto"
+    steps: str | None = None
+    request: Sequence[str] | None = None
+    slot: Sequence[int] | None = None
+    output: str | None = None
+    force: bool = False
+    run_options: Mapping[str, Any] = field(default_factory=dict)
+    preset: Collection[str] = ()
+
+
+def show_trace(options: ViewOptions) -> int:
+    """Carry out `batchdecode trace`; return its exit status.
+
+    Raises:
+        BatchdecodeError: the input, an option, a file or the terminal is not right.
+        WriteError, BrokenPipeError: the output takes no more.
+    """
+    if options.play:
+        return _play(options)
+    for name, value in (("speed", options.speed), ("from", options.from_step)):
+        if value is not None:
+            raise BatchdecodeError(f"--{name} is for --play")
+    if options.axis is not None and options.format != "svg":
+        raise BatchdecodeError("--axis is for --format svg")
+    kind: type[Timeline] = Timeline
+    if options.format == "html":
+        check_no_terminal("--format html", options.output)
+        from batcher.page.page import PageTimeline  # noqa: PLC0415 - other formats start faster
+
+        kind = PageTimeline
+    path, source = open_twice(options.input)
+    with source:
+        check_distinct(source.status, [("--output", options.output)], options.input)
+        if options.output is not None and not options.force:
+            check_replaceable("--output", options.output, _VIEW_START.match)
+        with user_code_prints_to_stderr():
+            events = events_of(path, source, options.run_options, options.preset)
+            with _contradictions_named(source.name):
+                timeline = kind.from_events(events)
+                timeline.check_integrity()
+        num_workers = timeline.run.workers
+        if options.axis == "seconds" and num_workers > 1:
+            raise BatchdecodeError(
+                f"--axis seconds: the {num_workers} workers of {source.name} have a clock each; "
+                "--format chrome shows each by its own"
+            )
+        selection = _selection_of(timeline, options)
+        with output_sink(options.output) as sink:
+            write_lines(_view_lines(timeline, selection, options, source.name), sink)
+    return 0
+
+
+def parse_steps(text: str) -> tuple[int | None, int | None]:
+    """Return the start and the stop that `text`, A:B or a single step, stands for.
+
+    Raises:
+        BatchdecodeError: it is neither.
+    """
+    start, colon, stop = text.partition(":")
+    try:
+        first = read_number(start, int) if start or not colon else None
+        last = read_number(stop, int) if stop else None
+    except ValueError:
+        raise BatchdecodeError(
+            f"--steps {text}: expected A:B, steps A up to but not including B; "
+            "either may be left out"
+        ) from None
+    if first is not None and not colon:
+        return first, first + 1 or None  # -1 is the last step, up to the end
+    return first, last
+
+
+def _selection_of(timeline: Timeline, options: ViewOptions) -> Selection:
+    """Return what is to be shown.
+
+    Raises:
+        BatchdecodeError: it is not in the run.
+    """
+    start, stop = parse_steps(options.steps) if options.steps is not None else (None, None)
+    selection = Selection(
+        start=start,
+        stop=stop,
+        request_ids=frozenset(options.request or ()),
+        slots=frozenset(options.slot or ()),
+    )
+    if options.steps is not None and not timeline.window(selection):
+        raise BatchdecodeError(
+            f"--steps {options.steps} is none of the {timeline.num_steps:,} steps of this run"
+        )
+    for slot in options.slot or ():
+        if not 0 <= slot < timeline.num_slots:
+            raise BatchdecodeError(
+                f"--slot {slot}: the slots of this run are 0 to {timeline.num_slots - 1}"
+            )
+    missing, others = set(selection.request_ids), set[str]()
+    known = chain((s.id for s in timeline.spans), (w.id for w in timeline.waits))
+    for name in known if missing else ():
+        missing.discard(name)
+        if len(others) < MAX_IDS_COMPARED:
+            others.add(name)
+    if missing:
+        hint = _alike_names(min(missing), others, options.input)
+        raise BatchdecodeError(f"--request {min(missing)}: no such request took a slot{hint}")
+    return selection
+
+
+def _view_lines(
+    timeline: Timeline, selection: Selection, options: ViewOptions, source_name: str
+) -> Iterable[bytes]:
+    """Return the view that was asked for, or the one that suits where it goes."""
+    to_terminal = options.output is None and os.isatty(1)
+    name = options.format or ("gantt" if to_terminal else "spans")
+    if name == "html":
+        from ..views.html import render_page  # noqa: PLC0415 - as for a gantt, below
+
+        pages = cast("Sequence[PageTimeline]", timeline.workers)  # see show_trace
+        window = timeline.window(selection)
+        steps = None if options.steps is None else (window.start, window.stop)
+        return render_page(pages, source_name, steps, options.request, options.slot)
+    if name != "gantt":
+        lines = (
+            _svg(timeline, selection, options)
+            if name == "svg"
+            else ENCODERS[name](timeline, selection)
+        )
+        if not to_terminal:
+            return lines
+        texts = (line.decode() for line in lines)
+        if name in {"csv", "svg"}:  # a row is one line of a terminal
+            return (f"{printable(text[:-1])}\n".encode() for text in texts)
+        return (printable_json(text).encode() for text in texts)
+    return _gantt(timeline, selection, options, to_terminal=to_terminal)
+
+
+def _gantt(
+    timeline: Timeline, selection: Selection, options: ViewOptions, *, to_terminal: bool
+) -> list[bytes]:
+    """Return the gantt: on a terminal as high as that is, and in its colours."""
+    from ..views.gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
+
+    encoding = "utf-8"
+    if options.output is None:
+        encoding = encoding_of(sys.stdout.encoding, os.environ)
+    size = terminal_size(1, os.environ)
+    gantt = render_gantt(
+        timeline,
+        selection,
+        width=options.width or size.columns,
+        height=size.lines if to_terminal else None,
+        ascii_only=not can_print(encoding),
+    )
+    lines = ["".join(text for text, _ in line) for line in gantt]
+    may_color = to_terminal or options.color == "always"  # whatever FORCE_COLOR says of a pipe
+    if may_color and wants_color(options.color, 1, os.environ):
+        from ..screen.theme import colored  # noqa: PLC0415 - with it comes rich
+
+        lines = colored(gantt)
+    return [f"{line}\n".encode(encoding, "backslashreplace") for line in lines]
+
+
+def _svg(timeline: Timeline, selection: Selection, options: ViewOptions) -> list[bytes]:
+    """Return the picture, line by line; raise a BatchdecodeError if it cannot be so wide."""
+    from ..views.svg import DEFAULT_WIDTH, WIDTHS, render_svg  # noqa: PLC0415 - as above
+
+    width = options.width or DEFAULT_WIDTH
+    if width not in WIDTHS:
+        raise BatchdecodeError(
+            f"--width {width}: an svg is {WIDTHS[0]} to {WIDTHS[-1]:,} pixels wide"
+        )
+    picture = render_svg(timeline, selection, width=width, unit=options.axis or "steps")
+    return picture.splitlines(keepends=True)
+
+
+def _play(options: ViewOptions) -> int:
+    """Carry out `batchdecode trace --play`; return its exit status."""
+    for name in ("format", "width", "axis", "slot", "output", "force"):
+        if getattr(options, name):
+            raise BatchdecodeError(
+                f"--{name} is for a view that is written; --play shows every slot"
+            )
+    path, source = open_twice(options.input)
+    if not can_animate(1, os.environ):
+        raise BatchdecodeError("--play needs a terminal; use --format gantt or steps instead")
+    from ..signals import Interrupted, StopSignals  # noqa: PLC0415 - as above
+    from ..views.player import InteractiveTerminal, Quit, TerminalGone  # noqa: PLC0415 - as above
+
+    terminal = InteractiveTerminal(options.color)
+    with source, user_code_prints_to_stderr(), closing(terminal), StopSignals() as stop:
+        stop.before_pause = terminal.step_aside
+        try:
+            with stop.waiting():
+                player = _player(options, path, source, terminal)
+            stop.before_pause = player.step_aside
+            while not player.is_over:
+                seconds = player.look()
+                with stop.waiting():
+                    player.wait(seconds)
+        except Quit:
+            return 0
+        except (Interrupted, KeyboardInterrupt):
+            return stop.exit_status
+        except TerminalGone:
+            return 128 + SIGHUP
+    return 0
+
+
+def _player(
+    options: ViewOptions, path: str, source: OpenInput, terminal: "InteractiveTerminal"
+) -> "Player":
+    """Return a player of what the input holds, at the step that the options choose."""
+    from ..views.player import DEFAULT_SPEED, Player, StepRange  # noqa: PLC0415 - as above
+    from ..views.recording import Recording  # noqa: PLC0415 - as above
+
+    recording: Recording | None = None
+    events = events_of(path, source, options.run_options, options.preset)
+    with _contradictions_named(source.name):
+        for event in terminal.with_progress(events, source.name):
+            if recording is not None:
+                recording.add(event)
+            elif isinstance(event, RunEvent):
+                recording = Recording(event)
+        if recording is None:
+            raise InvariantError("there is no run event")
+        recording.close()
+    window = recording.timeline.window(_selection_of(recording.timeline, options))
+    found = recording.admissions_of(options.request or ())
+    first = options.from_step
+    if first is None:
+        first = min(found, default=window[0])
+    elif first not in window:
+        raise BatchdecodeError(
+            f"--from {first}: the steps to play are {window[0]:,} to {window[-1]:,}"
+        )
+    return Player(
+        recording,
+        source.name.rpartition("/")[2],
+        terminal.output,
+        terminal.keyboard,
+        terminal.display,
+        terminal.glyphs,
+        span=StepRange(window[0], window[-1]),
+        step=first,
+        speed=options.speed or DEFAULT_SPEED,
+        found=found,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """The events of an input, as often as they are wanted."""
+
+    path: str
+    source: OpenInput
+
+    def __iter__(self) -> Iterator[Event]:
+        return events_of(self.path, self.source, {})
+
+
+def show_why(
+    request_id: str | None,
+    path: str | None,
+    *,
+    longest: bool,
+    json: bool,
+    all: bool,  # noqa: A002 - as the option
+    run_options: Mapping[str, Any],
+    preset: Collection[str] = (),
+) -> None:
+    """Carry out `batchdecode trace why`.
+
+    With `longest` the input is the first argument.
+
+    Raises:
+        BatchdecodeError: the input is not right, or has no such request.
+        WriteError, BrokenPipeError: the output takes no more.
+    """
+    if longest:
+        if path is not None:
+            raise BatchdecodeError(f"--longest stands in place of an ID, and {request_id} is one")
+        request_id, path = None, request_id
+    elif request_id is None:
+        raise BatchdecodeError("trace why needs the ID of a request, or --longest")
+    elif path is None and os.isatty(0):
+        hint = _missing_input(request_id)
+        raise BatchdecodeError(f"trace why {request_id} needs an INPUT, - for stdin{hint}")
+    try:
+        again, source = open_twice(path)
+    except InputError as error:
+        if request_id is not None and path is not None and _is_file(request_id):
+            swapped = shlex.join([path, request_id])
+            raise InputError(f"{error}; did you mean: batchdecode trace why {swapped}?") from None
+        raise
+    title: list[str] = []
+    with source, user_code_prints_to_stderr():
+        events = events_of(again, source, run_options, preset)
+        with _contradictions_named(source.name):
+            kept = read_requests(events, request_id)
+            if request_id is None:
+                title = [_keep_longest(kept, source.name)]
+            elif not kept.is_known:
+                hint, known = "", kept.ids
+                if path is None:
+                    hint = _missing_id(request_id) if known else _missing_input(request_id)
+                hint = hint or _alike_names(request_id, known, path)
+                raise BatchdecodeError(f"{source.name} has no request {request_id}{hint}")
+            answer = answer_of(kept)
+    if json:
+        print_json(answer)
+        return
+    length = WHOLE if all else SHORT
+    stories = [tell(story, length) for story in answer.stories]
+    stories += map(tell_reject, answer.rejects)
+    _print_lines(_in_columns([*title, *(line for story in stories for line in story)]))
+
+
+def _keep_longest(kept: KeptRequests, name: str) -> str:
+    """Let only the request be kept that took longest, and return which one that is; or raise."""
+    longest, num_outputs = kept.longest, len(kept.all)
+    if longest is None:
+        raise BatchdecodeError(f"{name} has no request")
+    kept.only(longest.id)
+    return f"longest of {counted(num_outputs, 'output')}: {longest.label}"
+
+
+def _missing_input(request_id: str) -> str:
+    """Return the end of a message where nobody has said of which run the story is wanted."""
+    line = shlex.join([request_id, "FILE"])
+    return _missing_id(request_id) or (
+        f": batchdecode trace why {line}, where FILE is a trace, which `batchdecode run --trace "
+        "FILE` writes, or requests, which are run for it"
+    )
+
+
+def _missing_id(argument: str) -> str:
+    """Return the end of a message where a file may stand in the place of an ID."""
+    if not _is_file(argument):
+        return ""
+    return f"; before the file {argument} goes the ID of a request, or --longest"
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - this one raises nothing
+
+
+def show_diff(
+    path_a: str,
+    path_b: str,
+    *,
+    top: int,
+    json: bool,
+    html: bool,
+    output: str | None,
+    force: bool,
+) -> int:
+    """Carry out `batchdecode trace diff`; return its exit status.
+
+    Raises:
+        BatchdecodeError: an input is not right.
+        WriteError, BrokenPipeError: the output takes no more.
+    """
+    if path_a == path_b == STDIN:
+        raise BatchdecodeError("A and B are both stdin: give a file for one of them")
+    (again_a, source_a), (again_b, source_b) = open_twice(path_a), open_twice(path_b)
+    with source_a, source_b:
+        if html and json:
+            raise BatchdecodeError("--html and --json exclude each other")
+        if html:
+            check_no_terminal("--html", output)
+            for source, path in ((source_a, path_a), (source_b, path_b)):
+                check_distinct(source.status, [("--output", output)], path)
+            if output is not None and not force:
+                check_replaceable("--output", output, is_page_start)
+        elif output is not None:
+            raise BatchdecodeError("--output is for --html")
+        events_a, events_b = _Events(again_a, source_a), _Events(again_b, source_b)
+        numbers = {source.name: _num_workers_of(source) for source in (source_a, source_b)}
+        for name, number in numbers.items():
+            if number > 1:
+                raise BatchdecodeError(
+                    f"trace diff compares two schedules step by step, and each of the {number} "
+                    f"workers of {name} has steps of its own; compare the results of the runs, or "
+                    "their --summary-json"
+                )
+        with user_code_prints_to_stderr():
+            try:
+                comparison = compare(events_a, events_b)
+            except InvariantError as error:
+                raise BatchdecodeError(
+                    f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
+                ) from error
+        told = describe(comparison, source_a.name, source_b.name)
+        width = None if html or not os.isatty(1) else terminal_size(1, os.environ).columns
+        results = results_of(comparison, top, width)
+        if json:
+            print_json(comparison)
+        elif html:
+            from ..views.html import render_difference  # noqa: PLC0415 - with it comes numpy
+
+            runs = [(source_a.name, events_a), (source_b.name, events_b)]
+            with user_code_prints_to_stderr():
+                page = render_difference(runs, comparison, [*told, *results], top)
+                with output_sink(output) as sink:
+                    write_lines(page, sink)
+        else:
+            _print_lines([*_in_columns(told), *results])
+    return 0 if comparison.is_equal else 1
+
+
+def _in_columns(lines: list[str]) -> list[str]:
+    """Return `lines` as wide as the terminal, or 80 columns, at most."""
+    width = terminal_size(1, os.environ).columns
+    return [part for line in lines for part in wrapped(printable(line), width)]
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    print_text("".join(f"{printable(line)}\n" for line in lines))
+
+
+def open_twice(path: str | None) -> tuple[str, OpenInput]:
+    """Return the input, and the path it can be opened by again; a pipe is kept as stdin.
+
+    Raises:
+        BatchdecodeError: there is no such input, or it cannot be read.
+    """
+    path = path or STDIN
+    if _is_pipe(path):
+        _keep_as_stdin(path)
+        path = STDIN
+    return path, open_input(path, nullcontext)
+
+
+def events_of(
+    path: str,
+    source: OpenInput,
+    run_options: Mapping[str, Any],
+    preset: Collection[str] = (),
+) -> Iterator[Event]:
+    """Yield the events of the input.
+
+    run_options: those given for running requests.  preset: those of them that the line does not
+    say, which mean nothing to a trace.
+
+    Raises:
+        BatchdecodeError: the input is neither a trace nor requests, or a trace to be run.
+    """
+    first_line = next(_lines(source), b"")
+    if is_trace(first_line):
+        for option in (name for name in run_options if name not in preset):
+            name = option.replace("_", "-")
+            raise BatchdecodeError(f"--{name} is for requests, and {source.name} is a trace")
+        return read_trace(_lines(source), source.name, TraceChecks().complaint)
+    if not run_options.get("keep_going"):  # or else it may be any bad line
+        _check_is_request(first_line, source.name)
+    if path == STDIN:
+        os.lseek(0, 0, os.SEEK_SET)
+    from ..run.run_options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
+    from ..run.runner import run_events  # noqa: PLC0415 - as above
+
+    options = dict(run_options)
+    config = options.pop("config", None)
+    if config is not None:
+        options |= model_settings(config)
+    given = {name: options.pop(name) for name in OF_SCHEDULING & options.keys()}
+    checkpoint = {n: options.pop(n) for n in LOADING_SETTINGS if n in options}
+    defaults = {n: options.pop(n) for n in OF_ROWS if n in options}
+    scheduling = SchedulingOptions(**given)
+    return run_events(
+        RunOptions(
+            input=path,
+            scheduling=scheduling,
+            checkpoint=checkpoint,
+            defaults=defaults,
+            **options,
+        )
+    )
+
+
+def _num_workers_of(source: OpenInput) -> int:
+    """Return the number of workers that a trace states; requests are run by one."""
+    first_line = next(_lines(source), b"")
+    run = next(read_trace([first_line], source.name), None) if is_trace(first_line) else None
+    return run.workers if isinstance(run, RunEvent) else 1
+
+
+@contextmanager
+def _contradictions_named(name: str) -> Iterator[None]:
+    """Let events that contradict each other be said to do so in the input `name`.
+
+    Raises:
+        BatchdecodeError: they do.
+    """
+    try:
+        yield
+    except InvariantError as error:
+        raise BatchdecodeError(f"{name}: its events contradict each other: {error}") from error
+
+
+def _alike_names(request_id: str, known: Collection[str], path: str | None) -> str:
+    """Return the end of a message on an unknown request: which it may be, and what lists all.
+
+    known: ids of the input.  path: where that is, None for stdin.
+    """
+    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+
+    names = sorted(known)
+    if 0 < len(names) <= FEW_NAMES:
+        return f"; there is {listed(names, 'and')}"
+    near = get_close_matches(request_id, names)
+    hint = f"; did you mean {listed(near)}?" if near else ""
+    if path is None or path == STDIN:
+        return hint
+    return f"{hint} (batchdecode trace {shlex.quote(path)} --format spans lists all)"
+
+
+def _check_is_request(first_line: bytes, name: str) -> None:
+    """Make sure that `first_line` is meant as a request, good or bad; or raise."""
+    try:
+        fields = msgspec.json.decode(first_line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if first_line.isspace() or not first_line or _REQUEST_KEY.search(first_line):
+            return
+        fields = None
+    if not isinstance(fields, dict):
+        from ..run.other_forms import why_no_lines  # noqa: PLC0415 - for a mistake only
+
+        found = why_no_lines(first_line, name) or "is neither a trace nor requests"
+        raise BatchdecodeError(f"{name} {found}")
+    is_stream = fields.get("event") == "token"
+    if is_stream or _RESULT_KEYS & fields.keys():
+        held = "a stream" if is_stream else "results"
+        raise BatchdecodeError(
+            f"{name} holds {held}: give the trace of that run (run --trace FILE) or its requests"
+        )
+    if "event" in fields:
+        raise BatchdecodeError(
+            f'{name}: a trace whose first line, {{"event":"run",...}}, is missing'
+        )
+    from difflib import get_close_matches  # noqa: PLC0415 - only for requests, as the engine
+
+    if not any(get_close_matches(key, _REQUEST_KEYS) for key in fields):
+        raise BatchdecodeError(
+            f"{name} is neither a trace nor requests: its first line has no prompt"
+        )
+
+
+def _is_pipe(path: str) -> bool:
+    """Return whether what is read from `path` is gone then."""
+    if path == STDIN:
+        return not stat.S_ISREG(os.fstat(0).st_mode) or os.lseek(0, 0, os.SEEK_CUR) > 0
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:  # whoever opens it says what is wrong
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def _keep_as_stdin(path: str) -> None:
+    """Read the pipe `path` to its end, and make what came a file that is stdin; or raise."""
+    import tempfile  # noqa: PLC0415 - for a pipe only
+
+    name = "<stdin>" if path == STDIN else path
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - it lives on as stdin
+    try:
+        with io.FileIO(0 if path == STDIN else path, closefd=path != STDIN) as raw:
+            pipe, num_bytes = PatientPipe(raw, nullcontext), 0  # of the last line
+            while chunk := pipe.read(CHUNK_BYTES):
+                copy.write(chunk)
+                num_bytes = len(chunk) + (-chunk.rfind(b"\n") - 1 if b"\n" in chunk else num_bytes)
+                if num_bytes > MAX_SKIPPED_BYTES:
+                    copy.close()
+                    limit = f"{MAX_SKIPPED_BYTES >> 30} GiB"
+                    raise InputError(f"cannot read {name}: a line does not end within {limit}")
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}") from error
+    copy.seek(0)
+    os.dup2(copy.fileno(), 0)
+
+
+def _lines(source: OpenInput) -> Iterator[bytes]:
+    """Yield the lines of the input; a packed file that is cut off has those before the cut."""
+    reader = source.lines()
+    number = 0
+    with suppress(CutOffError):
+        while (line := reader.read()) is not None:
+            for _ in range(number + 1, reader.number):
+                yield b"\n"  # the reader leaves out blank lines, which count
+            number = reader.number
+            yield line

@@ -1,0 +1,722 @@
+"""Lays out the picture: what run it is, all of it, the part worth a look, and how to read it."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from math import ceil
+from typing import Literal
+from xml.etree import ElementTree as ET
+
+from batcher.trace.run import SlotSpan
+from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline, clip
+
+from ..screen.summary import RESTART_REASONS
+from ..screen.terminal import cell_width, cut_middle, fill, printable
+from .gantt import (
+    choose_slots,
+    choose_zoom,
+    cut_to_room,
+    group_name,
+    has_failed,
+    headline,
+    id_frame,
+    in_groups,
+    percent_of,
+    short_labels,
+)
+
+# An SVG as it grows, and the style of all that is drawn in it.
+#
+# Rule: what is drawn has a class and never a colour of its own, so that one style sheet suits light
+# and dark pages; readers that know no `prefers-color-scheme` show the light one, on its own ground.
+
+SMALL, NORMAL = 11, 13
+"""Sizes of text, in pixels."""
+CELL_WIDTH = 6.8
+"""Of a small text, a bit more than most monospaced fonts take; in pixels."""
+
+_LIGHT = {
+    "ground": "fill:#ffffff",
+    "text": "fill:#1f2328",
+    "quiet": "fill:#59636e",
+    "grid": "stroke:#d1d9e0",
+    "link": "fill:#d1d9e0",
+    "decode": "fill:#9ec9f5",
+    "prefill": "fill:#f0b429",
+    "stripe": "stroke:#8a5a00",
+    "failed": "fill:#f8c9c5;stroke:#c62828",
+    "cross": "stroke:#b3151c",
+    "torn": "stroke:#8e24aa",
+    "ring": "stroke:#1f2328",
+    "restart": "stroke:#b3151c",
+    "begin": "stroke:#1b6ac9",
+    "queue": "fill:#c0a5e4",
+    "blocks": "fill:#8fc7a5",
+}
+_DARK = {
+    "ground": "fill:#0d1117",
+    "text": "fill:#f0f6fc",
+    "quiet": "fill:#9198a1",
+    "grid": "stroke:#2f3742",
+    "link": "fill:#2f3742",
+    "decode": "fill:#1f5a9e",
+    "prefill": "fill:#8f6410",
+    "stripe": "stroke:#f0b429",
+    "failed": "fill:#5c1a1b;stroke:#ff7b72",
+    "cross": "stroke:#ff7b72",
+    "torn": "stroke:#e58fff",
+    "ring": "stroke:#f0f6fc",
+    "restart": "stroke:#ff7b72",
+    "begin": "stroke:#79b8ff",
+    "queue": "fill:#6e4fa3",
+    "blocks": "fill:#2f7d4f",
+}
+_ALWAYS = {
+    "text": f"font:{SMALL}px sans-serif",
+    "quiet": f"font:{SMALL}px sans-serif",
+    "title": f"font-size:{NORMAL}px;font-weight:bold",
+    "label": f"font:{SMALL}px monospace",
+    "right": "text-anchor:end",
+    "middle": "text-anchor:middle",
+    "striped": "fill:url(#prefill)",
+    "stripe": "stroke-width:2",
+    "failed": "stroke-dasharray:3 2",
+    "cross": "fill:none;stroke-width:2",
+    "torn": "fill:none;stroke-width:2",
+    "ring": "fill:none;stroke-width:1.5",
+    "restart": "stroke-dasharray:4 3",
+    "begin": "stroke-width:1.5",
+    "other": "opacity:.3",
+}
+ROOT_CLASS = "batchdecode-gantt"
+Number = float | str
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a row is: its upper edge and its height, in pixels."""
+
+    top: float
+    height: float
+
+    @property
+    def bottom(self) -> float:
+        """Its lower edge."""
+        return self.top + self.height
+
+    @property
+    def base_line(self) -> float:
+        """Where a small text in its middle stands."""
+        return self.top + self.height / 2 + 4
+
+
+class Drawing:
+    """An SVG of a certain width in pixels, which is as high as what is drawn needs."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._root = ET.Element("svg", xmlns="http://www.w3.org/2000/svg")
+        self._root.set("class", ROOT_CLASS)
+        self._parents = [self._root]
+
+    def add(self, tag: str, style: str = "", text: str = "", /, **numbers: Number) -> None:
+        """Draw an element of the classes `style`; numbers: its attributes, those of places in px.
+
+        An underscore in a name is a hyphen.
+        """
+        element = ET.SubElement(self._parents[-1], tag)
+        if style:
+            element.set("class", style)
+        for name, number in numbers.items():
+            element.set(name.replace("_", "-"), number if isinstance(number, str) else px(number))
+        element.text = text or None
+
+    def open(self, tag: str, style: str = "", /, **numbers: Number) -> None:
+        """Draw an element that holds all that is drawn up to `close`."""
+        self.add(tag, style, **numbers)
+        self._parents.append(self._parents[-1][-1])
+
+    def close(self) -> None:
+        """End the element that was opened last."""
+        self._parents.pop()
+
+    def text(self, style: str, x: float, y: float, text: str) -> None:
+        """Write `text` with its base line at `y`."""
+        self.add("text", style, text, x=x, y=y)
+
+    def encode(self, height: float, title: str) -> bytes:
+        """Return the file; title: what those hear who do not see it."""
+        root = self._root
+        for name, value in {
+            "role": "img",
+            "aria-label": title,
+            "width": px(self.width),
+            "height": px(height),
+            "viewBox": f"0 0 {px(self.width)} {px(height)}",
+        }.items():
+            root.set(name, value)
+        ET.indent(root, "")  # an element a line
+        return f"{ET.tostring(root, encoding='unicode')}\n".encode()
+
+
+def begin_drawing(width: int) -> Drawing:
+    """Return a drawing that has its style and its ground, and nothing on it."""
+    drawing = Drawing(width)
+    drawing.add("style", "", _style_sheet())
+    drawing.open(
+        "pattern",
+        id="prefill",
+        width=5,
+        height=5,
+        patternUnits="userSpaceOnUse",
+        patternTransform="rotate(45)",
+    )
+    drawing.add("rect", "prefill", width=5, height=5)
+    drawing.add("path", "stripe", d="M0 0V5")
+    drawing.close()
+    drawing.add("rect", "ground", width="100%", height="100%")
+    return drawing
+
+
+def _style_sheet() -> str:
+    """Return the style of all classes, within this picture: its file may become part of a page."""
+    dark = "".join(f"\n  .{ROOT_CLASS} .{name}{{{look}}}" for name, look in _DARK.items())
+    both = [(name, look) for looks in (_LIGHT, _ALWAYS) for name, look in looks.items()]
+    light = "\n".join(f".{ROOT_CLASS} .{name}{{{look}}}" for name, look in both)
+    return f"\n{light}\n@media (prefers-color-scheme:dark){{{dark}\n}}\n"
+
+
+def px(number: float) -> str:
+    """Return a number of pixels, to a tenth."""
+    return f"{number:.1f}".removesuffix(".0")
+
+
+def text_width(text: str) -> float:
+    """Return how many pixels a small text takes, at most, in usual fonts."""
+    return cell_width(text) * CELL_WIDTH
+
+
+# Steps onto pixels: one as wide as another, or as long as each took on the engine's clock.
+
+Axis = Literal["steps", "seconds"]
+MIN_TICK_WIDTH = 60  # pixels
+_BASES = (1, 2, 5)
+
+
+@dataclass(frozen=True)
+class TimeAxis:
+    """Where `steps` are between the pixels `left` and `right`.
+
+    start_of, end_before: when a step begins, and when the one before it ends, in the axis's unit.
+    """
+
+    steps: range
+    left: float
+    right: float
+    unit: Axis
+    start_of: Callable[[int], float]
+    end_before: Callable[[int], float]
+
+    @classmethod
+    def of(
+        cls, timeline: Timeline, steps: range, left: float, right: float, unit: Axis
+    ) -> "TimeAxis":
+        """Return the axis of `steps` of a run."""
+        if unit == "steps":
+            return cls(steps, left, right, unit, float, float)
+        figures = timeline.figures
+        return cls(steps, left, right, unit, figures.start_of, figures.end_before)
+
+    @property
+    def first(self) -> float:
+        """When the first step begins."""
+        return self.start_of(self.steps.start)
+
+    @property
+    def last(self) -> float:
+        """When the last step ends; more than `first`, even if the clock stands still."""
+        return max(self.end_before(self.steps.stop), self.first + 1e-9)
+
+    def num_steps(self, span: SlotSpan) -> int:
+        """Return how many of the shown steps `span` takes."""
+        return min(span.end, self.steps.stop) - max(span.start, self.steps.start)
+
+    def place(self, start: int, end: int) -> tuple[float, float]:
+        """Return where the steps [start, end), as far as they are shown, begin and end."""
+        start, end = max(start, self.steps.start), min(end, self.steps.stop)
+        return self._at(self.start_of(start)), self._at(self.end_before(end))
+
+    def levels(self, stretches: Iterator[Stretch]) -> list[tuple[float, float, int]]:
+        """Return where counts begin and end, and how high they are: a few for each pixel at most.
+
+        Where several share a pixel it is the highest.
+        """
+        levels: list[tuple[float, float, int]] = []
+        for start, end, num in stretches:
+            left, right = self.place(start, end)
+            if levels and right < levels[-1][0] + 1:
+                before, _, highest = levels.pop()
+                levels.append((before, right, max(highest, num)))
+            else:
+                levels.append((left, right, num))
+        return levels
+
+    def ticks(self) -> Iterator[tuple[float, str]]:
+        """Yield the places of round numbers, and these."""
+        width = max(MIN_TICK_WIDTH, (len(f"{self.last:,.0f}") + 2) * CELL_WIDTH)
+        fewest = (self.last - self.first) * width / (self.right - self.left)
+        exponents = count(-6) if self.unit == "seconds" else count()
+        interval, exponent = next(
+            (base * 10.0**exponent, exponent)
+            for exponent in exponents
+            for base in _BASES
+            if base * 10.0**exponent >= fewest
+        )
+        number = ceil(self.first / interval - 1e-9)
+        while number * interval <= self.last:
+            yield self._at(number * interval), f"{number * interval:,.{max(0, -exponent)}f}"
+            number += 1
+
+    def _at(self, moment: float) -> float:
+        share = (moment - self.first) / (self.last - self.first)
+        return self.left + share * (self.right - self.left)
+
+
+# What slots held as bars, one for each sequence, in rows of those slots that tell the most.
+#
+# Rule: what differs in kind differs in shape, too, so that nobody needs colours: prefill is
+# striped, what was preempted ends torn, what failed is dashed and ends in a cross, a dropped
+# sample in a ring, what was lost with its worker in two lines.
+
+TOOTH = 3  # pixels: how deep a torn end is
+PADDING = 3  # pixels before and behind a label
+MAX_ROWS = 32
+MAX_BARS = 4000
+MIN_USUAL_WIDTH = 3  # pixels of the bar in the middle, by length
+
+End = Literal["", "torn", "failed", "ring", "lost"]
+"""What a bar ends in: nothing, the tear of a preemption, a cross, a ring, or two lines."""
+
+
+class Bars:
+    """The bars of `spans` in rows of slots, which are as many as there is room for.
+
+    reason: why it is these slots, "" where it is all.  busy: in how many of the steps of the axis
+    each slot was used.
+    """
+
+    def __init__(
+        self,
+        spans: Collection[SlotSpan],
+        slots: Sequence[int],
+        axis: TimeAxis,
+        request_ids: Collection[str],
+    ) -> None:
+        self._axis = axis
+        self._request_ids = request_ids
+        held: dict[int, list[SlotSpan]] = {slot: [] for slot in slots}
+        for span in spans:
+            held[span.slot].append(span)
+        busy = {slot: sum(map(axis.num_steps, held[slot])) for slot in slots}
+        chosen, self.reason = choose_slots(held, busy, MAX_ROWS, request_ids)
+        self._held = {slot: held[slot] for slot in chosen}
+        self.busy = {(slot,): busy[slot] for slot in chosen}
+        self.spans = [span for slot in chosen for span in held[slot]]
+
+    @property
+    def are_legible(self) -> bool:
+        """Whether there are few enough of them, and most of them wide enough, to be told apart."""
+        if len(self.spans) > MAX_BARS:
+            return False
+        ends = (self._axis.place(span.start, span.end) for span in self.spans)
+        widths = sorted(right - left for left, right in ends)
+        return not widths or widths[len(widths) // 2] >= MIN_USUAL_WIDTH
+
+    @property
+    def ends(self) -> set[End]:
+        """What they end in."""
+        stop = self._axis.steps.stop
+        return {end_of(span) for span in self.spans if span.end <= stop}
+
+    def draw(self, drawing: Drawing, rows: Sequence[Row]) -> None:
+        """Draw the bars of each slot in its row."""
+        labels = short_labels(self.spans)
+        for row, held in zip(rows, self._held.values(), strict=True):
+            for span in held:
+                is_other = bool(self._request_ids) and span.id not in self._request_ids
+                label = printable(labels[span.label])
+                draw_bar(drawing, span, self._axis, row, label, is_other=is_other)
+
+
+def draw_bar(
+    drawing: Drawing, span: SlotSpan, axis: TimeAxis, row: Row, label: str, *, is_other: bool
+) -> None:
+    """Draw a sequence with its `label`, pale if it is another one than was asked for."""
+    left, right = axis.place(span.start, span.end)
+    right -= min(1, (right - left) / 4)  # a gap to the next
+    drawing.open("g", "other" if is_other else "")
+    drawing.add("title", "", printable(_told(span)))
+    end = end_of(span) if span.end <= axis.steps.stop else ""
+    label_right = right - draw_body(drawing, left, right, row, end) - PADDING
+    prefilled = left
+    first_token = min(span.start + span.prefill, span.end)
+    if first_token > axis.steps.start:
+        room = right - TOOTH * (end == "torn")  # or its stripes would hide the tear
+        prefilled = max(min(axis.place(span.start, first_token)[1], room), left)
+        width = prefilled - left
+        drawing.add("rect", "striped", x=left, y=row.top, width=width, height=row.height)
+    if span.start in axis.steps:
+        drawing.add("path", "begin", d=f"M{px(left)} {px(row.top)}V{px(row.bottom)}")
+    is_written = _draw_label(drawing, label, prefilled + PADDING, label_right, row)
+    if not is_written and text_width(label) <= label_right - left - PADDING:
+        place = {"x": left + PADDING, "y": row.top + 3, "height": row.height - 6}
+        drawing.add("rect", "decode", width=text_width(label), **place)  # stripes are no ground
+        _draw_label(drawing, label, left + PADDING, label_right, row)
+    drawing.close()
+
+
+def end_of(span: SlotSpan) -> End:
+    """Return how the bar of `span` ends."""
+    if has_failed(span):
+        return "failed"
+    if span.preemption is not None:
+        return "torn"
+    if span.outcome == "lost":
+        return "lost"
+    return "ring" if span.dropped else ""
+
+
+def _told(span: SlotSpan) -> str:
+    """Return what a reader sees who points at a bar."""
+    parts = [f"{span.label}: slot {span.slot}, steps {span.start}-{span.end - 1}"]
+    parts.append(f"prefill {span.prefill}")
+    parts.append(span.outcome or "still running")
+    if span.preemption is not None:
+        parts.append(f"for {span.preemption.for_label} ({span.preemption.reason})")
+    return ", ".join(parts)
+
+
+def draw_body(drawing: Drawing, left: float, right: float, row: Row, end: End) -> float:
+    """Draw a bar and what stands at its end, and return how wide that is."""
+    tear = "".join(
+        f"L{px(right - TOOTH * (number % 2))} {px(row.top + row.height / 4 * number)}"
+        for number in range(1, 5)
+    )
+    edge = tear if end == "torn" else f"V{px(row.bottom)}"
+    outline = f"M{px(left)} {px(row.top)}H{px(right)}{edge}H{px(left)}Z"
+    drawing.add("path", "failed" if end == "failed" else "decode", d=outline)
+    if not end:
+        return 0
+    if end == "torn":
+        drawing.add("path", "torn", d=f"M{px(right)} {px(row.top)}{tear}")
+        return TOOTH + 1
+    if end == "lost":
+        lines = (f"M{px(right - gap)} {px(row.top)}V{px(row.bottom)}" for gap in (1, 4))
+        drawing.add("path", "cross", d="".join(lines))
+        return 2 * TOOTH
+    size = min(row.height - 6, 9)
+    middle = row.top + row.height / 2
+    if end == "ring":
+        drawing.add("circle", "ring", cx=right - size / 2 - 2, cy=middle, r=size / 2)
+    else:
+        upper, lower = px(middle - size / 2), px(middle + size / 2)
+        far, near = px(right - size - 2), px(right - 2)
+        drawing.add(
+            "path", "cross", d=f"M{far} {upper}L{near} {lower}M{far} {lower}L{near} {upper}"
+        )
+    return size + 2
+
+
+def _draw_label(drawing: Drawing, label: str, left: float, right: float, row: Row) -> bool:
+    """Write as much of a label as there is room for; return whether that says something."""
+    text = cut_to_room(label, int((right - left) / CELL_WIDTH), "…")
+    if text:
+        drawing.text("text label", left, row.base_line, text)
+    return bool(text)
+
+
+# Some steps of a run as a chart: a row for each slot, and below them the queue and the blocks.
+
+NAME_WIDTH, FIGURE_WIDTH = 72, 72  # pixels
+AXIS_HEIGHT, GAP, LANE_HEIGHT = 18, 3, 30
+ROW_HEIGHTS = {8: 22, 16: 18, MAX_ROWS: 15}  # up to so many rows -> pixels of each
+
+
+class Panel:
+    """The chart of `steps`; bars: what it draws as such, None where it shows areas.
+
+    may_have_bars: whether it does if they are few enough.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        selection: Selection,
+        steps: range,
+        width: int,
+        unit: Axis,
+        *,
+        may_have_bars: bool,
+    ) -> None:
+        self._timeline = timeline
+        self._axis = TimeAxis.of(timeline, steps, NAME_WIDTH, width - FIGURE_WIDTH, unit)
+        slots = timeline.columns(selection)
+        shown = Selection(start=steps.start, stop=steps.stop, slots=frozenset(slots))
+        self.bars: Bars | None = None
+        most = MAX_BARS * -(-len(slots) // MAX_ROWS) if may_have_bars else 0
+        few = list(islice(timeline.select_spans(shown), most + 1))
+        if len(few) <= most:
+            bars = Bars(few, slots, self._axis, selection.request_ids)
+            self.bars = bars if bars.are_legible else None
+        self._chart = self.bars or Areas(timeline.select_spans(shown), slots, self._axis)
+
+    def draw(self, drawing: Drawing, top: float) -> float:
+        """Draw it below `top`, and return where it ends."""
+        busy, lanes = self._chart.busy, self._lanes()
+        height = next(height for most, height in ROW_HEIGHTS.items() if len(busy) <= most)
+        tops = (top + AXIS_HEIGHT + number * (height + GAP) for number in range(len(busy)))
+        rows = [Row(row_top, height) for row_top in tops]
+        bottom = rows[-1].bottom + len(lanes) * (LANE_HEIGHT + 2 * GAP)
+        self._draw_axis(drawing, top, bottom)
+        num_steps = len(self._axis.steps)
+        for row, (slots, num_busy) in zip(rows, busy.items(), strict=True):
+            figure = percent_of(num_busy, len(slots) * num_steps)
+            self._name(drawing, row, group_name(slots, self._timeline.run), figure)
+        self._chart.draw(drawing, rows)
+        self._draw_restarts(drawing, top, bottom)
+        lane_top = rows[-1].bottom
+        for name, (kind, stretches, most) in lanes.items():
+            row = Row(lane_top + 2 * GAP, LANE_HEIGHT)
+            self._draw_lane(drawing, row, name, kind, stretches, most)
+            lane_top = row.bottom
+        return bottom
+
+    def place(self, steps: range) -> tuple[float, float]:
+        """Return between which pixels `steps` are."""
+        return self._axis.place(steps.start, steps.stop)
+
+    def _draw_axis(self, drawing: Drawing, top: float, bottom: float) -> None:
+        drawing.text("quiet right", NAME_WIDTH - 24, top + 11, self._axis.unit.removesuffix("s"))
+        drawing.text("quiet", self._axis.right + 10, top + 11, "busy")
+        for place, number in self._axis.ticks():
+            drawing.add("path", "grid", d=f"M{px(place)} {px(top + 15)}V{px(bottom)}")
+            if place < self._axis.right - text_width(number) / 2:  # or else it meets what is beside
+                drawing.text("quiet middle", place, top + 11, number)
+
+    def _draw_restarts(self, drawing: Drawing, top: float, bottom: float) -> None:
+        """Draw a line where a worker was replaced."""
+        for restart in self._timeline.restarts:
+            if restart.last_step not in self._axis.steps:
+                continue
+            place = px(self._axis.place(restart.last_step, restart.step)[1])
+            worker = "the worker" if restart.worker is None else f"worker {restart.worker}"
+            drawing.open("g")
+            drawing.add("title", "", f"{worker} replaced: {RESTART_REASONS[restart.reason]}")
+            drawing.add("path", "restart", d=f"M{place} {px(top + AXIS_HEIGHT)}V{px(bottom)}")
+            drawing.close()
+
+    def _name(self, drawing: Drawing, row: Row, name: str, figure: str) -> None:
+        drawing.text("text right", NAME_WIDTH - 8, row.base_line, name)
+        drawing.text("quiet", self._axis.right + 10, row.base_line, figure)
+
+    def _lanes(self) -> dict[str, tuple[str, Iterator[Stretch], int]]:
+        """Return the lanes below the slots: a name -> class, counts and the most there can be.
+
+        0 for what has no limit.
+        """
+        timeline = self._timeline
+        lanes = {"queue": ("queue", clip(timeline.waiting(), self._axis.steps), 0)}
+        if any(timeline.figures.blocks):
+            limit = timeline.run.scheduling.get("kv_blocks")
+            lanes["KV blocks"] = ("blocks", self._blocks(), limit if isinstance(limit, int) else 0)
+        return lanes
+
+    def _blocks(self) -> Iterator[Stretch]:
+        """Yield how many blocks were held."""
+        blocks = self._timeline.figures.blocks
+        for step in range(self._axis.steps.start, min(self._axis.steps.stop, len(blocks))):
+            yield Stretch(step, step + 1, blocks[step])
+
+    def _draw_lane(
+        self, drawing: Drawing, row: Row, name: str, kind: str, counts: Iterator[Stretch], most: int
+    ) -> None:
+        levels = self._axis.levels(counts)
+        peak = max((num for _, _, num in levels), default=0)
+        path = "".join(
+            f"M{px(left)} {px(row.bottom)}V{px(row.bottom - num / (most or peak) * row.height)}"
+            f"H{px(right)}V{px(row.bottom)}Z"
+            for left, right, num in levels
+            if num
+        )
+        if path:
+            drawing.add("path", kind, d=path)
+        line = f"M{px(self._axis.left)} {px(row.bottom)}H{px(self._axis.right)}"
+        drawing.add("path", "grid", d=line)
+        self._name(drawing, row, name, f"max {peak:,}")
+        if most:
+            drawing.text("quiet", self._axis.right + 10, row.base_line + SMALL, f"of {most:,}")
+
+
+BUCKET = 2  # pixels that have one height
+
+
+class Areas:
+    """How much of its time each slot, or group of them, was held, and how much of that was prefill.
+
+    A row that is full was never idle.
+    busy: in how many of the steps of the axis the slots of each group were used, all together.
+    """
+
+    def __init__(self, spans: Iterable[SlotSpan], slots: Sequence[int], axis: TimeAxis) -> None:
+        groups = [tuple(group) for group in in_groups(slots, MAX_ROWS)]
+        group_of = {slot: group for group in groups for slot in group}
+        self.busy = dict.fromkeys(groups, 0)
+        self._held = {group: _Shares(axis, len(group)) for group in groups}
+        self._prefill = {group: _Shares(axis, len(group)) for group in groups}
+        for span in spans:
+            group = group_of[span.slot]
+            self.busy[group] += axis.num_steps(span)
+            self._held[group].add(span.start, span.end)
+            self._prefill[group].add(span.start, min(span.start + span.prefill, span.end))
+
+    def draw(self, drawing: Drawing, rows: Sequence[Row]) -> None:
+        """Draw each group of slots in its row."""
+        for group, row in zip(self.busy, rows, strict=True):
+            for shares, kind in ((self._held, "decode"), (self._prefill, "striped")):
+                path = shares[group].path(row)
+                if path:
+                    drawing.add("path", kind, d=path)
+
+
+class _Shares:
+    """How much of each few pixels of a row is covered."""
+
+    def __init__(self, axis: TimeAxis, num_slots: int) -> None:
+        self._axis = axis
+        self._full = BUCKET * num_slots
+        self._covered = [0.0] * (int((axis.right - axis.left) / BUCKET) + 2)
+
+    def add(self, start: int, end: int) -> None:
+        """Cover the steps [start, end), as far as they are shown."""
+        if min(end, self._axis.steps.stop) <= max(start, self._axis.steps.start):
+            return
+        left, right = (place - self._axis.left for place in self._axis.place(start, end))
+        first, last = int(left / BUCKET), int(right / BUCKET)
+        if first == last:
+            self._covered[first] += right - left
+            return
+        self._covered[first] += (first + 1) * BUCKET - left
+        for bucket in range(first + 1, last):
+            self._covered[bucket] += BUCKET
+        self._covered[last] += right - last * BUCKET
+
+    def path(self, row: Row) -> str:
+        """Return the outline of the covered part of `row`, "" for none."""
+        heights = [min(1.0, covered / self._full) * row.height for covered in self._covered]
+        path, last = [f"M{px(self._axis.left)} {px(row.bottom)}"], px(0)
+        for bucket, height in enumerate(heights):
+            if px(height) != last:
+                last = px(height)
+                path.append(f"H{px(self._x(bucket))}V{px(row.bottom - height)}")
+        if len(path) == 1:
+            return ""
+        return "".join([*path, f"H{px(self._x(len(heights)))}V{px(row.bottom)}Z"])
+
+    def _x(self, bucket: int) -> float:
+        return min(self._axis.left + bucket * BUCKET, self._axis.right)
+
+
+DEFAULT_WIDTH = 900
+WIDTHS = range(320, 8001)
+MARGIN, LINE_HEIGHT, LINK_HEIGHT = 12, 16, 22
+SWATCH = 26  # pixels
+MAX_FRAME_CELLS = 24
+ENDS: dict[End, str] = {
+    "torn": "preempted",
+    "failed": "failed",
+    "ring": "dropped",
+    "lost": "worker replaced",
+}
+BAR_CELLS = 1.5  # more steps are shown as bars than in a gantt of characters, which are wider
+
+
+def render_svg(
+    timeline: Timeline,
+    selection: Selection = EVERYTHING,
+    *,
+    width: int = DEFAULT_WIDTH,
+    unit: Axis = "steps",
+) -> bytes:
+    """Return the gantt of `timeline` as an SVG of `width` pixels.
+
+    Steps of `selection` are all that is drawn, its slots what has a row, and what its requests held
+    stands out.  Of a long run it is all of it, and below that the part worth a look.
+    """
+    drawing = begin_drawing(width)
+    title = " · ".join(headline(timeline, selection.slots))
+    top = float(MARGIN + NORMAL)
+    for line in fill(title.split(" · "), " · ", int((width - 2 * MARGIN) / CELL_WIDTH)):
+        drawing.text("text title", MARGIN, top, line)
+        top += LINE_HEIGHT
+    if len(timeline.spans):
+        top = _draw_charts(drawing, timeline, selection, unit, top)
+    return drawing.encode(top + MARGIN - LINE_HEIGHT / 2, title)
+
+
+def _draw_charts(
+    drawing: Drawing, timeline: Timeline, selection: Selection, unit: Axis, top: float
+) -> float:
+    """Draw the panels that suit the run below `top`, and return where they end."""
+    width = drawing.width
+    num_cells = int((width - NAME_WIDTH - FIGURE_WIDTH) / CELL_WIDTH * BAR_CELLS)
+    zoom, reasons = choose_zoom(timeline, selection, num_cells)
+    panel = Panel(timeline, selection, zoom, width, unit, may_have_bars=True)
+    whole = range(timeline.num_steps)
+    what = [f"steps {zoom.start:,} to {zoom.stop - 1:,}"] if zoom != whole else []
+    if zoom != whole and selection.start is None and selection.stop is None:
+        overview = Panel(timeline, selection, whole, width, unit, may_have_bars=False)
+        bottom = overview.draw(drawing, top)
+        left, right = overview.place(zoom)
+        top = bottom + LINK_HEIGHT
+        corners = [(left, bottom), (right, bottom), (width - FIGURE_WIDTH, top), (NAME_WIDTH, top)]
+        path = "L".join(f"{px(x)} {px(y)}" for x, y in corners)
+        drawing.add("path", "link", d=f"M{path}Z")
+        what += reasons
+    return _draw_panel(drawing, panel, what, top)
+
+
+def _draw_panel(drawing: Drawing, panel: Panel, what: list[str], top: float) -> float:
+    """Draw a chart below `what` it shows, and above how to read it; return where that ends."""
+    if panel.bars is None:
+        what = [*what, "how much of its time a slot was in use"]
+    else:
+        what = [*what, *filter(None, [panel.bars.reason])]
+        frame = id_frame({span.id for span in panel.bars.spans})
+        if any(frame):
+            ends = "…".join(map(printable, frame))
+            what = [*what, "ids " + cut_middle(ends, MAX_FRAME_CELLS, "…")]
+    num_cells = int((drawing.width - NAME_WIDTH - MARGIN) / CELL_WIDTH)
+    for line in filter(None, fill(what, ", ", num_cells)):
+        drawing.text("quiet", NAME_WIDTH, top + LINE_HEIGHT - 4, line)
+        top += LINE_HEIGHT
+    bottom = panel.draw(drawing, top)
+    ends_of_bars = set[End]() if panel.bars is None else panel.bars.ends
+    return _draw_legend(drawing, ends_of_bars, bottom + LINE_HEIGHT)
+
+
+def _draw_legend(drawing: Drawing, ends: Collection[End], top: float) -> float:
+    """Draw what the bars look like, with those of `ends` that there are; return where that ends."""
+    entries: list[tuple[str, str, End]] = [("prefill", "striped", ""), ("decode", "", "")]
+    entries += [(words, "", end) for end, words in ENDS.items() if end in ends]
+    x = float(NAME_WIDTH)
+    for words, ground, end in entries:
+        entry_width = SWATCH + 6 + text_width(words) + 14
+        if x + entry_width > drawing.width:
+            x, top = float(NAME_WIDTH), top + LINE_HEIGHT + 4
+        row = Row(top - 6, 13)
+        draw_body(drawing, x, x + SWATCH, row, end)
+        if ground:
+            drawing.add("rect", ground, x=x, y=row.top, width=SWATCH, height=row.height)
+        drawing.text("text", x + SWATCH + 6, row.base_line, words)
+        x += entry_width
+    return top + LINE_HEIGHT

@@ -1,1 +1,0 @@
-"""The gantt of a run as an SVG, a picture for papers and READMEs."""
