@@ -10,12 +10,9 @@ from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.request_log import MARK
-from batcher.timing.calibration import fit_steps
-from batcher.timing.hardware import load_gpu
-from batcher.timing.model_shape import load_model_shape
-from batcher.timing.physics import check_physics
-from batcher.timing.profiles import MORE_TERMS, Profile, is_file
-from batcher.timing.step_log import read_step_log, read_traced_steps
+from batcher.timing.calibration import fit_steps, read_step_log, read_traced_steps
+from batcher.timing.profiles import MORE_TERMS, Profile, check_physics, is_profile_file
+from batcher.timing.roofline import load_gpu, load_model_shape
 
 from .printing import output_sink
 from .run.files import check_replaceable
@@ -48,7 +45,7 @@ def write_profile(
     if hardware is not None:
         load_gpu(hardware)
     experts = None if model is None else load_model_shape(model).experts
-    if output is not None and not is_file(output):
+    if output is not None and not is_profile_file(output):
         raise BatchdecodeError(f"--output {output}: profiles are in .yaml or .yml files")
     if output is not None and not force:
         check_replaceable("--output", output)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from batcher.metrics.slo import doubtful_limits
 from batcher.settings import SchedulingSettings
-from batcher.timing.loading import kv_room_of
+from batcher.timing.profiles import kv_room_of
 
 from .options import WALL
 from .run.problems import say

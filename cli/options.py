@@ -220,7 +220,7 @@ class SchedulingOptions:
         """
         if self.profile is None or self.profile == WALL:
             return None
-        from batcher.timing.loading import step_time_of  # noqa: PLC0415 - with it comes yaml
+        from batcher.timing.profiles import step_time_of  # noqa: PLC0415 - with it comes yaml
 
         return step_time_of(self.profile)
 

@@ -7,10 +7,21 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.settings import DEFAULT_BLOCK_SIZE
-from batcher.timing.loading import load_profile, num_tokens_that_fit, step_time_of, usable_blocks
-from batcher.timing.overhead import split_overhead
-from batcher.timing.physics import Physics, Prediction, check_physics, predictions_of
-from batcher.timing.profiles import Profile, is_file, read_profiles, shipped_profiles
+from batcher.timing.profiles import (
+    Physics,
+    Prediction,
+    Profile,
+    check_physics,
+    is_profile_file,
+    load_profile,
+    num_tokens_that_fit,
+    predictions_of,
+    read_profiles,
+    shipped_profiles,
+    split_overhead,
+    step_time_of,
+    usable_blocks,
+)
 from batcher.timing.roofline import num_kv_tokens, parts_of
 
 from .printing import print_json, print_text
@@ -72,7 +83,7 @@ def _reports(name: str | None) -> list[StepTimeReport]:
         step_time = step_time_of(name)
         predictions = predictions_of(step_time)
         return [StepTimeReport(name=name, settings=step_time.settings, predictions=predictions)]
-    if is_file(name) and split_overhead(name)[1] is None:
+    if is_profile_file(name) and split_overhead(name)[1] is None:
         return [_report_of_profile(*named) for named in read_profiles(name).items()]
     return [_report_of_profile(*load_profile(name))]
 

@@ -20,11 +20,11 @@ from batcher.verifying.verification import Verdict, verify
 from .commands.verify import VerifyOptions
 from .models import capabilities_of, load, model_again
 from .printing import print_json, print_text
+from .progress import seldom
 from .run.intake import open_input
 from .run.reading import read_requests
 from .screen.summary import marks_in
 from .screen.terminal import counted, encoding_of, printable
-from .whatif.progress import seldom
 
 PROVEN, DIFFERENT = 0, 1
 PROGRESS_INTERVAL = 2.0  # seconds

@@ -17,7 +17,7 @@ from batcher.events import (
 from batcher.result import ErrorInfo
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 
 NAMES = ["r{}", "é☃ {}", "😀{}", "</script>{}", "r{}#1", "אבג{}\n\u202e\x1b[31m", "x" * 5000 + "{}"]
 

@@ -10,7 +10,7 @@ from batcher import Request
 from batcher.prompts import count_tokens
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 from batcher.timing.step_time import StepTime
 
 POLICIES = ["fcfs", "priority", "sjf", "ljf", "deadline", "lpm"]

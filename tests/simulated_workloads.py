@@ -3,6 +3,8 @@
 from random import Random
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepsEvent
@@ -11,9 +13,8 @@ from batcher.result import Result
 from batcher.scheduling.checks import check_settings
 from batcher.settings import SchedulingSettings
 from batcher.speculation.proposal import Drafter
-from batcher.timing.formulas import ConstantStepTime, ProfileStepTime
-from batcher.timing.least import LeastStepTime
-from batcher.timing.loading import step_time_of
+from batcher.timing.formulas import ConstantStepTime, LeastStepTime, ProfileStepTime
+from batcher.timing.profiles import shipped_profiles, step_time_of
 from batcher.timing.step_time import StepTime
 
 Logged = tuple[str, int, str, int, float, int]
@@ -31,7 +32,7 @@ STEP_TIMES: list[StepTime] = [
         ((2, 90.5), (3, 407.3), (5, 300), (40, 999)),
     ),
     step_time_of("roofline:llama-3.1-8b:h100-sxm"),
-    step_time_of("h100_qwen3-30b-a3b"),
+    replace(shipped_profiles()["h100_qwen3-30b-a3b"], pipeline_parallel=3).step_time("staged"),
     step_time_of("roofline:mixtral-8x7b:h100-sxm:2"),
     LeastStepTime(ProfileStepTime("experts", TERMS | {"x": 900}, (), (8, 2)), 700),
 ]

@@ -27,7 +27,7 @@ from batcher.metrics.summary import RunMetrics, in_turn, of_the_dead, summarize_
 from batcher.scheduling.clock import ConstantClock, FormulaClock, WallClock
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 from batcher.trace.files import encode_events, read_trace
 from batcher.trace.timeline import Timeline
 from batcher.trace.views import encode_chrome

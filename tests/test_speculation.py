@@ -33,7 +33,7 @@ from batcher.scheduling.clock import WallClock
 from batcher.settings import SchedulingSettings
 from batcher.speculation.proposal import Drafter, Proposal, proposal_of
 from batcher.speculation.settings import SpeculationSettings
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 from batcher.tokens import Tokens
 from batcher.trace.timeline import Timeline
 

@@ -16,7 +16,7 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, FinishEvent, RunEvent
 from batcher.explaining.story import answer_of, read_requests
 from batcher.settings import SchedulingSettings
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 from batcher.trace.files import encode_events, read_trace
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps

@@ -19,8 +19,15 @@ from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, Deployment, Value
 from batcher.planning.drafting import speedups
 from batcher.planning.fleet import FleetResult, whole_of
-from batcher.planning.measure import Outcome, Question, measure_part, outcome_of, problem_of
-from batcher.planning.running import DeploymentPart, most_parts
+from batcher.planning.measure import (
+    DeploymentPart,
+    Outcome,
+    Question,
+    measure_part,
+    most_parts,
+    outcome_of,
+    problem_of,
+)
 from batcher.planning.workers import WorkerProcesses
 
 DEFAULT_GROWTH = 0.1  # for each doubling of the batch

@@ -30,12 +30,12 @@ from batcher.timing.catalog import (
     CatalogError,
     Count,
     OptionalPositive,
+    Place,
     Positive,
     as_record,
     hint_at,
     read_mapping,
 )
-from batcher.timing.place import Place
 
 Readers = Mapping[str, Callable[[str], Any]]
 """For each setting what makes a value of a text, or raises what says what it may be."""

@@ -5,34 +5,52 @@ the first arrival to the end is shared out among what was lacking, and the large
 docs/compare.md has the definition.
 """
 
-from collections.abc import Callable, Sequence
-from math import inf
-from typing import Literal, get_args
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from math import ceil, inf
+from typing import Any, Literal, get_args
 
+import numpy as np
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.arrays import latencies_of
-from batcher.metrics.slo import OTHERS, Goodput, Slo
-from batcher.metrics.times import Latencies, SecondsDistribution
-from batcher.planning.classes import ClassOutcome, kept
-from batcher.planning.deployments import Deployment
-from batcher.planning.fleet import FleetResult, ReplicaResult, ReplicasResult
-from batcher.planning.fleets import groups_of
-from batcher.planning.prices import Cost, Price, cost_of
-from batcher.planning.running import DeploymentPart, run
-from batcher.planning.simulator import SimulationTotals
-from batcher.planning.spread import (
-    FleetUse,
-    GroupUse,
-    fleet_use_of,
-    parts_of,
-    uses_of,
+from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
+from batcher.metrics.slo import OTHERS, Goodput, Slo, class_name
+from batcher.metrics.times import MICROSECONDS, Latencies, SecondsDistribution
+from batcher.planning.deployments import (
+    AXES,
+    OF_ENGINE,
+    Deployment,
+    EngineGroup,
+    groups_of,
+    transfer_of,
 )
-from batcher.planning.streamed import AnyWorkload
+from batcher.planning.disaggregated import DisaggregatedFleet
+from batcher.planning.fleet import (
+    PAID,
+    Fleet,
+    FleetResult,
+    Life,
+    ReplicaResult,
+    ReplicaSettings,
+    ReplicasResult,
+    ReplicaState,
+    Role,
+    result_of_engine,
+    timeline_of,
+)
+from batcher.planning.fleet_file import Management
+from batcher.planning.managed_fleet import ManagedFleet
+from batcher.planning.prices import Cost, Price, cost_of
+from batcher.planning.routers import ROUTERS, BlindRouter, PartRouter, router_of
+from batcher.planning.simulated_sequence import Turns
+from batcher.planning.simulator import OnEnded, Preempted, SimulationTotals, simulate
+from batcher.planning.streamed import AnyWorkload, StreamedTurns, StreamedWorkload, always
 from batcher.planning.workers import OnPart
+from batcher.planning.workload import Workload
 from batcher.scheduling.checks import check_settings
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
@@ -52,6 +70,316 @@ _LACKS: dict[str, Constraint] = {
     "batch": "static",
 }
 _IS_ROOM = ("slots", "kv", "tokens")  # with more of them, steps would be larger
+
+
+class Question(Struct, frozen=True):
+    """What is to be served, what is promised, and for which share of the requests.
+
+    prices: of GPUs, by their names; None: it is not asked what it costs.
+    """
+
+    workload: AnyWorkload
+    slo: Slo | None = None
+    asked: float = 1.0
+    prices: dict[str, Price] | None = None
+
+
+class DeploymentPart(Struct, frozen=True):
+    """A deployment, or of its replicas every num_parts-th, from the one at `place` on."""
+
+    deployment: Deployment
+    place: int = 0
+    num_parts: int = 1
+
+
+def most_parts(workload: AnyWorkload, deployment: Deployment) -> int:
+    """Return in how many parts it can be run: one if replicas depend on each other."""
+    is_blind = isinstance(router_of(deployment.router), BlindRouter)
+    is_independent = is_blind and _management_of(deployment) is None
+    is_streamed = isinstance(workload, StreamedWorkload)
+    is_one = transfer_of(deployment) is not None
+    return deployment.replicas if is_independent and is_streamed and not is_one else 1
+
+
+def run(
+    workload: AnyWorkload, part: DeploymentPart, on_part: OnPart = lambda _: None
+) -> FleetResult:
+    """Return what a part of the replicas of a deployment does; one alone needs no router.
+
+    on_part: called with the share of the samples that have ended, again and again.
+
+    Raises:
+        BatchdecodeError: its settings make no sense.
+    """
+    deployment = part.deployment
+    workload = workload.at_rate(deployment.rate)
+    replicas: list[ReplicaSettings] = []
+    for group in groups_of(deployment):
+        engine = group.engine
+        settings = ReplicaSettings(
+            num_slots=engine.batch,
+            scheduling=engine.scheduling,
+            step_time=step_time_of(engine.profile),
+            drafts=engine.drafts,
+            group=group.name,
+            role=group.role,
+        )
+        replicas += [settings] * group.count
+    num_samples = max(workload.num_samples // part.num_parts, 1)
+
+    def on_ended(num_ended: int) -> None:
+        on_part(min(num_ended / num_samples, 1.0))
+
+    own, management = replicas[0], _management_of(deployment)
+    if management is None and len(replicas) == 1 and isinstance(workload, Workload):
+        slots, scheduling, step_time = own.num_slots, own.scheduling, own.step_time
+        result = simulate(workload, slots, scheduling, step_time, on_ended, own.drafts)
+        return result_of_engine(result, own)
+    for_trial = _replicas_of_trial(deployment, replicas)
+    if for_trial is not None and workload.shares_nothing:
+        with suppress(Preempted):
+            return _fleet_of(workload, part, for_trial, on_ended).run()
+    return _fleet_of(workload, part, replicas, on_ended).run()
+
+
+def _replicas_of_trial(
+    deployment: Deployment, replicas: Sequence[ReplicaSettings]
+) -> list[ReplicaSettings] | None:
+    """Return them for a trial; None if that would not do, or gain nothing.
+
+    A router of one's own is asked by no fleet that may be given up: it may count.
+    """
+    is_plain = _management_of(deployment) is None and transfer_of(deployment) is None
+    if not is_plain or deployment.router not in ROUTERS:
+        return None
+    for_trial = [settings.of_trial for settings in replicas]
+    found = [settings for settings in for_trial if settings is not None]
+    return found if len(found) == len(replicas) else None
+
+
+def _fleet_of(
+    workload: AnyWorkload,
+    part: DeploymentPart,
+    replicas: Sequence[ReplicaSettings],
+    on_ended: OnEnded,
+) -> Fleet:
+    """Return a fleet that has done nothing yet."""
+    deployment = part.deployment
+    router, takes = router_of(deployment.router), always
+    if isinstance(router, BlindRouter) and part.num_parts > 1:
+        router = PartRouter(router, part.place, part.num_parts)
+        takes = router.takes
+    turns = Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload, takes)
+    interval, transfer = deployment.report_interval, transfer_of(deployment)
+    management = _management_of(deployment)
+    if transfer is not None:
+        return DisaggregatedFleet(
+            turns,
+            replicas,
+            router,
+            interval,
+            on_ended,
+            decode_router=router_of(deployment.router),
+            transfer=transfer,
+        )
+    if management is None:
+        return Fleet(turns, replicas, router, interval, on_ended)
+    return ManagedFleet(turns, replicas, router, management, interval, on_ended)
+
+
+def _management_of(deployment: Deployment) -> Management | None:
+    return None if deployment.fleet is None else deployment.fleet.management
+
+
+class ClassOutcome(Struct, frozen=True, kw_only=True):
+    """What the requests of a class came to, all of which are promised the same."""
+
+    latencies: Latencies
+    goodput: Goodput
+
+
+class Attainment(Struct, frozen=True, kw_only=True):
+    """How an SLO was kept.
+
+    goodput: of all classes together.  classes: of each, by its name; {} if the SLO has none.
+    tails: for each limit, what the asked share of samples does not exceed; None if fewer were
+    served.
+    """
+
+    goodput: Goodput
+    classes: dict[str, ClassOutcome]
+    tails: dict[str, float | None]
+
+
+class _Class(Struct, frozen=True):
+    """What a class was promised, and what of it was served; place: how its limits are told."""
+
+    name: str
+    place: str
+    limits: dict[str, float]
+    times: ServedTimes
+    num_failed: int
+
+
+def kept(slo: Slo, result: FleetResult, asked: float) -> Attainment:
+    """Return how `slo` was kept; `asked`: for which share of the requests of a class it is."""
+    makespan = result.times.makespan
+    tails: dict[str, float | None] = {}
+    classes: dict[str, ClassOutcome] = {}
+    missed: dict[str, int] = {}
+    requests = good = 0
+    for each in _classes(slo, result):
+        goodput = goodput_of(each.limits, each.times, each.num_failed, makespan)
+        if slo.classes:
+            classes[each.name] = ClassOutcome(latencies=latencies_of(each.times), goodput=goodput)
+        for metric, tail in _tails(each, asked):
+            tails[each.place + metric] = tail
+        for reason, count in goodput.missed.items():
+            missed[each.place + reason] = count
+        requests += goodput.requests
+        good += goodput.good
+    whole = Goodput.of(slo.all_limits, requests, good, makespan, missed)
+    return Attainment(goodput=whole, classes=classes, tails=tails)
+
+
+def _classes(slo: Slo, result: FleetResult) -> Iterator[_Class]:
+    """Yield the classes of an SLO: the others, if they are promised anything, and each of its own.
+
+    Without any it is all requests.
+    """
+    if not slo.classes:
+        yield _Class("", "", slo.limits, result.times, result.num_failed)
+        return
+    failed = result.failed
+    if slo.limits:
+        is_other = ~np.isin(result.priorities, list(slo.classes))
+        num_failed = sum(count for priority, count in failed.items() if priority not in slo.classes)
+        yield _Class(OTHERS, "", slo.limits, result.times.where(is_other), num_failed)
+    for priority, own in slo.classes.items():
+        name = class_name(priority)
+        times = result.times.where(result.priorities == priority)
+        yield _Class(name, f"{name}:", own.limits, times, failed[priority])
+
+
+def _tails(each: _Class, asked: float) -> Iterator[tuple[str, float | None]]:
+    """Yield for each limit the least time that the asked share of samples does not exceed."""
+    num_served = len(each.times.arrival)
+    rank = max(1, ceil(Fraction(str(asked)) * (num_served + each.num_failed)))
+    for metric in each.limits:
+        values = np.sort(each.times.values(metric))
+        yield metric, int(values[rank - 1]) / MICROSECONDS if rank <= num_served else None
+
+
+class GroupUse(Struct, frozen=True, kw_only=True):
+    """What the replicas of a group did.
+
+    replicas: all there ever were.  most_replicas: at once.  role, settings: of each.
+    served, failed: samples; a prompt that goes on elsewhere counts as served.  busy: for which
+    share of the time in which they were there they took steps.  slots_used, kv_used: shares over
+    their steps, None without such a limit.
+    """
+
+    name: str
+    replicas: int
+    role: Role
+    settings: dict[str, Any]
+    served: int
+    failed: int
+    steps: int
+    busy: float
+    slots_used: float
+    kv_used: float | None
+    preemptions: int
+    most_replicas: int
+
+
+class FleetUse(Struct, frozen=True, kw_only=True):
+    """How the replicas of a managed fleet came and went.
+
+    failures: of replicas.  lost: how often a sample was lost with one.  replica_seconds: in which
+    replicas were paid for, all but those that are down.  mean_replicas: that were, most_replicas:
+    at once.  serving: for which share of these seconds they served.
+    refusals: how many samples were refused for which reason, of those for which any was.
+    timeline: a time, and how many serve and are paid for from then on.
+    """
+
+    failures: int
+    lost: int
+    replica_seconds: float
+    mean_replicas: float
+    most_replicas: int
+    serving: float
+    refusals: dict[str, int]
+    timeline: list[tuple[float, int, int]]
+
+
+def fleet_use_of(result: FleetResult) -> FleetUse | None:
+    """Return how the replicas came and went; None if they were there all the time."""
+    history, begin, makespan = result.history, result.first_arrival or 0.0, result.makespan
+    if history is None:
+        return None
+    end = begin + makespan
+    seconds = sum(life.seconds(PAID, begin, end) for life in history.lives)
+    serving = sum(life.seconds([ReplicaState.SERVING], begin, end) for life in history.lives)
+    timeline = timeline_of(history.lives, end)
+    return FleetUse(
+        failures=history.num_failures,
+        lost=history.num_lost,
+        replica_seconds=round(seconds, NUM_DIGITS),
+        mean_replicas=round(seconds / makespan, NUM_DIGITS) if makespan else 0.0,
+        most_replicas=max(num_paid for _, _, num_paid in timeline),
+        serving=round(serving / seconds, NUM_DIGITS) if seconds else 0.0,
+        refusals={reason: count for reason, count in sorted(history.refusals.items()) if count},
+        timeline=[(round(time, NUM_DIGITS), serve, paid) for time, serve, paid in timeline],
+    )
+
+
+def parts_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[ReplicasResult]:
+    """Return what the replicas of each group did."""
+    return [
+        ReplicasResult([each for each in result.replicas if each.group == group.name])
+        for group in groups
+    ]
+
+
+def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse]:
+    """Return what the replicas of each group did."""
+    most = _most_at_once(result, groups)
+    return [
+        GroupUse(
+            name=group.name,
+            replicas=len(part.replicas),
+            role=group.role,
+            settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
+            served=sum(replica.num_served for replica in part.replicas),
+            failed=sum(replica.failed.total() for replica in part.replicas),
+            steps=part.totals.num_steps,
+            busy=round(_share(part.busy_ticks, part.paid_seconds(result.makespan)), NUM_DIGITS),
+            slots_used=round(part.slot_utilisation, NUM_DIGITS),
+            kv_used=None if (used := part.kv_utilisation) is None else round(used, NUM_DIGITS),
+            preemptions=part.totals.num_preemptions,
+            most_replicas=most.get(group.name, len(part.replicas)),
+        )
+        for group, part in zip(groups, parts_of(result, groups), strict=True)
+    ]
+
+
+def _most_at_once(result: FleetResult, groups: Sequence[EngineGroup]) -> dict[str, int]:
+    """Return how many replicas of each group there were at once, at most; {} if all always were."""
+    if result.history is None:
+        return {}
+    lives: dict[str, list[Life]] = {group.name: [] for group in groups}
+    for life, replica in zip(result.history.lives, result.replicas, strict=True):
+        lives[replica.group].append(life)
+    end = (result.first_arrival or 0.0) + result.makespan
+    return {
+        name: max((paid for _, _, paid in timeline_of(of_group, end)), default=0)
+        for name, of_group in lives.items()
+    }
+
+
+def _share(ticks: int, seconds: float) -> float:
+    return ticks / TICKS_PER_SECOND / seconds if seconds else 0.0
 
 
 class Binding(Struct, frozen=True):
@@ -142,18 +470,6 @@ class DraftUse(Struct, frozen=True):
     acceptance: float
     tokens_per_step: float
     making: float
-
-
-class Question(Struct, frozen=True):
-    """What is to be served, what is promised, and for which share of the requests.
-
-    prices: of GPUs, by their names; None: it is not asked what it costs.
-    """
-
-    workload: AnyWorkload
-    slo: Slo | None = None
-    asked: float = 1.0
-    prices: dict[str, Price] | None = None
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

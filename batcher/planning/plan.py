@@ -1,21 +1,88 @@
 """The smallest setting, or the largest rate, under which enough requests meet an SLO."""
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Generator, Sequence
+from math import floor
+from typing import Literal, Self, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.deployments import Deployment, Value
+from batcher.planning.deployments import (
+    AXES,
+    MAX_BATCH,
+    MAX_COUNT,
+    OF_ENGINE,
+    Deployment,
+    Value,
+    engines_of,
+    groups_of,
+)
 from batcher.planning.drafting import Gain, gain_of
-from batcher.planning.limits import Limit
 from batcher.planning.measure import Outcome, Question, good_share, measure, problem_of, score_of
-from batcher.planning.relief import Analysis, Edge, Relief, Removal
 from batcher.planning.search import Ladder, LeastSearch, Score, Searched, likely
-from batcher.planning.simulations import SMALL, MeasureAll, Simulations
+from batcher.planning.streamed import AnyWorkload
+from batcher.planning.workers import WorkerProcesses
 
+Limit = Literal["slots", "kv", "tokens", "threshold", "static"]
+Change = Callable[[Deployment], Deployment | None]
+"""Returns one engine with another limit; None if there is no such thing."""
+
+SETTING_OF: dict[Limit, str] = {
+    "slots": "batch",
+    "kv": "kv_blocks",
+    "tokens": "max_batch_tokens",
+    "threshold": "long_prefill_threshold",
+    "static": "batching",
+}
+FIRST_BUDGET = 2048  # tokens of a step: what is tried where there is no limit of them
+
+# Doublings, or halvings, of a limit; of a token budget more, as several may change nothing before
+# one sets prompts apart from those that decode.
+MAX_CHANGES: dict[Limit, int] = {"slots": 3, "kv": 3, "tokens": 5, "threshold": 3, "static": 1}
+MIN_GAIN = 0.5  # of the share of the requests that is lacking: what gives less does not bind
+MAX_REACHES = 4  # limits, in a direction, of which it is found how far changing them reaches
+
+SMALL = 2_000  # samples: fewer are simulated before a process has started
+
+Found = TypeVar("Found")
+Chain = Generator[Deployment, Outcome, Found]
+"""Asks for one deployment after the other, is told what each comes to, returns what it found."""
+
+MeasureAll = Callable[[Sequence[Deployment]], list[Outcome]]
 OnTried = Callable[[int, Value, float], object]
+
+
+class Relief(Struct, frozen=True, kw_only=True):
+    """A setting that was changed to a value.
+
+    share: of the requests that meet the SLO so, where the search ended.
+    reached: the best value of what is searched that meets the SLO so, None if that is none beyond.
+    """
+
+    constraint: Limit
+    setting: str
+    value: Value
+    share: float
+    reached: Value | None = None
+
+
+class Removal(Struct, frozen=True, kw_only=True):
+    """Limits that were out of the way together, and the share that meets the SLO so."""
+
+    constraints: list[Limit]
+    share: float
+
+
+class Analysis(Struct, frozen=True, kw_only=True):
+    """What binds a deployment, in the order of SETTING_OF, and what that rests on.
+
+    removal: the fewest limits that have to go together, None if changing one of them helps.
+    """
+
+    binding: list[Limit | Literal["compute"]]
+    reliefs: list[Relief]
+    removal: Removal | None = None
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -42,7 +109,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     next_value, next_outcome: the value after it that was tried and is not enough, None for none.
     binding_classes: those, if there are several, of which too few meet their SLO with the next
     value, or the nearest.
-    binding, reliefs, removal: see batcher.planning.relief; of the same value.
+    binding, reliefs, removal: see Analysis; of the same value.
     contradictions: values tried that are easier than `value`, and yet not enough.
     trials: all that were tried, in the order of their values.
     gain: what drafts gain `deployment`, None if it has none.
@@ -68,105 +135,373 @@ class Plan(Struct, frozen=True, kw_only=True):
     gain: Gain | None = None
 
 
-def find_plan(
-    question: Question,
-    base: Deployment,
-    searched: Searched,
-    on_tried: OnTried = lambda _num_tried, _value, _share: None,
-    on_relief: Callable[[float], object] = lambda _: None,
-    on_found: Callable[["Plan"], object] = lambda _: None,
-    on_trial: Callable[[Trial], object] = lambda _: None,
-    *,
-    num_jobs: int = 1,
-    small: int = SMALL,
-) -> Plan:
-    """Return the best value of what is `searched`, all else as in `base`.
+class Simulations:
+    """Measures deployments; a context manager.
 
-    The answer does not depend on `num_jobs`, the processes that work on it.
-
-    on_tried: called again and again with how many values were tried, with the one that is tried
-    next, and which share of that, and of others that are tried at once, is done.
-    on_relief: called with how many simulations were done then to see what would help, a part of one
-    counted as such.
-    on_found: called before that with the plan, but for what binds, what helps and the gain.
-    on_trial: called with each value that the search has tried, as soon as it is known.
-    small: below so many samples no process is started.
-
-    Raises:
-        BatchdecodeError: the settings make no sense, or there is nothing to search.
+    num_jobs: how many processes do, one if `question` is small.
     """
-    if question.slo is None:
-        raise BatchdecodeError("a plan needs an SLO")
-    ladder = Ladder(question.workload, base, searched)
-    problem = problem_of(ladder.deployment_of(ladder.rungs[ladder.start]))
-    if problem is not None:
-        raise BatchdecodeError(problem)
-    with Simulations(question, num_jobs, small) as simulations:
-        trials = _Trials(question, ladder, simulations, on_tried, on_trial)
-        found, edge = _search(question, ladder, trials, _counted(simulations, on_relief))
-        on_found(found)
-        analysis = Analysis(binding=[], reliefs=[]) if edge is None else edge.analyse()
-    gain = gain_of(
-        found.deployment,
-        question.workload.num_samples,
-        lambda deployment: measure(question, deployment).tokens_per_s,
-    )
-    return replace(
-        found,
-        binding=analysis.binding,
-        reliefs=analysis.reliefs,
-        removal=analysis.removal,
-        gain=gain,
+
+    def __init__(self, question: Question, num_jobs: int, small: int = SMALL) -> None:
+        self.num_jobs = 1 if question.workload.num_samples < small else num_jobs
+        self._workers = WorkerProcesses(measure, question, self.num_jobs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.__exit__()
+
+    def measure(
+        self, deployments: Sequence[Deployment], on_done: Callable[[float], object] = lambda _: None
+    ) -> list[Outcome]:
+        """Return what each of `deployments` comes to.
+
+        on_done: called with how many of them are done, a part of one counted as such.
+        """
+        found: dict[int, Outcome] = {}
+        done: dict[int, float] = {}
+
+        def note_part(place: int, share: float) -> None:
+            done[place] = share
+            on_done(sum(done.values()))
+
+        for place, outcome in self._workers.answers(deployments, note_part):
+            found[place] = outcome
+            note_part(place, 1.0)
+        return [found[place] for place in range(len(deployments))]
+
+
+def together(chains: Sequence[Chain[Found]], measure_all: MeasureAll) -> list[Found]:
+    """Return what each of `chains` finds; what they ask for next is measured at once."""
+    found: dict[int, Found] = {}
+    asked: dict[int, Deployment] = {}
+
+    def go_on(place: int, outcome: Outcome | None) -> None:
+        try:
+            chain = chains[place]
+            asked[place] = next(chain) if outcome is None else chain.send(outcome)
+        except StopIteration as stop:
+            found[place] = stop.value
+
+    for place in range(len(chains)):
+        go_on(place, None)
+    while asked:
+        places = list(asked)
+        outcomes = measure_all([asked.pop(place) for place in places])
+        for place, outcome in zip(places, outcomes, strict=True):
+            go_on(place, outcome)
+    return [found[place] for place in range(len(chains))]
+
+
+def value_at(deployment: Deployment, limit: Limit) -> Value:
+    """Return what the setting of `limit` is; a list of what it is in each group if they differ."""
+    axis = AXES[SETTING_OF[limit]]
+    values = [axis.value_of(engine) for engine in engines_of([deployment])]
+    return values if any(value != values[0] for value in values) else values[0]
+
+
+def limits_of(deployment: Deployment) -> list[Limit]:
+    """Return what limits `deployment`, or a group of it, in the order of SETTING_OF."""
+    engines = engines_of([deployment])
+    return [limit for limit in SETTING_OF if any(_limits(limit, engine) for engine in engines)]
+
+
+def _limits(limit: Limit, engine: Deployment) -> bool:
+    return value_at(engine, limit) not in (None, "continuous")
+
+
+def _in_each(deployment: Deployment, change: Change) -> Deployment | None:
+    """Return `deployment` with each group changed of which `change` makes something, or None."""
+    fleet = deployment.fleet
+    if fleet is None:
+        return change(deployment)
+    groups = list(fleet.groups)
+    for place, group in enumerate(groups_of(deployment)):
+        changed = change(group.engine)
+        if changed is not None:
+            settings = {name: AXES[name].value_of(changed) for name in OF_ENGINE}
+            news = {
+                name: value
+                for name, value in settings.items()
+                if value != AXES[name].value_of(group.engine)
+            }
+            groups[place] = replace(groups[place], settings=groups[place].settings | news)
+    if tuple(groups) == fleet.groups:
+        return None
+    return replace(deployment, fleet=replace(fleet, groups=tuple(groups)))
+
+
+def wider(deployment: Deployment, limit: Limit) -> Deployment | None:
+    """Return `deployment` with twice of what `limit` limits, None if it does not.
+
+    Static batching is continuous then, and a token budget at least one token for each slot.
+    """
+
+    def change(engine: Deployment) -> Deployment | None:
+        if not _limits(limit, engine):
+            return None
+        if limit == "static":
+            return AXES["batching"].set(engine, "continuous")
+        most = MAX_BATCH if limit == "slots" else MAX_COUNT
+        value = min(2 * value_at(engine, limit), most)
+        return _with_a_token_for_each(AXES[SETTING_OF[limit]].set(engine, value))
+
+    return _in_each(deployment, change)
+
+
+def narrower(deployment: Deployment, limit: Limit) -> Deployment | None:
+    """Return `deployment` with half of what `limit` limits, None if there is no such thing.
+
+    Where steps have no token budget, they are given one.
+    """
+
+    def change(engine: Deployment) -> Deployment | None:
+        value = value_at(engine, limit)
+        if limit == "tokens" and value is None:
+            value = 2 * max(FIRST_BUDGET, engine.batch)
+        if limit == "static" or value is None or value == 1:
+            return None
+        return AXES[SETTING_OF[limit]].set(engine, value // 2)
+
+    return _in_each(deployment, change)
+
+
+def without(deployment: Deployment, limits: Collection[Limit], workload: AnyWorkload) -> Deployment:
+    """Return `deployment` with as much of what `limits` limit as `workload` can ever use."""
+
+    def change(engine: Deployment) -> Deployment:
+        bounds: dict[Limit, int] = {
+            "slots": min(workload.num_samples, MAX_BATCH),
+            "kv": workload.num_blocks(engine.scheduling.block_size),
+            "tokens": workload.num_tokens,
+        }
+        for limit in filter(lambda limit: _limits(limit, engine), limits):
+            setting = AXES[SETTING_OF[limit]]
+            if limit in bounds:
+                most = max(value_at(engine, limit), bounds[limit])
+                engine = setting.set(engine, most)
+            else:
+                free = "continuous" if limit == "static" else None
+                engine = setting.set(engine, free)
+        return _with_a_token_for_each(engine)
+
+    return _in_each(deployment, change) or deployment
+
+
+def _with_a_token_for_each(deployment: Deployment) -> Deployment:
+    """Return `deployment` with a token budget, if it has one, of at least one for each slot."""
+    budget = deployment.scheduling.max_batch_tokens
+    if budget is None or budget >= deployment.batch:
+        return deployment
+    return AXES["max_batch_tokens"].set(deployment, deployment.batch)
+
+
+class _Attempt(Struct, frozen=True, kw_only=True):
+    """A limit, `base` with it wider or narrower, and what that comes to at an edge."""
+
+    limit: Limit
+    is_wider: bool
+    base: Deployment
+    share: float
+    score: Score
+    reached: int | None = None
+
+
+def _without_uses(outcome: Outcome) -> Outcome:
+    """Return `outcome` without the shares of limits, which differ where nothing else does."""
+    return replace(outcome, slots_used=0.0, kv_used=None, budget_used=None)
+
+
+def _rank(attempt: _Attempt) -> tuple[float, float, float]:
+    """Return what is least for the change that helps most."""
+    share, nearness = attempt.score
+    reached = float("inf") if attempt.reached is None else attempt.reached
+    return reached, -share, -nearness
+
+
+def _relief(attempt: _Attempt, ladder: Ladder) -> Relief:
+    return Relief(
+        constraint=attempt.limit,
+        setting=SETTING_OF[attempt.limit],
+        value=value_at(attempt.base, attempt.limit),
+        share=attempt.share,
+        reached=None if attempt.reached is None else ladder.value_of(attempt.reached),
     )
 
 
-def _search(
-    question: Question, ladder: Ladder, trials: "_Trials", measure_all: MeasureAll
-) -> tuple[Plan, Edge | None]:
-    """Return the plan for an SLO, and where its search ended; None if all were enough."""
-    search = LeastSearch(trials.score, question.asked, ladder.rungs)
-    search.run(ladder.start)
-    is_met = search.least is not None
-    best = search.nearest if search.least is None else search.least
-    after = max((number for number in search.scores if number < best and is_met), default=None)
-    ends = after if is_met else best
-    edge = None
-    if ends is not None:
-        edge = Edge(
-            question=question,
-            ladder=ladder,
-            number=ends,
-            outcome=trials.outcomes[ends],
-            enough=search.least,
-            measure_all=measure_all,
+class Edge(Struct, frozen=True, kw_only=True):
+    """Where a search ended: `number` comes to `outcome`, which is not enough.
+
+    measure_all: tells what deployments come to.
+    enough: the least number that is, the next larger one; None if nothing is enough.
+    """
+
+    question: Question
+    ladder: Ladder
+    number: int
+    outcome: Outcome
+    enough: int | None
+    measure_all: MeasureAll
+
+    def analyse(self) -> Analysis:
+        """Return what binds there, so that more do not meet the SLO, and what would help.
+
+        Of a setting it is that setting: one more of it is enough.  Of a rate it is the limit whose
+        change reaches furthest; if none reaches further, or nothing meets the SLO, the one whose
+        change lets most requests meet it; if none lets more by MIN_GAIN, the fewest that together
+        do if nobody meets them; if these do not either, the time that steps take.  Where too many
+        requests can never run there are too few blocks, whatever else.
+        """
+        removal = None
+        attempts = self._attempts()
+        if self.enough is not None:
+            attempts = self._with_reaches(attempts, self.enough)
+        best = min(attempts, key=_rank, default=None)
+        own = next(
+            (limit for limit in SETTING_OF if SETTING_OF[limit] == self.ladder.searched), None
         )
-    found = Plan(
-        searched=ladder.searched,
-        asked=question.asked,
-        limits={} if question.slo is None else question.slo.all_limits,
-        is_met=is_met,
-        value=ladder.value_of(best),
-        deployment=ladder.deployment_of(best),
-        outcome=trials.outcomes[best],
-        file_rate=question.workload.mean_rate,
-        is_last=best == ladder.rungs[0],
-        next_value=None if after is None else ladder.value_of(after),
-        next_outcome=None if after is None else trials.outcomes[after],
-        binding_classes=[] if ends is None else _too_few(question, trials.outcomes[ends]),
-        contradictions=[trials.trial_of(number) for number in search.contradictions],
-        trials=[trials.trial_of(number) for number in sorted(search.scores)],
-    )
-    return found, edge
+        binding: set[Limit] = set()
+        if self.enough is not None and own is not None:
+            binding = {own}
+        elif best is not None and self._is_gain(best.share):
+            binding = {best.limit}
+        else:
+            removal = self._removal()
+            binding.update(removal.constraints if removal else ())
+        num_samples = self.outcome.served + self.outcome.failed
+        if self.outcome.failed > floor((1 - self.question.asked) * num_samples + 1e-9):
+            binding.add("kv")
+        return Analysis(
+            binding=[limit for limit in SETTING_OF if limit in binding] or ["compute"],
+            reliefs=[_relief(attempt, self.ladder) for attempt in attempts],
+            removal=removal,
+        )
 
+    def _is_gain(self, share: float) -> bool:
+        """Return whether this share of the requests is more than without a change, by enough."""
+        before = good_share(self.outcome)
+        return share > before and share - before >= MIN_GAIN * (self.question.asked - before)
 
-def _too_few(question: Question, outcome: Outcome) -> list[str]:
-    """Return the classes of which fewer than the asked share met their SLO."""
-    goodputs = {name: each.goodput for name, each in outcome.classes.items()}
-    return [
-        name
-        for name, each in goodputs.items()
-        if each.requests and each.good / each.requests < question.asked
-    ]
+    def _attempts(self) -> list[_Attempt]:
+        """Return what it comes to there to widen and to narrow each limit but the searched one."""
+        chains = [
+            self._changes(limit, change)
+            for limit, setting in SETTING_OF.items()
+            for change in (wider, narrower)
+            if setting != self.ladder.searched
+        ]
+        return [attempt for found in together(chains, self.measure_all) for attempt in found]
+
+    def _changes(
+        self, limit: Limit, change: Callable[[Deployment, Limit], Deployment | None]
+    ) -> Chain[list[_Attempt]]:
+        """Return what it comes to there to change a limit, further and further.
+
+        One that changes nothing when it is wider was not reached: it is not widened further.
+        """
+        attempts: list[_Attempt] = []
+        base, before = self.ladder.base, self.outcome
+        for _ in range(MAX_CHANGES[limit]):
+            changed = change(base, limit)
+            if changed is None or changed == base:
+                break
+            deployment = self.ladder.deployment_of(self.number, changed)
+            if problem_of(deployment) is not None:
+                break
+            base, outcome = changed, (yield deployment)
+            attempts.append(
+                _Attempt(
+                    limit=limit,
+                    is_wider=change is wider,
+                    base=base,
+                    share=good_share(outcome),
+                    score=score_of(self.question, outcome),
+                )
+            )
+            if change is wider and _without_uses(outcome) == _without_uses(before):
+                break
+            before = outcome
+        return attempts
+
+    def _with_reaches(self, attempts: list[_Attempt], enough: int) -> list[_Attempt]:
+        """Return `attempts`; the one of a limit and direction that reaches furthest says how far.
+
+        It does if that is about a hundredth beyond `enough`.
+        """
+        directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
+        for attempt in attempts:
+            if attempt.share >= self.question.asked:
+                directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
+        best = sorted(directions.values(), key=lambda tried: max(each.score for each in tried))
+        chains = [self._furthest(tried) for tried in best[-MAX_REACHES:]]
+        reaches = dict(together(chains, self.measure_all))
+        most = enough - self.ladder.step_at(enough)
+        return [
+            replace(attempt, reached=reaches[attempt.base])
+            if reaches.get(attempt.base, enough) <= most
+            else attempt
+            for attempt in attempts
+        ]
+
+    def _furthest(self, tried: list[_Attempt]) -> Chain[tuple[Deployment, int]]:
+        """Return which of `tried`, all enough there, reaches furthest, and how far it does.
+
+        It is looked for further only with those that are enough beyond where one before is.
+        """
+        step = self.ladder.step_at(self.number)
+        best = tried[0].base
+        reached = yield from self._reach(best, self.number)
+        for attempt in tried[1:]:
+            beyond = max(reached - step, self.ladder.rungs[0])
+            if beyond < reached and (yield from self._is_enough(attempt.base, beyond)):
+                best = attempt.base
+                reached = yield from self._reach(best, beyond)
+        return best, reached
+
+    def _reach(self, base: Deployment, enough: int) -> Chain[int]:
+        """Return the least number found to be enough with `base`, with which `enough` is.
+
+        The distance is doubled until a number is not enough, and then halved, to about a hundredth.
+        """
+        bound, step = self.ladder.rungs[0], self.ladder.step_at(self.number)
+        distance, too_small = step, bound - 1
+        while enough > bound:
+            number = max(enough - distance, bound)
+            if not (yield from self._is_enough(base, number)):
+                too_small = number
+                break
+            enough, distance = number, 2 * distance
+        while enough - too_small > step:
+            middle = (enough + too_small) // 2
+            if (yield from self._is_enough(base, middle)):
+                enough = middle
+            else:
+                too_small = middle
+        return enough
+
+    def _is_enough(self, base: Deployment, number: int) -> Chain[bool]:
+        deployment = self.ladder.deployment_of(number, base)
+        if problem_of(deployment) is not None:
+            return False
+        return good_share((yield deployment)) >= self.question.asked
+
+    def _removal(self) -> Removal | None:
+        """Return the fewest limits without which more meet the SLO, None for none."""
+        deployment, workload = self.ladder.deployment_of(self.number), self.question.workload
+
+        def share_without(limits: Sequence[Limit]) -> float:
+            (outcome,) = self.measure_all([without(deployment, limits, workload)])
+            return good_share(outcome)
+
+        limits = limits_of(deployment)
+        reached = share_without(limits)
+        if not self._is_gain(reached):
+            return None
+        for limit in list(limits):
+            others = [other for other in limits if other != limit]
+            if others and share_without(others) >= reached:
+                limits = others
+        return Removal(constraints=limits, share=reached)
 
 
 class _Trials:
@@ -222,14 +557,99 @@ class _Trials:
         )
 
 
-def _counted(simulations: Simulations, on_simulated: Callable[[float], object]) -> MeasureAll:
-    """Return what measures deployments, and tells how many it has."""
-    num_before = 0
+def find_plan(
+    question: Question,
+    base: Deployment,
+    searched: Searched,
+    on_tried: OnTried = lambda _num_tried, _value, _share: None,
+    on_relief: Callable[[float], object] = lambda _: None,
+    on_found: Callable[[Plan], object] = lambda _: None,
+    on_trial: Callable[[Trial], object] = lambda _: None,
+    *,
+    num_jobs: int = 1,
+    small: int = SMALL,
+) -> Plan:
+    """Return the best value of what is `searched`, all else as in `base`.
 
-    def measure_all(deployments: Sequence[Deployment]) -> list[Outcome]:
-        nonlocal num_before
-        found = simulations.measure(deployments, lambda done: on_simulated(num_before + done))
-        num_before += len(deployments)
-        return found
+    The answer does not depend on `num_jobs`, the processes that work on it.
 
-    return measure_all
+    on_tried: called again and again with how many values were tried, with the one that is tried
+    next, and which share of that, and of others that are tried at once, is done.
+    on_relief: called with how many simulations were done then to see what would help, a part of one
+    counted as such.
+    on_found: called before that with the plan, but for what binds, what helps and the gain.
+    on_trial: called with each value that the search has tried, as soon as it is known.
+    small: below so many samples no process is started.
+
+    Raises:
+        BatchdecodeError: the settings make no sense, or there is nothing to search.
+    """
+    if question.slo is None:
+        raise BatchdecodeError("a plan needs an SLO")
+    ladder = Ladder(question.workload, base, searched)
+    problem = problem_of(ladder.deployment_of(ladder.rungs[ladder.start]))
+    if problem is not None:
+        raise BatchdecodeError(problem)
+    with Simulations(question, num_jobs, small) as simulations:
+        trials = _Trials(question, ladder, simulations, on_tried, on_trial)
+        search = LeastSearch(trials.score, question.asked, ladder.rungs)
+        search.run(ladder.start)
+        is_met = search.least is not None
+        best = search.nearest if search.least is None else search.least
+        after = max((number for number in search.scores if number < best and is_met), default=None)
+        edge = after if is_met else best  # where the search ended; None if all were enough
+        at_edge = None if edge is None else trials.outcomes[edge]
+        classes = {} if at_edge is None else at_edge.classes
+        found = Plan(
+            searched=ladder.searched,
+            asked=question.asked,
+            limits=question.slo.all_limits,
+            is_met=is_met,
+            value=ladder.value_of(best),
+            deployment=ladder.deployment_of(best),
+            outcome=trials.outcomes[best],
+            file_rate=question.workload.mean_rate,
+            is_last=best == ladder.rungs[0],
+            next_value=None if after is None else ladder.value_of(after),
+            next_outcome=None if after is None else trials.outcomes[after],
+            binding_classes=[
+                name
+                for name, each in classes.items()
+                if each.goodput.requests
+                and each.goodput.good / each.goodput.requests < question.asked
+            ],
+            contradictions=[trials.trial_of(number) for number in search.contradictions],
+            trials=[trials.trial_of(number) for number in sorted(search.scores)],
+        )
+        on_found(found)
+        if edge is not None and at_edge is not None:
+            num_before = 0
+
+            def measure_all(deployments: Sequence[Deployment]) -> list[Outcome]:
+                nonlocal num_before
+                outcomes = simulations.measure(
+                    deployments, lambda done: on_relief(num_before + done)
+                )
+                num_before += len(deployments)
+                return outcomes
+
+            analysis = Edge(
+                question=question,
+                ladder=ladder,
+                number=edge,
+                outcome=at_edge,
+                enough=search.least,
+                measure_all=measure_all,
+            ).analyse()
+            found = replace(
+                found,
+                binding=analysis.binding,
+                reliefs=analysis.reliefs,
+                removal=analysis.removal,
+            )
+    gain = gain_of(
+        found.deployment,
+        question.workload.num_samples,
+        lambda deployment: measure(question, deployment).tokens_per_s,
+    )
+    return replace(found, gain=gain)

@@ -12,9 +12,8 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.planning.fleet import ReplicasResult
 from batcher.timing import catalog
-from batcher.timing.catalog import CatalogError
-from batcher.timing.hardware import FILE_SUFFIXES
-from batcher.timing.loading import Hardware, hardware_of
+from batcher.timing.catalog import FILE_SUFFIXES, CatalogError
+from batcher.timing.profiles import Hardware, hardware_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 SECONDS_PER_HOUR = 3600

@@ -13,11 +13,11 @@ from msgspec import Meta, Struct
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
 from batcher.metrics.times import EndedRequest, StepFeed, TokenTimes, is_untimed, open_feed
-from batcher.planning.entries import MAX_LENGTH
 from batcher.planning.workload import GREEDY, Job, Piece, Workload
+from batcher.planning.workload_traces import MAX_LENGTH
 from batcher.request import MAX_TIME
 from batcher.settings import DEFAULT_BLOCK_SIZE, Capacity
-from batcher.timing.loading import usable_blocks
+from batcher.timing.profiles import usable_blocks
 from batcher.trace.files import is_trace, read_numbered_trace
 from batcher.trace.run import RequestFold, TraceChecks, check_worker, label_of
 

@@ -12,8 +12,14 @@ from typing import Literal
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.deployments import AXES, MAX_BATCH, MAX_REPLICAS, Deployment, Value
-from batcher.planning.fleets import least_fleet, times
+from batcher.planning.deployments import (
+    AXES,
+    MAX_BATCH,
+    MAX_REPLICAS,
+    Deployment,
+    Value,
+    scaled_fleet,
+)
 from batcher.planning.streamed import AnyWorkload
 
 Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "replicas", "rate"]
@@ -43,7 +49,7 @@ class Ladder:
     def _num_replicas(self) -> int:
         """How many replicas are added at once, all groups in proportion."""
         fleet = self.base.fleet
-        return 1 if fleet is None else least_fleet(fleet).num_replicas
+        return 1 if fleet is None else scaled_fleet(fleet).num_replicas
 
     def step_at(self, number: int) -> int:
         """Return how far from `number` another one is that differs by about a hundredth."""
@@ -55,7 +61,7 @@ class Ladder:
         if self.searched == "rate":
             return replace(base, rate=value)
         if self.searched == "replicas" and base.fleet is not None:
-            return AXES["fleet"].set(base, times(least_fleet(base.fleet), number))
+            return AXES["fleet"].set(base, scaled_fleet(base.fleet, number))
         return AXES[self.searched].set(base, value)
 
     def _make_rungs(self, workload: AnyWorkload) -> tuple[Sequence[int], int]:

@@ -13,19 +13,27 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.fields import read_number
-from batcher.planning.arrivals import Arrivals, Constant, Gamma, Poisson
-from batcher.planning.distributions import (
+from batcher.planning.simulated_sequence import SimulatedSequence, Turns
+from batcher.planning.synthetic import (
+    ARRIVALS,
     LENGTHS,
+    OUTPUTS,
+    PRIORITIES,
+    PROMPTS,
+    Arrivals,
+    Constant,
     Distribution,
+    Gamma,
+    Poisson,
+    PriorityShares,
     draw_lengths,
+    draw_priorities,
     make_generator,
     parse_distribution,
+    parse_priorities,
 )
-from batcher.planning.entries import DEFAULT_NAME, MAX_LENGTH, WorkloadError
-from batcher.planning.priorities import PriorityShares, draw_priorities, parse_priorities
-from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.synthetic import ARRIVALS, OUTPUTS, PRIORITIES, PROMPTS
 from batcher.planning.workload import GREEDY, Job, Piece, Workload
+from batcher.planning.workload_traces import DEFAULT_NAME, MAX_LENGTH, WorkloadError
 from batcher.timing.catalog import hint_at
 
 PREFIX = "synthetic:"

@@ -4,26 +4,316 @@ Rule: each kind of number has a stream of its own, so that another rate leaves t
 were, and the first entries of a longer workload are those of a shorter one.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
+from itertools import count, repeat
 
+import numpy as np
 from msgspec import Struct
+from numpy.random import PCG64, Generator, SeedSequence
+from numpy.typing import NDArray
 
 from batcher.fields import read_number
-from batcher.planning.arrivals import Arrivals
-from batcher.planning.distributions import Distribution, draw_lengths, draw_seconds, make_generator
-from batcher.planning.entries import (
+from batcher.planning.workload_traces import (
     DEFAULT_NAME,
     MAX_LENGTH,
     LengthSegment,
+    NumberedLine,
+    Side,
     WorkloadEntry,
     WorkloadError,
+    read_lengths,
 )
-from batcher.planning.priorities import PriorityShares, draw_priorities
+from batcher.request import MAX_INT
 
 MAX_GROUPS = 2**20
+MAX_PARAMETER = 1e9
+MAX_SIGMA, MIN_ALPHA, MAX_ALPHA = 10, 0.1, 100  # beyond, a draw may be too large for a float
+MAX_SHARE = 1e9
 # The streams of a seed.
 ARRIVALS, PROMPTS, OUTPUTS, _TURNS, _THINKING, _GROUPS, PRIORITIES = range(7)
+_BLOCK = 1024  # numbers drawn at once
+_DIGITS = 6  # of times, after the point: rounded, they are the same on every machine
+_FROM_FILE = "empirical"
+
+Numbers = NDArray[np.float64]
+ReadLines = Callable[[str], Iterable[NumberedLine]]
+Distribution = Callable[[Generator, int], Numbers]
+"""Draws so many numbers: [count] float64; of lengths, they are still to be rounded."""
+
+PriorityShares = dict[int, float]
+"""The share of each priority: weights, which need not add up to 1.  Without any, all are 0."""
+
+
+class Family(Struct, frozen=True):
+    """Distributions that differ in their parameters.
+
+    draw: that of a Distribution, if a number for each of `parameters` follows, in order.  allowed:
+    what `is_allowed` tests, in words.
+    """
+
+    parameters: tuple[str, ...]
+    draw: Callable[..., Numbers]
+    is_allowed: Callable[..., bool]
+    allowed: str
+
+
+def make_generator(seed: int, stream: int) -> Generator:
+    """Return the generator of one of the independent streams of random numbers of a seed."""
+    return Generator(PCG64(SeedSequence(seed, spawn_key=(stream,))))
+
+
+def draw_lengths(
+    distribution: Distribution, generator: Generator, maximum: int = MAX_LENGTH
+) -> Iterator[int]:
+    """Yield whole numbers without end: at least 1, and at most `maximum`."""
+    while True:
+        numbers = np.clip(distribution(generator, _BLOCK), 1, maximum)
+        yield from np.rint(numbers).astype(np.int64).tolist()
+
+
+def draw_seconds(distribution: Distribution, generator: Generator) -> Iterator[float]:
+    """Yield times without end: in whole microseconds, at least 0."""
+    while True:
+        numbers = np.maximum(distribution(generator, _BLOCK), 0)
+        yield from (round(number, _DIGITS) for number in numbers.tolist())
+
+
+def parse_distribution(
+    text: str, option: str, families: Mapping[str, Family], *others: str
+) -> Distribution:
+    """Return the distribution that `text`, the value of `option`, names; a number is constant.
+
+    others: what the option takes beside these, for the error.
+
+    Raises:
+        WorkloadError: it names none.
+    """
+    place = f"{option} {text}"
+    name, _, numbers = text.partition(":")
+    if name not in families:
+        if not _is_number(text):
+            usages = (_usage(*item) for item in families.items())
+            known = "; ".join(["N", *usages, *others])
+            raise WorkloadError(f"{place}: unknown distribution {name!r} (known: {known})")
+        name, numbers = "constant", text
+    family = families[name]
+    usage = _usage(name, family)
+    values = numbers.replace(":", ",").split(",")
+    if len(values) != len(family.parameters):
+        raise WorkloadError(f"{place}: expected {usage} with {family.allowed}")
+    for value in values:
+        if not _is_number(value):
+            raise WorkloadError(
+                f"{place}: {value!r} is not a number up to {MAX_PARAMETER:g} (expected {usage})"
+            )
+    parameters = [float(value) for value in values]
+    if not family.is_allowed(*parameters):
+        raise WorkloadError(f"{place}: expected {usage} with {family.allowed}")
+    return lambda chance, count: family.draw(chance, count, *parameters)
+
+
+def parse_lengths(text: str, option: str, side: Side, read_lines: ReadLines) -> Distribution:
+    """Return the distribution of lengths that `text`, the value of `option`, names.
+
+    side: which lengths of a trace count.  read_lines: gives the lines of a file.
+
+    Raises:
+        WorkloadError: it names none, or the file is not right.
+    """
+    name, _, path = text.partition(":")
+    if name != _FROM_FILE:
+        return parse_distribution(text, option, LENGTHS, f"{_FROM_FILE}:FILE")
+    if not path:
+        raise WorkloadError(f"{option} {text}: expected {_FROM_FILE}:FILE")
+    values = np.array(read_lengths(read_lines(path), path, side), dtype=np.float64)
+    return lambda chance, count: values[chance.integers(len(values), size=count)]
+
+
+def _usage(name: str, family: Family) -> str:
+    return f"{name}:{','.join(family.parameters)}"
+
+
+def _is_number(text: str) -> bool:
+    """Return whether `text` is a number that can be a parameter."""
+    try:
+        value = read_number(text, float)
+    except ValueError:
+        return False
+    return abs(value) <= MAX_PARAMETER  # which nan and infinity are not
+
+
+@cache
+def _zipf_shares(alpha: float, largest: float) -> Numbers:
+    """Return the chances of up to k, for each whole k from 1 to `largest`: k ** -alpha, summed."""
+    weights = np.arange(1, int(largest) + 1, dtype=np.float64) ** -alpha
+    cumulative: Numbers = np.cumsum(weights) / weights.sum()
+    cumulative[-1] = 1.0  # whatever the rounding, no draw is beyond the largest
+    return cumulative
+
+
+def _zipf(chance: Generator, count: int, alpha: float, largest: float) -> Numbers:
+    places = _zipf_shares(alpha, largest).searchsorted(chance.random(count), side="right")
+    return places.astype(np.float64) + 1
+
+
+_UNIFORM = partial(
+    Family,
+    ("LOW", "HIGH"),
+    is_allowed=lambda low, high: 0 <= low <= high,
+    allowed="0 <= LOW <= HIGH",
+)
+
+TIMES = {
+    "constant": Family(("N",), lambda _, count, n: np.full(count, n), lambda n: n >= 0, "N >= 0"),
+    "uniform": _UNIFORM(lambda chance, count, low, high: chance.uniform(low, high, count)),
+    "normal": Family(
+        ("MEAN", "STD"),
+        lambda chance, count, mean, deviation: mean + deviation * chance.standard_normal(count),
+        lambda mean, deviation: mean >= 0 and deviation >= 0,
+        "MEAN >= 0 and STD >= 0",
+    ),
+    "lognormal": Family(
+        ("MEDIAN", "SIGMA"),
+        lambda chance, count, median, sigma: median * np.exp(sigma * chance.standard_normal(count)),
+        lambda median, sigma: median > 0 and 0 <= sigma <= MAX_SIGMA,
+        f"MEDIAN > 0 and SIGMA from 0 to {MAX_SIGMA}",
+    ),
+    "exponential": Family(
+        ("MEAN",),
+        lambda chance, count, mean: mean * chance.standard_exponential(count),
+        lambda mean: mean > 0,
+        "MEAN > 0",
+    ),
+    "pareto": Family(
+        ("MIN", "ALPHA"),
+        lambda chance, count, least, alpha: (
+            least * np.exp(chance.standard_exponential(count) / alpha)
+        ),
+        lambda least, alpha: least > 0 and MIN_ALPHA <= alpha <= MAX_ALPHA,
+        f"MIN > 0 and ALPHA from {MIN_ALPHA} to {MAX_ALPHA}",
+    ),
+}
+LENGTHS = TIMES | {
+    # Half a token more on either side: when all is rounded, the ends are as likely as the rest.
+    "uniform": _UNIFORM(
+        lambda chance, count, low, high: np.clip(
+            chance.uniform(low - 0.5, high + 0.5, count), low, high
+        )
+    ),
+    "zipf": Family(
+        ("ALPHA", "MAX"),
+        _zipf,
+        lambda alpha, largest: 0 < alpha <= MAX_ALPHA and 1 <= largest <= MAX_LENGTH,
+        f"ALPHA above 0, up to {MAX_ALPHA}, and MAX from 1 to {MAX_LENGTH:,}",
+    ),
+}
+
+
+def draw_priorities(shares: PriorityShares, generator: Generator) -> Iterator[int]:
+    """Yield priorities without end, each as often as `shares` say."""
+    priorities = list(shares)
+    if len(priorities) <= 1:
+        yield from repeat(priorities[0] if priorities else 0)
+    weights = np.array([*shares.values()])
+    while True:
+        drawn = generator.choice(priorities, size=_BLOCK, p=weights / weights.sum())
+        yield from drawn.tolist()
+
+
+def parse_priorities(text: str, place: str) -> PriorityShares:
+    """Return the shares that `text` states; a colon may stand for each comma.
+
+    Raises:
+        WorkloadError: it states none; `place` says where it is.
+    """
+    parts = text.replace(",", ":").split(":")
+    shares: PriorityShares = {}
+    try:
+        for priority, share in zip(parts[::2], parts[1::2], strict=True):
+            shares[read_number(priority, int)] = read_number(share, float)
+    except ValueError:
+        shares = {}
+    is_allowed = all(
+        abs(priority) <= MAX_INT and 0 < share <= MAX_SHARE for priority, share in shares.items()
+    )
+    if not (shares and is_allowed and 2 * len(shares) == len(parts)):
+        raise WorkloadError(
+            f"{place} {text!r}: expected PRIORITY:SHARE,..., whole numbers, each once, with shares "
+            f"above 0, as 0:0.9,1:0.1"
+        )
+    return shares
+
+
+class Arrivals(Struct, frozen=True):
+    """A pattern of arrivals; rate: requests a second."""
+
+    rate: float
+
+    def times(self, generator: Generator) -> Iterator[float]:
+        """Yield arrival times in seconds, without end, from 0 on; none is before the last."""
+        elapsed = 0.0
+        while True:
+            for gap in self._gaps(generator).tolist():
+                yield round(self._time(elapsed), _DIGITS)
+                elapsed += gap
+
+    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
+        """Return the next _BLOCK gaps."""
+        raise NotImplementedError
+
+    def _time(self, elapsed: float) -> float:
+        """Return the time at which the gaps so far, summed up, are over."""
+        return elapsed
+
+
+class Constant(Arrivals, frozen=True):
+    """Arrivals at equal distances."""
+
+    def _gaps(self, generator: Generator) -> NDArray[np.float64]:  # noqa: ARG002 - chance has no part
+        return np.ones(_BLOCK)
+
+    def _time(self, elapsed: float) -> float:
+        return elapsed / self.rate  # so that no rounding adds up
+
+
+class Gamma(Arrivals, frozen=True):
+    """Arrivals with gaps of a gamma distribution, which for burstiness 1 make a Poisson process.
+
+    burstiness: the shape of the distribution; the gaps' coefficient of variation is
+    burstiness ** -0.5, so a lower one makes more of a burst.
+    """
+
+    burstiness: float
+
+    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
+        scale = 1 / (self.rate * self.burstiness)
+        return generator.standard_gamma(self.burstiness, _BLOCK) * scale
+
+
+class Poisson(Arrivals, frozen=True):
+    """Arrivals that know nothing of each other."""
+
+    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
+        return generator.standard_exponential(_BLOCK) / self.rate
+
+
+class Bursty(Arrivals, frozen=True):
+    """A Poisson process that is on for `on` seconds, then off for `off`, again and again.
+
+    Its rate is that over all the time; while it is on, there are more.
+    """
+
+    on: float
+    off: float
+
+    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
+        rate_on = self.rate * (self.on + self.off) / self.on
+        return generator.standard_exponential(_BLOCK) / rate_on
+
+    def _time(self, elapsed: float) -> float:
+        num_periods, rest = divmod(elapsed, self.on)
+        return num_periods * (self.on + self.off) + rest
 
 
 class SharedPrefix(Struct, frozen=True):

@@ -17,7 +17,6 @@ import yaml
 
 from batcher.errors import BatchdecodeError
 from batcher.plain_yaml import plain_events, read_text
-from batcher.timing.place import Place
 
 _MAX_NEAR = 3  # names that may be meant
 R = TypeVar("R", bound=msgspec.Struct)
@@ -50,6 +49,7 @@ OptionalText = Annotated[str | None, msgspec.Meta(description="text, or null")]
 
 _ENTRY = re.compile(r"`\$\[(\d+)\]")
 _MAX_SHOWN = 40  # characters of a wrong value
+FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class CatalogError(BatchdecodeError):
@@ -133,6 +133,17 @@ def _loaded(text: str, place: str) -> dict[str, Any]:
     return content
 
 
+def load(name: str, record: type[R], file: str, kind: str) -> R:
+    """Return the record that `name` names: a shipped one of `file`, or a file with its fields.
+
+    Raises:
+        CatalogError: there is none.
+    """
+    if name.endswith(FILE_SUFFIXES):
+        return as_record(read_mapping(name), record, name)
+    return as_record(find(name, shipped(file), kind), record, f"{file}: {name}")
+
+
 def hint_at(name: str, known: Iterable[str]) -> str:
     """Return a hint at the one of `known` that may be meant, with a space before it; or nothing."""
     close = get_close_matches(name, list(known), n=1)
@@ -151,6 +162,51 @@ def find(name: str, records: dict[str, Any], kind: str) -> Any:
     close = close or get_close_matches(name, records, n=1, cutoff=0.5)
     hint = f" (did you mean {' or '.join(close[:_MAX_NEAR])}?)" if close else ""
     raise CatalogError(f"unknown {kind} {name}{hint}; known: {', '.join(records)}")
+
+
+class Place:
+    """What `keys` lead to in a YAML file: names in mappings, numbers in lists.
+
+    As text it is the file, the line and `what`.  The line is looked for only then, since that takes
+    reading the file again.
+    """
+
+    def __init__(self, path: str, what: str, *keys: str | int) -> None:
+        self._path, self._what, self._keys = path, what, keys
+
+    def __str__(self) -> str:
+        line = _line_of(self._path, self._keys)
+        where = self._path if line is None else f"{self._path}:{line}"
+        return f"{where}: {self._what}"
+
+    def at(self, key: str | int) -> "Place":
+        """Return where something within it stands, which is called the same."""
+        return Place(self._path, self._what, *self._keys, key)
+
+
+def _line_of(path: str, keys: tuple[str | int, ...]) -> int | None:
+    """Return the line of what `keys` lead to, or of what comes nearest, or None."""
+    try:
+        part: Any = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):  # it was another file before
+        return None
+    line = None
+    for key in keys:
+        found = None if part is None else _child(part, key)
+        if found is None:
+            break
+        line, part = found
+    return line
+
+
+def _child(part: Any, key: str | int) -> tuple[int, Any] | None:
+    if part.id == "mapping":
+        for name, value in part.value:
+            if name.value == str(key):
+                return name.start_mark.line + 1, value
+    elif part.id == "sequence" and isinstance(key, int) and key < len(part.value):
+        return part.value[key].start_mark.line + 1, part.value[key]
+    return None
 
 
 def as_record(values: Any, record: type[R], place: str | Place) -> R:
@@ -177,7 +233,6 @@ def as_record(values: Any, record: type[R], place: str | Place) -> R:
 
 
 def _within(place: str | Place, name: Any) -> str | Place:
-    """Return where the field `name` of what is at `place` stands."""
     return place.at(str(name)) if isinstance(place, Place) else place
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import sqrt
 from typing import Any, Generic, TypeVar
 
-from batcher.timing.step_time import TICKS_PER_SECOND, RankTicks, StepTime
+from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 S = TypeVar("S", bound=StepTime)
 
@@ -49,33 +49,8 @@ def least_steps(first: int, slope: int, ticks: int) -> int:
     return number
 
 
-def _curve(points: Sequence[tuple[int, int]], slope: int) -> Callable[[int], int]:
-    """Return what tells the ticks at a place from 0 on: linear between `points`, rounded down.
-
-    points: (place, ticks), ascending, the first at 0.  slope: what each place beyond them adds.
-    """
-    places = [place for place, _ in points]
-
-    def ticks_at(place: int) -> int:
-        after = bisect_right(places, place)
-        left, low = points[after - 1]
-        if after == len(points):
-            return low + (place - left) * slope
-        right, high = points[after]
-        return low + (high - low) * (place - left) // (right - left)
-
-    return ticks_at
-
-
-def _floor(least: int, slope: int) -> Callable[[int], int]:
-    """Return what tells the ticks at a place: `slope` for each, and `least` at least."""
-    return lambda place: max(least, slope * place)
-
-
 class ConstantStepTime:
     """Every step takes `seconds`, at least a tick."""
-
-    __slots__ = ("_ticks", "settings")
 
     name = "constant"
 
@@ -84,19 +59,13 @@ class ConstantStepTime:
         self._ticks = max(whole_ticks(seconds, TICKS_PER_SECOND), 1)
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
-        """Return how long a step takes."""
         return self._ticks
 
     def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        """Return the sum over `num_steps` steps."""
         return num_steps * self._ticks
 
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        """Return the least number of steps that take `ticks` together."""
         return -(-ticks // self._ticks)
-
-    def of_rank(self, num_ranks: int) -> None:
-        """Return None: nothing is known of experts."""
 
 
 def of_experts(
@@ -126,20 +95,25 @@ def _of_tokens(
 ) -> Callable[[int], int]:
     """Return what tells, from the terms of a profile in ticks, all that so many tokens take.
 
-    What each step takes is part of it.
+    What each step takes is part of it.  Between `by_tokens` it is linear, rounded down.
     """
-    if by_tokens:
-        measured = [
-            (place * parts, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens
-        ]
-        alone = _curve([(0, ticks["w"]), *measured], ticks["f"])
-    else:
-        alone = _floor(ticks["w"], ticks["f"])
-    always, sent = ticks["t0"], ticks.get("c", 0)
+    always, floor, slope, sent = ticks["t0"], ticks["w"], ticks["f"], ticks.get("c", 0)
+    points = [(0, floor)]
+    points += [(place * parts, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens]
+    places = [place for place, _ in points]
 
     @lru_cache(_MAX_KEPT)
     def ticks_of(num_tokens: int) -> int:
-        total = always + alone(num_tokens) + sent * num_tokens
+        after = bisect_right(places, num_tokens)
+        left, low = points[after - 1]
+        if not by_tokens:
+            alone = max(floor, slope * num_tokens)
+        elif after == len(points):
+            alone = low + (num_tokens - left) * slope
+        else:
+            right, high = points[after]
+            alone = low + (high - low) * (num_tokens - left) // (right - left)
+        total = always + alone + sent * num_tokens
         return total if experts is None else total + experts(num_tokens)
 
     return ticks_of
@@ -155,22 +129,6 @@ class ProfileStepTime:
     by_tokens: (T, milliseconds), the T above 0 and ascending, takes the place of max(w, f*T): w at
     no token, from there on linear from point to point, f for each token beyond the last.
     """
-
-    __slots__ = (
-        "_base",
-        "_experts",
-        "_half_per_work",
-        "_least",
-        "_most_tokens_of_least",
-        "_of_tokens",
-        "_per_kv",
-        "_per_kv_with_prefill",
-        "_per_sequence",
-        "_per_token",
-        "_without_experts",
-        "name",
-        "settings",
-    )
 
     def __init__(
         self,
@@ -189,23 +147,19 @@ class ProfileStepTime:
         # f*T <= w, without the product: most steps are so
         self._most_tokens_of_least = ticks["w"] // ticks["f"] if ticks["f"] else sys.maxsize
         self._of_tokens: Callable[[int], int] | None = None
-        self._experts: Callable[[int], int] | None = None
+        hit = of_experts(*experts, ticks["x"], parts) if experts else None
         if by_tokens:
             self.settings["by_tokens"] = [list(point) for point in by_tokens]
         if experts:
-            self._experts = of_experts(*experts, ticks["x"], parts)
-            dense = {term: amount for term, amount in terms.items() if term != "x"}
-            self._without_experts = ProfileStepTime(name, dense, by_tokens, None, parts)
             self.settings |= dict(zip(("num_experts", "num_experts_per_tok"), experts, strict=True))
         if by_tokens or ticks.get("c") or experts:
-            self._of_tokens = _of_tokens(ticks, by_tokens, self._experts, parts)
+            self._of_tokens = _of_tokens(ticks, by_tokens, hit, parts)
             self._most_tokens_of_least = 0
         self._per_kv = ticks["d"]
         self._per_kv_with_prefill = ticks["d"] + ticks["h"]
         self._half_per_work = whole_ticks(terms["e"], TICKS_PER_MILLISECOND // 2) // parts
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
-        """Return how long a step takes."""
         if num_tokens <= self._most_tokens_of_least:
             common = self._least + num_sequences * self._per_sequence
         elif (of_tokens := self._of_tokens) is not None:
@@ -217,25 +171,13 @@ class ProfileStepTime:
         return common + kv_read * self._per_kv
 
     def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        """Return the sum over `num_steps` steps in which so many rows decode, and nothing else."""
         first = self.ticks(num_sequences, num_sequences, kv_read, 0)
         more = num_sequences * self._per_kv * (num_steps * (num_steps - 1) >> 1)
         return num_steps * first + more
 
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        """Return the least number of such steps that take `ticks` together."""
         first = self.ticks(num_sequences, num_sequences, kv_read, 0)
         return least_steps(first, num_sequences * self._per_kv, ticks)
-
-    def of_rank(self, num_ranks: int) -> RankTicks | None:
-        """Return what a step takes a rank that reads its part of the experts which are hit."""
-        experts = self._experts
-        if experts is None:
-            return None
-        own = self._without_experts.ticks
-        return lambda tokens, sequences, read, work, all_tokens: (
-            own(tokens, sequences, read, work) + experts(all_tokens) // num_ranks
-        )
 
 
 class RooflineStepTime:
@@ -246,10 +188,7 @@ class RooflineStepTime:
     memory: ticks for the weights (at least one), each token and each cached token read.
     communication: ticks that a step, and each of its tokens, takes on top of both.
     experts: what tells the ticks of memory for the experts that so many tokens hit.
-    expert_work: how many of the ticks of a token are the arithmetic of experts.
     """
-
-    __slots__ = ("_compute", "_expert_work", "_experts", "_memory", "name", "settings")
 
     def __init__(
         self,
@@ -259,10 +198,9 @@ class RooflineStepTime:
         memory: tuple[int, int, int],
         communication: tuple[int, int] = (0, 0),
         experts: Callable[[int], int] | None = None,
-        expert_work: int = 0,
     ) -> None:
         self.name, self.settings = name, settings
-        self._experts, self._expert_work = experts, expert_work
+        self._experts = experts
         # max(a, b) + c is max(a + c, b + c), which is as soon said as max(a, b)
         per_step, per_token = communication
         self._compute = per_step, compute[0] + per_token, *compute[1:]
@@ -288,13 +226,11 @@ class RooflineStepTime:
         return dense if self._experts is None else dense + self._experts(num_tokens)
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
-        """Return how long a step takes."""
         compute = self.compute_ticks(num_tokens, num_sequences, kv_read, prefill_work)
         memory = self.memory_ticks(num_tokens, kv_read)
         return compute if compute > memory else memory  # noqa: FURB136 - max() takes twice as long
 
     def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        """Return the sum over `num_steps` steps in which so many rows decode, and nothing else."""
         (first, slope), (then, steeper), crossing = self._ramps(num_sequences, kv_read)
         if crossing is None or num_steps <= crossing:
             return sum_of_ramp(first, slope, num_steps)
@@ -303,27 +239,11 @@ class RooflineStepTime:
         )
 
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        """Return the least number of such steps that take `ticks` together."""
         (first, slope), (then, steeper), crossing = self._ramps(num_sequences, kv_read)
         before = ticks if crossing is None else sum_of_ramp(first, slope, crossing)
         if crossing is None or before >= ticks:
             return least_steps(first, slope, ticks)
         return crossing + least_steps(then + steeper * crossing, steeper, ticks - before)
-
-    def of_rank(self, num_ranks: int) -> RankTicks | None:
-        """Return what a step takes a rank that has its part of the experts and of their work."""
-        experts, expert_work = self._experts, self._expert_work
-        if experts is None:
-            return None
-        weights, per_token, per_kv = self._memory
-
-        def ticks(tokens: int, sequences: int, read: int, work: int, all_tokens: int) -> int:
-            beside = (tokens - -(-all_tokens // num_ranks)) * expert_work
-            compute = self.compute_ticks(tokens, sequences, read, work) - beside
-            dense = weights + tokens * per_token + read * per_kv
-            return max(compute, dense + experts(all_tokens) // num_ranks)
-
-        return ticks
 
     def _ramps(
         self, num_sequences: int, kv_read: int
@@ -352,35 +272,67 @@ class PipelineStepTime(Generic[S]):
     passes: what a step takes in one part, in two, and so on.
     """
 
-    __slots__ = ("_passes", "name", "settings")
-
     def __init__(self, name: str, settings: dict[str, Any], passes: Sequence[S]) -> None:
         self.name, self.settings, self._passes = name, settings, passes
 
     def pass_of(self, num_sequences: int) -> S:
-        """Return what steps of so many rows take."""
         return self._passes[min(num_sequences, len(self._passes)) - 1]
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
-        """Return how long a step takes."""
         one = self.pass_of(num_sequences)
         return one.ticks(num_tokens, num_sequences, kv_read, prefill_work)
 
     def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        """Return the sum over `num_steps` steps in which so many rows decode, and nothing else."""
         one = self.pass_of(num_sequences)
         return one.ticks_of_decodes(num_sequences, kv_read, num_steps)
 
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        """Return the least number of such steps that take `ticks` together."""
         return self.pass_of(num_sequences).num_decodes_until(num_sequences, kv_read, ticks)
 
-    def of_rank(self, num_ranks: int) -> RankTicks | None:
-        """Return what a step takes a rank of as many stages; None if there are no experts."""
-        passes = [found for one in self._passes if (found := one.of_rank(num_ranks)) is not None]
-        if not passes:
-            return None
-        last = len(passes) - 1
-        return lambda tokens, sequences, *others: passes[min(sequences - 1, last)](
-            tokens, sequences, *others
+
+class LeastStepTime:
+    """A step takes what `step_time` says, but at least `least` milliseconds.
+
+    So it is where the host launches kernels one by one.  Of steps that only decode each takes as
+    long as the one before or longer, so those that are lifted come first.
+    """
+
+    def __init__(self, step_time: StepTime, least: float) -> None:
+        self.name = step_time.name
+        self.settings: dict[str, Any] = step_time.settings | {"least": least}
+        self._step_time = step_time
+        self._least = max(whole_ticks(least, TICKS_PER_MILLISECOND), 1)
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        return max(
+            self._step_time.ticks(num_tokens, num_sequences, kv_read, prefill_work), self._least
         )
+
+    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
+        lifted = self._num_lifted(num_sequences, kv_read, num_steps)
+        rest = self._step_time.ticks_of_decodes(
+            num_sequences, kv_read + lifted * num_sequences, num_steps - lifted
+        )
+        return lifted * self._least + rest
+
+    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
+        enough = -(-ticks // self._least)  # if all of them were lifted
+        lifted = self._num_lifted(num_sequences, kv_read, enough)
+        if lifted == enough:
+            return enough
+        rest = self._step_time.num_decodes_until(
+            num_sequences, kv_read + lifted * num_sequences, ticks - lifted * self._least
+        )
+        return lifted + rest
+
+    def _num_lifted(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
+        """Return how many of the first `num_steps` steps would be shorter than the least."""
+        low, high = 0, num_steps
+        while low < high:
+            step = (low + high) // 2
+            read = kv_read + step * num_sequences
+            if self._step_time.ticks(num_sequences, num_sequences, read, 0) < self._least:
+                low = step + 1
+            else:
+                high = step
+        return low

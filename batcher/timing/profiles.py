@@ -1,23 +1,46 @@
-"""Profiles: how long a step of a real engine takes, and where that comes from."""
+"""Profiles: how long a step of a real engine takes, its names, and what its hardware allows."""
 
+import re
 from functools import cache
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from batcher.fields import read_number
 from batcher.timing import catalog
 from batcher.timing.catalog import CatalogError
-from batcher.timing.formulas import PipelineStepTime, ProfileStepTime
-from batcher.timing.least import LeastStepTime
-from batcher.timing.step_time import StepTime
+from batcher.timing.formulas import (
+    ConstantStepTime,
+    LeastStepTime,
+    PipelineStepTime,
+    ProfileStepTime,
+    RooflineStepTime,
+)
+from batcher.timing.roofline import (
+    GPU,
+    ModelShape,
+    load_gpu,
+    load_model_shape,
+    num_kv_tokens,
+    parts_of,
+    roofline,
+)
+from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 TERMS = ("t0", "w", "f", "g", "d", "h", "e")
 MORE_TERMS = ("c", "x")
 """Terms that only some profiles have: 0 where they are not stated."""
 
 YAML_SUFFIXES = (".yaml", ".yml")
+MAX_STEP_SECONDS = 1e6
+FORMS = (
+    "constant, constant:SECONDS, the name of a profile, FILE.yaml, FILE.yaml:NAME, "
+    "roofline:MODEL:GPU or roofline:MODEL:GPU:GPUS; all but a constant with @ENGINE"
+)
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -25,7 +48,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     by_tokens: (tokens of a step, what they take), in place of max(w, f*T).
     num_experts, num_experts_per_tok: those of a layer, of which x is the cost; None without them.
-    least: no step takes less; see overhead.py.
+    least: no step takes less; see Overhead.
     hardware, model: names of hardware.yaml and models.yaml, or of something not there.
     tensor_parallel: the GPUs that share every layer.  pipeline_parallel: the stages of so many GPUs
     that have some of the layers each; the terms are those of all in one part.  kv_tokens: how many
@@ -89,43 +112,16 @@ def read_profiles(path: str) -> dict[str, Profile]:
     """Return the profiles of a YAML file by name; one that stands alone has that of the file.
 
     Raises:
-        CatalogError: the file cannot be read, or one of its profiles is none.
+        CatalogError: the file cannot be read, or one of its profiles is not valid.
     """
     content = catalog.read_mapping(path)
     named = content.keys() - set(Profile.__struct_fields__)
     if any(isinstance(content[name], dict) for name in named):
         return _as_profiles(content, path)
-    name = Path(path).stem
-    return _as_profiles({name: content}, path)
-
-
-def is_file(text: str) -> bool:
-    """Return whether `text` names a file of profiles, and none of them."""
-    return text.endswith(YAML_SUFFIXES)
-
-
-def find_profile(text: str) -> tuple[str, Profile]:
-    """Return the name and the profile that `text` names: a shipped one, FILE.yaml, FILE.yaml:NAME.
-
-    Raises:
-        CatalogError: there is none, or a file has several and none is named.
-    """
-    path, colon, name = text.rpartition(":")
-    if not colon or not is_file(path):
-        path, name = text, ""
-    if not is_file(path):
-        return text, catalog.find(text, shipped_profiles(), "profile")
-    profiles = read_profiles(path)
-    if name:
-        return name, catalog.find(name, profiles, f"profile in {path}:")
-    if len(profiles) != 1:
-        known = ", ".join(profiles)
-        raise CatalogError(f"{path} has {len(profiles)} profiles: {path}:NAME; known: {known}")
-    return next(iter(profiles.items()))
+    return _as_profiles({Path(path).stem: content}, path)
 
 
 def _as_profiles(content: dict[str, Any], place: str) -> dict[str, Profile]:
-    """Return what a file holds as profiles, or raise a CatalogError."""
     profiles = {}
     for name, values in content.items():
         profile = catalog.as_record(values, Profile, f"{place}: profile {name}")
@@ -147,3 +143,316 @@ def _fault(profile: Profile) -> str | None:
     if not profile.step_time("it").ticks(1, 1, 0, 0):
         return "t0, w, f and g are 0: a step takes time"
     return None
+
+
+def is_profile_file(text: str) -> bool:
+    """Return whether `text` names a file of profiles, and not one of them."""
+    return text.endswith(YAML_SUFFIXES)
+
+
+def load_profile(text: str) -> tuple[str, Profile]:
+    """Return the name and the profile that `text` names: a shipped one, FILE.yaml, FILE.yaml:NAME.
+
+    "@ENGINE" at its end adds what that engine takes.
+
+    Raises:
+        CatalogError: there is none, a file has several and none is named, or nothing can be added.
+    """
+    kernels, overhead = split_overhead(text)
+    path, colon, name = kernels.rpartition(":")
+    if not colon or not is_profile_file(path):
+        path, name = kernels, ""
+    if not is_profile_file(path):
+        name, profile = path, catalog.find(path, shipped_profiles(), "profile")
+    else:
+        profiles = read_profiles(path)
+        if not name and len(profiles) != 1:
+            known = ", ".join(profiles)
+            raise CatalogError(f"{path} has {len(profiles)} profiles: {path}:NAME; known: {known}")
+        name = name or next(iter(profiles))
+        profile = catalog.find(name, profiles, f"profile in {path}:")
+    if overhead is None:
+        return name, profile
+    return f"{name}{text.removeprefix(kernels)}", with_overhead(profile, overhead)
+
+
+# What an engine takes beside its kernels is counted by layer, for each layer is as many kernels;
+# it does not depend on what a step computes.
+
+_US_PER_MS = 1000.0
+# A folder may have an @ in its name: what has a / before the @ has to be a file already.
+_AT_ENGINE = re.compile(r"([^/]+|.*\.(?:ya?ml|json)\b.*)@([^@]+)")
+
+
+class Overhead(Struct, frozen=True, kw_only=True):
+    """Microseconds for each layer of a model, in each step.
+
+    gap_us: between kernels, on top of what they take; it remains with CUDA graphs.
+    launch_us: what the host takes to launch them one by one, while those before are computed: a
+    step takes no less, however short its kernels are.
+    """
+
+    gap_us: catalog.Amount = 0.0
+    launch_us: catalog.Amount = 0.0
+    source: catalog.Text = "not stated"
+
+    def gap_seconds(self, num_layers: int) -> float:
+        """Return what is added to each step."""
+        return self.gap_us * num_layers / 1e6
+
+    def least_ms(self, num_layers: int) -> float:
+        """Return what each step takes at least, in milliseconds."""
+        return self.launch_us * num_layers / _US_PER_MS
+
+
+def split_overhead(text: str) -> tuple[str, Overhead | None]:
+    """Return what stands before "@ENGINE", and what ENGINE takes; None if there is no such end.
+
+    ENGINE is a name of overheads.yaml, or a file with the fields of an Overhead.
+
+    Raises:
+        CatalogError: there is no such engine.
+    """
+    found = _AT_ENGINE.fullmatch(text)
+    if found is None:
+        return text, None
+    kernels, engine = found.groups()
+    return kernels, catalog.load(engine, Overhead, "overheads.yaml", "engine")
+
+
+def with_overhead(profile: Profile, overhead: Overhead) -> Profile:
+    """Return `profile` with what an engine takes beside the kernels whose times it has.
+
+    Raises:
+        CatalogError: it names no known model, so that the number of layers is not known.
+    """
+    if profile.model is None:
+        raise CatalogError(
+            "what an engine takes is counted by layer: a profile has to name its model"
+        )
+    num_layers = load_model_shape(profile.model).num_hidden_layers
+    return replace(
+        profile,
+        t0=round(profile.t0 + _US_PER_MS * overhead.gap_seconds(num_layers), 9),
+        least=max(profile.least, overhead.least_ms(num_layers)),
+        error=f"without what the engine takes: {profile.error}",
+        source=f"{profile.source}; the engine: {overhead.source}",
+    )
+
+
+# What --profile names: a step time, and where it runs.
+
+
+class KvRoom(Struct, frozen=True):
+    """Room for so many tokens; 0 if not even the weights fit.
+
+    is_reported: an engine has reported it.  If not, it is the memory of the data sheet less the
+    weights.
+    """
+
+    num_tokens: int
+    is_reported: bool
+
+    def num_blocks(self, block_size: int) -> int:
+        """Count the blocks of so many tokens that sequences get."""
+        return usable_blocks(self.num_tokens // block_size)
+
+
+class Hardware(Struct, frozen=True):
+    """Where one engine runs; gpu: the name of a GPU, or the file of its data sheet."""
+
+    gpu: str
+    num_gpus: int
+
+
+def step_time_of(text: str) -> StepTime:
+    """Return the step time that `text` names, in one of FORMS.
+
+    Raises:
+        CatalogError: there is none.
+    """
+    kind, colon, rest = text.partition(":")
+    if text == "wall":
+        raise CatalogError("wall, the time that steps really take, is for run; give " + FORMS)
+    if kind == "constant":
+        return ConstantStepTime(_seconds(rest)) if colon else ConstantStepTime()
+    if kind == "roofline" and colon:
+        kernels, overhead = split_overhead(text)
+        named = parts_of(kernels.partition(":")[2])
+        overhead, num_layers = overhead or Overhead(), named[0].num_hidden_layers
+        best = roofline(text, *named, overhead.gap_seconds(num_layers))
+        least = overhead.least_ms(num_layers)
+        return LeastStepTime(best, least) if least else best
+    if not text:
+        raise CatalogError(f"no step time is named; give {FORMS}")
+    name, profile = load_profile(text)
+    return profile.step_time(name)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = read_number(text, float)
+    except ValueError:
+        seconds = -1.0
+    if not (isfinite(seconds) and 1 / TICKS_PER_SECOND <= seconds <= MAX_STEP_SECONDS):
+        raise CatalogError(
+            f"constant:{text}: expected the seconds of a step, above 0 and up to 1e6"
+        )
+    return seconds
+
+
+def usable_blocks(num_blocks: int) -> int:
+    """Return how many of the blocks sequences get: vLLM keeps the first, the null block, empty."""
+    return max(num_blocks - 1, 0)
+
+
+def _named(text: str) -> tuple[ModelShape, GPU, int, int] | Profile | None:
+    """Return the parts of the roofline, or the profile, that `text` names; None for a constant.
+
+    Raises:
+        CatalogError: there is no such step time.
+    """
+    kind, colon, rest = text.partition(":")
+    if kind == "constant":
+        return None
+    if kind == "roofline" and colon:
+        return parts_of(split_overhead(rest)[0])
+    return load_profile(text)[1]
+
+
+def kv_room_of(text: str) -> KvRoom | None:
+    """Return what is known of the memory where steps take what `text` names, None if nothing is.
+
+    Raises:
+        CatalogError: there is no such step time.
+    """
+    named = _named(text)
+    if named is None:
+        return None
+    if isinstance(named, tuple):
+        return KvRoom(num_kv_tokens(*named), is_reported=False)
+    if named.kv_tokens is not None:
+        return KvRoom(named.kv_tokens, is_reported=True)
+    num_tokens = num_tokens_that_fit(named)
+    return None if num_tokens is None else KvRoom(num_tokens, is_reported=False)
+
+
+def num_tokens_that_fit(profile: Profile) -> int | None:
+    """Return the room beside the weights; None if the hardware or the model is not known."""
+    if profile.hardware is None or profile.model is None:
+        return None
+    try:
+        shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
+    except CatalogError:
+        return None
+    return num_kv_tokens(shape, gpu, profile.tensor_parallel, profile.pipeline_parallel)
+
+
+def model_shape_of(text: str) -> ModelShape | None:
+    """Return the shape of the model whose steps take what `text` names, None if it is not known.
+
+    Raises:
+        CatalogError: there is no such step time.
+    """
+    named = _named(text)
+    if isinstance(named, tuple):
+        return named[0]
+    if named is None or named.model is None:
+        return None
+    try:
+        return load_model_shape(named.model)
+    except CatalogError:
+        return None
+
+
+def hardware_of(text: str) -> Hardware | None:
+    """Return the GPUs on which steps take what `text` names, None if it is not known.
+
+    Raises:
+        CatalogError: there is no such step time.
+    """
+    named = _named(text)
+    if isinstance(named, tuple):
+        _, _, tensor_parallel, num_stages = named
+        return Hardware(split_overhead(text)[0].split(":")[2], tensor_parallel * num_stages)
+    if named is None or named.hardware is None:
+        return None
+    return Hardware(named.hardware, named.tensor_parallel * named.pipeline_parallel)
+
+
+# Whether hardware allows what a profile says: no measured engine beats its roofline.
+
+_CONTEXT = 1024  # tokens before the one that a row decodes
+EXAMPLE_STEPS = {
+    f"decode {n} x {_CONTEXT:,}": (n, n, n * _CONTEXT, 0) for n in (1, 8, 32, 128, 256)
+} | {f"prefill {tokens:,}": (tokens, 1, 0, tokens * tokens) for tokens in (512, 2048)}
+"""The arguments of StepTime.ticks, by a name for such a step."""
+
+
+class Prediction(Struct, frozen=True):
+    """How long an example of a step takes, and the least that hardware allows, in seconds.
+
+    limit: what makes that the least: "compute" or "memory bandwidth".
+    """
+
+    step: str
+    seconds: float
+    least_seconds: float | None = None
+    limit: str | None = None
+
+    @property
+    def advantage(self) -> float:
+        """How many times as fast as hardware allows; 0 if that is not known."""
+        return (self.least_seconds or 0.0) / self.seconds
+
+
+class Physics(Struct, frozen=True):
+    """verdict: "possible", "too fast" or "unchecked".  reason: what is beaten, or not known."""
+
+    verdict: str
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
+
+
+def predictions_of(
+    step_time: StepTime, best: RooflineStepTime | PipelineStepTime[RooflineStepTime] | None = None
+) -> list[Prediction]:
+    """Return how long steps take under EXAMPLE_STEPS; at least, if `best` is the roofline."""
+    predictions = []
+    for name, stats in EXAMPLE_STEPS.items():
+        seconds = step_time.ticks(*stats) / TICKS_PER_SECOND
+        if best is None:
+            predictions.append(Prediction(name, seconds))
+            continue
+        num_tokens, rows, kv_read, _ = stats
+        bound = best.pass_of(rows) if isinstance(best, PipelineStepTime) else best
+        compute, memory = bound.compute_ticks(*stats), bound.memory_ticks(num_tokens, kv_read)
+        limit = "compute" if compute > memory else "memory bandwidth"
+        least = max(compute, memory) / TICKS_PER_SECOND
+        predictions.append(Prediction(name, seconds, least, limit))
+    return predictions
+
+
+def check_physics(profile: Profile) -> tuple[Physics, list[Prediction]]:
+    """Return whether a profile beats the peak of its hardware, for its model, and what it says."""
+    step_time = profile.step_time("profile")
+    if profile.hardware is None or profile.model is None:
+        unchecked = Physics("unchecked", "it names no hardware or no model")
+        return unchecked, predictions_of(step_time)
+    try:
+        shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
+        stages = profile.tensor_parallel, profile.pipeline_parallel
+        best = roofline("best", shape, gpu, *stages)
+    except CatalogError as error:
+        return Physics("unchecked", str(error)), predictions_of(step_time)
+    predictions = predictions_of(step_time, best)
+    worst = max(predictions, key=lambda prediction: prediction.advantage)
+    if worst.least_seconds is None or worst.seconds >= worst.least_seconds:
+        return Physics("possible"), predictions
+    reason = (
+        f"{worst.step}: {worst.advantage:.2f} times as fast as the peak {worst.limit} allows "
+        f"({worst.seconds * 1000:.3g} ms, at least {worst.least_seconds * 1000:.3g} ms)"
+    )
+    return Physics("too fast", reason), predictions

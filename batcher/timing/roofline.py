@@ -5,21 +5,313 @@ at best, so no real engine is faster.  Each weight is read once a step, each cac
 decoding row once; of experts, those that tokens hit who choose at random.  What prompts read of
 their context is left out, as is all that is small.  Of GPUs that share the work each has a part of
 every layer, and all wait for two all-reduces a layer.
+
+The shape of a model is what its config.json says.  The MLPs are gated.  Experts take the place of
+those of all layers but the first few; of them each token is multiplied with some, and with the
+shared ones.  With a kv_lora_rank the cache holds one latent for all heads (DeepSeek-AI 2024,
+DeepSeek-V2, section 2.1), which decoding reads as it is.
 """
 
 import re
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
+from batcher.timing import catalog
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import PipelineStepTime, RooflineStepTime, of_experts
-from batcher.timing.hardware import GPU, bytes_sent, link_of, load_gpu
-from batcher.timing.model_shape import FP8, ModelShape, load_model_shape
 from batcher.timing.step_time import TICKS_PER_SECOND
 
+FP8 = "float8_e4m3fn"
 USABLE_MEMORY = 0.9  # the part of a GPU's memory that engines take by default
 MAX_GPUS = 1024
+_BYTES_OF_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2, FP8: 1}
+_NAMES_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_ZERO_IS_NONE = ("n_shared_experts", "first_k_dense_replace", "shared_expert_intermediate_size")
+
+
+class ModelShape(Struct, frozen=True, kw_only=True):
+    """The shape of a transformer, under the names of a config.json.
+
+    head_dim: hidden_size / num_attention_heads if None.  torch_dtype: of weights and cache, but for
+    the weights of layers with a weight_dtype, and a cache with a kv_cache_dtype.
+    moe_intermediate_size: that of an expert, intermediate_size if None.  first_k_dense_replace: how
+    many layers have an MLP in place of experts.
+    """
+
+    hidden_size: catalog.Count
+    intermediate_size: catalog.Count
+    num_hidden_layers: catalog.Count
+    num_attention_heads: catalog.Count
+    num_key_value_heads: catalog.OptionalCount = None
+    vocab_size: catalog.Count
+    head_dim: catalog.OptionalCount = None
+    torch_dtype: catalog.Text = "bfloat16"
+    weight_dtype: catalog.OptionalText = None
+    kv_cache_dtype: catalog.OptionalText = None
+    tie_word_embeddings: catalog.Flag = False
+    num_experts: catalog.OptionalCount = None
+    num_experts_per_tok: catalog.OptionalCount = None
+    moe_intermediate_size: catalog.OptionalCount = None
+    n_shared_experts: catalog.OptionalCount = None
+    shared_expert_intermediate_size: catalog.OptionalCount = None
+    first_k_dense_replace: catalog.OptionalCount = None
+    kv_lora_rank: catalog.OptionalCount = None
+    q_lora_rank: catalog.OptionalCount = None
+    qk_nope_head_dim: catalog.OptionalCount = None
+    qk_rope_head_dim: catalog.OptionalCount = None
+    v_head_dim: catalog.OptionalCount = None
+
+    @property
+    def bytes_per_number(self) -> int:
+        """The size of what is not said otherwise, as the weights beside the layers are."""
+        return _BYTES_OF_TYPES[self.torch_dtype]
+
+    @property
+    def bytes_per_weight(self) -> int:
+        """The size of a weight of a layer."""
+        return _BYTES_OF_TYPES[self.weight_dtype or self.torch_dtype]
+
+    @property
+    def experts(self) -> tuple[int, int] | None:
+        """How many experts a layer has, and how many of them are for each token, if any."""
+        if self.num_experts is None or self.num_experts_per_tok is None:
+            return None
+        return self.num_experts, self.num_experts_per_tok
+
+    @property
+    def attention_size(self) -> int:
+        """The length of the queries of a token, all heads of a layer together."""
+        head = self.head_dim or self.hidden_size // self.num_attention_heads
+        return head * self.num_attention_heads
+
+    @property
+    def kv_size(self) -> int:
+        """The length of the keys of a token, all heads of a layer together."""
+        heads = self.num_key_value_heads or self.num_attention_heads
+        return self.attention_size // self.num_attention_heads * heads
+
+    @property
+    def _latent(self) -> tuple[int, int, int, int] | None:
+        """The latent of a token, its rotary part, and the keys and values of a head, if any."""
+        sizes = self.kv_lora_rank, self.qk_rope_head_dim, self.qk_nope_head_dim, self.v_head_dim
+        return None if None in sizes else sizes  # type: ignore[return-value]  # none is None
+
+    @property
+    def attention_weights(self) -> int:
+        """The weights of the attention of a layer."""
+        if self._latent is None:
+            return self.hidden_size * 2 * (self.attention_size + self.kv_size)
+        latent, rotary, keys, values = self._latent
+        heads, queries = self.num_attention_heads, self.num_attention_heads * (keys + rotary)
+        asked = self.hidden_size * queries
+        if self.q_lora_rank is not None:
+            asked = self.q_lora_rank * (self.hidden_size + queries)
+        cached = self.hidden_size * (latent + rotary) + latent * heads * (keys + values)
+        return asked + cached + heads * values * self.hidden_size
+
+    @property
+    def num_expert_layers(self) -> int:
+        """The layers that have experts in place of an MLP."""
+        if self.experts is None:
+            return 0
+        return self.num_hidden_layers - (self.first_k_dense_replace or 0)
+
+    @property
+    def layer_weights(self) -> int:
+        """The weights of all layers that every token is multiplied with."""
+        size = self.moe_intermediate_size or self.intermediate_size
+        shared = self.shared_expert_intermediate_size or size * (self.n_shared_experts or 0)
+        beside_experts = 3 * shared + (self.num_experts or 0)  # the router has one row for each
+        num_dense = self.num_hidden_layers - self.num_expert_layers
+        return (
+            self.num_hidden_layers * self.attention_weights
+            + num_dense * 3 * self.hidden_size * self.intermediate_size
+            + self.num_expert_layers * self.hidden_size * beside_experts
+        )
+
+    @property
+    def expert_weights(self) -> int:
+        """The weights of one expert in each layer that has any."""
+        size = self.moe_intermediate_size or self.intermediate_size
+        return self.num_expert_layers * 3 * self.hidden_size * size
+
+    @property
+    def weights_per_token(self) -> int:
+        """The weights of all layers that a token is multiplied with."""
+        return self.layer_weights + self.expert_weights * (self.num_experts_per_tok or 0)
+
+    @property
+    def output_weights(self) -> int:
+        """The weights between the last layer and the vocabulary."""
+        return self.hidden_size * self.vocab_size
+
+    @property
+    def expert_bytes(self) -> int:
+        """The bytes of all experts."""
+        return self.expert_weights * (self.num_experts or 0) * self.bytes_per_weight
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of all weights, those of the embedding included."""
+        embedding = 0 if self.tie_word_embeddings else self.output_weights * self.bytes_per_number
+        return self.weight_bytes_read + embedding + self.expert_bytes
+
+    @property
+    def weight_bytes_read(self) -> int:
+        """The bytes of the weights that each step reads: no experts, nor the embedding."""
+        output = self.output_weights * self.bytes_per_number
+        return self.layer_weights * self.bytes_per_weight + output
+
+    @property
+    def operations_per_pair(self) -> tuple[int, int]:
+        """What a cached token costs that is read, and one of a prompt before another.
+
+        Two products over the numbers of all heads, multiply and add; of a latent over all of it,
+        and without its rotary part, or over the keys and values made of it.
+        """
+        if self._latent is None:
+            return (4 * self.num_hidden_layers * self.attention_size,) * 2
+        latent, rotary, keys, values = self._latent
+        per_number = 2 * self.num_hidden_layers * self.num_attention_heads
+        return per_number * (2 * latent + rotary), per_number * (keys + rotary + values)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """The bytes that the cache holds for a token."""
+        numbers = 2 * self.kv_size if self._latent is None else sum(self._latent[:2])
+        size = _BYTES_OF_TYPES[self.kv_cache_dtype or self.torch_dtype]
+        return self.num_hidden_layers * numbers * size
+
+    def kv_copies(self, num_gpus: int) -> float:
+        """Return how often GPUs that share the layers keep a token: heads are not divided."""
+        if self._latent is not None:
+            return num_gpus
+        return max(num_gpus / (self.num_key_value_heads or self.num_attention_heads), 1)
+
+    @property
+    def num_all_reduces(self) -> int:
+        """Those of a step on several GPUs: after the attention and the MLP of each layer."""
+        return 2 * self.num_hidden_layers
+
+
+def load_model_shape(text: str) -> ModelShape:
+    """Return the shape that `text` names: a shipped one, or a config.json or YAML file like it.
+
+    Raises:
+        CatalogError: there is none, or it is of no transformer that is known here.
+    """
+    if text.endswith(catalog.FILE_SUFFIXES):
+        return _as_shape(catalog.read_mapping(text), text)
+    config = catalog.find(text, catalog.shipped("models.yaml"), "model")
+    return _as_shape(config, f"models.yaml: {text}")
+
+
+def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
+    names = {field.name for field in msgspec.structs.fields(ModelShape)}
+    given = {key: value for key, value in config.items() if key in names}
+    given["torch_dtype"] = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+    given["weight_dtype"] = given.get("weight_dtype") or _quantized(config, place)
+    given["num_experts"] = next((config[key] for key in _NAMES_OF_EXPERTS if config.get(key)), None)
+    given |= {key: given.get(key) or None for key in _ZERO_IS_NONE}
+    shape = catalog.as_record(given, ModelShape, place)
+    for name in ("torch_dtype", "weight_dtype", "kv_cache_dtype"):
+        dtype = getattr(shape, name) or shape.torch_dtype
+        if dtype not in _BYTES_OF_TYPES:
+            known = ", ".join(_BYTES_OF_TYPES)
+            raise CatalogError(f"{place}: {name}: expected {known}, not {dtype}")
+    if shape.hidden_size < shape.num_attention_heads and shape.head_dim is None:
+        raise CatalogError(f"{place}: num_attention_heads: at most hidden_size, or give head_dim")
+    if fault := _fault_of_experts(shape, config):
+        raise CatalogError(f"{place}: {fault}")
+    if shape.kv_lora_rank is not None and shape._latent is None:  # noqa: SLF001 - of this module
+        raise CatalogError(
+            f"{place}: kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+        )
+    return shape
+
+
+def _quantized(config: dict[str, Any], place: str) -> str | None:
+    """Return the type of weights that are quantized, or raise a CatalogError; None if none are."""
+    said = config.get("quantization_config")
+    if not said:
+        return None
+    if isinstance(said, dict) and (
+        said.get("quant_method") == "fp8" or said.get("format") == "float-quantized"
+    ):
+        return FP8
+    raise CatalogError(
+        f"{place}: quantization_config: only fp8 is known; without it, say weight_dtype"
+    )
+
+
+def _fault_of_experts(shape: ModelShape, config: dict[str, Any]) -> str | None:
+    """Return what is wrong with the experts of a config; None if nothing is."""
+    if shape.num_experts is None:
+        return None
+    if shape.num_experts_per_tok is None or shape.num_experts_per_tok > shape.num_experts:
+        return f"num_experts_per_tok: expected 1 to {shape.num_experts}"
+    if shape.num_expert_layers < 0:
+        return f"first_k_dense_replace: expected 0 to {shape.num_hidden_layers}"
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        return "decoder_sparse_step: expected experts in all layers but the first ones"
+    return None
+
+
+class GPU(Struct, frozen=True, kw_only=True):
+    """A data sheet: dense bfloat16 operations in 10^12/s, bandwidth in 10^9 B/s, memory in 10^9 B.
+
+    Dense: without sparsity; with sums in float32.  fp8_tflops: those on 8 bits, None if it has none
+    faster.  link: a name of links.yaml, or a file like it.
+    """
+
+    tflops: catalog.Positive
+    bandwidth_gb_s: catalog.Positive
+    memory_gb: catalog.Positive
+    fp8_tflops: catalog.OptionalPositive = None
+    link: catalog.OptionalText = None
+    source: catalog.Text = "not stated"
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """What joins the GPUs of a host, in 10^9 B/s for each of them, one way.
+
+    bandwidth_gb_s: on the data sheet.  latency_us: the least that an all-reduce takes on two GPUs.
+    peer_us: what each GPU beyond these adds to it.
+    """
+
+    bandwidth_gb_s: catalog.Positive
+    latency_us: catalog.Positive
+    peer_us: catalog.Amount = 0.0
+    source: catalog.Text = "not stated"
+
+    def seconds(self, num_gpus: int) -> float:
+        """Return what an all-reduce of next to nothing takes."""
+        return (self.latency_us + self.peer_us * (num_gpus - 2)) / 1e6
+
+
+def load_gpu(text: str) -> GPU:
+    """Return the data sheet that `text` names: a shipped one, or a YAML file with one.
+
+    Raises:
+        CatalogError: there is none.
+    """
+    return catalog.load(text, GPU, "hardware.yaml", "GPU")
+
+
+def link_of(gpu: GPU) -> Link:
+    """Return the link by which GPUs like this share work.
+
+    Raises:
+        CatalogError: its data sheet names no link, or an unknown one.
+    """
+    if gpu.link is None:
+        raise CatalogError(
+            "GPUs that share work need a link on their data sheet, a file or one of "
+            + ", ".join(catalog.shipped("links.yaml"))
+        )
+    return catalog.load(gpu.link, Link, "links.yaml", "link")
 
 
 def roofline(
@@ -45,90 +337,65 @@ def roofline(
     }
     if overhead:
         settings["overhead"] = overhead
-    if pipeline_parallel == 1:
-        return roofline_of_part(name, settings, shape, gpu, (tensor_parallel, 1), overhead=overhead)
-    settings["pipeline_parallel"] = pipeline_parallel
-    stages = tensor_parallel, pipeline_parallel
-    parts = range(1, pipeline_parallel + 1)
-    passes = [
-        roofline_of_part(name, settings, shape, gpu, stages, part, overhead) for part in parts
-    ]
-    return PipelineStepTime(name, settings, passes)
-
-
-def roofline_of_part(
-    name: str,
-    settings: dict[str, Any],
-    shape: ModelShape,
-    gpu: GPU,
-    stages: tuple[int, int],
-    parts: int = 1,
-    overhead: float = 0.0,
-) -> RooflineStepTime:
-    """Return what one of so many parts of a step takes through all stages.
-
-    stages: the GPUs of a stage, and how many stages there are.  overhead: seconds on top.
-    """
-    tensor_parallel, _ = stages
-    flops = gpu.tflops * 1e12 * tensor_parallel
-    fast = flops
+    if pipeline_parallel > 1:
+        settings["pipeline_parallel"] = pipeline_parallel
+    flops = fast = gpu.tflops * 1e12 * tensor_parallel
     if shape.weight_dtype == FP8 and gpu.fp8_tflops is not None:
         fast = gpu.fp8_tflops * 1e12 * tensor_parallel
     bandwidth = gpu.bandwidth_gb_s * 1e9 * tensor_parallel
     per_read, per_pair = shape.operations_per_pair
-    kv_bytes = shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel) / parts
-    per_step, per_token = communication_seconds(shape, gpu, stages)
-    computed = _ticks(2 * shape.weights_per_token / parts, fast)
-    return RooflineStepTime(
-        name,
-        settings,
-        compute=(
-            computed,
-            _ticks(2 * shape.output_weights / parts, flops),
-            _ticks(per_read / parts, flops),
-            _ticks(per_pair / parts / 2, flops),  # P * (2 * context + P) is twice their number
-        ),
-        memory=(
-            max(_ticks(shape.weight_bytes_read, bandwidth), 1),
-            _ticks(kv_bytes, bandwidth),
-            _ticks(kv_bytes, bandwidth),
-        ),
-        communication=(_ticks(per_step + overhead, 1), _ticks(per_token / parts, 1)),
-        experts=shape.experts
-        and of_experts(*shape.experts, _ticks(shape.expert_bytes, bandwidth), parts),
-        expert_work=computed - _ticks(2 * shape.layer_weights / parts, fast),
-    )
+    per_step, per_token = communication_seconds(shape, gpu, tensor_parallel, pipeline_parallel)
+    passes = []
+    for parts in range(1, pipeline_parallel + 1):  # of a step, that go through all stages
+        kv_bytes = shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel) / parts
+        passes.append(
+            RooflineStepTime(
+                name,
+                settings,
+                compute=(
+                    _ticks(2 * shape.weights_per_token / parts, fast),
+                    _ticks(2 * shape.output_weights / parts, flops),
+                    _ticks(per_read / parts, flops),
+                    _ticks(per_pair / parts / 2, flops),  # P * (2 * context + P) is twice as many
+                ),
+                memory=(
+                    max(_ticks(shape.weight_bytes_read, bandwidth), 1),
+                    _ticks(kv_bytes, bandwidth),
+                    _ticks(kv_bytes, bandwidth),
+                ),
+                communication=(_ticks(per_step + overhead, 1), _ticks(per_token / parts, 1)),
+                experts=shape.experts
+                and of_experts(*shape.experts, _ticks(shape.expert_bytes, bandwidth), parts),
+            )
+        )
+    return passes[0] if len(passes) == 1 else PipelineStepTime(name, settings, passes)
 
 
 def communication_seconds(
-    shape: ModelShape, gpu: GPU, stages: tuple[int, int]
+    shape: ModelShape, gpu: GPU, tensor_parallel: int, num_stages: int
 ) -> tuple[float, float]:
     """Return what a step waits for its messages, and what each token in them takes.
 
-    stages: the GPUs of a stage, which reduce twice a layer, and how many stages there are, between
-    which the tokens are sent.
+    The GPUs of a stage reduce twice a layer, each sending what it does in a ring, in which all is
+    scattered and then gathered (Patarasuk and Yuan 2009); between stages the tokens are sent.
 
     Raises:
         CatalogError: there are several GPUs, and nothing is known of the link between them.
     """
-    tensor_parallel, num_stages = stages
     if tensor_parallel * num_stages == 1:
         return 0.0, 0.0
     link, waiting, num_bytes = link_of(gpu), 0.0, 0.0
     if tensor_parallel > 1:
         waiting = shape.num_all_reduces * link.seconds(tensor_parallel)
-        num_bytes = shape.num_all_reduces * bytes_sent(tensor_parallel)
+        num_bytes = shape.num_all_reduces * (2 * (tensor_parallel - 1) / tensor_parallel)
     waiting += (num_stages - 1) * link.seconds(2)
     num_bytes += num_stages - 1
-    per_token = num_bytes * shape.hidden_size * shape.bytes_per_number
-    return waiting, per_token / (link.bandwidth_gb_s * 1e9)
+    sent = num_bytes * shape.hidden_size * shape.bytes_per_number
+    return waiting, sent / (link.bandwidth_gb_s * 1e9)
 
 
 def num_kv_tokens(
-    shape: ModelShape,
-    gpu: GPU,
-    tensor_parallel: int = 1,
-    pipeline_parallel: int = 1,
+    shape: ModelShape, gpu: GPU, tensor_parallel: int = 1, pipeline_parallel: int = 1
 ) -> int:
     """Return how many tokens fit beside the weights, in USABLE_MEMORY; 0 if not even these do.
 
@@ -140,7 +407,7 @@ def num_kv_tokens(
 
 
 def parts_of(text: str) -> tuple[ModelShape, GPU, int, int]:
-    """Return the model, the GPU and the GPUs that MODEL:GPU or MODEL:GPU:GPUS names.
+    """Return the model, the GPU, the GPUs of a stage and the stages of MODEL:GPU or MODEL:GPU:GPUS.
 
     Raises:
         CatalogError: a part is missing, unknown or wrong.
@@ -150,23 +417,15 @@ def parts_of(text: str) -> tuple[ModelShape, GPU, int, int]:
         raise CatalogError(
             f"roofline:{text}: expected roofline:MODEL:GPU or roofline:MODEL:GPU:GPUS"
         )
-    stages = stages_of(parts[2] if parts[2:] else "1", f"roofline:{text}")
-    return load_model_shape(parts[0]), load_gpu(parts[1]), *stages
-
-
-def stages_of(text: str, place: str) -> tuple[int, int]:
-    """Return the GPUs that share every layer, and the stages, of TP or TPxPP.
-
-    Raises:
-        CatalogError: it says something else, or too many; `place` says where.
-    """
-    found = re.fullmatch("([1-9][0-9]{0,3})(?:x([1-9][0-9]{0,3}))?", text)
+    gpus = parts[2] if parts[2:] else "1"
+    found = re.fullmatch("([1-9][0-9]{0,3})(?:x([1-9][0-9]{0,3}))?", gpus)
     tensor_parallel, num_stages = (int(count or 1) for count in found.groups()) if found else (0, 0)
     if not 0 < tensor_parallel * num_stages <= MAX_GPUS:
         raise CatalogError(
-            f"{place}: expected 1 to {MAX_GPUS} GPUs, or 4x2 for two stages of 4, not {text}"
+            f"roofline:{text}: expected 1 to {MAX_GPUS} GPUs, or 4x2 for two stages of 4, "
+            f"not {gpus}"
         )
-    return tensor_parallel, num_stages
+    return load_model_shape(parts[0]), load_gpu(parts[1]), tensor_parallel, num_stages
 
 
 def _ticks(amount: float, per_second: float) -> int:

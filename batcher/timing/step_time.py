@@ -4,14 +4,9 @@ Rule: time is counted in whole ticks of a femtosecond, so that the sum over many
 form is exactly the sum of them one by one.
 """
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 TICKS_PER_SECOND = 10**15
-
-RankTicks = Callable[[int, int, int, int, int], int]
-"""Tells how long a step takes one of several data-parallel ranks, by what StepTime.ticks is told of
-what it computes itself, and by how many tokens all of them compute."""
 
 
 class StepTime(Protocol):
@@ -43,9 +38,3 @@ class StepTime(Protocol):
 
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
         """Return the least number of such steps that take `ticks` (at least one tick) together."""
-
-    def of_rank(self, num_ranks: int) -> RankTicks | None:
-        """Return what a step takes a rank where so many share the experts; None if there are none.
-
-        Each has as many of the experts as the others, which the tokens of all of them hit.
-        """

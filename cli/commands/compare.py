@@ -144,8 +144,7 @@ def compare(options: CompareOptions) -> int:
     """Serve requests under all combinations of settings, by lengths alone; print one table."""
     if options.json and options.csv:
         raise BatchdecodeError("--json and --csv exclude each other: the table is one or the other")
-    from ..whatif.compare import compare_requests  # noqa: PLC0415 - heavy
-    from ..whatif.reading import until_stopped  # noqa: PLC0415 - as above
+    from ..planning import compare_requests, until_stopped  # noqa: PLC0415 - heavy
 
     return until_stopped(lambda: compare_requests(options))
 

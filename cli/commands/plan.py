@@ -63,8 +63,7 @@ class PlanOptions(shared.ModelOptions):
 
 def plan(options: PlanOptions) -> int:
     """Find the smallest setting, or the largest rate, that meets an SLO; say what binds."""
-    from ..whatif.plan import plan_requests  # noqa: PLC0415 - heavy
-    from ..whatif.reading import until_stopped  # noqa: PLC0415 - as above
+    from ..planning import plan_requests, until_stopped  # noqa: PLC0415 - heavy
 
     return until_stopped(lambda: plan_requests(options))
 

@@ -4,21 +4,20 @@ from contextlib import nullcontext
 from typing import Any
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.deployments import Deployment
+from batcher.planning.deployments import Deployment, check_router
 from batcher.planning.fleet import ReplicaSettings
-from batcher.planning.fleets import check_router
 from batcher.planning.prices import Cost, cost_of, price_of, read_prices
 from batcher.planning.replay import AsLogged, Comparison, Replay, replay
 from batcher.planning.request_log import LoggedRequest, read_requests
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, Router, router_of
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 
 from ..commands.replay import ReplayOptions
 from ..printing import print_json, print_text
 from ..run.intake import numbered, open_input
 from ..run.problems import say
 from ..screen.terminal import aligned, counted, printable
-from ..whatif.tables import cost_text
+from ..views.plan_tables import cost_text
 from .run_limits import RunLimits, limits_of_run, limits_table, read_meta_file, warn_of_guesses
 
 _HEADS = ("", "real", "simulated", "error")

@@ -15,7 +15,7 @@ from batcher.planning.deployments import AXES, show_value
 from batcher.planning.request_log import NAMES, Limit, RequestsOfRun, read_run_meta
 from batcher.scheduling.checks import check_effects
 from batcher.settings import DEFAULT_SCHEDULING, MAX_KV_BLOCKS, SchedulingSettings
-from batcher.timing.loading import kv_room_of
+from batcher.timing.profiles import kv_room_of
 
 from ..errors import reason_of
 from ..options import SchedulingOptions

@@ -118,7 +118,7 @@ def _acceptance(_: Asked) -> Candidates:
 
 
 def _columns(_: Asked) -> Candidates:
-    from ..whatif.columns import COLUMNS  # noqa: PLC0415 - as above
+    from ..views.plan_columns import COLUMNS  # noqa: PLC0415 - as above
 
     yield from map(CompletionItem, COLUMNS)
 

@@ -3,23 +3,26 @@
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from batcher.planning.arrivals import Arrivals, Bursty, Constant, Gamma, Poisson
-from batcher.planning.distributions import (
+from batcher.planning.synthetic import (
     LENGTHS,
     TIMES,
+    Arrivals,
+    Bursty,
+    Constant,
+    Gamma,
+    Poisson,
+    PriorityShares,
     ReadLines,
-    parse_distribution,
-    parse_lengths,
-)
-from batcher.planning.entries import DEFAULT_NAME, MAX_LENGTH, WorkloadEntry
-from batcher.planning.priorities import PriorityShares, parse_priorities
-from batcher.planning.synthetic import (
     SyntheticWorkload,
     closed_entries,
     open_entries,
+    parse_distribution,
+    parse_lengths,
+    parse_priorities,
     parse_shared_prefix,
     session_entries,
 )
+from batcher.planning.workload_traces import DEFAULT_NAME, MAX_LENGTH, WorkloadEntry
 
 from ..commands.workload import WorkloadOptions
 

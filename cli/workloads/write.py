@@ -7,17 +7,15 @@ from difflib import get_close_matches
 from itertools import islice
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.entries import (
+from batcher.planning.workload_traces import (
     DEFAULT_NAME,
+    TRACES,
     LengthCounts,
+    NumberedLine,
+    TraceEntryChecks,
     WorkloadEntry,
     WorkloadSummary,
     encode_entries,
-)
-from batcher.planning.workload_traces import (
-    TRACES,
-    NumberedLine,
-    TraceEntryChecks,
     factor_for_rate,
     scale_times,
 )

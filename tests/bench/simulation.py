@@ -16,7 +16,6 @@ from msgspec import convert, to_builtins
 from report import Row
 
 from batcher import Request, SimulatedModel
-from batcher.planning.entries import WorkloadEntry
 from batcher.planning.fleet import ReplicaSettings
 from batcher.planning.replay import replay
 from batcher.planning.request_log import read_request_log
@@ -25,12 +24,13 @@ from batcher.planning.workload import Workload, workload_of
 from batcher.planning.workload_traces import (
     BLOCK_TOKENS,
     TraceEntryChecks,
+    WorkloadEntry,
     azure_entries,
     mooncake_entries,
 )
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 
 PROFILE, KV_BLOCKS, BUDGET, NUM_SLOTS = "rtx4090_llama3.1-8b", 2588, 2048, 256
 LIMITED = SchedulingSettings(kv_blocks=KV_BLOCKS, prefix_cache=False, max_batch_tokens=BUDGET)

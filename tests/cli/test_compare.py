@@ -20,9 +20,9 @@ from batcher.planning.deployments import AXES, Deployment, grid_of
 from batcher.planning.measure import Question
 from batcher.planning.prices import Price
 from batcher.planning.workload import workload_of
-from cli.whatif.columns import good_percent
-from cli.whatif.progress import progress_of
-from cli.whatif.tables import LEAST_WANTED, table_of
+from cli.progress import progress_of
+from cli.views.plan_columns import good_percent
+from cli.views.plan_tables import LEAST_WANTED, table_of
 
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 FLEET = ROOT / "samples" / "what-if" / "fleet.yaml"
@@ -39,9 +39,8 @@ def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
     done = batchdecode("compare", CHAT, *PROFILE, "--batch", "4,8,16,32,64", "--policy", "fcfs,sjf")
     lines = done.stdout.decode().splitlines()
     assert lines[1].split()[:3] == ["policy", "batch", "tokens/s"]
-    settings = [line.split()[:2] for line in lines[2:-1]]
+    settings = [line.split()[:2] for line in lines[2:]]
     assert settings == [[p, n] for p in ("fcfs", "sjf") for n in ("4", "8", "16", "32", "64")]
-    assert lines[-1].startswith("policy fcfs, batch 4: served 2.09 requests/s of 8.21 offered")
     assert "slots 90%" in lines[2]
     assert [line.endswith("knee") for line in lines[2:7]] == [False, False, False, True, False]
     assert done.stderr == (
@@ -198,7 +197,7 @@ def test_requests_that_can_never_run_are_told_of_and_if_none_can_it_fails(tmp_pa
 
 
 def test_a_line_now_and_then_within_a_cell(capfd, monkeypatch):
-    monkeypatch.setattr("cli.whatif.progress.LINE_INTERVAL", 0)
+    monkeypatch.setattr("cli.progress.LINE_INTERVAL", 0)
     with progress_of(2, 1, quiet=False) as progress:
         progress(0.5)
     assert capfd.readouterr().err == "0 of 2 cells, 25% of the work\n"

@@ -8,7 +8,7 @@ from process import ROOT, batchdecode, lines_of
 
 from batcher.planning.measure import measure
 from cli.commands.plan import PlanOptions
-from cli.whatif.plan import plan_requests
+from cli.planning import plan_requests
 
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 EIGHT = lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8)
@@ -63,7 +63,7 @@ def test_the_largest_rate():
 
 
 def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("cli.whatif.progress.LINE_INTERVAL", 0.0)
+    monkeypatch.setattr("cli.progress.LINE_INTERVAL", 0.0)
     (tmp_path / "r").write_bytes(EIGHT)
     options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])
     assert plan_requests(options) == 0
@@ -78,9 +78,9 @@ def test_it_tells_how_far_a_long_simulation_is(tmp_path, monkeypatch, capsys):
         on_part(0.25)
         return measure(question, deployment)
 
-    monkeypatch.setattr("cli.whatif.progress.LINE_INTERVAL", 0.0)
+    monkeypatch.setattr("cli.progress.LINE_INTERVAL", 0.0)
     monkeypatch.setattr("batcher.planning.workers.PART_INTERVAL", 0.0)
-    monkeypatch.setattr("batcher.planning.simulations.measure", slow)
+    monkeypatch.setattr("batcher.planning.plan.measure", slow)
     (tmp_path / "r").write_bytes(EIGHT)
     assert plan_requests(PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])) == 0
     told = capsys.readouterr().err.splitlines()
@@ -108,7 +108,7 @@ def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkey
     def interrupted(_edge):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("batcher.planning.relief.Edge.analyse", interrupted)
+    monkeypatch.setattr("batcher.planning.plan.Edge.analyse", interrupted)
     with pytest.raises(KeyboardInterrupt):
         plan_requests(PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"]))
     told = capfdbinary.readouterr()
@@ -155,7 +155,7 @@ def test_a_search_that_is_stopped_tells_what_it_has_tried(
             raise KeyboardInterrupt
         return measure(*arguments)
 
-    monkeypatch.setattr("batcher.planning.simulations.measure", interrupted)
+    monkeypatch.setattr("batcher.planning.plan.measure", interrupted)
     for is_quiet in (False, True):
         num_left = num_known
         options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"], quiet=is_quiet)

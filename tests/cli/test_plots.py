@@ -20,10 +20,14 @@ from batcher.planning.plan import find_plan
 from batcher.planning.workload import workload_of
 from batcher.scheduling.policies import POLICIES
 from cli.run.output import OutputError
-from cli.whatif.plots import plot as plotting
-from cli.whatif.plots.picture import encode_picture
-from cli.whatif.plots.plot import check_plot
-from cli.whatif.plots.points import Chart, Point, charts_of_cells, charts_of_plan
+from cli.views.plots import (
+    Chart,
+    Point,
+    charts_of_cells,
+    charts_of_plan,
+    check_plot,
+    encode_picture,
+)
 
 REQUESTS = [Request(prompt=[1, 2, 3], max_tokens=10, ignore_eos=True)] * 8
 
@@ -181,7 +185,7 @@ def test_where_a_plot_cannot_go(plot):
 
 
 def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(plotting, "find_spec", lambda _: None)
+    monkeypatch.setattr("cli.views.plots.find_spec", lambda _: None)
     message = r"--plot p.svg needs matplotlib: install it with `pip install 'batchdecode\[plots\]'`"
     with pytest.raises(BatchdecodeError, match=message):
         check_plot("p.svg", force=False)

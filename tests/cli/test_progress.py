@@ -12,10 +12,10 @@ from process import ROOT
 from batcher.models.checkpoints import load_transformer
 from batcher.planning import workers
 from batcher.transformer.settings import TransformerSettings
+from cli.planning import plan_progress
+from cli.progress import progress_of
 from cli.screen.live_state import Moment, progress
 from cli.screen.view import GaugeReading, RunPlan
-from cli.whatif import plan
-from cli.whatif import progress as whatif_progress
 
 COUNTS = st.integers(0, 1000)
 SEEN = st.tuples(COUNTS, st.floats(0, 1e6), COUNTS, COUNTS, COUNTS, st.none() | st.floats(0, 1e9))
@@ -25,8 +25,8 @@ RUNS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, ma
 @pytest.fixture
 def said(monkeypatch):
     lines = []
-    monkeypatch.setattr(whatif_progress, "LINE_INTERVAL", 0.0)
-    monkeypatch.setattr(whatif_progress, "say", lines.append)
+    monkeypatch.setattr("cli.progress.LINE_INTERVAL", 0.0)
+    monkeypatch.setattr("cli.progress.say", lines.append)
     return lines
 
 
@@ -86,7 +86,7 @@ def test_a_task_that_tells_less_than_before_does_not_go_back(shares):
     ],
 )
 def test_a_comparison_is_not_whole_before_its_last_cell(said, done, line):
-    with whatif_progress.progress_of(200, 1, quiet=False) as on_done:
+    with progress_of(200, 1, quiet=False) as on_done:
         on_done(done)
     assert said[1:] == [line]
 
@@ -101,7 +101,7 @@ def test_no_checkpoint_is_whole_while_it_is_loaded():
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.996, 1.0])
 def test_no_simulation_of_a_plan_is_whole_while_the_plan_goes_on(said, share):
-    on_tried, on_relief = plan._progress("batch", quiet=False)
+    on_tried, on_relief = plan_progress("batch", quiet=False)
     on_tried(1, 7, share)
     on_relief(2 + share)
     shown = f"{int(min(share, 0.99) * 100)}%"

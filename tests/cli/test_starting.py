@@ -68,7 +68,7 @@ UNUSED = {
     *("numpy.random", "numpy.ma", "fractions", "concurrent", "multiprocessing", "llguidance"),
     *("batcher.engine.row_decoder", "batcher.decoding.constraints", "batcher.models.llm"),
     *("batcher.decoding.sampling", "batcher.models.callable", "batcher.models.checked"),
-    *("batcher.requests.result_rows", "batcher.requests.schema", "batcher.timing.loading"),
+    *("batcher.requests.result_rows", "batcher.requests.schema", "batcher.timing.profiles"),
     *(
         "batcher.planning",
         "cli.run.taking_over",
@@ -79,7 +79,7 @@ UNUSED = {
         "batcher.explaining.story",
         "cli.run.exposing",
     ),
-    *("cli.screen.live", "cli.views", "cli.whatif", "cli.commands.trace"),
+    *("cli.screen.live", "cli.views", "cli.planning", "cli.commands.trace"),
 }
 
 

@@ -9,9 +9,8 @@ from jobs import poisson, workload_of_jobs
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo
 from batcher.planning.compare import compare
-from batcher.planning.deployments import Deployment
+from batcher.planning.deployments import Deployment, check_router
 from batcher.planning.fleet import Fleet, ReplicaSettings
-from batcher.planning.fleets import check_router
 from batcher.planning.measure import Question, measure
 from batcher.planning.plan import find_plan
 from batcher.planning.routers import ROUTERS, router_of

@@ -11,7 +11,7 @@ from batcher.planning.request_log import LoggedRequest, workload_of_log
 from batcher.planning.routers import OwnRouter, Router, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.settings import SchedulingSettings
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 
 ENGINE = ReplicaSettings(
     num_slots=4,

@@ -8,14 +8,20 @@ from examples import mostly_heavy
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.arrivals import Arrivals, Constant, Gamma, Poisson
 from batcher.planning.compare import compare
 from batcher.planning.deployments import Deployment
-from batcher.planning.distributions import LENGTHS, parse_distribution
-from batcher.planning.measure import Question, measure
-from batcher.planning.running import DeploymentPart, run
+from batcher.planning.measure import DeploymentPart, Question, measure, run
 from batcher.planning.streamed import parse_streamed
-from batcher.planning.synthetic import SyntheticWorkload, open_entries
+from batcher.planning.synthetic import (
+    LENGTHS,
+    Arrivals,
+    Constant,
+    Gamma,
+    Poisson,
+    SyntheticWorkload,
+    open_entries,
+    parse_distribution,
+)
 from batcher.planning.workload import workload_of
 from batcher.request import PromptSegment, Request
 from batcher.settings import SchedulingSettings

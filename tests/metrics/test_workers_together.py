@@ -25,7 +25,7 @@ from batcher.metrics.summary import (
 from batcher.metrics.times import Histogram, SecondsHistogram
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 from batcher.trace.timeline import Timeline
 
 BATCH = 3

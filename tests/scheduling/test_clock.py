@@ -19,7 +19,7 @@ from batcher.scheduling.clock import (
     WallClock,
     ticks_until,
 )
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 MOVES = st.lists(st.one_of(st.integers(1, 6), st.floats(0.01, 50)), max_size=12)

@@ -11,7 +11,7 @@ from batcher.planning.replay import replay
 from batcher.planning.request_log import LoggedRequest, read_request_log, workload_of_log
 from batcher.planning.simulator import simulate
 from batcher.settings import SchedulingSettings
-from batcher.timing.loading import load_profile
+from batcher.timing.profiles import load_profile
 from batcher.timing.step_time import StepTime
 
 SETTINGS = SchedulingSettings(kv_blocks=24, max_batch_tokens=64)

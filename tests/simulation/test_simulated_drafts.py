@@ -24,7 +24,7 @@ from batcher.speculation.settings import (
     expected_tokens,
 )
 from batcher.timing.formulas import ConstantStepTime
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 from batcher.timing.step_time import StepTime
 
 

@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from test_simulator import outcome, simulate_steps
 
 from batcher.models.simulated import SimulatedModel
-from batcher.planning import running
 from batcher.planning.deployments import Deployment
-from batcher.planning.running import DeploymentPart, run
+from batcher.planning.measure import DeploymentPart, run
 from batcher.planning.simulator import simulate
 from batcher.planning.streamed import parse_streamed
 from batcher.planning.workload import Workload, workload_of
 from batcher.request import PromptSegment, Request
 from batcher.scheduling.blocks import BlockPool
 from batcher.settings import SchedulingSettings
-from batcher.timing.loading import step_time_of
+from batcher.timing.profiles import step_time_of
 
 PROFILE = "rtx4090_llama3.1-8b"
 STEP_TIME = step_time_of(PROFILE)
@@ -143,7 +142,7 @@ def test_a_trial_of_a_fleet_comes_to_what_the_fleet_does(
     streamed = parse_streamed("synthetic:rate=20,duration=10,prompt=lognormal:60:1,output=40")
     tried = run(streamed, DeploymentPart(deployment))
     assert (tried.totals.num_preemptions > 0) == (kv_blocks == 40)
-    monkeypatch.setattr(running, "_replicas_of_trial", lambda *_: None)
+    monkeypatch.setattr("batcher.planning.measure._replicas_of_trial", lambda *_: None)
     untried = run(streamed, DeploymentPart(deployment))
     assert tried.replicas == untried.replicas
     assert all((one == other).all() for one, other in zip(tried.times, untried.times, strict=True))

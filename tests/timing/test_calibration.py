@@ -13,15 +13,16 @@ from timing.smooth_profile import SMOOTH
 
 from batcher.errors import BatchdecodeError
 from batcher.timing.calibration import (
+    StepLog,
     Terms,
     fit_nonnegative,
     fit_steps,
     predicted_seconds,
+    read_step_log,
     relative_errors,
     weights_of,
 )
 from batcher.timing.profiles import TERMS, Profile, shipped_profiles
-from batcher.timing.step_log import StepLog, read_step_log
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 STEP = {"num_tokens": 4, "num_sequences": 4, "kv_read": 40, "prefill_work": 0, "seconds": 0.02}

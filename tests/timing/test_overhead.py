@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.timing.catalog import CatalogError
-from batcher.timing.loading import (
+from batcher.timing.profiles import (
     hardware_of,
     kv_room_of,
     load_profile,
     model_shape_of,
+    split_overhead,
     step_time_of,
 )
-from batcher.timing.overhead import split_overhead
 
 KERNELS = ("h100_llama3.1-8b_tp1", "h100_llama3.1-70b_tp4", "h100_mixtral-8x7b_tp2")
 ROOFLINES = ("roofline:llama-3.1-8b:h100-sxm", "roofline:llama-3.1-70b:h100-sxm:4x2")

@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 
 from batcher.timing.catalog import CatalogError
-from batcher.timing.loading import KvRoom, kv_room_of, load_profile, step_time_of
-from batcher.timing.profiles import TERMS, read_profiles, shipped_profiles
+from batcher.timing.profiles import (
+    TERMS,
+    KvRoom,
+    kv_room_of,
+    load_profile,
+    read_profiles,
+    shipped_profiles,
+    step_time_of,
+)
 
 GOOD = "t0: 1.0\nw: 2\nf: 0.1\ng: 0\nd: 1.0e-4\nh: 0\ne: 5e-6\n"
 REST = "w: 0, f: 0, g: 0, d: 0, h: 0, e: 0}\n"

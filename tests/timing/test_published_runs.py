@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from batcher.timing.hardware import load_gpu
-from batcher.timing.loading import model_shape_of, step_time_of
-from batcher.timing.model_shape import load_model_shape
-from batcher.timing.roofline import roofline_of_part
+from batcher.timing.profiles import model_shape_of, step_time_of
+from batcher.timing.roofline import load_gpu, load_model_shape, roofline
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 PAGE = Path(__file__).parents[2] / "docs" / "timing.md"
@@ -136,9 +134,7 @@ def test_what_that_run_lost_is_in_gaps_of_layers_and_nothing_else(
 def test_two_published_times_to_the_first_token_are_not_those_of_the_prompts_they_name() -> None:
     _, long_output, shorter, longer = RUNS[4:]
     assert (longer.prompt, shorter.prompt) == (2048, 1024)
-    best = roofline_of_part(
-        "best", {}, load_model_shape("qwen3-30b-a3b"), load_gpu("a100-sxm-80gb"), (1, 1)
-    )
+    best = roofline("best", load_model_shape("qwen3-30b-a3b"), load_gpu("a100-sxm-80gb"))
     least = {
         tokens: best.compute_ticks(tokens, 1, 0, tokens**2) * 1000 / TICKS_PER_SECOND
         for tokens in (1024, 2048)

@@ -7,12 +7,22 @@ import pytest
 from msgspec.structs import replace
 
 from batcher.timing.catalog import CatalogError, shipped
-from batcher.timing.hardware import GPU, link_of, load_gpu
-from batcher.timing.loading import step_time_of
-from batcher.timing.model_shape import load_model_shape
-from batcher.timing.physics import EXAMPLE_STEPS, Physics, check_physics
-from batcher.timing.profiles import Profile, shipped_profiles
-from batcher.timing.roofline import num_kv_tokens, roofline
+from batcher.timing.profiles import (
+    EXAMPLE_STEPS,
+    Physics,
+    Profile,
+    check_physics,
+    shipped_profiles,
+    step_time_of,
+)
+from batcher.timing.roofline import (
+    GPU,
+    link_of,
+    load_gpu,
+    load_model_shape,
+    num_kv_tokens,
+    roofline,
+)
 
 GPU_OF_ONE = GPU(tflops=1.0, bandwidth_gb_s=1.0, memory_gb=1.0)
 

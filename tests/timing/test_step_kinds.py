@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from timing.smooth_profile import SMOOTH as TRUE
 
-from batcher.timing.calibration import KINDS, fit_steps, predicted_seconds, weights_of
-from batcher.timing.step_log import StepLog
+from batcher.timing.calibration import KINDS, StepLog, fit_steps, predicted_seconds, weights_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 PER_PROMPT = 0.008  # seconds that each prompt costs, for which a profile has no term

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from batcher.timing.formulas import (
     ConstantStepTime,
+    LeastStepTime,
     PipelineStepTime,
     ProfileStepTime,
     RooflineStepTime,
@@ -16,7 +17,6 @@ from batcher.timing.formulas import (
     sum_of_ramp,
     whole_ticks,
 )
-from batcher.timing.least import LeastStepTime
 from batcher.timing.profiles import MORE_TERMS, TERMS, shipped_profiles
 from batcher.timing.step_time import StepTime
 

@@ -12,9 +12,7 @@ from timing.test_step_times import one_by_one
 
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ProfileStepTime
-from batcher.timing.loading import load_profile
-from batcher.timing.physics import check_physics
-from batcher.timing.profiles import TERMS, shipped_profiles
+from batcher.timing.profiles import TERMS, check_physics, load_profile, shipped_profiles
 
 TERMS_OF_ONE = dict(zip(TERMS, (2.0, 1.0, 0.5, 0.01, 0.001, 0.002, 0.0001), strict=True))
 MEASURED = ((4, 3.0), (8, 2.5), (9, 7.0))

@@ -11,7 +11,7 @@ from batcher import BatchdecodeError, Engine, Request, SimulatedModel
 from batcher.events import StepsEvent
 from batcher.scheduling.clock import ConstantClock, WallClock
 from batcher.settings import SchedulingSettings
-from batcher.timing.step_log import read_step_log, read_traced_steps
+from batcher.timing.calibration import read_step_log, read_traced_steps
 
 
 def traced(clock: object) -> list[tuple[int, bytes]]:

@@ -11,9 +11,8 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo, parse_slos
 from batcher.planning.compare import compare
 from batcher.planning.deployments import Deployment
-from batcher.planning.measure import Question, good_share, measure
+from batcher.planning.measure import DeploymentPart, Question, good_share, measure, run
 from batcher.planning.plan import find_plan
-from batcher.planning.running import DeploymentPart, run
 from batcher.planning.streamed import parse_streamed
 from batcher.planning.workload import workload_of
 from batcher.request import Request

@@ -7,10 +7,10 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.planning.compare import compare, settings_of, varied
 from batcher.planning.deployments import AXES, Deployment, grid_of
-from batcher.planning.lengths import decoded_outputs, num_unknown
 from batcher.planning.measure import Question, measure
-from batcher.planning.workload import workload_of
+from batcher.planning.workload import has_exact_length, workload_of
 from batcher.request import Request
+from cli.planning import decoded_outputs
 
 ROWS = [(i // 2, 1 + i % 5, 1 + i * 7 % 11) for i in range(30)]
 
@@ -184,7 +184,7 @@ def test_lengths_that_only_the_model_knows():
         Request(prompt="three", max_tokens=40, n=2, temperature=1.0),
         Request(prompt="four", max_tokens=40, n=1, best_of=3, temperature=1.0),
     ]
-    assert num_unknown(requests) == 3
+    assert [has_exact_length(request) for request in requests] == [False, True, False, False]
     outputs = decoded_outputs(requests, MODEL)
     assert set(outputs) == {(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)}
     assert len(outputs[1, 0]) == 5

@@ -12,14 +12,19 @@ from served import question_of
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo
 from batcher.planning.compare import compare
-from batcher.planning.deployments import AXES, Deployment, grid_of
-from batcher.planning.fleets import check_fleets, engines_of, groups_of, transfer_of
-from batcher.planning.limits import limits_of, narrower, value_at, wider, without
-from batcher.planning.measure import Question, measure, problem_of
-from batcher.planning.plan import find_plan
+from batcher.planning.deployments import (
+    AXES,
+    Deployment,
+    check_fleets,
+    engines_of,
+    grid_of,
+    groups_of,
+    transfer_of,
+)
+from batcher.planning.measure import Question, measure, most_parts, problem_of
+from batcher.planning.plan import find_plan, limits_of, narrower, value_at, wider, without
 from batcher.planning.prices import Price
 from batcher.planning.routers import ROUTERS
-from batcher.planning.running import most_parts
 from batcher.planning.streamed import parse_streamed
 from batcher.settings import SchedulingSettings
 from batcher.timing.catalog import CatalogError

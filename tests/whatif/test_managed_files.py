@@ -12,8 +12,7 @@ from batcher.planning.measure import Question, measure
 from batcher.planning.plan import find_plan
 from batcher.planning.prices import Price
 from batcher.timing.catalog import CatalogError
-from cli.whatif.plan_text import details
-from cli.whatif.tables import table_of
+from cli.views.plan_tables import details, table_of
 
 GROUP = "{count: 2, profile: h100_llama3.1-8b_tp1, batch: 8}"
 PRICES = {"h100-sxm": Price(dollars_per_hour=3.0, busy_watts=600, idle_watts=100)}

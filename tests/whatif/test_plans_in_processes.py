@@ -9,9 +9,8 @@ from served import question_of
 from batcher.metrics.slo import parse_slo
 from batcher.planning.deployments import Deployment
 from batcher.planning.measure import Question, measure
-from batcher.planning.plan import find_plan
+from batcher.planning.plan import Simulations, find_plan, together
 from batcher.planning.search import LeastSearch, doublings, likely
-from batcher.planning.simulations import Simulations, together
 from batcher.planning.streamed import parse_streamed
 from batcher.settings import SchedulingSettings
 

@@ -9,7 +9,7 @@ from served import deployment_of, question_of
 from batcher.errors import BatchdecodeError
 from batcher.planning.measure import measure
 from batcher.planning.prices import Price, price_of, read_prices
-from cli.whatif.tables import cost_text, sources_text
+from cli.views.plan_tables import cost_text, sources_text
 
 ROOT = Path(__file__).parents[2]
 SECOND_A_STEP = "t0: 1000.0, w: 0, f: 0, g: 0, d: 0, h: 0, e: 0"

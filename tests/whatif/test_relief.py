@@ -6,10 +6,8 @@ from served import deployment_of, question_of
 
 from batcher.metrics.slo import parse_slo
 from batcher.planning.deployments import Deployment
-from batcher.planning.limits import narrower, wider
 from batcher.planning.measure import measure
-from batcher.planning.plan import find_plan
-from batcher.planning.relief import Edge
+from batcher.planning.plan import Edge, find_plan, narrower, wider
 from batcher.planning.search import Ladder
 
 # A step takes 1 s and 0.1 s for each token: a long prompt makes those wait who decode beside it.

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.planning.arrivals import Bursty, Constant, Gamma, Poisson
-from batcher.planning.distributions import make_generator
+from batcher.planning.synthetic import Bursty, Constant, Gamma, Poisson, make_generator
 
 RATES = st.floats(1e-3, 1e3)
 PATTERNS = st.one_of(

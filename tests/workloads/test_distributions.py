@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.planning.distributions import (
+from batcher.planning.synthetic import (
     LENGTHS,
     TIMES,
     draw_lengths,
@@ -15,7 +15,7 @@ from batcher.planning.distributions import (
     make_generator,
     parse_distribution,
 )
-from batcher.planning.entries import MAX_LENGTH, WorkloadError
+from batcher.planning.workload_traces import MAX_LENGTH, WorkloadError
 
 SPECS = [
     "7",

@@ -8,17 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batcher.planning.arrivals import Bursty, Constant, Gamma, Poisson
-from batcher.planning.distributions import LENGTHS, TIMES, parse_distribution
-from batcher.planning.entries import WorkloadError, encode_entries
 from batcher.planning.synthetic import (
+    LENGTHS,
+    TIMES,
+    Bursty,
+    Constant,
+    Gamma,
+    Poisson,
     SharedPrefix,
     SyntheticWorkload,
     closed_entries,
     open_entries,
+    parse_distribution,
     parse_shared_prefix,
     session_entries,
 )
+from batcher.planning.workload_traces import WorkloadError, encode_entries
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.values import ModelCapabilities
 

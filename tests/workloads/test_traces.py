@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.planning.entries import WorkloadError
 from batcher.planning.workload_traces import (
     TRACES,
     TraceEntryChecks,
+    WorkloadError,
     factor_for_rate,
     read_lengths,
     scale_times,

@@ -11,7 +11,12 @@ from command_server import command_line
 from typer.testing import CliRunner
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.entries import LengthCounts, LengthSegment, WorkloadEntry, WorkloadSummary
+from batcher.planning.workload_traces import (
+    LengthCounts,
+    LengthSegment,
+    WorkloadEntry,
+    WorkloadSummary,
+)
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.values import ModelCapabilities
 from cli.app import app

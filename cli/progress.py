@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec
 
-from ..run.problems import say
-from ..screen.terminal import can_animate, counted, unfinished_percent
+from .run.problems import say
+from .screen.terminal import can_animate, counted, unfinished_percent
 
 LARGE_GRID = 100  # cells: more are announced
 LINE_INTERVAL = 5.0  # seconds

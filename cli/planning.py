@@ -1,0 +1,363 @@
+"""`batchdecode compare` and `batchdecode plan`: from their options to tables, plots and a plan."""
+
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, get_args
+
+from msgspec.structs import replace
+
+from batcher.engine import Engine
+from batcher.errors import FIT_ERROR_CODES, BatchdecodeError
+from batcher.garbage import look_seldom
+from batcher.metrics.slo import Slo, class_name, parse_slos
+from batcher.models.base import Model
+from batcher.planning.compare import DEFAULT_GROWTH, compare
+from batcher.planning.deployments import (
+    AXES,
+    Deployment,
+    Value,
+    check_fleets,
+    check_router,
+    engines_of,
+    grid_of,
+)
+from batcher.planning.drafting import beside_none, check_drafts
+from batcher.planning.measure import Question
+from batcher.planning.plan import Plan, Trial, find_plan
+from batcher.planning.prices import Price, price_of, read_prices
+from batcher.planning.search import Searched
+from batcher.planning.streamed import PREFIX as STREAMED
+from batcher.planning.streamed import AnyWorkload, parse_streamed
+from batcher.planning.workload import has_exact_length, workload_of
+from batcher.request import Request
+from batcher.scheduling.checks import check_effects
+
+from .models import capabilities_of, load
+from .notes import say_of_memory, say_of_slo
+from .printing import print_json, print_text
+from .progress import progress_of, seldom
+from .run.intake import open_input
+from .run.problems import say
+from .run.reading import read_requests
+from .run.stdout import user_code_prints_to_stderr
+from .screen.terminal import counted, terminal_size, unfinished_percent
+from .signals import Interrupted, StopSignals, die_of_closed_pipe
+from .views.plan_columns import column_of, good_percent
+from .views.plan_tables import best_first, csv_of, details, headline, json_of, named, table_of
+from .views.plots import charts_of_cells, charts_of_plan, check_plot, show_plot
+
+if TYPE_CHECKING:
+    from .commands.compare import CompareOptions
+    from .commands.plan import PlanOptions
+
+SERVED, NOTHING_SERVED = 0, 1
+MET, NOT_MET = 0, 1
+SEARCHED: dict[str, Searched] = {name.replace("_", "-"): name for name in get_args(Searched)}
+LARGE_BATCH = 256  # of what is decoded to learn when it ends
+_WITHOUT_OUTPUT = {*FIT_ERROR_CODES, "session-failed"}
+
+Outputs = dict[tuple[int, int], Sequence[int]]
+"""The tokens of each sample, by the place of its request and its index."""
+
+
+def until_stopped(command: Callable[[], int]) -> int:
+    """Return the exit status of `command`, or that of a signal, which ends it at once."""
+    look_seldom()
+    with user_code_prints_to_stderr(), StopSignals() as stop:
+        try:
+            with stop.waiting():
+                return command()
+        except (Interrupted, KeyboardInterrupt):
+            return stop.exit_status
+        except BrokenPipeError:
+            die_of_closed_pipe()
+
+
+def compare_requests(options: "CompareOptions") -> int:
+    """Carry out `batchdecode compare`; return its exit status.
+
+    Raises:
+        BatchdecodeError: the input or an option is not right.
+        WriteError, BrokenPipeError: the output takes no more.
+    """
+    slo = parse_slos(options.slo or [])
+    values = {name: AXES[name].values(text) for name, text in options.axes.items()}
+    if "draft_tokens" in values:
+        values["draft_tokens"] = beside_none(values["draft_tokens"])
+    grid = grid_of(values, Deployment())
+    check_given(options.axes.keys() - options.preset, grid)
+    prices = priced(options.prices, grid)
+    column = None if options.sort is None else column_of(options.sort)
+    check_plot(options.plot, force=options.force)
+    workload = read_workload(options)
+    check_classes(slo, workload)
+    if not options.quiet:
+        say_of_engines(grid, options.slo or [])
+    num_jobs = options.jobs or num_cores()
+    with progress_of(len(grid), min(num_jobs, len(grid)), quiet=options.quiet) as on_done:
+        question = Question(workload, slo, prices=prices)
+        cells = compare(
+            question,
+            grid,
+            growth=DEFAULT_GROWTH if options.knee is None else options.knee,
+            num_jobs=num_jobs,
+            on_done=on_done,
+        )
+    if column is not None:
+        cells = best_first(cells, column)
+    if options.json or options.csv:
+        print_text(json_of(cells) if options.json else csv_of(cells))
+    else:
+        width = terminal_size(1, os.environ).columns if os.isatty(1) else None
+        print_text(table_of(cells, width, options.sort or ""))
+    if options.plot is not None:
+        show_plot(options.plot, charts_of_cells(question, cells))
+    outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
+    has_served = any(outcome.served or not outcome.failed for outcome in outcomes)
+    return SERVED if has_served else NOTHING_SERVED  # if there is no request, all are served
+
+
+def plan_requests(options: "PlanOptions") -> int:
+    """Carry out `batchdecode plan`; return its exit status.
+
+    Raises:
+        BatchdecodeError: the input or an option is not right.
+        WriteError, BrokenPipeError: the output takes no more.
+    """
+    slo, searched = parse_slos(options.slo), SEARCHED[options.search]
+    base, tried = _base_of(options, searched)
+    if not options.goodput > 0:
+        raise BatchdecodeError("--goodput 0 is met by anything: give more")
+    prices = priced(options.prices, [tried])
+    check_plot(options.plot, force=options.force)
+    workload = read_workload(options)
+    check_classes(slo, workload)
+    if not options.quiet:
+        say_of_engines([tried], options.slo)
+    question = Question(workload, slo, options.goodput, prices)
+    trials: list[Trial] = []
+    found: Plan | None = None
+
+    def show_headline(plan: Plan) -> None:
+        nonlocal found
+        found = plan
+        if not options.json:
+            print_text(f"{headline(plan)}\n")
+
+    def show_details(plan: Plan) -> None:
+        print_text("".join(f"{line}\n" for line in details(plan)))
+
+    num_jobs = options.jobs or num_cores()
+    progress = plan_progress(searched, quiet=options.quiet)
+    try:
+        plan = find_plan(
+            question, base, searched, *progress, show_headline, trials.append, num_jobs=num_jobs
+        )
+    except KeyboardInterrupt:
+        if found is not None and not options.json:
+            show_details(found)
+        if not options.quiet:
+            stopped = "stopped before it was known what would help\n"
+            say(found_so_far(searched, options.goodput, trials) if found is None else stopped)
+        raise
+    if options.json:
+        print_json(plan)
+    else:
+        show_details(plan)
+    if options.plot is not None:
+        show_plot(options.plot, charts_of_plan(plan))
+    return MET if plan.is_met else NOT_MET
+
+
+def _base_of(options: "PlanOptions", searched: Searched) -> tuple[Deployment, Deployment]:
+    """Return the deployment that all values are tried in, and the same with the least of them.
+
+    Raises:
+        BatchdecodeError: an option lists several values, is what is searched, or has no effect.
+    """
+    axes = dict(options.axes)
+    if searched in options.preset:
+        axes.pop(searched, None)  # what it was set for are other commands, too
+    values = {}
+    for name, text in axes.items():
+        axis = AXES[name]
+        if name == searched:
+            found = f"--search {options.search}"
+            raise BatchdecodeError(f"{axis.option} is what {found} finds: leave it out")
+        values[name] = axis.values(text)
+        if len(values[name]) > 1:
+            raise BatchdecodeError(f"{axis.option} {text}: a plan takes one value, compare several")
+    (base,) = grid_of(values, Deployment())
+    tried = known_to_work = base
+    if base.fleet is None:
+        if searched in AXES:
+            tried = known_to_work = AXES[searched].set(base, 1)
+        if searched == "replicas":
+            known_to_work = replace(tried, replicas=2)
+    elif searched not in ("rate", "replicas"):
+        raise BatchdecodeError(
+            f"--search {options.search}: of a fleet from a file the fewest replicas or the largest "
+            "rate can be searched: --search replicas or --search rate"
+        )
+    elif searched == "replicas" and base.fleet.management and base.fleet.management.autoscale:
+        raise BatchdecodeError(
+            f"--search replicas: how many {base.fleet} has is said by its autoscale"
+        )
+    check_given(axes.keys() - options.preset, [known_to_work])
+    return base, tried
+
+
+def plan_progress(
+    searched: Searched, *, quiet: bool
+) -> tuple[Callable[[int, Value, float], object], Callable[[float], object]]:
+    """Return what shows which value is tried after how many, and how many changes of them."""
+    if quiet:
+        return lambda _done, _value, _share: None, lambda _: None
+
+    def trying(num_tried: int, value: Value, share: float) -> str:
+        tried = counted(num_tried, "value")
+        return f"tried {tried} and {unfinished_percent(share)} of {named(searched, value)}"
+
+    def helping(done: float) -> str:
+        count = counted(int(done), "simulation")
+        share = f" and {unfinished_percent(done % 1)} of the next" if done % 1 else ""
+        return f"looking for what would help: {count}{share} so far"
+
+    return seldom(trying), seldom(helping)
+
+
+def found_so_far(searched: Searched, asked: float, trials: list[Trial]) -> str:
+    """Return a line about a search that is stopped: what was tried, and what of it is enough."""
+    if not trials:
+        return "stopped before any value was tried\n"
+    trials = sorted(trials, key=lambda trial: trial.value)
+    tried = ", ".join(
+        f"{named(searched, trial.value)} ({good_percent(trial.share)})" for trial in trials
+    )
+    enough = [trial.value for trial in trials if trial.share >= asked]
+    best = "none meets the SLO by now"
+    if enough:
+        value, kind = (max(enough), "largest") if searched == "rate" else (min(enough), "smallest")
+        best = f"{named(searched, value)} is the {kind} that meets the SLO by now"
+    count = counted(len(trials), "value")
+    return f"stopped after {count}: {best}; tried {tried}, {asked * 100:g}% is asked\n"
+
+
+def read_workload(options: "CompareOptions | PlanOptions") -> AnyWorkload:
+    """Return the workload of the requests, or the synthetic one that INPUT names.
+
+    What only the model knows of requests is found by decoding.
+
+    Raises:
+        BatchdecodeError: the input has bad lines, which have been reported, or cannot be read, or
+            its requests cannot be simulated.
+    """
+    if options.input is not None and options.input.startswith(STREAMED):
+        return parse_streamed(options.input)
+    model = load(options, is_shown=not options.quiet)
+    with open_input(options.input, nullcontext) as source:
+        engine = Engine(model, LARGE_BATCH, grammar_timeout=options.grammar_timeout)
+        what_now = "nothing was simulated."
+        capabilities = capabilities_of(engine, options)
+        requests = read_requests(source, capabilities, options.color, what_now)
+        if not requests:
+            raise BatchdecodeError(f"{source.name} has no requests")
+    num_empty = sum(request.max_tokens == 0 for request in requests)
+    if num_empty and not options.quiet:
+        of_all = f"{counted(num_empty, 'request')} of {len(requests):,}"
+        say(f"left out, having no times: {of_all} with max_tokens 0\n")
+    num_unknown = sum(not has_exact_length(request) for request in requests)
+    if not num_unknown:
+        return workload_of(requests, model)
+    if not options.quiet:
+        say(
+            f"{counted(num_unknown, 'request')} of {len(requests):,} may end before max_tokens: "
+            "all are decoded once to learn when\n"
+        )
+    return workload_of(requests, model, decoded_outputs(requests, model))
+
+
+def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
+    """Return the tokens of each sample of valid `requests`; they never depend on the schedule.
+
+    A request that does not fit into the context has none, nor do turns of its session that follow.
+
+    Raises:
+        BatchdecodeError: a sample failed otherwise.
+    """
+    engine = Engine(model, LARGE_BATCH)
+    places: dict[str, int] = {}
+    for place, request in enumerate(requests):
+        # Without what only delays it, and with a result for each of its samples.
+        samples = {"n": request.best_of or request.n, "best_of": None}
+        at_once = replace(request, arrival_time=0.0, think_time=0.0, deadline=None, **samples)
+        places[engine.enqueue(at_once, input_index=place)] = place
+    outputs: Outputs = {}
+    while engine.has_work:
+        for result in engine.step().results:
+            if result.error is not None and result.error.code not in _WITHOUT_OUTPUT:
+                raise BatchdecodeError(
+                    f"request {result.id!r}: the length of its output is not known, since "
+                    f"decoding it failed: {result.error.message}"
+                )
+            outputs[places[result.id], result.index] = result.token_ids
+    return outputs
+
+
+def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> None:
+    """Make sure that all settings that were `given`, or stand in a file, have an effect.
+
+    Raises:
+        BatchdecodeError: one has not; the message says without what.
+    """
+    check_fleets(given, deployments)
+    engines = engines_of(deployments)
+    fleets = [deployment.fleet for deployment in deployments if deployment.fleet is not None]
+    stated = {name for fleet in fleets for group in fleet.groups for name in group.settings}
+    check_effects(given, [engine.scheduling for engine in engines])
+    check_drafts({*given, *stated}, engines)
+    check_router(given, deployments)
+
+
+def say_of_engines(deployments: Sequence[Deployment], slo_texts: Sequence[str]) -> None:
+    """Say what their memory has room for, and that an SLO in seconds wants steps of a profile."""
+    engines = engines_of(deployments)
+    say_of_memory((each.profile, each.scheduling) for each in engines)
+    if not slo_texts:
+        return
+    if any(each.profile == Deployment().profile for each in engines):
+        say("each step takes 1 second: --profile says how long steps take\n")
+    else:
+        say_of_slo(slo_texts)
+
+
+def check_classes(slo: Slo | None, workload: AnyWorkload) -> None:
+    """Make sure that there are requests of each class of an SLO.
+
+    Raises:
+        BatchdecodeError: there are none of one.
+    """
+    for priority in () if slo is None else slo.classes:
+        if priority not in workload.priorities:
+            name, known = class_name(priority), ", ".join(map(str, sorted(workload.priorities)))
+            raise BatchdecodeError(f"--slo {name}: no request has this priority; there is {known}")
+
+
+def priced(path: str | None, deployments: Iterable[Deployment]) -> dict[str, Price] | None:
+    """Return the prices of a file, which has those of the GPUs of all `deployments`.
+
+    Raises:
+        BatchdecodeError: it is no such file, or has no price of one of them.
+    """
+    if path is None:
+        return None
+    prices = read_prices(path)
+    for profile in {engine.profile: None for engine in engines_of(deployments)}:
+        price_of(profile, prices)
+    return prices
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,596 @@
+"""A comparison as a table, CSV or JSON, and a plan: what was found, what binds and what helps."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
+from operator import itemgetter
+
+import msgspec
+
+from batcher.metrics.slo import OTHERS, Goodput
+from batcher.planning.compare import GridCell, settings_of, varied
+from batcher.planning.deployments import AXES, Axis, Deployment, Value, engines_of, show_value
+from batcher.planning.drafting import Gain, off_from
+from batcher.planning.fleet_file import FleetFile
+from batcher.planning.measure import FleetUse, GroupUse, Outcome, good_share
+from batcher.planning.plan import Limit, Plan, Relief
+from batcher.planning.prices import Cost
+from batcher.planning.search import Searched
+
+from ..screen.terminal import (
+    aligned,
+    cell_width,
+    counted,
+    cut_middle,
+    cut_path,
+    fill,
+    listed,
+    number,
+    printable,
+    whole_percent,
+    wrapped,
+)
+from .plan_columns import COLUMNS, Column, class_columns, good_percent, time_text
+
+TABLE = [name for name in COLUMNS if name not in {"requests", "queue-p50", "queue-p99"}]
+LEAST_WANTED = (  # where there is no room for all, in the order in which they go
+    "hits",
+    "slots",
+    "budget",
+    "e2e-p50",
+    "tpot-p50",
+    "kv",
+    "ttft-p50",
+    "preemptions",
+    "e2e-p99",
+    "energy",
+    "lost",
+    "price",
+    "mean-replicas",
+)
+SHORT_SETTINGS = (32, 28, 24, 20, 16, 12)  # cells, where leaving out columns does not do
+ONLY_IF_NOT_0 = {"preemptions", "lost", "refused", "failed"}
+BINDS = {
+    "slots": "slots",
+    "kv": "KV",
+    "tokens": "token budget",
+    "static": "static batch",
+    "compute": "compute",
+    "arrivals": "arrivals",
+}
+WAITS = {
+    "slots": "waiting for slots",
+    "kv": "waiting for KV",
+    "tokens": "waiting for the token budget",
+    "static": "waiting for the static batch",
+    "compute": "computing",
+    "arrivals": "waiting for arrivals",
+}
+_REASONS = {
+    "queue_full": "found no room in the queue",
+    "max_wait": "waited longer than max_wait",
+    "deadline": "waited until their deadline",
+    "retries": "were lost too often",
+    "router": "were sent nowhere by the router",
+    "no_replica": "came while no replica served",
+}
+WIDTH, TITLE_WIDTH = 80, 11
+_LIMITS: dict[Limit, str] = {
+    "slots": "slots",
+    "kv": "blocks",
+    "tokens": "tokens",
+    "threshold": "prompt tokens",
+    "static": "batches",
+}
+_BINDS = {**BINDS, "threshold": "prefill threshold"}
+MAX_SHOWN = 5  # of what contradicts the assumption
+
+
+def best_first(cells: list[GridCell], column: Column) -> list[GridCell]:
+    """Return `cells` with the best of a column first; equal ones in their order, unknown last."""
+
+    def key(cell: GridCell) -> float:
+        value = column.value_of(cell)
+        return inf if value is None else -column.best * value
+
+    return sorted(cells, key=key)
+
+
+def is_in_steps(deployments: Iterable[Deployment]) -> bool:
+    """Return whether no step time is known, so that times are steps."""
+    return all(each.profile == Deployment().profile for each in engines_of(deployments))
+
+
+def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = "") -> str:
+    """Return a table with a row for each cell, and below it what no combination can be, or run.
+
+    width: how many cells a line may have, None for any number; columns that have no room are left
+    out, but not the one called `wanted`.
+    """
+    differing = varied(cell.deployment for cell in cells)
+    has_files = any(cell.deployment.fleet is not None for cell in cells)
+    names = differing or ["fleet" if has_files else "batch"]
+    axes = [AXES[name] for name in AXES if name in names]
+    has_steps = is_in_steps(cell.deployment for cell in cells)
+    known = {name: COLUMNS[name].in_steps() if has_steps else COLUMNS[name] for name in TABLE}
+    columns = [
+        column
+        for name in TABLE
+        for column in (known[name], *(class_columns(cells) if name == "goodput" else ()))
+        if _has_news(column, cells)
+    ]
+    lines = _rows(cells, axes, columns)
+    spare = [name for name in LEAST_WANTED if name != wanted]
+    without: list[str] = []
+    while spare and width is not None and max(map(cell_width, lines)) > width:
+        name = spare.pop(0)
+        if known[name] in columns:
+            columns.remove(known[name])
+            without.append(name)
+            lines = _rows(cells, axes, columns)
+    named = [AXES[name] for name in AXES if name in differing]
+    lines = _fitting(lines, width, lambda cut: _rows(cells, axes, columns, cut))
+    lines += _fitting(_group_rows(cells, named), width, lambda cut: _group_rows(cells, named, cut))
+    notes = list(dict.fromkeys(note for cell in cells for note in _notes(cell)))
+    notes += refusals_of(cells, named)
+    notes += dict.fromkeys(_where_drafts_gain(cells, axes))
+    costs = [cell.outcome.cost for cell in cells if cell.outcome and cell.outcome.cost]
+    notes += [sources_text(costs)] * bool(costs)
+    if without:
+        notes.insert(0, f"no room for {listed(without, 'and')}: a pipe, --csv and --json have them")
+    if width is not None:
+        notes = [line for note in notes for line in wrapped(note, width)]
+    return "".join(f"{line}\n" for line in [*lines, *notes])
+
+
+def _fitting(lines: list[str], width: int | None, draw: Callable[[int], list[str]]) -> list[str]:
+    """Return lines of a table, drawn with settings cut shorter where they are wider than that."""
+    for cut in SHORT_SETTINGS:
+        if width is None or max(map(cell_width, lines), default=0) <= width:
+            break
+        lines = draw(cut)
+    return lines
+
+
+def _rows(
+    cells: Sequence[GridCell],
+    axes: Sequence[Axis],
+    columns: Sequence[Column],
+    cut: int | None = None,
+) -> list[str]:
+    """Return the lines of a table: two of its head, and one for each cell.
+
+    cut: see _settings.
+    """
+    before = [None, *(column.group for column in columns)]
+    groups = [
+        "" if column.group == last else column.group
+        for column, last in zip(columns, before, strict=False)
+    ]
+    rows = [
+        [*("" for _ in axes), *groups, "", ""],
+        [*(axis.title for axis in axes), *(column.title for column in columns), "time", ""],
+    ]
+    for cell in cells:
+        numbers = [column.text_of(cell) for column in columns]
+        rows.append(
+            [*_settings(cell, axes, cut), *numbers, _binding(cell), "knee" if cell.is_knee else ""]
+        )
+    return aligned(rows, range(len(axes) + len(columns)))
+
+
+def _group_rows(
+    cells: Sequence[GridCell], axes: Sequence[Axis], cut: int | None = None
+) -> list[str]:
+    """Return the lines of a second table: what each group of a fleet did; none without groups."""
+    uses = [(cell, use) for cell in cells for use in (cell.outcome and cell.outcome.groups) or ()]
+    has_gone = any(use.replicas != use.most_replicas for _, use in uses)
+    counted_as = ["at once", "started"] if has_gone else ["replicas"]
+    head = [*(axis.title for axis in axes), "group", *counted_as]
+    head += ["outputs", "busy", "slots", "KV"]
+    rows = []
+    for cell, use in uses:
+        kv_used = "-" if use.kv_used is None else whole_percent(use.kv_used)
+        shares = [whole_percent(use.busy), whole_percent(use.slots_used), kv_used]
+        counts = [f"{use.most_replicas:,}", f"{use.replicas:,}"][: len(counted_as)]
+        group = [printable(use.name), *counts, f"{use.served:,}"]
+        rows.append([*_settings(cell, axes, cut), *group, *shares])
+    return ["", *aligned([head, *rows], range(len(head)))] if rows else []
+
+
+def _settings(cell: GridCell, axes: Sequence[Axis], cut: int | None) -> list[str]:
+    """Return the values of `axes` as people give them, in at most `cut` cells."""
+    values = [printable(show_value(axis, axis.value_of(cell.deployment))) for axis in axes]
+    if cut is None:
+        return values
+    return [
+        cut_path(value, cut, "~") if axis is AXES["fleet"] else cut_middle(value, cut, "~")
+        for axis, value in zip(axes, values, strict=True)
+    ]
+
+
+def csv_of(cells: Sequence[GridCell]) -> str:
+    """Return a row for each cell, with all settings and numbers, exactly as JSON has them."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    columns = [*COLUMNS.values(), *class_columns(cells)]
+    names = [column.name.replace("-", "_") for column in columns]
+    writer.writerow([*AXES, *names, "binding", "binding_share", "is_knee", "problem"])
+    for cell in cells:
+        settings = [show_value(axis, axis.value_of(cell.deployment)) for axis in AXES.values()]
+        numbers = [column.value_of(cell) for column in columns]
+        binding = None if cell.outcome is None else cell.outcome.binding
+        found = ("", "") if binding is None else (binding.constraint, binding.share)
+        writer.writerow([*settings, *numbers, *found, str(cell.is_knee).lower(), cell.problem])
+    return file.getvalue()
+
+
+def json_of(cells: Sequence[GridCell]) -> str:
+    """Return a line of JSON for each cell: settings, problem, is_knee and outcome."""
+    return "".join(
+        msgspec.json.encode(
+            {
+                "settings": settings_of(cell.deployment),
+                "problem": cell.problem,
+                "is_knee": cell.is_knee,
+                "speedup": cell.speedup,
+                "outcome": cell.outcome,
+            }
+        ).decode()
+        + "\n"
+        for cell in cells
+    )
+
+
+def _has_news(column: Column, cells: Sequence[GridCell]) -> bool:
+    """Return whether a column tells something of any of the cells."""
+    values = [column.value_of(cell) for cell in cells]
+    if column.name in ONLY_IF_NOT_0:
+        return any(values)
+    return any(value is not None for value in values)
+
+
+def _notes(cell: GridCell) -> Iterator[str]:
+    """Yield why a cell has no numbers, or not those of all requests."""
+    if cell.problem is not None:
+        yield f"impossible: {cell.problem}"
+    outcome, scheduling = cell.outcome, cell.deployment.scheduling
+    if outcome is not None and outcome.failed:
+        total = outcome.served + outcome.failed
+        failed = f"failed: {outcome.failed:,} of {counted(total, 'output')} can never run, they "
+        if cell.deployment.fleet is not None:
+            yield f"{failed}do not fit into the blocks where they were sent"
+            return
+        blocks = counted(scheduling.kv_blocks or 0, "block")
+        yield f"{failed}do not fit into {blocks} of {counted(scheduling.block_size, 'token')}"
+
+
+def cost_text(cost: Cost) -> list[str]:
+    """Return what the GPUs of all replicas cost and draw."""
+    parts = [f"{counted(cost.gpus, 'GPU')} for ${number(cost.dollars_per_hour)} an hour"]
+    if cost.dollars_per_million_tokens is not None:
+        parts.append(f"${number(cost.dollars_per_million_tokens)} a million output tokens")
+    if cost.kwh_per_million_tokens is not None:
+        parts.append(f"{number(cost.kwh_per_million_tokens)} kWh a million")
+    return [*parts, sources_text([cost])]
+
+
+def sources_text(costs: Sequence[Cost]) -> str:
+    """Return where the prices are from."""
+    sources = dict.fromkeys(source for cost in costs for source in cost.price_sources)
+    return f"source of the prices: {', '.join(map(printable, sources))}"
+
+
+def _where_drafts_gain(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str]:
+    """Yield for each row of batches with drafts from which on they are to be left out."""
+    batch = AXES["batch"]
+    families: dict[Deployment, list[tuple[int, float]]] = {}
+    for cell in cells:
+        if cell.speedup is not None:
+            family = families.setdefault(batch.set(cell.deployment, 1), [])
+            family.append((cell.deployment.batch, cell.speedup))
+    for deployment, gains in families.items():
+        settings = (
+            f"{axis.title} {show_value(axis, axis.value_of(deployment))}"
+            for axis in axes
+            if axis is not batch
+        )
+        least, smallest = off_from(gains), min(gains)[0]
+        if least is None:
+            told = "worth it at the largest batch, too"
+        else:
+            told = "never worth it" if least == smallest else f"off from batch {least:,} on"
+        yield f"{printable(', '.join(settings))}: {told}"
+
+
+def _binding(cell: GridCell) -> str:
+    if cell.outcome is None:
+        return "-"
+    binding = cell.outcome.binding
+    return f"{BINDS[binding.constraint]} {whole_percent(binding.share)}"
+
+
+def failures_text(use: FleetUse, fleet: FleetFile | None) -> list[str]:
+    """Return what failed, nothing of a fleet that has no failures."""
+    management = None if fleet is None else fleet.management
+    if management is None or management.failures is None:
+        return []
+    if not use.failures:
+        return ["none fell into the run"]
+    return [f"{counted(use.failures, 'replica')} failed", f"{counted(use.lost, 'request')} lost"]
+
+
+def refusals_text(use: FleetUse) -> list[str]:
+    """Return how many requests were refused for each reason; nothing if none were."""
+    refusals = use.refusals
+    return [f"{refusals[name]:,} {words}" for name, words in _REASONS.items() if name in refusals]
+
+
+def refusals_of(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str]:
+    """Yield why requests were refused in each cell in which some were.
+
+    axes: on which the cells differ.
+    """
+    for cell in cells:
+        use = None if cell.outcome is None else cell.outcome.fleet
+        if use is not None and use.refusals:
+            settings = (
+                f"{each.title} {show_value(each, each.value_of(cell.deployment))}" for each in axes
+            )
+            name = f"{printable(', '.join(settings))}: " * bool(axes)
+            yield f"{name}refused: {', '.join(refusals_text(use))}"
+
+
+def details(plan: Plan) -> list[str]:
+    """Return the lines that tell of a plan, below its headline."""
+    lines = []
+    told = list(_details(plan))
+    width = max(TITLE_WIDTH, *(len(title) + 1 for title, _ in told))
+    for title, parts in told:
+        texts = fill([f"{part}," for part in parts[:-1]] + parts[-1:], " ", WIDTH - width - 2)
+        heads = [title, *("" for _ in texts[1:])]
+        lines += [f"  {head:<{width}}{text}" for head, text in zip(heads, texts, strict=True)]
+    return lines
+
+
+def headline(plan: Plan) -> str:
+    """Return what was found, which is known before it is what would help."""
+    best_value = named(plan.searched, plan.value)
+    reached = good_percent(good_share(plan.outcome))
+    num_outputs = 0 if plan.outcome.goodput is None else plan.outcome.goodput.requests
+    asked = f"{plan.asked * 100:g}%" + " of each class" * bool(plan.outcome.classes)
+    if plan.is_met:
+        best = "largest" if plan.searched == "rate" else "smallest"
+        of_all = f"{listed(_reached(plan.outcome), 'and')} do, {asked} is asked"
+        return f"{best_value} is the {best} that meets the SLO: {of_all}"
+    low, high = sorted((plan.trials[0].value, plan.trials[-1].value))
+    tried = f"no {_name(plan)} from {_short(plan, low)} to {_short(plan, high)}"
+    of_all = f"for {asked} of {counted(num_outputs, 'output')}"
+    return f"{tried} meets the SLO {of_all}; the nearest is {best_value}, with {reached}"
+
+
+def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Yield titles, each with the parts of its text, which have commas between them."""
+    if plan.searched == "rate" and plan.file_rate is not None:
+        rate = number(plan.file_rate * plan.value)
+        unit = "step" if is_in_steps([plan.deployment]) else "s"
+        yield "rate", [f"{rate} requests/{unit}", f"{number(plan.file_rate)} at 1x"]
+    yield from _headrooms(plan)
+    if plan.outcome.failed:
+        yield "failed", [f"{counted(plan.outcome.failed, 'output')} can never run: too few blocks"]
+    yield from _changes(plan)
+    if plan.is_met:
+        yield "next", _next(plan)
+    told = {
+        "class": _binding_classes(plan),
+        "binds": _what_binds(plan),
+        "helps": _helps(plan),
+        "no help": _useless(plan),
+    }
+    yield from filter(itemgetter(1), told.items())
+    if plan.gain is not None:
+        yield "drafts", _drafts(plan.deployment, plan.gain)
+    for use in plan.outcome.groups or ():
+        yield "group", _group(use)
+    if plan.outcome.cost is not None:
+        yield "cost", cost_text(plan.outcome.cost)
+    shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
+    first, *others = [f"{whole_percent(share)} {WAITS[name]}" for name, share in shares]
+    yield "time", [f"at {named(plan.searched, plan.value)}: {first}", *others]
+    if plan.contradictions:
+        yield "but", _contradictions(plan)
+    yield "tried", [_short(plan, value) for value in sorted(trial.value for trial in plan.trials)]
+
+
+def _changes(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Yield what failed and what was refused, of a fleet that is managed."""
+    use = plan.outcome.fleet
+    if use is not None:
+        told = {
+            "failures": failures_text(use, plan.deployment.fleet),
+            "refused": refusals_text(use),
+        }
+        yield from filter(itemgetter(1), told.items())
+
+
+def _group(use: GroupUse) -> list[str]:
+    """Return what the replicas of a group did."""
+    name = f"{printable(use.name)} ({counted(use.most_replicas, 'replica')})"
+    parts = [f"{name} busy {whole_percent(use.busy)}", f"slots {whole_percent(use.slots_used)}"]
+    if use.kv_used is not None:
+        parts.append(f"KV {whole_percent(use.kv_used)}")
+    return [*parts, f"{counted(use.served, 'output')}"]
+
+
+def _headrooms(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Yield a limit of all, or a class, and how far the asked share of requests stays below it."""
+    classes: dict[str, list[str]] = {}
+    for name, limit in plan.limits.items():
+        of_class, _, metric = name.rpartition(":")
+        headroom = _headroom(plan, metric, plan.outcome.tails[name], limit)
+        if of_class:
+            classes.setdefault(of_class, []).append(f"{metric} {headroom}")
+        else:
+            yield metric, [headroom]
+    yield from classes.items()
+
+
+def _headroom(plan: Plan, metric: str, tail: float | None, limit: float) -> str:
+    percentile = f"p{plan.asked * 100:g}"
+    if tail is None:
+        return f"{percentile} never: too few requests come to their end"
+    in_steps = is_in_steps([plan.deployment])
+    of_limit = " of ".join(time_text(metric, time, in_steps=in_steps) for time in (tail, limit))
+    of_limit = f"{percentile} {of_limit}"
+    if tail > limit:
+        return f"{of_limit}, {number(tail / limit)} times too long"
+    return f"{of_limit}, headroom {whole_percent(1 - tail / limit)}"
+
+
+def _next(plan: Plan) -> list[str]:
+    """Return how far the value after the one that was found is from being enough."""
+    outcome = plan.next_outcome
+    if outcome is None:
+        return ["nothing further was tried"]
+    missed = {} if outcome.goodput is None else outcome.goodput.missed
+    share = good_percent(good_share(outcome))
+    reached = f"{_name(plan)} {_short(plan, plan.next_value)} reaches {share}"
+    return [reached, *(f"{count:,} miss {name}" for name, count in missed.items())]
+
+
+def _reached(outcome: Outcome) -> list[str]:
+    """Return which share of the requests, of each class, meet their SLO."""
+    if outcome.goodput is not None and not outcome.classes:
+        return [_share_of("", outcome.goodput)]
+    return [_share_of(name, each.goodput) for name, each in outcome.classes.items()]
+
+
+def _share_of(name: str, goodput: Goodput) -> str:
+    """Return which share of a class meets its SLO; without a name it is all requests."""
+    whom = counted(goodput.requests, "output") + f" of {name}" * bool(name)
+    if name == OTHERS:
+        whom = f"{goodput.requests:,} {OTHERS}"
+    return f"{good_percent(goodput.share)} of {whom}"
+
+
+def _binding_classes(plan: Plan) -> list[str]:
+    """Return which classes miss their SLO, if any does, and what all came to there."""
+    if not plan.binding_classes:
+        return []
+    verb = "misses" if len(plan.binding_classes) == 1 else "miss"
+    outcome = plan.next_outcome or plan.outcome
+    return [f"{listed(plan.binding_classes, 'and')} {verb} at {_place(plan)}", *_reached(outcome)]
+
+
+def _what_binds(plan: Plan) -> list[str]:
+    """Return what binds and where, and what says so if it is no single change."""
+    if not plan.binding:
+        return []
+    binds = f"{' and '.join(_BINDS[limit] for limit in plan.binding)} at {_place(plan)}"
+    if plan.removal is not None:
+        limits = " and ".join(_LIMITS[limit] for limit in plan.removal.constraints)
+        share = good_percent(plan.removal.share)
+        return [f"{binds}: {share} without a limit of {limits}"]
+    if plan.binding == ["compute"]:
+        helps = any(each.share > _share_there(plan) for each in plan.reliefs)
+        return [f"{binds}: {'what helps is not enough' if helps else 'no change of a limit helps'}"]
+    return [binds]
+
+
+def _helps(plan: Plan) -> list[str]:
+    """Return how far each change reaches that does, best first; else what it is good for."""
+    reaching = [(relief.reached, relief) for relief in plan.reliefs if relief.reached is not None]
+    if reaching:
+        reaching.sort(key=lambda found: found[0], reverse=plan.searched == "rate")
+        return [
+            f"{_name(plan)} {_short(plan, value)} ({value / plan.value - 1:+.0%}) "
+            f"with {_setting(relief)}"
+            for value, relief in reaching
+        ]
+    if plan.is_met and plan.searched not in ("rate", "replicas"):
+        return []
+    better = [relief for relief in plan.reliefs if relief.share > _share_there(plan)]
+    better.sort(key=lambda relief: -relief.share)
+    helps = [
+        f"{good_percent(relief.share)} with {_setting(relief)}" for relief in better[:MAX_SHOWN]
+    ]
+    return [f"at {_place(plan)} {helps[0]}", *helps[1:]] if helps else []
+
+
+def _useless(plan: Plan) -> list[str]:
+    """Return the limits of which no change lets more requests meet the SLO, with what was tried."""
+    useless: dict[str, list[str]] = {}
+    helping = {
+        _option(relief)
+        for relief in plan.reliefs
+        if relief.reached is not None or relief.share > _share_there(plan)
+    }
+    for relief in plan.reliefs:
+        if _option(relief) not in helping:
+            useless.setdefault(_option(relief), []).append(_value(relief))
+    return [f"{option} {' or '.join(values)}" for option, values in useless.items()]
+
+
+def _place(plan: Plan) -> str:
+    """Return the value that it is asked of what would help there."""
+    return f"{_name(plan)} {_short(plan, plan.next_value if plan.is_met else plan.value)}"
+
+
+def _share_there(plan: Plan) -> float:
+    """Return the share of the requests that meet the SLO there."""
+    return good_share(plan.next_outcome or plan.outcome)
+
+
+def _setting(relief: Relief) -> str:
+    return f"{_option(relief)} {_value(relief)}"
+
+
+def _option(relief: Relief) -> str:
+    return relief.setting.replace("_", "-")
+
+
+def _value(relief: Relief) -> str:
+    values = relief.value if isinstance(relief.value, list) else [relief.value]
+    return "/".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
+
+
+def _drafts(deployment: Deployment, gain: Gain) -> list[str]:
+    """Return what drafts gain, what theory expects of them, and where they are to be left out."""
+    speeds = f"{number(gain.tokens_per_s)} tokens/s with {deployment.draft_tokens}"
+    parts = [
+        f"{speeds} and {number(gain.without)} without: {gain.speedup:.3g}x",
+        f"{gain.expected:.3g}x expected where verifying is free",
+        f"return {gain.simple:.3g}",
+    ]
+    if gain.off_from is None:
+        return [*parts, "worth it at all larger batches tried"]
+    at_once = gain.off_from == deployment.batch
+    return [*parts, "leave them out" if at_once else f"off from batch {gain.off_from:,} on"]
+
+
+def _contradictions(plan: Plan) -> list[str]:
+    """Return what was tried that should be enough, and is not."""
+    failing = plan.contradictions
+    shown = [f"{_short(plan, trial.value)} ({good_percent(trial.share)})" for trial in failing]
+    if len(shown) > MAX_SHOWN:
+        shown = [*shown[:MAX_SHOWN], f"{len(shown) - MAX_SHOWN} more"]
+    kind = "lower" if plan.searched == "rate" else "larger"
+    return [f"not all {kind} ones meet it: {shown[0]}", *shown[1:]]
+
+
+def _name(plan: Plan) -> str:
+    return plan.searched.replace("_", "-")
+
+
+def named(searched: Searched, value: Value) -> str:
+    """Return a value of what is searched, with its name."""
+    return f"{searched.replace('_', '-')} {_short_of(searched, value)}"
+
+
+def _short(plan: Plan, value: Value) -> str:
+    return _short_of(plan.searched, value)
+
+
+def _short_of(searched: Searched, value: Value) -> str:
+    return f"{value:.3g}x" if searched == "rate" else f"{value:,}"

@@ -1,1 +1,0 @@
-"""`batchdecode compare` and `batchdecode plan`, from requests to tables."""
