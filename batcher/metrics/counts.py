@@ -4,26 +4,21 @@ Rule: what is expected is told beside what was measured, and both of the same st
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import ClassVar, NamedTuple, get_args
 
 from msgspec import Struct, field
 
 from batcher.events import (
-    AcceptEvent,
     AdmitEvent,
     ArriveEvent,
     ArriveReason,
     BlockedReason,
-    DraftEvent,
     Event,
     FinishEvent,
     JumpEvent,
     PreemptEvent,
-    RollbackEvent,
     RunEvent,
-    SpeculateEvent,
     SpeculateReason,
     StepsEvent,
 )
@@ -31,7 +26,7 @@ from batcher.metrics.times import WholeStep, is_untimed
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import Acceptance, expected_speedup, simple_return
 from batcher.totals import Totals
-from batcher.trace.run import AdmissionRecord, DraftCounts, RequestTimeline, StepDrafts, is_follower
+from batcher.trace.run import AdmissionRecord, DraftCounts, RequestTimeline, is_follower
 
 # What the steps of a run used of what is limited: blocks, tokens, the prefix cache.
 #
@@ -259,26 +254,20 @@ class PositionCount:
         self.begun = 0
         self._has_steps = self._is_padded = False
         self._told = self._padding = 0
-        self._jumped = self._drafted = 0
+        self._jumped = 0
         self._last_jumps: dict[tuple[str, int], tuple[int, int]] = {}  # the step, and the tokens
 
-    def take(self, event: Event, found: RequestTimeline | None) -> None:
-        """Take in an event that tells of `found`; of admissions and ends others are told."""
-        match event:
-            case RunEvent():
-                self._is_padded = event.layout == "padded"
-                self._has_steps = self._is_padded or not is_untimed(event)
-            case StepsEvent():
-                self._told += sum(event.decodes) + sum(event.prefills)
-                self._padding += sum(event.prefill_padding) if self._is_padded else 0
-            case DraftEvent():
-                self._drafted += event.tokens
-            case JumpEvent() if found is not None and found.admission is not None:
-                self._jump(event, found, found.admission)
-            case _:
-                pass
+    def begin(self, run: RunEvent) -> None:
+        """Take in whether the run tells of its steps."""
+        self._is_padded = run.layout == "padded"
+        self._has_steps = self._is_padded or not is_untimed(run)
 
-    def _jump(self, event: JumpEvent, found: RequestTimeline, admission: AdmissionRecord) -> None:
+    def compute(self, event: StepsEvent) -> None:
+        """Take in what steps computed."""
+        self._told += sum(event.decodes) + sum(event.prefills)
+        self._padding += sum(event.prefill_padding) if self._is_padded else 0
+
+    def jump(self, event: JumpEvent, found: RequestTimeline, admission: AdmissionRecord) -> None:
         """Take in the tokens that a sequence computes in the next step."""
         admit = admission.event
         is_first = event.step == admit.step and event.tokens == admission.num_jumped
@@ -294,13 +283,15 @@ class PositionCount:
         if step == event.step:
             self._jumped -= num_tokens
 
-    def positions(self, num_steps: int, busy_slot_steps: int) -> Positions:
-        """Return what was computed in the first `num_steps`, in which slots were so busy."""
+    def positions(self, num_steps: int, usual: int) -> Positions:
+        """Return what was computed in the first `num_steps`.
+
+        usual: a position for each slot-step that was busy, and for each draft.
+        """
         if self._has_steps:
             return Positions(total=self._told + self._padding, padding=self._padding)
         pending = sum(n for step, n in self._last_jumps.values() if step + 1 >= num_steps)
-        beside = self._jumped - pending + self._drafted
-        return Positions(total=busy_slot_steps + self.begun + beside, padding=0)
+        return Positions(total=usual + self.begun + self._jumped - pending, padding=0)
 
 
 # Which share of the slots was in use, and what the others were waiting for.
@@ -351,10 +342,6 @@ class SlotUse:
         self.blocked: Counter[str] = Counter()
         self.undecided: list[_Idle] = []  # of all steps
         self._reason: BlockedReason | None = None
-
-    def go_on_from(self, step: int) -> None:
-        """Let the first step be `step`, before there was any."""
-        self.integrated_steps = step
 
     def take(self, step: int, arrive: ArriveEvent) -> None:
         """Occupy a slot from `step` on, with a request that arrived as `arrive` says."""
@@ -610,66 +597,6 @@ class SpeculationTotals(Totals):
             draft_cost=None if cost is None else round(cost, NUM_DIGITS),
             in_time=None if longer is None else round(measured / longer, 3),
         )
-
-
-class SpeculationCount:
-    """Takes in what the events of a run tell of its drafts.
-
-    totals: that, of sequences that have ended as far as it is of sequences.
-    """
-
-    def __init__(self) -> None:
-        self.totals = SpeculationTotals()
-        self.has_drafts = False
-        self._end = 0.0  # of the last step
-        self._takers: dict[type[Event], Callable[[Any], None]] = {
-            SpeculateEvent: self._change,
-            StepsEvent: self._take_steps,
-        }
-
-    def take(self, event: Event, found: RequestTimeline | None) -> None:
-        """Take in an event that tells of `found`, which the fold has found right."""
-        taker = self._takers.get(type(event))
-        if taker is not None:
-            taker(event)
-        elif found is not None and found.admission is not None:
-            record = found.admission.drafts
-            if record is not None and record.latest is not None:
-                self._take_drafts(event, record.latest)
-
-    def finish(self, event: FinishEvent, found: RequestTimeline) -> None:
-        """Take in that a sequence has ended."""
-        self.totals.num_decode_steps += decode_steps_of(found, event.tokens)
-
-    def _take_drafts(self, event: Event, drafts: StepDrafts) -> None:
-        """Take in an event that tells of the drafts of a step, if it does."""
-        match event:
-            case DraftEvent():
-                self.has_drafts = True
-                self.totals.counts.draft(drafts)
-            case AcceptEvent():
-                self.totals.counts.accepted_lengths[event.tokens] += 1
-            case RollbackEvent():
-                self.totals.counts.reject(event, drafts)
-            case _:
-                pass
-
-    def _change(self, event: SpeculateEvent) -> None:
-        self.totals.changes[event.reason] += 1
-
-    def _take_steps(self, event: StepsEvent) -> None:
-        if self.has_drafts:
-            self.totals.costs.take(event, self._end)
-        if event.ends:
-            self._end = event.ends[-1]
-
-    def totals_after(self, num_steps: int, running: Iterable[RequestTimeline]) -> SpeculationTotals:
-        """Return all of it, with the sequences that have not ended after so many steps."""
-        totals = self.totals.copy()
-        totals.num_decode_steps += sum(
-            decode_steps_of(found, found.tokens_after(num_steps - 1)) for found in running
-        )
-        return totals
 
 
 def decode_steps_of(found: RequestTimeline, num_tokens: int) -> int:

@@ -24,11 +24,11 @@ from batcher.events import Event, RunEvent
 from batcher.metrics.summary import (
     EndedTotals,
     EngineState,
+    RunMetrics,
     RunSummary,
     RunTotals,
     TimedTotals,
     WatchedEngine,
-    WatchedMetrics,
     decode_totals,
     encode_totals,
     state_of,
@@ -189,7 +189,7 @@ class RunCollector:
 
     def __init__(
         self,
-        metrics: WatchedMetrics,
+        metrics: RunMetrics,
         engine: WatchedEngine,
         labels: tuple[str, str],
         backlog: Callable[[], Unread] = lambda: NOTHING_UNREAD,

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from batcher.engine import Engine, StepOutcome
 from batcher.metrics.prometheus import RunCollector, joined
-from batcher.metrics.summary import WatchedMetrics
+from batcher.metrics.summary import RunMetrics
 from batcher.trace.run import RequestFold
 
 SHARE_SECONDS = 1.0
@@ -35,7 +35,9 @@ class ServerMetrics:
         worker: int = 0,
         folder: Path | None = None,
     ) -> None:
-        self._collector = RunCollector(WatchedMetrics(fold=fold), engine, (model, str(worker)))
+        self._collector = RunCollector(
+            RunMetrics(fold=fold, is_watched=True), engine, (model, str(worker))
+        )
         self._collector.observe([engine.run_event()])
         self._own = CollectorRegistry()
         self._own.register(self._collector)

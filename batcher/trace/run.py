@@ -144,7 +144,7 @@ class DraftRecord(Struct):
     num_changes: int = 0
     last_change: SpeculateEvent | None = None
 
-    def draft(self, event: DraftEvent, label: str) -> None:
+    def draft(self, event: DraftEvent, label: str) -> StepDrafts:
         """Take in the drafts of the next step.
 
         Raises:
@@ -173,6 +173,7 @@ class DraftRecord(Struct):
             parents=event.parents,
         )
         self.counts.draft(self.latest)
+        return self.latest
 
     def accept(self, event: AcceptEvent, label: str) -> None:
         """Take in how many drafts of its step were accepted; see `_of_step` for what is raised."""
@@ -186,7 +187,7 @@ class DraftRecord(Struct):
         latest.accepted = event.tokens
         self.counts.accepted_lengths[event.tokens] += 1
 
-    def reject(self, event: RollbackEvent, label: str) -> None:
+    def reject(self, event: RollbackEvent, label: str) -> StepDrafts:
         """Take in how many drafts of its step were rejected; see `_of_step` for what is raised."""
         latest = self._of_step(event, label, "rejects")
         end = latest.position + latest.drafted - latest.rejected
@@ -197,6 +198,7 @@ class DraftRecord(Struct):
             )
         latest.rejected = event.tokens
         self.counts.reject(event, latest)
+        return latest
 
     def change(self, event: SpeculateEvent) -> None:
         """Take in how many drafts are wanted from the next step on."""
@@ -629,8 +631,7 @@ class RequestFold:
     unblocked: the block that ended last, for whoever reads it to take.
     slots: the newest sequence of each slot that was used.
     num_arrived, num_wanted: how many samples have arrived, or beams together, and how many tokens
-    they may generate.  num_drafted, num_accepted: how many drafts there were, and how many of them
-    were accepted.
+    they may generate.  drafts: those of all steps.
     news: since somebody took them from here; None if nobody does.
     """
 
@@ -657,7 +658,7 @@ class RequestFold:
         }
         self._open: dict[SequenceKey, RequestTimeline] = {}
         self.num_arrived = self.num_wanted = self._num_back = 0
-        self.num_drafted = self.num_accepted = 0
+        self.drafts = DraftCounts()
         self._blocked: dict[int | None, BlockedEvent] = {}  # by worker
         self.unblocked: BlockedSpan | None = None
         self.slots: dict[int, RequestTimeline] = {}
@@ -916,16 +917,17 @@ class RequestFold:
             drafts = admission.drafts = DraftRecord()
         match event:
             case DraftEvent():
-                drafts.draft(event, found.label)
-                self.num_drafted += event.tokens
-                if self.news is not None and drafts.latest is not None:
-                    self.news.drafts.append(drafts.latest)
+                latest = drafts.draft(event, found.label)
+                self.drafts.draft(latest)
+                if self.news is not None:
+                    self.news.drafts.append(latest)
             case AcceptEvent():
                 drafts.accept(event, found.label)
                 admission.may_compute = True
-                self.num_accepted += event.tokens
+                self.drafts.accepted_lengths[event.tokens] += 1
             case RollbackEvent():
-                drafts.reject(event, found.label)
+                latest = drafts.reject(event, found.label)
+                self.drafts.reject(event, latest)
             case SpeculateEvent():
                 drafts.change(event)
         return found

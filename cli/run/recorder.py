@@ -158,17 +158,17 @@ class RunRecorder:
         told = None if self._series is None else self._series.only
         is_asked = not options.quiet or options.summary_json or options.report or told is not None
         self.metrics = self._collector = None
-        if exposition is None and is_asked:
+        if exposition is not None or is_asked:
             from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - if anybody asks
 
-            self.metrics = RunMetrics(options.limits, told, view.fold)
-        elif exposition is not None:
-            from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra
-            from batcher.metrics.summary import WatchedMetrics  # noqa: PLC0415 - as above
-
-            metrics, labels = WatchedMetrics(options.limits, told, view.fold), (options.model, "0")
-            self._collector = RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
+            is_watched = exposition is not None
+            metrics = RunMetrics(options.limits, told, view.fold, is_watched=is_watched)
             self.metrics = metrics
+        if exposition is not None:
+            from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra
+
+            labels = options.model, "0"
+            self._collector = RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
             exposition.tell(self._collector)
         self.timeline = None
         if options.report is not None:

@@ -34,7 +34,7 @@ from batcher.events import Event, FinishEvent, RejectEvent, RestartEvent, Restar
 from batcher.foreign import RaisedError
 from batcher.garbage import look_seldom
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import EngineState, RunMetrics, WatchedMetrics, encode_totals, state_of
+from batcher.metrics.summary import EngineState, RunMetrics, encode_totals, state_of
 from batcher.processes import become_helper, helpers_started, threads_shared
 from batcher.request import Request
 from batcher.requests.diagnostics import Problem
@@ -428,7 +428,7 @@ class Telling:
         self._metrics, self._has_state = None, wanted.state
         self._told_at = float("-inf")
         if wanted.numbers or wanted.state:
-            self._metrics = WatchedMetrics(wanted.slo) if wanted.state else RunMetrics(wanted.slo)
+            self._metrics = RunMetrics(wanted.slo, is_watched=wanted.state)
             self._metrics.observe([engine.run_event()])
             if restart is not None:
                 self._metrics.go_on_from(restart)

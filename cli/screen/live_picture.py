@@ -430,7 +430,7 @@ class Longest:
             slot = scene.run.slots[each]
             self.request = max(self.request, min(cell_width(scene.request(slot)), MAX_REQUEST))
             self.tokens = max(self.tokens, len(scene.progress(slot)))
-        if scene.run.fold.num_drafted:
+        if scene.run.fold.drafts.num_drafted:
             drafts = (len(scene.drafts(scene.run.slots[number])) for number in numbers)
             self.drafts = max(self.drafts, len("drafts"), *drafts)
 

@@ -743,8 +743,8 @@ def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) ->
     found.append(Fact(4, "", plan.policy))
     if plan.is_timed:
         found.append(Fact(5, "", f"engine {number(gauges.now)} s"))
-    if run.fold.num_drafted:
-        share = whole_percent(run.fold.num_accepted / run.fold.num_drafted)
+    if run.fold.drafts.num_drafted:
+        share = whole_percent(run.fold.drafts.num_accepted / run.fold.drafts.num_drafted)
         found.append(Fact(6, "drafts", f"drafts {share} accepted"))
     if run.num_preempted:
         found.append(Fact(6, "preempted", f"{run.num_preempted:,} preempted"))
@@ -780,9 +780,9 @@ def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Momen
     found = progress(run, plan, gauges, moment)
     if found is not None and found.eta is not None:
         parts.append(f"{int(found.share * 100)}%, {clock(found.eta)} left")
-    if run.fold.num_drafted:
-        drafted = counted(run.fold.num_drafted, "draft")
-        parts.append(f"{run.fold.num_accepted:,} of {drafted} accepted")
+    if run.fold.drafts.num_drafted:
+        drafted = counted(run.fold.drafts.num_drafted, "draft")
+        parts.append(f"{run.fold.drafts.num_accepted:,} of {drafted} accepted")
     if run.num_preempted:
         parts.append(counted(run.num_preempted, "preemption"))
     use = gauges.block_use

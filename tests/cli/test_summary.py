@@ -171,8 +171,8 @@ def test_long_lines_of_control_and_idle_slots_fit_too():
     ]
     metrics = RunMetrics()
     metrics.observe(events)
-    metrics.num_jumps, metrics.num_jumped_tokens = 9_999, 9_999 * 999
-    metrics.num_forks = 999_999
+    metrics.counted.num_jumps, metrics.counted.num_jumped_tokens = 9_999, 9_999 * 999
+    metrics.counted.num_forks = 999_999
     metrics.note_constraints(9_999, 9_999_999)
     lines = lines_of(metrics.summary())
     assert max(map(len, lines)) <= 80

@@ -17,7 +17,7 @@ from test_timed_numbers import served, times_of
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import DropEvent, RunEvent
 from batcher.metrics.prometheus import COUNTS, GAUGES, SPREADS, RunCollector
-from batcher.metrics.summary import RunMetrics, WatchedMetrics
+from batcher.metrics.summary import RunMetrics
 from batcher.speculation.settings import SpeculationSettings
 
 DRAFTS = SpeculationSettings(draft="simulated:0.7")
@@ -108,7 +108,10 @@ def check_equal(told, summary, dropped=()):
 @examples(200)
 def test_buckets_count_what_a_look_at_every_token_tells(run):
     events, truth = run
-    collector, plain = RunCollector(WatchedMetrics(), NoEngine(), ("simulated", "0")), RunMetrics()
+    collector, plain = (
+        RunCollector(RunMetrics(is_watched=True), NoEngine(), ("simulated", "0")),
+        RunMetrics(),
+    )
     collector.observe(events)
     plain.observe(events)
     told = told_by(collector)
@@ -147,7 +150,7 @@ def test_counts_only_grow_and_are_those_of_the_summary_in_the_end(data, wanted, 
         step_time=time,
         speculation=data.draw(st.sampled_from([None, DRAFTS])),
     )
-    collector = RunCollector(WatchedMetrics(), engine, ("simulated", "0"))
+    collector = RunCollector(RunMetrics(is_watched=True), engine, ("simulated", "0"))
     events, last = [engine.run_event()], {}
     collector.observe(events)
     for request in wanted:
@@ -174,7 +177,7 @@ def test_counts_only_grow_and_are_those_of_the_summary_in_the_end(data, wanted, 
 
 
 def test_a_number_is_counted_with_the_bound_that_it_meets():
-    collector = RunCollector(WatchedMetrics(), NoEngine(), ("simulated", "0"))
+    collector = RunCollector(RunMetrics(is_watched=True), NoEngine(), ("simulated", "0"))
     collector.observe([RunEvent(batch=4, model="simulated", settings={})])
     for number in (1, 2, 2, 6, 10**9):
         collector.metrics.ended.outputs.add(number)
