@@ -5,6 +5,6 @@ import sys
 if not sys.flags.safe_path:
     sys.path.pop(0)  # the current folder: what lies there is data
 
-from .start import main
+from .main import main
 
 main()

@@ -1,114 +1,376 @@
-"""A command: a function, the record of its options, and what either parser makes of a line.
+"""How a command is declared: a function, and a dataclass whose fields are its options.
 
-Rule: typer is imported only to parse what `usual_line` does not, so that a plain run starts soon.
+    @dataclass(frozen=True, kw_only=True)
+    class CheckOptions:
+        batch: Annotated[int, option("Decoding", "Slots of the batch.", "N", "-b", min=1)] = 8
+
+    COMMANDS = {"check": command(check, CheckOptions)}
+
+typer reads the line, the environment (BATCHDECODE_BATCH) and the defaults of --config, writes the
+help and completes; `check` is called with the record.
 """
 
 import gc
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from inspect import Parameter, Signature
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
+
+import typer
+from typer._click import types
+from typer._click.exceptions import UsageError
+from typer.core import TyperCommand, TyperOption
+from typer.models import ArgumentInfo, OptionInfo
+
+from batcher.fields import range_in_words, read_number
 
 from .config import model_settings
-from .help import TOLD, OptionGroup, Told
+from .screen.terminal import cut_middle, listed
+
+PREFIX = "BATCHDECODE_"  # with the name of an option: a variable that sets it
+INPUT, DECODING, SCHEDULING, TIME = "Input", "Decoding", "Scheduling", "Time"
+SPECULATION, OUTPUT, ERRORS, DISPLAY = "Speculation", "Output", "Errors", "Display"
+_FIRST_PANELS = (INPUT, DECODING, SCHEDULING, TIME, SPECULATION)
+ANY_COUNT = 2**31 - 1  # a largest number that help does not show
+_CHECKED = (types.IntParamType, types.FloatParamType, types.BoolParamType)
+_MAX_SHOWN = 60  # characters of a wrong value
+_HELP_ALL = "help_all"
 
 
-class Parameter:
-    """An argument or option of a command.
+Completer = str | Callable[[str], Iterable[str | tuple[str, str]]]
 
-    kind: its type.  told: what was declared of it.  default: a value, or REQUIRED.
+
+class Option(OptionInfo):
+    """An option as it is declared; is_common: `--help` shows it, not only `--help-all`."""
+
+    is_common: bool = False
+
+
+class OptionGroup(NamedTuple):
+    """Options that make one field of a record together.
+
+    kinds: the annotation of each, by name.  read: makes the field of those that were given.
     """
 
-    def __init__(self, name: str, kind: Any, field: Any) -> None:
-        self.name, self.kind, self.default = name, kind, field.default
-        self.told: Told = field.metadata[TOLD]
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """What stands for it in a line: its name, unless another is declared; not an argument's."""
-        if self.told.is_argument:
-            return ()
-        declared = self.told.flags
-        has_name = any(flag.startswith("--") for flag in declared)
-        return declared if has_name else (f"--{self.name.replace('_', '-')}", *declared)
+    kinds: Mapping[str, Any]
+    read: Callable[[dict[str, Any]], Any]
 
 
-class Command:
-    """A command whose arguments and options are the fields of a dataclass.
+def option(
+    panel: str,
+    text: str,
+    metavar: str | None = None,
+    *flags: str,
+    common: bool = False,
+    complete: Completer | None = None,
+    **more: Any,
+) -> Option:
+    """Return how an option is declared, a flag if it has no metavar.
 
-    parameters: them all, in order.
-    examples: command lines that help shows.  notes: paragraphs at the end of all of the help.
-    below: commands whose names stand where its argument would.
-    respell: what it understands of an argument beyond typer, as arguments for it.
-    takes_dashes: whether what looks like an option, and is none of its own, is an argument.
+    panel: the title above it in help.  text: may end with `  [default: ...]`.  flags: a letter in
+    addition to its name, or another name.  complete: the values that a shell offers: a name in
+    cli/completion.py, or a function of the first letters.  more: as typer.Option takes it.
+    """
+    more.setdefault("show_default", "[default: " not in text)
+    made = Option(
+        default=...,
+        param_decls=flags,
+        help=text,
+        metavar=metavar,
+        rich_help_panel=panel,
+        autocompletion=_completer(complete),
+        **more,
+    )
+    made.is_common = common
+    return made
 
-    A field model_settings, llm_settings, transformer_settings or hf_settings takes what the file of
-    `config` holds for models, and is no option.  preset takes the names of the options that are set
-    by that file or the environment, and not by the line.
+
+def flag(panel: str, text: str, *flags: str, common: bool = False) -> Option:
+    """Return how an option without a value is declared."""
+    return option(panel, text, None, *flags, common=common)
+
+
+def argument(text: str, metavar: str, complete: Completer | None = None) -> ArgumentInfo:
+    """Return how an argument is declared."""
+    return ArgumentInfo(
+        default=..., help=text, metavar=metavar, autocompletion=_completer(complete)
+    )
+
+
+def _completer(values: Completer | None) -> Callable[..., Any] | None:
+    if values is None:
+        return None
+
+    def complete(incomplete: str) -> list[tuple[str, str]]:
+        from .completion import candidates  # noqa: PLC0415 - only when a shell asks
+
+        return candidates(values, incomplete)
+
+    return complete
+
+
+def refusal(message: str) -> typer.BadParameter:
+    """Return the error about a value; the name of its option goes before `message`."""
+    return typer.BadParameter(message)
+
+
+class Value(types.ParamType):
+    """A type of typer's that refuses other values in our words, and NaN.
+
+    allowed: what it holds.  range: its numbers as help shows them.
     """
 
-    def __init__(
-        self,
-        function: Callable[[Any], int | None],
-        record: type,
-        *,
-        examples: Sequence[str],
-        notes: Sequence[str],
-        below: Mapping[str, "Command"],
-        respell: Callable[[str], list[str]] | None,
-        takes_dashes: bool,
-    ) -> None:
-        self.function, self.below, self.respell = function, below, respell
-        self.examples, self.notes, self.takes_dashes = examples, notes, takes_dashes
-        self._record = record  # a dataclass
-        self._field_names = {field.name for field in fields(record)}
-        self._groups: dict[str, OptionGroup] = {}
-        self.parameters: list[Parameter] = []
-        for field in fields(record):
-            kinds, told = {field.name: (field.type, field)}, field.metadata.get(TOLD)
-            if told is None:
-                continue
-            if isinstance(told, OptionGroup):
-                self._groups[field.name], kinds = told, told.kinds
-            self.parameters += [Parameter(name, *kind) for name, kind in kinds.items()]
+    def __init__(self, kind: Any) -> None:
+        self._kind, self.name = kind, kind.name
+        self.choices: Sequence[str] = getattr(kind, "choices", ())
+        smallest, largest = getattr(kind, "min", None), getattr(kind, "max", None)
+        self.range = range_in_words(smallest, None if largest == ANY_COUNT else largest)
+        self._is_number = isinstance(kind, types.IntParamType | types.FloatParamType)
+        self.allowed = listed(self.choices) if self.choices else "true or false"
+        if self._is_number:
+            number = "an integer" if isinstance(kind, types.IntParamType) else "a number"
+            self.allowed = f"{number} {range_in_words(smallest, largest)}".rstrip()
 
-    @property
-    def summary(self) -> str:
-        """What it does, in a sentence."""
-        return " ".join((self.function.__doc__ or "").partition("\n\n")[0].split())
-
-    def is_bare(self, given: Mapping[str, Any]) -> bool:
-        """Return whether no argument is `given`, and INPUT is not either, but somebody at stdin.
-
-        Who that is wants to be shown the help.
-        """
-        names = [each.name for each in self.parameters if each.told.is_argument]
-        return "input" in names and all(given.get(name) is None for name in names) and os.isatty(0)
-
-    @cached_property
-    def parser(self) -> Any:
-        """The command as typer has it."""
-        from .typer_command import typer_command  # noqa: PLC0415 - see the rule above
-
-        return typer_command(self)
-
-    def carry_out(self, given: dict[str, Any], preset: set[str]) -> int:
-        """Call the function with the record of what was given; return the exit status.
-
-        given: the value of each parameter.  preset: which of them the line does not say.
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return `value` as the type holds it.
 
         Raises:
-            BatchdecodeError: that makes no sense, or the function raises it.
+            typer.BadParameter: the type does not hold it.
         """
-        if "preset" in self._field_names:
-            given["preset"] = preset
-        for field, group in self._groups.items():
+        try:
+            if isinstance(value, str) and self._is_number:
+                read_number(value, float)  # neither 1_0 nor digits of other scripts
+            converted = self._kind.convert(value, param, ctx)
+            if not (isinstance(converted, float) and math.isnan(converted)):
+                return converted
+        except (typer.BadParameter, ValueError):
+            pass
+        try:
+            read_number(str(value), float)
+            shown = str(value)
+        except ValueError:
+            shown = repr(value)
+        near = get_close_matches(str(value), self.choices, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise typer.BadParameter(
+            f"must be {self.allowed}, not {cut_middle(shown, _MAX_SHOWN, '...')}{hint}"
+        )
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> Any:
+        """Return the choices."""
+        return self._kind.shell_complete(ctx, param, incomplete)
+
+
+class Command(TyperCommand):
+    """A command: `--help` shows its common options, `--help-all` every one below its panel.
+
+    common: the names of those options; `--help` of a command without any shows all.
+    examples: command lines that help shows.  notes: paragraphs below all options.
+    respell: returns an argument as typer reads it, in parts.
+    """
+
+    common: frozenset[str] = frozenset()
+    examples: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    respell: Callable[[str], list[str]] | None = None
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option --help, which no variable sets."""
+        found = super().get_help_option(ctx)
+        if found is not None:
+            found.allow_from_autoenv = False
+            found.help = f"Show {'the common options' if self.common else 'this page'}."
+        return found
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse `args`, respelled; an error has the context of the command."""
+        if self.respell is not None:
+            args = [part for argument in args for part in self.respell(argument)]
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and the options of the page."""
+        is_whole = self._is_whole(ctx)
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        sections |= {panel: [] for panel in _FIRST_PANELS}
+        params: list[Any] = self.get_params(ctx)
+        for param in params:
+            title = "Options"
+            if param.param_type_name == "argument":
+                title = "Arguments"
+            elif param.hidden or not (
+                is_whole or param.required or param.name in {*self.common, "help", _HELP_ALL}
+            ):
+                continue
+            elif is_whole:
+                title = param.rich_help_panel or title
+            sections.setdefault(title, []).append(_row(param, ctx))
+        sections["Options"] = sections.pop("Options")  # with --help, at the end
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=22)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples, the notes and where to read on."""
+        if self.examples:
+            formatter.write("\nExamples:\n")
+            formatter.write("".join(f"  {each}\n" for each in self.examples))
+        for note in self.notes if self._is_whole(ctx) else ():
+            formatter.write_paragraph()
+            formatter.write_text(note)
+        formatter.write_paragraph()
+        formatter.write_text(f"More: batchdecode help {ctx.info_name}")
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the page; names of options are not broken at their hyphens."""
+        return super().get_help(ctx).replace("\N{NON-BREAKING HYPHEN}", "-")
+
+    def _is_whole(self, ctx: Any) -> bool:
+        return _HELP_ALL in ctx.meta or not self.common
+
+
+def _row(param: Any, ctx: Any) -> tuple[str, str]:
+    """Return an argument or option as help names it, and its text with default and range."""
+    text, _, told = param.help.partition("  [")
+    facts = [told.removesuffix("]")] if told else []
+    names = ", ".join(sorted(param.opts, key=len))
+    if param.param_type_name == "argument":
+        return param.metavar, text
+    default = param.get_default(ctx, call=False)
+    if not param.is_flag and param.show_default and default is not None:
+        facts.append(
+            f"default: {default:g}" if isinstance(default, float) else f"default: {default}"
+        )
+    if isinstance(param.type, Value) and param.type.range:
+        facts.append(param.type.range)
+    if param.required:
+        facts.append("required")
+    text = f"{text}  [{'; '.join(facts)}]" if facts else text
+    return (
+        names if param.is_flag else f"{names} {param.metavar}",
+        text.replace("-", "\N{NON-BREAKING HYPHEN}"),
+    )
+
+
+def command(
+    function: Callable[[Any], int | None],
+    record: type,
+    *,
+    examples: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    respell: Callable[[str], list[str]] | None = None,
+    takes_dashes: bool = False,
+) -> Command:
+    """Return the command that calls `function`, which returns the exit status, with a `record`.
+
+    takes_dashes: an unknown option is an argument.
+
+    A field model_settings, llm_settings, transformer_settings, hf_settings or server_settings gets
+    the section of --config for that model.  A field preset gets the names of the options that the
+    environment or --config sets, and the line does not.
+    """
+    groups = {f.name: g for f in fields(record) if isinstance(g := _declared(f.type), OptionGroup)}
+    parameters = list(_parameters(record))
+    names = {field.name for field in fields(record)}
+    arguments = [p.name for p in parameters if isinstance(_declared(p.annotation), ArgumentInfo)]
+
+    def carry_out(context: typer.Context, **given: Any) -> None:
+        if "input" in arguments and os.isatty(0) and all(given[a] is None for a in arguments):
+            typer.echo(context.get_help(), err=True)  # someone at a terminal, and nothing to do
+            raise typer.Exit(2)
+        if "preset" in names:
+            sources = {name: context.get_parameter_source(name) for name in given}
+            given["preset"] = {
+                name
+                for name, source in sources.items()
+                if source is not None and source.name in {"DEFAULT_MAP", "ENVIRONMENT"}
+            }
+        for field, group in groups.items():
             values = {name: given.pop(name) for name in group.kinds}
             given[field] = group.read({n: v for n, v in values.items() if v is not None})
-        if "model_settings" in self._field_names and given["config"] is not None:
+        if "model_settings" in names and given["config"] is not None:
             sections = model_settings(given["config"])
-            given |= {name: v for name, v in sections.items() if name in self._field_names}
-        gc.freeze()  # what is imported by now is never looked through again, at the end either
+            given |= {name: value for name, value in sections.items() if name in names}
+        gc.freeze()  # what is imported by now is never collected
         gc.enable()
-        return self.function(self._record(**given)) or 0
+        raise typer.Exit(function(record(**given)) or 0)
+
+    context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    carry_out.__signature__ = Signature([context, *parameters])  # type: ignore[attr-defined]
+    carry_out.__doc__, carry_out.__name__ = function.__doc__, function.__name__
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    settings = {
+        "auto_envvar_prefix": PREFIX.rstrip("_"),
+        "help_option_names": ["-h", "--help"],
+        "ignore_unknown_options": takes_dashes,
+        "max_content_width": 100,
+    }
+    app.command(cls=Command, context_settings=settings)(carry_out)
+    made: Any = typer.main.get_command(app)
+    for param in made.params:
+        if isinstance(
+            param.type, types.IntParamType | types.FloatParamType | types.BoolParamType
+        ) or hasattr(param.type, "choices"):
+            param.type = Value(param.type)
+    made.common = frozenset(
+        p.name for p in parameters if getattr(_declared(p.annotation), "is_common", False)
+    )
+    if made.common:
+        made.params.append(
+            TyperOption(
+                param_decls=[_HELP_ALL, "--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                allow_from_autoenv=False,
+                callback=_show_all,
+                help="Show all options, grouped.",
+                show_default=False,
+            )
+        )
+    made.examples, made.notes, made.respell = examples, notes, respell
+    return made  # type: ignore[no-any-return]
+
+
+def _show_all(ctx: Any, param: Any, value: bool) -> None:  # noqa: ARG001, FBT001 - typer calls it so
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_HELP_ALL] = True
+        typer.echo(ctx.get_help())
+        ctx.exit()
+
+
+def _declared(annotation: Any) -> Any:
+    """Return what an annotation declares: an option, an argument, a group, or nothing."""
+    return get_args(annotation)[1] if get_origin(annotation) is Annotated else None
+
+
+def _parameters(record: type) -> Iterator[Parameter]:
+    """Yield the parameters that typer makes arguments and options of."""
+    for field in fields(record):
+        declared, kinds = _declared(field.type), {field.name: (field.type, field.default)}
+        if declared is None:
+            continue
+        if isinstance(declared, OptionGroup):
+            kinds = {name: (kind, None) for name, kind in declared.kinds.items()}
+        for name, (annotation, default) in kinds.items():
+            kind, info = get_args(annotation)[:2]
+            if isinstance(info, OptionInfo):
+                flags = info.param_decls or ()
+                if not any(flag.startswith("--") for flag in flags):
+                    info = copy(info)
+                    info.param_decls = (f"--{name.replace('_', '-')}", *flags)
+            yield Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                default=Parameter.empty if default is MISSING else default,
+                annotation=Annotated[kind, info],
+            )

@@ -18,7 +18,6 @@ from batcher.settings import SETTINGS
 from batcher.speculation.settings import SPECULATION_SETTINGS
 
 from .errors import reason_of
-from .usage.other_names import name_here
 
 if TYPE_CHECKING:
     import yaml
@@ -29,7 +28,7 @@ OF_MODELS = {"model", "chat", *LOADING_SETTINGS}
 OF_SCHEDULING = {*SETTINGS, *SPECULATION_SETTINGS, "check", "profile", "kv_memory"}
 OF_ROWS = ("max_tokens", "temperature", "top_p", "seed")
 OF_REQUESTS = {"batch", "keep_going", *OF_ROWS, *OF_MODELS, *OF_SCHEDULING}
-_NOT_IN_A_FILE = {"config", "help"}
+_NOT_IN_A_FILE = {"config", "help", "help_all"}
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "boolean": ((bool,), expected_of(bool)),
     "int": ((int,), expected_of(int)),
@@ -311,3 +310,60 @@ def _settings(
 
 def _place(path: str, mark: Any) -> ConfigPlace:  # a yaml.Mark, of which there are two classes
     return ConfigPlace(path, mark.line + 1, mark.column + 1)
+
+
+# -- names elsewhere -------------------------------------------------------------------------------
+
+
+def name_here(name: str) -> str | None:
+    """Return the option here that vLLM, SGLang, llama.cpp or mlx-lm call `name`, or None.
+
+    It may have a value.  The words of `name` may be joined in any way.
+    """
+    return OTHER_NAMES.get("--" + name.removeprefix("--").replace("_", "-"))
+
+
+# The tables in docs/glossary.md and docs/from-*.md are equal; a test compares them.
+OTHER_NAMES = {
+    "--batch-size": "--max-batch-tokens",
+    "--cache-prompt": "--prefix-cache on",
+    "--chunked-prefill-size": "--max-batch-tokens",
+    "--concurrency": "--batch",
+    "--context-length": "--max-context",
+    "--ctx-size": "--max-context",
+    "--data-parallel-size": "--replicas",
+    "--decode-concurrency": "--batch",
+    "--disable-radix-cache": "--prefix-cache off",
+    "--draft-max": "--draft-tokens",
+    "--draft-model": "--draft",
+    "--enable-chunked-prefill": "--max-batch-tokens",
+    "--enable-mixed-chunk": "--prefill-order decode-first",
+    "--enable-prefix-caching": "--prefix-cache on",
+    "--enable-priority-scheduling": "--preempt-for priority",
+    "--goodput": "--slo",
+    "--gpu-memory-utilization": "--kv-memory",
+    "--long-prefill-token-threshold": "--long-prefill-threshold",
+    "--max-concurrency": "--batch",
+    "--max-model-len": "--max-context",
+    "--max-num-batched-tokens": "--max-batch-tokens",
+    "--max-num-seqs": "--batch",
+    "--max-prefill-tokens": "--max-batch-tokens",
+    "--max-running-requests": "--batch",
+    "--max-total-tokens": "--kv-blocks",
+    "--mem-fraction-static": "--kv-memory",
+    "--model-draft": "--draft",
+    "--num-draft-tokens": "--draft-tokens",
+    "--num-gpu-blocks-override": "--kv-blocks",
+    "--page-size": "--block-size",
+    "--parallel": "--batch",
+    "--prefill-step-size": "--max-batch-tokens",
+    "--priority-scheduling-preemption-threshold": "--preempt-for priority",
+    "--prompt-cache-size": "--prefix-cache on",
+    "--schedule-policy": "--policy",
+    "--scheduling-policy": "--policy",
+    "--speculative-algorithm": "--draft",
+    "--speculative-config": "--draft",
+    "--speculative-num-draft-tokens": "--draft-tokens",
+    "--tensor-parallel-size": "--tensor-parallel",
+    "--tp-size": "--tensor-parallel",
+}

@@ -1,7 +1,7 @@
 """`batchdecode draft diagnose`: from a file of requests to what is wrong with a draft."""
 
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -18,12 +18,14 @@ from batcher.speculation.diagnosis import Cause, Diagnosis, TargetOutput, can_be
 from batcher.speculation.settings import ModelDraft, expected_tokens, parse_draft
 from batcher.transformer.settings import is_checkpoint
 
-from .commands.draft import DiagnoseOptions
 from .models import capabilities_of, load, model_again
 from .printing import print_json, print_text
 from .run.intake import open_input
 from .run.reading import read_requests
 from .screen.terminal import aligned, counted, printable
+
+if TYPE_CHECKING:
+    from .commands.draft import DiagnoseOptions
 
 _BATCH = 8
 _NUM_PARTS = 8  # of the outputs, whose overlaps are shown beside each other
@@ -39,7 +41,7 @@ _ADVICE: dict[Cause, str] = {
 }
 
 
-def print_diagnosis(options: DiagnoseOptions) -> None:
+def print_diagnosis(options: "DiagnoseOptions") -> None:
     """Carry out `batchdecode draft diagnose`.
 
     Raises:
@@ -56,7 +58,7 @@ def print_diagnosis(options: DiagnoseOptions) -> None:
         print_text(render_diagnosis(diagnosis, options, name))
 
 
-def _loaded_draft(options: DiagnoseOptions) -> Model:
+def _loaded_draft(options: "DiagnoseOptions") -> Model:
     """Return the model that drafts, or raise a BatchdecodeError."""
     named = parse_draft(options.draft)
     if not isinstance(named, ModelDraft) or named.name.startswith("simulated:"):
@@ -87,7 +89,7 @@ def _read_fields(text: str | None) -> dict[str, Any]:
     return {name: getattr(request, name) for name in given}
 
 
-def _sample(options: DiagnoseOptions, model: Model) -> tuple[list[TargetOutput], str]:
+def _sample(options: "DiagnoseOptions", model: Model) -> tuple[list[TargetOutput], str]:
     """Return what the target writes for some of the requests, and the name of the input.
 
     Raises:
@@ -122,7 +124,7 @@ def _sample(options: DiagnoseOptions, model: Model) -> tuple[list[TargetOutput],
     return rows, source.name
 
 
-def render_diagnosis(diagnosis: Diagnosis, options: DiagnoseOptions, name: str) -> str:
+def render_diagnosis(diagnosis: Diagnosis, options: "DiagnoseOptions", name: str) -> str:
     """Return the diagnosis as lines for a person."""
     positions = counted(diagnosis.num_positions, "position")
     lines = [f"{name}: {counted(diagnosis.num_rows, 'request')}, {positions}"]

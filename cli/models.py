@@ -18,8 +18,8 @@ from batcher.remote.settings import REMOTE_SCHEDULING, is_server
 from batcher.requests.values import ModelCapabilities
 from batcher.transformer.settings import TRANSFORMER_SETTINGS, is_checkpoint
 
+from .options import ModelOptions
 from .screen.terminal import can_animate, printable
-from .shared import ModelOptions
 
 if TYPE_CHECKING:
     from .run.run_options import RunOptions

@@ -1,16 +1,21 @@
-"""Commands of records, whose fields are the options; and the options that several commands have."""
+"""The options that several commands share: models, requests, scheduling, output."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 import msgspec
 from msgspec import NODEFAULT
 
 from batcher.errors import BatchdecodeError
+from batcher.fields import Range, range_of
+from batcher.hf.settings import LOADING_SETTINGS
+from batcher.request import REQUEST_FIELDS
 from batcher.settings import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_SCHEDULING,
+    GRAMMAR_TIMEOUT,
     MAX_KV_BLOCKS,
     SETTINGS,
     SchedulingSettings,
@@ -18,8 +23,23 @@ from batcher.settings import (
 )
 from batcher.speculation.settings import SPECULATION_SETTINGS, SpeculationSettings
 
-from .command import Command
-from .help import OptionGroup, option
+from .command import (
+    ANY_COUNT,
+    DECODING,
+    DISPLAY,
+    INPUT,
+    OUTPUT,
+    SCHEDULING,
+    SPECULATION,
+    TIME,
+    Option,
+    OptionGroup,
+    argument,
+    flag,
+    option,
+    refusal,
+)
+from .config import OF_REQUESTS, defaults_in
 
 if TYPE_CHECKING:
     from batcher.engine.speculating import DraftCache
@@ -27,96 +47,210 @@ if TYPE_CHECKING:
     from batcher.scheduling.clock import Clock
     from batcher.timing.step_time import StepTime
 
-OptionsT = TypeVar("OptionsT")
-
-STDOUT = "-"
+STDOUT, WALL = "-", "wall"
 MAX_BATCH = 2**20  # as batcher.engine has it, which would load numpy
 MAX_DELAY = 24 * 60 * 60
 MIN_INTERVAL = 1e-6  # seconds: times are known to a microsecond
-
-
-def as_command(
-    function: Callable[[OptionsT], int | None],
-    record: type[OptionsT],
-    *,
-    examples: Sequence[str] = (),
-    notes: Sequence[str] = (),
-    below: Mapping[str, Command] | None = None,
-    respell: Callable[[str], list[str]] | None = None,
-    takes_dashes: bool = False,
-) -> Command:
-    """Return the command that gives `function` a `record` of its options; see Command.
-
-    The function returns the exit status, None for 0.
-    """
-    return Command(
-        function,
-        record,
-        examples=examples,
-        notes=notes,
-        below=below or {},
-        respell=respell,
-        takes_dashes=takes_dashes,
-    )
-
-
-# -- what options are checked by -------------------------------------------------------------------
-
-
-def refuse(message: str) -> NoReturn:
-    """Say that a value cannot be; for a callback.  message: goes on behind the name of the option.
-
-    Raises:
-        BadParameter: as it is told to.
-    """
-    from typer import BadParameter  # noqa: PLC0415 - for a mistake only
-
-    raise BadParameter(message)
+MODEL = (
+    "simulated, a checkpoint (FILE.gguf, a folder, or smollm2), hf:NAME or hf:FOLDER "
+    "(transformers), package.module:name (a callable, Model or LLM), or openai:URL[#NAME] (a "
+    "server)."
+)
+CHAT = "Put each text prompt into the model's chat template."
+SLO = "ttft=0.5,tpot=50ms,e2e=10,queue=1"
 
 
 def refuse_stdout(path: str | None) -> str | None:
-    """Return `path`, or raise if it is stdout; the callback of what goes beside the results."""
+    """Return `path`, or raise if it is stdout; a callback of what goes beside the results."""
     if path == STDOUT:
-        refuse("must be a file: stdout is for the results")
+        raise refusal("must be a file: stdout is for the results")
     return path
 
 
 def num_bytes(text: str | None) -> int | None:
-    """Return the bytes of a size such as 512MiB, 2GB or 1048576; a callback.
-
-    Raises:
-        BadParameter: it is none.
-    """
+    """Return the bytes of a size such as 512MiB, 2GB or 1048576; a callback."""
     if text is None:
         return None
     found = _SIZE.fullmatch(text)
     if found is None:
-        refuse(f"must be a size such as 512MiB, 2GB or 1048576, not {text!r}")
+        raise refusal(f"must be a size such as 512MiB, 2GB or 1048576, not {text!r}")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-# -- options of scheduling -------------------------------------------------------------------------
-
-SCHEDULING, TIME, SPECULATION = "Scheduling", "Time", "Speculation"
-MAX_COUNT = 2**31 - 1
-WALL = "wall"
-
-_KV_MEMORY = (
-    "Memory for KV blocks, such as 2GB or 512MiB, of a model that says how much a token takes; "
-    "it becomes --kv-blocks."
-)
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?((?:[KMGT]i?)?B?)", re.IGNORECASE)
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{kind}": base**power
     for power, prefix in enumerate("KMGT", 1)
     for kind, base in (("B", 1000), ("IB", 1024), ("", 1000), ("I", 1024))
 }
+
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
-_CHECK = "Count all blocks after every step, and read every token again."
-_PROFILE = (
-    "How long a step takes: a profile, FILE.yaml, constant:SECONDS, roofline:MODEL:GPU, or wall.  "
-    "[default: {}]"
-)
+
+
+def _sentence(words: str, default: str = "", more: str = "") -> str:
+    """Return the words of a setting as help has them."""
+    words = _LINK.sub(r"\1", words).replace("`", "")
+    shown = f"  [default: {default}]" if default else ""
+    return f"{words[0].upper()}{words[1:]}{more}.{shown}"
+
+
+# -- options of requests, models and files ---------------------------------------------------------
+
+
+def config_option(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -> Option:
+    """Return the option --config: a file of defaults.
+
+    names: the options that it may set, since the same file may speak of the --output of another
+    command; None for all.
+    """
+
+    def use(context: Any, path: str | None) -> str | None:
+        if path is not None and not context.resilient_parsing:
+            found = defaults_in(path, context).items()
+            context.default_map = {n: v for n, v in found if names is None or n in names}
+        return path
+
+    return option(panel, f"YAML file with {text}.", "FILE", is_eager=True, callback=use)
+
+
+def output_option(text: str) -> Option:
+    """Return the option --output."""
+    return option(
+        OUTPUT,
+        f"{text}  [default: stdout]",
+        "FILE",
+        "-o",
+        common=True,
+        callback=lambda path: None if path == STDOUT else path,
+    )
+
+
+def output_file(text: str, *, common: bool = False) -> Option:
+    """Return an option that names a file beside the results."""
+    return option(OUTPUT, text, "FILE", callback=refuse_stdout, common=common)
+
+
+def grammar_timeout_option(panel: str = DECODING, shown: str = "") -> Option:
+    """Return the option --grammar-timeout."""
+    text = f"Processor time for compiling a constraint.{shown}"
+    return option(panel, text, "SECONDS", min=0.1, max=MAX_DELAY)
+
+
+def meta_option(panel: str) -> Option:
+    """Return the option --meta."""
+    text = "JSON with the limits of the run, as vLLM names them.  [default: *meta.json beside LOG]"
+    return option(panel, text, "FILE", common=True)
+
+
+Input = Annotated[
+    str | None, argument("Requests, one JSON object per line: a file or - for stdin.", "INPUT")
+]
+Config = Annotated[
+    str | None,
+    config_option(
+        INPUT,
+        "defaults for these options, and settings of models under simulated:, llm:, transformer: "
+        "and hf:",
+        names=None,
+    ),
+]
+ConfigOfModel = Annotated[
+    str | None,
+    config_option(
+        INPUT, "--model, and settings of models", names={"model", "chat", *LOADING_SETTINGS}
+    ),
+]
+Batch = Annotated[
+    int, option(DECODING, "Slots of the batch.", "N", "-b", common=True, min=1, max=MAX_BATCH)
+]
+GrammarTimeout = Annotated[float, grammar_timeout_option()]
+StrictConstraints = Annotated[
+    bool, flag(DECODING, "Refuse a schema with a part that could only be checked afterwards.")
+]
+Plot = Annotated[
+    str | None, option(OUTPUT, "Plot throughput against latency: FILE.svg or FILE.png.", "FILE")
+]
+Force = Annotated[bool, flag(OUTPUT, "Overwrite a file that is not empty.")]
+Color = Annotated[
+    Literal["auto", "always", "never"],
+    option(DISPLAY, "Colors: auto (on a terminal), always or never.", "WHEN"),
+]
+Live = Literal["auto", "always", "plain", "never"]
+SloLimits = Annotated[
+    str | None,
+    option(OUTPUT, f"Count the requests within these limits: {SLO}.", "LIMIT,...", complete="slo"),
+]
+
+
+def slos_option(panel: str) -> Option:
+    """Return the option --slo, which can be repeated."""
+    text = f"Latency targets: {SLO}; repeat for a class: priority=1:ttft=.3."
+    return option(panel, text, "LIMIT,...", common=True, complete="slos")
+
+
+def checkpoint_group(panel: str = DECODING) -> OptionGroup:
+    """Return the options of models that are loaded from files: those given, by name."""
+    kinds: dict[str, Any] = {}
+    for name, setting in LOADING_SETTINGS.items():
+        (kind,) = setting.parts
+        numbers, limits = range_of(kind), dict[str, Any]()
+        if numbers is not None:
+            kind, limits = int, {"min": numbers.smallest, "max": numbers.largest}
+        default = setting.default if isinstance(setting.default, str) else ""
+        text = _sentence(setting.words, default)
+        kinds[name] = Annotated[kind | None, option(panel, text, setting.metavar, **limits)]
+    return OptionGroup(kinds, dict)
+
+
+def defaults_group(panel: str = DECODING) -> OptionGroup:
+    """Return the options that are defaults of requests: those given, by name."""
+    kinds: dict[str, Any] = {}
+    for name, text in (
+        ("max_tokens", "Limit on generated tokens"),
+        ("temperature", "Temperature"),
+        ("top_p", "top_p"),
+        ("seed", "Seed"),
+    ):
+        numbers = cast(Range, REQUEST_FIELDS[name].range)
+        limits: dict[str, Any] = {"min": numbers.smallest, "max": numbers.largest}
+        kind = int if numbers.is_integer else float
+        declared = option(panel, f"{text} of rows without one.", "N", **limits)
+        kinds[name] = Annotated[kind | None, declared]
+    text = "Treat special tokens written in messages and prompts as special, not as text."
+    kinds["special_tokens_in_text"] = Annotated[bool | None, option(panel, text)]
+    return OptionGroup(kinds, dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # each would take time to make
+class ModelOptions:
+    """The options of every command that loads a model.
+
+    checkpoint: settings of a checkpoint, or of a model of transformers.
+    The other settings are sections of the file of --config.
+    """
+
+    model: Annotated[str, option(DECODING, MODEL, "NAME", common=True, complete="model")] = (
+        "simulated"
+    )
+    chat: Annotated[bool, flag(DECODING, CHAT, common=True)] = False
+    checkpoint: Annotated[dict[str, Any], checkpoint_group()] = field(default_factory=dict)
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    llm_settings: dict[str, Any] = field(default_factory=dict)
+    transformer_settings: dict[str, Any] = field(default_factory=dict)
+    hf_settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # as above
+class DecodingOptions(ModelOptions):
+    """The options of every command that decodes with a model in slots, with defaults of rows."""
+
+    batch: Batch = 8
+    defaults: Annotated[dict[str, Any], defaults_group()] = field(default_factory=dict)
+    grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
+    strict_constraints: StrictConstraints = False
+
+
+# -- options of scheduling -------------------------------------------------------------------------
 
 
 class SchedulingOptions:
@@ -236,50 +370,76 @@ class SchedulingOptions:
 def scheduling_group(
     panel: str | None = None, without: Collection[str] = (), default_time: str = "1 second"
 ) -> OptionGroup:
-    """Return these options, which make a SchedulingOptions.
+    """Return the options of scheduling, which make a SchedulingOptions.
 
-    panel: the title they are listed under, if they are all to be under one.  without: the names of
-    those that mean nothing to the command, or that it has itself.  default_time: how long a step
-    takes if nothing is said.
+    panel: the title they all have, if they are to have one.  without: the names of those that the
+    command does not take, or has itself.  default_time: the duration of a step without --profile.
     """
-    kinds = {name: _kind_of(setting, panel) for name, setting in SETTINGS.items()}
-    kinds["check"] = bool | None, option(panel or SCHEDULING, _CHECK)
-    kinds["profile"] = (
+    kinds: dict[str, Any] = {name: _kind_of(setting, panel) for name, setting in SETTINGS.items()}
+    kinds["check"] = Annotated[
+        bool | None,
+        option(panel or SCHEDULING, "Count all blocks after every step, and reread every token."),
+    ]
+    kinds["profile"] = Annotated[
         str | None,
         option(
             panel or TIME,
-            _PROFILE.format(default_time),
+            "Duration of a step: a profile, FILE.yaml, constant:SECONDS, roofline:MODEL:GPU, or "
+            f"wall.  [default: {default_time}]",
             "NAME",
-            is_common=panel is None,
-            offers="profile",
+            common=panel is None,
+            complete="profile",
         ),
-    )
-    kinds["kv_memory"] = (
+    ]
+    kinds["kv_memory"] = Annotated[
         str | None,
-        option(panel or SCHEDULING, _KV_MEMORY, "SIZE", callback=num_bytes),
-    )
-    kinds |= speculation_kinds(panel)
+        option(
+            panel or SCHEDULING,
+            "Memory for KV blocks, such as 2GB or 512MiB; sets --kv-blocks for a model with a "
+            "known size per token.",
+            "SIZE",
+            callback=num_bytes,
+        ),
+    ]
+    kinds |= speculation_group(panel).kinds
     kinds = {name: kind for name, kind in kinds.items() if name not in without}
     return OptionGroup(kinds, lambda given: SchedulingOptions(**given))
 
 
-def speculation_kinds(panel: str | None = None) -> dict[str, tuple[Any, Any]]:
-    """Return the options of speculation, by name: the type of each, and the option."""
-    kinds = {}
+def _kind_of(setting: Setting, panel: str | None) -> Any:
+    """Return the annotation of the option that sets `setting`."""
+    kind: Any = setting.kind if setting.choices is None else Literal[tuple(setting.choices)]
+    largest = ANY_COUNT if setting.kind is int and setting.largest is None else setting.largest
+    return Annotated[
+        kind | None,
+        option(
+            panel or SCHEDULING,
+            help_of(setting),
+            setting.metavar,
+            common=setting.is_common and panel is None,
+            complete="policy" if setting.name == "policy" else None,
+            min=setting.smallest,
+            max=largest,
+        ),
+    ]
+
+
+def help_of(setting: Setting, more: str = "", default: str | None = None) -> str:
+    """Return the help of a setting; default: that value, if not the usual words."""
+    shown = setting.shown_default if default is None else default
+    return _sentence(setting.words, shown, more)
+
+
+def speculation_group(panel: str | None = None) -> OptionGroup:
+    """Return the options of speculation, which make SpeculationSettings, or None."""
+    kinds: dict[str, Any] = {}
     for name, setting in SPECULATION_SETTINGS.items():
-        words = setting.words.replace("`", "")
-        shown = "" if setting.default in (NODEFAULT, None) else f"  [default: {setting.default}]"
-        text = f"{words[0].upper()}{words[1:]}.{shown}"
-        kinds[name] = (
-            str | None,
-            option(panel or SPECULATION, text, setting.metavar, offers=name),
-        )
-    return kinds
-
-
-def speculation_group() -> OptionGroup:
-    """Return these options, which make SpeculationSettings, or None."""
-    return OptionGroup(speculation_kinds(), speculation_of)
+        default = "" if setting.default in (NODEFAULT, None) else str(setting.default)
+        complete = name if name in {"draft", "acceptance"} else None
+        text = _sentence(setting.words, default)
+        declared = option(panel or SPECULATION, text, setting.metavar, complete=complete)
+        kinds[name] = Annotated[str | None, declared]
+    return OptionGroup(kinds, speculation_of)
 
 
 def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
@@ -307,26 +467,3 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
         raise BatchdecodeError(
             f"--{name.replace('_', '-')} must be {allowed}, not {value}"
         ) from None
-
-
-def _kind_of(setting: Setting, panel: str | None) -> tuple[Any, Any]:
-    """Return the type of the option that is a setting, and the option."""
-    kind: Any = setting.kind if setting.choices is None else Literal[tuple(setting.choices)]
-    largest = MAX_COUNT if setting.kind is int and setting.largest is None else setting.largest
-    limits: dict[str, Any] = {"min": setting.smallest, "max": largest, "show_default": True}
-    return kind | None, option(
-        panel or SCHEDULING,
-        help_of(setting),
-        setting.metavar,
-        is_common=setting.is_common and panel is None,
-        offers=setting.name,
-        **limits,
-    )
-
-
-def help_of(setting: Setting, more: str = "", default: str | None = None) -> str:
-    """Return what a setting does as help says it; default: that value, if not the usual words."""
-    words = _LINK.sub(r"\1", setting.words)
-    words = (words[0].upper() + words[1:]).replace("`", "")
-    shown = setting.shown_default if default is None else default
-    return f"{words}{more}." + (f"  [default: {shown}]" if shown else "")

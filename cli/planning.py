@@ -48,8 +48,7 @@ from .views.plan_tables import best_first, csv_of, details, headline, json_of, n
 from .views.plots import charts_of_cells, charts_of_plan, check_plot, show_plot
 
 if TYPE_CHECKING:
-    from .commands.compare import CompareOptions
-    from .commands.plan import PlanOptions
+    from .commands.plan import CompareOptions, PlanOptions
 
 SERVED, NOTHING_SERVED = 0, 1
 MET, NOT_MET = 0, 1

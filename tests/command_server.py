@@ -28,7 +28,7 @@ import tempfile
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 TESTS = Path(__file__).parent
 NEED_TORCH = ("batcher.training.", "batcher.hf.")
@@ -159,16 +159,9 @@ def prepare() -> None:
     for name in OF_OTHERS:
         importlib.import_module(name)
     commands = importlib.import_module("cli.commands")
-    for name in commands.NAMES:
-        make_parsers(commands.command_of(name))
+    for name in commands.COMMANDS:
+        commands.command_of(name)
     gc.freeze()
-
-
-def make_parsers(command: Any) -> None:
-    """Make the parser of a command, and those of the commands below it, each of which is kept."""
-    for below in command.below.values():
-        make_parsers(below)
-    assert command.parser
 
 
 def end(status: int) -> NoReturn:
@@ -188,7 +181,7 @@ if __name__ == "__main__":
     try:
         if setup := os.environ.get("COMMAND_SETUP"):
             runpy.run_path(setup)
-        importlib.import_module("cli.start").main()
+        importlib.import_module("cli.main").main()
     except SystemExit as leaving:
         if not isinstance(leaving.code, int):
             raise

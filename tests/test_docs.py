@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-import typer
 from command_server import command_line
 from consoles import INSTALLED, PAGES, ROOT, regenerated
 from member_tables import TO_BE_WRITTEN, renewed
@@ -31,7 +30,7 @@ from batcher.result import (
     StepTimes,
     Usage,
 )
-from cli.app import app
+from cli.commands import COMMANDS, command_of
 
 DOCS = ROOT / "docs"
 PATHS = [page for page in PAGES if page.parent.parent == DOCS]
@@ -177,12 +176,8 @@ def code_spans(page: str) -> set[str]:
 
 def test_every_command_and_option_is_documented() -> None:
     documented = code_spans("cli.md")
-    group = typer.main.get_command(app)
-    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
-    for name, command in list(commands.items()):
-        below = getattr(command, "subcommands", {})
-        commands |= {f"{name} {inner}": nested for inner, nested in below.items()}
-    for name, command in commands.items():
+    for name in COMMANDS:
+        command = command_of(name)
         assert f"batchdecode {name}" in " ".join(documented), name
         for parameter in command.params:
             if getattr(parameter, "hidden", False):

@@ -1,20 +1,121 @@
-"""One module for each command, and their names."""
+"""The commands of `batchdecode`, one module each; a command is imported when it is used."""
 
+from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
-if TYPE_CHECKING:
-    from ..command import Command
+import typer
+from typer._click.exceptions import UsageError
+from typer._click.shell_completion import CompletionItem
+from typer.core import TyperGroup
 
-NAMES = (
-    *("run", "check", "trace", "verify", "workload", "compare", "plan", "replay", "profiles"),
-    *("calibrate", "serve", "train", "draft", "schema", "completion", "help"),
+import batcher
+
+COMMANDS = {
+    "run": "Run requests; print the results, one JSON object per line.",
+    "check": "Validate requests and show what a run would do; decode nothing.",
+    "trace": "Show which request held which slot at which step.",
+    "trace why": "Explain one request: what it waited for, when it ran, how it finished.",
+    "trace diff": "Show where two runs of one workload differ, why, and the effect.",
+    "verify": "Prove that outputs do not depend on the batch, or show the first difference.",
+    "workload": "Make a requests file from an arrival pattern or a trace.",
+    "compare": "Simulate every combination of settings and compare them in a table.",
+    "plan": "Find the smallest setting, or the largest rate, that meets an SLO.",
+    "replay": "Simulate the requests of a real run, and show the error.",
+    "profiles": "List profiles of step times, and check them against their hardware.",
+    "calibrate": "Fit a profile to a log of real step times, and state its error.",
+    "serve": "Serve OpenAI's API over HTTP: completions, chats and streams.",
+    "train": "Train a small Llama on texts, or a draft model for one; needs the extra `train`.",
+    "draft diagnose": "Show why the drafts of a model are rejected, position by position.",
+    "schema": "Print the JSON Schema of one line of a file.",
+    "completion": "Print the completion script of a shell.",
+    "help": "Open a page of the manual, or list the pages.",
+}
+_MODULES = {"compare": "plan", "calibrate": "profiles", "schema": "help", "completion": "help"}
+
+
+def command_of(name: str) -> Any:
+    """Return a command by its name; no other module of commands is imported."""
+    module = _MODULES.get(name, name.partition(" ")[0])
+    return import_module(f".{module}", __package__).COMMANDS[name]
+
+
+def all_options() -> Iterator[tuple[str, Any]]:
+    """Yield the name of a command and an option of it, for all commands and options."""
+    for name in COMMANDS:
+        for param in command_of(name).params:
+            if param.param_type_name == "option" and param.expose_value and not param.hidden:
+                yield name, param
+
+
+class _Commands(TyperGroup):
+    """`batchdecode`, which has commands of one word and of two, as `trace why`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer calls it so
+        """Return their names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as above
+        """Return the command of this name, None if there is none."""
+        return command_of(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name of the command that `args` begin with, the command and what follows.
+
+        A file that is named as the second word of a command can be given as ./NAME.
+        """
+        num_words = 2 if " ".join(args[:2]) in COMMANDS else 1
+        name = " ".join(args[:num_words])
+        command = self.get_command(ctx, name)
+        if command is None and not ctx.resilient_parsing:
+            from ..mistakes import unknown_command  # noqa: PLC0415 - only for a mistake
+
+            raise UsageError(unknown_command(name, list(COMMANDS)))
+        return (None if command is None else name), command, args[num_words:]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as above
+        """Write what each command does."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        """Return the words that may come next."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        start = "".join(f"{word} " for word in ctx._protected_args)  # noqa: SLF001 - of `draft`
+        found = {
+            name.removeprefix(start).partition(" ")[0]: text
+            for name, text in reversed(COMMANDS.items())
+            if name.startswith(start + incomplete)
+        }
+        return [CompletionItem(word, help=text) for word, text in reversed(found.items())]
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="Run prompts through a language model with continuous batching, and show every slot.",
+    epilog="Run `batchdecode COMMAND --help` for options, `batchdecode help` for the manual.",
 )
 
 
-def command_of(name: str) -> "Command | None":
-    """Return the command of this name, None if there is none; others are not imported."""
-    if name not in NAMES:
-        return None
-    command: Command = import_module(f".{name}", __package__).COMMAND
-    return command
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer passes it so
+    if wanted:
+        typer.echo(f"batchdecode {batcher.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def batchdecode(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+        ),
+    ] = False,
+) -> None:
+    """Do what comes before every command: nothing."""

@@ -1,75 +1,54 @@
-"""`batchdecode draft`: what there is to know of a draft; below it, `draft diagnose`."""
+"""`batchdecode draft diagnose`: shows why the drafts of a model are rejected."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from batcher.errors import BatchdecodeError
+from batcher.settings import GRAMMAR_TIMEOUT
 
-from .. import shared
-from ..config import OF_MODELS
-from ..help import INPUT, OUTPUT, REQUIRED, flag, option
-from ..options import as_command
+from ..command import OUTPUT, command, flag, option
+from ..options import Color, ConfigOfModel, GrammarTimeout, Input, ModelOptions
 
 DRAFT = "Draft"
 MAX_SAMPLE = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftOptions:
-    """`batchdecode draft` has no options of its own."""
+class DiagnoseOptions(ModelOptions):
+    """The options of `batchdecode draft diagnose`; docs/speculation.md explains them."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class DiagnoseOptions(shared.ModelOptions):
-    """The options of `batchdecode draft diagnose`; docs/speculation.md says what they mean."""
-
-    input: str | None = shared.requests()
-    config: str | None = shared.config(
-        INPUT, "--model, and the settings of models", names=OF_MODELS
-    )
-    model: str = shared.model()
-    chat: bool = shared.chat()
-    checkpoint: dict[str, Any] = shared.checkpoint_group().field
-    grammar_timeout: float = shared.grammar_timeout()
-    draft: str = option(
-        DRAFT,
-        "The model that drafts, as --model names one.",
-        "NAME",
-        default=REQUIRED,
-        offers="model",
-    )
-    draft_fields: str | None = option(
-        DRAFT, 'Sampling fields that it is given otherwise, such as {"temperature": 1}.', "JSON"
-    )
-    sample: int = option(
-        DRAFT,
-        "How many of the requests to decode.",
-        "N",
-        default=8,
-        min=1,
-        max=MAX_SAMPLE,
-        is_common=True,
-    )
-    tokens: int = option(
-        DRAFT,
-        "How many tokens of each to look at.",
-        "N",
-        default=48,
-        min=1,
-        max=MAX_SAMPLE,
-        is_common=True,
-    )
-    json: bool = flag(OUTPUT, "Print the diagnosis as JSON.", is_common=True)
-    color: shared.Color = shared.color()
-
-
-def draft(options: DraftOptions) -> None:  # noqa: ARG001 - there are none
-    """Find out what there is to know of a draft."""
-    raise BatchdecodeError("a command is missing: batchdecode draft diagnose")
+    input: Input = None
+    config: ConfigOfModel = None
+    grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
+    draft: Annotated[
+        str, option(DRAFT, "Draft model, named as for --model.", "NAME", complete="model")
+    ]
+    draft_fields: Annotated[
+        str | None,
+        option(
+            DRAFT, 'Sampling fields that differ for the draft, such as {"temperature": 1}.', "JSON"
+        ),
+    ] = None
+    sample: Annotated[
+        int,
+        option(DRAFT, "Number of requests to decode.", "N", min=1, max=MAX_SAMPLE, common=True),
+    ] = 8
+    tokens: Annotated[
+        int,
+        option(
+            DRAFT,
+            "Number of tokens to compare per request.",
+            "N",
+            min=1,
+            max=MAX_SAMPLE,
+            common=True,
+        ),
+    ] = 48
+    json: Annotated[bool, flag(OUTPUT, "Print the diagnosis as JSON.", common=True)] = False
+    color: Color = "auto"
 
 
 def diagnose(options: DiagnoseOptions) -> None:
-    """Say why the drafts of a model are not accepted: position by position, beside its target."""
+    """Show why the drafts of a model are rejected, position by position."""
     from ..draft import print_diagnosis  # noqa: PLC0415 - heavy
     from ..run.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as above
 
@@ -77,4 +56,4 @@ def diagnose(options: DiagnoseOptions) -> None:
         print_diagnosis(options)
 
 
-COMMAND = as_command(draft, DraftOptions, below={"diagnose": as_command(diagnose, DiagnoseOptions)})
+COMMANDS = {"draft diagnose": command(diagnose, DiagnoseOptions)}

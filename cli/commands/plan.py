@@ -1,71 +1,218 @@
-"""`batchdecode plan`: the smallest setting, or the largest rate, that keeps a promise."""
+"""`batchdecode compare` and `plan`: one workload under many settings, and the setting it needs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from .. import shared
-from ..help import OUTPUT, REQUIRED, flag, option
-from ..options import as_command
-from .compare import axes_group, jobs_option, prices_option, quiet_option, run_config_option
+from batcher.errors import BatchdecodeError
+from batcher.settings import GRAMMAR_TIMEOUT, SETTINGS
 
-SEARCH = "Search"
-EXAMPLES = (
-    "batchdecode plan requests.jsonl --slo ttft=0.5,tpot=50ms --profile our.yaml",
-    (
-        "batchdecode plan requests.jsonl --slo ttft=1 --search rate --batch 32 --kv-blocks 2587 "
-        "--profile rtx4090_llama3.1-8b"
-    ),
+from ..command import (
+    DECODING,
+    INPUT,
+    OUTPUT,
+    SCHEDULING,
+    SPECULATION,
+    TIME,
+    Option,
+    OptionGroup,
+    command,
+    flag,
+    option,
 )
-NOTES = ("Exit codes: 0 found; 1 no setting meets the SLO; 2 bad input or usage.",)
+from ..config import OF_REQUESTS
+from ..options import (
+    Color,
+    Force,
+    GrammarTimeout,
+    Input,
+    ModelOptions,
+    Plot,
+    config_option,
+    defaults_group,
+    help_of,
+    slos_option,
+)
+
+FLEET, SEARCH = "Fleet", "Search"
+REPORT_INTERVAL = "Interval at which replicas report their queues to the router.  [default: 0.1]"
+_DRAFTS = {
+    "draft_tokens": ("Drafts of a row per step, or none; needs --draft-acceptance.", "N"),
+    "draft_acceptance": ("Probability that a draft is accepted if all before it are.", "SHARE"),
+    "draft_cost": ("Cost of a draft, as a share of a step.  [default: 0]", "SHARE"),
+}
+Prices = Annotated[
+    str | None,
+    option(FLEET, "Prices and power of GPUs, to show dollars and energy per output token.", "FILE"),
+]
+
+
+def _axes(*, as_lists: bool) -> OptionGroup:
+    """Return the options that describe a deployment: those that were given, name -> text.
+
+    They have the names of batcher.planning.deployments.AXES, which reads them.  as_lists: whether
+    help shows lists of values.
+    """
+
+    def kind(panel: str, text: str, value: str, *flags: str, **more: Any) -> Any:
+        return Annotated[str | None, option(panel, text, value + ",..." * as_lists, *flags, **more)]
+
+    kinds = {"batch": kind(DECODING, "Slots of the batch.  [default: 8]", "N", "-b", common=True)}
+    for name, setting in SETTINGS.items():
+        more = ", or none" if setting.takes_none else ""
+        text = help_of(setting, more, default=setting.shown(setting.default))
+        is_common = setting.is_common
+        kinds[name] = kind(SCHEDULING, text, setting.metavar, common=is_common, complete=name)
+    text = "A profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  [default: constant:1]"
+    kinds["profile"] = kind(TIME, text, "NAME", common=True, complete="profile")
+    text = "Replicas, each with these settings.  [default: 1]"
+    kinds["replicas"] = kind(FLEET, text, "N", common=True)
+    text = (
+        "Routing of requests to replicas: round-robin, random, random-two, least-loaded, "
+        "least-tokens, shortest-queue, prefix-affinity, session or module:function.  "
+        "[default: round-robin]"
+    )
+    kinds["router"] = kind(FLEET, text, "NAME", common=True, complete="router")
+    text = "YAML file with groups of replicas, each with its own settings."
+    kinds["fleet"] = kind(FLEET, text, "FILE")
+    kinds["report_interval"] = kind(FLEET, REPORT_INTERVAL, "SECONDS")
+    kinds |= {name: kind(SPECULATION, *text) for name, text in _DRAFTS.items()}
+    return OptionGroup(kinds, dict)
+
+
+def _config() -> Option:
+    text = "defaults for --batch, --model and rows, and settings of models"
+    return config_option(INPUT, text, OF_REQUESTS - set(_DRAFTS))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(shared.ModelOptions):
-    """The options of `batchdecode plan`; docs/plan.md says what each one means.
+class SimulationOptions(ModelOptions):
+    """The options that `batchdecode compare` and `plan` have in common.
 
-    axes: name of an axis -> its value as a text.  search: what is to be found.
+    preset: the names of the options that the environment or --config sets.
     """
 
-    input: str | None = shared.requests()
-    slo: list[str] = shared.slos(SEARCH, default=REQUIRED)
-    goodput: float = option(
-        SEARCH,
-        "Share of the requests that must meet the SLO.",
-        "SHARE",
-        default=0.99,
-        min=0,
-        max=1,
-        is_common=True,
-    )
-    search: Literal["batch", "kv-blocks", "max-batch-tokens", "replicas", "rate"] = option(
-        SEARCH,
-        "The smallest batch, kv-blocks, max-batch-tokens or replicas, or the largest rate.",
-        "WHAT",
-        default="batch",
-        is_common=True,
-    )
-    axes: dict[str, str] = axes_group(as_lists=False).field
-    prices: str | None = prices_option()
-    json: bool = flag(OUTPUT, "Print it as JSON.", is_common=True)
-    plot: str | None = shared.plot()
-    force: bool = shared.force()
-    jobs: int | None = jobs_option()
-    model: str = shared.model()
-    chat: bool = shared.chat()
-    checkpoint: dict[str, Any] = shared.checkpoint_group().field
-    defaults: dict[str, Any] = shared.defaults_group().field
-    grammar_timeout: float = shared.grammar_timeout()
-    config: str | None = run_config_option()
-    color: shared.Color = shared.color()
-    quiet: bool = quiet_option()
+    input: Input = None
+    prices: Prices = None
+    plot: Plot = None
+    force: Force = False
+    jobs: Annotated[
+        int | None,
+        option(OUTPUT, "Processes.  [default: one per core]", "N", "-j", min=1, max=4096),
+    ] = None
+    defaults: Annotated[dict[str, Any], defaults_group()] = field(default_factory=dict)
+    grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
+    config: Annotated[str | None, _config()] = None
+    color: Color = "auto"
+    quiet: Annotated[bool, flag(OUTPUT, "Print no progress and no notes.", "-q")] = False
     preset: set[str] = field(default_factory=set)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(SimulationOptions):
+    """The options of `batchdecode compare`; docs/compare.md explains them.
+
+    axes: name of an axis -> its values as a text with commas.
+    """
+
+    axes: Annotated[Mapping[str, str], _axes(as_lists=True)] = field(default_factory=dict)
+    slo: Annotated[list[str] | None, slos_option(OUTPUT)] = None
+    knee: Annotated[
+        float | None,
+        option(
+            OUTPUT,
+            "Minimum gain from doubling the batch; less marks the knee.  [default: 0.1]",
+            "SHARE",
+            min=0,
+            max=1,
+        ),
+    ] = None
+    sort: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "Sort by this column, best first: throughput, requests, goodput, preemptions, "
+            "hits, or ttft, tpot, e2e, queue with -p50 or -p99.",
+            "COLUMN",
+            common=True,
+            complete="column",
+        ),
+    ] = None
+    json: Annotated[bool, flag(OUTPUT, "Print a JSON line for each cell.", common=True)] = False
+    csv: Annotated[bool, flag(OUTPUT, "Print the table as CSV.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(SimulationOptions):
+    """The options of `batchdecode plan`; docs/plan.md explains them.
+
+    axes: name of an axis -> its value as a text.
+    """
+
+    slo: Annotated[list[str], slos_option(SEARCH)]
+    goodput: Annotated[
+        float,
+        option(
+            SEARCH,
+            "Share of the requests that must meet the SLO.",
+            "SHARE",
+            min=0,
+            max=1,
+            common=True,
+        ),
+    ] = 0.99
+    search: Annotated[
+        Literal["batch", "kv-blocks", "max-batch-tokens", "replicas", "rate"],
+        option(
+            SEARCH,
+            "Find the smallest batch, kv-blocks, max-batch-tokens or replicas, or the largest "
+            "rate.",
+            "QUANTITY",
+            common=True,
+        ),
+    ] = "batch"
+    axes: Annotated[Mapping[str, str], _axes(as_lists=False)] = field(default_factory=dict)
+    json: Annotated[bool, flag(OUTPUT, "Print the plan as JSON.", common=True)] = False
+
+
+def compare(options: CompareOptions) -> int:
+    """Simulate every combination of settings and compare them in a table."""
+    if options.json and options.csv:
+        raise BatchdecodeError("--json and --csv exclude each other: the table is one or the other")
+    from ..planning import compare_requests, until_stopped  # noqa: PLC0415 - heavy
+
+    return until_stopped(lambda: compare_requests(options))
+
+
 def plan(options: PlanOptions) -> int:
-    """Find the smallest setting, or the largest rate, that meets an SLO; say what binds."""
+    """Find the smallest setting, or the largest rate, that meets an SLO."""
     from ..planning import plan_requests, until_stopped  # noqa: PLC0415 - heavy
 
     return until_stopped(lambda: plan_requests(options))
 
 
-COMMAND = as_command(plan, PlanOptions, examples=EXAMPLES, notes=NOTES)
+COMMANDS = {
+    "compare": command(
+        compare,
+        CompareOptions,
+        examples=(
+            "batchdecode compare requests.jsonl --batch 8,16,32 --policy fcfs,sjf",
+            (
+                "batchdecode compare requests.jsonl --batch 16,32 --kv-blocks 1000,2587 \\\n"
+                "    --profile rtx4090_llama3.1-8b --slo ttft=0.5,tpot=50ms --sort goodput"
+            ),
+        ),
+    ),
+    "plan": command(
+        plan,
+        PlanOptions,
+        examples=(
+            "batchdecode plan requests.jsonl --slo ttft=0.5,tpot=50ms --profile our.yaml",
+            (
+                "batchdecode plan requests.jsonl --slo ttft=1 --search rate --batch 32 \\\n"
+                "    --kv-blocks 2587 --profile rtx4090_llama3.1-8b"
+            ),
+        ),
+        notes=("Exit codes: 0 found; 1 no setting meets the SLO; 2 bad input or usage.",),
+    ),
+}

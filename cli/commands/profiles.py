@@ -1,26 +1,445 @@
-"""`batchdecode profiles`: how long steps of real engines take, and what their hardware allows."""
+"""`batchdecode profiles` and `calibrate`: lists, checks and fits the times of steps."""
 
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated, Any
 
-from ..help import OUTPUT, argument, flag
-from ..options import as_command
+import msgspec
+import yaml
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from batcher.errors import BatchdecodeError
+from batcher.planning.request_log import MARK
+from batcher.settings import DEFAULT_BLOCK_SIZE
+from batcher.timing.calibration import fit_steps, read_step_log, read_traced_steps
+from batcher.timing.profiles import (
+    MORE_TERMS,
+    Physics,
+    Prediction,
+    Profile,
+    check_physics,
+    is_profile_file,
+    load_profile,
+    num_tokens_that_fit,
+    predictions_of,
+    read_profiles,
+    shipped_profiles,
+    split_overhead,
+    step_time_of,
+    usable_blocks,
+)
+from batcher.timing.roofline import load_gpu, load_model_shape, num_kv_tokens, parts_of
+
+from ..command import OUTPUT, argument, command, flag, option
+from ..options import Force, output_option
+from ..printing import output_sink, print_json, print_text
+from ..run.files import check_replaceable
+from ..run.intake import numbered, open_input
+from ..run.problems import say
+from ..screen.terminal import (
+    aligned,
+    aligned_within,
+    cell_width,
+    counted,
+    printable,
+    terminal_size,
+    wrapped,
+)
+
+PROFILE = "Profile"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
     """The options of `batchdecode profiles`."""
 
-    name: str | None = argument(
-        "Only this: what --profile takes, or a file of profiles.", "NAME", offers="profile_name"
-    )
-    json: bool = flag(OUTPUT, "Print it as JSON.")
+    name: Annotated[
+        str | None,
+        argument("One profile, as for --profile, or a file of profiles.", "NAME", "profile_name"),
+    ] = None
+    json: Annotated[bool, flag(OUTPUT, "Print profiles as JSON.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """The options of `batchdecode calibrate`, None where not given; see docs/calibrating.md."""
+
+    input: Annotated[
+        str | None,
+        argument(
+            "Step times: a log, or the trace of a run with --profile wall; a file, a .gz file, "
+            "or -.",
+            "LOG",
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        option(PROFILE, "Name of the profile.  [default: the name of LOG]", "NAME", common=True),
+    ] = None
+    hardware: Annotated[
+        str | None,
+        option(
+            PROFILE, "GPU of the run, to check the profile.", "GPU", common=True, complete="gpu"
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        option(
+            PROFILE,
+            "Model of the run, to check the profile.",
+            "MODEL",
+            common=True,
+            complete="model_shape",
+        ),
+    ] = None
+    tensor_parallel: Annotated[
+        int | None,
+        option(PROFILE, "GPUs that shared the model.  [default: 1]", "N", min=1, max=1024),
+    ] = None
+    output: Annotated[str | None, output_option("Write the profile to FILE, as YAML.")] = None
+    force: Force = False
 
 
 def profiles(options: ProfileOptions) -> None:
-    """List profiles of step times with their error, and check them against their hardware."""
-    from ..profiles import show_step_times  # noqa: PLC0415 - --help starts without it
-
+    """List profiles of step times, and check them against their hardware."""
     show_step_times(options.name, as_json=options.json)
 
 
-COMMAND = as_command(profiles, ProfileOptions)
+def calibrate(options: CalibrateOptions) -> None:
+    """Fit a profile to a log of real step times, and state its error."""
+    write_profile(options)
+
+
+COMMANDS = {
+    "profiles": command(profiles, ProfileOptions),
+    "calibrate": command(calibrate, CalibrateOptions),
+}
+
+# -- profiles --------------------------------------------------------------------------------------
+
+_TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
+_HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
+_POINTS_IN_A_LINE = 4
+_NO_TERMS = ("by_tokens", "num_experts", "num_experts_per_tok", "pipeline_parallel")
+
+MEASURED = "* for each token beyond its by_tokens, which batchdecode profiles NAME shows"
+EXPERTS = "+ for all experts, of which a step reads those that its tokens hit"
+ESTIMATED = "~ no engine has reported it: 90 % of the memory on the data sheet, less the weights"
+
+
+class StepTimeReport(Struct, frozen=True, kw_only=True):
+    """A step time as `profiles --json` shows it.
+
+    kv_tokens: what an engine reported.  kv_tokens_that_fit: memory less weights.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    hardware: str | None = None
+    model: str | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    kv_tokens: int | None = None
+    kv_tokens_that_fit: int | None = None
+    kv_blocks: int | None = None
+    error: str | None = None
+    source: str | None = None
+    physics: Physics | None = None
+    predictions: list[Prediction]
+
+
+def show_step_times(name: str | None, *, as_json: bool) -> None:
+    """Carry out `batchdecode profiles`.
+
+    Raises:
+        BatchdecodeError: there is no such profile, or its file cannot be used.
+        WriteError: stdout takes no more.
+    """
+    reports = _reports(name)
+    if as_json:
+        print_json(reports)
+    else:
+        width = terminal_size(1, os.environ).columns if os.isatty(1) else None
+        is_one = name is not None and len(reports) == 1
+        print_text(details_of(reports[0], width) if is_one else table_of(reports, width))
+
+
+def _reports(name: str | None) -> list[StepTimeReport]:
+    if name is None:
+        return [_report_of_profile(*named) for named in shipped_profiles().items()]
+    if name.startswith("roofline:"):
+        return [_report_of_roofline(name)]
+    if name.partition(":")[0] == "constant":
+        step_time = step_time_of(name)
+        predictions = predictions_of(step_time)
+        return [StepTimeReport(name=name, settings=step_time.settings, predictions=predictions)]
+    if is_profile_file(name) and split_overhead(name)[1] is None:
+        return [_report_of_profile(*named) for named in read_profiles(name).items()]
+    return [_report_of_profile(*load_profile(name))]
+
+
+def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
+    physics, predictions = check_physics(profile)
+    fit = num_tokens_that_fit(profile)
+    num_tokens = profile.kv_tokens or fit
+    return StepTimeReport(
+        name=name,
+        settings=profile.step_time(name).settings,
+        hardware=profile.hardware,
+        model=profile.model,
+        tensor_parallel=profile.tensor_parallel,
+        pipeline_parallel=profile.pipeline_parallel,
+        kv_tokens=profile.kv_tokens,
+        kv_tokens_that_fit=fit,
+        kv_blocks=None if num_tokens is None else _num_blocks(num_tokens),
+        error=profile.error,
+        source=profile.source,
+        physics=physics,
+        predictions=predictions,
+    )
+
+
+def _report_of_roofline(name: str) -> StepTimeReport:
+    """Return what is said of roofline:MODEL:GPU:TP@ENGINE, or raise a CatalogError."""
+    kernels, overhead = split_overhead(name)
+    shape, gpu, *stages = parts_of(kernels.partition(":")[2])
+    step_time = step_time_of(name)
+    num_tokens = num_kv_tokens(shape, gpu, *stages)
+    return StepTimeReport(
+        name=name,
+        settings=step_time.settings,
+        tensor_parallel=stages[0],
+        pipeline_parallel=stages[1],
+        kv_tokens_that_fit=num_tokens,
+        kv_blocks=_num_blocks(num_tokens),
+        error="a bound, not an estimate: real engines take longer",
+        source=f"{gpu.source}; the engine: {overhead.source}" if overhead else gpu.source,
+        predictions=predictions_of(step_time),
+    )
+
+
+def _num_blocks(num_tokens: int) -> int:
+    return usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE)
+
+
+def table_of(reports: Sequence[StepTimeReport], width: int | None = None) -> str:
+    """Return profiles as tables: their terms, then how good they are, then where they are from.
+
+    width: how many cells a line may have, None for any number.
+    """
+    terms = [_HEADS, *(_terms_row(report) for report in reports)]
+    sources = list(dict.fromkeys(report.source for report in reports))
+    notes: list[tuple[str, ...]] = [("profile", "physics", "source", "error")]
+    for report in reports:
+        physics = report.physics
+        notes.append(
+            (
+                printable(report.name),
+                physics.verdict if physics else "",
+                f"[{sources.index(report.source) + 1}]",
+                printable(report.error or ""),
+            )
+        )
+    listed = [f"[{number}] {printable(source or '')}" for number, source in enumerate(sources, 1)]
+    beaten = [
+        f"{printable(report.name)} is faster than its hardware: {report.physics.reason}"
+        for report in reports
+        if report.physics and report.physics.verdict == "too fast"
+    ]
+    measured = [MEASURED] if any("by_tokens" in report.settings for report in reports) else []
+    experts = [EXPERTS] if any("x" in report.settings for report in reports) else []
+    rooms = [row[-1] for row in terms]
+    estimated = [ESTIMATED] if any(room.startswith("~") for room in rooms) else []
+    tables = aligned(terms, range(1, len(_HEADS))), aligned(notes, ())
+    if width is not None and max(map(cell_width, tables[0])) > width:
+        terms = [_HEADS[:-1], *(_terms_row(report, num_digits=3)[:-1] for report in reports)]
+        notes = [(name, room, *rest) for room, (name, *rest) in zip(rooms, notes, strict=True)]
+        tables = aligned(terms, range(1, len(_HEADS))), aligned_within(notes, (1,), width)
+    blocks = [
+        [*tables[0], *_lines([*measured, *experts, *estimated], width)],
+        tables[1],
+        _lines(listed, width),
+        _lines(beaten, width),
+    ]
+    return "\n".join("".join(f"{line}\n" for line in block) for block in blocks if block)
+
+
+def _lines(texts: Sequence[str], width: int | None) -> list[str]:
+    """Return texts as lines of so many cells at most, None for any number."""
+    return [line for text in texts for line in ([text] if width is None else wrapped(text, width))]
+
+
+def details_of(report: StepTimeReport, width: int | None = None) -> str:
+    """Return one step time with all that is known of it, and what it predicts; width: as above."""
+    rows = [
+        ("terms", "  ".join(_shown_settings(report))),
+        *_shown_times(report),
+        ("experts", _experts(report)),
+        ("hardware", _hardware(report)),
+        ("KV", _room(report)),
+        ("error", report.error),
+        ("source", report.source),
+        ("physics", str(report.physics or "")),
+    ]
+    lines = [printable(report.name)]
+    told = [(title, printable(text)) for title, text in rows if text]
+    if width is None:
+        lines += [f"  {title:<10}{text}" for title, text in told]
+    else:
+        lines += aligned_within([[f"  {title}", text] for title, text in told], (), width)
+    table = [("step", "ms", "at least", "times", "limit")]
+    for prediction in report.predictions:
+        least = prediction.least_seconds
+        bound = ("", "", "")
+        if least is not None:
+            bound = _ms(least), f"{prediction.seconds / least:.2f}", prediction.limit or ""
+        table.append((prediction.step, _ms(prediction.seconds), *bound))
+    if not any(row[2] for row in table[1:]):
+        table = [row[:2] for row in table]  # type: ignore[misc]  # shorter rows, all of them
+    return "".join(f"{line}\n" for line in [*lines, "", *aligned(table, range(1, len(table[0])))])
+
+
+def _terms_row(report: StepTimeReport, num_digits: int = 4) -> tuple[str, ...]:
+    terms = {
+        term: f"{report.settings[term] * unit:.{num_digits}g}" for term, unit in _TO_UNITS.items()
+    }
+    if "by_tokens" in report.settings:
+        terms["f"] = f"*{terms['f']}"
+    if "x" in report.settings:
+        terms["w"] += f"+{report.settings['x']:.{num_digits}g}"
+    room = "?" if report.kv_tokens_that_fit is None else f"~{report.kv_tokens_that_fit:,}"
+    if report.kv_tokens is not None:
+        room = f"{report.kv_tokens:,}"
+    return printable(report.name), *terms.values(), room
+
+
+def _shown_settings(report: StepTimeReport) -> list[str]:
+    terms = {name: value for name, value in report.settings.items() if name not in _NO_TERMS}
+    is_plain = all(isinstance(value, int | float) for value in terms.values())
+    if not is_plain:
+        return []
+    unit = "s" if "seconds" in terms else "ms"
+    return [f"{name} {value:g}" for name, value in terms.items()] + [f"({unit})"]
+
+
+def _shown_times(report: StepTimeReport) -> list[tuple[str, str]]:
+    """Return the times by tokens that were measured, so many to a line."""
+    points = [f"{tokens:,}: {ms:g}" for tokens, ms in report.settings.get("by_tokens", ())]
+    rows = range(0, len(points), _POINTS_IN_A_LINE)
+    lines = ["  ".join(points[row : row + _POINTS_IN_A_LINE]) for row in rows]
+    return [("" if row else "by_tokens", line) for row, line in zip(rows, lines, strict=True)]
+
+
+def _experts(report: StepTimeReport) -> str:
+    if "num_experts" not in report.settings:
+        return ""
+    return "{num_experts} in a layer, {num_experts_per_tok} of them for each token".format_map(
+        report.settings
+    )
+
+
+def _hardware(report: StepTimeReport) -> str:
+    if report.hardware is None:
+        return ""
+    stages = report.pipeline_parallel or 1
+    gpus = (report.tensor_parallel or 1) * stages
+    in_stages = f" in {stages} stages" if stages > 1 else ""
+    return f"{gpus} x {report.hardware}{in_stages}" + (f", {report.model}" if report.model else "")
+
+
+def _room(report: StepTimeReport) -> str:
+    parts = []
+    if report.kv_tokens is not None:
+        parts.append(f"{report.kv_tokens:,} tokens reported")
+    elif report.kv_tokens_that_fit:
+        parts.append("no engine has reported it")
+    if report.kv_tokens_that_fit == 0:
+        parts.append("the weights do not fit")
+    elif report.kv_tokens_that_fit is not None:
+        parts.append(f"{report.kv_tokens_that_fit:,} fit beside the weights by the data sheet")
+    if report.kv_blocks:
+        parts.append(f"--kv-blocks {report.kv_blocks}")
+    return "; ".join(parts)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3f}"
+
+
+# -- calibrating -----------------------------------------------------------------------------------
+
+_DEFAULT_NAME = "calibrated"
+_TRACE = b'"event":"run"'  # in the first line of a trace
+_REMOTE = b'"layout":"remote"'  # and in that of a server, whose steps nobody knows
+_UNSTATED = dict.fromkeys((*MORE_TERMS, "least"), 0.0) | {"pipeline_parallel": 1}
+
+
+def write_profile(options: CalibrateOptions) -> None:
+    """Carry out `batchdecode calibrate`.
+
+    Raises:
+        BatchdecodeError: the log cannot be used, or an option cannot be.
+        WriteError: the profile cannot be written.
+    """
+    name, hardware, model, output = options.name, options.hardware, options.model, options.output
+    if hardware is not None:
+        load_gpu(hardware)
+    experts = None if model is None else load_model_shape(model).experts
+    if output is not None and not is_profile_file(output):
+        raise BatchdecodeError(f"--output {output}: profiles are in .yaml or .yml files")
+    if output is not None and not options.force:
+        check_replaceable("--output", output)
+    with open_input(options.input, nullcontext) as source:
+        lines = numbered(source.lines())
+        head = list(islice(lines, 1))
+        first = head[0][1] if head else b""
+        if MARK in first or _REMOTE in first:
+            raise BatchdecodeError(
+                f"{source.name} has the times of requests; a profile is fitted to the times of "
+                "steps: a log of them, or a trace of run --profile wall"
+            )
+        read = read_traced_steps if _TRACE in first else read_step_log
+        steps = read(chain(head, lines), source.name)
+        fit = fit_steps(steps, source.name, experts)
+        notes = source.take_notes()
+    count = counted(steps.num_steps, "step")
+    num_experts, per_token = (fit.terms.get("x") and experts) or (None, None)
+    profile = msgspec.convert(
+        {
+            **fit.terms,
+            "num_experts": num_experts,
+            "num_experts_per_tok": per_token,
+            "hardware": hardware,
+            "model": model,
+            "tensor_parallel": options.tensor_parallel or 1,
+            "error": fit.errors.describe(),
+            "source": f"fitted to {count} of {Path(source.name).name}",
+        },
+        Profile,
+    )
+    terms = "  ".join(f"{term} {value:g}" for term, value in profile.terms.items())
+    shown = [
+        ("terms", f"{terms}  (ms)"),
+        ("error", fit.errors.describe()),
+        *(("", kind.describe()) for kind in fit.errors.by_kind),
+        ("physics", str(check_physics(profile)[0])),
+        *(("warning", note) for note in fit.notes),
+    ]
+    summary = [f"{printable(source.name)}: {count}", *(f"  {key:<10}{text}" for key, text in shown)]
+    say(notes + "".join(f"{line}\n" for line in summary))
+    stated = {
+        field: value
+        for field, value in asdict(profile).items()
+        if value not in (None, (), _UNSTATED.get(field))
+    }
+    if name is None:
+        stem = Path(options.input or "-").name.partition(".")[0]
+        name = _DEFAULT_NAME if stem in ("", "-") else stem
+    text = yaml.safe_dump({name: stated}, sort_keys=False, allow_unicode=True, width=100)
+    with output_sink(output) as sink:
+        sink.write(text.encode())

@@ -6,7 +6,7 @@ import sys
 
 from batcher.errors import BatchdecodeError
 
-from ..options import as_command
+from ..command import command
 from ..run.run_options import RunOptions
 
 EXAMPLES = (
@@ -34,12 +34,12 @@ def _as_flags(argument: str) -> list[str]:
     if name != "--resume" or not how:
         return [argument]
     if how != "repair":
-        raise BatchdecodeError(f"--resume={how}: it is --resume or --resume=repair")
+        raise BatchdecodeError(f"--resume={how}: use --resume or --resume=repair")
     return ["--resume", "--repair"]
 
 
 def run(options: RunOptions) -> int:
-    """Decode requests; results go to stdout, one JSON object per line."""
+    """Run requests; print the results, one JSON object per line."""
     gc.disable()  # until the run begins: what is imported, or set up, is no garbage
     from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy, as are the others
 
@@ -71,4 +71,4 @@ def _continuing_command() -> str:
     )
 
 
-COMMAND = as_command(run, RunOptions, examples=EXAMPLES, notes=NOTES, respell=_as_flags)
+COMMANDS = {"run": command(run, RunOptions, examples=EXAMPLES, notes=NOTES, respell=_as_flags)}

@@ -1,141 +1,176 @@
 """`batchdecode trace`: shows what the batch did, from a trace or from requests.
 
-Below it, `trace why` tells what a request waited for and what became of it, and `trace diff` shows
-where two runs of one workload part, and why.
+`trace why` explains one request, and `trace diff` shows where two runs of one workload differ.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from .. import shared
-from ..help import DISPLAY, OUTPUT, REQUIRED, OptionGroup, argument, flag, option
-from ..options import MAX_BATCH, as_command, scheduling_group
+from batcher.settings import GRAMMAR_TIMEOUT
+
+from ..command import DISPLAY, OUTPUT, OptionGroup, argument, command, flag, option
+from ..options import (
+    CHAT,
+    MAX_BATCH,
+    MODEL,
+    Color,
+    Force,
+    checkpoint_group,
+    config_option,
+    defaults_group,
+    grammar_timeout_option,
+    output_option,
+    scheduling_group,
+)
 
 Format = Literal["spans", "steps", "csv", "chrome", "perfetto", "html", "svg", "gantt"]
 SELECTION, PLAYER, REQUESTS = "Only", "Player", "If INPUT holds requests"
-_INPUT_WORDS = "A trace, or requests, which are run for it: a file or - for stdin."
-
-
-def _run_group() -> OptionGroup:
-    """Return the options of running requests; what was given of them is an error for a trace."""
-    slots = "Slots of the batch.  [default: 8]"
-    limits: dict[str, Any] = {"min": 1, "max": MAX_BATCH, "show_default": True}
-    config = shared.config(REQUESTS, "these options, and settings of models")
-    return OptionGroup(
+_INPUT_WORDS = "A trace, or requests to run first: a file or - for stdin."
+Run = Annotated[
+    Mapping[str, Any],
+    OptionGroup(
         {
-            "batch": (int | None, option(REQUESTS, slots, "N", "-b", **limits)),
-            "model": (
+            "batch": Annotated[
+                int | None,
+                option(
+                    REQUESTS,
+                    "Slots of the batch.  [default: 8]",
+                    "N",
+                    "-b",
+                    min=1,
+                    max=MAX_BATCH,
+                ),
+            ],
+            "model": Annotated[
                 str | None,
-                option(REQUESTS, f"{shared.MODEL}  [default: simulated]", "NAME", offers="model"),
-            ),
-            "chat": (bool | None, option(REQUESTS, shared.CHAT)),
-            **shared.checkpoint_group(REQUESTS).kinds,
-            **shared.defaults_group(REQUESTS).kinds,
-            "grammar_timeout": (float | None, shared.grammar_timeout(REQUESTS, None)),
-            "keep_going": (bool | None, option(REQUESTS, "Show bad lines as rejected.")),
+                option(REQUESTS, f"{MODEL}  [default: simulated]", "NAME", complete="model"),
+            ],
+            "chat": Annotated[bool | None, flag(REQUESTS, CHAT)],
+            **checkpoint_group(REQUESTS).kinds,
+            **defaults_group(REQUESTS).kinds,
+            "grammar_timeout": Annotated[
+                float | None,
+                grammar_timeout_option(REQUESTS, f"  [default: {GRAMMAR_TIMEOUT:g}]"),
+            ],
+            "keep_going": Annotated[bool | None, flag(REQUESTS, "Show invalid lines as rejected.")],
             **scheduling_group(REQUESTS).kinds,
-            "config": (str | None, config),
+            "config": Annotated[
+                str | None, config_option(REQUESTS, "these options, and settings of models")
+            ],
         },
         # What a configuration file says goes together: the first to be an error is the file.
-        read=lambda given: {name: given[name] for name in ("config", *given) if name in given},
-    )
-
-
-_RUN_GROUP = _run_group()
-_speed = partial(
-    option,
-    PLAYER,
-    "Steps a second, however long each took.  [default: 10]",
-    "N",
-    min=0.01,
-    max=1e6,
-)
-_from_step = partial(option, PLAYER, "The step to begin with.", "STEP", "--from", min=0)
+        lambda given: {name: given[name] for name in ("config", *given) if name in given},
+    ),
+]
+"""The options of running requests: those that were given, which are an error for a trace."""
+Speed = Annotated[
+    float | None,
+    option(
+        PLAYER, "Steps per second, however long each took.  [default: 10]", "N", min=0.01, max=1e6
+    ),
+]
+FromStep = Annotated[int | None, option(PLAYER, "First step.", "STEP", "--from", min=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """The options of `batchdecode trace`; docs/cli.md says what each one means.
+    """The options of `batchdecode trace`; docs/cli.md has a table of them.
 
     run_options: those for running requests that were given; a trace has its own.
-    preset: those of them that are no mistake for a trace, since the line does not say them.
+    preset: those of them that are no mistake for a trace, since the line does not set them.
     """
 
-    input: str | None = argument(_INPUT_WORDS, "INPUT")
-    format: Format | None = option(
-        DISPLAY,
-        "spans, steps, csv, chrome or perfetto (the same), html (for a browser), svg or gantt.  "
-        "[default: gantt on a terminal, spans otherwise]",
-        "FORMAT",
-        is_common=True,
-    )
-    width: int | None = option(
-        DISPLAY,
-        "Columns of the gantt, or pixels of the svg.  [default: the terminal's, or 900]",
-        "N",
-        min=40,
-    )
-    axis: Literal["steps", "seconds"] | None = option(
-        DISPLAY, "What the svg counts from left to right: steps or seconds.", "UNIT"
-    )
-    play: bool = flag(
-        PLAYER, "Show it in this terminal, step by step; ? has the keys.", is_common=True
-    )
-    speed: float | None = _speed()
-    from_step: int | None = _from_step()
-    color: shared.Color = shared.color()
-    steps: str | None = option(
-        SELECTION,
-        "From step A up to, but not including, B; either may be left out.",
-        "A:B",
-        is_common=True,
-    )
-    request: list[str] | None = option(
-        SELECTION, "Only this request; repeatable.", "ID", is_common=True, offers="request_id"
-    )
-    slot: list[int] | None = option(SELECTION, "This slot; repeatable.", "N", is_common=True)
-    output: str | None = shared.output("Where the view goes; .gz packs it.")
-    force: bool = shared.force()
-    run_options: Mapping[str, Any] = _RUN_GROUP.field
+    input: Annotated[str | None, argument(_INPUT_WORDS, "INPUT", "trace_input")] = None
+    format: Annotated[
+        Format | None,
+        option(
+            DISPLAY,
+            "spans, steps, csv, chrome or perfetto (the same), html (for a browser), svg or gantt."
+            "  [default: gantt on a terminal, spans otherwise]",
+            "FORMAT",
+            common=True,
+        ),
+    ] = None
+    width: Annotated[
+        int | None,
+        option(
+            DISPLAY,
+            "Columns of the gantt, or pixels of the svg.  [default: the terminal's, or 900]",
+            "N",
+            min=40,
+        ),
+    ] = None
+    axis: Annotated[
+        Literal["steps", "seconds"] | None,
+        option(DISPLAY, "Horizontal axis of the svg: steps or seconds.", "UNIT"),
+    ] = None
+    play: Annotated[
+        bool,
+        flag(PLAYER, "Play the run in this terminal, step by step; ? lists the keys.", common=True),
+    ] = False
+    speed: Speed = None
+    from_step: FromStep = None
+    color: Color = "auto"
+    steps: Annotated[
+        str | None,
+        option(
+            SELECTION,
+            "Steps from A up to, not including, B; either can be left out.",
+            "A:B",
+            common=True,
+        ),
+    ] = None
+    request: Annotated[
+        list[str] | None,
+        option(SELECTION, "This request; repeatable.", "ID", common=True, complete="request_id"),
+    ] = None
+    slot: Annotated[
+        list[int] | None, option(SELECTION, "This slot; repeatable.", "N", common=True)
+    ] = None
+    output: Annotated[
+        str | None, output_option("Write the view to FILE (gzipped if it ends in .gz).")
+    ] = None
+    force: Force = False
+    run_options: Run = field(default_factory=dict)
     preset: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhyOptions:
-    """The options of `batchdecode trace why`; docs/cli.md says what each one means."""
+    """The options of `batchdecode trace why`; docs/cli.md has a table of them."""
 
-    request_id: str | None = argument("The id of a request.", "ID", offers="request_id")
-    input: str | None = argument(_INPUT_WORDS, "INPUT")
-    longest: bool = flag(
-        SELECTION, "Of the request that took longest, in place of an ID.", is_common=True
-    )
-    json: bool = flag(OUTPUT, "The story as JSON, for programs.", is_common=True)
-    all: bool = flag(
-        OUTPUT, "Tell of each wait and each span, however many there are.", is_common=True
-    )
-    run_options: Mapping[str, Any] = _RUN_GROUP.field
+    request_id: Annotated[str | None, argument("Id of a request.", "ID", "request_id")] = None
+    input: Annotated[str | None, argument(_INPUT_WORDS, "INPUT")] = None
+    longest: Annotated[
+        bool, flag(SELECTION, "Explain the request that took longest, instead of ID.", common=True)
+    ] = False
+    json: Annotated[bool, flag(OUTPUT, "Print the story as JSON.", common=True)] = False
+    all: Annotated[
+        bool, flag(OUTPUT, "Show every wait and every span, however many.", common=True)
+    ] = False
+    run_options: Run = field(default_factory=dict)
     preset: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffOptions:
-    """The options of `batchdecode trace diff`; docs/cli.md says what each one means."""
+    """The options of `batchdecode trace diff`; docs/cli.md has a table of them."""
 
-    a: str = argument("A trace, or requests, which are run: a file or - for stdin.", "A", REQUIRED)
-    b: str = argument("Another one.", "B", REQUIRED)
-    top: int = option(
-        OUTPUT,
-        "Of the outputs that went another way, show the N that changed most.",
-        "N",
-        default=10,
-        min=0,
+    a: Annotated[str, argument(_INPUT_WORDS, "A")]
+    b: Annotated[str, argument("Another one.", "B")]
+    top: Annotated[
+        int,
+        option(OUTPUT, "Show the N outputs that changed most.", "N", min=0),
+    ] = 10
+    json: Annotated[bool, flag(OUTPUT, "Print everything as JSON.")] = False
+    html: Annotated[bool, flag(OUTPUT, "Write a page for a browser, with both runs in step.")] = (
+        False
     )
-    json: bool = flag(OUTPUT, "Everything as JSON, for programs.")
-    html: bool = flag(OUTPUT, "A page for a browser, with both runs in step.")
-    output: str | None = shared.output("Where the page goes; .gz packs it.")
-    force: bool = shared.force()
+    output: Annotated[
+        str | None, output_option("Write the page to FILE (gzipped if it ends in .gz).")
+    ] = None
+    force: Force = False
 
 
 def trace(options: TraceOptions) -> int:
@@ -146,7 +181,7 @@ def trace(options: TraceOptions) -> int:
 
 
 def why(options: WhyOptions) -> None:
-    """Tell a request's story: what it waited for, was computed and ended with, step by step."""
+    """Explain one request: what it waited for, when it ran, how it finished."""
     from .show import show_why  # noqa: PLC0415 - heavy
 
     show_why(
@@ -161,7 +196,7 @@ def why(options: WhyOptions) -> None:
 
 
 def diff(options: DiffOptions) -> int:
-    """Show where two runs of one workload part, why, and what came of it.
+    """Show where two runs of one workload differ, why, and the effect.
 
     Exit status: 0 if the schedules are equal, 1 if they differ, 2 for bad input.
     """
@@ -178,8 +213,8 @@ def diff(options: DiffOptions) -> int:
     )
 
 
-COMMAND = as_command(
-    trace,
-    TraceOptions,
-    below={"why": as_command(why, WhyOptions), "diff": as_command(diff, DiffOptions)},
-)
+COMMANDS = {
+    "trace": command(trace, TraceOptions),
+    "trace why": command(why, WhyOptions),
+    "trace diff": command(diff, DiffOptions),
+}

@@ -1,54 +1,241 @@
 """`batchdecode train`: from texts to a small model that `--model` reads, or to a draft for one."""
 
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from importlib.util import find_spec
+from math import log
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from ..help import OUTPUT, REQUIRED, argument, flag, option
-from ..options import as_command
+import msgspec
+
+from batcher.errors import BatchdecodeError
+from batcher.requests.values import misfit
+from batcher.training.export import write_model
+from batcher.training.files import STATE, write_whole
+from batcher.training.loss_curve import loss_curve
+from batcher.training.settings import TrainingSettings
+
+from ..command import OUTPUT, argument, command, flag, option
+from ..config import settings_in
+from ..printing import print_text
+from ..run.problems import say
+from ..screen.terminal import can_animate, printable
+from ..signals import StopSignals
+
+if TYPE_CHECKING:
+    from batcher.training.losses import Evaluation
+    from batcher.training.trainer import Trainer
 
 TRAINING = "Training"
-EXAMPLES = (
-    "batchdecode train plays/ --config tiny.yaml -o tiny",
-    "batchdecode train plays/ --config draft.yaml --distill tiny -o draft",
-    "batchdecode run requests.jsonl --model tiny",
-)
-NOTES = ("Exit codes: 0 trained; 1 it could not be written; 2 bad input or usage; 130 stopped.",)
+_NEEDED_MODULES = ("torch", "tokenizers", "safetensors")
+LOSS_CURVE = "loss.svg"
+_OVERRIDING = ("steps", "accumulate", "precision", "seed")
+
+Show = Callable[[int, float, "Evaluation | None"], None]
+"""Called with how many steps are done, the loss of the last one, and how good the model is now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """The options of `batchdecode train`, None where not given; docs/training.md has the rest."""
 
-    corpus: str = argument(
-        "What is learnt: a text in UTF-8, or a folder of .txt files.", "CORPUS", REQUIRED
-    )
-    config: str | None = option(
-        TRAINING, "YAML: the sizes of the model, and how it is trained.", "FILE"
-    )
-    distill: str | None = option(
-        TRAINING, "Learn what a trained model says of the corpus, as its draft.", "TARGET"
-    )
-    steps: int | None = option(TRAINING, "Updates of the weights.  [default: 1000]", "N", min=1)
-    accumulate: int | None = option(
-        TRAINING, "Batches whose gradients make one step.  [default: 1]", "N", min=1
-    )
-    precision: Literal["fp32", "bf16", "fp16"] | None = option(
-        TRAINING, "What products are computed in; weights are fp32.  [default: fp32]", "KIND"
-    )
-    seed: int | None = option(
-        TRAINING, "Seed of the weights, and of the order.  [default: 0]", "N", min=0
-    )
-    output: str = option(OUTPUT, "The folder that --model reads.", "FOLDER", "-o", default=REQUIRED)
-    resume: bool = flag(OUTPUT, "Go on from where the folder says that a run was.")
-    force: bool = flag(OUTPUT, "Write into a folder that holds something.")
-    quiet: bool = flag(OUTPUT, "No progress, only problems.", "-q")
+    corpus: Annotated[
+        str, argument("Training text: a file in UTF-8, or a folder of .txt files.", "CORPUS")
+    ]
+    config: Annotated[
+        str | None,
+        option(TRAINING, "YAML file with the sizes of the model and its training.", "FILE"),
+    ] = None
+    distill: Annotated[
+        str | None,
+        option(TRAINING, "Distill this trained model into a draft model for it.", "TARGET"),
+    ] = None
+    steps: Annotated[
+        int | None, option(TRAINING, "Number of optimizer steps.  [default: 1000]", "N", min=1)
+    ] = None
+    accumulate: Annotated[
+        int | None,
+        option(TRAINING, "Batches of gradients per step.  [default: 1]", "N", min=1),
+    ] = None
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"] | None,
+        option(TRAINING, "Precision of products; weights are fp32.  [default: fp32]", "KIND"),
+    ] = None
+    seed: Annotated[
+        int | None,
+        option(TRAINING, "Seed of the weights and of the order.  [default: 0]", "N", min=0),
+    ] = None
+    output: Annotated[str, option(OUTPUT, "Folder to write, which --model reads.", "FOLDER", "-o")]
+    resume: Annotated[bool, flag(OUTPUT, "Resume the training in the folder.")] = False
+    force: Annotated[bool, flag(OUTPUT, "Write into a folder that is not empty.")] = False
+    quiet: Annotated[bool, flag(OUTPUT, "Show only problems, no progress.", "-q")] = False
 
 
 def train(options: TrainOptions) -> int:
-    """Train a small Llama on texts, or a draft for one; needs the extra `train`."""
-    from ..train import train_model  # noqa: PLC0415 - heavy
+    """Train a small Llama on texts, or a draft model for one; needs the extra `train`."""
+    settings = settings_of(options)
+    if any(find_spec(module) is None for module in _NEEDED_MODULES):
+        raise BatchdecodeError(
+            "training needs torch: install it with `pip install 'batchdecode[train]'`"
+        )
+    folder = _folder_of(options)
+    from batcher.training.material import read_material  # noqa: PLC0415 - optional
+    from batcher.training.trainer import Trainer  # noqa: PLC0415 - optional
 
-    return train_model(options)
+    target = None if options.distill is None else Path(options.distill)
+    trainer = Trainer(settings, read_material(Path(options.corpus), settings, target))
+    if options.resume and (folder / STATE).exists():
+        trainer.load(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with StopSignals() as stop:
+        try:
+            _train(trainer, folder, options, stop)
+        except KeyboardInterrupt:  # a second signal
+            return stop.exit_status
+        if not trainer.is_done:
+            say(f"stopped after {trainer.step:,} of {settings.steps:,} steps; {_going_on()}\n")
+            return stop.exit_status
+    print_text(_outcome(trainer, options.output))
+    return 0
 
 
-COMMAND = as_command(train, TrainOptions, examples=EXAMPLES, notes=NOTES)
+def settings_of(options: TrainOptions) -> TrainingSettings:
+    """Return the settings of --config, or those by default, with what options say instead."""
+    said = {} if options.config is None else settings_in(options.config, TrainingSettings)
+    given = {name: getattr(options, name) for name in _OVERRIDING}
+    given = {name: value for name, value in given.items() if value is not None}
+    wrong = misfit(TrainingSettings, given)
+    if wrong is not None:
+        raise BatchdecodeError(f"--{wrong}")
+    return msgspec.convert(said | given, TrainingSettings)
+
+
+def _folder_of(options: TrainOptions) -> Path:
+    """Return the folder that is written; it may not be there yet.
+
+    Raises:
+        BatchdecodeError: it is none, or what it holds might be lost.
+    """
+    folder = Path(options.output)
+    try:
+        is_filled = folder.exists() and next(folder.iterdir(), None) is not None
+    except OSError as error:
+        raise BatchdecodeError(f"cannot write {folder}: {error.strerror}") from None
+    if is_filled and not (options.resume or options.force):
+        raise BatchdecodeError(
+            f"--output {folder}: the folder holds something: --resume goes on with what it has, "
+            "--force writes into it anew"
+        )
+    return folder
+
+
+def _train(trainer: "Trainer", folder: Path, options: TrainOptions, stop: StopSignals) -> None:
+    """Do the steps that are left, unless a signal comes; write the model, or how to go on.
+
+    Raises:
+        BatchdecodeError: the loss is not a number.
+        OSError: there is no room.
+    """
+    settings = trainer.settings
+    with _showing(settings.steps, options) as show:
+        while not (trainer.is_done or stop.received):
+            loss = trainer.advance()
+            if trainer.step % settings.save_every == 0 or trainer.is_done:
+                trainer.evaluate()
+                trainer.save(folder)
+                write_whole(folder / LOSS_CURVE, loss_curve(trainer.losses).encode())
+            show(trainer.step, loss, trainer.losses.held_out.get(trainer.step))
+    if trainer.is_done:
+        weights = {name: weight.numpy() for name, weight in trainer.model.state_dict().items()}
+        write_model(folder, trainer.model.config, weights, trainer.material.tokenizer)
+    else:
+        trainer.save(folder)
+
+
+@contextmanager
+def _showing(num_steps: int, options: TrainOptions) -> Iterator[Show]:
+    """Give what shows how far a run is: a bar on a terminal, else a line for each evaluation."""
+    if options.quiet or not can_animate(2, os.environ):
+        yield _quiet if options.quiet else partial(_say_evaluation, num_steps)
+        return
+    from rich import progress  # noqa: PLC0415 - only on a terminal
+    from rich.console import Console  # noqa: PLC0415 - as above
+
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as bar:
+        task, said = bar.add_task("training", total=num_steps), ""
+
+        def show(step: int, loss: float, held_out: "Evaluation | None") -> None:
+            nonlocal said
+            said = said if held_out is None else f", held out {held_out.loss:.3f}"
+            bar.update(task, completed=step, description=f"loss {loss:.3f}{said}")
+
+        yield show
+
+
+def _quiet(_step: int, _loss: float, _held_out: "Evaluation | None") -> None:
+    """Show nothing."""
+
+
+def _say_evaluation(num_steps: int, step: int, loss: float, held_out: "Evaluation | None") -> None:
+    if held_out is not None:
+        said = "; ".join(_words_of(held_out))
+        say(f"step {step:,} of {num_steps:,}: loss {loss:.3f}; held out {said}\n")
+
+
+def _words_of(found: "Evaluation") -> Iterator[str]:
+    """Yield what an evaluation says, in words."""
+    yield f"{found.loss:.3f} nats a token"
+    if found.acceptance is not None:
+        yield f"acceptance {found.acceptance:.1%}, the same likeliest token {found.agreement:.1%}"
+
+
+def _outcome(trainer: "Trainer", folder: str) -> str:
+    """Return what a run came to."""
+    found, material = trainer.losses.held_out[trainer.step], trainer.material
+    num_tokens = sum(map(len, material.held_out))
+    bits = found.loss / log(2) * num_tokens / material.num_held_out_bytes
+    lines = [
+        f"{printable(folder)}: {trainer.num_parameters:,} parameters, {trainer.step:,} steps",
+        f"  held out: {'; '.join(_words_of(found))} ({bits:.3f} bits a byte)",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _going_on() -> str:
+    """Return the command that goes on with this run."""
+    given = [argument for argument in sys.argv[1:] if argument not in {"--resume", "--force"}]
+    return f"continue with: batchdecode {shlex.join([*given, '--resume'])}"
+
+
+COMMANDS = {
+    "train": command(
+        train,
+        TrainOptions,
+        examples=(
+            "batchdecode train plays/ --config tiny.yaml -o tiny",
+            "batchdecode train plays/ --config draft.yaml --distill tiny -o draft",
+            "batchdecode run requests.jsonl --model tiny",
+        ),
+        notes=(
+            (
+                "Exit codes: 0 trained; 1 the model cannot be written; 2 bad input or usage; 130 "
+                "stopped."
+            ),
+        ),
+    )
+}

@@ -1,17 +1,59 @@
 """`batchdecode workload`: makes a requests file, from a pattern or from a recorded trace."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from itertools import islice
+from typing import Annotated, Any
 
-from .. import shared
-from ..help import OUTPUT, REQUIRED, argument, flag, option
-from ..options import as_command
+from batcher.errors import BatchdecodeError
+from batcher.planning.synthetic import (
+    LENGTHS,
+    TIMES,
+    Arrivals,
+    Bursty,
+    Constant,
+    Gamma,
+    Poisson,
+    PriorityShares,
+    ReadLines,
+    SyntheticWorkload,
+    closed_entries,
+    open_entries,
+    parse_distribution,
+    parse_lengths,
+    parse_priorities,
+    parse_shared_prefix,
+    session_entries,
+)
+from batcher.planning.workload_traces import (
+    DEFAULT_NAME,
+    MAX_LENGTH,
+    TRACES,
+    LengthCounts,
+    NumberedLine,
+    TraceEntryChecks,
+    WorkloadEntry,
+    WorkloadSummary,
+    encode_entries,
+    factor_for_rate,
+    scale_times,
+)
 
-ARRIVALS, LENGTHS = "Arrivals", "Lengths: a number or a distribution"
+from ..command import OUTPUT, argument, command, flag, option
+from ..options import Force, output_option
+from ..printing import output_sink
+from ..run.files import check_distinct, check_replaceable
+from ..run.intake import InputError, OpenInput, numbered, open_input
+from ..run.problems import say
+from ..screen.terminal import counted
+
+ARRIVALS, SIZES = "Arrivals", "Lengths: a number or a distribution"
 SESSIONS = "Prefixes and sessions"
 DISTRIBUTIONS = (
     "Distributions: N, constant:N, uniform:LOW,HIGH, normal:MEAN,STD, lognormal:MEDIAN,SIGMA, "
-    "exponential:MEAN, pareto:MIN,ALPHA, and of lengths also zipf:ALPHA,MAX and empirical:FILE."
+    "exponential:MEAN, pareto:MIN,ALPHA, and for lengths also zipf:ALPHA,MAX and empirical:FILE."
 )
 _FACTOR: dict[str, Any] = {"min": 1e-6, "max": 1e6}
 
@@ -20,74 +62,315 @@ _FACTOR: dict[str, Any] = {"min": 1e-6, "max": 1e6}
 class WorkloadOptions:
     """The options of `batchdecode workload`, None where not given; see docs/workloads.md."""
 
-    source: str = argument(
-        "constant, poisson, gamma, bursty, closed; or a trace: azure, mooncake, vllm.",
-        "SOURCE",
-        REQUIRED,
-        offers="source",
-    )
-    file: str | None = argument("The trace: a file or - for stdin.", "FILE")
-    requests: int | None = option(
-        ARRIVALS,
-        "How many requests.  [default: 1000, of a trace all]",
-        "N",
-        "-n",
-        min=1,
-        is_common=True,
-    )
-    rate: float | None = option(
-        ARRIVALS,
-        "Mean rate: requests a second, with --turns sessions a second.  "
-        "[default: 1, of a trace its own]",
-        "R",
-        **_FACTOR,
-        is_common=True,
-    )
-    burstiness: float | None = option(
-        ARRIVALS,
-        "gamma: shape of the gaps; 1 is poisson, less is burstier.",
-        "B",
-        min=1e-3,
-        max=1e6,
-    )
-    on: float | None = option(ARRIVALS, "bursty: length of a burst.", "SECONDS", **_FACTOR)
-    off: float | None = option(ARRIVALS, "bursty: pause between bursts.", "SECONDS", min=0, max=1e6)
-    users: int | None = option(
-        ARRIVALS, "closed: users, each with one request at a time.", "N", min=1
-    )
-    scale: float | None = option(
-        ARRIVALS, "Multiply the times of a trace; 0.5 is twice as fast.", "FACTOR", **_FACTOR
-    )
-    prompt_tokens: str | None = option(LENGTHS, "Of prompts.  [default: 1024]", "D", is_common=True)
-    output_tokens: str | None = option(LENGTHS, "Of outputs.  [default: 128]", "D", is_common=True)
-    max_prompt_tokens: int | None = option(LENGTHS, "Longest prompt drawn.", "N", min=1)
-    max_output_tokens: int | None = option(LENGTHS, "Longest output drawn.", "N", min=1)
-    shared_prefix: str | None = option(
-        SESSIONS, "Begin prompts with N tokens, those of one of G groups.", "N[:G]", is_common=True
-    )
-    turns: str | None = option(SESSIONS, "Make sessions of so many turns.", "D", is_common=True)
-    think_time: str | None = option(
-        SESSIONS, "Seconds from an answer to the next turn.  [default: 0]", "D"
-    )
-    priority: str | None = option(
-        SESSIONS, "Priorities, each with its share of the requests.", "N:SHARE,..."
-    )
-    seed: int | None = option(
-        OUTPUT, "Seed of all that is drawn.  [default: 0]", "N", min=0, is_common=True
-    )
-    name: str | None = option(
-        OUTPUT, "What ids begin with.  [default: r; a vLLM log has its own ids]", "TEXT"
-    )
-    output: str | None = shared.output("Where the requests go; .gz packs them.")
-    force: bool = shared.force()
-    quiet: bool = flag(OUTPUT, "No summary.", "-q")
+    source: Annotated[
+        str,
+        argument(
+            "constant, poisson, gamma, bursty, closed; or a trace: azure, mooncake, vllm.",
+            "SOURCE",
+            lambda _: OPTIONS_OF,
+        ),
+    ]
+    file: Annotated[str | None, argument("The trace: a file or - for stdin.", "FILE")] = None
+    requests: Annotated[
+        int | None,
+        option(
+            ARRIVALS,
+            "Number of requests.  [default: 1000, all of a trace]",
+            "N",
+            "-n",
+            min=1,
+            common=True,
+        ),
+    ] = None
+    rate: Annotated[
+        float | None,
+        option(
+            ARRIVALS,
+            "Mean rate: requests per second, with --turns sessions per second.  "
+            "[default: 1, a trace's own]",
+            "R",
+            **_FACTOR,
+            common=True,
+        ),
+    ] = None
+    burstiness: Annotated[
+        float | None,
+        option(
+            ARRIVALS,
+            "gamma: shape of the gaps; 1 is poisson, less is burstier.",
+            "B",
+            min=1e-3,
+            max=1e6,
+        ),
+    ] = None
+    on: Annotated[
+        float | None, option(ARRIVALS, "bursty: length of a burst.", "SECONDS", **_FACTOR)
+    ] = None
+    off: Annotated[
+        float | None, option(ARRIVALS, "bursty: pause between bursts.", "SECONDS", min=0, max=1e6)
+    ] = None
+    users: Annotated[
+        int | None,
+        option(ARRIVALS, "closed: users, each with one request at a time.", "N", min=1),
+    ] = None
+    scale: Annotated[
+        float | None,
+        option(
+            ARRIVALS, "Multiply the times of a trace; 0.5 is twice as fast.", "FACTOR", **_FACTOR
+        ),
+    ] = None
+    prompt_tokens: Annotated[
+        str | None, option(SIZES, "Prompt lengths.  [default: 1024]", "D", common=True)
+    ] = None
+    output_tokens: Annotated[
+        str | None, option(SIZES, "Output lengths.  [default: 128]", "D", common=True)
+    ] = None
+    max_prompt_tokens: Annotated[int | None, option(SIZES, "Longest prompt.", "N", min=1)] = None
+    max_output_tokens: Annotated[int | None, option(SIZES, "Longest output.", "N", min=1)] = None
+    shared_prefix: Annotated[
+        str | None,
+        option(
+            SESSIONS,
+            "Begin prompts with N common tokens, those of one of G groups.",
+            "N[:G]",
+            common=True,
+        ),
+    ] = None
+    turns: Annotated[
+        str | None, option(SESSIONS, "Make sessions with this many turns.", "D", common=True)
+    ] = None
+    think_time: Annotated[
+        str | None,
+        option(SESSIONS, "Seconds from an answer to the next turn.  [default: 0]", "D"),
+    ] = None
+    priority: Annotated[
+        str | None,
+        option(SESSIONS, "Priorities, each with its share of the requests.", "N:SHARE,..."),
+    ] = None
+    seed: Annotated[
+        int | None, option(OUTPUT, "Random seed.  [default: 0]", "N", min=0, common=True)
+    ] = None
+    name: Annotated[
+        str | None,
+        option(OUTPUT, "Prefix of ids.  [default: r; a vLLM log has its own ids]", "TEXT"),
+    ] = None
+    output: Annotated[
+        str | None, output_option("Write the requests to FILE (gzipped if it ends in .gz).")
+    ] = None
+    force: Force = False
+    quiet: Annotated[bool, flag(OUTPUT, "Print no summary.", "-q")] = False
 
 
 def workload(options: WorkloadOptions) -> None:
-    """Make a requests file: arrivals by a pattern or from a trace, and lengths."""
-    from ..workloads.write import write_workload  # noqa: PLC0415 - heavy
-
+    """Make a requests file from an arrival pattern or a trace."""
     write_workload(options)
 
 
-COMMAND = as_command(workload, WorkloadOptions, notes=(DISTRIBUTIONS,))
+COMMANDS = {"workload": command(workload, WorkloadOptions, notes=(DISTRIBUTIONS,))}
+
+
+# -- synthetic workloads ---------------------------------------------------------------------------
+
+DEFAULT_REQUESTS = 1000
+DEFAULT_RATE = 1.0
+DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = "1024", "128"  # as vLLM's benchmark has them
+DEFAULT_THINK_TIME = "0"
+
+
+def make_entries(options: WorkloadOptions, read_lines: ReadLines) -> Iterable[WorkloadEntry]:
+    """Return the entries that were asked for; `read_lines` gives the lines of a file.
+
+    Raises:
+        BatchdecodeError: an option is not right.
+    """
+    workload = _make_workload(options, read_lines)
+    num_requests = DEFAULT_REQUESTS if options.requests is None else options.requests
+    pause = parse_distribution(options.think_time or DEFAULT_THINK_TIME, "--think-time", TIMES)
+    if options.users is not None:
+        return islice(closed_entries(workload, options.users, pause), num_requests)
+    rate = DEFAULT_RATE if options.rate is None else options.rate
+    arrivals = PATTERNS[options.source](options, rate)
+    if options.turns is None:
+        return islice(open_entries(workload, arrivals), num_requests)
+    num_turns = parse_distribution(options.turns, "--turns", LENGTHS)
+    return islice(session_entries(workload, arrivals, num_turns, pause), num_requests)
+
+
+def _make_workload(options: WorkloadOptions, read_lines: ReadLines) -> SyntheticWorkload:
+    prompt_lengths = parse_lengths(
+        options.prompt_tokens or DEFAULT_PROMPT_TOKENS, "--prompt-tokens", "prompt", read_lines
+    )
+    output_lengths = parse_lengths(
+        options.output_tokens or DEFAULT_OUTPUT_TOKENS, "--output-tokens", "output", read_lines
+    )
+    prefix = options.shared_prefix
+    return SyntheticWorkload(
+        prompt_lengths=prompt_lengths,
+        output_lengths=output_lengths,
+        max_prompt_tokens=options.max_prompt_tokens or MAX_LENGTH,
+        max_output_tokens=options.max_output_tokens or MAX_LENGTH,
+        shared_prefix=None if prefix is None else parse_shared_prefix(prefix, "--shared-prefix"),
+        priorities=_priorities(options.priority),
+        seed=options.seed or 0,
+        name=DEFAULT_NAME if options.name is None else options.name,
+    )
+
+
+def _priorities(text: str | None) -> PriorityShares:
+    return {} if text is None else parse_priorities(text, "--priority")
+
+
+PATTERNS: dict[str, Callable[[WorkloadOptions, float], Arrivals]] = {
+    "constant": lambda _, rate: Constant(rate),
+    "poisson": lambda _, rate: Poisson(rate),
+    "gamma": lambda options, rate: Gamma(rate, options.burstiness or 0.0),
+    "bursty": lambda options, rate: Bursty(rate, options.on or 0.0, options.off or 0.0),
+}
+
+
+LARGE_RATE = 100  # from here on, nobody reads digits after the point
+
+_LENGTHS = (
+    "prompt_tokens",
+    "output_tokens",
+    "max_prompt_tokens",
+    "max_output_tokens",
+    "shared_prefix",
+    "priority",
+    "seed",
+    "name",
+)
+_OPEN = ("rate", "turns", "think_time", *_LENGTHS)
+_TRACE = ("file", "rate", "scale")
+
+# What each source takes beside what all take, and of that what it cannot do without.
+OPTIONS_OF = {
+    "constant": _OPEN,
+    "poisson": _OPEN,
+    "gamma": ("burstiness", *_OPEN),
+    "bursty": ("on", "off", *_OPEN),
+    "closed": ("users", "think_time", *_LENGTHS),
+    "azure": (*_TRACE, "name"),
+    "mooncake": (*_TRACE, "name"),
+    "vllm": _TRACE,
+}
+NEEDED = ("burstiness", "on", "off", "users", "file")
+_FOR_ALL = {"source", "requests", "output", "force", "quiet"}
+
+
+def write_workload(options: WorkloadOptions) -> None:
+    """Carry out `batchdecode workload`.
+
+    Raises:
+        BatchdecodeError: an option or the trace is not right.
+        WriteError: the output takes no more.
+    """
+    _check(options)
+    if options.source in TRACES:
+        with open_input(options.file, nullcontext) as trace:
+            _write_trace(options, trace)
+        return
+    _check_replaceable(options)
+
+    _write(make_entries(options, read_lines), options)
+
+
+def _check(options: WorkloadOptions) -> None:
+    """Make sure that the options go together, or raise a BatchdecodeError."""
+    source = options.source
+    if source not in OPTIONS_OF:
+        near = get_close_matches(source, OPTIONS_OF, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BatchdecodeError(f"unknown source {source!r}{hint} (known: {', '.join(OPTIONS_OF)})")
+    taken = OPTIONS_OF[source]
+    given = [
+        name
+        for name, value in asdict(options).items()
+        if name not in _FOR_ALL and value is not None
+    ]
+    for name in given:
+        if name not in taken:
+            takes = ", ".join(map(_shown, taken))
+            raise BatchdecodeError(f"{source} takes no {_shown(name)} (it takes: {takes})")
+    for name in NEEDED:
+        if name in taken and name not in given:
+            raise BatchdecodeError(f"{source} needs {_shown(name)}")
+    if options.rate is not None and options.scale is not None:
+        raise BatchdecodeError("--rate and --scale both set the times: give one of them")
+    if options.think_time is not None and options.turns is None and "turns" in taken:
+        raise BatchdecodeError("--think-time is a pause between turns: give --turns too")
+
+
+def _shown(name: str) -> str:
+    """Return an option as a person gives it."""
+    return name.upper() if name == "file" else f"--{name.replace('_', '-')}"
+
+
+def read_lines(path: str) -> Iterator[NumberedLine]:
+    """Yield the lines of a file that are not blank."""
+    with open_input(path, nullcontext) as file:
+        yield from numbered(file.lines())
+
+
+def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
+    """Write what the trace holds, at the times that were asked for."""
+    check_distinct(trace.status, [("--output", options.output)], options.file)
+    _check_replaceable(options)
+
+    def read_entries(checks: TraceEntryChecks) -> Iterable[WorkloadEntry]:
+        name = DEFAULT_NAME if options.name is None else options.name
+        return islice(
+            TRACES[options.source](numbered(trace.lines()), checks, name), options.requests
+        )
+
+    factor = options.scale
+    if options.rate is not None:
+        if not trace.is_file:
+            raise InputError(
+                f"--rate needs to read {trace.name} twice, which is a pipe: give a file, or --scale"
+            )
+        factor = factor_for_rate(
+            read_entries(TraceEntryChecks(trace.name)), options.rate, trace.name
+        )
+    checks = TraceEntryChecks(trace.name)
+    entries = read_entries(checks)
+    _write(entries if factor is None else scale_times(entries, factor), options)
+    say(trace.take_notes())
+    if checks.num_raised and not options.quiet:
+        say(f"  {counted(checks.num_raised, 'length')} of 0 written as 1\n")
+
+
+def _check_replaceable(options: WorkloadOptions) -> None:
+    if options.output is not None and not options.force:
+        check_replaceable("--output", options.output)
+
+
+def _write(entries: Iterable[WorkloadEntry], options: WorkloadOptions) -> None:
+    """Write `entries`, then say what they were."""
+    summary = WorkloadSummary()
+    with output_sink(options.output) as sink:
+        for block in encode_entries(summary.observe(entries)):
+            sink.write(block)
+    if not options.quiet:
+        say(render_summary(summary))
+
+
+def render_summary(summary: WorkloadSummary) -> str:
+    """Return what a person should know of a workload, as lines of text."""
+    if not summary.num_requests:
+        return "no requests\n"
+    headline = counted(summary.num_requests, "request")
+    if summary.num_sessions:
+        headline += f" in {counted(summary.num_sessions, 'session')}"
+    if summary.mean_rate is None:
+        headline += ", which begin at once" if summary.num_arrivals > 1 else ""
+    else:
+        rate = f"{summary.mean_rate:{',.0f' if summary.mean_rate >= LARGE_RATE else '.3g'}}"
+        headline += f" over {summary.span:,.1f} s, {rate} a second"
+    prompts = _lengths("in", summary.prompt_lengths)
+    return f"{headline}\n{prompts}{_lengths('out', summary.output_lengths)}"
+
+
+def _lengths(name: str, lengths: LengthCounts) -> str:
+    p50, p99 = lengths.percentile(50), lengths.percentile(99)
+    return f"  {name:<3}  {counted(lengths.sum, 'token')}, p50 {p50:,}, p99 {p99:,}\n"

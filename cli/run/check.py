@@ -1,6 +1,7 @@
 """What a run of an input would have to do, as far as it can be told without decoding anything."""
 
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -12,7 +13,6 @@ from batcher.request import TO_THE_END, Request
 from batcher.requests.lines import BadLine, RequestParser
 from batcher.requests.validation import num_slots_needed
 
-from ..commands.check import CheckOptions
 from ..models import capabilities_of, load
 from ..printing import print_json, print_text
 from ..screen.terminal import counted
@@ -20,6 +20,9 @@ from .intake import OpenInput, open_input
 from .problems import InvalidInput, ProblemReport, say
 from .reading import Line, RequestReader
 from .stdout import user_code_prints_to_stderr
+
+if TYPE_CHECKING:
+    from ..commands.check import CheckOptions
 
 
 class ArrivalSpan(Struct, frozen=True):
@@ -110,7 +113,7 @@ class InputPlan(Struct, kw_only=True):
             self.may_outgrow += not is_too_long and num_tokens + most > self.max_context
 
 
-def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport) -> InputPlan:
+def _make_plan(options: "CheckOptions", requests: OpenInput, report: ProblemReport) -> InputPlan:
     """Read all of `requests`, count and report."""
     model = load(options)
     engine = Engine(
@@ -198,7 +201,7 @@ def _arrivals(plan: InputPlan) -> str:
     return f"from {span.first:g} to {span.last:g}, {order}"
 
 
-def print_plan(options: CheckOptions) -> None:
+def print_plan(options: "CheckOptions") -> None:
     """Carry out `batchdecode check`.
 
     Raises:

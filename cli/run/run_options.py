@@ -1,18 +1,31 @@
-"""The options of `batchdecode run`, and what each of them rules out."""
+"""The options of `batchdecode run`, and which of them exclude each other."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from batcher.errors import BatchdecodeError
 from batcher.events import MAX_WORKERS
 
-from .. import shared
-from ..help import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, SERVER, flag, option
-from ..options import MAX_DELAY, MIN_INTERVAL, SchedulingOptions, refuse_stdout, scheduling_group
+from ..command import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, flag, option
+from ..options import (
+    MAX_DELAY,
+    MIN_INTERVAL,
+    Color,
+    Config,
+    DecodingOptions,
+    Input,
+    Live,
+    SchedulingOptions,
+    SloLimits,
+    output_file,
+    output_option,
+    scheduling_group,
+)
 
 if TYPE_CHECKING:
     from batcher.metrics.slo import Slo
 
+SERVER = "Server"
 _OF_ONE_ENGINE = (
     "stream",
     "step-delay",
@@ -20,141 +33,170 @@ _OF_ONE_ENGINE = (
 _EXCLUDING = (
     ("stream", "keep-order", "a stream is in the order of the steps"),
     ("stream", "resume", "what was streamed is not repeated"),
-    ("force", "resume", "one starts over, the other goes on"),
-    ("stats", "quiet", "one says more, the other less"),
+    ("force", "resume", "one starts over, the other continues"),
+    ("stats", "quiet", "one shows more, the other less"),
     *((name, "workers", "it is about one engine") for name in _OF_ONE_ENGINE),
 )
 MAX_PORT = 2**16 - 1
-_SECONDS: dict[str, Any] = {"max": MAX_DELAY}
-
-
-def _file_option(text: str, *, is_common: bool = False) -> Any:
-    return option(OUTPUT, text, "FILE", callback=refuse_stdout, is_common=is_common)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # each would take time to make
-class RunOptions(shared.ModelOptions):
+class RunOptions(DecodingOptions):
     """The options of `batchdecode run`, and what --config holds for the models.
 
     call_timeout: in seconds; goes before the one in llm_settings.
     """
 
-    input: str | None = shared.requests()
-    follow: bool = flag(
-        INPUT, "Do not wait for the next line of a pipe: step on with what has come."
+    input: Input = None
+    follow: Annotated[
+        bool, flag(INPUT, "Start the next step without waiting for the next line of a pipe.")
+    ] = False
+    config: Config = None
+    workers: Annotated[
+        int | None,
+        option(
+            DECODING,
+            "Worker processes, each with a model and --batch slots; a dead one is replaced.  "
+            "[default: none, decode in this process]",
+            "N",
+            min=1,
+            max=MAX_WORKERS,
+        ),
+    ] = None
+    on: Annotated[
+        str | None,
+        option(
+            DECODING,
+            "Cluster for the workers: ray, or ray:ADDRESS.  [default: this machine]",
+            "ENGINE",
+        ),
+    ] = None
+    call_timeout: Annotated[
+        float | None,
+        option(
+            DECODING,
+            "Time limit for one call of an LLM.  [default: 120]",
+            "SECONDS",
+            min=MIN_INTERVAL,
+            max=MAX_DELAY,
+        ),
+    ] = None
+    scheduling: Annotated[SchedulingOptions, scheduling_group()] = field(
+        default_factory=SchedulingOptions
     )
-    config: str | None = shared.all_config()
-    batch: int = shared.batch()
-    workers: int | None = option(
-        DECODING,
-        "Processes that decode, each with a model and --batch slots of its own; one that dies "
-        "is replaced.  [default: this one decodes]",
-        "N",
-        min=1,
-        max=MAX_WORKERS,
-    )
-    on: str | None = option(
-        DECODING,
-        "Where the workers are: ray, or ray:ADDRESS of a cluster.  [default: this machine]",
-        "ENGINE",
-    )
-    model: str = shared.model()
-    chat: bool = shared.chat()
-    checkpoint: dict[str, Any] = shared.checkpoint_group().field
-    defaults: dict[str, Any] = shared.defaults_group().field
-    grammar_timeout: float = shared.grammar_timeout()
-    strict_constraints: bool = shared.strict_constraints()
-    call_timeout: float | None = option(
-        DECODING,
-        "Fail a row that an LLM gives no answer for in this time.  [default: 120]",
-        "SECONDS",
-        min=MIN_INTERVAL,
-        **_SECONDS,
-    )
-    scheduling: SchedulingOptions = scheduling_group().field
-    output: str | None = shared.output("Where results go; with .gz compressed.")
-    keep_order: bool = flag(
-        OUTPUT, "Results in the order of the requests, not in that of finishing.", is_common=True
-    )
-    resume: bool = flag(
-        OUTPUT,
-        "Continue the run whose results are in --output; with =repair drop lines "
-        "first that no run has written.",
-        is_common=True,
-    )
-    repair: bool = option(OUTPUT, "", default=False, hidden=True)  # see _as_flags
-    retry_failed: bool = flag(OUTPUT, "With --resume: decode again what has failed.")
-    force: bool = flag(OUTPUT, "Overwrite earlier results, and files that hold something else.")
-    stream: bool = flag(OUTPUT, "Before the results of a step, what each row has generated in it.")
-    trace: str | None = _file_option(
-        "Where every decision goes; with .gz compressed.", is_common=True
-    )
-    summary_json: str | None = option(
-        OUTPUT, "Where the numbers of the run go, as JSON; - is stdout, with --output FILE.", "FILE"
-    )
-    report: str | None = _file_option("Where a report for a browser goes, as HTML.")
-    slo: str | None = shared.slo()
-    metrics_port: str | None = option(
-        OUTPUT,
-        "Where Prometheus may ask for the numbers while it runs; 0 takes a port that is free.",
-        "[ADDRESS:]PORT",
-    )
-    metrics_file: str | None = _file_option(
-        "Where they go every few seconds, for the node exporter: FILE.prom."
-    )
-    otel: str | None = option(
-        OUTPUT,
-        "Send a trace of each request to this collector, by OTLP over HTTP; env: the one that "
-        "OTEL_EXPORTER_OTLP_ENDPOINT names.",
-        "URL",
-    )
-    timeseries: str | None = _file_option(
-        "Where the run over time goes, as CSV; with .gz compressed."
-    )
-    timeseries_interval: float | None = option(
-        OUTPUT,
-        "Engine time of a row.  [default: 1, more in a long run]",
-        "SECONDS",
-        min=MIN_INTERVAL,
-        **_SECONDS,
-    )
-    keep_going: bool = flag(ERRORS, "Make a bad line an error result, and go on.", is_common=True)
-    max_errors: int | None = option(
-        ERRORS, "Read no more after N failed requests; implies --keep-going.", "N", min=1
-    )
-    live: Literal["auto", "always", "plain", "never"] = option(
-        DISPLAY,
-        "Show the batch at work: auto (on a terminal), always, plain (lines of words, "
-        "no picture) or never.",
-        "WHEN",
-        default="auto",
-        is_common=True,
-    )
-    step_delay: float = option(
-        DISPLAY,
-        "Wait after each step, and draw each one.",
-        "SECONDS",
-        default=0.0,
-        min=0,
-        show_default=False,
-        **_SECONDS,
-    )
-    color: shared.Color = shared.color()
-    stats: bool = flag(DISPLAY, "After the summary, tables of all numbers of the run.")
-    quiet: bool = flag(DISPLAY, "No live view and no summary: only problems.", "-q", is_common=True)
-    max_rate: float | None = option(
-        SERVER, "Requests in a second, at most.", "N", min=1e-6, max=1e6
-    )
-    max_wait: float | None = option(
-        SERVER,
-        "Longest wait that a server may ask for (Retry-After); a longer one fails the request.",
-        "SECONDS",
-        min=0,
-        max=1e9,
-    )
-    extra_body: str | None = option(
-        SERVER, "Fields for the body of every request; null leaves one out.", "JSON"
-    )
+    output: Annotated[
+        str | None, output_option("Write results to FILE (gzipped if it ends in .gz).")
+    ] = None
+    keep_order: Annotated[
+        bool, flag(OUTPUT, "Write results in input order, not as they finish.", common=True)
+    ] = False
+    resume: Annotated[
+        bool,
+        flag(
+            OUTPUT,
+            "Resume the run that wrote --output; --resume=repair first removes foreign lines.",
+            common=True,
+        ),
+    ] = False
+    repair: Annotated[bool, option(OUTPUT, "", hidden=True)] = False  # of --resume=repair
+    retry_failed: Annotated[bool, flag(OUTPUT, "With --resume: retry the failed requests.")] = False
+    force: Annotated[bool, flag(OUTPUT, "Overwrite existing files.")] = False
+    stream: Annotated[bool, flag(OUTPUT, "Print the text of each row after every step.")] = False
+    trace: Annotated[
+        str | None,
+        output_file(
+            "Write every scheduling decision to FILE (gzipped if it ends in .gz).", common=True
+        ),
+    ] = None
+    summary_json: Annotated[
+        str | None,
+        option(
+            OUTPUT, "Write the numbers of the run as JSON; - is stdout, with --output FILE.", "FILE"
+        ),
+    ] = None
+    report: Annotated[str | None, output_file("Write an HTML report for a browser.")] = None
+    slo: SloLimits = None
+    metrics_port: Annotated[
+        str | None,
+        option(OUTPUT, "Serve Prometheus metrics on PORT (0 picks a free one).", "[ADDRESS:]PORT"),
+    ] = None
+    metrics_file: Annotated[
+        str | None,
+        output_file("Write the metrics to FILE.prom every few seconds, for the node exporter."),
+    ] = None
+    otel: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "Send a trace of each request to this OTLP/HTTP collector; env: to the one in "
+            "OTEL_EXPORTER_OTLP_ENDPOINT.",
+            "URL",
+        ),
+    ] = None
+    timeseries: Annotated[
+        str | None,
+        output_file("Write the run over time as CSV (gzipped if it ends in .gz)."),
+    ] = None
+    timeseries_interval: Annotated[
+        float | None,
+        option(
+            OUTPUT,
+            "Engine time per row of --timeseries.  [default: 1, more in a long run]",
+            "SECONDS",
+            min=MIN_INTERVAL,
+            max=MAX_DELAY,
+        ),
+    ] = None
+    keep_going: Annotated[
+        bool,
+        flag(ERRORS, "Report invalid lines as error results instead of stopping.", common=True),
+    ] = False
+    max_errors: Annotated[
+        int | None,
+        option(ERRORS, "Stop reading after N failed requests; implies --keep-going.", "N", min=1),
+    ] = None
+    live: Annotated[
+        Live,
+        option(
+            DISPLAY,
+            "Live view of the batch: auto (on a terminal), always, plain (lines of text) or never.",
+            "WHEN",
+            common=True,
+        ),
+    ] = "auto"
+    step_delay: Annotated[
+        float,
+        option(
+            DISPLAY,
+            "Pause after each step, and draw every step.",
+            "SECONDS",
+            min=0,
+            max=MAX_DELAY,
+            show_default=False,
+        ),
+    ] = 0.0
+    color: Color = "auto"
+    stats: Annotated[bool, flag(DISPLAY, "Print tables of all numbers after the summary.")] = False
+    quiet: Annotated[
+        bool, flag(DISPLAY, "Show no live view and no summary, only problems.", "-q", common=True)
+    ] = False
+    max_rate: Annotated[
+        float | None, option(SERVER, "Maximum requests per second.", "N", min=1e-6, max=1e6)
+    ] = None
+    max_wait: Annotated[
+        float | None,
+        option(
+            SERVER,
+            "Longest pause a server may ask for (Retry-After); a longer one fails the request.",
+            "SECONDS",
+            min=0,
+            max=1e9,
+        ),
+    ] = None
+    extra_body: Annotated[
+        str | None,
+        option(SERVER, "Fields to add to the body of every request; null removes one.", "JSON"),
+    ] = None
     server_settings: dict[str, Any] = field(default_factory=dict)
 
     @property

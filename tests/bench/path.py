@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # cli/, which is installed as b
 import batcher
 import cli
 from batcher import Engine, Request, SimulatedModel
-from cli.app import app
+from cli.commands import app
 
 PACKAGES = (batcher, cli)
 REQUEST = {"prompt": "The cat", "max_tokens": 5}

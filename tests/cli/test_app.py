@@ -6,37 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from examples import mostly_heavy
 from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
-
-from batcher import __version__
-
-
-def loaded_by(*arguments):
-    """Return which of the heavy modules a command has loaded in the end."""
-    code = (
-        "import sys, atexit\n"
-        "heavy = {'numpy', 'rich', 'yaml'}\n"
-        "atexit.register(lambda: print(heavy & sys.modules.keys(), file=sys.stderr))\n"
-        "from cli.start import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=ENVIRONMENT, capture_output=True, check=False
-    )
-    return done.stdout.decode(), done.stderr.decode()
-
-
-def test_the_version_loads_nothing_heavy():
-    assert loaded_by("--version") == (f"batchdecode {__version__}\n", "set()\n")
-
-
-@pytest.mark.parametrize(
-    "command",
-    mostly_heavy([["--help"], ["run", "--help"], ["run", "--help-all"]], ["run", "--help-all"]),
-)
-def test_help_loads_nothing_heavy(command):
-    _, stderr = loaded_by(*command)
-    assert stderr == "set()\n"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +92,7 @@ INTERRUPTED_IMPORT = """
 import builtins, os, signal
 real_import = builtins.__import__
 def interrupted(name, *rest, **more):
-    if name == "app":  # from .app
+    if name == "commands":  # from .commands
         os.kill(os.getpid(), signal.SIGINT)
     return real_import(name, *rest, **more)
 builtins.__import__ = interrupted

@@ -5,7 +5,7 @@ from process import batchdecode, lines_of
 from typer.testing import CliRunner
 
 from batcher import settings
-from cli.app import app
+from cli.commands import app
 from cli.commands.check import CheckOptions
 from cli.run.problems import InvalidInput
 

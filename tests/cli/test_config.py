@@ -4,7 +4,7 @@ import pytest
 from process import batchdecode
 from typer.testing import CliRunner
 
-from cli.app import app
+from cli.commands import app
 from cli.config import ConfigError, model_settings
 
 

@@ -3,25 +3,27 @@
 import pytest
 from process import ROOT, batchdecode, lines_of, workload
 
-from cli.commands import NAMES, command_of
-from cli.environment import unknown_variables, variable_of
+from cli.commands import COMMANDS, command_of
+from cli.mistakes import unknown_variables
 
 REQUESTS = ROOT / "samples/requests.jsonl"
-COMMANDS = {name: command_of(name) for name in NAMES}
-COMMANDS |= {f"{n} {b}": c for n, above in COMMANDS.items() for b, c in above.below.items()}
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_reads_its_options_from_the_environment(name, monkeypatch):
-    command = COMMANDS[name]
+    command = command_of(name)
     texts = [
-        p.name
-        for p in command.parameters
-        if p.flags and p.kind in {str, str | None} and "callback" not in p.told.settings
+        param.name
+        for param in command.params
+        if param.param_type_name == "option"
+        and param.type.name == "text"
+        and not (param.multiple or param.callback)
     ]
     for option in texts:
-        monkeypatch.setenv(variable_of(option), "said")
-    context = command.parser.make_context(name, [], resilient_parsing=True)
+        monkeypatch.setenv(f"BATCHDECODE_{option.upper()}", "said")
+    context = command.make_context(
+        name, [], resilient_parsing=True, auto_envvar_prefix="BATCHDECODE"
+    )
     assert {option: context.params[option] for option in texts} == dict.fromkeys(texts, "said")
 
 

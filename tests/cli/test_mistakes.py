@@ -6,7 +6,7 @@ import pytest
 from consoles import ROOT
 from process import batchdecode
 
-from cli.usage.other_names import OTHER_NAMES
+from cli.config import OTHER_NAMES
 
 FACTOR = "a number from 0.000001 to 1,000,000"
 
@@ -91,7 +91,6 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
         (["schema", "--max-num-seqs"], "--max-num-seqs; run, check and others have --batch\n"),
         (["run", "--gpu_memory_utilization", "1"], "utilization; here it is --kv-memory\n"),
         (["run", "--kv_blocks", "3"], "run has no option --kv_blocks; did you mean --kv-blocks?"),
-        (["run", "--swap-space", "4"], "--swap-space; compare and plan have --kv-offload-blocks\n"),
         (["run", "--xyzzy"], "batchdecode run has no option --xyzzy\n"),
         (["run", "-z"], "batchdecode run has no option -z\n"),
         (["run", "--batch"], "--batch needs a value, N\n(see batchdecode run --help)\n"),
@@ -116,8 +115,8 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
         (["trac"], "no command 'trac'; did you mean trace?\n"),
         (["xyzzy"], "no command 'xyzzy' (known: run, check, "),
         (["--version=3"], "error: option '--version' does not take a value\n"),
-        (["draft"], "error: a command is missing: batchdecode draft diagnose\n"),
-        (["run", "--resume=twice"], "--resume=twice: it is --resume or --resume=repair\n"),
+        (["draft"], "error: no command 'draft'; did you mean draft diagnose?\n"),
+        (["run", "--resume=twice"], "--resume=twice: use --resume or --resume=repair\n"),
     ],
 )
 def test_what_may_be_meant_is_told(arguments, said):

@@ -8,7 +8,7 @@ import yaml
 from process import ROOT, batchdecode
 
 from batcher.timing.profiles import shipped_profiles
-from cli.profiles import _reports, details_of, table_of
+from cli.commands.profiles import _reports, details_of, table_of
 
 SAMPLES = ROOT / "samples" / "timing"
 

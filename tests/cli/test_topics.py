@@ -7,15 +7,14 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
-import typer
 from process import COMMAND, ENVIRONMENT, batchdecode
 
 from batcher.errors import BatchdecodeError
 from batcher.request import REQUEST_FIELDS
 from batcher.settings import SETTINGS
-from cli.app import app
-from cli.usage import reading, topics
-from cli.usage.topics import find
+from cli.commands import COMMANDS, command_of
+from cli.commands import help as topics
+from cli.commands.help import find
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {path.stem: path for path in DOCS.rglob("*.md") if path.stem != "README"}
@@ -45,12 +44,10 @@ def test_a_page_is_a_topic_by_its_name(page):
 
 @pytest.mark.usefixtures("pages_read_once")
 def test_every_command_option_and_field_is_a_topic():
-    group = typer.main.get_command(app)
     options = set()
-    for name in group.list_commands(None):
-        command = group.get_command(None, name)
+    for name in COMMANDS:
         assert find(name)
-        options |= {max(p.opts, key=len) for p in command.params if not p.hidden}
+        options |= {max(p.opts, key=len) for p in command_of(name).params if p.expose_value}
     for option in options | {setting.option for setting in SETTINGS.values()}:
         assert not option.startswith("--") or find(option), option
     for field in REQUEST_FIELDS:
@@ -172,7 +169,7 @@ def test_a_terminal_gets_it_laid_out_through_the_pager(pager):
 
 
 def test_on_a_terminal_what_leads_on_names_its_command():
-    told = partial(reading._readable, known=PAGES)
+    told = partial(topics._readable, known=PAGES)
     assert told("Next: [KV blocks](kv-blocks.md)\n") == (
         "Next: KV blocks (`batchdecode help kv-blocks`)\n"
     )
@@ -186,21 +183,7 @@ def test_on_a_terminal_what_leads_on_names_its_command():
 def test_the_list_of_pages_is_read_in_the_pager_too(pager):
     shown, status = read_on_a_terminal(PAGER=pager("echo PAGED\nexec cat"))
     assert status == 0
-    assert shown.startswith("PAGED\r\nUsage: batchdecode help TOPIC\r\n")
-
-
-def test_the_pages_are_read_once_however_long_the_one_that_is_shown(monkeypatch):
-    num_read = 0
-
-    def read_pages():
-        nonlocal num_read
-        num_read += 1
-        return topics.pages()
-
-    monkeypatch.setattr(reading, "pages", read_pages)
-    monkeypatch.setattr("cli.usage.reading.ChosenPager.show", lambda _self, _text: None)
-    reading._page_through(PAGES["cli"].read_text())
-    assert num_read == 1
+    assert shown.startswith("PAGED\r\nUsage: batchdecode help [TOPIC]\r\n")
 
 
 @pytest.mark.parametrize("command", ["no-such-pager", "/", " "])

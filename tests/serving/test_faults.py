@@ -12,8 +12,8 @@ import pytest
 from in_process import served
 
 from batcher.serving.http import Access, Limits
-from cli.serving import server as server_of_command
-from cli.serving.server import WebServer
+from cli import server as server_of_command
+from cli.server import WebServer
 
 LIMITS = Limits(max_body_bytes=1_000_000, read_seconds=0.3, write_seconds=0.3)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"

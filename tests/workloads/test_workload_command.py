@@ -19,9 +19,8 @@ from batcher.planning.workload_traces import (
 )
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.values import ModelCapabilities
-from cli.app import app
-from cli.commands.workload import WorkloadOptions
-from cli.workloads.write import OPTIONS_OF, render_summary
+from cli.commands import app
+from cli.commands.workload import OPTIONS_OF, WorkloadOptions, render_summary
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "samples" / "workloads"

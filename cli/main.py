@@ -1,6 +1,10 @@
-"""The boundary: where the command line begins, and where errors become messages and exit codes."""
+"""Where the command line begins, and where errors become messages and exit codes.
+
+Rule: what imports for long is imported below `main`, when Ctrl-C already ends the command quietly.
+"""
 
 import errno
+import gc
 import io
 import os
 import resource
@@ -10,22 +14,19 @@ from typing import NoReturn
 
 from batcher.errors import BatchdecodeError
 
-from .commands import command_of
-from .environment import unknown_variables
 from .errors import WriteError
-from .run.stdout import end_stdout
-from .screen.terminal import printable_lines
-from .start import COMPLETION_VARIABLE
-from .usual_line import usual_values
 
 FAILURE, USER_ERROR = 1, 2
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+PREFIX = "BATCHDECODE_"  # as cli.command has it, which takes long to import
 
 
 def main() -> None:
     """Run the command line; leave the process with its exit status."""
-    _occupy_standard_descriptors()
+    gc.disable()  # until a command is carried out: what is imported is no garbage
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the command quietly from here on
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a command quietly
+    _occupy_standard_descriptors()
     try:
         _carry_out(sys.argv[1:])
     except BatchdecodeError as error:
@@ -38,7 +39,7 @@ def main() -> None:
         raise
     except WriteError as error:
         _fail(str(error), FAILURE)
-    except KeyboardInterrupt:  # of somebody else's code: before and after a run SIGINT ends us
+    except KeyboardInterrupt:  # raised by code of the user: otherwise SIGINT ends the process
         _fail("aborted", FAILURE)
     except OSError as error:
         if error.errno == errno.EMFILE:  # whichever file it was, of ours or of Python's
@@ -51,47 +52,50 @@ def main() -> None:
             raise
         _fail(message, FAILURE)
     finally:
+        from .run.stdout import end_stdout  # noqa: PLC0415 - see the rule above
+
         end_stdout()
 
 
 def _carry_out(arguments: list[str]) -> None:
-    """Carry out what a command line says, and leave with the exit status.
+    """Carry out a command line, and leave with its exit status.
 
     Raises:
-        BatchdecodeError, WriteError, OSError: it could not be.
+        BatchdecodeError, WriteError, OSError: it could not be carried out.
     """
-    if COMPLETION_VARIABLE in os.environ:
-        from .usage.completing import answer  # noqa: PLC0415 - only when asked
+    from typer._click.exceptions import NoArgsIsHelpError, UsageError  # noqa: PLC0415 - as above
 
-        sys.stdout.write(answer(os.environ[COMPLETION_VARIABLE], arguments))
-        return
-    for unknown in unknown_variables() if arguments else ():
-        sys.stderr.write(f"warning: {printable_lines(unknown)}\n")
-    if arguments and (command := command_of(arguments[0])) is not None:
-        rest = arguments[1:]
-        while rest and rest[0] in command.below:
-            command, rest = command.below[rest[0]], rest[1:]
-        values = usual_values(command, rest)
-        if values is not None:
-            sys.exit(command.carry_out(values, set()))
-    from .app import carry_out  # noqa: PLC0415 - with it comes typer
+    from .commands import app  # noqa: PLC0415 - as above
 
-    sys.exit(carry_out())
+    if arguments and any(name.startswith(PREFIX) for name in os.environ):
+        from .mistakes import unknown_variables  # noqa: PLC0415 - it imports every command
+
+        for unknown in unknown_variables():
+            sys.stderr.write(f"warning: {_printable(unknown)}\n")
+    try:
+        sys.exit(app(prog_name="batchdecode", standalone_mode=False))
+    except NoArgsIsHelpError as error:
+        sys.stderr.write(f"{error.message}\n")
+        sys.exit(USER_ERROR)
+    except UsageError as error:
+        from .mistakes import describe  # noqa: PLC0415 - only after a mistake
+
+        raise BatchdecodeError(describe(error, arguments)) from None
 
 
 def _fail_of_use(error: BatchdecodeError) -> NoReturn:
-    """Print the message of an error, after the traceback of somebody else's code if it has one."""
+    """Print the message of an error, after the traceback if code of the user raised it."""
     from batcher.foreign import RaisedError  # noqa: PLC0415 - only after an error
 
     if isinstance(error, RaisedError):
-        sys.stderr.write(printable_lines(error.raised.traceback))
+        sys.stderr.write(_printable(error.raised.traceback))
     if getattr(error.__cause__, "errno", None) == errno.EMFILE:
         _fail(_too_many_files(), FAILURE)
     _fail(str(error), USER_ERROR)
 
 
 def _lack_of_memory(error: Exception) -> str | None:
-    """Return the message of an error that too little memory causes; None of any other error."""
+    """Return the message of an error that too little memory causes; None for any other error."""
     cause = error.__cause__ or error  # numpy's own words are long, those of its cause are not
     if isinstance(error, ImportError) and "shared object" in str(cause):
         return f"cannot load a library: {cause}"
@@ -125,7 +129,7 @@ def _occupy_standard_descriptors() -> None:
 
 
 class _ForPeople(io.FileIO):
-    """A stderr that is full, or that nobody reads, stops nothing; one that blocks, no end."""
+    """A stderr that is full, or closed by its reader, stops nothing; one that blocks, no end."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # any buffer
         from .signals import Interrupted, write_some  # noqa: PLC0415 - if there is anything
@@ -137,5 +141,11 @@ class _ForPeople(io.FileIO):
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    print(f"error: {printable_lines(message)}", file=sys.stderr)  # noqa: T201 - this is the command line
+    print(f"error: {_printable(message)}", file=sys.stderr)  # noqa: T201 - this is the command line
     sys.exit(status)
+
+
+def _printable(text: str) -> str:
+    from .screen.terminal import printable_lines  # noqa: PLC0415 - see the rule above
+
+    return printable_lines(text)

@@ -1,1 +1,0 @@
-"""The server of `batchdecode serve` as a process: its options, signals, files and picture."""

@@ -1,1 +1,0 @@
-"""The replay command: a log of a real run against its simulation."""

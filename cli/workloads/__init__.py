@@ -1,1 +1,0 @@
-"""The workload command: from its options to a requests file."""
