@@ -94,4 +94,4 @@ def test_what_cannot_be_compared_is_refused(tmp_path, arguments, stdin, words):
 def test_draft_alone_asks_for_a_command(tmp_path):
     done = batchdecode("draft", cwd=tmp_path)
     assert done.returncode == 2
-    assert "a command is missing: batchdecode draft diagnose" in done.stderr
+    assert "did you mean draft diagnose?" in done.stderr

@@ -12,7 +12,7 @@ from process import COMMAND, ENVIRONMENT, batchdecode
 from batcher.errors import BatchdecodeError
 from batcher.request import REQUEST_FIELDS
 from batcher.settings import SETTINGS
-from cli.commands import COMMANDS, command_of
+from cli.commands import COMMANDS, all_options
 from cli.commands import help as topics
 from cli.commands.help import find
 
@@ -44,10 +44,9 @@ def test_a_page_is_a_topic_by_its_name(page):
 
 @pytest.mark.usefixtures("pages_read_once")
 def test_every_command_option_and_field_is_a_topic():
-    options = set()
     for name in COMMANDS:
         assert find(name)
-        options |= {max(p.opts, key=len) for p in command_of(name).params if p.expose_value}
+    options = {max(param.opts, key=len) for _, param in all_options()}
     for option in options | {setting.option for setting in SETTINGS.values()}:
         assert not option.startswith("--") or find(option), option
     for field in REQUEST_FIELDS:
