@@ -29,7 +29,7 @@ SEED = 0
 WAITING_WEIGHT = 4  # of one that waits, against one that runs: as vLLM weighs them
 PREFIX_BLOCK = 16  # tokens
 MAX_PREFIXES = 2**20  # blocks of prompts that are remembered, those seen last
-MAX_QUEUES = 8  # for each replica
+MAX_OUTDATED = 8  # entries of the heap of loads, for each replica
 MAX_OVERLOAD = 1.25  # of the mean load, as in consistent hashing with bounded loads
 
 
@@ -61,10 +61,10 @@ class ReplicaView(Struct, eq=False):
 
 
 class Router:
-    """Says where each request goes.
+    """Chooses the replica that each request goes to.
 
     hears_ends, hears_reports: whether it goes by the ends of responses, or by reports.
-    replicas: those that it may send to.
+    replicas: those that it may send to, at least one.
     """
 
     hears_ends = hears_reports = False
@@ -73,7 +73,7 @@ class Router:
         self.replicas: Sequence[ReplicaView] = ()
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
-        """Send to these from now on, which are at least one."""
+        """Send to these from now on."""
         self.replicas = replicas
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
@@ -107,7 +107,6 @@ class RoundRobin(BlindRouter):
         self._place = -1
 
     def next_replica(self) -> ReplicaView:
-        """Return the one after the last."""
         self._place = (self._place + 1) % len(self.replicas)
         return self.replicas[self._place]
 
@@ -120,7 +119,6 @@ class RandomChoice(BlindRouter):
         self._random = Random(SEED).random  # noqa: S311 - chance, not secrets
 
     def next_replica(self) -> ReplicaView:
-        """Return one of them."""
         return self.replicas[int(self._random() * len(self.replicas))]
 
 
@@ -136,7 +134,6 @@ class PartRouter(Router):
         self._next: ReplicaView | None = None
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
-        """Send to these from now on."""
         self._router.use(replicas)
 
     def takes(self) -> bool:
@@ -145,7 +142,6 @@ class PartRouter(Router):
         return view.index % self._num_parts == self._place
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - it was chosen
-        """Return what was chosen for the last request that was taken."""
         return self._next
 
 
@@ -159,7 +155,6 @@ class RandomTwo(Router):
         self._random = Random(SEED).random  # noqa: S311 - as above
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - others need it
-        """Return the one of two different ones that has fewer."""
         replicas = self.replicas
         first = int(self._random() * len(replicas))
         if len(replicas) == 1:
@@ -170,61 +165,46 @@ class RandomTwo(Router):
 
 
 class LeastOf(Router):
-    """To the replica of which a number is least; of equals to the one whose has been for longest.
-
-    Replicas of equal loads are in one queue, and the loads of the queues are a heap.
-    """
+    """To the replica of which a load is least; of equals to the one whose has been for longest."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._loads: dict[ReplicaView, float] = {}
-        self._queues: dict[float, dict[ReplicaView, None]] = {}  # by load; some are empty
-        self._heap: list[float] = []  # all loads that have a queue
-        self._total = 0.0  # of all loads
+        self._num_entries = 0
+        self._entries: dict[ReplicaView, tuple[float, int, ReplicaView]] = {}
+        self._heap: list[tuple[float, int, ReplicaView]] = []  # outdated ones, too
 
     def load(self, replica: ReplicaView) -> float:
         """Return what is to be least."""
         raise NotImplementedError
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
-        """Send to these from now on."""
         super().use(replicas)
-        self._loads, self._queues, self._heap, self._total = {}, {}, [], 0.0
+        self._entries, self._heap = {}, []
         for replica in replicas:
             self._place(replica)
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
-        """Return the one with the least."""
         return self.least
 
     @property
     def least(self) -> ReplicaView:
         """The replica with the least load."""
-        heap, queues = self._heap, self._queues
-        while not (queue := queues[heap[0]]):
-            del queues[heappop(heap)]
-        return next(iter(queue))
+        heap, entries = self._heap, self._entries
+        while entries[heap[0][-1]] is not heap[0]:
+            heappop(heap)
+        return heap[0][-1]
 
     def note(self, replica: ReplicaView) -> None:
-        """Put a replica where it is now, unless nothing is sent to it any more."""
-        load = self._loads.get(replica)
-        if load is not None:
-            del self._queues[load][replica]
-            self._total -= load
+        if replica in self._entries:  # or nothing is sent to it any more
             self._place(replica)
 
     def _place(self, replica: ReplicaView) -> None:
         """Put a replica behind all of equal load."""
-        load = self._loads[replica] = self.load(replica)
-        self._total += load
-        queue = self._queues.get(load)
-        if queue is None:
-            if len(self._heap) > MAX_QUEUES * len(self._loads):
-                self._queues = {each: queue for each, queue in self._queues.items() if queue}
-                self._heap = sorted(self._queues)
-            queue = self._queues[load] = {}
-            heappush(self._heap, load)
-        queue[replica] = None
+        self._num_entries += 1
+        self._entries[replica] = entry = self.load(replica), self._num_entries, replica
+        heappush(self._heap, entry)
+        if len(self._heap) > MAX_OUTDATED * len(self._entries):
+            self._heap = sorted(self._entries.values())
 
 
 class LeastLoaded(LeastOf):
@@ -233,7 +213,6 @@ class LeastLoaded(LeastOf):
     hears_ends = True
 
     def load(self, replica: ReplicaView) -> float:
-        """Return how many are in flight."""
         return replica.num_requests
 
 
@@ -243,29 +222,22 @@ class LeastTokens(LeastOf):
     hears_ends = True
 
     def load(self, replica: ReplicaView) -> float:
-        """Return how many are in flight."""
         return replica.num_tokens
-
-
-def queue_weight(replica: ReplicaView) -> int:
-    """Return the weight of what it reported, and of what it was sent since, all of which waits."""
-    report, waiting = replica.report, replica.num_unreported
-    if report is None:
-        return WAITING_WEIGHT * waiting
-    return WAITING_WEIGHT * (waiting + report.waiting) + report.running
 
 
 class ShortestQueue(LeastOf):
     """To the one that reported the shortest queue, and was sent the least since.
 
-    It counts as vLLM's balancer of data-parallel ranks does: who waits, or was sent, four times.
+    It counts as vLLM's balancer of data-parallel ranks does: what waits, or was sent, four times.
     """
 
     hears_reports = True
 
     def load(self, replica: ReplicaView) -> float:
-        """Return the weight of what it reported, and of what it was sent since."""
-        return queue_weight(replica)
+        report, waiting = replica.report, replica.num_unreported
+        if report is None:
+            return WAITING_WEIGHT * waiting
+        return WAITING_WEIGHT * (waiting + report.waiting) + report.running
 
 
 class _Prefix(Struct, eq=False):
@@ -291,9 +263,9 @@ class PrefixAffinity(LeastLoaded):
         self._num_prefixes = 0
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
-        """Return the one that has most of the prompt."""
         path, home = self._path_of(request)
-        if home not in self._loads or self._is_overloaded(home):
+        mean = (sum(each.num_requests for each in self.replicas) + 1) / len(self.replicas)
+        if home not in self._entries or home.num_requests + 1 > max(1, MAX_OVERLOAD * mean):
             home = self.least
         for prefix in path:
             prefix.home = home
@@ -321,10 +293,6 @@ class PrefixAffinity(LeastLoaded):
             prefixes.popitem(last=False)
         return path, home
 
-    def _is_overloaded(self, replica: ReplicaView) -> bool:
-        mean = (self._total + 1) / len(self._loads)
-        return replica.num_requests + 1 > max(1, MAX_OVERLOAD * mean)
-
 
 class BySession(Router):
     """All turns of a session to one replica, by rendezvous hashing; others in turn.
@@ -338,20 +306,17 @@ class BySession(Router):
         self._others = RoundRobin()
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
-        """Send to these from now on."""
         super().use(replicas)
         self._others.use(replicas)
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
-        """Return the one with the largest hash of the session."""
         session = request.job.session
         if session is None:
             return self._others.next_replica()
-        return max(self.replicas, key=lambda replica: _hash_of(session, replica.index))
-
-
-def _hash_of(session: str, index: int) -> bytes:
-    return blake2b(f"{index}:{session}".encode(), digest_size=8).digest()
+        return max(
+            self.replicas,
+            key=lambda each: blake2b(f"{each.index}:{session}".encode(), digest_size=8).digest(),
+        )
 
 
 class RoutedRequest(Struct, frozen=True, gc=False):
