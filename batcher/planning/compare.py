@@ -9,7 +9,6 @@ throughput and response times are still short (Jain, The Art of Computer Systems
 Analysis, 1991, section 3.3).
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from math import inf, log2
 
@@ -18,14 +17,10 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, Deployment, Value
 from batcher.planning.drafting import speedups
-from batcher.planning.fleet import FleetResult, whole_of
 from batcher.planning.measure import (
-    DeploymentPart,
     Outcome,
     Question,
-    measure_part,
-    most_parts,
-    outcome_of,
+    measure,
     problem_of,
 )
 from batcher.planning.workers import WorkerProcesses
@@ -133,24 +128,15 @@ def compare(
     outcomes: dict[int, Outcome] = {}
     if question.workload.num_samples * len(places) < small:
         num_jobs = 1
-    tasks = _tasks(question, [(place, grid[place]) for place in places], num_jobs // len(places))
     done: dict[int, float] = {}
 
     def note_part(task: int, share: float) -> None:
-        done[task] = share / tasks[task][1].num_parts
+        done[task] = share
         on_done(sum(done.values()))
 
-    results: defaultdict[int, dict[int, FleetResult]] = defaultdict(dict)
-    with WorkerProcesses(measure_part, question, num_jobs) as workers:
-        for task, found in workers.answers([part for _, part in tasks], note_part):
-            place, part = tasks[task]
-            if isinstance(found, Outcome):
-                outcomes[place] = found
-            else:
-                results[place][part.place] = found
-                if len(results[place]) == part.num_parts:
-                    whole = whole_of([each for _, each in sorted(results.pop(place).items())])
-                    outcomes[place] = outcome_of(question, grid[place], whole)
+    with WorkerProcesses(measure, question, num_jobs) as workers:
+        for task, outcome in workers.answers([grid[place] for place in places], note_part):
+            outcomes[places[task]] = outcome
             note_part(task, 1.0)
     arriving = _arriving(question)
     sizes = [
@@ -169,17 +155,6 @@ def compare(
         )
         for place, deployment in enumerate(grid)
     ]
-
-
-def _tasks(
-    question: Question, cells: Sequence[tuple[int, Deployment]], num_parts: int
-) -> list[tuple[int, DeploymentPart]]:
-    """Return what processes are to run, each with the place of its cell: it, or parts of it."""
-    tasks = []
-    for place, deployment in cells:
-        num = max(min(num_parts, most_parts(question.workload, deployment)), 1)
-        tasks += [(place, DeploymentPart(deployment, number, num)) for number in range(num)]
-    return tasks
 
 
 def settings_of(deployment: Deployment) -> dict[str, Value]:

@@ -381,17 +381,6 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def whole_of(parts: Sequence[FleetResult]) -> FleetResult:
-    """Return what a fleet did of which `parts` ran every len(parts)-th replica each, in order."""
-    num_replicas, num_parts = len(parts[0].replicas), len(parts)
-    return FleetResult(
-        [parts[index % num_parts].replicas[index] for index in range(num_replicas)],
-        ServedTimes(*map(np.concatenate, zip(*(part.times for part in parts), strict=True))),
-        np.concatenate([part.priorities for part in parts]),
-        min((part.first_arrival for part in parts if part.first_arrival is not None), default=None),
-    )
-
-
 def result_of_engine(run: SimulationResult, settings: ReplicaSettings) -> FleetResult:
     """Return the same of a run of one engine."""
     columns, replica = ServedColumns(), _empty_result(settings)

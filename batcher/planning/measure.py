@@ -43,10 +43,10 @@ from batcher.planning.fleet import (
 from batcher.planning.fleet_file import Management
 from batcher.planning.managed_fleet import ManagedFleet
 from batcher.planning.prices import Cost, Price, cost_of
-from batcher.planning.routers import ROUTERS, BlindRouter, PartRouter, router_of
+from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import OnEnded, Preempted, SimulationTotals, simulate
-from batcher.planning.streamed import AnyWorkload, StreamedTurns, StreamedWorkload, always
+from batcher.planning.streamed import AnyWorkload, StreamedTurns
 from batcher.planning.workers import OnPart
 from batcher.planning.workload import Workload
 from batcher.scheduling.checks import check_settings
@@ -84,34 +84,16 @@ class Question(Struct, frozen=True):
     prices: dict[str, Price] | None = None
 
 
-class DeploymentPart(Struct, frozen=True):
-    """A deployment, or of its replicas every num_parts-th, from the one at `place` on."""
-
-    deployment: Deployment
-    place: int = 0
-    num_parts: int = 1
-
-
-def most_parts(workload: AnyWorkload, deployment: Deployment) -> int:
-    """Return in how many parts it can be run: one if replicas depend on each other."""
-    is_blind = isinstance(router_of(deployment.router), BlindRouter)
-    is_independent = is_blind and _management_of(deployment) is None
-    is_streamed = isinstance(workload, StreamedWorkload)
-    is_one = transfer_of(deployment) is not None
-    return deployment.replicas if is_independent and is_streamed and not is_one else 1
-
-
 def run(
-    workload: AnyWorkload, part: DeploymentPart, on_part: OnPart = lambda _: None
+    workload: AnyWorkload, deployment: Deployment, on_part: OnPart = lambda _: None
 ) -> FleetResult:
-    """Return what a part of the replicas of a deployment does; one alone needs no router.
+    """Return what the replicas of a deployment do; one alone needs no router.
 
     on_part: called with the share of the samples that have ended, again and again.
 
     Raises:
         BatchdecodeError: its settings make no sense.
     """
-    deployment = part.deployment
     workload = workload.at_rate(deployment.rate)
     replicas: list[ReplicaSettings] = []
     for group in groups_of(deployment):
@@ -125,7 +107,7 @@ def run(
             role=group.role,
         )
         replicas += [settings] * group.count
-    num_samples = max(workload.num_samples // part.num_parts, 1)
+    num_samples = max(workload.num_samples, 1)
 
     def on_ended(num_ended: int) -> None:
         on_part(min(num_ended / num_samples, 1.0))
@@ -138,8 +120,8 @@ def run(
     for_trial = _replicas_of_trial(deployment, replicas)
     if for_trial is not None and workload.shares_nothing:
         with suppress(Preempted):
-            return _fleet_of(workload, part, for_trial, on_ended).run()
-    return _fleet_of(workload, part, replicas, on_ended).run()
+            return _fleet_of(workload, deployment, for_trial, on_ended).run()
+    return _fleet_of(workload, deployment, replicas, on_ended).run()
 
 
 def _replicas_of_trial(
@@ -159,17 +141,13 @@ def _replicas_of_trial(
 
 def _fleet_of(
     workload: AnyWorkload,
-    part: DeploymentPart,
+    deployment: Deployment,
     replicas: Sequence[ReplicaSettings],
     on_ended: OnEnded,
 ) -> Fleet:
     """Return a fleet that has done nothing yet."""
-    deployment = part.deployment
-    router, takes = router_of(deployment.router), always
-    if isinstance(router, BlindRouter) and part.num_parts > 1:
-        router = PartRouter(router, part.place, part.num_parts)
-        takes = router.takes
-    turns = Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload, takes)
+    router = router_of(deployment.router)
+    turns = Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload)
     interval, transfer = deployment.report_interval, transfer_of(deployment)
     management = _management_of(deployment)
     if transfer is not None:
@@ -521,9 +499,7 @@ def measure(
     Raises:
         BatchdecodeError: its settings make no sense.
     """
-    return outcome_of(
-        question, deployment, run(question.workload, DeploymentPart(deployment), on_part)
-    )
+    return outcome_of(question, deployment, run(question.workload, deployment, on_part))
 
 
 def outcome_of(question: Question, deployment: Deployment, result: FleetResult) -> Outcome:
@@ -572,18 +548,6 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
         if prices is None
         else cost_of(zip(profiles, parts, strict=True), prices, makespan, num_tokens),
     )
-
-
-def measure_part(
-    question: Question, part: DeploymentPart, on_part: OnPart
-) -> Outcome | FleetResult:
-    """Return what a whole deployment comes to, or what a part of one does.
-
-    Raises:
-        BatchdecodeError: its settings make no sense.
-    """
-    result = run(question.workload, part, on_part)
-    return result if part.num_parts > 1 else outcome_of(question, part.deployment, result)
 
 
 def _draft_use(totals: SimulationTotals) -> DraftUse | None:

@@ -87,62 +87,27 @@ class Router:
         """
 
 
-class BlindRouter(Router):
-    """Goes by nothing, the request included."""
-
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - that is it
-        """Return the next one."""
-        return self.next_replica()
-
-    def next_replica(self) -> ReplicaView:
-        """Return where the next request goes."""
-        raise NotImplementedError
-
-
-class RoundRobin(BlindRouter):
+class RoundRobin(Router):
     """To each replica in turn."""
 
     def __init__(self) -> None:
         super().__init__()
         self._place = -1
 
-    def next_replica(self) -> ReplicaView:
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - that is it
         self._place = (self._place + 1) % len(self.replicas)
         return self.replicas[self._place]
 
 
-class RandomChoice(BlindRouter):
+class RandomChoice(Router):
     """To any of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._random = Random(SEED).random  # noqa: S311 - chance, not secrets
 
-    def next_replica(self) -> ReplicaView:
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - that is it
         return self.replicas[int(self._random() * len(self.replicas))]
-
-
-class PartRouter(Router):
-    """What a blind router does, as far as it concerns one of several parts of the replicas.
-
-    A part is every num_parts-th replica, from the one at `place` on.
-    """
-
-    def __init__(self, router: BlindRouter, place: int, num_parts: int) -> None:
-        super().__init__()
-        self._router, self._place, self._num_parts = router, place, num_parts
-        self._next: ReplicaView | None = None
-
-    def use(self, replicas: Sequence[ReplicaView]) -> None:
-        self._router.use(replicas)
-
-    def takes(self) -> bool:
-        """Choose for the next request, and return whether it goes to this part."""
-        self._next = view = self._router.next_replica()
-        return view.index % self._num_parts == self._place
-
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:  # noqa: ARG002 - it was chosen
-        return self._next
 
 
 class RandomTwo(Router):
@@ -309,10 +274,10 @@ class BySession(Router):
         super().use(replicas)
         self._others.use(replicas)
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:
         session = request.job.session
         if session is None:
-            return self._others.next_replica()
+            return self._others.choose(request, now)
         return max(
             self.replicas,
             key=lambda each: blake2b(f"{each.index}:{session}".encode(), digest_size=8).digest(),

@@ -127,23 +127,15 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
 AnyWorkload = Workload | StreamedWorkload
 
 
-def always() -> bool:
-    """Take a request."""
-    return True
-
-
 class StreamedTurns(Turns):
-    """Makes the sequences of a streamed workload, one after the other; none is kept.
-
-    takes: asked once for each, tells whether to make it; the others are for somebody else.
-    """
+    """Makes the sequences of a streamed workload, one after the other; none is kept."""
 
     has_siblings = has_sessions = False
     all_wait = True
 
-    def __init__(self, workload: StreamedWorkload, takes: Callable[[], bool]) -> None:
+    def __init__(self, workload: StreamedWorkload) -> None:
         super().__init__(Workload([], 0))
-        self._workload, self._takes = workload, takes
+        self._workload = workload
 
     @cached_property
     def longest(self) -> SimulatedSequence:
@@ -152,11 +144,8 @@ class StreamedTurns(Turns):
         return _sequence(0, 0.0, _most(workload.prompt), _most(workload.output), 0)
 
     def arrivals(self) -> Iterable[SimulatedSequence]:
-        """Yield the sequences in the order in which they arrive."""
-        takes = self._takes
-        for number, row in enumerate(self._workload.rows()):
-            if takes():
-                yield _sequence(number, *row)
+        """Return the sequences in the order in which they arrive."""
+        return (_sequence(number, *row) for number, row in enumerate(self._workload.rows()))
 
 
 def _sequence(

@@ -19,7 +19,7 @@ NUM_TURNS = 3
 TEXT = "synthetic:rate=5000,duration={seconds},prompt=128,output=32"
 NUM_REPLICAS = 20
 MANY_REPLICAS = 170
-NUM_REQUESTS, NUM_CORES = 3_000_000, 2  # of the whole of which a hundredth is measured
+NUM_REQUESTS = 3_000_000  # of the whole of which a hundredth is measured
 
 
 def fleets(_: Path) -> Iterator[Row]:
@@ -32,8 +32,8 @@ def fleets(_: Path) -> Iterator[Row]:
     parts = [_fleet_seconds("round-robin", MANY_REPLICAS, 6) for _ in range(NUM_TURNS)]
     each = statistics.median(seconds / num_requests for num_requests, seconds in parts)
     name = f"fleet of {MANY_REPLICAS} behind round-robin, a hundredth of {NUM_REQUESTS:,} requests"
-    whole = each * NUM_REQUESTS / NUM_CORES
-    yield Row(f"{name}: {each * 1e6:.0f} µs each", f"{whole:.0f} s for all, two jobs", "<= 60 s")
+    whole = each * NUM_REQUESTS
+    yield Row(f"{name}: {each * 1e6:.0f} µs each", f"{whole:.0f} s for all", "<= 300 s")
 
 
 def _against_bare(seconds_of: Callable[[], tuple[int, float]]) -> tuple[float, float]:

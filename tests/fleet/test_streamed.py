@@ -8,9 +8,8 @@ from examples import mostly_heavy
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.compare import compare
 from batcher.planning.deployments import Deployment
-from batcher.planning.measure import DeploymentPart, Question, measure, run
+from batcher.planning.measure import Question, measure
 from batcher.planning.streamed import parse_streamed
 from batcher.planning.synthetic import (
     LENGTHS,
@@ -84,28 +83,6 @@ def test_a_prompt_that_never_fits_fails_alone():
     file = measure(Question(written(Poisson(50)), SLO), deployment(2, kv_blocks=12))
     assert outcome == file
     assert outcome.failed > 0
-
-
-@pytest.mark.parametrize(
-    "kv_blocks", mostly_heavy([1, 12, 200], 12)
-)  # of which none, some and all can run
-@pytest.mark.parametrize(
-    "router", mostly_heavy(["random", "round-robin", "shortest-queue"], "shortest-queue")
-)
-def test_parts_in_processes_come_to_the_same(router, kv_blocks):
-    question, grid = Question(parse_streamed(TEXT), SLO), [deployment(5, router, kv_blocks)]
-    alone, parts = (compare(question, grid, growth=0.1, num_jobs=n, small=0) for n in (1, 3))
-    assert alone == parts
-
-
-def test_of_each_part_only_its_replicas_are_sent_anything():
-    question = Question(parse_streamed(TEXT))
-    whole = run(question.workload, DeploymentPart(deployment(5)))
-    served = [one.num_served for one in whole.replicas]
-    for place in range(2):
-        part = run(question.workload, DeploymentPart(deployment(5), place, 2))
-        expected = [number if index % 2 == place else 0 for index, number in enumerate(served)]
-        assert [one.num_served for one in part.replicas] == expected
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from test_simulator import outcome, simulate_steps
 
 from batcher.models.simulated import SimulatedModel
 from batcher.planning.deployments import Deployment
-from batcher.planning.measure import DeploymentPart, run
+from batcher.planning.measure import run
 from batcher.planning.simulator import simulate
 from batcher.planning.streamed import parse_streamed
 from batcher.planning.workload import Workload, workload_of
@@ -140,9 +140,9 @@ def test_a_trial_of_a_fleet_comes_to_what_the_fleet_does(
         batch=8, replicas=3, router=router, profile=PROFILE, scheduling=settings
     )
     streamed = parse_streamed("synthetic:rate=20,duration=10,prompt=lognormal:60:1,output=40")
-    tried = run(streamed, DeploymentPart(deployment))
+    tried = run(streamed, deployment)
     assert (tried.totals.num_preemptions > 0) == (kv_blocks == 40)
     monkeypatch.setattr("batcher.planning.measure._replicas_of_trial", lambda *_: None)
-    untried = run(streamed, DeploymentPart(deployment))
+    untried = run(streamed, deployment)
     assert tried.replicas == untried.replicas
     assert all((one == other).all() for one, other in zip(tried.times, untried.times, strict=True))

@@ -11,7 +11,7 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo, parse_slos
 from batcher.planning.compare import compare
 from batcher.planning.deployments import Deployment
-from batcher.planning.measure import DeploymentPart, Question, good_share, measure, run
+from batcher.planning.measure import Question, good_share, measure, run
 from batcher.planning.plan import find_plan
 from batcher.planning.streamed import parse_streamed
 from batcher.planning.workload import workload_of
@@ -52,7 +52,7 @@ def test_each_class_is_held_to_its_own_limits_and_what_never_ran_has_missed_them
         batch=3, replicas=2, scheduling=deployment_of(1, kv_blocks=4, block_size=4).scheduling
     )
     outcome = measure(question, deployment)
-    slo, result = question.slo, run(question.workload, DeploymentPart(deployment))
+    slo, result = question.slo, run(question.workload, deployment)
     served = list(zip(*result.times, result.priorities.tolist(), strict=True))
     assert len(served) + result.num_failed == question.workload.num_samples
     names = {None: "others"} | {priority: f"priority={priority}" for priority in slo.classes}

@@ -21,7 +21,7 @@ from batcher.planning.deployments import (
     groups_of,
     transfer_of,
 )
-from batcher.planning.measure import Question, measure, most_parts, problem_of
+from batcher.planning.measure import Question, measure, problem_of
 from batcher.planning.plan import find_plan, limits_of, narrower, value_at, wider, without
 from batcher.planning.prices import Price
 from batcher.planning.routers import ROUTERS
@@ -272,9 +272,6 @@ def test_the_answer_does_not_depend_on_the_number_of_processes(fleet_of):
     one, three = (compare(question, grid, growth=0.1, num_jobs=jobs, small=0) for jobs in (1, 3))
     assert one == three
     assert one[0].outcome.groups[1].served == pytest.approx(80, abs=20)
-    link = "{gbytes_per_s: 1, bytes_per_token: 1}"
-    apart = fleet_of(f"{{transfer: {link}, replicas: [{PREFILL}, {DECODE}]}}")
-    assert (most_parts(question.workload, grid[0]), most_parts(question.workload, apart)) == (3, 1)
 
 
 def test_a_group_that_makes_no_sense_is_named(fleet_of):
