@@ -12,16 +12,16 @@ from batcher.events import TokenEvent
 from batcher.hf.settings import is_hf
 from batcher.models import loading
 from batcher.models.base import Model
-from batcher.models.callable import ModelNext
+from batcher.models.callables import ModelNext
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.values import ModelCapabilities
 from batcher.result import Result
-from batcher.transformer.settings import is_checkpoint
+from batcher.transformer.config import is_checkpoint
 
 if TYPE_CHECKING:
-    from batcher.models.llm import LLM
+    from batcher.models.callables import LLM
 
 
 def load_model(name: str, **settings: Any) -> Model:

@@ -35,7 +35,7 @@ def candidates(
 def _values(name: str, start: str) -> Iterable[str | tuple[str, str]]:
     # Each import is done only when it is asked for.
     if name == "policy":
-        from batcher.scheduling.policies import POLICIES  # noqa: PLC0415
+        from batcher.scheduling.queue import POLICIES  # noqa: PLC0415
 
         return POLICIES
     if name in SETTINGS:

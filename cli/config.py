@@ -41,7 +41,7 @@ MODEL_SECTIONS = {
     "simulated": ("model_settings", "batcher.models.simulated", "SimulatedSettings"),
     "llm": ("llm_settings", "batcher.models.calls", "CallSettings"),
     "server": ("server_settings", "batcher.remote.settings", "ServerSettings"),
-    "transformer": ("transformer_settings", "batcher.transformer.settings", "TransformerSettings"),
+    "transformer": ("transformer_settings", "batcher.transformer.config", "TransformerSettings"),
     "hf": ("hf_settings", "batcher.hf.settings", "HFSettings"),
 }
 _MAX_SHOWN = 50  # mistakes in a file, as of bad requests

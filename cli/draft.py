@@ -16,7 +16,7 @@ from batcher.request import SAMPLING_FIELDS, Request
 from batcher.requests.values import misfit
 from batcher.speculation.diagnosis import Cause, Diagnosis, TargetOutput, can_be_compared, diagnose
 from batcher.speculation.settings import ModelDraft, expected_tokens, parse_draft
-from batcher.transformer.settings import is_checkpoint
+from batcher.transformer.config import is_checkpoint
 
 from .models import capabilities_of, load, model_again
 from .printing import print_json, print_text

@@ -16,7 +16,7 @@ from batcher.models.loading import as_model, load_model
 from batcher.remote.loading import RemoteModel, remote_model_of
 from batcher.remote.settings import REMOTE_SCHEDULING, is_server
 from batcher.requests.values import ModelCapabilities
-from batcher.transformer.settings import TRANSFORMER_SETTINGS, is_checkpoint
+from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
 
 from .options import ModelOptions
 from .screen.terminal import can_animate, printable

@@ -340,7 +340,7 @@ class SchedulingOptions:
         Raises:
             BatchdecodeError: an option has no effect.
         """
-        from batcher.scheduling.checks import check_effects  # noqa: PLC0415 - heavy
+        from batcher.scheduling.scheduler import check_effects  # noqa: PLC0415 - heavy
 
         settings = SchedulingSettings(**self.values)
         check_effects(self.given, [settings])

@@ -31,7 +31,7 @@ from batcher.planning.streamed import PREFIX as STREAMED
 from batcher.planning.streamed import AnyWorkload, parse_streamed
 from batcher.planning.workload import has_exact_length, workload_of
 from batcher.request import Request
-from batcher.scheduling.checks import check_effects
+from batcher.scheduling.scheduler import check_effects
 
 from .models import capabilities_of, load
 from .notes import say_of_memory, say_of_slo

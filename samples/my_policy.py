@@ -4,7 +4,7 @@ A policy gets a Candidate, which tells of a request that waits, and returns a nu
 numbers; the smallest goes first.  Of equals, the one that arrived first does.
 """
 
-from batcher.scheduling.policies import Candidate
+from batcher.scheduling.queue import Candidate
 
 
 def shortest(candidate: Candidate) -> int:

@@ -13,9 +13,7 @@ import msgspec
 import numpy as np
 import yaml
 
-from batcher.training.material import Material, read_material
-from batcher.training.packing import NO_TARGET, Packing
-from batcher.training.settings import TrainingSettings
+from batcher.training.data import NO_TARGET, Material, Packing, TrainingSettings, read_material
 
 ORDER = 5
 

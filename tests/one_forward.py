@@ -1,7 +1,7 @@
 """The tokens of one sequence in one forward, in blocks that are not in order."""
 
 from batcher.transformer.layers import FloatArray
-from batcher.transformer.span import Snapshot, Span
+from batcher.transformer.step import Snapshot, Span
 from batcher.transformer.transformer import Transformer
 
 BLOCK_SIZE = 16

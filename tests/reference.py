@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from batcher import Request, SimulatedModel
 from batcher.models.base import Tokenizer
-from batcher.models.callable import CallableModel
+from batcher.models.callables import CallableModel
 from batcher.models.simulated import reference_next_token
 from batcher.models.tokenizers import ByteTokenizer
 

@@ -4,15 +4,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from batcher.models.simulated import SimulatedModel, reference_next_token
-from batcher.models.simulated_hash import MASK, MULTIPLIER
-from batcher.models.simulated_logits import (
+from batcher.models.simulated import (
     GRAMMAR_GAP,
+    MASK,
+    MULTIPLIER,
     NUM_RANKINGS,
     SHAPE_SHIFT,
     SHARPNESSES,
     TOP_LOGIT,
     ZIPF_EXPONENT,
+    SimulatedModel,
+    reference_next_token,
     uniform_bits,
 )
 from batcher.models.tokenizers import BEGIN_TOKEN_ID

@@ -10,7 +10,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepsEvent
 from batcher.request import PromptSegment
 from batcher.result import Result
-from batcher.scheduling.checks import check_settings
+from batcher.scheduling.scheduler import check_settings
 from batcher.settings import SchedulingSettings
 from batcher.speculation.proposal import Drafter
 from batcher.timing.formulas import ConstantStepTime, LeastStepTime, ProfileStepTime

@@ -12,7 +12,7 @@ from reference import english_requests
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
-from batcher.engine.row_state import RowState
+from batcher.engine.rows import RowState
 from batcher.requests.validation import num_slots_needed
 
 Outputs = dict[str, list[Result]]

@@ -13,8 +13,7 @@ from test_scheduling_invariance import Case, cases, check, run
 from batcher import BatchdecodeError, Engine, ModelError, ModelOutput, Request, SimulatedModel
 from batcher.events import AdmitEvent, PreemptEvent
 from batcher.models.base import Batch
-from batcher.scheduling.blocks import BlockPool
-from batcher.scheduling.cached_blocks import NO_HASH, ROOT
+from batcher.scheduling.blocks import NO_HASH, ROOT, BlockPool
 from batcher.settings import SchedulingSettings
 
 KINDS = [(5,), (None, 3), (None, 5, "state"), (None, "state"), ("state",), (None, 9, 2, None)]

@@ -14,10 +14,10 @@ from reference import english_requests
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
-from batcher.engine.decoder import Decoder
+from batcher.engine.model_runner import Decoder
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
-from batcher.models.callable import CallableModel
-from batcher.models.checked import CheckedModel
+from batcher.models.callables import CallableModel
+from batcher.models.loading import CheckedModel
 from batcher.models.simulated import SimulatedSettings
 from batcher.prompts import count_tokens
 from batcher.request import TO_THE_END

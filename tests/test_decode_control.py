@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
-from batcher.engine.row_state import RowState
+from batcher.engine.rows import RowState
 from batcher.events import (
     DropEvent,
     FinishEvent,

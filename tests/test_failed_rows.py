@@ -11,7 +11,7 @@ from batcher.decoding.constraints import GrammarRow
 from batcher.engine import Engine
 from batcher.errors import RequestError
 from batcher.models.base import Batch
-from batcher.models.callable import CallableModel
+from batcher.models.callables import CallableModel
 from batcher.models.simulated import SimulatedSettings
 
 

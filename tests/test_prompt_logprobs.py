@@ -14,7 +14,7 @@ from batcher import Engine, ModelOutput, Request, SimulatedModel, decode
 from batcher.decoding.logprobs import PromptLogprobs
 from batcher.events import AdmitEvent, PreemptEvent
 from batcher.metrics.summary import RunMetrics
-from batcher.models.checked import CheckedModel
+from batcher.models.loading import CheckedModel
 from batcher.prompts import Prompt
 from batcher.result import PromptLogprob, TopLogprob
 from batcher.settings import SchedulingSettings

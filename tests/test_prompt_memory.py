@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.models.simulated_hash import MASK, MULTIPLIER, hash_after, hashes_after
+from batcher.models.simulated import MASK, MULTIPLIER, hash_after, hashes_after
 from batcher.models.tokenizers import ByteTokenizer, WordTokenizer
 from batcher.prompts import BlockContents, Prompt, encoded, read_prompt
 from batcher.request import PromptSegment

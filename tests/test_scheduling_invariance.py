@@ -26,7 +26,7 @@ from soaking import kept
 from batcher import Engine, ModelOutput, Request, Result, SimulatedModel
 from batcher.events import AdmitEvent, PreemptEvent
 from batcher.models.base import Batch
-from batcher.models.callable import CallableModel
+from batcher.models.callables import CallableModel
 from batcher.requests.validation import num_slots_needed
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.timing.step_time import StepTime

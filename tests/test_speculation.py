@@ -26,7 +26,7 @@ from batcher.events import (
     SpeculateEvent,
 )
 from batcher.models.base import Batch, ModelOutput
-from batcher.models.callable import CallableModel
+from batcher.models.callables import CallableModel
 from batcher.models.simulated_draft import SimulatedDraft
 from batcher.prompts import read_prompt
 from batcher.scheduling.clock import WallClock

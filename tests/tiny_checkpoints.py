@@ -9,15 +9,14 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors.numpy import save_file
 
-from batcher.transformer.config_json import config_from_json
-from batcher.transformer.gguf_tensors import (
+from batcher.transformer.config import EXPERT_NAMES, config_from_json, tensor_shapes
+from batcher.transformer.stored import (
     GGUF_LAYER_NAMES,
     GGUF_NAMES,
     POST_NORM_NAMES,
     ROUTER,
     STACKED,
 )
-from batcher.transformer.tensor_names import EXPERT_NAMES, tensor_shapes
 from batcher.transformer.tokenizer import _byte_characters
 
 BYTES = [character for character, _ in sorted(_byte_characters().items(), key=lambda pair: pair[1])]

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batcher.engine.decoded import Decoded
-from batcher.engine.sequence import Sequence
+from batcher.engine.sequence import Decoded, Sequence
 from batcher.engine.sessions import NOTHING_DROPPED
 from batcher.events import (
     AcceptEvent,
@@ -27,10 +26,9 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.result import Result
-from batcher.scheduling.batch import RunningBatch
 from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
-from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
-from batcher.scheduling.scheduler import Scheduler
+from batcher.scheduling.lockstep import RunningBatch
+from batcher.scheduling.scheduler import Blocked, Preemption, Scheduler, SchedulerOutput
 from batcher.scheduling.sequence import NO_SLOT
 
 if TYPE_CHECKING:

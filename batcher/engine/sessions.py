@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from batcher.events import ArriveReason
-from batcher.models.context import Context
+from batcher.models.base import Context
 from batcher.request import Request
 from batcher.result import Result
 from batcher.tokens import NO_TOKENS, Tokens, joined

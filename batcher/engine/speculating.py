@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from batcher.engine.decoded import Decoded
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.recorder import Recorder
-from batcher.engine.sequence import Sequence
+from batcher.engine.sequence import Decoded, Sequence
 from batcher.errors import BatchdecodeError, InvariantError, describe
 from batcher.events import SpeculateReason
 from batcher.fields import check_types
@@ -30,8 +29,7 @@ from batcher.models.loading import as_model, cache_windows_of
 from batcher.models.simulated import SimulatedSettings
 from batcher.models.simulated_draft import simulated_draft
 from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
-from batcher.scheduling.output import SchedulerOutput
-from batcher.scheduling.scheduler import Scheduler
+from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
 from batcher.speculation.draft_model import DraftingRows, DraftModel, DraftTreeModel
 from batcher.speculation.lengths import AutoLengths, MeasuredCosts
 from batcher.speculation.ngram import NgramDrafter
@@ -48,7 +46,7 @@ from batcher.speculation.settings import (
     parse_draft,
     parse_tree,
 )
-from batcher.transformer.settings import is_checkpoint
+from batcher.transformer.config import is_checkpoint
 
 MAX_AUTO_TOKENS = 16
 FAILURE: SpeculateReason = "failure"

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from batcher.decoding.constraints import RowConstraint, allowed_tokens
 from batcher.decoding.output_tokens import NO_TOKEN
 from batcher.decoding.sampling import Masks, Sampler
-from batcher.engine.decoded import NO_DRAFTS, Decoded
-from batcher.engine.row_decoder import RowDecoder
+from batcher.engine.rows import RowDecoder
+from batcher.engine.sequence import NO_DRAFTS, Decoded
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, ModelOutput
 from batcher.speculation.draft_model import Choose

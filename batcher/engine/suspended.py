@@ -8,7 +8,7 @@ from batcher.decoding.stop_matcher import AutomatonPlace
 
 if TYPE_CHECKING:  # plain rows need none of it
     from batcher.decoding.sampling import SuspendedSampling
-    from batcher.engine.row_state import BeamRows, RowState
+    from batcher.engine.rows import BeamRows, RowState
 
 
 class SuspendedRow(Struct, frozen=True):

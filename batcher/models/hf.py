@@ -10,8 +10,7 @@ from msgspec import to_builtins
 from batcher.errors import BatchdecodeError
 from batcher.hf.settings import PREFIX, HFSettings
 from batcher.models.base import Tokenizer
-from batcher.models.slots import SlotModel
-from batcher.models.transformer import TransformerModel
+from batcher.models.transformer import SlotModel, TransformerModel
 
 _NEEDED_MODULES = ("torch", "transformers", "jinja2")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
@@ -54,11 +53,13 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
 def _load(
     spec: str, source: str, settings: HFSettings, *, is_local: bool
 ) -> TransformerModel | SlotModel:
-    from batcher.hf.decoder import HFDecoder  # noqa: PLC0415 - as above
-    from batcher.hf.loading import load, reading  # noqa: PLC0415 - as above
-    from batcher.hf.parts import WholeError  # noqa: PLC0415 - as above
-    from batcher.hf.tokenizer import NoTokenizer  # noqa: PLC0415 - as above
-    from batcher.hf.whole import WholeDecoder  # noqa: PLC0415 - as above
+    from batcher.hf.attention import WholeError  # noqa: PLC0415 - as above
+    from batcher.hf.loading import (  # noqa: PLC0415 - as above
+        NoTokenizer,
+        load,
+        reading,
+    )
+    from batcher.hf.model import HFDecoder, WholeDecoder  # noqa: PLC0415 - as above
 
     model, sizes, own_tokenizer, digest = load(source, settings, is_local=is_local)
     limit = sizes.max_position_embeddings

@@ -9,14 +9,20 @@ changes every token that follows; in pages, that of a token is the h after it.
 vector operations of `SimulatedModel` are tested against it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace as dataclass_replace
 from functools import cached_property, partial
-from typing import Annotated, Any
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta, Struct, structs
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
+from batcher.errors import InvariantError
 from batcher.models.base import (
     NO_SLOTS,
     Batch,
@@ -25,22 +31,205 @@ from batcher.models.base import (
     IntArray,
     ModelOutput,
     OutputKind,
+    Pages,
+    draft_parents,
 )
-from batcher.models.simulated_attentive import AttentivePages
-from batcher.models.simulated_cells import Drafts, pages_of
-from batcher.models.simulated_hash import (
-    MASK,
-    MULTIPLIER,
-    Hashes,
-    hash_after,
-    hash_after_first,
-    hashes_after,
-)
-from batcher.models.simulated_logits import LogitTable
-from batcher.models.simulated_pages import PagedHashes
 from batcher.models.tokenizers import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
-from batcher.splitmix64 import scramble
+from batcher.splitmix64 import Bits, BitsOrInt, scramble
 from batcher.tokens import Tokens
+
+# The simulated model's logits: a few likely words about its greedy choice, then a long tail.
+#
+# The tokens are ranked: those that the grammar allows come first, in a random order in which what
+# is frequent tends to be early; then come all the others. The logit falls with the logarithm of the
+# rank, as in Zipf's law, and by a gap where the grammar ends. The greedy choice comes before the
+# first. Bits of the prefix's hash select one of several rankings, and how sharp it is: how sure the
+# model seems to be.
+#
+# `reference_logits` in simulated.py is the same, slowly and for one prefix.
+
+NUM_RANKINGS = 16  # of each part of speech
+SHARPNESSES = tuple(0.8 * 2.5 ** (step / 15) for step in range(16))
+SHAPE_SHIFT = 46  # where a hash has the bits for both, below those that choose the token
+TOP_LOGIT = 8.0
+ZIPF_EXPONENT = 1.2
+GRAMMAR_GAP = 4.5
+
+_BEYOND_THE_GRAMMAR = 100.0  # no follower comes up as late: -ln(2^-53) is 37
+
+
+class LogitTable:
+    """All logits but those of the greedy choices, and the sharpnesses to multiply them with."""
+
+    def __init__(self, choices: IntArray, vocab_size: int) -> None:
+        """Take the choices: [parts of speech, choices] what follows, as often as it does."""
+        self._logits = _ranked_logits(choices, vocab_size)
+        self._sharpnesses = np.array(SHARPNESSES, np.float32)[:, None]
+        self._buffer = np.empty((0, vocab_size), np.float32)
+
+    def gather(self, parts: IntArray, hashes: Bits, tokens: IntArray) -> FloatArray:
+        """Return the logits of some rows: [rows, vocab], good until the next call.
+
+        parts, hashes, tokens: [rows] the part of speech of the last token, the hash of the prefix,
+        the greedy choice.
+        """
+        num_rows = len(tokens)
+        if num_rows > len(self._buffer):
+            self._buffer = np.empty((num_rows, self._logits.shape[1]), np.float32)
+        return self.gather_into(self._buffer[:num_rows], parts, hashes, tokens)
+
+    def gather_into(
+        self, logits: FloatArray, parts: IntArray, hashes: Bits, tokens: IntArray
+    ) -> FloatArray:
+        """Return `logits` [rows, vocab] with what `gather` would return written into it."""
+        shapes = (hashes >> np.uint64(SHAPE_SHIFT)).view(np.int64)
+        rankings = shapes // len(SHARPNESSES) % NUM_RANKINGS
+        self._logits.take(parts * NUM_RANKINGS + rankings, 0, logits, "clip")
+        logits[np.arange(len(tokens)), tokens] = TOP_LOGIT
+        logits *= self._sharpnesses[shapes % len(SHARPNESSES)]
+        return logits
+
+
+def uniform_bits(part: BitsOrInt, ranking: BitsOrInt, token: BitsOrInt) -> BitsOrInt:
+    """Return 52 random bits: where in (0, 1) the token's number for this ranking lies."""
+    bits = scramble((part << 32) + (ranking << 16) + token)
+    return bits >> 12  # type: ignore[return-value]  # numpy's stubs lose the sign, numpy does not
+
+
+def _ranked_logits(choices: IntArray, vocab_size: int) -> FloatArray:
+    """Return [parts * NUM_RANKINGS, vocab] the logits by rank, from 1 on.
+
+    A token comes up after an exponential time whose rate is its frequency, and ranks are the order
+    of these (Efraimidis and Spirakis, Information Processing Letters 97(5), 2006).
+    """
+    counts = np.stack([np.bincount(line, minlength=vocab_size) for line in choices])[:, None]
+    sizes = len(choices), NUM_RANKINGS, vocab_size
+    part, ranking, token = (np.arange(size, dtype=np.uint64) for size in sizes)
+    bits = uniform_bits(part[:, None, None], ranking[:, None], token)
+    times = -np.log((bits + 0.5) / 2**52) / counts.clip(1)
+    times[np.broadcast_to(counts == 0, sizes)] += _BEYOND_THE_GRAMMAR
+    by_rank = TOP_LOGIT - ZIPF_EXPONENT * np.log(np.arange(2, vocab_size + 2))
+    logits = np.empty(sizes)
+    np.put_along_axis(logits, times.argsort(axis=-1), by_rank[None, None], -1)
+    logits -= np.where(counts == 0, GRAMMAR_GAP, 0)
+    return logits.astype(np.float32).reshape(-1, vocab_size)
+
+
+# The hash of the simulated model, h <- (h + token) * M modulo 2^64, of one token or of many.
+
+Hashes = NDArray[np.uint64]
+
+MULTIPLIER = 0x5851F42D4C957F2D  # Knuth's MMIX generator
+MASK = 2**64 - 1
+_INVERSE = pow(MULTIPLIER, -1, 2**64)
+_HASHED_AT_ONCE = 2**16  # tokens that are hashed at once, at most
+_NUM_ONE_BY_ONE = 16  # tokens that are hashed sooner one by one than all at once
+
+
+class _Powers:
+    """Powers of M and of its inverse, as many as the longest piece needs: a cache of constants."""
+
+    def __init__(self) -> None:
+        self.falling = self.rising = self.inverse = np.zeros(0, np.uint64)
+
+    def make(self, count: int) -> None:
+        """Have at least `count` of each: M^n ... M^1, M^1 ... M^n, and M^0 ... M^(1-n)."""
+        if count > len(self.rising):
+            self.rising = np.full(2 * count, MULTIPLIER, np.uint64).cumprod()
+            self.falling = self.rising[::-1].copy()
+            self.inverse = np.full(2 * count, _INVERSE, np.uint64)
+            self.inverse[0] = 1
+            self.inverse = self.inverse.cumprod()
+
+
+_powers = _Powers()
+
+
+def hash_after(state: int, token_ids: Tokens) -> int:
+    """Return the hash after `token_ids`: many at once, state * M^n + sum of token_i * M^(n-i)."""
+    return hash_after_first(state, token_ids, len(token_ids))
+
+
+def hash_after_first(state: int, token_ids: Tokens, num_tokens: int) -> int:
+    """Return the hash after the first `num_tokens` of `token_ids`."""
+    if num_tokens <= _NUM_ONE_BY_ONE:
+        for token_id in token_ids[:num_tokens]:
+            state = (state + token_id) * MULTIPLIER & MASK
+        return state
+    if num_tokens > _HASHED_AT_ONCE:
+        for start in range(0, num_tokens, _HASHED_AT_ONCE):
+            state = hash_after(state, token_ids[start : min(start + _HASHED_AT_ONCE, num_tokens)])
+        return state
+    _powers.make(num_tokens)
+    powers = _powers.falling[-num_tokens:]
+    # Over an array, which is made of a list in half the time that numpy takes.
+    terms = np.frombuffer(array("Q", token_ids), np.uint64, num_tokens).dot(powers)
+    return int(terms) + state * int(powers[0]) & MASK
+
+
+def hashes_after(state: int, token_ids: Tokens) -> Hashes:
+    """Return [tokens] the hash after each of `token_ids`: M^i * (state + sum of token_j * M^(1-j)).
+
+    M is odd, so that it has an inverse modulo 2^64.
+    """
+    num_tokens = len(token_ids)
+    if num_tokens > _HASHED_AT_ONCE:
+        whole = np.empty(num_tokens, np.uint64)
+        for start in range(0, num_tokens, _HASHED_AT_ONCE):
+            piece = hashes_after(state, token_ids[start : start + _HASHED_AT_ONCE])
+            whole[start : start + _HASHED_AT_ONCE], state = piece, int(piece[-1])
+        return whole
+    _powers.make(num_tokens)
+    sums = (np.array(token_ids, np.uint64) * _powers.inverse[:num_tokens]).cumsum()
+    hashes: Hashes = (sums + np.uint64(state)) * _powers.rising[:num_tokens]
+    return hashes
+
+
+class Runs:
+    """Tokens on end of several rows, to be hashed all at once, each row from a hash of its own.
+
+    token_ids: [tokens] those of the first row, of the second, and so on.
+    firsts: [rows] where those of each begin.  rows: [tokens] whose each is.
+    places: [tokens] how many of its row are before it.
+    """
+
+    def __init__(self, token_ids: IntArray, lengths: IntArray) -> None:
+        self.token_ids = token_ids
+        self.firsts: IntArray = lengths.cumsum() - lengths
+        self.rows: IntArray = np.arange(len(lengths)).repeat(lengths)
+        self.places: IntArray = np.arange(len(token_ids)) - self.firsts[self.rows]
+        _powers.make(int(lengths.max()))
+        terms = token_ids.view(np.uint64) * _powers.inverse[self.places]
+        sums = terms.cumsum()
+        sums -= (sums - terms)[self.firsts][self.rows]
+        self._sums, self._powers = sums, _powers.rising[self.places]
+
+    def hashes_after(self, states: Hashes) -> Hashes:
+        """Return [tokens] the hash after each, as `hashes_after` does; states: [rows]."""
+        hashes: Hashes = (self._sums + states[self.rows]) * self._powers
+        return hashes
+
+
+class Tree:
+    """The last known token of one row, and drafts that are a tree behind it, as a kind of Runs.
+
+    parents: [drafts] the index of the token that each follows.
+    """
+
+    def __init__(self, token_ids: IntArray, parents: Sequence[int]) -> None:
+        self.token_ids, self._parents = token_ids, parents
+        self.firsts: IntArray = np.zeros(1, np.int64)
+        self.rows: IntArray = np.zeros_like(token_ids)
+        self.places: IntArray = np.arange(len(token_ids))
+
+    def hashes_after(self, states: Hashes) -> Hashes:
+        """Return [tokens] the hash after each, behind those on its way alone; states: [1]."""
+        first, *drafts = self.token_ids.tolist()
+        hashes = [(int(states[0]) + first) * MULTIPLIER & MASK]
+        for token_id, parent in zip(drafts, self._parents, strict=True):
+            hashes.append((hashes[parent] + token_id) * MULTIPLIER & MASK)
+        return np.array(hashes, np.uint64)
+
 
 _CHOICE_BITS = 10
 NUM_CHOICES = 2**_CHOICE_BITS
@@ -235,7 +424,7 @@ class SimulatedModel:
             before = int(hashes[-1])
             yield self._fill(np.empty((len(piece), self.vocab_size), np.float32), piece, hashes)
 
-    def _logits_after_drafts(self, drafts: Drafts) -> FloatArray:
+    def _logits_after_drafts(self, drafts: "Drafts") -> FloatArray:
         """Return the logits after each of some drafts, good until the next call."""
         num_drafts = len(drafts.tokens)
         if num_drafts > len(self._draft_logits):
@@ -310,3 +499,462 @@ def _choices(settings: SimulatedSettings, tokenizer: WordTokenizer) -> tuple[Int
             words = np.array(token_ids[follower])
             table[number, begin:end] = words[np.arange(end - begin) % len(words)]
     return lines, table.reshape(-1)
+
+
+# The cells of the simulated model in pages: a number for each token, where the token is.
+#
+# Nothing is kept by slot but where its row stands, so that only the block tables say whose past a
+# row goes on from.
+
+# Cells before those of block 0.
+BEGIN = 0  # the hash that every row begins with
+SCRATCH = 1
+NUM_FIXED = 2
+
+
+class Cells:
+    """A number for every cell of every block, behind a few fixed ones.
+
+    num_blocks: how many there are so far.
+    view: of the same memory; Python reads and writes it several times as fast one by one.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.values: Hashes = np.zeros(NUM_FIXED + num_blocks * block_size, np.uint64)
+        self.view = self.values.data
+
+    def prepare(self, pages: Pages) -> None:
+        """Move what is to be moved, make room for new blocks, and copy those that are to be."""
+        if pages.moves:
+            sources, targets = np.array(pages.moves).T + NUM_FIXED
+            self.values[targets] = self.values[sources]
+        if pages.num_blocks > self.num_blocks:
+            num_more = max(pages.num_blocks - self.num_blocks, self.num_blocks)
+            more = np.zeros(num_more * pages.block_size, np.uint64)
+            self.values = np.concatenate([self.values, more])
+            self.view, self.num_blocks = self.values.data, self.num_blocks + num_more
+        size = pages.block_size
+        for source, target in pages.copies:
+            first, last = NUM_FIXED + source * size, NUM_FIXED + target * size
+            self.values[last : last + size] = self.values[first : first + size]
+
+
+class Drafts(NamedTuple):
+    """The drafts of a step, in the order of its chunks: [drafts] each, and the hash after it."""
+
+    tokens: IntArray
+    hashes: Hashes
+
+
+def together(drafts: list[Drafts]) -> Drafts:
+    """Return the drafts of one after the other."""
+    if len(drafts) == 1:
+        return drafts[0]
+    tokens, hashes = zip(*drafts, strict=True)
+    return Drafts(np.concatenate(tokens), np.concatenate(hashes))
+
+
+def pages_of(batch: Batch) -> Pages:
+    """Return where the tokens of a batch are; a model that was to keep pages is given some."""
+    if batch.pages is None:
+        raise InvariantError("a model that was to keep pages is given none")
+    return batch.pages
+
+
+def cell_of(pages: Pages, slot: int, position: int) -> int:
+    """Return the cell of the token at `position` of the row in `slot`."""
+    block, offset = divmod(position, pages.block_size)
+    return NUM_FIXED + pages.tables[slot][block] * pages.block_size + offset
+
+
+def cells_of(pages: Pages, slot: int, start: int, stop: int) -> IntArray:
+    """Return [stop - start] the cells of the tokens from position `start` on."""
+    size = pages.block_size
+    first = start // size
+    blocks = np.array(pages.tables[slot][first : -(-stop // size)], np.int64)
+    cells = (blocks * size + NUM_FIXED)[:, None] + np.arange(size)
+    return cells.reshape(-1)[start - first * size : stop - first * size]
+
+
+# The simulated model in pages, reading every token of every row again in every step.
+
+
+class AttentivePages:
+    """Every token, by cell; the hash of a row is computed from all of its tokens in every step."""
+
+    def __init__(self, num_blocks: int, block_size: int, seed_hash: int, begin_hash: int) -> None:
+        self._seed_hash, self._begin_hash = seed_hash, begin_hash
+        self._cells = Cells(num_blocks, block_size)
+        self._positions: dict[int, int] = {}  # slot -> that of the token it computes
+        self.drafts: Drafts | None = None  # of the step
+
+    def load(self, batch: Batch, tokens: IntArray, hashes: Hashes) -> bool:
+        """Do what that of PagedHashes does."""
+        pages, slots, self.drafts = pages_of(batch), batch.slots.tolist(), None
+        self._cells.prepare(pages)
+        values, positions = self._cells.values, self._positions
+        if slots:
+            for slot in positions:
+                positions[slot] += 1
+            positions.update(pages.moved)
+        for chunk in batch.chunks:
+            positions.pop(chunk.slot, None)
+            stop = chunk.start + len(chunk.token_ids)
+            if chunk.token_ids:
+                cells = cells_of(pages, chunk.slot, chunk.start, stop)
+                values[cells] = chunk.token_ids
+            if batch.holds(chunk.slot):
+                last = len(chunk.token_ids) - chunk.num_drafts - 1
+                positions[chunk.slot] = chunk.start + last
+                tokens[chunk.slot] = chunk.token_ids[last] if chunk.token_ids else BEGIN_TOKEN_ID
+        for slot in slots:
+            if positions[slot] >= 0:
+                values[cell_of(pages, slot, positions[slot])] = tokens[slot]
+        for slot in slots:
+            hashes[slot] = self._hash_before(slot, pages)
+        drafts = [self._drafts_of(chunk, pages) for chunk in batch.chunks if chunk.num_drafts]
+        if drafts:
+            self.drafts = together(drafts)
+        return bool(slots)
+
+    def _drafts_of(self, chunk: Chunk, pages: Pages) -> Drafts:
+        """Return the drafts of a chunk, which are in their cells."""
+        last = len(chunk.token_ids) - chunk.num_drafts - 1
+        before, stop = chunk.start + last, chunk.start + len(chunk.token_ids)
+        token_ids = self._cells.values[cells_of(pages, chunk.slot, before, stop)].view(np.int64)
+        parents = [parent - last for parent in draft_parents(chunk)]
+        state = np.array([self._hash_of(chunk.slot, before, pages)], np.uint64)
+        hashes = Tree(token_ids, parents).hashes_after(state)
+        return Drafts(token_ids[1:], hashes[1:])
+
+    def store(self, hashes: Hashes) -> None:
+        """Do nothing: no hash is kept."""
+
+    def release(self, slot: int) -> None:
+        """Let `slot` neither read nor write."""
+        self._positions.pop(slot, None)
+
+    def hash_before(self, chunk: Chunk, pages: Pages) -> int:
+        """Do what that of PagedHashes does."""
+        return self._hash_of(chunk.slot, chunk.start, pages)
+
+    def _hash_before(self, slot: int, pages: Pages) -> int:
+        """Return the hash after all tokens before the one that the row in `slot` computes."""
+        position = self._positions[slot]
+        return self._seed_hash if position < 0 else self._hash_of(slot, position, pages)
+
+    def _hash_of(self, slot: int, num_tokens: int, pages: Pages) -> int:
+        """Return the hash after the first `num_tokens` tokens of the row in `slot`."""
+        cells = cells_of(pages, slot, 0, num_tokens)
+        return hash_after(self._begin_hash, self._cells.values[cells].tolist())
+
+
+# The simulated model in pages: in each cell the hash after its token.
+
+_UNMADE = 0x5DEECE66D  # in cells whose hash is still to be made: for who reads them wrongly
+
+
+def _has_drafts(chunk: Chunk) -> bool:
+    return chunk.num_drafts > 0
+
+
+def _is_plain(chunk: Chunk) -> bool:
+    """Return whether a chunk has one token before its drafts, which are a line."""
+    return len(chunk.token_ids) - chunk.num_drafts == 1 and not chunk.draft_parents
+
+
+def _without(chunk: Chunk, num_tokens: int) -> Chunk:
+    """Return a chunk without its first so many tokens."""
+    return replace(
+        chunk,
+        token_ids=chunk.token_ids[num_tokens:],
+        start=chunk.start + num_tokens,
+        draft_parents=tuple(parent - num_tokens for parent in chunk.draft_parents),
+    )
+
+
+_PARTS = attrgetter("slot", "start", "num_drafts", "token_ids")
+
+
+class _Computed(Struct, gc=False):
+    """A chunk that is computed, whose hashes are made when the first of them is asked for.
+
+    before: the hash before its first token, which is at position `start`.
+    """
+
+    before: int
+    token_ids: Tokens
+    start: int
+    made: Hashes | None = None
+
+    @property
+    def hashes(self) -> Hashes:
+        """The hash after each of its tokens."""
+        if self.made is None:
+            self.made = hashes_after(self.before, self.token_ids)
+        return self.made
+
+
+class _Tails:
+    """The last known tokens of several rows, each with its drafts, one row after the other.
+
+    chunks: one of each row, with one token and its drafts; a single one if these are a tree.
+    slots: [rows].  runs: all tokens.  cells: [tokens] where each is.  reads: [rows] the cell of the
+    token before.  blocks: all in which one of these is.
+    """
+
+    def __init__(self, chunks: list[Chunk], pages: Pages) -> None:
+        size = pages.block_size
+        slots, all_starts, nums, token_ids = zip(*map(_PARTS, chunks), strict=True)
+        self.slots: IntArray = np.array(slots, np.int64)
+        starts, num_drafts = np.array(all_starts, np.int64), np.array(nums, np.int64)
+        tokens, parents = np.array([*chain(*token_ids)], np.int64), chunks[0].draft_parents
+        self.runs = Tree(tokens, parents) if parents else Runs(tokens, num_drafts + 1)
+        before = np.maximum(starts - 1, 0)
+        places, stop_places = before // size, (starts + num_drafts) // size + 1
+        bounds = zip(slots, places.tolist(), stop_places.tolist(), strict=True)
+        own = [pages.tables[slot][place:stop] for slot, place, stop in bounds]
+        self.blocks = [*chain(*own)]
+        first_cells = np.array(self.blocks, np.int64) * size + NUM_FIXED
+        num_blocks = stop_places - places
+        numbers = num_blocks.cumsum() - num_blocks  # of each row's first block among all
+        self.reads: IntArray = first_cells[numbers] + before % size
+        self.reads[starts == 0] = BEGIN
+        # Where a token would be if the blocks were on end.
+        rows = self.runs.rows
+        on_end = ((numbers - places) * size + starts)[rows] + self.runs.places
+        self.cells: IntArray = first_cells[on_end // size] + on_end % size
+
+
+class PagedHashes:
+    """The hash after every token, by cell, and where each slot reads and writes in the next step.
+
+    A slot reads the cell of the token before, which is the one that it wrote last, and writes the
+    one behind it, unless `Pages.moved` says where it is.  A slot that does not decode stays at a
+    scratch cell, so that nothing real is overwritten.  What a chunk has put into its cells is told
+    by block: every row that has a block has it at the same place of its table.
+    """
+
+    def __init__(
+        self, num_slots: int, num_blocks: int, block_size: int, seed_hash: int, begin_hash: int
+    ) -> None:
+        self._cells = Cells(num_blocks, block_size)
+        self._cells.values[BEGIN] = begin_hash
+        self._unmade = np.full(block_size, _UNMADE, np.uint64).data
+        self._seed_hash, self._begin_hash = seed_hash, begin_hash
+        self._computed: dict[int, _Computed] = {}
+        self._read: IntArray = np.full(num_slots, SCRATCH)
+        self._write: IntArray = np.full(num_slots, SCRATCH)
+        self._strides: IntArray = np.zeros(num_slots, np.int64)  # 1 where a row decodes
+        # Of the same memory, as one by one Python reads and writes these several times as fast.
+        self._reads, self._writes = self._read.data, self._write.data
+        self._stride_of = self._strides.data
+        self.drafts: Drafts | None = None  # of the step
+
+    def load(self, batch: Batch, tokens: IntArray, hashes: Hashes) -> bool:
+        """Put the hash before each row's token into `hashes`; return whether any row yields.
+
+        tokens: [num_slots] gets the last token of every chunk.
+        """
+        pages, chunks, self.drafts = pages_of(batch), batch.chunks, None
+        if pages.copies or pages.moves or pages.num_blocks > self._cells.num_blocks:
+            self._cells.prepare(pages)
+            for source, target in pages.copies:  # in order, as a target may be the next source
+                self._computed.pop(target, None)
+                if source in self._computed:
+                    self._computed[target] = self._computed[source]
+        if chunks:
+            return self._compute_chunks(chunks, batch, pages, tokens, hashes)
+        self._move_on(pages)
+        self._cells.values.take(self._read, None, hashes, "clip")
+        return True
+
+    def _compute_chunks(
+        self, chunks: list[Chunk], batch: Batch, pages: Pages, tokens: IntArray, hashes: Hashes
+    ) -> bool:
+        """Do that in a step that has chunks."""
+        values, goes_on = self._cells.values, False  # perhaps after what others compute now
+        has_drafts, strides = False, self._stride_of
+        for chunk in chunks:
+            if strides[chunk.slot]:
+                self.release(chunk.slot)
+            if chunk.start:
+                goes_on = True
+            if chunk.num_drafts:
+                has_drafts = True
+        does_yield = batch.holds(chunk.slot) or batch.slots.size > 0
+        if does_yield:
+            self._move_on(pages)
+            if goes_on:
+                values.take(self._read, None, hashes, "clip")
+                values[self._write] = (hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER)
+        if has_drafts:
+            entered = self._compute_with_drafts(chunks, batch, pages, tokens)
+        else:
+            entered = self._compute_others(chunks, batch, pages, tokens)
+        if does_yield:
+            values.take(self._read, None, hashes, "clip")
+        for slot, before in entered.items():
+            hashes[slot] = before
+        return does_yield
+
+    def _compute_with_drafts(
+        self, chunks: list[Chunk], batch: Batch, pages: Pages, tokens: IntArray
+    ) -> dict[int, int]:
+        """Do that for chunks of which some have drafts; return what `_compute_others` does."""
+        entered: dict[int, int] = {}
+        drafts: list[Drafts] = []
+        for has_drafts, group in groupby(chunks, _has_drafts):
+            if has_drafts:
+                drafts += self._compute_drafts(group, pages, tokens)
+            else:
+                entered |= self._compute_others(group, batch, pages, tokens)
+        self.drafts = together(drafts)
+        return entered
+
+    def _compute_others(
+        self, chunks: Iterable[Chunk], batch: Batch, pages: Pages, tokens: IntArray
+    ) -> dict[int, int]:
+        """Do that for chunks without drafts; return by slot the hash before the last token."""
+        entered, size = {}, pages.block_size
+        for chunk in chunks:
+            slot, token_ids, before = chunk.slot, chunk.token_ids, self._compute(chunk, pages)
+            if not batch.holds(slot):
+                continue
+            if not token_ids:
+                tokens[slot], entered[slot] = BEGIN_TOKEN_ID, self._seed_hash
+                continue
+            # As if it went on by the last of its tokens.
+            last = len(token_ids) - 1
+            tokens[slot], entered[slot] = token_ids[last], hash_after_first(before, token_ids, last)
+            position = chunk.start + last
+            cell = pages.tables[slot][position // size] * size + position % size
+            self._writes[slot], self._stride_of[slot] = NUM_FIXED + cell, 1
+        return entered
+
+    def store(self, hashes: Hashes) -> None:
+        """Keep the hash after each row's token."""
+        self._cells.values[self._write] = hashes
+
+    def release(self, slot: int) -> None:
+        """Let `slot` neither read nor write."""
+        self._reads[slot] = self._writes[slot] = SCRATCH
+        self._stride_of[slot] = 0
+
+    def hash_before(self, chunk: Chunk, pages: Pages) -> int:
+        """Return the hash after all tokens before a chunk, which are computed by now."""
+        if not chunk.start:
+            return self._begin_hash
+        position = chunk.start - 1
+        place, offset = divmod(position, pages.block_size)
+        block = pages.tables[chunk.slot][place]
+        computed = self._computed.get(block)
+        if computed is not None:
+            number = position - computed.start
+            if 0 <= number < len(computed.token_ids):
+                return int(computed.hashes[number])
+        return int(self._cells.values[NUM_FIXED + block * pages.block_size + offset])
+
+    def _move_on(self, pages: Pages) -> None:
+        """Let every slot that decodes compute its next token."""
+        self._read, self._write = read, write = self._write, self._read
+        self._reads, self._writes = reads, writes = self._writes, self._reads
+        np.add(read, self._strides, write)
+        if not pages.moved:
+            return
+        size, tables, computed = pages.block_size, pages.tables, self._computed
+        strides, before = self._stride_of, NUM_FIXED - 1
+        for slot, position in pages.moved.items():
+            table, place = tables[slot], position // size
+            block = table[place]
+            strides[slot] = 1
+            if offset := position % size:
+                self._settle(block, position - offset, size)
+                writes[slot] = cell = NUM_FIXED + block * size + offset
+                reads[slot] = cell - 1
+                continue
+            writes[slot] = NUM_FIXED + block * size
+            reads[slot] = (table[place - 1] + 1) * size + before if place else BEGIN
+            if block in computed:
+                del computed[block]
+
+    def _compute(self, chunk: Chunk, pages: Pages) -> int:
+        """Let the hash after each token of a chunk be found in its cell; return that before it."""
+        start, token_ids, size = chunk.start, chunk.token_ids, pages.block_size
+        before = self.hash_before(chunk, pages) if start else self._begin_hash
+        stop = start + len(token_ids)
+        if start == stop:
+            return before
+        blocks = pages.tables[chunk.slot][start // size : -(-stop // size)]
+        cells, unmade, offset = self._cells.view, self._unmade, start % size
+        if offset:  # some of the first block is there
+            self._settle(blocks[0], start - offset, size)
+            cell = NUM_FIXED + blocks[0] * size
+            cells[cell + offset : cell + size] = unmade[offset:]
+        for block in blocks[1:] if offset else blocks:
+            cell = NUM_FIXED + block * size
+            cells[cell : cell + size] = unmade
+        self._computed.update(dict.fromkeys(blocks, _Computed(before, token_ids, start)))
+        return before
+
+    def _compute_drafts(
+        self, chunks: Iterable[Chunk], pages: Pages, tokens: IntArray
+    ) -> Iterator[Drafts]:
+        """Do that for rows with drafts, which go on by the token before these; yield the drafts.
+
+        tokens: [num_slots] gets those tokens.
+        """
+        for is_plain, group in groupby(chunks, _is_plain):
+            if is_plain:
+                yield self._compute_tails([*group], pages, tokens)
+                continue
+            for chunk in group:
+                tail = len(chunk.token_ids) - chunk.num_drafts - 1
+                if tail:
+                    head = Chunk(chunk.slot, chunk.token_ids[:tail], chunk.start)
+                    self._compute(head, pages)
+                yield self._compute_tails([_without(chunk, tail)], pages, tokens)
+
+    def _compute_tails(self, chunks: list[Chunk], pages: Pages, tokens: IntArray) -> Drafts:
+        """Do that for rows that have one token before their drafts."""
+        tails, values = _Tails(chunks, pages), self._cells.values
+        self._settle_all(tails, chunks, pages)
+        before = values[tails.reads]
+        for _ in chunks:
+            hashes = tails.runs.hashes_after(before)
+            values[tails.cells] = hashes
+            used, before = before, values[tails.reads]
+            if (used == before).all():  # else one goes on after what another has just computed
+                break
+        slots, firsts, token_ids = tails.slots, tails.runs.firsts, tails.runs.token_ids
+        self._read[slots], self._write[slots] = tails.reads, tails.cells[firsts]
+        self._strides[slots] = 1
+        tokens[slots] = token_ids[firsts]
+        is_draft = tails.runs.places > 0
+        return Drafts(token_ids[is_draft], hashes[is_draft])
+
+    def _settle_all(self, tails: _Tails, chunks: list[Chunk], pages: Pages) -> None:
+        """Put hashes into the cells that are read, where that is still to be done."""
+        computed, size = self._computed, pages.block_size
+        if computed.keys().isdisjoint(tails.blocks):
+            return
+        for chunk in chunks:
+            table = pages.tables[chunk.slot]
+            place = (chunk.start - 1) // size
+            if chunk.start:
+                self._settle(table[place], place * size, size)
+            for block in table[place + 1 : (chunk.start + chunk.num_drafts) // size + 1]:
+                computed.pop(block, None)
+
+    def _settle(self, block: int, first: int, size: int) -> None:
+        """Put the hashes of a block into its cells, of which some are about to be written.
+
+        first: the position of its first cell.
+        """
+        computed = self._computed.pop(block, None)
+        if computed is not None:
+            begin = max(computed.start - first, 0)
+            part = computed.hashes[max(first - computed.start, 0) :][: size - begin]
+            cell = NUM_FIXED + block * size + begin
+            self._cells.values[cell : cell + len(part)] = part

@@ -16,11 +16,11 @@ from batcher.models.base import Batch, FloatArray, IntArray, ModelOutput
 from batcher.models.simulated import (
     HASH_SHIFT,
     NUM_CHOICES,
+    Hashes,
     Rate,
     SimulatedModel,
     SimulatedSettings,
 )
-from batcher.models.simulated_hash import Hashes
 from batcher.splitmix64 import scramble
 
 _NEXT_BEST = np.float32(0.95)  # of the largest logit: more than any other is

@@ -23,8 +23,8 @@ from batcher.planning.fleet_file import FleetFile, read_fleet
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, router_of
 from batcher.planning.simulator import AssumedDrafts
 from batcher.request import MAX_DRAFT_TOKENS
-from batcher.scheduling.checks import check_effects
-from batcher.scheduling.policies import policy_of
+from batcher.scheduling.queue import policy_of
+from batcher.scheduling.scheduler import check_effects
 from batcher.settings import (
     DEFAULT_SCHEDULING,
     DEFAULT_WATERMARK,

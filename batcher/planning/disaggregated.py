@@ -34,7 +34,7 @@ from batcher.planning.routers import ReplicaStats, ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
 from batcher.planning.simulator import OnEnded
 from batcher.scheduling.clock import ticks_until
-from batcher.scheduling.counted_blocks import CountedBlocks
+from batcher.scheduling.grouped_kv_cache import CountedBlocks
 from batcher.scheduling.queue import ARRIVAL_ORDER
 from batcher.settings import SchedulingSettings
 from batcher.timing.step_time import TICKS_PER_SECOND

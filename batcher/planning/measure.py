@@ -49,7 +49,7 @@ from batcher.planning.simulator import OnEnded, Preempted, SimulationTotals, sim
 from batcher.planning.streamed import AnyWorkload, StreamedTurns
 from batcher.planning.workers import OnPart
 from batcher.planning.workload import Workload
-from batcher.scheduling.checks import check_settings
+from batcher.scheduling.scheduler import check_settings
 from batcher.timing.profiles import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from functools import cached_property
 from itertools import accumulate, chain, repeat
 
-from batcher.models.context import ANY_LENGTH, Context
+from batcher.models.base import ANY_LENGTH, Context
 from batcher.planning.workload import Job, Piece, Workload
 from batcher.scheduling.queue import ARRIVAL_ORDER
 from batcher.scheduling.sequence import NEVER, Schedulable

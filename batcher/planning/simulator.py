@@ -21,9 +21,8 @@ from batcher.planning.workload import Workload
 from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.clock import ticks_until
 from batcher.scheduling.kv_cache import KVCache
-from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
-from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, POLICIES
-from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
+from batcher.scheduling.queue import LONGEST_PREFIX_MATCH, POLICIES
+from batcher.scheduling.scheduler import NO_CHANGES, NO_DRAFTS, Scheduler, SchedulerOutput
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
 from batcher.splitmix64 import scramble

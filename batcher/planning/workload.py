@@ -7,8 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.models.base import Model
-from batcher.models.context import ANY_LENGTH, UNLIMITED, Context, context_of
+from batcher.models.base import ANY_LENGTH, UNLIMITED, Context, Model, context_of
 from batcher.prompts import (
     SegmentEnd,
     eviction_priority_of,

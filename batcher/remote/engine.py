@@ -31,8 +31,7 @@ from batcher.remote.settings import REMOTE_SCHEDULING
 from batcher.request import Request
 from batcher.result import FinishReason, Result
 from batcher.scheduling.clock import WallClock
-from batcher.scheduling.policies import LONGEST_PREFIX_MATCH
-from batcher.scheduling.queue import WaitingQueue, ordering_of
+from batcher.scheduling.queue import LONGEST_PREFIX_MATCH, WaitingQueue, ordering_of
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 Waiting = Callable[[], AbstractContextManager[None]]

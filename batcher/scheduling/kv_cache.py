@@ -12,12 +12,12 @@ from itertools import chain, groupby, islice
 from typing import Generic, NamedTuple
 
 from batcher.events import SequenceName
-from batcher.scheduling.blocks import BlockPool
-from batcher.scheduling.cached_blocks import (
+from batcher.scheduling.blocks import (
     NO_BLOCK,
     NO_MATCH,
     ROOT,
     BlockHash,
+    BlockPool,
     CachedPrefix,
     PrefixMatch,
     ends_between,

@@ -4,25 +4,125 @@ Those that wait are kept in the order of a policy as they come and go.  Rule: th
 ordering is the same as if all that wait were sorted from scratch.
 """
 
-from bisect import insort
+import reprlib
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from math import inf
 from operator import attrgetter
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.foreign import calling, import_object
 from batcher.lifecycle import ARRIVE
-from batcher.scheduling.policies import (
-    LONGEST_PREFIX_MATCH,
-    Key,
-    Policy,
-    policy_of,
-    queue_number,
-)
-from batcher.scheduling.sequence import NEVER, S
-from batcher.settings import SchedulingSettings
+from batcher.scheduling.clock import BatchStats
+from batcher.scheduling.lockstep import RunningBatch
+from batcher.scheduling.sequence import NEVER, S, Schedulable
+from batcher.settings import PreemptFor, SchedulingSettings
+
+# The orders in which the waiting queue is served: each a key, the smallest of which goes first.
+#
+# Rule: a policy is an ordering of sequences and nothing else; admission and preemption are the same
+# for all of them. Ties are broken by who joined the queue first: in order of arrival, then by input
+# index, then by sample.
+
+Key = Any
+Policy = Callable[[Schedulable], Key]
+
+LONGEST_PREFIX_MATCH = "lpm"  # its key changes with the cache, so the queue asks for it anew
+
+
+class Candidate(Struct, frozen=True, gc=False):
+    """What a policy of one's own is told of a request that waits, to return what sorts it."""
+
+    id: str
+    index: int
+    arrival_time: float
+    prompt_tokens: int
+    max_tokens: int
+    priority: int
+    deadline: float | None
+    generated: int
+
+
+# How many had joined the waiting queue before a sequence first did.
+queue_number: Policy = attrgetter("queue_number")
+
+
+def _size(sequence: Schedulable) -> int:
+    return sequence.num_prompt_tokens + sequence.max_tokens
+
+
+POLICIES: dict[str, Policy] = {
+    "fcfs": queue_number,
+    "priority": lambda sequence: (sequence.priority, sequence.queue_number),
+    "sjf": lambda sequence: (_size(sequence), sequence.queue_number),
+    "ljf": lambda sequence: (-_size(sequence), sequence.queue_number),
+    "deadline": lambda sequence: (
+        inf if sequence.deadline is None else sequence.deadline,
+        sequence.queue_number,
+    ),
+    LONGEST_PREFIX_MATCH: queue_number,
+}
+
+
+def policy_of(name: str) -> Policy:
+    """Return the policy called `name`, or the one that `module:function` names.
+
+    Raises:
+        BatchdecodeError: there is none.
+    """
+    if name in POLICIES:
+        return POLICIES[name]
+    if ":" not in name:
+        from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+
+        near = get_close_matches(name, POLICIES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        known = ", ".join(POLICIES)
+        raise BatchdecodeError(
+            f"unknown policy {name!r}{hint} (known: {known}, or module:function)"
+        )
+    own_key = import_object(name, "policy", ", ".join(POLICIES))
+    if not callable(own_key):
+        raise BatchdecodeError(f"the policy {name} is no function, but a {type(own_key).__name__}")
+    return _policy_of_ones_own(name, own_key)
+
+
+def _policy_of_ones_own(name: str, own_key: Callable[[Candidate], Any]) -> Policy:
+    """Return a policy that sorts by what `own_key` returns.
+
+    Raises, when it is asked:
+        BatchdecodeError: `own_key` raised, or returned what is no number, or tuple of numbers.
+    """
+
+    def key(sequence: Schedulable) -> Key:
+        candidate = Candidate(
+            sequence.id,
+            sequence.index,
+            sequence.arrival_time,
+            sequence.num_prompt_tokens,
+            sequence.max_tokens,
+            sequence.priority,
+            sequence.deadline,
+            sequence.num_generated,
+        )
+        with calling(f"the policy {name} raised"):
+            found = own_key(candidate)
+        numbers = found if isinstance(found, tuple) else (found,)
+        if not all(isinstance(number, int | float) and number == number for number in numbers):  # noqa: PLR0124 - NaN
+            shown = reprlib.repr(found)
+            raise BatchdecodeError(
+                f"the policy {name} returned {shown}, not a number or a tuple of numbers"
+            )
+        return numbers, sequence.queue_number
+
+    return key
+
 
 Entry = tuple[Key, int]
 
@@ -330,3 +430,113 @@ class WaitingQueue(Generic[S]):
             self._early = [entry for entry in self._early if entry[-1] is not sequence]
             heapify(self._early)
             self._arrived = [arrived for arrived in self._arrived if arrived is not sequence]
+
+
+# Who may not wait, and who gives way to it: `--preempt-for`, beside the order of the queue.
+#
+# Rule: only who is strictly less urgent gives way, by a measure that never changes; so nobody gets
+# back the slot of the one it gave way to, and no two sequences preempt each other in turn.
+
+Estimate = Callable[[BatchStats], float]
+"""How many seconds a step that computes so much would take."""
+
+MAX_ASKED = (
+    128  # of those that may not wait: only for these is it looked up in a step what it takes
+)
+
+
+class Urgency(Generic[S]):
+    """An order of the queue, and beside it the same sequences by their urgency.
+
+    measure: what makes it up: a smaller priority, or an earlier deadline.
+    max_chunk: the tokens of one prompt that a step computes at most.
+    """
+
+    def __init__(
+        self, ordering: Ordering[S], measure: PreemptFor, max_chunk: int, estimate: Estimate
+    ) -> None:
+        self.measure = measure
+        self._ordering = ordering
+        self._key = POLICIES[measure]
+        self._by_urgency: list[S] = []
+        self._max_chunk, self._estimate = max_chunk, estimate
+
+    # -- as an Ordering --------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._ordering)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._ordering)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._ordering
+
+    def push(self, sequence: S) -> None:
+        """Take in a sequence."""
+        self._ordering.push(sequence)
+        insort(self._by_urgency, sequence, key=self._key)
+
+    def first(self, now: float) -> S | None:
+        """Return the one that the queue's own order puts first."""
+        return self._ordering.first(now)
+
+    def remove(self, sequence: S) -> None:
+        """Let one go."""
+        self._ordering.remove(sequence)
+        del self._by_urgency[bisect_left(self._by_urgency, self._key(sequence), key=self._key)]
+
+    def last(self, sequences: Iterable[S], now: float) -> S:  # noqa: ARG002 - as others need it
+        """Return the least urgent: by another order, who lacks a block might take it back."""
+        return max(sequences, key=self._key)
+
+    def steady_until(self, now: float) -> float:
+        """Return until when the first in the queue's own order stays."""
+        return self._ordering.steady_until(now)
+
+    # -- who may not wait ------------------------------------------------------------------------
+
+    def degree(self, sequence: S) -> float:
+        """Return how urgent one is: the smaller, the more."""
+        degree: float = self._key(sequence)[0]
+        return degree
+
+    def ahead(self, running: Iterable[S], now: float) -> list[S]:
+        """Return those that wait and may be admitted ahead of the queue, the most urgent first.
+
+        They are more urgent than one of `running`, or than the first of the queue, which would be
+        the next to give way if it were admitted before them; and their deadlines have not passed.
+        """
+        first = self._ordering.first(now)
+        if first is None:
+            return []
+        waiting = self._by_urgency
+        stop = bisect_left(waiting, max(map(self.degree, (first, *running))), key=self.degree)
+        start = 0
+        if self.measure == "deadline":
+            start = bisect_right(waiting, now, hi=stop, key=self.degree)
+        return waiting[start : min(start + MAX_ASKED, stop)]
+
+    def less_urgent(self, first: S, running: Iterable[S]) -> list[S]:
+        """Return those of `running` that are less urgent than `first`, the least urgent first."""
+        own = self.degree(first)
+        less = [row for row in running if self.degree(row) > own]
+        return sorted(less, key=self._key, reverse=True)
+
+    def is_due(self, first: S, now: float, batch: RunningBatch[S]) -> bool:
+        """Whether one that waits may not do so for another step.
+
+        With deadlines: it would miss its own if it began a step later, had all of max_tokens to
+        generate and steps took as long as they would now.
+        """
+        deadline = first.deadline
+        if self.measure == "priority" or deadline is None:
+            return True
+        num_rows, num_read = batch.num_decoding, batch.num_read
+        num_tokens, num_left = first.num_tokens, first.max_tokens - first.num_generated
+        step = self._estimate(BatchStats(num_rows + 1, num_rows + 1, num_read + num_tokens, 0))
+        prompt = self._estimate(
+            BatchStats(num_rows + num_tokens, num_rows + 1, num_read, num_tokens**2)
+        )
+        num_steps = -(-num_tokens // self._max_chunk) + num_left - 1
+        return deadline < now + num_steps * step + prompt

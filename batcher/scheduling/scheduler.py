@@ -6,24 +6,577 @@ computed again after a preemption and what a cache holds already are all that on
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
-from batcher.errors import Failure, InvariantError
-from batcher.lifecycle import Move, State
-from batcher.scheduling.admission import UNLIMITED, Admission
-from batcher.scheduling.cached_blocks import PrefixMatch
-from batcher.scheduling.checks import check_settings
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError, Failure, InvariantError
+from batcher.events import BlockedReason, PreemptReason
+from batcher.fields import check_types
+from batcher.lifecycle import PREEMPT, Move, State
+from batcher.scheduling.blocks import PrefixMatch
 from batcher.scheduling.clock import BatchStats, one_second
-from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
-from batcher.scheduling.queue import ordering_of
-from batcher.scheduling.sequence import S
-from batcher.scheduling.urgency import Estimate, Urgency
-from batcher.settings import ONE_GROUP, CacheWindows, SchedulingSettings
+from batcher.scheduling.lockstep import RunningBatch
+from batcher.scheduling.queue import (
+    LONGEST_PREFIX_MATCH,
+    Estimate,
+    Ordering,
+    Urgency,
+    WaitingQueue,
+    ordering_of,
+    policy_of,
+)
+from batcher.scheduling.sequence import NO_SLOT, S
+from batcher.settings import (
+    DEFAULT_SCHEDULING,
+    ONE_GROUP,
+    SETTINGS,
+    CacheWindows,
+    PreemptFor,
+    SchedulingSettings,
+)
 
 if TYPE_CHECKING:
     from batcher.scheduling.kv_cache import Contents, KVCache
+
+# Whether settings of the scheduler make sense.
+#
+# Rule: settings that do not go together are called as on the command line, where most of them come
+# from.
+
+_COUNTS = [name for name, setting in SETTINGS.items() if setting.kind is int]
+_FRACTIONS = [
+    (name, setting, setting.is_allowed)
+    for name, setting in SETTINGS.items()
+    if setting.is_allowed is not None
+]
+
+
+def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
+    """Make sure that `settings` make sense for `num_slots` slots.
+
+    Raises:
+        BatchdecodeError: they do not; the message says why and what would.
+    """
+    _check_values(settings)
+    policy_of(settings.policy)
+    budget, block_size = settings.max_batch_tokens, settings.block_size
+    if budget is not None and budget < num_slots:
+        raise BatchdecodeError(
+            f"--max-batch-tokens {budget} is less than the {num_slots} slots: "
+            "a step could not give each of them a token"
+        )
+    if budget is not None and settings.is_paged and budget < block_size:
+        raise BatchdecodeError(
+            f"--max-batch-tokens {budget} is less than a block of {block_size} tokens"
+        )
+    if settings.policy == LONGEST_PREFIX_MATCH and not settings.has_prefix_cache:
+        raise BatchdecodeError("the policy lpm needs a prefix cache: --prefix-cache on")
+    if settings.preempt_for is not None:
+        _check_preemption(settings, settings.preempt_for)
+    if settings.capacity != DEFAULT_SCHEDULING.capacity and settings.kv_blocks is None:
+        raise BatchdecodeError(f"--capacity {settings.capacity} has no effect without --kv-blocks")
+
+
+def _check_values(settings: SchedulingSettings) -> None:
+    """Make sure that each setting by itself has a value that it may have.
+
+    Raises:
+        BatchdecodeError: one has not.
+    """
+    check_types(settings, SETTINGS)
+    for name in _COUNTS:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise BatchdecodeError(f"{name} must be at least 1, not {value}")
+    for name, setting, is_allowed in _FRACTIONS:
+        value = getattr(settings, name)
+        if not is_allowed(value):
+            raise BatchdecodeError(f"{setting.option} must be {setting.must_be}, not {value}")
+
+
+def _check_preemption(settings: SchedulingSettings, measure: PreemptFor) -> None:
+    """Make sure that somebody can be preempted.
+
+    Raises:
+        BatchdecodeError: nobody ever is.
+    """
+    for name, value in (("batching", "static"), ("capacity", "no-evict")):
+        if getattr(settings, name) == value:
+            raise BatchdecodeError(
+                f"--preempt-for {measure} does not go with --{name} {value}, where nobody is "
+                "preempted"
+            )
+
+
+def check_effects(given: Collection[str], alternatives: Sequence[SchedulingSettings]) -> None:
+    """Make sure that each setting which was given has an effect in one of the `alternatives`.
+
+    Raises:
+        BatchdecodeError: one has not; the message says without what.
+    """
+    for name, setting in SETTINGS.items():
+        if name not in given or setting.has_effect is None:
+            continue
+        if not any(map(setting.has_effect, alternatives)):
+            raise BatchdecodeError(f"{setting.option} has no effect without {setting.without}")
+
+
+# What a step is to do: who comes, who has to go, and which tokens are computed.
+
+NO_DRAFTS: Mapping[Any, int] = MappingProxyType({})
+
+
+class Preemption(NamedTuple, Generic[S]):
+    """A group that loses its slots and its blocks, for whom and why.
+
+    num_computed_tokens: for each of its sequences, the tokens that are to be computed again.  They
+    still name the slots they had.
+    """
+
+    first: S
+    beneficiary: S
+    reason: PreemptReason
+    num_computed_tokens: dict[S, int]
+
+    def forget_slots(self) -> None:
+        """Let the sequences be without slots, once all is told of those they had."""
+        for row in self.num_computed_tokens:
+            row.slot = NO_SLOT
+
+
+class Blocked(Struct, Generic[S], frozen=True):
+    """Why the first of the waiting queue was not admitted, though a slot was free for it."""
+
+    first: S
+    reason: BlockedReason
+    num_blocks: int
+
+
+class SchedulerOutput(Struct, Generic[S], eq=False):
+    """What a step does beside giving every decoding row its next token.
+
+    Of sequence groups, the first sequences are named.
+
+    preempted: before anything else.  admitted: groups that were given slots, in order.
+    num_scheduled_tokens: of rows that have more than one token to compute, or begin, how many are
+    computed, in order; `num_computed_tokens` counts them already.
+    has_continued: whether some are of groups admitted before.
+    prefill_finished: groups that give a token in this step and did not in the one before.
+    is_decode_step: whether the decoding rows go on, and those whose prefill is finished.
+    grown: decoding rows whose next token lies in another block than the one after the last.
+    num_drafts: of rows that speculate, how many drafts there is room for, of those wanted.
+    blocked: news of why nobody else was admitted.
+    budget: how many more tokens it may compute.
+    """
+
+    preempted: list[Preemption[S]] = []
+    admitted: list[S] = []
+    num_scheduled_tokens: dict[S, int] = {}
+    prefill_finished: list[S] = []
+    grown: list[S] = []
+    num_drafts: Mapping[S, int] = NO_DRAFTS
+    is_decode_step: bool = True
+    blocked: Blocked[S] | None = None
+    budget: int = 0
+    has_continued: bool = False
+
+
+# Who gets slots and blocks: admitted in the order of the queue, as long as there is room.
+#
+# Rule: while the first of the queue is not admitted nobody behind it is, and what it lacks is told.
+
+UNLIMITED = 2**62
+"""Tokens in a step: more than there are."""
+
+
+class _Room(NamedTuple, Generic[S]):
+    """What it takes to admit a group, for each of its rows.
+
+    matches: what is found of it.  stops: how many tokens its blocks are to hold at first.
+    num_tokens: how many of which row the step computes.  num_needed: how many blocks have to be
+    free.
+    """
+
+    matches: list[PrefixMatch]
+    stops: list[int]
+    num_tokens: dict[S, int]
+    num_needed: int
+
+
+class _Refusal(Struct, Generic[S], frozen=True):
+    """There were fewer blocks for a group than num_needed.
+
+    budget, is_alone, outlook: what these depend on: how many tokens it may compute, whether nothing
+    runs, and what is found of it.
+    """
+
+    first: S
+    budget: int
+    is_alone: bool
+    outlook: tuple[int, ...]
+    num_needed: int
+
+
+class Admission(Generic[S]):
+    """The waiting queue and the running batch, and the way from one to the other and back.
+
+    blocked: why the first of the waiting queue was not admitted when that was last told.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        settings: SchedulingSettings,
+        ordering: Ordering[S],
+        kv_cache: "KVCache[S] | None",
+    ) -> None:
+        self.settings, self.kv_cache = settings, kv_cache
+        self.queue = WaitingQueue(ordering)
+        self.batch: RunningBatch[S] = RunningBatch(
+            num_slots, 0 if kv_cache is None else kv_cache.block_size
+        )
+        self.blocked: Blocked[S] | None = None
+        self._ordering = ordering
+        self._max_tokens = settings.max_batch_tokens or UNLIMITED
+        self._max_chunk = settings.long_prefill_threshold or UNLIMITED
+        self._is_prefill_first = settings.prefill_order == "prefill-first"
+        self._is_static = settings.batching == "static"
+        self._step, self._now = 0, 0.0
+        self._refusal: _Refusal[S] | None = None
+
+    # -- what a step computes of a group ---------------------------------------------------------
+
+    def _share(self, sequence: S, budget: int, num_kept: int) -> int:
+        """Return how many tokens of a sequence without others to compute, within `budget`.
+
+        num_kept: how many are left for a later step, 0 or 1.
+        """
+        num_left = sequence.num_tokens - sequence.num_computed_tokens - num_kept
+        if num_left > budget or num_left > self._max_chunk:
+            return min(budget, self._max_chunk)
+        return max(num_left, 0)
+
+    def _split(self, first: S, budget: int, num_kept: int) -> dict[S, int]:
+        """Return how many tokens of which row to compute, within `budget`.
+
+        The rows of one group have to meet their last tokens in the same step.
+
+        num_kept: how many of each are left for a later step, 0 or 1.
+        """
+        if not first.others:
+            num_tokens = self._share(first, budget, num_kept)
+            return {first: num_tokens} if num_tokens else {}
+        rows = first.computed_group
+        most = min(budget, max(self._max_chunk, len(rows)))
+        if sum(row.num_tokens - row.num_computed_tokens for row in rows) > most:
+            most, num_kept = min(budget, self._max_chunk), 1
+        shares = {}
+        for row in rows:
+            num = min(row.num_tokens - row.num_computed_tokens - num_kept, most)
+            if num > 0:
+                shares[row] = num
+                most -= num
+        return shares
+
+    # -- the waiting queue -----------------------------------------------------------------------
+
+    def _admit_waiting(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> int:
+        """Fill free slots from the waiting queue, lowest slot first, as long as the head fits.
+
+        Returns what is left of the budget.
+        """
+        batch, now = self.batch, self._now
+        if self._is_static and batch.num_occupied:
+            self._note_blocked(output, self._ordering.first(now), "batch")
+            return budget
+        num_free = batch.num_free
+        while num_free and (first := self._ordering.first(now)) is not None:
+            if first.num_slots > num_free:
+                break
+            if budget < first.num_slots:
+                self._note_blocked(output, first, "tokens")
+                break
+            num_tokens = self._open(output, first, budget, num_kept)
+            if num_tokens is None:
+                break
+            num_free -= first.num_slots
+            budget -= num_tokens
+        return budget
+
+    def _open(self, output: SchedulerOutput[S], first: S, budget: int, num_kept: int) -> int | None:
+        """Admit a group if there are blocks for it.
+
+        Returns how many tokens of it the step computes; None if there is no room.
+        """
+        kv_cache = self.kv_cache
+        if kv_cache is not None:
+            num_given = self._take_blocks(output, kv_cache, first, budget, num_kept)
+            if num_given is None:
+                return None
+        elif not first.others:
+            num_given = self._share(first, budget, num_kept)
+            if num_given:
+                first.num_computed_tokens = output.num_scheduled_tokens[first] = num_given
+        else:
+            shares = self._split(first, budget, num_kept)
+            for row, num_tokens in shares.items():
+                row.num_computed_tokens = num_tokens
+            output.num_scheduled_tokens.update(shares)
+            num_given = sum(shares.values())
+        self.queue.take(first)
+        self.blocked = None
+        self.batch.admit(first)
+        output.admitted.append(first)
+        if num_kept or not self._finish_prefill(output, first):
+            self.batch.prefilling.append(first)
+        return num_given
+
+    def _finish_prefill(self, output: SchedulerOutput[S], first: S) -> bool:
+        """Let a group decode from now on if all it knows is computed; return whether it is."""
+        rows = (first,) if not first.others else first.computed_group
+        for row in rows:
+            if row.num_computed_tokens < row.num_tokens:
+                return False
+        self.batch.begin_decoding(first, rows)
+        output.prefill_finished.append(first)
+        return True
+
+    # -- blocks ----------------------------------------------------------------------------------
+
+    def _take_blocks(
+        self,
+        output: SchedulerOutput[S],
+        kv_cache: "KVCache[S]",
+        first: S,
+        budget: int,
+        num_kept: int,
+    ) -> int | None:
+        """Give a group that is to be admitted its blocks, if there is room.
+
+        Returns how many tokens of it the step computes; None if there is no room.
+        """
+        refusal = self._refusal
+        if refusal is not None and refusal.first is first:
+            if self._would_refuse(kv_cache, refusal, budget):
+                self._note_blocked(output, first, "kv", refusal.num_needed)
+                return None
+            self._refusal = None
+        is_alone = self.batch.num_free == len(self.batch.slots)
+        if first.others:
+            room = self._room_for(kv_cache, first, budget, num_kept, is_alone=is_alone)
+            num_needed = 0 if kv_cache.has_room(room.num_needed) else room.num_needed
+        else:
+            stop, most = first.num_tokens - num_kept, min(budget, self._max_chunk)
+            num_needed = kv_cache.admit(first, stop, most, is_alone=is_alone)
+        if num_needed:
+            outlook = kv_cache.outlook(first)
+            self._refusal = _Refusal(first, budget, is_alone, outlook, num_needed)
+            self._note_blocked(output, first, "kv", num_needed)
+            return None
+        scheduled = output.num_scheduled_tokens
+        if not first.others:
+            num_given = first.num_computed_tokens - first.num_cached_tokens
+            if num_given:
+                scheduled[first] = num_given
+            return num_given
+        rows = first.computed_group
+        for row, match in zip(rows, room.matches, strict=True):
+            kv_cache.attach(row, match)
+        for row, match, stop in zip(rows, room.matches, room.stops, strict=True):
+            kv_cache.fill(row, match, stop)
+        kv_cache.promise(first)
+        for row, num in room.num_tokens.items():
+            start = row.num_computed_tokens
+            row.num_computed_tokens = start + num
+            kv_cache.compute(row, start, start + num)
+        scheduled.update(room.num_tokens)
+        return sum(room.num_tokens.values())
+
+    def _room_for(
+        self, kv_cache: "KVCache[S]", first: S, budget: int, num_kept: int, *, is_alone: bool
+    ) -> _Room[S]:
+        """Return what it takes to admit a group of several sequences within `budget`."""
+        rows = first.computed_group
+        matches = self._matches_of(first)
+        for row, match in zip(rows, matches, strict=True):
+            row.num_computed_tokens = match.num_tokens
+        num_tokens = self._split(first, budget, num_kept)
+        stops = [row.num_computed_tokens + num_tokens.get(row, 0) for row in rows]
+        if not num_tokens:  # their last tokens may be computed in this very step
+            stops = [row.num_tokens for row in rows]
+        if self.settings.capacity == "no-evict":
+            stops = [row.most_tokens for row in rows]
+        num_needed = self._num_needed(kv_cache, first, matches, stops, is_alone=is_alone)
+        num_needed += kv_cache.num_blocks_to_promise(first)
+        return _Room(matches, stops, num_tokens, num_needed)
+
+    def _matches_of(self, first: S) -> list[PrefixMatch]:
+        """Return what is found in blocks of each row of a group."""
+        kv_cache = self.kv_cache
+        if kv_cache is None:
+            return []
+        matches = [kv_cache.match(row) for row in first.computed_group]
+        for place in range(1, len(matches)):  # what the first one takes may be what it would copy
+            matches[place] = matches[place].without_source(kv_cache.block_size)
+        return matches
+
+    def _num_needed(
+        self,
+        kv_cache: "KVCache[S]",
+        first: S,
+        matches: list[PrefixMatch],
+        stops: list[int],
+        *,
+        is_alone: bool,
+    ) -> int:
+        """Return how many blocks have to be free for rows that are to hold `stops` tokens.
+
+        is_alone: whether nobody else runs.
+        """
+        is_watermark = self.settings.capacity == "watermark"
+        counted = [row.num_tokens for row in first.computed_group] if is_watermark else stops
+        num_needed = sum(map(kv_cache.num_blocks_to_take, matches, counted))
+        found = [block for match in matches for block in match.found]
+        num_needed -= kv_cache.pool.num_idle(found) - kv_cache.pool.num_idle({*found})  # each once
+        if is_watermark and not is_alone:  # else nothing would ever make room
+            num_needed += kv_cache.num_spare
+        return num_needed
+
+    def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
+        """Give a block to every decoding row whose next token begins one, by admission."""
+        batch = self.batch
+        step = batch.decode_step
+        rows = batch.rows_at_boundary()
+        num_sure, num_groups = len(rows), kv_cache.num_groups
+        if kv_cache.has_windows:
+            for row in rows:
+                kv_cache.slide(row, step + row.offset)
+        if not kv_cache.has_room(num_sure * num_groups):
+            rows.sort(key=lambda row: (row.admission, row.slot))
+            num_sure = kv_cache.pool.num_free // num_groups
+        if rows and not batch.has_groups:  # without beams each needs one block at most
+            output.grown, rows = rows[:num_sure], rows[num_sure:]
+            kv_cache.grow_all(output.grown)
+        for row in rows:
+            stop = step + row.offset + 1
+            if row.is_decoding and self._make_room(output, row, stop):  # else it had to go
+                kv_cache.extend(row, stop)
+                output.grown.append(row)
+        for row in batch.take_forked():
+            position = step + row.offset
+            if not row.is_decoding or position % kv_cache.block_size == 0:
+                continue
+            if self._make_room(output, row, position + 1):
+                kv_cache.copy_shared_end(row)
+                output.grown.append(row)
+
+    def _make_room(self, output: SchedulerOutput[S], row: S, num_tokens: int) -> bool:
+        """Preempt until there is room for `num_tokens` of `row`; False if it had to go itself."""
+        kv_cache, first_of = self.kv_cache, self.batch.first_of
+        if kv_cache is None:
+            raise InvariantError("there are no blocks")
+        first = first_of(row)
+        while not kv_cache.has_room(kv_cache.num_blocks_to_grow(row, num_tokens)):
+            busy = {*output.prefill_finished, *map(first_of, output.num_scheduled_tokens)}
+            idle = [other for other in output.admitted if other not in busy]
+            if idle and not output.preempted:  # nobody is admitted where others give way
+                late = idle[-1]
+                self._preempt(output, late, first, "kv")
+                known = [row.num_tokens for row in late.computed_group]
+                num_needed = self._num_needed(
+                    kv_cache, late, self._matches_of(late), known, is_alone=False
+                )
+                self._note_blocked(output, late, "kv", num_needed)
+                continue
+            busy.update(idle)
+            victims = self.batch.firsts
+            if busy:
+                victims = [other for other in victims if other is first or other not in busy]
+            victim = self._ordering.last(victims, self._now)
+            self._preempt(output, victim, first, "kv")
+            if victim is first:
+                return False
+        return True
+
+    def _preempt(
+        self, output: SchedulerOutput[S], first: S, beneficiary: S, reason: PreemptReason
+    ) -> None:
+        """Take slots and blocks from a group, and let it wait again."""
+        kv_cache, rows, batch = self.kv_cache, first.computed_group, self.batch
+        for row in rows:
+            num_planned = output.num_scheduled_tokens.pop(row, None)
+            if num_planned is not None:  # which is not computed after all
+                row.num_computed_tokens -= num_planned
+                if kv_cache is not None:
+                    kv_cache.forget(row)
+        for row in rows:
+            if row.is_decoding:
+                batch.stop_decoding(row)
+            if kv_cache is not None:
+                kv_cache.close(row, row.num_computed_tokens)
+        num_computed_tokens = {row: row.num_computed_tokens for row in first.group}
+        for row in rows:
+            row.num_computed_tokens = 0
+        output.grown = [row for row in output.grown if row not in rows]
+        batch.vacate(first, self._step - 1, PREEMPT)
+        if first in output.admitted:  # in this very step, and nobody has been told
+            output.admitted.remove(first)
+            for row in num_computed_tokens:
+                row.slot = NO_SLOT
+        else:
+            output.preempted.append(Preemption(first, beneficiary, reason, num_computed_tokens))
+        self.queue.push(first)
+
+    # -- why nobody is admitted ------------------------------------------------------------------
+
+    def _note_blocked(
+        self,
+        output: SchedulerOutput[S],
+        first: S | None,
+        reason: BlockedReason,
+        num_blocks: int = 0,
+    ) -> None:
+        """Tell why a group is not admitted, unless that has been told."""
+        if first is None or not self.batch.num_free:
+            return
+        blocked = self.blocked
+        if blocked is None or blocked.first is not first or blocked.reason != reason:
+            output.blocked = self.blocked = Blocked(first, reason, num_blocks)
+
+    @property
+    def is_refusal_final(self) -> bool:
+        """Whether who was refused stays out whatever is evicted: it would not find less then."""
+        refusal = self._refusal
+        return refusal is not None and refusal.outlook[1:] == (0,)
+
+    def refuses_until(self, now: float) -> float:
+        """Return until when the first of the queue stays out for want of blocks; `now`: unknown.
+
+        It does if nothing comes, ends or can be found that could not before.
+        """
+        kv_cache, refusal, blocked = self.kv_cache, self._refusal, self.blocked
+        if kv_cache is None or refusal is None or self._is_prefill_first:
+            return now
+        if blocked is None or blocked.reason != "kv":  # that has to be told
+            return now
+        if not self._would_refuse(kv_cache, refusal, self._max_tokens - self.batch.num_decoding):
+            return now
+        until = self._ordering.steady_until(now)
+        return until if until > now and self._ordering.first(now) is refusal.first else now
+
+    def _would_refuse(self, kv_cache: "KVCache[S]", refusal: _Refusal[S], budget: int) -> bool:
+        """Whether who was refused would be again: it needs as many blocks, which are not free."""
+        return (
+            not kv_cache.has_room(refusal.num_needed)
+            and (budget == refusal.budget or self.settings.capacity != "on-demand")
+            and refusal.is_alone == (self.batch.num_free == len(self.batch.slots))
+            and kv_cache.outlook(refusal.first) == refusal.outlook
+        )
+
 
 NO_CHANGES: SchedulerOutput[Any] = SchedulerOutput()  # for most steps; nothing is ever put into it
 
@@ -58,7 +611,7 @@ class Scheduler(Admission[S]):
     ) -> None:
         check_settings(num_slots, settings)
         if kv_cache is None and (settings.is_paged or is_paged):
-            from batcher.scheduling.kv_caches import make_kv_cache  # noqa: PLC0415 - as it says
+            from batcher.scheduling.grouped_kv_cache import make_kv_cache  # noqa: PLC0415 - as it says
 
             kv_cache = make_kv_cache(settings, token_contents, windows, block_bytes)
         self._recomputes_drafts = recomputes_drafts

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from batcher.events import Role, SequenceName
 from batcher.lifecycle import State
-from batcher.scheduling.cached_blocks import ROOT, BlockHash, BlockRun, CachedPrefix
+from batcher.scheduling.blocks import ROOT, BlockHash, BlockRun, CachedPrefix
 
 NEVER = -1  # the step or the number of what has not happened
 NO_SLOT = -1

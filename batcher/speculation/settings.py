@@ -12,7 +12,7 @@ from batcher.errors import BatchdecodeError
 from batcher.fields import FieldFacts, fields_of
 from batcher.hf.settings import is_hf
 from batcher.request import MAX_DRAFT_TOKENS
-from batcher.transformer.settings import is_checkpoint
+from batcher.transformer.config import is_checkpoint
 
 AUTO: Literal["auto"] = "auto"
 DEFAULT_DRAFT_TOKENS = 4

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 
 from batcher.errors import BatchdecodeError
-from batcher.training.files import write_whole
+from batcher.training.data import write_whole
 from batcher.transformer.checkpoint import CONFIG
 from batcher.transformer.config import TransformerConfig
-from batcher.transformer.safetensors_folder import ALONE
-from batcher.transformer.tokenizer_json import TOKENIZER
+from batcher.transformer.stored import ALONE
+from batcher.transformer.tokenizer import TOKENIZER
 
 
 def write_model(

@@ -4,26 +4,295 @@ Rule: what a step does follows from the settings, the corpus, the target and the
 so that a run that was resumed writes the bytes of one that was not.
 """
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from io import BytesIO
-from math import isfinite
+from math import isfinite, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
+from torch import nn
+from torch.nn import functional
 
 from batcher.errors import BatchdecodeError
-from batcher.training.files import STATE, write_whole
-from batcher.training.llama import Llama
-from batcher.training.losses import Evaluation, Losses
-from batcher.training.material import Material
-from batcher.training.objectives import Distillation, NextToken, Objective
-from batcher.training.packing import BatchGroups, Packing
-from batcher.training.schedule import learning_rate
-from batcher.training.settings import TrainingSettings
-from batcher.training.updates import accumulate_gradients, loss_scaler, update
+from batcher.training.data import (
+    NO_TARGET,
+    STATE,
+    BatchGroups,
+    Material,
+    PackedRows,
+    Packing,
+    Precision,
+    TrainingSettings,
+    write_whole,
+)
+from batcher.training.losses import Evaluation, Losses, learning_rate
+from batcher.transformer.checkpoint import Checkpoint
 from batcher.transformer.config import RopeSettings, TransformerConfig
-from batcher.transformer.files import about
+from batcher.transformer.stored import about
+
+# A Llama in torch, whose parameters have the names that Hugging Face gives them.
+#
+# RMSNorm, RoPE of halves, grouped heads, SwiGLU: what batcher/transformer computes in numpy.
+
+INITIAL_STD = 0.02  # as GPT-2 has it; what writes to the residual stream has less, by its depth
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        hidden, dim = config.hidden_size, config.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = (
+            config.num_heads,
+            config.num_kv_heads,
+            dim,
+        )
+        self.q_proj = nn.Linear(hidden, config.num_heads * dim, bias=False)
+        self.k_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=False)
+        self.v_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * dim, hidden, bias=False)
+
+    def forward(self, x: Any, turns: tuple[Any, Any], mask: Any) -> Any:
+        rows, length, _ = x.shape
+
+        def heads(projected: Any) -> Any:
+            return projected.view(rows, length, -1, self.head_dim).transpose(1, 2)
+
+        queries, keys = _turned(heads(self.q_proj(x)), turns), _turned(heads(self.k_proj(x)), turns)
+        scores = queries @ keys.transpose(2, 3) * self.head_dim**-0.5 + mask
+        mixed = scores.softmax(dim=-1) @ heads(self.v_proj(x))
+        return self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
+
+
+class _Network(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = _Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = _Network(config)
+
+    def forward(self, x: Any, turns: tuple[Any, Any], mask: Any) -> Any:
+        x = x + self.self_attn(self.input_layernorm(x), turns, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class _Decoder(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Llama(nn.Module):
+    """A Llama, with random weights as GPT-2 has them (Radford et al., 2019, section 2.3).
+
+    Raises:
+        BatchdecodeError: the config is of another kind of model.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        is_plain = config.rope == RopeSettings(config.rope.theta) and config.activation == "silu"
+        if config.architecture != "llama" or not is_plain:
+            raise BatchdecodeError("it is no Llama with SiLU and unscaled RoPE of halves")
+        self.config, self.model = config, _Decoder(config)
+        if not config.ties_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        small = INITIAL_STD / sqrt(2 * config.num_layers)
+        for name, weight in self.named_parameters():
+            if weight.ndim > 1:
+                writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(weight, std=small if writes else INITIAL_STD)
+
+    def forward(self, tokens: Any, documents: Any) -> Any:
+        """Return the logits of the token after each one: [rows, length, vocab].
+
+        tokens: [rows, length].  documents: the same; a token attends to those before it of its own.
+        """
+        x, mask = self.model.embed_tokens(tokens), _mask(documents)
+        turns = _turns(tokens.shape[1], self.config)
+        for layer in self.model.layers:
+            x = layer(x, turns, mask)
+        head = self.model.embed_tokens if self.config.ties_embeddings else self.lm_head
+        return functional.linear(self.model.norm(x), head.weight)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Take the weights of a checkpoint of the same config."""
+        self.load_state_dict(
+            {name: torch.from_numpy(checkpoint.read(name).copy()) for name in checkpoint.names}
+        )
+
+
+def _mask(documents: Any) -> Any:
+    """Return which keys each query attends to: [rows, 1, queries, keys] bool."""
+    is_same = documents[:, None, :, None] == documents[:, None, None, :]
+    return torch.where(is_same.tril(), 0.0, float("-inf"))
+
+
+def _turns(length: int, config: TransformerConfig) -> tuple[Any, Any]:
+    """Return cosines and sines of RoPE: [length, head_dim] each, alike in both halves."""
+    powers = torch.arange(0, config.head_dim, 2) / config.head_dim
+    angles = torch.outer(torch.arange(length), config.rope.theta**-powers).repeat(1, 2)
+    return angles.cos(), angles.sin()
+
+
+def _turned(x: Any, turns: tuple[Any, Any]) -> Any:
+    """Return heads [rows, heads, length, head_dim] with RoPE: pair i is i and i + half."""
+    cosines, sines = turns
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+# One training step: gradients of a group of batches, and the update of the weights they make.
+#
+# Weights are float32 whatever the precision: products are computed in another one under autocast
+# (Micikevicius et al., 2018), and small gradients in fp16 are kept alive by scaling the loss.
+
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+LossSum = Callable[[PackedRows], Any]
+"""The sum of the losses of all tokens that rows predict, as a tensor."""
+
+
+def autocast(precision: Precision) -> AbstractContextManager[Any]:
+    """Return what products within are computed by in `precision`, of weights in float32."""
+    context: AbstractContextManager[Any] = torch.autocast(
+        "cpu", TYPES[precision], enabled=precision != "fp32"
+    )
+    return context
+
+
+def loss_scaler(precision: Precision) -> Any:
+    """Return what multiplies losses, so that gradients in fp16 are not zero; nothing else does.
+
+    Gradients that overflow are no update: the scale is halved for the next step.
+    """
+    return torch.amp.GradScaler("cpu", enabled=precision == "fp16")
+
+
+def accumulate_gradients(batches: Sequence[PackedRows], loss_sum: LossSum, scaler: Any) -> float:
+    """Add up the gradients of the mean loss of all batches together; return that loss.
+
+    The mean is over tokens, not over batches: the gradients are those of one large batch, though
+    the last one may have fewer rows, and rows fewer targets.
+    """
+    num_targets = sum(batch.num_targets for batch in batches)
+    mean = 0.0
+    for batch in batches:
+        loss = loss_sum(batch) / num_targets
+        scaler.scale(loss).backward()
+        mean += loss.item()
+    return mean
+
+
+def update(model: nn.Module, optimizer: Any, scaler: Any, max_grad_norm: float) -> None:
+    """Change the weights by the gradients there are, whose norm is cut, and forget them."""
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+# What a model learns: the tokens of a corpus, or what a larger model says of them.
+
+
+class Objective(Protocol):
+    """What a model learns."""
+
+    def loss_sum(self, rows: PackedRows) -> Any:
+        """Return the sum of the losses of all tokens that `rows` predict, as a tensor."""
+
+    def evaluate(self, batches: list[PackedRows]) -> Evaluation:
+        """Return how good the model is on other rows."""
+
+
+def log_probabilities(model: nn.Module, rows: PackedRows) -> Any:
+    """Return what a model says of each token that is predicted: [targets, vocab] float32."""
+    is_target = torch.from_numpy(rows.targets != NO_TARGET)
+    logits = model(torch.from_numpy(rows.tokens), torch.from_numpy(rows.documents))
+    return logits[is_target].float().log_softmax(dim=-1)
+
+
+def targets_of(rows: PackedRows) -> Any:
+    """Return the tokens that are predicted: [targets]."""
+    return torch.from_numpy(rows.targets[rows.targets != NO_TARGET])
+
+
+class NextToken:
+    """The model learns the tokens of the corpus: cross-entropy."""
+
+    def __init__(self, model: nn.Module, precision: Precision) -> None:
+        self._model, self._precision = model, precision
+
+    def loss_sum(self, rows: PackedRows) -> Any:
+        """Return the sum of the cross-entropies."""
+        with autocast(self._precision):
+            said = log_probabilities(self._model, rows)
+        return functional.nll_loss(said, targets_of(rows), reduction="sum")
+
+    @torch.no_grad()
+    def evaluate(self, batches: list[PackedRows]) -> Evaluation:
+        """Return the mean cross-entropy, whatever the precision in float32."""
+        sums = [
+            functional.nll_loss(
+                log_probabilities(self._model, rows), targets_of(rows), reduction="sum"
+            ).item()
+            for rows in batches
+        ]
+        return Evaluation(sum(sums) / sum(rows.num_targets for rows in batches))
+
+
+class Distillation:
+    """The model learns what another one says of the next token (Hinton et al., 2015), all of it.
+
+    The loss is the forward KL divergence from the target's distribution to the draft's, which
+    wants the draft to miss nothing that the target may say.
+    """
+
+    def __init__(self, draft: nn.Module, target: nn.Module, precision: Precision) -> None:
+        self._draft, self._target, self._precision = draft, target, precision
+
+    def loss_sum(self, rows: PackedRows) -> Any:
+        """Return the sum of the divergences."""
+        with autocast(self._precision):
+            with torch.no_grad():
+                wanted = log_probabilities(self._target, rows)
+            said = log_probabilities(self._draft, rows)
+        return functional.kl_div(said, wanted, reduction="sum", log_target=True)
+
+    @torch.no_grad()
+    def evaluate(self, batches: list[PackedRows]) -> Evaluation:
+        """Return the draft's loss, and how well it says what the target says."""
+        sums = torch.zeros(4, dtype=torch.float64)
+        for rows in batches:
+            said, wanted = (log_probabilities(model, rows) for model in (self._draft, self._target))
+            sums += torch.stack(
+                [
+                    functional.nll_loss(said, targets_of(rows), reduction="sum"),
+                    functional.kl_div(said, wanted, reduction="sum", log_target=True),
+                    torch.minimum(said, wanted).exp().sum(),
+                    (said.argmax(-1) == wanted.argmax(-1)).sum(),
+                ]
+            )
+        return Evaluation(*(sums / sum(rows.num_targets for rows in batches)).tolist())
+
 
 _BETAS = 0.9, 0.95  # as GPT-3 and Llama were trained
 

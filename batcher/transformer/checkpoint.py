@@ -5,29 +5,47 @@ their shapes.  Both formats are data alone: nothing in them is run.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.transformer.config import TransformerConfig
-from batcher.transformer.config_gguf import config_from_gguf
-from batcher.transformer.config_json import Eos, config_from_json, eos_token_ids
-from batcher.transformer.files import about, read_json
-from batcher.transformer.gguf_file import read_gguf
-from batcher.transformer.gguf_tensors import from_gguf_names
-from batcher.transformer.safetensors_folder import read_folder
-from batcher.transformer.stored import FloatArray, IntArray, StoredTensor
-from batcher.transformer.tensor_names import is_ignored, tensor_shapes
-from batcher.transformer.tokenizer import TransformerTokenizer
-from batcher.transformer.tokenizer_gguf import tokenizer_from_gguf
-from batcher.transformer.tokenizer_json import tokenizer_from_folder
+from batcher.transformer.config import (
+    Eos,
+    TransformerConfig,
+    TransformerSettings,
+    config_from_json,
+    eos_token_ids,
+    is_ignored,
+    tensor_shapes,
+)
+from batcher.transformer.layers import FloatArray, IntArray
+from batcher.transformer.linear import Linears, WholeLinears
+from batcher.transformer.stored import (
+    StoredTensor,
+    about,
+    config_from_gguf,
+    from_gguf_names,
+    read_folder,
+    read_gguf,
+    read_json,
+)
+from batcher.transformer.tokenizer import (
+    TransformerTokenizer,
+    tokenizer_from_folder,
+    tokenizer_from_gguf,
+)
+from batcher.transformer.transformer import EMBEDDING, CausalModel, ReadWeight, Transformer, Watch
+
+if TYPE_CHECKING:  # what is for several processes is loaded where there are several
+    from batcher.transformer.ranks import RankGroup
 
 _NEEDED_MODULES = ("gguf", "jinja2", "safetensors", "tokenizers")
 CONFIG = "config.json"
@@ -155,3 +173,80 @@ def _checked_names(
     if unknown is not None:
         raise BatchdecodeError(f"{unknown!r} is a tensor that no supported model of its kind has")
     return tuple(names)
+
+
+# From a checkpoint to what computes it: this process, or several, each with its columns.
+
+
+def decoder_of(
+    checkpoint: Checkpoint, path: Path, settings: TransformerSettings, watch: Watch
+) -> CausalModel:
+    """Return what computes a checkpoint, which was opened from `path`.
+
+    Raises:
+        BatchdecodeError: its weights are damaged, or a process was killed.
+    """
+    if settings.low_memory:
+        _check_low_memory(settings)
+    if settings.tensor_parallel == 1:
+        linears = _linears_of(checkpoint, settings)
+        return Transformer(
+            checkpoint.config, _reader(checkpoint, path, watch), linears, settings.layout
+        )
+    from batcher.transformer.ranks import RankProcesses  # noqa: PLC0415 - see above
+
+    make = partial(make_rank, path, settings)
+    return RankProcesses(checkpoint.config, make, settings.tensor_parallel, watch)
+
+
+def _check_low_memory(settings: TransformerSettings) -> None:
+    """Raise a BatchdecodeError if weights cannot be kept packed."""
+    if settings.weights == "fp32":
+        raise BatchdecodeError(
+            "--low-memory keeps integers packed: give --weights int8-channel, too"
+        )
+    if settings.tensor_parallel > 1:
+        raise BatchdecodeError(
+            "--low-memory is for one process, and --tensor-parallel asks for more"
+        )
+
+
+def _linears_of(checkpoint: Checkpoint, settings: TransformerSettings) -> Linears:
+    """Return what makes products in this process."""
+    if not settings.low_memory:
+        return WholeLinears(settings.weights, is_fast=settings.fast_math)
+    from batcher.transformer.linear import PackedLinears  # noqa: PLC0415 - as above
+
+    return PackedLinears(settings.weights, partial(checkpoint.read_rows, EMBEDDING))
+
+
+def make_rank(
+    path: Path,
+    settings: TransformerSettings,
+    group: "RankGroup",
+    watch: Watch,
+) -> Transformer:
+    """Return what one of several processes computes of a checkpoint."""
+    from batcher.transformer.ranks import ColumnParallelLinears  # noqa: PLC0415 - as above
+
+    checkpoint = open_checkpoint(path)
+    linears = ColumnParallelLinears(settings.weights, group, is_fast=settings.fast_math)
+    read = _reader(checkpoint, path, watch)
+    return Transformer(checkpoint.config, read, linears, settings.layout)
+
+
+def _reader(checkpoint: Checkpoint, path: Path, watch: Watch) -> ReadWeight:
+    """Return what reads the weights of a checkpoint, and makes sure that they are numbers."""
+    num_read = 0
+
+    def read(name: str) -> FloatArray:
+        nonlocal num_read
+        watch(min(num_read, len(checkpoint.names) - 1), len(checkpoint.names))
+        num_read += 1
+        with np.errstate(all="ignore"):  # of which more is said below
+            weight = checkpoint.read(name)
+        if not np.isfinite(weight).all():
+            raise BatchdecodeError(f"{path}: {name} is damaged: not all of it are numbers")
+        return weight
+
+    return read

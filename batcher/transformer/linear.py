@@ -7,16 +7,171 @@ BLAS is fastest at weight @ x.T, so what comes of it lies feature by feature, an
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.transformer.layers import FloatArray
-from batcher.transformer.quantization import LARGEST, quantize_weights_int8
-from batcher.transformer.tiles import Tile, TilePart, multiply, pieces_of, tiles_of
+from batcher.transformer.config import WeightKind
+from batcher.transformer.layers import FloatArray, IntArray
+
+# How many rows BLAS may multiply at once for each of them to come out the same to the bit.
+#
+# BLAS chooses its kernel by the size of a product, and within it by where a number stands; kernels
+# add in different orders. So it is asked, for each shape of weights, which rows of products of a
+# few sizes have equal bits: all rows that are ever computed are put in such places.
+
+SIZES = (272, 144, 80, 64, 48, 32, 16, 8, 4, 2, 1)  # rows of products that are tried
+_LEAST, _START = 8, 4  # what a product costs, in rows: at least that many, and some to begin
+_TALL = 4096  # outputs: weights of more are multiplied in pieces
+_PIECE = 2048  # outputs, or fewer
+_NUM_SAMPLES = 64  # at least so many sums are compared for each place of a product
+
+
+class Tile(NamedTuple):
+    """A product of `size` rows, of which `num_rows` from `first` on are good."""
+
+    size: int
+    first: int
+    num_rows: int
+
+    @property
+    def cost(self) -> int:
+        """How long it takes, in rows."""
+        return max(self.size, _LEAST) + _START
+
+
+class TilePart(NamedTuple):
+    """Rows start..stop of many, which a tile computes."""
+
+    tile: Tile
+    start: int
+    stop: int
+
+
+class Tiles:
+    """The tiles in which weights of a shape are multiplied, and the cheapest of them for any rows.
+
+    Whichever are taken, the bits are the same.
+    """
+
+    def __init__(self, tiles: list[Tile]) -> None:
+        self._widest = max(tiles, key=lambda tile: tile.num_rows / tile.cost)
+        self._best: list[Tile] = []  # by how many rows are left
+        costs = [0]
+        for num_rows in range(1, self._widest.num_rows + 1):
+            cost, best = min(
+                (tile.cost + costs[max(num_rows - tile.num_rows, 0)], tile) for tile in tiles
+            )
+            costs.append(cost)
+            self._best.append(best)
+
+    def split(self, num_rows: int) -> list[TilePart]:
+        """Return the tiles of so many rows."""
+        parts, start = [], 0
+        while start < num_rows:
+            num_left = num_rows - start
+            is_wide = num_left > len(self._best)
+            tile = self._widest if is_wide else self._best[num_left - 1]
+            stop = min(start + tile.num_rows, num_rows)
+            parts.append(TilePart(tile, start, stop))
+            start = stop
+        return parts
+
+
+def multiply(weight: FloatArray, x: FloatArray) -> FloatArray:
+    """Return weight [out, in] @ x.T of x [rows, in]: [out, rows]."""
+    if len(x) == 1:  # BLAS is faster the other way round
+        single: FloatArray = (x @ weight.T).T
+        return single
+    product = np.empty((len(weight), len(x)), np.float32)
+    for piece in pieces_of(len(weight)):
+        np.matmul(weight[piece], x.T, product[piece])
+    return product
+
+
+def pieces_of(num_out: int) -> list[slice]:
+    """Return the pieces, all of one size, in which weights with so many outputs are multiplied."""
+    size = _piece(num_out)
+    return [slice(min(start, num_out - size), start + size) for start in range(0, num_out, size)]
+
+
+def _piece(num_out: int) -> int:
+    """Return how many outputs are multiplied at once, of so many."""
+    return max(num_out, 1) if num_out <= _TALL else -(-num_out // -(-num_out // _PIECE))
+
+
+@cache
+def tiles_of(num_out: int, num_in: int) -> Tiles:
+    """Return the tiles in which this BLAS gives all rows times weights [out, in] equal bits.
+
+    Rows may lie in memory one after the other or feature by feature.
+    """
+    draw = np.random.default_rng(0)
+    weight = draw.standard_normal((_piece(num_out), num_in), np.float32)
+    rows = draw.standard_normal((-(-_NUM_SAMPLES // len(weight)), num_in), np.float32)
+    found = {size: _bits(weight, rows, size) for size in SIZES}
+    counts = Counter(bits for places in found.values() for bits in places if bits is not None)
+    wanted = counts.most_common(1)[0][0]
+    tiles = []
+    for size, places in found.items():
+        first, stop = _longest_run([bits == wanted for bits in places])
+        if first < stop:
+            tiles.append(Tile(size, first, stop - first))
+    return Tiles(tiles)
+
+
+def _bits(weight: FloatArray, rows: FloatArray, size: int) -> list[bytes | None]:
+    """Return what rows come to in each place of a product of `size`; None if layouts differ."""
+    products, is_equal = [], np.ones(size, np.bool_)
+    for row in rows:
+        company = np.tile(row, (size, 1))
+        products.append(multiply(weight, company))
+        is_equal &= (products[-1] == multiply(weight, np.asfortranarray(company))).all(0)
+    places = zip(np.concatenate(products).T, is_equal, strict=True)
+    return [place.tobytes() if is_same else None for place, is_same in places]
+
+
+def _longest_run(wanted: list[bool]) -> tuple[int, int]:
+    """Return from where to where the longest run of what is wanted goes."""
+    best, start = (0, 0), 0
+    for at, is_wanted in enumerate([*wanted, False]):
+        if not is_wanted:
+            best = max(best, (start, at), key=lambda run: run[1] - run[0])
+            start = at + 1
+    return best
+
+
+# Weights as integers of eight bits: symmetric, for a whole matrix or for each of its rows.
+
+LARGEST = 127  # -128 is not used, so that zero is in the middle
+
+
+class Quantized(NamedTuple):
+    """Numbers as integers times a scale.
+
+    integers: [out, in] from -127 to 127.  scales: [out], or [1] for all.
+    """
+
+    integers: NDArray[np.int8]
+    scales: FloatArray
+
+
+def quantize_weights_int8(weights: FloatArray, *, per_channel: bool = False) -> Quantized:
+    """Return weights [out, in] as int8: divided by max|w| / 127, rounded to the nearest.
+
+    per_channel: whether each output has a scale of its own.  Zeros have the scale 1.
+    """
+    axes = 1 if per_channel else None
+    scales = np.atleast_1d(np.abs(weights).max(axes) / np.float32(LARGEST)).astype(np.float32)
+    scales[scales == 0] = 1
+    integers = np.rint(weights / scales[:, None]).clip(-LARGEST, LARGEST)
+    return Quantized(integers.astype(np.int8), scales)
+
 
 ALL = slice(None)
 EXACT = 2**24  # up to here, float32 has all whole numbers
@@ -179,3 +334,115 @@ def slices_of(integers: NDArray[np.int8]) -> list[slice]:
         if largest * LARGEST <= EXACT:
             break
     return [slice(start, stop) for start, stop in pairwise(starts)]
+
+
+# Which product is made of a weight, and who attends, for a process that holds all of a model.
+
+Embedding = Callable[[IntArray], FloatArray]
+"""Return the rows [tokens, hidden_size] of a table for token ids [tokens]."""
+
+
+class OwnHeads(NamedTuple):
+    """The heads of keys and values that a process attends with.
+
+    which: of all of them.  gather: returns what all heads come to [tokens, heads * width], of what
+    these do [tokens, own heads, width].
+    """
+
+    which: slice
+    gather: Callable[[FloatArray], FloatArray]
+
+
+class Linears(Protocol):
+    """Makes products of weights."""
+
+    def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
+        """Return the product with a weight [out, in], and a bias [out] added to it."""
+
+    def embedding(self, table: FloatArray) -> Embedding:
+        """Return what looks up rows of a table [vocab, hidden_size]."""
+
+    def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
+        """Return both for one table, which is held once where that is possible."""
+
+    def heads(self, num_kv_heads: int) -> OwnHeads:
+        """Return which of the heads of keys and values are those of this process."""
+
+
+class WholeLinears:
+    """Makes products of weights that one process holds.
+
+    kind: how they are kept and multiplied.  is_fast: whether products of floats are left to BLAS.
+    """
+
+    def __init__(self, kind: WeightKind = "fp32", *, is_fast: bool = False) -> None:
+        self._kind, self._is_fast = kind, is_fast
+
+    def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
+        """Return the product with a weight [out, in], and a bias [out] added to it."""
+        if self._kind != "fp32":
+            return Int8Linear(weight, bias, per_channel=self._kind == "int8-channel")
+        if self._is_fast:
+            return FastLinear(weight, bias)
+        return TiledLinear(weight, bias)
+
+    def embedding(self, table: FloatArray) -> Embedding:
+        """Return what looks up rows of a table [vocab, hidden_size]."""
+        return table.__getitem__
+
+    def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
+        """Return both for one table."""
+        return self.embedding(table), self.linear(table)
+
+    def heads(self, num_kv_heads: int) -> OwnHeads:
+        """Return all heads."""
+        return OwnHeads(
+            slice(0, num_kv_heads), lambda attended: attended.reshape(len(attended), -1)
+        )
+
+
+# Weights that stay integers of eight bits, and an embedding that stays in its file.
+#
+# A quarter of the memory that float32 takes; each product unpacks them anew, a few outputs at a
+# time. Sums of integers have no order, so what comes of it is what it is without, to the last bit.
+
+UNPACKED = 2**18  # numbers that are unpacked at once: 1 MiB, which stays in the cache
+
+
+class PackedIntegers:
+    """Weights of int8 that stay what they are."""
+
+    def __init__(self, integers: NDArray[np.int8]) -> None:
+        self._integers, self._slices = np.ascontiguousarray(integers), slices_of(integers)
+
+    def multiply(self, x: FloatArray) -> FloatArray:
+        """Return the product [out, rows]."""
+        num_out, num_in = self._integers.shape
+        size = max(UNPACKED // num_in, 1)
+        product = np.empty((num_out, len(x)), np.float32)
+        for start in range(0, num_out, size):
+            weight = self._integers[start : start + size].astype(np.float32)
+            own = product[start : start + size]
+            np.matmul(weight[:, self._slices[0]], x[:, self._slices[0]].T, own)
+            for part in self._slices[1:]:
+                own += weight[:, part] @ x[:, part].T
+        return product
+
+
+class PackedLinears(WholeLinears):
+    """Makes products with weights that stay int8.
+
+    kind: how they are scaled, which is not fp32.  embedding: looks up rows where the file is.
+    """
+
+    def __init__(self, kind: WeightKind, embedding: Embedding) -> None:
+        super().__init__(kind)
+        self._per_channel, self._embedding = kind == "int8-channel", embedding
+
+    def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
+        """Return the product with a weight [out, in], and a bias [out] added to it."""
+        return Int8Linear(weight, bias, per_channel=self._per_channel, keep=PackedIntegers)
+
+    def embedding(self, _table: FloatArray) -> Embedding:
+        """Return what looks up rows of the table, which is not held."""
+        return self._embedding

@@ -1,24 +1,87 @@
 """The tokens that one forward computes: whose they are, where they stand, what they attend to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from batcher.transformer.attention import (
+from batcher.errors import InvariantError
+from batcher.events import Layout
+from batcher.padding import PAD
+from batcher.transformer.config import RopeSettings
+from batcher.transformer.kv_store import PADDING, KVStore, RecurrentStates
+from batcher.transformer.layers import (
     KEYS,
+    NOWHERE,
     Attention,
+    FloatArray,
+    IntArray,
+    RotaryEmbedding,
     RowBlocks,
     first_blocks,
     padded_cells,
 )
-from batcher.transformer.config import RopeSettings
-from batcher.transformer.kv_store import KVStore
-from batcher.transformer.layers import FloatArray, IntArray, RotaryEmbedding
-from batcher.transformer.recurrent_states import RecurrentStates
-from batcher.transformer.span import Span
-from batcher.transformer.waves import waves_of
+
+# A span: tokens on end of one sequence, and where all that is kept of that sequence is.
+
+
+class Snapshot(NamedTuple):
+    """The cell in which the states after so many tokens of a span are kept."""
+
+    num_tokens: int
+    cell: int
+
+
+class Span(NamedTuple):
+    """Tokens on end of one sequence.
+
+    start: the position of the first.  cells: for each group of layers with attention, those of the
+    keys and values of all positions up to the last of them; NOWHERE of such that are not read.  A
+    model with recurrent layers also needs
+    source: the cell of the states before the first; NOWHERE if that is the first of all.
+    snapshots: which states are kept, ascending; the last are those after all tokens but drafts.  A
+    span may start from what one before it in the same step has kept.
+    num_drafts: how many of the last tokens are drafts.
+    num_prompt: how many tokens of the sequence are its prompt.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    cells: Sequence[IntArray]
+    source: int = NOWHERE
+    snapshots: Sequence[Snapshot] = ()
+    num_drafts: int = 0
+    num_prompt: int = 0
+
+
+def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
+    """Return the spans of tokens whose last ones are drafts that are a tree.
+
+    Each draft is a span of its own, behind those on its way; its keys and values are kept where its
+    place among the tokens says.
+
+    span: of all these tokens, as if they were on end.
+    paths: for each draft, the indices of the drafts on its way, its own the last.
+    """
+    num_known = len(span.token_ids) - len(paths)
+    known = span.start + num_known
+    past = [cells[:known] for cells in span.cells]
+    drafts = [
+        Span(
+            [span.token_ids[path[-1]]],
+            known + len(path) - 1,
+            [
+                np.concatenate([own, cells[span.start + np.array(path)]])
+                for own, cells in zip(past, span.cells, strict=True)
+            ],
+            num_prompt=span.num_prompt,
+        )
+        for path in paths
+    ]
+    first = Span(span.token_ids[:num_known], span.start, past, num_prompt=span.num_prompt)
+    return [first, *drafts]
+
 
 _NUM_BLOCKS = 128  # of keys of several rows, at once: so that they stay in the cache
 
@@ -123,3 +186,215 @@ class _Mixed:
                 for start, stop in pairwise(boundaries)
             ]
         return self._blocks[window]
+
+
+# How the spans of a step are laid out for a transformer: ragged, or as a rectangle with padding.
+#
+# Padding is computed in every product as tokens are, and thrown away: it costs what it costs, and
+# shows in no bit of the tokens beside it.
+
+_NUM_KEYS = 2**16  # of several rows, at once: so that memory is bounded
+
+
+class PaddedStep(Step):
+    """Spans that all are as long as the longest, with padding behind those that are not.
+
+    The padding of all spans comes after their tokens.  It attends to the sequence that it stands
+    behind, writes into a cell that nobody reads, and changes no states.  Spans of one token have no
+    padding, but their keys and values are a rectangle.
+    """
+
+    def __init__(
+        self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None
+    ) -> None:
+        super().__init__(spans, store, states)
+        longest = max(len(span.token_ids) for span in spans)
+        if longest == 1:
+            self.mixed = [
+                _PaddedKeys(cells) for cells in zip(*(span.cells for span in spans), strict=True)
+            ]
+        fillers = [_behind(span, longest) for span in spans if len(span.token_ids) < longest]
+        if not fillers:
+            return
+        padding = Step(fillers, store, None)
+        self.mixed = [
+            _BothParts(mixed, self.num_tokens, behind)
+            for mixed, behind in zip(self.mixed, padding.mixed, strict=True)
+        ]
+        self.token_ids = np.concatenate([self.token_ids, padding.token_ids])
+        self.positions = np.concatenate([self.positions, padding.positions])
+        nowhere_read = np.full(padding.num_tokens, PADDING)
+        self.own_cells = [np.concatenate([cells, nowhere_read]) for cells in self.own_cells]
+
+
+STEPS: dict[Layout, type[Step]] = {"ragged": Step, "padded": PaddedStep}
+
+
+def _behind(span: Span, longest: int) -> Span:
+    """Return the padding behind a span that is shorter than the longest."""
+    num_missing = longest - len(span.token_ids)
+    cells = [np.concatenate([own, np.full(num_missing, NOWHERE)]) for own in span.cells]
+    return Span([PAD] * num_missing, span.start + len(span.token_ids), cells)
+
+
+class _BothParts:
+    """What tokens attend to, and then what padding does."""
+
+    def __init__(self, tokens: Mixed, num_tokens: int, padding: Mixed) -> None:
+        self._tokens, self._num_tokens, self._padding = tokens, num_tokens, padding
+
+    def attend(
+        self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
+    ) -> FloatArray:
+        """Return the output [positions, heads, head_dim] of all queries."""
+        of_tokens, of_padding = np.split(query, [self._num_tokens])
+        return np.concatenate(
+            [
+                self._tokens.attend(attention, of_tokens, keys, values),
+                self._padding.attend(attention, of_padding, keys, values),
+            ]
+        )
+
+
+class _PaddedKeys:
+    """What single tokens of several sequences attend to, all gathered as long as the longest."""
+
+    def __init__(self, cells: Sequence[IntArray]) -> None:
+        self._lengths: IntArray = np.array([*map(len, cells)])
+        self._cells = np.full((len(cells), self._lengths.max()), NOWHERE)
+        for line, own in zip(self._cells, cells, strict=True):
+            line[: len(own)] = own
+
+    def attend(
+        self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
+    ) -> FloatArray:
+        """Return the output [rows, heads, head_dim] of all queries."""
+        output = np.empty_like(query)
+        num_rows = max(_NUM_KEYS // self._cells.shape[1], 1)
+        for start in range(0, len(query), num_rows):
+            rows = slice(start, start + num_rows)
+            cells, lengths = self._cells[rows], self._lengths[rows]
+            attended = batched_attention_with_padding(
+                query[rows, None], keys[cells], values[cells], lengths, attention
+            )
+            output[rows] = attended[:, 0]
+        return output
+
+
+def batched_attention_with_padding(
+    query: FloatArray,
+    key: FloatArray,
+    value: FloatArray,
+    seq_lengths: IntArray,
+    attention: Attention | None = None,
+) -> FloatArray:
+    """Return softmax(QK^T / sqrt(d)) V of padded sequences, of the shape of `query`.
+
+    query: [batch, queries, d], or [batch, queries, heads, d]; each sees all keys of its sequence.
+    key, value: [batch, seq, d], or [batch, seq, kv_heads, d].
+    seq_lengths: [batch] how many keys each sequence has, at least one; behind them may be anything.
+    attention: how it is done; None for nothing but the formula.
+    """
+    (batch, num_queries), head_dim = query.shape[:2], query.shape[-1]
+    num_keys = key.shape[1]
+    if attention is None:
+        attention = Attention(head_dim**-0.5, window=None)
+    numbers = NOWHERE + 1 + np.arange(batch * num_keys).reshape(batch, num_keys)
+    cells = np.where(np.arange(num_keys) < seq_lengths[:, None], numbers, NOWHERE)
+    tables = [padded_cells(line) for line in cells.repeat(num_queries, 0)]
+    blocks = RowBlocks((seq_lengths - 1).repeat(num_queries), tables, attention.window)
+    output = attention.of_rows(
+        query.reshape(batch * num_queries, -1, head_dim), blocks, _store_of(key), _store_of(value)
+    )
+    return output.reshape(query.shape)
+
+
+def _store_of(padded: FloatArray) -> FloatArray:
+    """Return keys or values [batch, seq, ..., d] as cells [1 + batch * seq, kv_heads, d]."""
+    batch, num_keys, head_dim = *padded.shape[:2], padded.shape[-1]
+    cells = padded.reshape(batch * num_keys, -1, head_dim)
+    return np.concatenate([np.zeros_like(cells[:1]), cells])
+
+
+# Spans put in the order of time, so that a recurrence goes through many of them at once.
+#
+# The spans of a step are computed one after the other, as far as one starts from what another
+# leaves; those between which nothing passes are a wave.
+
+
+class Kept(NamedTuple):
+    """States to be kept at some time: of these spans [snapshots], in these cells [snapshots]."""
+
+    spans: IntArray
+    cells: IntArray
+
+
+class Wave:
+    """Spans of which none starts from what another leaves, nor leaves anything in the same cell.
+
+    The longest is the first: at any time, those that have a token are the first so many.
+
+    sources: [spans] the cells of the states that they start from.
+    rows: [tokens] their tokens' places in the step: the first of all spans, the second, and so on.
+    bounds: [times + 1] where in `rows` the tokens of each time begin.
+    kept: after how many tokens, and then which states.
+    inputs: [kernel_size, tokens] what the convolution of each token is of, the oldest first: rows
+    of the past of all spans, [kernel_size - 1, spans], and then those of the tokens.
+    kept_inputs: [snapshots, kernel_size - 1] the past of what is kept, and in which cells.
+    """
+
+    def __init__(self, spans: Sequence[Span], firsts: Sequence[int], kernel_size: int) -> None:
+        order = sorted(range(len(spans)), key=lambda number: -len(spans[number].token_ids))
+        spans = [spans[number] for number in order]
+        sizes = np.array([len(span.token_ids) for span in spans])
+        self.sources: IntArray = np.array([span.source for span in spans])
+        num_times = int(sizes[0])
+        num_active = len(spans) - np.bincount(sizes, minlength=num_times + 1).cumsum()[:-1]
+        bounds = np.concatenate([[0], num_active.cumsum()])
+        self.bounds: list[int] = bounds.tolist()
+        times = np.repeat(np.arange(num_times), num_active)
+        numbers = np.arange(len(times)) - bounds[times]
+        self.rows: IntArray = np.array([firsts[number] for number in order])[numbers] + times
+        past = np.arange(kernel_size - 1)
+        starts = np.concatenate([past * len(spans), (kernel_size - 1) * len(spans) + bounds])
+        self.inputs: IntArray = starts[times + np.arange(kernel_size)[:, None]] + numbers
+        snapshots = [
+            (snapshot.num_tokens, number, snapshot.cell)
+            for number, span in enumerate(spans)
+            for snapshot in span.snapshots
+        ]
+        after, kept_spans, cells = np.array(snapshots, np.int64).reshape(-1, 3).T
+        self.kept = {
+            num_tokens: Kept(kept_spans[after == num_tokens], cells[after == num_tokens])
+            for num_tokens in {*after.tolist()}
+        }
+        self.kept_inputs: IntArray = starts[after[:, None] + past] + kept_spans[:, None]
+        self.kept_cells: IntArray = cells
+
+
+def waves_of(spans: Sequence[Span], kernel_size: int, max_spans: int) -> Iterator[Wave]:
+    """Yield the spans of a step in waves, in order; none has more than `max_spans`.
+
+    Raises:
+        InvariantError: a span would keep nothing before its drafts, or something NOWHERE, or
+            something behind them.
+    """
+    written: set[int] = set()
+    begun: list[Span] = []
+    firsts: list[int] = []
+    first = 0
+    for span in spans:
+        cells = {snapshot.cell for snapshot in span.snapshots}
+        kept = [snapshot.num_tokens for snapshot in span.snapshots]
+        is_ascending = all(first < second for first, second in pairwise([0, *kept]))
+        num_known = len(span.token_ids) - span.num_drafts
+        if NOWHERE in cells or not is_ascending or kept[-1:] != [num_known]:
+            raise InvariantError(f"a span of {num_known} tokens keeps {span.snapshots}")
+        if written & {span.source, *cells} or len(begun) == max_spans:
+            yield Wave(begun, firsts, kernel_size)
+            written, begun, firsts = set(), [], []
+        written |= cells
+        begun.append(span)
+        firsts.append(first)
+        first += len(span.token_ids)
+    yield Wave(begun, firsts, kernel_size)

@@ -1,17 +1,92 @@
 """A tensor as it lies in a file, in any of the formats that are read, and as float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
+from pathlib import Path
+from struct import Struct as Layout
+from typing import Annotated, Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 from numpy.typing import NDArray
 
 from batcher.errors import BatchdecodeError
+from batcher.transformer.config import (
+    EXPERT_NAMES,
+    GEMMA_PATTERN,
+    ROPE_FACTORS,
+    Architecture,
+    ExpertSettings,
+    FrequencyFactors,
+    LinearScaling,
+    NumLayers,
+    Positive,
+    RopeSettings,
+    RopeStyle,
+    Scaling,
+    Size,
+    TokenId,
+    TransformerConfig,
+    head_dim_of,
+)
+from batcher.transformer.layers import FloatArray, IntArray
+
+# Small files of a checkpoint, and errors that say which file they are about.
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+MAX_TEXT = 256 * 2**20  # the largest tokenizer.json has 35 MB
+T = TypeVar("T")
+
+
+@contextmanager
+def about(what: Path | str) -> Iterator[None]:
+    """Let errors within say that they are about `what`, as a BatchdecodeError."""
+    try:
+        yield
+    except RecursionError:
+        raise BatchdecodeError(f"{what}: it is nested too deeply") from None
+    except OSError as error:
+        raise BatchdecodeError(f"{what}: cannot be read: {error.strerror or error}") from None
+    except (BatchdecodeError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BatchdecodeError(f"{what}: {error}") from None
+
+
+def check_not_pointer(path: Path) -> None:
+    """Raise a BatchdecodeError if a file is a pointer of Git LFS, in place of its data."""
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise BatchdecodeError("it is a pointer of Git LFS, not the data: run `git lfs pull`")
+
+
+def read_file(path: Path) -> bytes:
+    """Return what a file holds, if it is one, and not too large for what it is.
+
+    Raises:
+        BatchdecodeError: it is not.
+        OSError: it cannot be read.
+    """
+    if not path.is_file():
+        raise BatchdecodeError("there is no such file")
+    if path.stat().st_size > MAX_TEXT:
+        raise BatchdecodeError(f"it has more than {MAX_TEXT:,} bytes")
+    check_not_pointer(path)
+    return path.read_bytes()
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Return what a JSON file holds.
+
+    Raises:
+        BatchdecodeError: there is no such file, or it is too large.
+        MsgspecError: it holds something else.
+        OSError: it cannot be read.
+    """
+    return msgspec.json.decode(read_file(path), type=kind)
+
 
 Bytes = NDArray[np.uint8]
-FloatArray = NDArray[np.float32]
-IntArray = NDArray[np.int64]
 
 
 class Kind(Struct, frozen=True):
@@ -106,3 +181,547 @@ _DECODERS: dict[str, Callable[[Bytes], NDArray[np.floating]]] = {
     "F16": lambda data: data.view("<f2"),
     "BF16": _widened,
 }
+
+
+# Reads what a GGUF file holds: its metadata, and where its tensors lie.
+#
+# The package `gguf` has a reader as well. It takes two seconds for a vocabulary of 49,152, and
+# trusts the counts in a file; here each is compared with the bytes that are left.
+# https://github.com/ggml-org/ggml/blob/master/docs/gguf.md is the format.
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_HEADER = 64 * 2**20  # a vocabulary of 262,144 with its merges takes 15 MiB
+MAX_DIMENSIONS = 4
+MAX_ALIGNMENT = 2**20
+STRING, ARRAY = 8, 9
+SCALARS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+_U32, _U64 = Layout("<I"), Layout("<Q")
+
+
+class GgufFile(Struct, frozen=True):
+    """What a file holds; tensors: by their names there."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, StoredTensor]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Return what the file at `path` holds; its tensors stay where they are.
+
+    Raises:
+        BatchdecodeError: it is no GGUF file, is damaged, or has tensors of an unknown kind.
+        OSError: it cannot be read.
+    """
+    check_not_pointer(path)
+    if path.stat().st_size < len(MAGIC):
+        raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
+    data: Bytes = np.memmap(path, np.uint8, mode="r")
+    header = _Header(data)
+    header.check_start()
+    num_tensors, num_fields = header.u64(), header.u64()
+    metadata: dict[str, Any] = {}
+    for _ in header.counted(num_fields, least=13):  # a name's length, a kind, a byte
+        name = header.text()
+        if name in metadata:
+            raise BatchdecodeError(f"{name!r} stands twice in its metadata")
+        metadata[name] = header.value(header.u32())
+    if metadata.get("split.count", 1) != 1:
+        raise BatchdecodeError("it is one part of several; llama-gguf-split --merge joins them")
+    places = list(_places(header, num_tensors))
+    alignment = metadata.get("general.alignment", 32)
+    if alignment not in [2**power for power in range(MAX_ALIGNMENT.bit_length())]:
+        raise BatchdecodeError(f"general.alignment {alignment!r} is no power of two")
+    body = data[-(-header.offset // alignment) * alignment :]
+    tensors: dict[str, StoredTensor] = {}
+    for place in places:
+        if place.name in tensors:
+            raise BatchdecodeError(f"it has two tensors {place.name!r}")
+        tensors[place.name] = _tensor_at(place, body)
+    if sum(len(tensor.data) for tensor in tensors.values()) > len(body):
+        raise BatchdecodeError("its tensors take more bytes than it has: some of them overlap")
+    return GgufFile(metadata, tensors)
+
+
+class _Place(Struct, frozen=True):
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    offset: int
+
+
+class _Header:
+    """A position in the first bytes of a file, which moves over what is read.
+
+    Every method raises a BatchdecodeError if the file ends before that does.
+    """
+
+    def __init__(self, data: Bytes) -> None:
+        self.offset = 0
+        self._bytes = memoryview(data[:MAX_HEADER])  # type: ignore[arg-type] # numpy's stubs lack it
+
+    def check_start(self) -> None:
+        """Read the magic bytes and the version."""
+        if bytes(self._take(len(MAGIC))) != MAGIC:
+            raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
+        version = self.u32()
+        if version not in VERSIONS:
+            known = ", ".join(map(str, VERSIONS))
+            raise BatchdecodeError(
+                f"GGUF version {version} is not supported, known: {known}, little-endian"
+            )
+
+    def u32(self) -> int:
+        """Read a number of four bytes."""
+        number: int = _U32.unpack(self._take(4))[0]
+        return number
+
+    def u64(self) -> int:
+        """Read a number of eight bytes."""
+        number: int = _U64.unpack(self._take(8))[0]
+        return number
+
+    def text(self) -> str:
+        """Read a string."""
+        try:
+            return str(self._take(self.u64()), "utf-8")
+        except UnicodeDecodeError:
+            raise BatchdecodeError("a string in its header is not UTF-8") from None
+
+    def counted(self, count: int, least: int) -> range:
+        """Return the indices of `count` things to read, each of at least `least` bytes."""
+        if count * least > len(self._bytes) - self.offset:
+            raise self._cut_off()
+        return range(count)
+
+    def value(self, kind: int) -> Any:
+        """Read a value; an array is a list."""
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY:
+            return self._scalars(kind, 1)[0]
+        kind, count = self.u32(), self.u64()
+        if kind == STRING:
+            return [self.text() for _ in self.counted(count, least=8)]
+        return self._scalars(kind, count)
+
+    def _scalars(self, kind: int, count: int) -> list[Any]:
+        if kind not in SCALARS:
+            raise BatchdecodeError(f"its metadata has values of kind {kind}, which is unknown")
+        dtype = np.dtype(SCALARS[kind])
+        numbers: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
+        return numbers
+
+    def _take(self, size: int) -> memoryview:
+        begin, self.offset = self.offset, self.offset + size
+        if self.offset > len(self._bytes):
+            raise self._cut_off()
+        return self._bytes[begin : self.offset]
+
+    def _cut_off(self) -> BatchdecodeError:
+        if len(self._bytes) == MAX_HEADER:
+            return BatchdecodeError(f"its header is longer than {MAX_HEADER:,} bytes")
+        return BatchdecodeError("it is cut off or damaged: it ends within its header")
+
+
+def _places(header: _Header, num_tensors: int) -> Iterator[_Place]:
+    """Yield where each tensor is; sizes are in GGUF's order, columns first."""
+    for _ in header.counted(num_tensors, least=24):  # lengths, a size, a kind, an offset
+        name, num_dimensions = header.text(), header.u32()
+        if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+            raise BatchdecodeError(f"{name!r} has {num_dimensions} dimensions")
+        shape = tuple(header.u64() for _ in range(num_dimensions))[::-1]
+        yield _Place(name, header.u32(), shape, header.u64())
+
+
+def _tensor_at(place: _Place, body: Bytes) -> StoredTensor:
+    try:
+        kind = _kind_name(place.kind)
+        end = place.offset + stored_size(kind, place.shape)
+        return StoredTensor(kind, place.shape, body[place.offset : end])
+    except BatchdecodeError as error:
+        raise BatchdecodeError(f"{place.name!r}: {error}") from None
+
+
+def _kind_name(kind: int) -> str:
+    """Return what GGUF calls the kind of a tensor."""
+    from gguf import GGMLQuantizationType  # noqa: PLC0415 - optional
+
+    try:
+        return str(GGMLQuantizationType(kind).name)
+    except ValueError:
+        return f"kind {kind}"
+
+
+# What Hugging Face calls the tensors of a GGUF file; those of all experts lie in one there.
+
+GGUF_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+GGUF_LAYER_NAMES = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+POST_NORM_NAMES = {  # of layers that normalise what attention and the network come to as well
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
+ROUTER = "ffn_gate_inp.weight"
+STACKED = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
+"""The parts of all experts, [experts, out, in], in the order of `ExpertNames.parts`."""
+
+
+def gguf_layer_names(config: TransformerConfig) -> dict[str, str]:
+    """Return what Hugging Face calls the tensors of a layer, but for those of experts."""
+    return GGUF_LAYER_NAMES | (POST_NORM_NAMES if config.has_post_norms else {})
+
+
+def from_gguf_names(
+    config: TransformerConfig, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Return the tensors of a file by Hugging Face's names; what has none keeps its own.
+
+    Raises:
+        BatchdecodeError: there are not as many experts as there should be.
+    """
+    layer_names = gguf_layer_names(config)
+    named: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        block, _, rest = name.partition(".")
+        index, _, part = rest.partition(".")
+        if block != "blk":
+            named[GGUF_NAMES.get(name, name)] = tensor
+        elif part in layer_names:
+            named[f"model.layers.{index}.{layer_names[part]}"] = tensor
+        elif config.experts is not None and part in {ROUTER, *STACKED}:
+            for expert_name, own in _of_experts(config, name, part, tensor):
+                named[f"model.layers.{index}.{expert_name}"] = own
+        else:
+            named[name] = tensor
+    return named
+
+
+def _of_experts(
+    config: TransformerConfig, name: str, part: str, tensor: StoredTensor
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the router, or the same part of each expert, by its name in the layer."""
+    names = EXPERT_NAMES[config.architecture]
+    if part == ROUTER:
+        yield f"{names.router}.weight", tensor
+        return
+    num_experts = 0 if config.experts is None else config.experts.num_experts
+    if len(tensor.shape) < 2 or tensor.shape[0] != num_experts:  # noqa: PLR2004 - of one or more
+        shape = list(tensor.shape)
+        raise BatchdecodeError(f"{name} is {shape}, and the model has {num_experts} experts")
+    for number, data in enumerate(tensor.data.reshape(num_experts, -1)):
+        own = StoredTensor(tensor.kind, tensor.shape[1:], data)
+        yield f"{names.expert}.{number}.{names.parts[STACKED.index(part)]}.weight", own
+
+
+# Reads where the tensors of a folder of safetensors lie.
+#
+# The package `safetensors` checks a file, its header against its bytes; then its bytes are mapped
+# as they are, since numpy knows no bfloat16.
+
+ALONE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_LENGTH_SIZE = 8
+
+
+class _Index(Struct):
+    weight_map: dict[str, str]
+
+
+class _Entry(Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def read_folder(folder: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of the one file in `folder`, or of the parts that its index lists.
+
+    Raises:
+        BatchdecodeError: one is missing, damaged, or not in the folder.
+    """
+    if not (folder / INDEX).is_file():
+        if not (folder / ALONE).is_file():
+            raise BatchdecodeError(
+                f"{folder}: neither {ALONE} nor {INDEX} is there; other formats are not read, "
+                "pickles least of all"
+            )
+        return _read_file(folder / ALONE)
+    with about(folder / INDEX):
+        shard_of = read_json(folder / INDEX, _Index).weight_map
+        shards = sorted(set(shard_of.values()))
+        for shard in shards:
+            if Path(shard).name != shard or not shard.endswith(".safetensors"):
+                raise BatchdecodeError(f"{shard!r} is no name of a .safetensors file beside it")
+            if not (folder / shard).is_file():
+                raise BatchdecodeError(f"{shard!r} is missing")
+    parts = {shard: _read_file(folder / shard) for shard in shards}
+    lost = next((name for name, shard in shard_of.items() if name not in parts[shard]), None)
+    if lost is not None:
+        raise BatchdecodeError(f"{folder / shard_of[lost]}: {lost!r} is missing")
+    return {name: parts[shard][name] for name, shard in shard_of.items()}
+
+
+def _read_file(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of one file.
+
+    Raises:
+        BatchdecodeError: it is damaged, or has tensors of an unknown kind.
+    """
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
+
+    with about(path):
+        check_not_pointer(path)
+        try:
+            with safe_open(path, "np"):
+                pass
+        except SafetensorError as error:
+            raise BatchdecodeError(f"it is cut off or damaged: {error}") from None
+        data = np.memmap(path, np.uint8, mode="r")
+        begin = _LENGTH_SIZE + int.from_bytes(data[:_LENGTH_SIZE].tobytes(), "little")
+        header = msgspec.json.decode(
+            data[_LENGTH_SIZE:begin].tobytes(), type=dict[str, msgspec.Raw]
+        )
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, raw in header.items():
+            entry = msgspec.json.decode(raw, type=_Entry)
+            first, last = (begin + offset for offset in entry.data_offsets)
+            with about(name):
+                tensors[name] = StoredTensor(entry.dtype, entry.shape, data[first:last])
+        return tensors
+
+
+# The sizes of a model as the metadata of a GGUF file has them, under names such as llama.*.
+#
+# Their meaning is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+
+RopeFactor = Annotated[float, Meta(ge=0, le=1e6)]  # 0 for none, as llama.cpp has it
+NumExperts = Annotated[int, Meta(ge=0, le=4096)]
+
+
+class _Known(NamedTuple):
+    architecture: Architecture
+    style: RopeStyle
+
+
+KNOWN: dict[str, _Known] = {
+    # llama.cpp's conversion permutes the rows of q and k
+    "llama": _Known("llama", "interleaved"),
+    "qwen2": _Known("qwen2", "half-split"),
+    "qwen3": _Known("qwen3", "half-split"),
+    "qwen3moe": _Known("qwen3_moe", "half-split"),
+    "gemma3": _Known("gemma3", "half-split"),
+}
+MAX_FACTOR = 1e6
+LARGEST_GEMMA = 62  # layers of Gemma 3 27B
+
+
+class _Fields(Struct):
+    """Of the architecture; Mistral's models, with experts or without, are of llama's."""
+
+    num_layers: NumLayers = field(name="block_count")
+    max_position_embeddings: Size = field(name="context_length")
+    hidden_size: Size = field(name="embedding_length")
+    num_heads: Size = field(name="attention.head_count")
+    rms_norm_eps: Positive = field(name="attention.layer_norm_rms_epsilon")
+    intermediate_size: Size | None = field(name="feed_forward_length", default=None)
+    num_kv_heads: Size | None = field(name="attention.head_count_kv", default=None)
+    head_dim: Size | None = field(name="attention.key_length", default=None)
+    value_length: Size | None = field(name="attention.value_length", default=None)
+    sliding_window: Size | None = field(name="attention.sliding_window", default=None)
+    rope_dimensions: Size | None = field(name="rope.dimension_count", default=None)
+    rope_theta: Positive = field(name="rope.freq_base", default=10_000.0)
+    rope_scaling: str = field(name="rope.scaling.type", default="linear")
+    rope_factor: RopeFactor = field(name="rope.scaling.factor", default=0.0)
+    old_rope_factor: RopeFactor = field(name="rope.scale_linear", default=0.0)
+    window_pattern: Size | list[bool] | None = field(
+        name="attention.sliding_window_pattern", default=None
+    )
+    local_theta: Positive = field(name="rope.freq_base_swa", default=10_000.0)
+    attention_softcap: Positive | None = field(name="attn_logit_softcapping", default=None)
+    logit_softcap: Positive | None = field(name="final_logit_softcapping", default=None)
+    num_experts: NumExperts = field(name="expert_count", default=0)
+    num_chosen: NumExperts = field(name="expert_used_count", default=0)
+    expert_size: Size | None = field(name="expert_feed_forward_length", default=None)
+    normalises: bool = field(name="expert_weights_norm", default=True)
+
+
+class _EndTokens(Struct):
+    """After these a text has ended: it, one's turn, one's message."""
+
+    eos: TokenId | None = field(name="tokenizer.ggml.eos_token_id", default=None)
+    eot: TokenId | None = field(name="tokenizer.ggml.eot_token_id", default=None)
+    eom: TokenId | None = field(name="tokenizer.ggml.eom_token_id", default=None)
+
+
+def config_from_gguf(
+    metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+) -> TransformerConfig:
+    """Return what the metadata says, and what follows from which tensors there are.
+
+    Raises:
+        BatchdecodeError: it is of another architecture, has a feature that is not supported, or is
+        wrong.
+    """
+    named = metadata.get("general.architecture")
+    if named not in KNOWN:
+        raise BatchdecodeError(
+            f"architecture {named!r} is not supported, known: {', '.join(KNOWN)}; for others use "
+            "hf:FOLDER, a folder of the same model for transformers"
+        )
+    architecture, style = KNOWN[named]
+    prefix = f"{named}."
+    own = {
+        name.removeprefix(prefix): value
+        for name, value in metadata.items()
+        if name.startswith(prefix)
+    }
+    try:
+        fields = msgspec.convert(own, _Fields)
+        ends = msgspec.convert(metadata, _EndTokens)
+    except msgspec.ValidationError as error:
+        raise BatchdecodeError(f"metadata: {error}") from None
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None:
+        raise BatchdecodeError("token_embd.weight is missing")
+    head_dim = fields.head_dim or head_dim_of(fields.hidden_size, fields.num_heads)
+    _refuse_unsupported(fields, head_dim)
+    experts = _experts_of(fields)
+    intermediate_size = fields.intermediate_size or fields.expert_size
+    if intermediate_size is None:
+        raise BatchdecodeError(f"{prefix}feed_forward_length is missing")
+    is_gemma = architecture == "gemma3"
+    has_local_layers = is_gemma and fields.sliding_window is not None
+    return TransformerConfig(
+        "mixtral" if architecture == "llama" and experts is not None else architecture,
+        vocab_size=embedding.shape[0],
+        num_layers=fields.num_layers,
+        hidden_size=fields.hidden_size,
+        num_heads=fields.num_heads,
+        num_kv_heads=fields.num_kv_heads or fields.num_heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate_size,
+        rms_norm_eps=fields.rms_norm_eps,
+        max_position_embeddings=fields.max_position_embeddings,
+        rope=RopeSettings(fields.rope_theta, style, _scaling_of(fields, head_dim, tensors)),
+        sliding_window=fields.sliding_window,
+        has_qkv_bias=architecture == "qwen2",
+        has_qk_norm=architecture in {"qwen3", "qwen3_moe", "gemma3"},
+        ties_embeddings="output.weight" not in tensors,
+        eos_token_ids=tuple(
+            dict.fromkeys(end for end in (ends.eos, ends.eot, ends.eom) if end is not None)
+        ),
+        full_layers=_full_layers_of(fields) if has_local_layers else (),
+        local_rope=RopeSettings(fields.local_theta, style) if has_local_layers else None,
+        activation="gelu_tanh" if is_gemma else "silu",
+        attention_scale=_scale_of_gemma(fields) if is_gemma else None,
+        attention_softcap=fields.attention_softcap,
+        logit_softcap=fields.logit_softcap,
+        embedding_scale=fields.hidden_size**0.5 if is_gemma else 1.0,
+        has_post_norms=is_gemma,  # and no has_offset_norms: the conversion has added the one
+        experts=experts,
+    )
+
+
+def _scale_of_gemma(fields: _Fields) -> float | None:
+    """Return the scale of scores where it is not that of a head: a file does not say it."""
+    is_largest = fields.num_layers == LARGEST_GEMMA
+    return (fields.hidden_size / fields.num_heads) ** -0.5 if is_largest else None
+
+
+def _full_layers_of(fields: _Fields) -> tuple[int, ...]:
+    """Return the layers of Gemma that attend to all tokens: every sixth, if a file says nothing.
+
+    Raises:
+        BatchdecodeError: it says so of too few layers.
+    """
+    pattern, num_layers = fields.window_pattern or GEMMA_PATTERN, fields.num_layers
+    if isinstance(pattern, int):
+        return tuple(layer for layer in range(num_layers) if (layer + 1) % pattern == 0)
+    if len(pattern) < num_layers:
+        raise BatchdecodeError(f"the sliding_window_pattern is not one of {num_layers} layers")
+    return tuple(layer for layer in range(num_layers) if not pattern[layer])
+
+
+def _experts_of(fields: _Fields) -> ExpertSettings | None:
+    """Return the experts of all layers, if there are any.
+
+    Raises:
+        BatchdecodeError: a token goes through none of them, or through more than there are.
+    """
+    wide = fields.expert_size or fields.intermediate_size
+    if not fields.num_experts or wide is None:
+        return None
+    if not 0 < fields.num_chosen <= fields.num_experts:
+        raise BatchdecodeError(
+            f"expert_used_count is {fields.num_chosen}, of {fields.num_experts} experts"
+        )
+    return ExpertSettings(
+        layers=tuple(range(fields.num_layers)),
+        num_experts=fields.num_experts,
+        num_chosen=fields.num_chosen,
+        intermediate_size=wide,
+        normalises=fields.normalises,
+    )
+
+
+def _refuse_unsupported(fields: _Fields, head_dim: int) -> None:
+    """Raise a BatchdecodeError if a model has what is not computed here."""
+    for name, size in (
+        ("attention.value_length", fields.value_length),
+        ("rope.dimension_count", fields.rope_dimensions),
+    ):
+        if size not in {None, head_dim}:
+            raise BatchdecodeError(f"{name} {size} is not supported, known: that of a head")
+
+
+def _scaling_of(
+    fields: _Fields, head_dim: int, tensors: Mapping[str, StoredTensor]
+) -> Scaling | None:
+    """Return how RoPE is scaled: by a factor, or for Llama 3 by a tensor of them."""
+    kinds = ("none", "linear")
+    if fields.rope_scaling not in kinds:
+        raise BatchdecodeError(
+            f"RoPE scaled by {fields.rope_scaling!r} is not supported, known: {', '.join(kinds)}"
+        )
+    if ROPE_FACTORS in tensors:
+        if tensors[ROPE_FACTORS].shape != (head_dim // 2,):
+            raise BatchdecodeError(f"{ROPE_FACTORS} is not one factor for each pair of a head")
+        factors = tensors[ROPE_FACTORS].read().tolist()
+        if not all(0 < factor < MAX_FACTOR for factor in factors):
+            raise BatchdecodeError(f"{ROPE_FACTORS} has factors that no frequency is divided by")
+        return FrequencyFactors(tuple(factors))
+    factor = fields.rope_factor or fields.old_rope_factor
+    return LinearScaling(factor) if fields.rope_scaling == "linear" and factor else None

@@ -4,20 +4,117 @@ A text is only text: a special token that is spelled out in it is encoded letter
 template inserts special tokens; the messages that it is given cannot, unless the request allows it.
 """
 
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from datetime import datetime
+from functools import partial
+from itertools import accumulate, chain, repeat, takewhile
+from operator import itemgetter
 from os import environ
+from pathlib import Path
 from re import compile as pattern
 from re import escape
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError, EncodingError
-from batcher.transformer.chat_template import ChatTemplate
+from batcher.foreign import calling
+from batcher.transformer.config import TokenId
+from batcher.transformer.stored import about, read_file, read_json
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
+    from jinja2.parser import Parser
     from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+# Chat templates: Jinja as transformers runs it, in a sandbox that changes nothing it is given.
+
+
+class ChatTemplate:
+    """What makes a text of messages.
+
+    special_tokens: the texts that a template may name, such as bos_token.
+
+    Raises:
+        RaisedError: the template is broken.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        with calling("the chat template cannot be used:"):
+            self._template = _environment().from_string(source)
+        self._special_tokens = special_tokens
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        """Return the text of a chat; what the template raises passes through.
+
+        add_generation_prompt: whether it ends with the beginning of an answer.
+        """
+        return self._template.render(
+            **self._special_tokens,
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+
+def _environment() -> "Environment":
+    """Return what templates of checkpoints expect: `render_jinja_template` of transformers."""
+    from jinja2.ext import Extension, loopcontrols  # noqa: PLC0415 - optional
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
+
+    class Generation(Extension):
+        """The tag around what an assistant said, which only training needs: its body remains."""
+
+        tags = {"generation"}  # noqa: RUF012 - as Jinja has it
+
+        def parse(self, parser: "Parser") -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - a template passes it as it likes
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002 - as above
+) -> str:
+    """Return JSON as it is; Jinja's own filter makes it safe for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    """Let a template refuse messages."""
+    from jinja2 import TemplateError  # noqa: PLC0415 - optional
+
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    """Return the date or the time; what a template makes of it changes from day to day."""
+    return datetime.now().astimezone().strftime(pattern)
+
 
 MAX_VOCABULARY = 2**24
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes one
@@ -248,3 +345,352 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_characters()
+
+
+# Reads the tokenizer of a folder, tokenizer.json, and its chat template from the files beside.
+
+TOKENIZER = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+TEMPLATE = "chat_template.jinja"
+DECODERS: dict[str, Callable[[str], bytes]] = {
+    "ByteLevel": byte_level_bytes,
+    "ByteFallback": sentencepiece_bytes,
+}
+
+
+class _Decoder(Struct):
+    type: str
+    decoders: list["_Decoder"] = []
+
+
+class _Tokenizer(Struct):
+    decoder: _Decoder | None = None
+
+
+class _Named(Struct):
+    name: str
+    template: str
+
+
+class _Content(Struct):
+    content: str
+
+
+_Text = str | _Content | None
+
+
+class _SpecialTokens(Struct):
+    bos_token: _Text = None
+    eos_token: _Text = None
+    unk_token: _Text = None
+    pad_token: _Text = None
+
+
+class _Settings(_SpecialTokens):
+    chat_template: str | list[_Named] | None = None
+
+
+def tokenizer_from_folder(folder: Path) -> TransformerTokenizer:
+    """Return the tokenizer of a folder.
+
+    Raises:
+        BatchdecodeError: there is none, or it is damaged, or of an unknown kind.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415 - optional
+
+    template = _template_of(folder)
+    with about(folder / TOKENIZER):
+        text = read_file(folder / TOKENIZER)
+        bytes_of = decoding_of(text)
+        with calling("it cannot be used:"):
+            inner = Tokenizer.from_buffer(text)
+            prefix_token_ids = prefix_of(inner)
+        return tokenizer_of(inner, bytes_of, prefix_token_ids, template)
+
+
+def prefix_of(inner: "Tokenizer") -> list[int]:
+    """Return the tokens that the post-processor of a tokenizer puts before a text."""
+    encoded = inner.encode("a")
+    is_special = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+    return [token_id for token_id, _ in takewhile(itemgetter(1), is_special)]
+
+
+def decoding_of(text: bytes | str) -> Callable[[str], bytes]:
+    """Return what a tokenizer's decoder makes of the text of one token.
+
+    text: the tokenizer, as JSON.
+
+    Raises:
+        BatchdecodeError: it decodes in an unknown way.
+        MsgspecError: it is no tokenizer.
+    """
+    decoder = msgspec.json.decode(text, type=_Tokenizer).decoder
+    kinds = [] if decoder is None else [decoder.type, *(part.type for part in decoder.decoders)]
+    found = next((kind for kind in kinds if kind in DECODERS), None)
+    if found is None:
+        said = " and ".join(kinds) or "nothing"
+        raise BatchdecodeError(
+            f"a tokenizer decoded by {said} is not supported, known: {', '.join(DECODERS)}"
+        )
+    return DECODERS[found]
+
+
+def _template_of(folder: Path) -> ChatTemplate | None:
+    """Return the chat template that is there, a file of its own before one in the settings.
+
+    It may name the special tokens of tokenizer_config.json, or else of special_tokens_map.json.
+    """
+    settings, named, source = _Settings(), _SpecialTokens(), None
+    if (folder / SPECIAL_TOKENS).is_file():
+        with about(folder / SPECIAL_TOKENS):
+            named = read_json(folder / SPECIAL_TOKENS, _SpecialTokens)
+    if (folder / SETTINGS).is_file():
+        with about(folder / SETTINGS):
+            settings = read_json(folder / SETTINGS, _Settings)
+            source = _default_of(settings.chat_template)
+    place = folder / SETTINGS
+    if (folder / TEMPLATE).is_file():
+        place = folder / TEMPLATE
+        with about(place):
+            source = read_file(place).decode()
+    if source is None:
+        return None
+    tokens = {name: getattr(settings, name) or text for name, text in asdict(named).items()}
+    with about(place):
+        return ChatTemplate(
+            source,
+            {
+                name: text if isinstance(text, str) else text.content
+                for name, text in tokens.items()
+                if text is not None
+            },
+        )
+
+
+def _default_of(given: str | list[_Named] | None) -> str | None:
+    """Return the template for plain chats, of one or of several."""
+    if isinstance(given, list):
+        return next((named.template for named in given if named.name == "default"), None)
+    return given
+
+
+# Makes the tokenizer that a GGUF file describes in its metadata.
+#
+# That is byte-level BPE, or a vocabulary of sentencepiece: there, of the pairs of neighbours that
+# are a token together the one whose token has the highest score is merged first.
+
+BEGINNING_WITH_BOS = {"llama-bpe"}
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # of tokenizer.ggml.token_type
+GEMMA = "gemma3"
+MAX_PIECE = 256  # characters of a token that others are merged to
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_OTHERS}"
+LLAMA3 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_OTHERS}"
+
+
+class _Fields(Struct):
+    """The metadata of a tokenizer."""
+
+    model: str = field(name="tokenizer.ggml.model")
+    tokens: list[str] = field(name="tokenizer.ggml.tokens")
+    pre: str = field(name="tokenizer.ggml.pre", default="default")
+    merges: list[str] = field(name="tokenizer.ggml.merges", default_factory=list)
+    scores: list[float] = field(name="tokenizer.ggml.scores", default_factory=list)
+    adds_space: bool = field(name="tokenizer.ggml.add_space_prefix", default=True)
+    token_types: list[int] = field(name="tokenizer.ggml.token_type", default_factory=list)
+    bos: TokenId | None = field(name="tokenizer.ggml.bos_token_id", default=None)
+    adds_bos: bool | None = field(name="tokenizer.ggml.add_bos_token", default=None)
+    eos: TokenId | None = field(name="tokenizer.ggml.eos_token_id", default=None)
+    unk: TokenId | None = field(name="tokenizer.ggml.unknown_token_id", default=None)
+    pad: TokenId | None = field(name="tokenizer.ggml.padding_token_id", default=None)
+    chat_template: str | None = field(name="tokenizer.chat_template", default=None)
+
+
+def tokenizer_from_gguf(path: Path, metadata: Mapping[str, Any]) -> TransformerTokenizer:
+    """Return the tokenizer that the metadata of the file at `path` describes.
+
+    Raises:
+        BatchdecodeError: it is of another kind, splits text in an unknown way, or is damaged.
+    """
+    with about(path):
+        fields = msgspec.convert(metadata, _Fields)
+        if fields.model not in BYTES_OF:
+            raise BatchdecodeError(
+                f"a tokenizer of kind {fields.model!r} is not supported, known: "
+                f"{', '.join(BYTES_OF)}; the folder it was converted from, with its "
+                "tokenizer.json, may be"
+            )
+        template = None
+        if fields.chat_template is not None:
+            template = ChatTemplate(fields.chat_template, _special_texts(fields))
+        is_gemma = metadata.get("general.architecture") == GEMMA
+        inner = _byte_level(fields) if fields.model == "gpt2" else _sentencepiece(fields, is_gemma)
+        return tokenizer_of(inner, BYTES_OF[fields.model], _prefix_of(fields), template)
+
+
+def _prefix_of(fields: _Fields) -> list[int]:
+    """Return BOS if texts begin with it; where a file does not say so, llama.cpp knows by kind."""
+    begins = fields.adds_bos
+    if begins is None:
+        begins = fields.model == "llama" or fields.pre in BEGINNING_WITH_BOS
+    return [fields.bos] if begins and fields.bos is not None else []
+
+
+def _special_texts(fields: _Fields) -> dict[str, str]:
+    """Return what a chat template may call by name."""
+    ids = {"bos": fields.bos, "eos": fields.eos, "unk": fields.unk, "pad": fields.pad}
+    return {
+        f"{name}_token": fields.tokens[token_id]
+        for name, token_id in ids.items()
+        if token_id is not None and token_id < len(fields.tokens)
+    }
+
+
+def _byte_level(fields: _Fields) -> "Tokenizer":
+    """Return the encoder of byte-level BPE with these tokens and merges.
+
+    Raises:
+        BatchdecodeError: they do not go together, or it is not known how a text is cut.
+    """
+    from tokenizers import Tokenizer, models, normalizers  # noqa: PLC0415 - optional
+
+    if fields.pre not in SPLITS:
+        raise BatchdecodeError(
+            f"tokenizer.ggml.pre {fields.pre!r} is not supported, known: {', '.join(SPLITS)}"
+        )
+    vocabulary = _ids_of(fields.tokens)
+    pairs = []
+    for merge in fields.merges:
+        left, _, right = merge.partition(" ")
+        pairs.append((left, right))
+    with calling("its tokenizer cannot be used:"):
+        encoder = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=fields.pre == "llama-bpe"))
+        encoder.pre_tokenizer = SPLITS[fields.pre]()
+        if fields.pre == "qwen2":
+            encoder.normalizer = normalizers.NFC()
+        _add_whole(encoder, fields, fields.tokens)
+    return encoder
+
+
+def _sentencepiece(fields: _Fields, is_gemma: bool) -> "Tokenizer":  # noqa: FBT001 - reads best
+    """Return the encoder of a vocabulary of sentencepiece, which falls back to bytes.
+
+    Gemma's is in the order in which its tokens are merged, whatever their scores are; and it has
+    runs of spaces as they are, where others write them as sentencepiece does.
+
+    Raises:
+        BatchdecodeError: there is not a score for each token, or a token stands there twice.
+    """
+    from tokenizers import Tokenizer, models, normalizers  # noqa: PLC0415 - optional
+
+    tokens, ranks = fields.tokens, [-score for score in fields.scores]
+    if is_gemma:
+        tokens = [SPACE * len(token) if {*token} == {" "} else token for token in tokens]
+        ranks = [*range(len(tokens))]
+    if len(ranks) != len(tokens):
+        raise BatchdecodeError(f"its tokenizer has {len(tokens)} tokens and {len(ranks)} scores")
+    vocabulary = _ids_of(tokens)
+    unknown = fields.unk is not None and fields.unk < len(tokens)
+    steps = [normalizers.Prepend(SPACE)] if fields.adds_space else []
+    with calling("its tokenizer cannot be used:"):
+        encoder = Tokenizer(
+            models.BPE(
+                vocabulary,
+                _merges_of(tokens, ranks, fields.token_types),
+                unk_token=tokens[fields.unk or 0] if unknown else None,
+                fuse_unk=True,
+                byte_fallback=True,
+            )
+        )
+        encoder.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+        _add_whole(encoder, fields, tokens)
+    return encoder
+
+
+def _merges_of(
+    tokens: list[str], ranks: Sequence[float], token_types: list[int]
+) -> list[tuple[str, str]]:
+    """Return all pairs of tokens that are one together, those of the lowest rank first.
+
+    Of the pairs that make the same token, the one with the longest first part goes first.
+    """
+    kinds = chain(token_types, repeat(NORMAL))
+    rank_of = {
+        token: rank
+        for token, rank, kind in zip(tokens, ranks, kinds, strict=False)
+        if kind not in {UNKNOWN, CONTROL, BYTE}
+    }
+    found = [
+        (rank, -size, token)
+        for token, rank in rank_of.items()
+        for size in range(1, len(token) if len(token) <= MAX_PIECE else 0)
+        if token[:size] in rank_of and token[size:] in rank_of
+    ]
+    found.sort(key=itemgetter(0, 1))
+    return [(token[:-minus], token[-minus:]) for _, minus, token in found]
+
+
+def _ids_of(tokens: list[str]) -> dict[str, int]:
+    """Return the id of each token.
+
+    Raises:
+        BatchdecodeError: one stands there twice.
+    """
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    if len(vocabulary) < len(tokens):
+        raise BatchdecodeError("its tokenizer has the same token twice")
+    return vocabulary
+
+
+def _add_whole(encoder: "Tokenizer", fields: _Fields, tokens: list[str]) -> None:
+    """Let an encoder know the tokens that are found whole in a text.
+
+    tokens: those of `fields`, as the encoder writes them.
+    """
+    from tokenizers import AddedToken  # noqa: PLC0415 - optional
+
+    encoder.add_tokens(
+        [
+            AddedToken(token, special=kind != USER_DEFINED, normalized=False)
+            for token, given, kind in zip(tokens, fields.tokens, fields.token_types, strict=False)
+            if kind in {UNKNOWN, CONTROL, USER_DEFINED} and token == given
+        ]
+    )
+
+
+def _gpt2() -> "PreTokenizer":
+    from tokenizers.pre_tokenizers import ByteLevel  # noqa: PLC0415 - optional
+
+    return ByteLevel(add_prefix_space=False)
+
+
+def _smollm() -> "PreTokenizer":
+    from tokenizers.pre_tokenizers import Digits, Sequence  # noqa: PLC0415 - optional
+
+    return Sequence([Digits(individual_digits=True), _gpt2()])
+
+
+def _split_by(regex: str) -> "PreTokenizer":
+    from tokenizers import Regex  # noqa: PLC0415 - optional
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split  # noqa: PLC0415 - as above
+
+    split = Split(Regex(regex), "isolated")
+    return Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+SPLITS: dict[str, Callable[[], "PreTokenizer"]] = {
+    "gpt-2": _gpt2,
+    "smollm": _smollm,
+    "qwen2": partial(_split_by, QWEN2),
+    "llama-bpe": partial(_split_by, LLAMA3),
+}
+"""How a text is cut before tokens are merged, by llama.cpp's names in tokenizer.ggml.pre."""
+
+BYTES_OF: dict[str, Callable[[str], bytes]] = {
+    "gpt2": byte_level_bytes,
+    "llama": sentencepiece_bytes,
+}
+"""What a token stands for, by the kind of tokenizer that tokenizer.ggml.model names."""

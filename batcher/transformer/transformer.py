@@ -10,21 +10,34 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from batcher.events import Layout
-from batcher.transformer.attention import Attention
-from batcher.transformer.cache_groups import CacheGroup, cache_groups, num_kv_layers
-from batcher.transformer.cache_size import CacheSize, cache_size
-from batcher.transformer.config import DeltaNetSettings, TransformerConfig
-from batcher.transformer.feed_forward import ACTIVATIONS, Experts, GatedMLP, SharedExpert
-from batcher.transformer.gated_delta_net import GatedDeltaNet
-from batcher.transformer.kv_store import KVStore
-from batcher.transformer.layers import FloatArray, RotaryEmbedding, rms_norm, soft_cap
-from batcher.transformer.layouts import STEPS
-from batcher.transformer.linear import Linear
-from batcher.transformer.linears import Linears
-from batcher.transformer.recurrent_states import RecurrentStates
-from batcher.transformer.self_attention import SelfAttention
-from batcher.transformer.span import Span
-from batcher.transformer.tensor_names import EXPERT_NAMES, PARTS, SHARED_EXPERT, SHARED_EXPERT_GATE
+from batcher.transformer.config import (
+    EXPERT_NAMES,
+    PARTS,
+    SHARED_EXPERT,
+    SHARED_EXPERT_GATE,
+    DeltaNetSettings,
+    TransformerConfig,
+)
+from batcher.transformer.kv_store import (
+    CacheGroup,
+    CacheSize,
+    KVStore,
+    RecurrentStates,
+    cache_groups,
+    cache_size,
+    num_kv_layers,
+)
+from batcher.transformer.layers import Attention, FloatArray, RotaryEmbedding, rms_norm, soft_cap
+from batcher.transformer.linear import Linear, Linears
+from batcher.transformer.mixers import (
+    ACTIVATIONS,
+    Experts,
+    GatedDeltaNet,
+    GatedMLP,
+    SelfAttention,
+    SharedExpert,
+)
+from batcher.transformer.step import STEPS, Span
 
 EMBEDDING = "model.embed_tokens.weight"
 ReadWeight = Callable[[str], FloatArray]

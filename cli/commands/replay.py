@@ -23,7 +23,7 @@ from batcher.planning.request_log import (
     read_run_meta,
 )
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, Router, router_of
-from batcher.scheduling.checks import check_effects
+from batcher.scheduling.scheduler import check_effects
 from batcher.settings import DEFAULT_SCHEDULING, MAX_KV_BLOCKS, SchedulingSettings
 from batcher.speculation.settings import SPECULATION_SETTINGS
 from batcher.timing.profiles import kv_room_of, step_time_of

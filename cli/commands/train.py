@@ -16,10 +16,9 @@ import msgspec
 
 from batcher.errors import BatchdecodeError
 from batcher.requests.values import misfit
+from batcher.training.data import STATE, TrainingSettings, write_whole
 from batcher.training.export import write_model
-from batcher.training.files import STATE, write_whole
-from batcher.training.loss_curve import loss_curve
-from batcher.training.settings import TrainingSettings
+from batcher.training.losses import loss_curve
 
 from ..command import OUTPUT, argument, command, flag, option
 from ..config import settings_in
@@ -85,7 +84,7 @@ def train(options: TrainOptions) -> int:
             "training needs torch: install it with `pip install 'batchdecode[train]'`"
         )
     folder = _folder_of(options)
-    from batcher.training.material import read_material  # noqa: PLC0415 - optional
+    from batcher.training.data import read_material  # noqa: PLC0415 - optional
     from batcher.training.trainer import Trainer  # noqa: PLC0415 - optional
 
     target = None if options.distill is None else Path(options.distill)

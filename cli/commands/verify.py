@@ -16,10 +16,8 @@ from batcher.models.base import Model, Tokenizer, bytes_of
 from batcher.request import Request
 from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.speculation.settings import SpeculationSettings
-from batcher.verifying.cases import Case, make_cases, needs_of
-from batcher.verifying.outputs import Difference
-from batcher.verifying.verification import Verdict
-from batcher.verifying.verification import verify as verify_outputs
+from batcher.verifying.verifying import Case, Difference, Verdict, make_cases, needs_of
+from batcher.verifying.verifying import verify as verify_outputs
 
 from ..command import OUTPUT, command, flag, option
 from ..models import capabilities_of, load, model_again

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from batcher.engine import Engine
-from batcher.models.base import Tokenizer, number_of
-from batcher.models.context import ANY_LENGTH, Context
+from batcher.models.base import ANY_LENGTH, Context, Tokenizer, number_of
 from batcher.prompts import count_tokens, has_segments, prefix_of
 from batcher.request import TO_THE_END, Request
 from batcher.requests.lines import BadLine, RequestParser

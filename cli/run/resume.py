@@ -18,7 +18,7 @@ from batcher.requests.lines import BadLine, ParsedLine, RequestParser
 from batcher.requests.values import ModelCapabilities
 from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
 from batcher.speculation.settings import SPECULATION_SETTINGS
-from batcher.transformer.settings import is_checkpoint
+from batcher.transformer.config import is_checkpoint
 
 from ..config import OF_ROWS
 from ..options import WALL

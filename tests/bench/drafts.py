@@ -16,7 +16,7 @@ from batcher import BatchdecodeError
 from batcher.models.base import Batch, Chunk, Pages
 from batcher.models.checkpoints import load_transformer, smollm2_file
 from batcher.models.transformer import TransformerModel
-from batcher.transformer.settings import TransformerSettings
+from batcher.transformer.config import TransformerSettings
 
 NUM_DRAFTS = (1, 2, 3, 4, 7, 8, 15)
 TREE = (0, 0, 0, 0, 1, 2, 3, 4)  # four tokens, each with one behind it

@@ -76,7 +76,7 @@ def hf(path: Path) -> Iterator[Row]:
 
     Both have the same weights and are measured in turn.
     """
-    from batcher.hf.decoder import HFDecoder, Sizes  # noqa: PLC0415 - optional
+    from batcher.hf.model import HFDecoder, Sizes  # noqa: PLC0415 - optional
 
     model = in_transformers(path)
     sizes = Sizes(VOCABULARY, CONTEXT, ())

@@ -20,7 +20,7 @@ from batcher.models.base import Batch, ModelOutput
 from batcher.models.checkpoints import load_transformer, smollm2_file
 from batcher.models.transformer import TransformerModel
 from batcher.settings import SchedulingSettings
-from batcher.transformer.settings import TransformerSettings
+from batcher.transformer.config import TransformerSettings
 
 BATCHES = (1, 8, 16, 64)
 NUM_STEPS = 12

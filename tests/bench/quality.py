@@ -11,11 +11,9 @@ from batcher import BatchdecodeError, Engine, Request
 from batcher.models.checkpoints import load_transformer, smollm2_file
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.checkpoint import open_checkpoint
+from batcher.transformer.config import TransformerSettings
 from batcher.transformer.layers import FloatArray
-from batcher.transformer.linear import FastLinear, Linear
-from batcher.transformer.linears import WholeLinears
-from batcher.transformer.quantization import quantize_weights_int8
-from batcher.transformer.settings import TransformerSettings
+from batcher.transformer.linear import FastLinear, Linear, WholeLinears, quantize_weights_int8
 from batcher.transformer.transformer import Transformer
 
 DOCS = Path(__file__).parents[2] / "docs"

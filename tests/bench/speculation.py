@@ -16,7 +16,7 @@ from batcher.models.checkpoints import load_transformer
 from batcher.models.transformer import TransformerModel
 from batcher.scheduling.clock import WallClock
 from batcher.speculation.settings import SpeculationSettings
-from batcher.transformer.settings import TransformerSettings
+from batcher.transformer.config import TransformerSettings
 
 PAIR = Path(__file__).parents[2] / "samples" / "shakespeare"
 KINDS = {"fp32": TransformerSettings(), "--fast-math": TransformerSettings(fast_math=True)}

@@ -19,7 +19,7 @@ from sample_checkpoint import write
 from tiny_checkpoints import config_json, random_tensors, write_gguf
 
 from batcher.models.checkpoints import load_transformer
-from batcher.transformer.settings import TransformerSettings
+from batcher.transformer.config import TransformerSettings
 from cli.options import num_bytes
 
 TINY = ROOT / "samples" / "tiny.gguf"

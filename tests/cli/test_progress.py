@@ -11,7 +11,7 @@ from process import ROOT
 
 from batcher.models.checkpoints import load_transformer
 from batcher.planning import workers
-from batcher.transformer.settings import TransformerSettings
+from batcher.transformer.config import TransformerSettings
 from cli.planning import plan_progress
 from cli.progress import progress_of
 from cli.screen.live_state import Moment, progress

@@ -58,8 +58,8 @@ UNUSED = {
     *("batcher.scheduling.kv_cache", "batcher.requests.problems", "batcher.requests.json_spans"),
     *("batcher.requests.diagnostics", "batcher.remote.protocol"),
     *("numpy.random", "numpy.ma", "fractions", "concurrent", "multiprocessing", "llguidance"),
-    *("batcher.engine.row_decoder", "batcher.decoding.constraints", "batcher.models.llm"),
-    *("batcher.decoding.sampling", "batcher.models.callable", "batcher.models.checked"),
+    *("batcher.engine.rows", "batcher.decoding.constraints", "batcher.models.callables"),
+    "batcher.decoding.sampling",
     *("batcher.requests.result_rows", "batcher.requests.schema", "batcher.timing.profiles"),
     *(
         "batcher.planning",

@@ -5,13 +5,11 @@ from random import Random
 from typing import NamedTuple
 
 from batcher import Request, SimulatedModel
-from batcher.engine.decoded import Decoded, Generated
-from batcher.engine.decoder import Decoder
-from batcher.engine.inputs import SequenceMaker
-from batcher.engine.sequence import Sequence
+from batcher.engine.engine import SequenceMaker
+from batcher.engine.model_runner import Decoder
+from batcher.engine.sequence import Decoded, Generated, Sequence
 from batcher.engine.suspended import SuspendedRows
-from batcher.models.base import Batch, Chunk
-from batcher.models.context import ANY_LENGTH
+from batcher.models.base import ANY_LENGTH, Batch, Chunk
 from batcher.result import FinishReason
 
 NUM_SLOTS = 7

@@ -8,7 +8,7 @@ import pytest
 
 from batcher import BatchdecodeError, Engine, Request, Result, decode
 from batcher.models.base import Batch, Chunk
-from batcher.models.callable import CallableModel
+from batcher.models.callables import CallableModel
 from batcher.models.loading import as_model, load_model
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from batcher import BatchdecodeError, ByteTokenizer, Request, RequestError, decode, generate
 from batcher.foreign import RaisedError
-from batcher.models.callable import CallableModel
+from batcher.models.callables import CallableModel
 from batcher.models.loading import as_model
 
 

@@ -8,7 +8,7 @@ from batcher import BatchdecodeError, load_model
 from batcher.hf.settings import HF_SETTINGS, LOADING_SETTINGS, is_hf
 from batcher.models import hf
 from batcher.speculation.settings import ModelDraft, parse_draft
-from batcher.transformer.settings import TRANSFORMER_SETTINGS, is_checkpoint
+from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from batcher import BatchdecodeError, CallSettings, decode
-from batcher.models.llm import LLMModel
+from batcher.models.callables import LLMModel
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))  # as the command line does it
 

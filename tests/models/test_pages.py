@@ -12,10 +12,14 @@ from reference_logits import reference_logits
 
 from batcher import BatchdecodeError, ModelOutput, SimulatedModel
 from batcher.models.base import Batch, Chunk, Pages, can_page, moves_along
-from batcher.models.checked import CheckedModel
-from batcher.models.simulated import reference_next_token
-from batcher.models.simulated_cells import NUM_FIXED, cell_of
-from batcher.models.simulated_hash import hash_after, hashes_after
+from batcher.models.loading import CheckedModel
+from batcher.models.simulated import (
+    NUM_FIXED,
+    cell_of,
+    hash_after,
+    hashes_after,
+    reference_next_token,
+)
 
 REFERENCE = SimulatedModel()
 NUM_SLOTS = 5

@@ -12,8 +12,8 @@ from reference_logits import reference_logits
 
 from batcher import LLMModel, ModelOutput, SimulatedModel
 from batcher.models.base import NO_SLOTS, Batch, Chunk, Model
-from batcher.models.callable import CallableModel
-from batcher.models.checked import CheckedModel
+from batcher.models.callables import CallableModel
+from batcher.models.loading import CheckedModel
 from batcher.models.simulated import reference_next_token
 
 REFERENCE = SimulatedModel()

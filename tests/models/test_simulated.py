@@ -12,8 +12,7 @@ from reference_logits import reference_logits
 
 from batcher import Request, SimulatedModel, SimulatedSettings, decode
 from batcher.models.base import Batch, Chunk, join_bytes
-from batcher.models.simulated import reference_next_token
-from batcher.models.simulated_hash import hash_after
+from batcher.models.simulated import hash_after, reference_next_token
 from batcher.models.tokenizers import EOS_TOKEN_ID, FIRST_WORD_ID, WordTokenizer
 
 prompts = st.lists(st.integers(0, 511), max_size=30)

@@ -5,7 +5,7 @@ import pytest
 
 from batcher import ByteTokenizer, Engine, Request
 from batcher.models.loading import as_model
-from batcher.models.slots import SlotModel
+from batcher.models.transformer import SlotModel
 from batcher.settings import SchedulingSettings
 
 VOCAB = 31

@@ -10,8 +10,7 @@ from tiny_checkpoints import MERGES, SPECIAL, TOKEN_TYPES, TOKENS, Vocabulary, w
 from tokenizers import Tokenizer, decoders, processors
 
 from batcher.transformer.checkpoint import open_checkpoint
-from batcher.transformer.tokenizer_gguf import tokenizer_from_gguf
-from batcher.transformer.tokenizer_json import tokenizer_from_folder
+from batcher.transformer.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

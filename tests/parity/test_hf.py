@@ -11,7 +11,7 @@ from consoles import ROOT
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hf_models import (  # noqa: E402 - needs torch
+from hf_models import (  # noqa: E402 - as above
     PAGED,
     ROPES,
     ROW_BY_ROW,
@@ -24,8 +24,10 @@ from hf_models import (  # noqa: E402 - needs torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402 - as above
 
 from batcher import BatchdecodeError, Engine, Request, decode, load_model  # noqa: E402 - as above
-from batcher.models.slots import SlotModel  # noqa: E402 - as above
-from batcher.models.transformer import TransformerModel  # noqa: E402 - as above
+from batcher.models.transformer import (  # noqa: E402 - as above
+    SlotModel,
+    TransformerModel,
+)
 from batcher.settings import SchedulingSettings  # noqa: E402 - as above
 from batcher.speculation.settings import SpeculationSettings  # noqa: E402 - as above
 

@@ -21,15 +21,19 @@ transformers = pytest.importorskip("transformers")
 
 from batcher import decode, load_model  # noqa: E402 - torch may be missing
 from batcher.errors import BatchdecodeError  # noqa: E402 - as above
+from batcher.training.data import (  # noqa: E402 - as above
+    NO_TARGET,
+    STATE,
+    Packing,
+    TrainingSettings,
+    read_material,
+)
 from batcher.training.export import write_model  # noqa: E402 - as above
-from batcher.training.files import STATE  # noqa: E402 - as above
-from batcher.training.llama import Llama  # noqa: E402 - as above
-from batcher.training.material import read_material  # noqa: E402 - as above
-from batcher.training.objectives import Distillation, NextToken  # noqa: E402 - as above
-from batcher.training.packing import NO_TARGET, Packing  # noqa: E402 - as above
-from batcher.training.settings import TrainingSettings  # noqa: E402 - as above
-from batcher.training.trainer import Trainer  # noqa: E402 - as above
-from batcher.training.updates import (  # noqa: E402 - as above
+from batcher.training.trainer import (  # noqa: E402 - as above
+    Distillation,
+    Llama,
+    NextToken,
+    Trainer,
     accumulate_gradients,
     loss_scaler,
     update,

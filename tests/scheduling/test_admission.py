@@ -6,8 +6,7 @@ from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, BlockedEvent, PreemptEvent
 from batcher.planning.simulator import simulate
 from batcher.planning.workload import Job, Piece, Workload
-from batcher.scheduling.output import SchedulerOutput
-from batcher.scheduling.scheduler import Scheduler
+from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
 from batcher.scheduling.sequence import Schedulable
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime

@@ -7,7 +7,7 @@ from waiting import waiting
 
 from batcher.errors import InvariantError
 from batcher.lifecycle import FINISH
-from batcher.scheduling.batch import RunningBatch
+from batcher.scheduling.lockstep import RunningBatch
 from batcher.scheduling.sequence import NEVER, Schedulable
 
 SIZE = 3

@@ -13,8 +13,13 @@ from slow_pool import SlowPool
 
 from batcher.errors import InvariantError
 from batcher.events import SequenceName
-from batcher.scheduling.blocks import NUM_EVICTION_PRIORITIES, BlockPool
-from batcher.scheduling.cached_blocks import NO_HASH, ROOT, CachedPrefix
+from batcher.scheduling.blocks import (
+    NO_HASH,
+    NUM_EVICTION_PRIORITIES,
+    ROOT,
+    BlockPool,
+    CachedPrefix,
+)
 
 NUM_BLOCKS = 7
 

@@ -6,7 +6,7 @@ import pytest
 
 from batcher import Engine, SimulatedModel
 from batcher.errors import BatchdecodeError
-from batcher.scheduling.checks import check_effects, check_settings
+from batcher.scheduling.scheduler import check_effects, check_settings
 from batcher.settings import SchedulingSettings
 
 CASES: list[tuple[dict[str, Any], str]] = [

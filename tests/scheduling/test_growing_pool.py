@@ -4,8 +4,7 @@ import pytest
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel
 from batcher.scheduling import kv_cache
-from batcher.scheduling.blocks import BlockPool
-from batcher.scheduling.cached_blocks import ROOT
+from batcher.scheduling.blocks import ROOT, BlockPool
 from batcher.scheduling.kv_cache import KVCache
 from batcher.settings import SchedulingSettings
 

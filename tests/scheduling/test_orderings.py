@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from waiting import waiting
 
-from batcher.scheduling.policies import POLICIES, queue_number
 from batcher.scheduling.queue import (
     MAX_MATCHED,
+    POLICIES,
     ArrivalOrder,
     KeyOrder,
     Ordering,
     PrefixOrder,
+    queue_number,
 )
 from batcher.scheduling.sequence import Schedulable
 

@@ -10,7 +10,7 @@ from waiting import waiting
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
-from batcher.scheduling.policies import POLICIES, policy_of
+from batcher.scheduling.queue import POLICIES, policy_of
 from batcher.settings import SchedulingSettings
 
 

@@ -13,9 +13,8 @@ from slow_scheduler import SlowScheduler
 from slow_units import Job, SlowPlan
 
 from batcher.lifecycle import ABORT, FINISH, Move, State
-from batcher.scheduling.cached_blocks import NO_HASH
-from batcher.scheduling.output import SchedulerOutput
-from batcher.scheduling.scheduler import Scheduler
+from batcher.scheduling.blocks import NO_HASH
+from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
 from batcher.scheduling.sequence import Schedulable
 from batcher.settings import SchedulingSettings
 

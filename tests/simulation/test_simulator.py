@@ -19,7 +19,7 @@ from batcher import Request, SimulatedModel, decode
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
 from batcher.planning.simulator import EngineSimulation, SimulationResult, simulate
 from batcher.planning.workload import Workload, workload_of
-from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.scheduler import SchedulerOutput
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.step_time import StepTime

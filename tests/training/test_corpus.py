@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import BatchdecodeError
-from batcher.training.corpus import read_corpus, split_text
+from batcher.training.data import read_corpus, split_text
 
 LINES = st.lists(st.text("ab ", max_size=9).map("{}\n".format)).map("".join)
 
@@ -77,7 +77,7 @@ def test_a_folder_without_texts_is_refused(tmp_path):
 
 
 def test_a_corpus_that_is_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("batcher.training.corpus.MAX_CORPUS", 10)
+    monkeypatch.setattr("batcher.training.data.MAX_CORPUS", 10)
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("123456")
     with pytest.raises(BatchdecodeError, match="more than 10 characters"):

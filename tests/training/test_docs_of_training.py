@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 from msgspec.structs import fields
 
-from batcher.training.settings import TrainingSettings
+from batcher.training.data import TrainingSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batcher.training.files import write_whole
+from batcher.training.data import write_whole
 
 
 def test_a_file_is_written_and_nothing_beside_it(tmp_path):

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import BatchdecodeError
-from batcher.training.packing import NO_TARGET, BatchGroups, Packing
-from batcher.training.settings import TrainingSettings
+from batcher.training.data import NO_TARGET, BatchGroups, Packing, TrainingSettings
 
 TEXTS = st.lists(st.lists(st.integers(0, 99), max_size=9), min_size=1).filter(
     lambda texts: sum(map(len, texts)) >= 12

@@ -4,12 +4,12 @@ import re
 
 import msgspec
 import pytest
+from cli.train import train_model
 
 from batcher.errors import BatchdecodeError
-from batcher.training.settings import TrainingSettings
+from batcher.training.data import TrainingSettings
 from cli import train
 from cli.commands.train import TrainOptions
-from cli.train import train_model
 
 
 def options(**given):

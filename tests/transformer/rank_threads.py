@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Self, TypeVar
 
-from batcher.transformer.rank_group import CAPACITY, RankGroup, group_parts
+from batcher.transformer.ranks import CAPACITY, RankGroup, group_parts
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from batcher.transformer.gated_delta_net import GatedDeltaNet
+from batcher.transformer.mixers import GatedDeltaNet
 
 
 def delta_net_by_definition(net: GatedDeltaNet, x: np.ndarray) -> np.ndarray:

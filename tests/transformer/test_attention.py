@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from tiny import attention_by_definition
 
-from batcher.transformer.attention import KEYS, Attention, RowBlocks, padded_cells
+from batcher.transformer.layers import KEYS, Attention, RowBlocks, padded_cells
 
 HEADS, KV_HEADS, HEAD = 6, 2, 8
 WINDOWS = st.none() | st.integers(1, 3 * KEYS)

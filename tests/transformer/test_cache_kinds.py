@@ -13,9 +13,8 @@ from tiny import tiny_config, tiny_model
 
 from batcher.models.base import Batch, Chunk, Pages
 from batcher.models.transformer import TransformerModel
-from batcher.transformer.cache_groups import cache_groups
 from batcher.transformer.config import DeltaNetSettings
-from batcher.transformer.own_tables import OWN_BLOCK_SIZE
+from batcher.transformer.kv_store import OWN_BLOCK_SIZE, cache_groups
 
 NUM_SLOTS, BLOCK_SIZE = 5, 4
 CACHES = ["plain", "window", "gemma3", "qwen3-next"]

@@ -3,7 +3,7 @@
 import pytest
 
 from batcher.foreign import RaisedError
-from batcher.transformer.chat_template import ChatTemplate
+from batcher.transformer.tokenizer import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "<b>ä</b>"}]
 

@@ -30,7 +30,7 @@ from batcher.models.base import (
 )
 from batcher.models.transformer import TransformerModel
 from batcher.speculation.settings import SpeculationSettings
-from batcher.transformer.packed import PackedLinears
+from batcher.transformer.linear import PackedLinears
 from batcher.transformer.transformer import EMBEDDING, Transformer
 
 NUM_SLOTS, BLOCK_SIZE, MAX_TOKENS = 4, 4, 70

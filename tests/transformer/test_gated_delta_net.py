@@ -13,14 +13,12 @@ from numpy.testing import assert_allclose
 from reference_delta_net import delta_net_by_definition
 
 from batcher.errors import InvariantError
-from batcher.transformer.attention import NOWHERE
 from batcher.transformer.config import DeltaNetSettings
-from batcher.transformer.gated_delta_net import GatedDeltaNet
-from batcher.transformer.kv_store import KVStore
+from batcher.transformer.kv_store import KVStore, RecurrentStates
+from batcher.transformer.layers import NOWHERE
 from batcher.transformer.linear import TiledLinear
-from batcher.transformer.recurrent_states import RecurrentStates
-from batcher.transformer.span import Snapshot, Span
-from batcher.transformer.step import Step
+from batcher.transformer.mixers import GatedDeltaNet
+from batcher.transformer.step import Snapshot, Span, Step
 
 HIDDEN = 24
 LENGTH = 30

@@ -13,7 +13,7 @@ from tiny_checkpoints import config_json, random_tensors, write_folder, write_gg
 from batcher.errors import BatchdecodeError
 from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.config import FrequencyFactors, LinearScaling, RopeSettings
-from batcher.transformer.gguf_file import MAX_HEADER, read_gguf
+from batcher.transformer.stored import MAX_HEADER, read_gguf
 
 HUGE = 2**60
 U32, U64, TEXT, ARRAY = 4, 10, 8, 9

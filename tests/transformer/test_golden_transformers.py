@@ -12,7 +12,7 @@ from tiny_checkpoints import CLASSES, GOLDEN_PROMPT, write_named
 from batcher import ByteTokenizer, Engine, Request
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.checkpoint import open_checkpoint
-from batcher.transformer.linears import WholeLinears
+from batcher.transformer.linear import WholeLinears
 from batcher.transformer.transformer import Transformer
 
 PATH = Path(__file__).parents[1] / "golden" / "transformers.json"

@@ -14,9 +14,9 @@ from batcher.metrics.counts import Positions
 from batcher.metrics.summary import RunMetrics
 from batcher.padding import PAD
 from batcher.settings import SchedulingSettings
-from batcher.transformer.attention import create_causal_mask
 from batcher.transformer.kv_store import PADDING
-from batcher.transformer.layouts import batched_attention_with_padding
+from batcher.transformer.layers import create_causal_mask
+from batcher.transformer.step import batched_attention_with_padding
 
 SCHEDULES = [
     {},

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from batcher.transformer.linear import (
+    LARGEST,
     FastLinear,
     Int8Linear,
     Linear,
     TiledLinear,
+    quantize_weights_int8,
     slices_of,
 )
-from batcher.transformer.quantization import LARGEST, quantize_weights_int8
 
 SHAPES = [(960, 576), (40, 2100), (7, 3), (1, 1), (4100, 24)]
 

@@ -13,9 +13,9 @@ from batcher.transformer.config import (
     LinearScaling,
     Llama3Scaling,
     RopeSettings,
+    config_from_json,
+    tensor_shapes,
 )
-from batcher.transformer.config_json import config_from_json
-from batcher.transformer.tensor_names import tensor_shapes
 
 LLAMA3 = {
     "factor": 8.0,

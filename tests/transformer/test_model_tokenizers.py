@@ -34,11 +34,16 @@ from batcher.errors import BatchdecodeError, EncodingError
 from batcher.models.base import join_bytes
 from batcher.models.checkpoints import load_transformer
 from batcher.models.tokenizers import checked_tokenizer
-from batcher.transformer.chat_template import ChatTemplate
 from batcher.transformer.checkpoint import open_checkpoint
-from batcher.transformer.settings import TransformerSettings
-from batcher.transformer.tokenizer import _BYTE_OF, byte_level_bytes, tokenizer_of
-from batcher.transformer.tokenizer_gguf import SPLITS, tokenizer_from_gguf
+from batcher.transformer.config import TransformerSettings
+from batcher.transformer.tokenizer import (
+    _BYTE_OF,
+    SPLITS,
+    ChatTemplate,
+    byte_level_bytes,
+    tokenizer_from_gguf,
+    tokenizer_of,
+)
 
 PREFIX = "tokenizer.ggml."
 METADATA = {

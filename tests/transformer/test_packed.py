@@ -11,15 +11,13 @@ from tiny_checkpoints import config_json, random_tensors, write_gguf
 
 from batcher import BatchdecodeError, Request, decode
 from batcher.models.checkpoints import load_transformer
-from batcher.transformer import packed
-from batcher.transformer.linears import WholeLinears
-from batcher.transformer.packed import PackedLinears
-from batcher.transformer.settings import TransformerSettings
+from batcher.transformer.config import TransformerSettings
+from batcher.transformer.linear import PackedLinears, WholeLinears
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(packed, "UNPACKED", 2048)
+    monkeypatch.setattr("batcher.transformer.linear.UNPACKED", 2048)
 
 
 @given(

@@ -21,13 +21,12 @@ from batcher import BatchdecodeError, ByteTokenizer, Engine, Request
 from batcher.errors import InvariantError, LostModelError
 from batcher.models.checkpoints import load_transformer
 from batcher.models.transformer import TransformerModel
-from batcher.transformer.linear import FastLinear, TiledLinear
-from batcher.transformer.linears import WholeLinears
-from batcher.transformer.rank_group import PeerGoneError
-from batcher.transformer.rank_processes import RankProcesses
-from batcher.transformer.settings import TransformerSettings
-from batcher.transformer.tensor_parallel import (
+from batcher.transformer.config import TransformerSettings
+from batcher.transformer.linear import FastLinear, TiledLinear, WholeLinears
+from batcher.transformer.ranks import (
     ColumnParallelLinears,
+    PeerGoneError,
+    RankProcesses,
     column_parallel_linear,
     even_boundaries,
     exact_boundaries,
@@ -126,7 +125,7 @@ def test_one_rank_may_have_to_compute_all():
             return super().__call__(x) + (0 if len(self._weight) in {0, 50} else 1)
 
     with RankThreads(3) as ranks, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("batcher.transformer.tensor_parallel.TiledLinear", Fussy)
+        patch.setattr("batcher.transformer.ranks.TiledLinear", Fussy)
         found = ranks.map(lambda group: exact_boundaries((50, 20), true, group))
         assert len({*found}) == 1
         assert sorted(np.diff(found[0])) == [0, 0, 50]

@@ -8,8 +8,7 @@ from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.transformer import tiles
-from batcher.transformer.tiles import SIZES, Tile, Tiles, tiles_of
+from batcher.transformer.linear import SIZES, Tile, Tiles, tiles_of
 
 KERNELS: dict[str, Callable[[int, int], int]] = {
     "one": lambda _place, _size: 0,
@@ -42,7 +41,7 @@ class OddBlas:
 def test_only_places_with_equal_bits_are_good(
     kernel: str, num_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiles, "multiply", OddBlas(KERNELS[kernel]).multiply)
+    monkeypatch.setattr("batcher.transformer.linear.multiply", OddBlas(KERNELS[kernel]).multiply)
     good = {
         KERNELS[kernel](place, part.tile.size)
         for num_rows in range(1, 600, 37)
@@ -55,7 +54,9 @@ def test_only_places_with_equal_bits_are_good(
 def test_a_blas_that_minds_the_layout_multiplies_single_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tiles, "multiply", OddBlas(KERNELS["one"], turned=True).multiply)
+    monkeypatch.setattr(
+        "batcher.transformer.linear.multiply", OddBlas(KERNELS["one"], turned=True).multiply
+    )
     assert {part.tile.size for part in tiles_of.__wrapped__(7, 5).split(40)} == {1}
 
 

@@ -6,9 +6,8 @@ from tiny_checkpoints import random_weights
 from batcher import ByteTokenizer
 from batcher.events import Layout
 from batcher.models.transformer import TransformerModel
-from batcher.transformer.config import RopeSettings, TransformerConfig
-from batcher.transformer.linears import WholeLinears
-from batcher.transformer.settings import WeightKind
+from batcher.transformer.config import RopeSettings, TransformerConfig, WeightKind
+from batcher.transformer.linear import WholeLinears
 from batcher.transformer.transformer import Transformer
 
 HIDDEN, HEAD, VOCABULARY, WIDE = 48, 8, 256, 80

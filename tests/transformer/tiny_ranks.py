@@ -7,8 +7,7 @@ from tiny import tiny_config
 from tiny_checkpoints import random_weights
 
 from batcher import BatchdecodeError
-from batcher.transformer.rank_group import RankGroup
-from batcher.transformer.tensor_parallel import ColumnParallelLinears
+from batcher.transformer.ranks import ColumnParallelLinears, RankGroup
 from batcher.transformer.transformer import Transformer, Watch
 
 

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batcher import Request, SimulatedModel
-from batcher.engine.decoder import Decoder
+from batcher.engine.model_runner import Decoder
 from batcher.errors import InvariantError
 from batcher.models.loading import as_model
 from batcher.requests.lines import RequestParser
 from batcher.requests.values import ModelCapabilities
 from batcher.scheduling.kv_cache import KVCache
-from batcher.verifying.cases import make_cases, needs_of
-from batcher.verifying.verification import verify
+from batcher.verifying.verifying import make_cases, needs_of, verify
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 sys.path.insert(0, str(SAMPLES))

@@ -8,18 +8,105 @@ end when the object that started them is gone.
 
 import asyncio
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
+from itertools import islice
 from queue import SimpleQueue
 from threading import Event, Semaphore, Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from batcher.foreign import child_ends_here
-from batcher.models.calls import CallFailure, CallSettings, failure_of, pause_after
+import numpy as np
+
+from batcher.errors import BatchdecodeError, Failure, ModelError, describe
+from batcher.foreign import attribute_of, child_ends_here, note_raised, raised
+from batcher.models.base import Batch, FloatArray, ModelOutput
+from batcher.models.calls import (
+    CallFailure,
+    CallSettings,
+    checked_settings,
+    failure_of,
+    pause_after,
+)
+from batcher.models.prefixes import PrefixModel, extend
+from batcher.models.tokenizers import read_logits, read_token_id, shown
+
+# An adapter that makes a Model of any `model_next(batch_prefixes) -> next_tokens`.
+
+ModelNext = Callable[[list[list[int]]], Iterable[Any]]
+
+
+class CallableModel(PrefixModel):
+    """A Model (see base.py) that calls `model_next` once a step with the whole prefix of every row.
+
+    model_next: gets a list of token-id lists, prompt and output so far, in slot order, which it may
+    keep or change; returns one token id for each or, if its attribute `gives` is "logits", the
+    logits [vocab] of each.  Attributes `vocab_size` (which one that gives logits must have),
+    `eos_token_id`, `tokenizer` and `settings` of the callable are used if it has them; otherwise
+    any id is legal, nothing is EOS, and text is bytes.
+    """
+
+    KINDS = ("tokens", "logits")  # of what it may say that it gives
+
+    def __init__(self, model_next: ModelNext, name: str | None = None) -> None:
+        super().__init__(
+            model_next,
+            name or str(getattr(model_next, "__qualname__", type(model_next).__qualname__)),
+        )
+        self.gives = attribute_of(model_next, "gives", "tokens")
+        self.vocab_size = attribute_of(model_next, "vocab_size", None)
+        self.eos_token_id = attribute_of(model_next, "eos_token_id", None)
+        self._model_next = model_next
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Ask the callable for every row's next token, or logits.
+
+        Raises:
+            ModelError: it raised, or did not return one value for each row.
+        """
+        extend(self._prefixes, batch)
+        slots = batch.slots.tolist()
+        if not slots:  # parts of prompts alone
+            return ModelOutput(np.zeros(self._num_slots, np.int64))
+        answers = self._ask([self._prefixes[slot].copy() for slot in slots])
+        has_logits = self.gives == "logits"  # the engine wants those of every row then
+        tokens = np.zeros(self._num_slots, np.int64)
+        logits = np.zeros((len(slots), self.vocab_size or 0), np.float32) if has_logits else None
+        failed: dict[int, str | Failure] = {}
+        for row, (slot, answer) in enumerate(zip(slots, answers, strict=True)):
+            try:
+                if logits is None:
+                    tokens[slot] = read_token_id(self.vocab_size, answer)
+                else:
+                    logits[row] = read_logits(self.vocab_size, answer)
+            except ValueError as error:
+                failed[slot] = f"{self.name} returned {error}"
+        return ModelOutput(tokens, failed, logits)
+
+    def _ask(self, prefixes: list[list[int]]) -> list[Any]:
+        """Return what the callable answers for each of `prefixes`; raises what `forward` does."""
+        num_rows = len(prefixes)  # the callable may change the list
+        try:
+            with child_ends_here():
+                answer = self._model_next(prefixes)
+                is_list = isinstance(answer, Iterable)
+                answers = list(islice(answer, num_rows + 1)) if is_list else None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever a user's code raises is its failure
+            note_raised(raised(error))
+            raise ModelError(f"{self.name} raised {describe(error)}") from error
+        if answers is None:
+            instead = f"{shown(answer)}, not a token for each of {num_rows} sequences"
+            raise ModelError(f"{self.name} returned {instead}")
+        if len(answers) != num_rows:
+            count = len(answers) if len(answers) < num_rows else f"more than {num_rows}"
+            raise ModelError(f"{self.name} returned {count} tokens for {num_rows} sequences")
+        return answers
+
 
 T = TypeVar("T")
 Function = Callable[..., Any]
@@ -245,3 +332,126 @@ def _complete(future: Future[T], function: Callable[[], T]) -> None:
         future.set_exception(error)
     else:
         future.set_result(answer)
+
+
+# An adapter that makes a Model of an object that gives the logits after one list of tokens.
+#
+# The object is asked once a row and step, with the whole prefix; all rows of a step at once.
+
+
+class LLM(Protocol):
+    """What people bring; either method may be `async`, and may be called from several threads.
+
+    Attributes `vocab_size`, `tokenizer` and `settings` are used if it has them.
+    """
+
+    def next_token_logits(
+        self, prev_token_ids: list[int]
+    ) -> Sequence[float] | Awaitable[Sequence[float]]:
+        """Return the logits [vocab] of the token after `prev_token_ids`, which may be changed."""
+
+    def get_stop_token_id(self) -> int | Awaitable[int]:
+        """Return the token that ends a text."""
+
+
+class LLMModel(PrefixModel):
+    """A Model (see base.py) that asks `llm` for the logits of every row.
+
+    A row whose call has failed for good fails alone.  The stop token is EOS.  It is asked for here,
+    and so are, if `llm` does not say its `vocab_size`, the logits after `probe`, to count them;
+    without a `probe` those after the stop token alone, until two answers agree.  The first step
+    does not ask for these again.
+
+    calls: how it is called.
+
+    Raises:
+        BatchdecodeError: no answer to these could be had, or a setting is out of its range.
+    """
+
+    gives: Literal["logits"] = "logits"
+    eos_token_id: int
+
+    def __init__(
+        self,
+        llm: LLM,
+        name: str | None = None,
+        call_settings: CallSettings | None = None,
+        probe: Sequence[int] | None = None,
+    ) -> None:
+        call_settings = checked_settings(call_settings)
+        super().__init__(llm, name or type(llm).__qualname__)
+        self._llm, self.calls = llm, Calls(call_settings)
+        read_eos = partial(read_token_id, None)
+        [self.eos_token_id] = self._ask_all("get_stop_token_id", [[]], read_eos)
+        self.vocab_size = attribute_of(llm, "vocab_size", None)
+        # a prefix, and the logits after it
+        self._probed: tuple[list[int], FloatArray] | None = None
+        if self.vocab_size is None:
+            prefix, num_needed = ([self.eos_token_id], 2) if probe is None else ([*probe], 1)
+            self._probed = prefix, self._probe(prefix, num_needed)
+            self.vocab_size = self._probed[1].size
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Return the logits of `batch.logit_slots`, those of rows that failed 0."""
+        extend(self._prefixes, batch)
+        logit_slots = batch.logit_slots.tolist()
+        prefixes = [self._prefixes[slot].copy() for slot in logit_slots]
+        answers = self._ask(prefixes) if prefixes else []  # parts of prompts alone ask for nothing
+        logits = np.zeros((len(logit_slots), self.vocab_size or 0), np.float32)
+        failed: dict[int, str | Failure] = {}
+        for row, (slot, answer) in enumerate(zip(logit_slots, answers, strict=True)):
+            if isinstance(answer, CallFailure):
+                failed[slot] = Failure(answer.code, f"{self.name} {answer}")
+                if answer.raised is not None:
+                    note_raised(answer.raised)
+            else:
+                logits[row] = answer
+        return ModelOutput(np.zeros(self._num_slots, np.int64), failed, logits)
+
+    def _ask(self, prefixes: list[list[int]]) -> list[FloatArray | CallFailure]:
+        """Return the logits after each of `prefixes`, or why there are none."""
+        probed, self._probed = self._probed, None
+        if probed is None:
+            return self._call(prefixes)
+        known, logits = probed
+        answers = iter(self._call([prefix for prefix in prefixes if prefix != known]))
+        return [logits if prefix == known else next(answers) for prefix in prefixes]
+
+    def _call(self, prefixes: list[list[int]]) -> list[FloatArray | CallFailure]:
+        function, read = self._llm.next_token_logits, partial(read_logits, self.vocab_size)
+        return self.calls.run(function, [[prefix] for prefix in prefixes], read)
+
+    def _probe(self, prefix: list[int], num_needed: int) -> FloatArray:
+        """Return the logits after `prefix` once `num_needed` answers have as many of them.
+
+        Raises:
+            BatchdecodeError: there are none.
+        """
+
+        def read(answer: Any) -> FloatArray:
+            logits, eos = read_logits(None, answer), self.eos_token_id
+            if logits.size <= eos:
+                raise ValueError(f"{logits.size} logits, too few for its stop token {eos}")
+            return logits
+
+        found = self._ask_all("next_token_logits", [[prefix]] * num_needed, read)
+        for _ in range(self.calls.settings.max_attempts):
+            sizes = [logits.size for logits in found]
+            size = max(sizes, key=sizes.count)
+            if sizes.count(size) >= num_needed:
+                return found[sizes.index(size)]
+            found += self._ask_all("next_token_logits", [[prefix]], read)
+        numbers = ", ".join(map(str, sizes))
+        message = f"next_token_logits returned another number of logits each time: {numbers}"
+        raise BatchdecodeError(f"{self.name}: {message}")
+
+    def _ask_all(
+        self, method: str, arguments: list[list[Any]], read: Callable[[Any], T]
+    ) -> list[T]:
+        """Return what a method answers to each of `arguments`, or raise a BatchdecodeError."""
+        found: list[T] = []
+        for answer in self.calls.run(getattr(self._llm, method), arguments, read):
+            if isinstance(answer, CallFailure):
+                raise answer.fatal(f"{self.name}: {method}")
+            found.append(answer)
+        return found

@@ -8,6 +8,7 @@ That goes token by token, so no chunk shows in the bits; what spans at the same 
 operation for all, in which each has products of its own.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,10 +16,159 @@ import numpy as np
 
 from batcher.errors import InvariantError
 from batcher.transformer.config import DeltaNetSettings
-from batcher.transformer.layers import FloatArray, rms_norm, sigmoid, silu, softplus
-from batcher.transformer.linear import Linear
-from batcher.transformer.step import Step
-from batcher.transformer.waves import Wave
+from batcher.transformer.layers import (
+    Attention,
+    FloatArray,
+    RotaryEmbedding,
+    gelu_tanh,
+    rms_norm,
+    sigmoid,
+    silu,
+    softplus,
+)
+from batcher.transformer.linear import Linear, OwnHeads
+from batcher.transformer.step import Step, Wave
+
+# The token mixer of most layers: attention, with what is around it.
+
+
+@dataclass(frozen=True, slots=True)
+class SelfAttention:
+    """Queries, keys and values of a layer, normalised and turned; what is attended to, projected.
+
+    group: the number of its group of layers.  cache: that of its keys and values in the store.
+    num_heads, num_kv_heads, head_dim: of queries, and of keys and values.
+    own_heads: of keys and values, those that are attended with here.
+    qkv: one product for queries, keys and values.  output: what is made of all heads.
+    has_output_gate: whether each query is followed by a gate, which what it attends to is
+    multiplied by.
+    query_norm, key_norm: of each head, if these are normalised.
+    """
+
+    group: int
+    cache: int
+    num_heads: int
+    num_kv_heads: int
+    own_heads: OwnHeads
+    head_dim: int
+    eps: float
+    qkv: Linear
+    query_norm: FloatArray | None
+    key_norm: FloatArray | None
+    rotary: RotaryEmbedding
+    attention: Attention
+    output: Linear
+    has_output_gate: bool = False
+
+    def __call__(self, x: FloatArray, step: Step) -> FloatArray:
+        """Return the output [tokens, hidden_size] of x [tokens, hidden_size].
+
+        Keys and values of all tokens are written into their cells before any of them is read.
+        """
+        every = 2 if self.has_output_gate else 1
+        first_key = self.num_heads * every
+        first_value = first_key + self.num_kv_heads
+        own, group = self.own_heads.which, first_key // self.num_kv_heads
+        heads = self.qkv(x).reshape(len(x), -1, self.head_dim)
+        queries = heads[:, own.start * group : own.stop * group]
+        query = self._turned(queries[:, ::every], self.query_norm, step)
+        own_keys = heads[:, first_key:first_value][:, own]
+        keys, values = step.store.update(
+            self.cache,
+            step.own_cells[self.group],
+            self._turned(own_keys, self.key_norm, step),
+            heads[:, first_value:][:, own],
+        )
+        attended = query  # of no heads
+        if query.size:
+            attended = step.mixed[self.group].attend(self.attention, query, keys, values)
+        if self.has_output_gate:
+            attended *= sigmoid(queries[:, 1::every])
+        width = self.num_heads // self.num_kv_heads * self.head_dim
+        by_kv_head = attended.reshape(len(x), own.stop - own.start, width)
+        return self.output(self.own_heads.gather(by_kv_head))
+
+    def _turned(self, heads: FloatArray, norm: FloatArray | None, step: Step) -> FloatArray:
+        """Return heads [tokens, heads, head_dim], normalised and turned by their positions."""
+        normed = heads if norm is None else rms_norm(heads, norm, self.eps)
+        return self.rotary.rotate(normed, *step.angles(self.rotary))
+
+
+# What a layer does to each token by itself: one gated network, or a few of many experts.
+
+Activation = Callable[[FloatArray], FloatArray]
+ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_tanh": gelu_tanh}
+
+
+class GatedMLP:
+    """down(activation(gate(x)) * up(x)): with SiLU, SwiGLU (Shazeer, 2020).
+
+    gate_up: gate and up as one product.
+    """
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: Activation) -> None:
+        self._gate_up, self._down, self._activation = gate_up, down, activation
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        """Return [rows, features] of x [rows, features]."""
+        gate_up = self._gate_up.by_feature(x)
+        half = len(gate_up) // 2
+        activated = self._activation(gate_up[:half])
+        activated *= gate_up[half:]
+        return self._down(activated.T)
+
+
+class SharedExpert:
+    """A network that every token goes through, to the share that a gate gives it."""
+
+    def __init__(self, gate: Linear, network: GatedMLP) -> None:
+        self._gate, self._network = gate, network
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        """Return [rows, features] of x [rows, features]."""
+        return self._network(x) * sigmoid(self._gate(x))
+
+
+class Experts:
+    """Of several networks, the `num_chosen` that a router finds likeliest for a token.
+
+    Their outputs are added in the order of the experts, so a token's sum is always the same.
+
+    normalises: whether the shares of those that are chosen are made to add up to one.
+    shared: what is added for every token, if anything is.
+    """
+
+    def __init__(
+        self,
+        router: Linear,
+        experts: list[GatedMLP],
+        num_chosen: int,
+        *,
+        normalises: bool,
+        shared: SharedExpert | None = None,
+    ) -> None:
+        self._router, self._experts, self._shared = router, experts, shared
+        self._num_chosen, self._normalises = num_chosen, normalises
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        """Return [rows, features] of x [rows, features]."""
+        scores = self._router(x)
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        chosen = (-shares).argsort(1, kind="stable")[:, : self._num_chosen]
+        is_chosen = np.zeros(shares.shape, np.bool_)
+        np.put_along_axis(is_chosen, chosen, values=True, axis=1)
+        if self._normalises:
+            shares /= np.where(is_chosen, shares, 0).sum(1, keepdims=True)
+        output = np.zeros_like(x)
+        for number, expert in enumerate(self._experts):
+            rows = is_chosen[:, number].nonzero()[0]
+            if rows.size:
+                output[rows] += expert(x[rows]) * shares[rows, number, None]
+        if self._shared is not None:
+            output += self._shared(x)
+        return output
+
 
 _EPS = np.float32(1e-6)  # of the lengths that keys and queries are divided by
 

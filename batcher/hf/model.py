@@ -1,0 +1,509 @@
+"""The tokens that one forward computes: where they stand, where they are kept, what they see.
+
+Tokens that come alone, as those of rows that decode, are computed together: the keys and values of
+several sequences are gathered, filled up to the longest of them.  Those on end of one sequence are
+computed sequence by sequence.
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from inspect import signature
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from batcher.errors import BatchdecodeError, describe
+from batcher.hf.attention import (
+    AttentionCall,
+    LongRope,
+    LongRopeError,
+    TensorStore,
+    body_output,
+    is_close,
+    parts_of,
+    switch_of,
+)
+from batcher.transformer.kv_store import (
+    PADDING,
+    CacheGroup,
+    CacheSize,
+    KVStore,
+    RecurrentStates,
+    attention_groups,
+    num_kv_layers,
+)
+from batcher.transformer.layers import NOWHERE, FloatArray, IntArray
+from batcher.transformer.step import Span
+
+NUM_GATHERED = 4096  # keys of several rows, at once: so that a processor's cache holds them
+UNBOUNDED = 2**62
+
+
+class _Alone(NamedTuple):
+    """Single tokens of several sequences: their places, and the cells that each of them sees.
+
+    cells: [rows, longest].  mask: [rows, 1, 1, longest] which of them are there; None for all.
+    """
+
+    places: torch.Tensor
+    cells: torch.Tensor
+    mask: torch.Tensor | None
+
+
+class _OnEnd(NamedTuple):
+    """Tokens on end of one sequence, and the cells that they see.
+
+    mask: [tokens, cells] who sees which; None if none looks ahead and the first is that of the row.
+    """
+
+    places: slice
+    cells: torch.Tensor
+    mask: torch.Tensor | None
+
+
+class RaggedStep:
+    """Spans of several sequences, one after the other.
+
+    groups: which layers read the same.  num_gathered: how many keys of several rows are computed
+    together; 0 computes every token alone, so that nothing beside it shows in what it comes to.
+    token_ids, positions: [tokens].
+    """
+
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        store: TensorStore,
+        groups: Sequence[CacheGroup],
+        num_gathered: int,
+    ) -> None:
+        self._store, self._device = store, store.keys[0].device
+        sizes = [len(span.token_ids) for span in spans]
+        ends = np.cumsum(sizes).tolist()
+        self.token_ids = self._tensor(np.concatenate([span.token_ids for span in spans]))
+        self.positions = self._tensor(
+            np.concatenate(
+                [np.arange(span.start, span.start + len(span.token_ids)) for span in spans]
+            )
+        )
+        self._own: list[torch.Tensor] = []
+        self._parts: list[list[_Alone | _OnEnd]] = []
+        self._group_of: dict[int, tuple[int, int]] = {}
+        for number, group in enumerate(groups):
+            self._group_of |= {layer: (number, at) for at, layer in enumerate(group.layers)}
+            own = [span.cells[number][span.start :] for span in spans]
+            self._own.append(self._tensor(np.concatenate(own)))
+            seen = [
+                _Seen(end - size, span.start, size, span.cells[number])
+                for span, size, end in zip(spans, sizes, ends, strict=True)
+            ]
+            if num_gathered == 0:
+                seen = [token for part in seen for token in part.tokens()]
+            self._parts.append([*self._on_end(seen, group.window)])
+            self._parts[-1] += self._alone(seen, group.window, num_gathered)
+
+    def _tensor(self, numbers: IntArray) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(numbers, np.int64)).to(self._device)
+
+    def _on_end(self, seen: Sequence["_Seen"], window: int | None) -> Iterator[_OnEnd]:
+        for part in seen:
+            if part.num_tokens > 1:
+                first = part.first_seen(window)
+                places = slice(part.place, part.place + part.num_tokens)
+                positions = torch.arange(part.start, part.stop, device=self._device)[:, None]
+                keys = torch.arange(first, part.stop, device=self._device)
+                mask = None
+                if part.start or (window is not None and part.stop > window):
+                    mask = keys <= positions
+                    if window is not None:
+                        mask &= keys > positions - window
+                yield _OnEnd(places, self._tensor(part.cells[first:]), mask)
+
+    def _alone(
+        self, seen: Sequence["_Seen"], window: int | None, num_gathered: int
+    ) -> Iterator[_Alone]:
+        """Yield tokens that are alone in their sequence, those that see about as many together."""
+        rows = [
+            (part.place, part.cells[part.first_seen(window) :])
+            for part in seen
+            if part.num_tokens == 1
+        ]
+        rows.sort(key=lambda row: len(row[1]))
+        while rows:
+            num_rows = 1
+            while num_rows < len(rows) and (num_rows + 1) * len(rows[num_rows][1]) <= num_gathered:
+                num_rows += 1
+            yield self._together(rows[:num_rows])
+            del rows[:num_rows]
+
+    def _together(self, rows: Sequence[tuple[int, IntArray]]) -> _Alone:
+        lengths = np.array([len(cells) for _, cells in rows])
+        longest = int(lengths[-1])
+        cells = np.full((len(rows), longest), NOWHERE)
+        is_there = np.arange(longest) < lengths[:, None]
+        cells[is_there] = np.concatenate([cells for _, cells in rows])
+        mask = (
+            None if is_there.all() else torch.from_numpy(is_there).to(self._device)[:, None, None]
+        )
+        places = self._tensor(np.array([place for place, _ in rows]))
+        return _Alone(places, self._tensor(cells), mask)
+
+    def attend(self, layer: int, call: AttentionCall) -> torch.Tensor:
+        """Return the output [tokens, heads, value features] of all queries of a layer."""
+        group, at = self._group_of[layer]
+        kept = self._store.keys[at], self._store.values[at]
+        keys, values = (part.view(-1, *part.shape[-2:]) for part in kept)  # or two in each cell
+        keys[self._own[group]] = call.key
+        values[self._own[group]] = call.value
+        output = call.query.new_empty(*call.query.shape[:2], values.shape[-1])
+        for part in self._parts[group]:
+            match part:
+                case _Alone(places, cells, mask):
+                    query, own_keys, own_values = (
+                        call.query[places, None],
+                        keys[cells],
+                        values[cells],
+                    )
+                    output[places] = call.of(query, own_keys, own_values, mask)[:, 0]
+                case _OnEnd(places, cells, mask):
+                    query, own_keys, own_values = call.query[places], keys[cells], values[cells]
+                    is_causal = mask is None
+                    output[places] = call.of(
+                        query[None], own_keys[None], own_values[None], mask, is_causal=is_causal
+                    )[0]
+        return output
+
+
+class _Seen(NamedTuple):
+    """Tokens on end of one sequence: the place of the first among all, and its position.
+
+    cells: [start + num_tokens] of all tokens up to the last of them.
+    """
+
+    place: int
+    start: int
+    num_tokens: int
+    cells: IntArray
+
+    @property
+    def stop(self) -> int:
+        """The position behind the last."""
+        return self.start + self.num_tokens
+
+    def first_seen(self, window: int | None) -> int:
+        """Return the first position that the first of them sees."""
+        return 0 if window is None else max(self.start + 1 - window, 0)
+
+    def tokens(self) -> "Iterator[_Seen]":
+        """Yield each of them by itself."""
+        for number in range(self.num_tokens):
+            position = self.start + number
+            yield _Seen(self.place + number, position, 1, self.cells[: position + 1])
+
+
+# A model of transformers as a Decoder: one ragged forward over all tokens that a step computes.
+#
+# The bits of a row depend on what is beside it: torch adds up products in another order for another
+# number of rows. An exact decoder computes tokens in tiles of one size, and their attention token
+# by token; whether what else is in a tile shows, as it does of experts, is tried when it is made.
+
+_TILES = (16, 1)  # tokens: as many as it takes for products to be fast, or each by itself
+_NUM_TRIED = 24  # tokens
+_NUM_ROWS = 16  # for which weights are arranged; products may have any number
+
+
+class Sizes(NamedTuple):
+    """What is to be known of a model beside its weights; see ModelSizes."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+
+
+class HFDecoder:
+    """A Decoder of a causal language model of transformers.
+
+    model: taken apart; it is of no use for anything else afterwards.
+    is_exact: whether no bit of a row may depend on what is beside it.
+    tile: how many tokens are computed at a time; None for all of a step.
+
+    Raises:
+        WholeError: it cannot be taken apart.
+        LongRopeError: layers have windows, and factors that may switch.
+        BatchdecodeError: even tokens by themselves are not computed alike.
+    """
+
+    def __init__(self, model: Any, sizes: Sizes, *, is_exact: bool = False) -> None:
+        self.config = sizes
+        self.tile: int | None = None
+        self._parts = parts_of(model)
+        pack_linears(self._parts.body)
+        pack_linears(self._parts.head)
+        calls = self._parts.calls
+        self._call = calls[0]
+        windows = {layer: call.window for layer, call in calls.items()}
+        self.cache_groups = attention_groups(windows, sizes.max_position_embeddings)
+        self._long_rope: LongRope | None = None
+        switch = switch_of(self._parts.body)
+        if switch is not None and switch < sizes.max_position_embeddings:
+            if self.cache_groups[0].window is not None or len(self.cache_groups) > 1:
+                raise LongRopeError(switch)
+            self._long_rope = LongRope(model, self._parts.body, switch)
+        kept = (self._call.key, self._call.value)
+        self._num_kept = num_kv_layers(self.cache_groups)  # layers that a block has room for
+        cell = self._num_kept * sum(part[0].numel() * part.element_size() for part in kept)
+        cell *= 1 if self._long_rope is None else 2
+        self.cache_size = CacheSize(len(self.cache_groups) * cell, cell, 0)
+        self._num_gathered = NUM_GATHERED if kept[0].device.type == "cpu" else UNBOUNDED
+        if is_exact:
+            self.tile = next((tile for tile in _TILES if self._is_exact_in(tile)), None)
+            if self.tile is None:
+                raise BatchdecodeError("--exact: torch computes the same token in several ways")
+
+    def _is_exact_in(self, tile: int) -> bool:
+        """Return whether tokens come to the same bits wherever they are in tiles, and with whom."""
+        self.tile, store, num_groups = tile, self.new_store(), len(self.cache_groups)
+        store.make_room(2 * _NUM_TRIED)
+        ids = np.arange(_NUM_TRIED) % self.config.vocab_size
+        cells = np.array(store.cells([0, 1], _NUM_TRIED, 2 * _NUM_TRIED))
+        own, others = np.split(cells, 2)
+        span = Span(ids.tolist(), 0, [own] * num_groups)
+        beside = Span(ids[:5:-3].tolist(), 0, [others[: len(ids[:5:-3])]] * num_groups)
+        alone, together = self.forward([span], store), self.forward([beside, span], store)
+        return bool(torch.equal(alone, together[len(beside.token_ids) :]))
+
+    def new_store(self) -> TensorStore:
+        """Return room for the keys and values of tokens."""
+        has_versions = self._long_rope is not None
+        return TensorStore(
+            self._num_kept, self._call.key[0], self._call.value[0], has_versions=has_versions
+        )
+
+    def new_states(self) -> None:
+        """Return None: no layer is recurrent."""
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        spans: Sequence[Span],
+        store: KVStore,
+        _states: RecurrentStates | None = None,
+    ) -> Any:
+        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, a tensor."""
+        if self._long_rope is None:
+            return self._computed(spans, store)
+        hidden: list[torch.Tensor] = []
+        group: list[Span] = []
+        for span, is_new in self._long_rope.versions(spans, cast(TensorStore, store)):
+            group.append(span)
+            if not is_new:  # a forward has one of these at most, because they may be long
+                hidden.append(self._computed(group, store)[: -len(span.token_ids)])
+                group = []
+        return torch.cat([*hidden, self._computed(group, store)])
+
+    def _computed(self, spans: Sequence[Span], store: KVStore) -> torch.Tensor:
+        num_tokens = sum(len(span.token_ids) for span in spans)
+        tiles = [spans] if self.tile is None else [*_tiles(spans, self.tile)]
+        return torch.cat([self._hidden(tile, store) for tile in tiles])[:num_tokens]
+
+    def _hidden(self, spans: Sequence[Span], store: KVStore) -> torch.Tensor:
+        own = cast(TensorStore, store)  # see new_store
+        num_gathered = self._num_gathered if self.tile is None else 0
+        step = RaggedStep(spans, own, self.cache_groups, num_gathered)
+        if self._long_rope is not None:
+            self._long_rope.choose(spans, step.positions)
+        return body_output(self._parts.body, step.token_ids, step.positions, step)[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Any) -> FloatArray:
+        """Return the logits [rows, vocab_size] after tokens with these hidden states."""
+        num_rows = len(hidden)
+        if self.tile is not None:
+            missing = hidden.new_zeros(-num_rows % self.tile, hidden.shape[1])
+            hidden = torch.cat([hidden, missing])
+        parts = hidden.split(self.tile or num_rows)
+        logits = torch.cat([self._head_output(part) for part in parts])[:num_rows]
+        found: FloatArray = logits.float().cpu().numpy()
+        return found
+
+    def _head_output(self, hidden: torch.Tensor) -> torch.Tensor:
+        self._parts.given.hidden = hidden[None]
+        ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+        logits: torch.Tensor = self._parts.head(input_ids=ids, use_cache=False).logits
+        return logits[0]
+
+
+def _tiles(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:
+    """Yield spans of `size` tokens in all at a time, the last of them with padding."""
+    tile: list[Span] = []
+    room = size
+    for span in spans:
+        begin = 0
+        while begin < len(span.token_ids):
+            end = min(begin + room, len(span.token_ids))
+            cells = [own[: span.start + end] for own in span.cells]
+            ids, start = span.token_ids[begin:end], span.start + begin
+            tile.append(Span(ids, start, cells, num_prompt=span.num_prompt))
+            room -= end - begin
+            begin = end
+            if room == 0:
+                yield tile
+                tile, room = [], size
+    if tile:
+        nowhere = [np.array([PADDING]) for _ in tile[0].cells]
+        yield tile + [Span([0], 0, nowhere)] * room
+
+
+class PackedLinear(nn.Module):
+    """An nn.Linear on a processor, whose weight lies as oneDNN multiplies it.
+
+    torch hands a product of float32 to BLAS, which arranges the weight anew in every call; arranged
+    once, 16 rows take half the time, and no number of rows takes longer.
+
+    weight: of no size, with the dtype and the device that others ask it for.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        self.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _NUM_ROWS)  # noqa: SLF001 - torch has no other name for it
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product [..., out] of x [..., in]."""
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - as above
+            x, self._packed, self._bias, "none", [], ""
+        )
+        return product
+
+
+@torch.inference_mode()
+def pack_linears(module: nn.Module) -> None:
+    """Replace the linear layers in a module, and forget their weights, where that is of use."""
+    for name, child in module.named_children():
+        if type(child) is nn.Linear and _can_pack(child.weight):
+            setattr(module, name, PackedLinear(child))
+        else:
+            pack_linears(child)
+
+
+def _can_pack(weight: torch.Tensor) -> bool:
+    """Return whether this torch, on this processor, multiplies such a weight arranged."""
+    is_there = torch.backends.mkldnn.is_available() and hasattr(
+        torch.ops.mkldnn, "_reorder_linear_weight"
+    )
+    return is_there and weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+# A model of transformers as it is: one sequence at a time, in a cache of transformers' own.
+
+_NUM_COMPARED = 8  # tokens
+_NUM_APART = 2  # of them, which may go to other experts for the sake of a last bit
+
+# Names of the cache, as an argument and in the output; `cache` since transformers 5.24, for most
+# models.
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
+
+
+class _Row(NamedTuple):
+    """A sequence of which `num_tokens` are in `cache`."""
+
+    num_tokens: int = 0
+    cache: Any = None
+
+
+class WholeDecoder:
+    """Computes the next tokens of one sequence after another.
+
+    is_exact: whether each token is computed by itself, so that it does not show in what parts a
+    prompt came.
+
+    Raises:
+        LongRopeError: its factors may switch.
+        BatchdecodeError: it cannot use a cache, or computes something else with it.
+    """
+
+    def __init__(self, model: Any, sizes: Sizes, *, is_exact: bool) -> None:
+        switch = switch_of(model)
+        if switch is not None and switch < sizes.max_position_embeddings:
+            raise LongRopeError(switch)
+        self.config = sizes
+        self._model, self._kind = model, type(model).__name__
+        self._known = signature(model.forward).parameters
+        found = [name for name in _CACHE_NAMES if name in self._known]
+        if not found:
+            raise BatchdecodeError(f"{self._kind} takes no cache")
+        self._cache_name = found[0]
+        self._is_exact, self._continues_by_one = is_exact, False
+        self._check_cache()
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: list[int], cache: _Row | None, *, is_scored: bool = False
+    ) -> tuple[FloatArray, _Row]:
+        """Return the logits after tokens, and the cache of them all; see SequenceDecoder."""
+        logits, row = self._continued(token_ids, cache or _Row(), is_scored=is_scored)
+        found: FloatArray = logits.float().cpu().numpy()
+        return found, row
+
+    def copy(self, cache: _Row) -> _Row:
+        """Return a cache that holds the same."""
+        return deepcopy(cache)
+
+    def _continued(
+        self, token_ids: list[int], row: _Row, *, is_scored: bool = True
+    ) -> tuple[torch.Tensor, _Row]:
+        """Return what `forward` does, with the arguments that `generate` passes to the model.
+
+        It passes no attention mask for a sequence alone.
+        """
+        by_one = self._is_exact or (row.num_tokens > 0 and self._continues_by_one)
+        device, logits = self._model.device, []
+        for part in torch.tensor(token_ids).split(1 if by_one else len(token_ids)):
+            num_tokens = row.num_tokens + len(part)
+            given = {
+                "position_ids": torch.arange(row.num_tokens, num_tokens, device=device)[None],
+                "logits_to_keep": 0 if is_scored else 1,
+                self._cache_name: row.cache,
+            }
+            known = {name: value for name, value in given.items() if name in self._known}
+            output = self._model(input_ids=part[None].to(device), use_cache=True, **known)
+            if (cache := output.get(self._cache_name)) is None:
+                raise BatchdecodeError(f"{self._kind} returns no cache")
+            logits.append(output.logits[0])
+            row = _Row(num_tokens, cache)
+        return torch.cat(logits), row
+
+    @torch.inference_mode()
+    def _check_cache(self) -> None:
+        """Compare a few tokens with and without cache, and find how tokens may follow others.
+
+        Raises:
+            BatchdecodeError: the model cannot use a cache, or computes something else with it.
+        """
+        ids = [token % self.config.vocab_size for token in range(_NUM_COMPARED)]
+        given = {"use_cache": False} if "use_cache" in self._known else {}
+        tried = torch.tensor([ids], device=self._model.device)
+        expected = self._model(input_ids=tried, **given).logits[0]
+        problem = "computes other logits with its cache than without"
+        for self._continues_by_one in (False, True):  # some continue by one token only
+            try:
+                if is_close(self._in_parts(ids), expected, _NUM_APART):
+                    return
+            except BatchdecodeError:
+                raise
+            except Exception as error:  # noqa: BLE001 - somebody else's code
+                problem = f"cannot continue from its cache: {describe(error)}"
+        raise BatchdecodeError(f"{self._kind} {problem}")
+
+    def _in_parts(self, ids: list[int]) -> torch.Tensor:
+        """Return the logits after tokens, with another sequence in between.
+
+        It shows in models that keep their states outside the cache.
+        """
+        begin, row = self._continued(ids[:4], _Row())
+        self._continued(ids[:1:-1], _Row())
+        one, row = self._continued(ids[4:5], row)
+        return torch.cat([begin, one, self._continued(ids[5:], row)[0]])

@@ -1,0 +1,371 @@
+"""Packs texts of any length into rows of one length, without padding, in another order each epoch.
+
+A row may hold the end of one text and the beginning of the next.  No token attends to another text
+or is predicted from one, so that a row is worth what the texts in it are worth one by one.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from batcher.errors import BatchdecodeError
+from batcher.foreign import calling
+from batcher.transformer.checkpoint import Checkpoint, open_checkpoint
+from batcher.transformer.stored import about, read_file
+from batcher.transformer.tokenizer import TOKENIZER
+from batcher.whole_files import WholeFile
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# What a training run is made of: the sizes of the model, and how it is trained.
+#
+# Rule: what decides a byte of the trained model is here, but for the corpus and a target.
+
+Precision = Literal["fp32", "bf16", "fp16"]
+MIN_VOCABULARY = 257  # all bytes, and the end of a text
+Size = Annotated[int, Meta(ge=1, le=2**16)]
+Count = Annotated[int, Meta(ge=1, le=2**31)]
+Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class TrainingSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of a run; docs/training.md says what each one means.
+
+    Raises:
+        BatchdecodeError: they do not go together.
+    """
+
+    vocab_size: Annotated[int, Meta(ge=MIN_VOCABULARY, le=2**16)] = 1024
+    num_layers: Annotated[int, Meta(ge=1, le=64)] = 4
+    hidden_size: Size = 128
+    num_heads: Size = 4
+    intermediate_size: Size = 352
+    seq_length: Annotated[int, Meta(ge=2, le=2**14)] = 256
+    batch_size: Annotated[int, Meta(ge=1, le=2**12)] = 16
+    accumulate: Annotated[int, Meta(ge=1, le=2**12)] = 1
+    precision: Precision = "fp32"
+    steps: Count = 1000
+    warmup_steps: Annotated[int, Meta(ge=0, le=2**31)] = 50
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 3e-3
+    weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    max_grad_norm: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    holdout: Annotated[float, Meta(gt=0, le=0.5)] = 0.05
+    save_every: Count = 100
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % (2 * self.num_heads):
+            raise BatchdecodeError(
+                f"hidden_size {self.hidden_size} does not divide into {self.num_heads} heads of an "
+                "even size, as RoPE turns pairs"
+            )
+        if self.warmup_steps >= self.steps:
+            raise BatchdecodeError(
+                f"warmup_steps {self.warmup_steps} leaves nothing of {self.steps} steps"
+            )
+
+
+# Writes files of a training so that there is always a whole one: the old, or the new.
+
+STATE = "training.pt"  # what another process goes on by
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there, on the disk, when this returns; until then the old one is.
+
+    Raises:
+        OSError: there is no room, or no permission.
+    """
+    try:
+        with WholeFile(str(path)) as file:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[file.raw.write(rest) :]
+            file.put()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+# Reads a corpus: texts, of each of which a piece is held out to judge the model by.
+
+MAX_CORPUS = 2**28  # bytes: its tokens are kept in memory
+
+
+class CorpusPiece(NamedTuple):
+    """Some lines of a text; is_end: whether the text ends with them."""
+
+    text: str
+    is_end: bool
+
+
+class Corpus(NamedTuple):
+    """What is trained on, and what is not; digest: tells this corpus from others."""
+
+    training: list[CorpusPiece]
+    held_out: list[CorpusPiece]
+    digest: str
+
+
+def read_corpus(path: Path, holdout: float) -> Corpus:
+    """Return the text of a file, or the texts of all files in a folder that end in .txt.
+
+    holdout: the share of each text, of whole lines in its middle, that is held out.
+
+    Raises:
+        BatchdecodeError: there is none, it is no text in UTF-8, or too large.
+    """
+    texts = [text for file in _files_of(path) if (text := _read(file)).strip()]
+    if not texts:
+        raise BatchdecodeError(f"{path}: it is empty")
+    if sum(map(len, texts)) > MAX_CORPUS:
+        raise BatchdecodeError(f"{path}: it has more than {MAX_CORPUS:,} characters")
+    corpus = Corpus([], [], _digest_of(texts))
+    for text in texts:
+        before, middle, after = split_text(text, holdout)
+        corpus.training.extend([CorpusPiece(before, is_end=False), CorpusPiece(after, is_end=True)])
+        corpus.held_out.append(CorpusPiece(middle, is_end=False))
+    return corpus
+
+
+def split_text(text: str, holdout: float) -> tuple[str, str, str]:
+    """Return a text in three: what comes before the lines that are held out, they, and the rest.
+
+    They are in the middle, so that beginnings and ends are learnt, and a little more than was asked
+    for; none of a text that is too short for it.
+    """
+    begin = text.find("\n", round(len(text) * (1 - holdout) / 2)) + 1
+    end = text.find("\n", begin + round(len(text) * holdout)) + 1
+    if not (begin and end):
+        return text, "", ""
+    return text[:begin], text[begin:end], text[end:]
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return the files of a corpus, in the order of their names."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(path.glob("*.txt"))
+    if not files:
+        raise BatchdecodeError(f"{path}: there is no file in it that ends in .txt")
+    return files
+
+
+def _read(path: Path) -> str:
+    with about(path):
+        text = read_file(path).decode("utf-8-sig")
+        if "\0" in text:
+            raise BatchdecodeError("it holds NUL: it is no text")
+        return text
+
+
+def _digest_of(texts: list[str]) -> str:
+    found = sha256()
+    for text in texts:
+        found.update(f"{len(text)} {text}".encode())
+    return f"sha256:{found.hexdigest()[:16]}"
+
+
+IntArray = NDArray[np.int64]
+NO_TARGET = -100  # which cross-entropy in torch leaves out
+
+
+class PackedRows(Struct, frozen=True, eq=False):
+    """Rows to train on, all [rows, seq_length].
+
+    targets: the token after each one; NO_TARGET where that is of another text.
+    documents: the number of the text that each token is of.
+    """
+
+    tokens: IntArray
+    targets: IntArray
+    documents: IntArray
+
+    @property
+    def num_targets(self) -> int:
+        """How many tokens are predicted."""
+        return int(np.count_nonzero(self.targets != NO_TARGET))
+
+    def batches(self, batch_size: int) -> "list[PackedRows]":
+        """Return the same rows, so many at a time; the last batch has what is left."""
+        cuts = range(batch_size, len(self.tokens), batch_size)
+        parts = (np.split(array, cuts) for array in (self.tokens, self.targets, self.documents))
+        return [PackedRows(*part) for part in zip(*parts, strict=True)]
+
+
+class Packing:
+    """Texts one after the other, cut into rows.
+
+    num_tokens: of all texts.  num_rows: of an epoch; what does not fill a row is left out.
+
+    Raises:
+        BatchdecodeError: they do not fill a single row.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]], seq_length: int) -> None:
+        self.num_tokens = sum(map(len, texts))
+        self.num_rows = (self.num_tokens - seq_length) // seq_length
+        if self.num_rows < 1:
+            raise BatchdecodeError(
+                f"{self.num_tokens:,} tokens are too few for rows of seq_length {seq_length}: "
+                f"{2 * seq_length:,} make one in every epoch"
+            )
+        self._seq_length = seq_length
+        self._tokens = np.concatenate([np.asarray(text, np.int64) for text in texts])
+        self._documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+
+    def in_order(self) -> PackedRows:
+        """Return the rows from the beginning, as they are evaluated."""
+        return self._rows(np.arange(self.num_rows) * self._seq_length)
+
+    def epoch(self, number: int, seed: int) -> PackedRows:
+        """Return the rows of an epoch: cut at places of its own, and shuffled.
+
+        It depends on nothing but the number and the seed, so no state has to be kept of it.
+        """
+        draw = np.random.default_rng([seed, number])
+        first = draw.integers(self._seq_length)
+        return self._rows(first + draw.permutation(self.num_rows) * self._seq_length)
+
+    def _rows(self, starts: IntArray) -> PackedRows:
+        """Return the rows that begin at `starts` [rows]."""
+        cells = starts[:, None] + np.arange(self._seq_length)
+        tokens, documents = self._tokens[cells], self._documents[cells]
+        is_same = self._documents[cells + 1] == documents
+        return PackedRows(tokens, np.where(is_same, self._tokens[cells + 1], NO_TARGET), documents)
+
+
+class BatchGroups:
+    """The batches of each step of a run, whose gradients make one update.
+
+    A step has `accumulate` batches; the last step of an epoch has those that are left, the last of
+    which has the rows that are left.  The epoch that is asked for is kept.
+    """
+
+    def __init__(self, packing: Packing, settings: TrainingSettings) -> None:
+        self._packing, self._settings = packing, settings
+        self._rows_per_step = settings.batch_size * settings.accumulate
+        self.steps_per_epoch = -(-packing.num_rows // self._rows_per_step)
+        self._epoch: tuple[int, list[PackedRows]] | None = None
+
+    def of_step(self, step: int) -> list[PackedRows]:
+        """Return the batches of a step, the first of which is 0."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            rows = self._packing.epoch(epoch, self._settings.seed)
+            self._epoch = epoch, rows.batches(self._rows_per_step)
+        return self._epoch[1][place].batches(self._settings.batch_size)
+
+
+# What a run learns from: the corpus as token ids, by a tokenizer of its own or a target's.
+
+
+class Material(NamedTuple):
+    """What a run learns from, and is judged by.
+
+    training, held_out: token ids of pieces of texts.  num_held_out_bytes: of their text.
+    tokenizer: tokenizer.json.  end_id: the token that ends a text.
+    digest: of the corpus.  target: what a draft is to speak like; None for the corpus itself.
+    """
+
+    training: list[list[int]]
+    held_out: list[list[int]]
+    num_held_out_bytes: int
+    tokenizer: bytes
+    vocab_size: int
+    end_id: int
+    digest: str
+    target: Checkpoint | None
+
+
+def read_material(path: Path, settings: TrainingSettings, target: Path | None) -> Material:
+    """Return a corpus as a run needs it.
+
+    target: a checkpoint, whose tokenizer is taken; None to make one.
+
+    Raises:
+        BatchdecodeError: the corpus or the checkpoint cannot be used.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415 - optional
+
+    corpus = read_corpus(path, settings.holdout)
+    if target is None:
+        texts = (piece.text for piece in corpus.training)
+        tokenizer, checkpoint = train_tokenizer(texts, settings.vocab_size), None
+        vocab_size, end_id = tokenizer.get_vocab_size(), END_ID
+    else:
+        checkpoint = open_checkpoint(target)
+        with about(target):
+            vocab_size, end_id = checkpoint.config.vocab_size, _end_of(checkpoint)
+            if not target.is_dir():
+                raise BatchdecodeError(f"it is no folder, whose {TOKENIZER} a draft needs, too")
+            text = read_file(target / TOKENIZER)
+            with calling("its tokenizer cannot be used:"):
+                tokenizer = Tokenizer.from_buffer(text)
+
+    def encoded(pieces: list[CorpusPiece]) -> list[list[int]]:
+        return encode_pieces(tokenizer, pieces, end_id)
+
+    return Material(
+        training=encoded(corpus.training),
+        held_out=encoded(corpus.held_out),
+        num_held_out_bytes=sum(len(piece.text.encode()) for piece in corpus.held_out),
+        tokenizer=tokenizer.to_str().encode(),
+        vocab_size=vocab_size,
+        end_id=end_id,
+        digest=corpus.digest,
+        target=checkpoint,
+    )
+
+
+def _end_of(checkpoint: Checkpoint) -> int:
+    """Return the token by which a model ends a text."""
+    if not checkpoint.config.eos_token_ids:
+        raise BatchdecodeError("it has no token that ends a text (eos_token_id)")
+    return checkpoint.config.eos_token_ids[0]
+
+
+# Makes the tokenizer of a model: byte-level BPE (Sennrich et al., 2016), from the corpus.
+
+END_OF_TEXT, END_ID = "<|endoftext|>", 0  # special tokens come first
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
+    """Return a tokenizer of at most `vocab_size` tokens: the end of a text, all bytes, and merges.
+
+    Any text can be encoded and comes back as it was; a small corpus makes fewer merges.
+    """
+    from tokenizers import (  # noqa: PLC0415 - optional
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        trainers,
+    )
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def encode_pieces(
+    tokenizer: "Tokenizer", pieces: Iterable[CorpusPiece], end_id: int
+) -> list[list[int]]:
+    """Return the token ids of each piece of a text; where the text ends, so says a token."""
+    return [
+        tokenizer.encode(piece.text, add_special_tokens=False).ids + [end_id] * piece.is_end
+        for piece in pieces
+    ]

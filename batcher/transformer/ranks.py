@@ -1,0 +1,604 @@
+"""A transformer whose columns are held by several processes, the ranks: all compute every step.
+
+Rule: this process computes nothing.  What it is asked goes to all ranks in the same order; what
+comes of it, the first of them hands over.  Ranks take no notice of signals: they end with this
+process, however it ends, and all of them if one does.
+"""
+
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import combinations, pairwise, product
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.util import Finalize
+from typing import Any, NamedTuple, NoReturn, cast
+from weakref import finalize
+
+import numpy as np
+
+from batcher.errors import BatchdecodeError, InvariantError, LostModelError, describe
+from batcher.processes import become_helper, helpers_started, threads_shared
+from batcher.transformer.config import TransformerConfig, WeightKind
+from batcher.transformer.kv_store import KVStore, RecurrentStates, cache_groups, cache_size
+from batcher.transformer.layers import FloatArray, IntArray
+from batcher.transformer.linear import (
+    Embedding,
+    FastLinear,
+    Int8Linear,
+    Linear,
+    OwnHeads,
+    TiledLinear,
+)
+from batcher.transformer.step import Span
+from batcher.transformer.transformer import Transformer, Watch
+
+# Processes that compute the same thing, each a part of it, and hand each other what is missing.
+#
+# Parts go through memory that all of them share; a byte through a socket says that a part is there.
+# Nobody waits in a loop, and nobody waits for one that is gone: its sockets are closed then.
+
+CAPACITY = 2**20  # numbers that are handed over at once
+_HALVES = 2
+
+Boundaries = Sequence[int]
+"""Where the part of each rank begins, and where the last one ends: [world_size + 1]."""
+
+
+class PeerGoneError(Exception):
+    """Another process of the group has ended."""
+
+
+class GroupPart(NamedTuple):
+    """What one process of a group has of it; it can be handed to a process that starts.
+
+    rank: its number among `world_size`.  memory: of all of them.  peers: a socket to each other.
+    """
+
+    rank: int
+    world_size: int
+    memory: Any
+    peers: list[Connection]
+
+
+class RankGroup:
+    """One of the processes of a group, as it sees the others.
+
+    The memory has two halves, which are used in turn: what is in one may be read until all are done
+    with the next.
+
+    rank: its number among `world_size`.
+    """
+
+    def __init__(self, part: GroupPart) -> None:
+        self.rank, self.world_size = part.rank, part.world_size
+        self._halves = np.frombuffer(part.memory, np.float32).reshape(_HALVES, -1)
+        self._turn = 0
+        self._peers = part.peers
+        self._sockets = [peer.fileno() for peer in part.peers]
+
+    def own_part(self, boundaries: Boundaries) -> slice:
+        """Return the part of this rank."""
+        return slice(boundaries[self.rank], boundaries[self.rank + 1])
+
+    def all_gather(self, part: FloatArray, boundaries: Boundaries) -> FloatArray:
+        """Return the rows [rows, width] of all ranks, one after the other.
+
+        part: [own rows, width].
+
+        Raises:
+            PeerGoneError: one of the others is gone.
+        """
+        own, last = boundaries[self.rank], boundaries[self.rank + 1]
+        whole = np.empty((boundaries[-1], part.shape[1]), np.float32)
+        for rows, columns in _pieces(*whole.shape, self._halves.shape[1]):
+            piece = whole[rows, columns]
+            shared = self._halves[self._turn][: piece.size].reshape(piece.shape)
+            self._turn = 1 - self._turn
+            first, end = max(own, rows.start), min(last, rows.stop)
+            if first < end:
+                given = part[first - own : end - own, columns]
+                shared[first - rows.start : end - rows.start] = given
+            self._meet()
+            piece[...] = shared
+        return whole
+
+    def _meet(self) -> None:
+        """Go on when all the others are here, too."""
+        try:
+            for socket in self._sockets:
+                os.write(socket, b"\0")
+            for socket in self._sockets:
+                if not os.read(socket, 1):
+                    raise PeerGoneError
+        except OSError:
+            raise PeerGoneError from None
+
+    def close(self) -> None:
+        """Leave the group; the others are told when they wait for this one."""
+        for peer in self._peers:
+            peer.close()
+
+
+def group_parts(
+    context: SpawnContext, world_size: int, capacity: int = CAPACITY
+) -> list[GroupPart]:
+    """Return the parts of a new group, by rank; so many numbers are handed over at once.
+
+    Its memory has no name: it is gone with the last of the processes, however they end.
+    """
+    memory = context.RawArray("f", _HALVES * capacity)
+    peers: list[list[Connection]] = [[] for _ in range(world_size)]
+    for one, other in combinations(range(world_size), 2):
+        for rank, end in zip((one, other), context.Pipe(), strict=True):
+            peers[rank].append(end)
+    return [GroupPart(rank, world_size, memory, peers[rank]) for rank in range(world_size)]
+
+
+def _pieces(num_rows: int, num_columns: int, capacity: int) -> Iterator[tuple[slice, slice]]:
+    """Yield rows and columns of the pieces that fit into so many numbers each."""
+    width = min(num_columns, capacity)
+    height = capacity // max(width, 1)
+    for row, column in product(range(0, num_rows, height), range(0, num_columns, capacity)):
+        yield (
+            slice(row, min(row + height, num_rows)),
+            slice(column, min(column + width, num_columns)),
+        )
+
+
+# What a rank does: one of several processes that compute a transformer, each its columns.
+#
+# Rule: it does what it is asked, in the order in which it is, and ends with the process that asks.
+
+MakeRank = Callable[[RankGroup, Watch], Transformer]
+"""Return the transformer of a rank; a function of a module that can be pickled."""
+
+
+def serve(connection: Connection, part: GroupPart, outer: GroupPart | None, make: MakeRank) -> None:
+    """Make the transformer of a rank, and compute what is asked; what a process does.
+
+    outer: of the first rank, which hands over what comes of it.
+    """
+    become_helper()
+    try:
+        _serve(connection, RankGroup(part), None if outer is None else RankGroup(outer), make)
+    except (EOFError, ConnectionError, PeerGoneError):
+        pass
+    except BatchdecodeError as error:
+        _send_last(connection, ("error", str(error)))
+    except Exception as error:  # noqa: BLE001 - it is raised again where the calls come from
+        _send_last(connection, ("raised", describe(error), traceback.format_exc()))
+
+
+def _serve(
+    connection: Connection, group: RankGroup, outer: RankGroup | None, make: MakeRank
+) -> None:
+    transformer = make(group, lambda number, total: connection.send(("read", number, total)))
+    connection.send("made")
+    kept: dict[int | None, Any] = {None: None}  # stores and states
+    makers = {"store": transformer.new_store, "states": transformer.new_states}
+    while True:
+        match connection.recv():
+            case "new", kind, number:
+                kept[number] = makers[kind]()
+            case "drop", number:
+                del kept[number]
+            case "call", number, method, *arguments:
+                getattr(kept[number], method)(*arguments)
+            case "forward", spans, store, states:
+                hidden = transformer.forward(spans, kept[store], kept[states])
+                _hand_over(hidden, outer)
+            case "logits", hidden:
+                _hand_over(transformer.logits(hidden), outer)
+            case message:
+                raise InvariantError(f"a rank is asked {message}")
+
+
+def _hand_over(rows: FloatArray, outer: RankGroup | None) -> None:
+    if outer is not None:
+        outer.all_gather(rows, (0, len(rows), len(rows)))
+
+
+def _send_last(connection: Connection, message: object) -> None:
+    with suppress(OSError):
+        connection.send(message)
+
+
+_GRACE = 5.0  # seconds, in which the end of a process is known
+
+
+class RankProcesses:
+    """A Decoder that other processes compute, each a part of every product.
+
+    config: its sizes.  make: called in each of `world_size` processes.  watch: called with how many
+    tensors the first of them has read.
+
+    Raises:
+        BatchdecodeError: a rank has raised it while it was made.
+        LostModelError: one has ended, then or later.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, make: MakeRank, world_size: int, watch: Watch
+    ) -> None:
+        self.config = config
+        self.cache_groups, self.cache_size = cache_groups(config), cache_size(config)
+        self._processes: list[SpawnProcess] = []
+        self._connections: list[Connection] = []
+        self._lost: str | None = None
+        self._num_kept = 0
+        self._dropped: list[int] = []  # what nobody has any more
+        first, own = group_parts(get_context("spawn"), 2)
+        self._group = RankGroup(own)
+        ending = (self._processes, self._connections, self._group)
+        self._end = Finalize(self, _end, ending, exitpriority=10)
+        with self._unless_lost():
+            self._start(make, world_size, first)
+            self._await_ranks(watch)
+
+    def _start(self, make: MakeRank, world_size: int, first: GroupPart) -> None:
+        context = get_context("spawn")
+        with helpers_started(), threads_shared(world_size):
+            for part in group_parts(context, world_size):
+                ours, theirs = context.Pipe()
+                outer = first if part.rank == 0 else None
+                process = context.Process(target=serve, args=(theirs, part, outer, make))
+                process.start()
+                self._processes.append(process)
+                self._connections.append(ours)
+                for end in (theirs, *part.peers, *(outer.peers if outer else ())):
+                    end.close()
+
+    def _await_ranks(self, watch: Watch) -> None:
+        """Wait until all ranks are made."""
+        loading = list(self._connections)
+        while loading:
+            for connection in cast(list[Connection], wait(loading)):
+                match connection.recv():
+                    case "read", number, total:
+                        if connection is self._connections[0]:
+                            watch(number, total)
+                    case "made":
+                        loading.remove(connection)
+                    case message:
+                        self._raise(message)
+
+    def new_store(self) -> KVStore:
+        """Return room for the keys and values of tokens, which is in the ranks."""
+        store = RemoteStore(self._tell, self._numbered("store"))
+        finalize(store, self._dropped.append, store.number)
+        return store
+
+    def new_states(self) -> RecurrentStates | None:
+        """Return room for the states of recurrent layers, which is in the ranks."""
+        if self.config.delta_net is None:
+            return None
+        states = RemoteStates(self._tell, self._numbered("states"))
+        finalize(states, self._dropped.append, states.number)
+        return states
+
+    def _numbered(self, kind: str) -> int:
+        self._num_kept += 1
+        self._tell("new", kind, self._num_kept)
+        return self._num_kept
+
+    def forward(
+        self,
+        spans: Sequence[Span],
+        store: KVStore,
+        states: RecurrentStates | None = None,
+    ) -> FloatArray:
+        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
+
+        Their keys and values are written into their cells, and states into those of snapshots.
+        """
+        while self._dropped:
+            self._tell("drop", self._dropped.pop())
+        both: tuple[Any, Any] = (store, states)
+        numbers = [None if kept is None else kept.number for kept in both]
+        with self._unless_lost():
+            self._send(("forward", spans, *numbers))
+            return self._taken(sum(len(span.token_ids) for span in spans), self.config.hidden_size)
+
+    def logits(self, hidden: FloatArray) -> FloatArray:
+        """Return the logits [rows, vocab_size] after tokens with these hidden states."""
+        with self._unless_lost():
+            self._send(("logits", hidden))
+            return self._taken(len(hidden), self.config.vocab_size)
+
+    def _tell(self, *message: Any) -> None:
+        with self._unless_lost():
+            self._send(message)
+
+    def _send(self, message: Any) -> None:
+        """Send the same to all ranks."""
+        pickled = ForkingPickler.dumps(message)
+        for connection in self._connections:
+            connection.send_bytes(pickled)
+
+    def _taken(self, num_rows: int, num_columns: int) -> FloatArray:
+        """Return what the first rank hands over."""
+        nothing = np.empty((0, num_columns), np.float32)
+        return self._group.all_gather(nothing, (0, num_rows, num_rows))
+
+    @contextmanager
+    def _unless_lost(self) -> Iterator[None]:
+        """Talk to ranks inside; what breaks that off ends them: nobody knows what they did."""
+        if self._lost is not None:
+            raise LostModelError(self._lost)
+        try:
+            yield
+        except (EOFError, OSError, PeerGoneError):
+            self._lost = "one of the ranks has ended"
+            try:
+                self._find_out()
+            except LostModelError as error:
+                self._lost = str(error)
+                raise
+            finally:
+                self._end()
+        except BaseException:
+            self._lost = "its ranks were broken off"
+            self._end()
+            raise
+
+    def _find_out(self) -> NoReturn:
+        """Raise what a rank has raised; or else say which has ended, and how."""
+        for connection in self._connections:
+            with suppress(EOFError, OSError):
+                while connection.poll():
+                    self._raise(connection.recv())
+        ended = wait([process.sentinel for process in self._processes], _GRACE)
+        for rank, process in enumerate(self._processes):
+            if process.sentinel in ended:  # its files are closed, and a moment later it is over
+                process.join(_GRACE)
+            if process.exitcode is not None and process.exitcode < 0:
+                raise LostModelError(
+                    f"rank {rank} of {len(self._processes)} was killed by signal "
+                    f"{-process.exitcode}, perhaps for want of memory"
+                )
+        raise LostModelError("a rank has ended")
+
+    def _raise(self, message: tuple[str, str, str]) -> NoReturn:
+        match message:
+            case "error", text:
+                raise BatchdecodeError(text)
+            case "raised", text, trace:
+                raise LostModelError(f"a rank raised {text}") from InvariantError(trace)
+            case _:
+                raise InvariantError(f"a rank said {message}")
+
+
+class RemoteKept:
+    """What is kept in each rank: what is done to it is done there.
+
+    number: what it is called there.
+    """
+
+    def __init__(self, tell: Callable[..., None], number: int) -> None:
+        self.number, self._tell = number, tell
+        self._num_cells = 0
+
+    def make_room(self, num_cells: int) -> None:
+        """Have at least so many cells."""
+        if num_cells > self._num_cells:
+            self._num_cells = num_cells
+            self._tell("call", self.number, "make_room", num_cells)
+
+    def copy(self, *which: int) -> None:
+        """Let one part hold what another does."""
+        self._tell("call", self.number, "copy", *which)
+
+
+class RemoteStore(RemoteKept, KVStore):
+    """A KVStore in each rank."""
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Let cells hold what others do."""
+        self._tell("call", self.number, "move", moves)
+
+
+class RemoteStates(RemoteKept, RecurrentStates):
+    """RecurrentStates in each rank."""
+
+
+def _end(processes: list[SpawnProcess], connections: list[Connection], group: RankGroup) -> None:
+    """End all ranks."""
+    group.close()
+    for connection in connections:
+        connection.close()
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+
+
+# Products whose columns, the output features, are cut among ranks (Shoeybi et al., "Megatron-LM").
+#
+# A column is a whole sum, so nothing is added up across ranks: outputs are gathered, and are the
+# bits of one process. Integers give them wherever a weight is cut. Floats are added by BLAS in an
+# order that depends on where a column stands: so a weight is cut where its parts are found to give
+# the bits that one process, whose BLAS has as many threads as that of a rank, gets for the whole of
+# it.
+
+_GRIDS = (192, 48, 16, 1)  # columns: what kernels take at once divides the first
+_NUM_ROWS, _NUM_DRAWN = 64, 61  # of the products that are compared
+
+
+def column_parallel_linear(
+    x: FloatArray, own: Linear, boundaries: Boundaries, group: RankGroup
+) -> FloatArray:
+    """Return x [rows, in], which every rank has, times a matrix: [out, rows], on every rank.
+
+    own: the product with the columns of this rank, its bias included.
+    """
+    return group.all_gather(own.by_feature(x), boundaries)
+
+
+def even_boundaries(num_columns: int, world_size: int) -> tuple[int, ...]:
+    """Return where each rank begins if all have as many columns, or some one more than others."""
+    return tuple(-(-num_columns * rank // world_size) for rank in range(world_size + 1))
+
+
+class ColumnParallelLinears:
+    """Makes products of which this rank holds its columns.
+
+    kind: how weights are kept and multiplied.  is_fast: whether products of floats are left to
+    BLAS.
+    """
+
+    def __init__(self, kind: WeightKind, group: RankGroup, *, is_fast: bool) -> None:
+        self._kind, self._group, self._is_fast = kind, group, is_fast
+        self._cuts: dict[tuple[int, ...], Boundaries] = {}  # by the shape of a weight
+
+    def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
+        """Return the product with a weight [out, in], and a bias [out] added to it."""
+        return self._parallel(weight, self._own_rows(weight), bias)
+
+    def embedding(self, table: FloatArray) -> Embedding:
+        """Return what looks up rows of a table [vocab, hidden_size]."""
+        return ParallelEmbedding(self._own_rows(table), self._cut(table), self._group)
+
+    def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
+        """Return both for one table."""
+        own = self._own_rows(table)
+        embedding = ParallelEmbedding(own, self._cut(table), self._group)
+        return embedding, self._parallel(table, own, None)
+
+    def heads(self, num_kv_heads: int) -> OwnHeads:
+        """Return which of the heads of keys and values are those of this rank."""
+        boundaries = even_boundaries(num_kv_heads, self._group.world_size)
+        own = self._group.own_part(boundaries)
+
+        def gather(attended: FloatArray) -> FloatArray:
+            num_tokens, num_own, width = attended.shape
+            by_feature = attended.reshape(num_tokens, num_own * width).T
+            return self._group.all_gather(by_feature, [width * head for head in boundaries]).T
+
+        return OwnHeads(own, gather)
+
+    def _parallel(self, weight: FloatArray, own: FloatArray, bias: FloatArray | None) -> Linear:
+        boundaries = self._cut(weight)
+        rows = self._group.own_part(boundaries)
+        own_bias = None if bias is None else bias[rows]
+        linear: Linear
+        if self._kind != "fp32":
+            per_channel = self._kind == "int8-channel"
+            linear = Int8Linear(weight, bias, per_channel=per_channel, outputs=rows)
+        elif self._is_fast:
+            linear = FastLinear(own, own_bias)
+        else:
+            linear = TiledLinear(own, own_bias)
+        return ColumnParallelLinear(linear, boundaries, self._group)
+
+    def _own_rows(self, weight: FloatArray) -> FloatArray:
+        """Return the rows of this rank, and nothing that keeps the others in memory."""
+        own = weight[self._group.own_part(self._cut(weight))]
+        is_mapped = not weight.flags.writeable
+        return own if is_mapped else own.copy()
+
+    def _cut(self, weight: FloatArray) -> Boundaries:
+        """Return where a weight is cut."""
+        shape = (len(weight), weight.shape[1])
+        if shape not in self._cuts:
+            if self._kind == "fp32" and not self._is_fast:
+                self._cuts[shape] = exact_boundaries(shape, reference_of(shape), self._group)
+            else:
+                self._cuts[shape] = even_boundaries(shape[0], self._group.world_size)
+        return self._cuts[shape]
+
+
+class ColumnParallelLinear(Linear):
+    """A product of which every rank has its columns.
+
+    own: that with the columns of this rank.  boundaries: where those of each begin.
+    """
+
+    def __init__(self, own: Linear, boundaries: Boundaries, group: RankGroup) -> None:
+        self._own, self._boundaries, self._group = own, boundaries, group
+
+    def by_feature(self, x: FloatArray) -> FloatArray:
+        """Return the product [out, rows]."""
+        return column_parallel_linear(x, self._own, self._boundaries, self._group)
+
+
+class ParallelEmbedding:
+    """A table of which each rank holds the rows of some tokens.
+
+    own: the rows of this rank.  boundaries: the first token of each.
+    """
+
+    def __init__(self, own: FloatArray, boundaries: Boundaries, group: RankGroup) -> None:
+        self._own, self._boundaries, self._group = own, boundaries, group
+
+    def __call__(self, token_ids: IntArray) -> FloatArray:
+        """Return the rows [tokens, hidden_size] of all tokens."""
+        owners = np.searchsorted(self._boundaries, token_ids, "right") - 1
+        counts = np.bincount(owners, minlength=self._group.world_size)
+        rank = self._group.rank
+        found = self._own[token_ids[owners == rank] - self._boundaries[rank]]
+        gathered = self._group.all_gather(found, [0, *np.cumsum(counts).tolist()])
+        rows = np.empty_like(gathered)
+        rows[owners.argsort(kind="stable")] = gathered
+        return rows
+
+
+def reference_of(shape: tuple[int, int]) -> FloatArray:
+    """Return what a process gets for a weight [out, in]: a product [rows, out] of drawn numbers."""
+    weight = _drawn_weight(shape, slice(0, shape[0]))
+    return TiledLinear(weight)(_drawn_rows(shape[1]))
+
+
+def exact_boundaries(
+    shape: tuple[int, int], reference: FloatArray, group: RankGroup
+) -> tuple[int, ...]:
+    """Return where a weight of this shape is cut so that the bits are those of the reference.
+
+    All ranks find the same.  If need be, one of them has all columns.
+    """
+    tried = set()
+    for boundaries in _promising(shape[0], group.world_size):
+        if boundaries in tried:
+            continue
+        tried.add(boundaries)
+        own = group.own_part(boundaries)
+        product = TiledLinear(_drawn_weight(shape, own))(_drawn_rows(shape[1]))
+        is_equal = np.array_equal(product, reference[:, own])
+        vote = np.full((1, 1), is_equal, np.float32)
+        votes = group.all_gather(vote, range(group.world_size + 1))
+        if votes.all():
+            return boundaries
+    raise InvariantError(f"a rank has other bits for all of {list(shape)} than it had before")
+
+
+def _promising(num_columns: int, world_size: int) -> Iterator[tuple[int, ...]]:
+    """Yield where a weight may be cut, evenest first.
+
+    Threads of BLAS take even parts of the columns, and kernels go through each in steps of a grid.
+    """
+    yield even_boundaries(num_columns, world_size)
+    num_cpus = os.cpu_count() or 1
+    threads = [1, *(2**power for power in range(1, num_cpus.bit_length())), num_cpus]
+    for grid in _GRIDS:
+        for num_threads in threads:
+            starts = even_boundaries(num_columns, num_threads)
+            steps = [np.arange(first, end, grid) for first, end in pairwise(starts)]
+            allowed = np.concatenate([*steps, [num_columns]])
+            wanted = even_boundaries(num_columns, world_size)[1:-1]
+            nearest = [int(allowed[np.abs(allowed - column).argmin()]) for column in wanted]
+            yield (0, *nearest, num_columns)
+    yield (0, *[num_columns] * world_size)
+
+
+def _drawn_weight(shape: tuple[int, int], rows: slice) -> FloatArray:
+    """Return rows of a weight [out, in]; a few that are drawn, again and again."""
+    drawn = np.random.default_rng(0).standard_normal((_NUM_DRAWN, shape[1]), np.float32)
+    weight: FloatArray = drawn[np.arange(rows.start, rows.stop) % _NUM_DRAWN]
+    return weight
+
+
+def _drawn_rows(num_in: int) -> FloatArray:
+    return np.random.default_rng(1).standard_normal((_NUM_ROWS, num_in), np.float32)
