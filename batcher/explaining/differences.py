@@ -24,7 +24,7 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.explaining.story import KeptRequests, RunReader, Story, story_of
-from batcher.metrics.times import SecondsDistribution, SecondsHistogram
+from batcher.metrics.times import Distribution, SecondsHistogram
 from batcher.trace.run import RequestTimeline, first_index, label_of
 from batcher.trace.timeline import Timeline
 
@@ -132,9 +132,9 @@ class RunFigures(Struct, frozen=True, omit_defaults=True):
     cached: int
     drafted: int = 0
     accepted: int = 0
-    ttft: SecondsDistribution | None = None
-    tpot: SecondsDistribution | None = None
-    e2e: SecondsDistribution | None = None
+    ttft: Distribution | None = None
+    tpot: Distribution | None = None
+    e2e: Distribution | None = None
 
 
 class RunComparison(Struct, frozen=True):
@@ -390,7 +390,7 @@ def _ttft_of(timeline: Timeline, request: RequestTimeline) -> float | None:
     return round(timeline.figures.end_of(first) - arrive.time, NUM_DIGITS)
 
 
-def _distribution(times: Iterable[float | None]) -> SecondsDistribution | None:
+def _distribution(times: Iterable[float | None]) -> Distribution | None:
     """Return how those of `times` are distributed that there are."""
     histogram = SecondsHistogram()
     for time in times:

@@ -12,8 +12,8 @@ from batcher.metrics.slo import Goodput
 from batcher.metrics.times import (
     MICROSECONDS,
     PERCENTS,
+    Distribution,
     Latencies,
-    SecondsDistribution,
     seconds_distribution,
 )
 
@@ -86,7 +86,7 @@ def goodput_of(
     return Goodput.of(limits, num_requests, int(is_good.sum()), makespan, missed)
 
 
-def distribution_of(values: NDArray[np.int64]) -> SecondsDistribution | None:
+def distribution_of(values: NDArray[np.int64]) -> Distribution | None:
     """Return how `values`, in microseconds, are distributed; None if there are none."""
     count = len(values)
     if not count:

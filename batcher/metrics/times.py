@@ -4,7 +4,6 @@ Rule: a step belongs to the interval in which it ended, its end included; an int
 nothing began or ended has no row.
 """
 
-from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
@@ -45,24 +44,10 @@ SECONDS_DIGITS = 6  # of seconds, after the point
 
 
 class Distribution(Struct, frozen=True):
-    """How a number of steps is distributed over samples; percentiles are by nearest rank.
+    """The distribution of steps, or of times in seconds; percentiles are by nearest rank.
 
-    Percentiles are exact below 4,096 and at most 0.05 % low above.
-    """
-
-    count: int
-    mean: float
-    p50: int
-    p90: int
-    p95: int
-    p99: int
-    max: int
-
-
-class SecondsDistribution(Struct, frozen=True):
-    """How a time in seconds is distributed; percentiles are by nearest rank.
-
-    Times are known to a microsecond; percentiles are at most 0.05 % low, and times that there were.
+    Steps are exact below 4,096, times are known to a microsecond; percentiles above are at most
+    0.05 % low, and those of times are times that there were.
     """
 
     count: int
@@ -160,7 +145,7 @@ class SecondsHistogram(Totals):
             if least is None or value < least:
                 self.least[bucket] = value
 
-    def distribution(self) -> SecondsDistribution | None:
+    def distribution(self) -> Distribution | None:
         """Return what was counted in short, None for nothing."""
         counts, least = self.counts, self.least
         count = counts.count
@@ -178,11 +163,11 @@ def bucket_of(value: int) -> int:
 
 def seconds_distribution(
     count: int, mean: float, percentiles: list[int], largest: int
-) -> SecondsDistribution:
+) -> Distribution:
     """Return the record of times that are given in microseconds."""
     p50, p90, p95, p99 = (value / MICROSECONDS for value in percentiles)
     mean_seconds = round(mean / MICROSECONDS, SECONDS_DIGITS)
-    return SecondsDistribution(count, mean_seconds, p50, p90, p95, p99, largest / MICROSECONDS)
+    return Distribution(count, mean_seconds, p50, p90, p95, p99, largest / MICROSECONDS)
 
 
 # Steps: each with its events, its start and its end, once all of these are known, and in order.
@@ -216,11 +201,17 @@ class WholeStep(NamedTuple):
 _COUNTS = WholeStep._fields[3:-2]  # which a StepsEvent has, too, as lists
 
 
-class StepFeed(ABC):
-    """Takes events one by one and gives back the steps that are whole."""
+class StepFeed:
+    """Takes events one by one and gives back the steps that are whole.
+
+    This one is of a run that tells of each of its steps, before or after their events.  Of the last
+    step that was told of there may be more events, until something later is told.
+    """
 
     def __init__(self) -> None:
         self._events: deque[EventOfRequest] = deque()  # of steps that are not over
+        self._told: deque[WholeStep] = deque()  # still without their events and starts
+        self._end = 0.0  # of the step before
 
     def take(self, event: Event, found: RequestTimeline | None) -> Iterator[WholeStep]:
         """Take in `event`, which tells of `found`; yield the steps that are known by it."""
@@ -232,21 +223,20 @@ class StepFeed(ABC):
         elif isinstance(event, EndEvent):
             yield from self.catch_up(event.steps)
 
-    @abstractmethod
-    def go_on_from(self, step: int, time: float) -> None:
+    def go_on_from(self, step: int, time: float) -> None:  # noqa: ARG002 - each is told of
         """Let the first step be `step`, which starts at `time`; before there was any."""
+        self._end = time
 
-    @abstractmethod
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
         """Yield the steps before `num_steps`, of which no more events come, if they are known."""
-
-    @abstractmethod
-    def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
-        """Yield the steps that are over since `event` comes."""
-
-    @abstractmethod
-    def _tell(self, event: StepsEvent, /) -> Iterator[WholeStep]:
-        """Take in what steps computed; yield those that are over by it."""
+        while self._told and self._told[0].step < num_steps:
+            told = self._told.popleft()
+            events = self.take_events(told.step)
+            # Or later than the step before, if the clock has jumped; someone is admitted then.
+            admitted = (e.time for e, _ in events if type(e) is AdmitEvent and e.step == told.step)
+            start = max(self._end, next(admitted, self._end))
+            self._end = told.end
+            yield told._replace(start=start, events=events)
 
     def take_events(self, last_step: int | None = None) -> list[EventOfRequest]:
         """Return the events up to those of `last_step`, at the end of the run all; forget them."""
@@ -255,64 +245,25 @@ class StepFeed(ABC):
             taken.append(events.popleft())
         return taken
 
-
-def is_untimed(run: RunEvent) -> bool:
-    """Return whether all steps last 1.0 and compute all there is, so none need be told of."""
-    return not run.step_time and not run.scheduling and run.policy == DEFAULT_SCHEDULING.policy
-
-
-def open_feed(run: RunEvent) -> StepFeed:
-    """Return what puts the steps of the run together that begins with `run`."""
-    return _UntimedFeed() if is_untimed(run) else _TimedFeed()
-
-
-class _TimedFeed(StepFeed):
-    """The steps of a run that tells of each of them, before or after their events.
-
-    Of the last step that was told of there may be more events, until something later is told.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._told: deque[WholeStep] = deque()  # still without their events and starts
-        self._end = 0.0  # of the step before
-
-    def go_on_from(self, step: int, time: float) -> None:  # noqa: ARG002 - each is told of
-        self._end = time
-
-    def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
-        while self._told and self._told[0].step < num_steps:
-            yield self._whole(self._told.popleft())
-
     def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
+        """Yield the steps that are over since `event` comes."""
         return self.catch_up(event.step)
 
-    def _tell(self, event: StepsEvent, /) -> Iterator[WholeStep]:
-        self._told += _told_steps(event)
-        return self.catch_up(event.step + len(event.ends) - 1)
+    def _tell(self, told: StepsEvent) -> Iterator[WholeStep]:
+        """Take in what steps computed; yield those that are over by it.
 
-    def _whole(self, told: WholeStep) -> WholeStep:
-        """Return a step with its events, and the start that they tell."""
-        events = self.take_events(told.step)
-        # Or later than the step before, if the clock has jumped; someone is admitted then.
-        admitted = (e.time for e, _ in events if type(e) is AdmitEvent and e.step == told.step)
-        start = max(self._end, next(admitted, self._end))
-        self._end = told.end
-        return told._replace(start=start, events=events)
-
-
-def _told_steps(told: StepsEvent) -> Iterator[WholeStep]:
-    """Yield the steps of an event, as far as it tells of them.
-
-    Raises:
-        BatchdecodeError: its lists differ in length.
-    """
-    counts = [getattr(told, name) for name in _COUNTS]
-    counts.append([0] * len(told.ends) if told.drafts is None else told.drafts)
-    if {len(column) for column in counts} != {len(told.ends)}:
-        raise BatchdecodeError(f"the steps event of step {told.step}: its lists differ in length")
-    for step, (end, *of_step) in enumerate(zip(told.ends, *counts, strict=True), told.step):
-        yield WholeStep._make((step, end, end, *of_step, []))
+        Raises:
+            BatchdecodeError: the lists of the event differ in length.
+        """
+        counts = [getattr(told, name) for name in _COUNTS]
+        counts.append([0] * len(told.ends) if told.drafts is None else told.drafts)
+        if {len(column) for column in counts} != {len(told.ends)}:
+            raise BatchdecodeError(
+                f"the steps event of step {told.step}: its lists differ in length"
+            )
+        for step, (end, *of_step) in enumerate(zip(told.ends, *counts, strict=True), told.step):
+            self._told.append(WholeStep._make((step, end, end, *of_step, [])))
+        return self.catch_up(told.step + len(told.ends) - 1)
 
 
 class _UntimedFeed(StepFeed):
@@ -338,7 +289,7 @@ class _UntimedFeed(StepFeed):
         if event.step == self._step and not is_end:
             self._start = max(self._start, event.time)
 
-    def _tell(self, _: StepsEvent, /) -> Iterator[WholeStep]:
+    def _tell(self, told: StepsEvent) -> Iterator[WholeStep]:  # noqa: ARG002 - as go_on_from
         return iter(())
 
     def _next_step(self) -> WholeStep:
@@ -362,6 +313,16 @@ class _UntimedFeed(StepFeed):
         return WholeStep(step, start, self._start, *counts, events)
 
 
+def is_untimed(run: RunEvent) -> bool:
+    """Return whether all steps last 1.0 and compute all there is, so none need be told of."""
+    return not run.step_time and not run.scheduling and run.policy == DEFAULT_SCHEDULING.policy
+
+
+def open_feed(run: RunEvent) -> StepFeed:
+    """Return what puts the steps of the run together that begins with `run`."""
+    return _UntimedFeed() if is_untimed(run) else StepFeed()
+
+
 # Latencies: queue time, TTFT, TPOT, ITL and E2E, as docs/metrics.md defines them.  Rows that go on
 # in lockstep share the gaps between their tokens, so a gap is counted once for all of them: nothing
 # is done per row per step.
@@ -376,11 +337,11 @@ class Latencies(Struct, frozen=True, kw_only=True):
     after the first, on average.  itl: from a token to the next one of the same sample.
     """
 
-    queue: SecondsDistribution | None
-    ttft: SecondsDistribution | None
-    tpot: SecondsDistribution | None
-    itl: SecondsDistribution | None
-    e2e: SecondsDistribution | None
+    queue: Distribution | None
+    ttft: Distribution | None
+    tpot: Distribution | None
+    itl: Distribution | None
+    e2e: Distribution | None
 
 
 class GivenTokens(NamedTuple):
@@ -440,26 +401,17 @@ class TokenTimes:
         num_tokens = self._advance(step.end) if step.decodes else 0
         num_first, sum_ttft = 0, 0.0
         for event, found in step.events:
-            if isinstance(event, AdmitEvent | PrefillEvent):
-                arrive = self._arrival(found)
-                if event.left or arrive is None or not arrive.max_tokens:
-                    continue  # only its prompt is computed
-                num_tokens += 1
-                is_first = found.ttft is None
-                self._start(found, arrive, step.end)
-                num_first += is_first
-                sum_ttft += found.ttft or 0.0 if is_first else 0.0
-            elif isinstance(event, ReceiveEvent):
-                is_first = found.ttft is None
-                num_tokens += event.tokens
-                self._receive(event, found, step.end)
-                num_first += is_first
-                sum_ttft += found.ttft or 0.0 if is_first else 0.0
-            elif isinstance(event, JumpEvent | AcceptEvent):
+            if isinstance(event, JumpEvent | AcceptEvent):
                 self.times["itl"].add(0, event.tokens)
                 num_tokens += event.tokens
             elif isinstance(event, FinishEvent):
                 ended += self._end(event, found, step.end)
+            elif isinstance(event, AdmitEvent | PrefillEvent | ReceiveEvent):
+                had_none = found.ttft is None
+                num_tokens += self._give(event, found, step.end)
+                if had_none and found.ttft is not None:
+                    num_first += 1
+                    sum_ttft += found.ttft
         return GivenTokens(num_tokens, num_first, sum_ttft), ended
 
     def interrupt(
@@ -500,28 +452,26 @@ class TokenTimes:
         self._last_advance = end
         return total
 
-    def _start(self, found: RequestTimeline, arrive: ArriveEvent, end: float) -> None:
-        """Give a sequence a token and let it decode."""
+    def _give(
+        self, event: AdmitEvent | PrefillEvent | ReceiveEvent, found: RequestTimeline, end: float
+    ) -> int:
+        """Give a sequence its next tokens, and let it decode unless a server does; return them."""
+        arrive, is_received = self._arrival(found), isinstance(event, ReceiveEvent)
+        num_tokens = event.tokens if isinstance(event, ReceiveEvent) else int(not event.left)
+        if arrive is None or not arrive.max_tokens or not num_tokens:
+            return 0  # only its prompt is computed, at most
         if found.ttft is None:
             found.ttft = end - arrive.time
             self.times["ttft"].add(found.ttft)
         else:
             self.times["itl"].add(end - found.last_token)
-        found.last_token, found.is_decoding = end, True
-        self._decoding[end] = self._decoding.get(end, 0) + 1
-
-    def _receive(self, event: ReceiveEvent, found: RequestTimeline, end: float) -> None:
-        """Give a sequence what a server has sent; it goes on by itself, with no other row."""
-        arrive = self._arrival(found)
-        if arrive is None or not event.tokens:
-            return
-        if found.ttft is None:
-            found.ttft = end - arrive.time
-            self.times["ttft"].add(found.ttft)
-        else:
-            self.times["itl"].add(end - found.last_token)
-        self.times["itl"].add(0, event.tokens - 1)
         found.last_token = end
+        if is_received:
+            self.times["itl"].add(0, num_tokens - 1)
+        else:
+            found.is_decoding = True
+            self._decoding[end] = self._decoding.get(end, 0) + 1
+        return num_tokens
 
     def _stop(self, found: RequestTimeline) -> None:
         """Let a sequence decode no more, until it starts again."""
@@ -634,7 +584,7 @@ class TimeSeries:
     def __init__(self, interval: float | None = None) -> None:
         self.total_blocks: int | None = None
         self.has_drafts = False
-        self._interval = FIRST_INTERVAL if interval is None else interval
+        self.interval = FIRST_INTERVAL if interval is None else interval
         self._is_fixed = interval is not None
         self._bins: dict[int, _Bin] = {}
         self._first_open = 0  # the first interval that was not given
@@ -709,26 +659,21 @@ class TimeSeries:
 
     def _bin(self, time: float) -> _Bin:
         """Return the interval of `time`, or if its row was given already, the next one."""
-        index = max(ceil(time / self._interval) - 1, self._first_open, 0)
+        index = max(ceil(time / self.interval) - 1, self._first_open, 0)
         found = self._bins.get(index)
         if found is None:
             found = self._bins[index] = _Bin()
         return found
 
-    @property
-    def interval(self) -> float:
-        """How long one is by now, in seconds."""
-        return self._interval
-
     def widen(self, interval: float) -> None:
         """Make intervals as long as `interval`, to which theirs can be doubled."""
-        while self._interval < interval:
+        while self.interval < interval:
             self._double()
 
     def _double(self) -> None:
         """Make one interval of each two."""
         bins, self._bins = self._bins, {}
-        self._interval *= 2
+        self.interval *= 2
         for index, found in sorted(bins.items()):
             if index // 2 in self._bins:
                 self._bins[index // 2].add(found)
@@ -738,7 +683,7 @@ class TimeSeries:
     def _close_bins(self) -> None:
         """Give the rows of intervals that nothing to come is part of."""
         known = min(self._known_arrivals, self._known_steps)
-        first_open = max(ceil(known / self._interval) - 1, self._first_open, 0)
+        first_open = max(ceil(known / self.interval) - 1, self._first_open, 0)
         if first_open > self._first_open:
             closed = sorted(index for index in self._bins if index < first_open)
             self._done += self._rows(closed)
@@ -753,11 +698,11 @@ class TimeSeries:
             total, num_first = self.total_blocks, found.num_first
             yield SeriesRow(
                 **{name: getattr(found, name) for name in _COUNTED},
-                time=(index + 1) * self._interval,
+                time=(index + 1) * self.interval,
                 running=self._num_running,
                 waiting=self._num_waiting,
                 kv_share=None if total is None else round(found.blocks / total, 6),
-                tokens_per_s=round(found.output_tokens / self._interval, 3),
+                tokens_per_s=round(found.output_tokens / self.interval, 3),
                 ttft_mean=round(found.sum_ttft / num_first, 6) if num_first else None,
             )
 

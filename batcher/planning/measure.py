@@ -17,7 +17,7 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
 from batcher.metrics.slo import OTHERS, Goodput, Slo, class_name
-from batcher.metrics.times import MICROSECONDS, Latencies, SecondsDistribution
+from batcher.metrics.times import MICROSECONDS, Distribution, Latencies
 from batcher.planning.deployments import (
     AXES,
     OF_ENGINE,
@@ -563,7 +563,7 @@ def _draft_use(totals: SimulationTotals) -> DraftUse | None:
     )
 
 
-def times_of(outcome: Outcome, name: str) -> SecondsDistribution | None:
+def times_of(outcome: Outcome, name: str) -> Distribution | None:
     """Return how the times of a limit of the SLO are distributed over the requests that it is of.
 
     name: as Slo.all_limits has it, or a metric.
@@ -572,7 +572,7 @@ def times_of(outcome: Outcome, name: str) -> SecondsDistribution | None:
     latencies = outcome.latencies
     if outcome.classes:
         latencies = outcome.classes[of_class or OTHERS].latencies
-    found: SecondsDistribution | None = getattr(latencies, metric)
+    found: Distribution | None = getattr(latencies, metric)
     return found
 
 

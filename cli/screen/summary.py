@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from batcher.metrics.summary import RunSummary, Unit, WorkerSummary, unit_of
-from batcher.metrics.times import Distribution, SecondsDistribution
+from batcher.metrics.times import Distribution
 
 from .terminal import aligned, counted, duration, fill, number, percent
 
@@ -175,7 +175,7 @@ def _steps(summary: RunSummary) -> list[str]:
     return parts
 
 
-def _times_of(times: SecondsDistribution, unit: Unit) -> str:
+def _times_of(times: Distribution, unit: Unit) -> str:
     """Return the median and the tail in the unit that suits the tail; of one number, itself."""
     scale, name = (1, "s") if times.p99 >= 1 or not times.p99 else (1000, "ms")
     if unit == "steps":
@@ -487,16 +487,14 @@ def _row(title: str, parts: Sequence[str]) -> list[str]:
 def _distributions(summary: RunSummary, unit: Unit) -> list[str]:
     """Return tables of how long requests took: latencies, where those are told, and in steps."""
     found = summary.latencies
-    latencies: Mapping[str, SecondsDistribution | None] = {}
+    latencies: Mapping[str, Distribution | None] = {}
     if found is not None:
         latencies = {name: getattr(found, name) for name in found.__struct_fields__}
     steps = {} if latencies and unit == "steps" else latencies_in_steps(summary)
     return [*_table(unit, latencies), *_table("steps", steps)]
 
 
-def _table(
-    unit: str, rows: Mapping[str, SecondsDistribution | None] | Mapping[str, Distribution | None]
-) -> list[str]:
+def _table(unit: str, rows: Mapping[str, Distribution | None]) -> list[str]:
     texts = [
         [name, *[number(getattr(row, column)) for column in _COLUMNS]]
         for name, row in rows.items()

@@ -19,7 +19,7 @@ from batcher.metrics.counts import (
 )
 from batcher.metrics.slo import METRICS, UNITS, Goodput
 from batcher.metrics.summary import RunSummary, Throughput
-from batcher.metrics.times import Latencies, SecondsDistribution, SeriesRow
+from batcher.metrics.times import Distribution, Latencies, SeriesRow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 DOCUMENTED = set(re.findall(r"`([^`\n]+)`", PAGE))
@@ -34,7 +34,7 @@ RECORDS = [
     PositionAcceptance,
     Preemptions,
     PrefixHits,
-    SecondsDistribution,
+    Distribution,
     SeriesRow,
     Speculation,
     Speedup,
