@@ -176,19 +176,13 @@ class ServedColumns:
     def since(self, place: int) -> ServedTimes:
         """Return those added after the first `place` ones."""
         arrival, admitted, first_token, end, num_tokens = (
-            np.array(column[place:]) for column in self._columns
+            np.frombuffer(column[place:]) for column in self._columns
         )
         return ServedTimes(arrival, admitted, first_token, end, num_tokens.astype(np.int64))
 
     @property
-    def times(self) -> ServedTimes:
-        """Them all, in the order in which they were added; nothing may be added after that."""
-        arrival, admitted, first_token, end, num_tokens = map(np.frombuffer, self._columns)
-        return ServedTimes(arrival, admitted, first_token, end, num_tokens.astype(np.int64))
-
-    @property
     def priorities(self) -> Priorities:
-        """Those of them all, in the same order; nothing may be added after that, either."""
+        """Those of them all, in the same order; nothing may be added after that."""
         return np.frombuffer(self._priorities, np.int32)
 
 
@@ -310,40 +304,43 @@ class ReplicasResult(Struct, frozen=True, dict=True):
 
     @property
     def kv_read(self) -> int:
-        """See ReplicaResult, as prefill_work."""
         return sum(replica.kv_read for replica in self.replicas)
 
     @property
     def prefill_work(self) -> int:
-        """See ReplicaResult."""
         return sum(replica.prefill_work for replica in self.replicas)
 
     @property
     def slot_utilisation(self) -> float:
         """The share of slots that were held, over all steps."""
-        there = sum(each.num_slots * each.totals.num_steps for each in self.replicas)
-        return _share(self.totals.slot_steps, there)
+        limits = [each.num_slots for each in self.replicas]
+        return self._share(limits, self.totals.slot_steps) or 0.0
 
     @property
     def kv_utilisation(self) -> float | None:
         """The share of blocks that were held, over all steps; None without a limit."""
-        if any(each.num_blocks is None for each in self.replicas):
-            return None
-        there = sum((each.num_blocks or 0) * each.totals.num_steps for each in self.replicas)
-        return _share(self.totals.block_steps, there)
+        return self._share([each.num_blocks for each in self.replicas], self.totals.block_steps)
 
     @property
     def budget_utilisation(self) -> float | None:
         """The share of max_batch_tokens that was computed, over all steps; None without one."""
-        if any(each.max_batch_tokens is None for each in self.replicas):
-            return None
-        there = sum((each.max_batch_tokens or 0) * each.totals.num_steps for each in self.replicas)
-        return _share(self.totals.computed_tokens, there)
+        limits = [each.max_batch_tokens for each in self.replicas]
+        return self._share(limits, self.totals.computed_tokens)
+
+    def _share(self, limits: Sequence[int | None], num_used: int) -> float | None:
+        """Return the share of what all steps might use; limits: of each replica in a step."""
+        there = 0
+        for limit, replica in zip(limits, self.replicas, strict=True):
+            if limit is None:
+                return None
+            there += limit * replica.totals.num_steps
+        return num_used / there if there else 0.0
 
     @property
     def hit_rate(self) -> float:
         """The share of tokens that were found in blocks, of those admitted the first time."""
-        return _share(self.totals.found_tokens, self.totals.asked_tokens)
+        asked = self.totals.asked_tokens
+        return self.totals.found_tokens / asked if asked else 0.0
 
 
 class FleetResult(ReplicasResult, frozen=True, dict=True):
@@ -362,12 +359,11 @@ class FleetResult(ReplicasResult, frozen=True, dict=True):
 
     @property
     def num_failed(self) -> int:
-        """How many sequences could never run, or were refused."""
         return self.failed.total()
 
     @property
     def failed(self) -> Counter[int]:
-        """The same by their priorities."""
+        """How many sequences could never run, or were refused, by their priorities."""
         return sum((replica.failed for replica in self.replicas), self.refused)
 
     @property
@@ -377,10 +373,6 @@ class FleetResult(ReplicasResult, frozen=True, dict=True):
         return max(end_ticks / TICKS_PER_SECOND - (self.first_arrival or 0.0), 0.0)
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
-
-
 def result_of_engine(run: SimulationResult, settings: ReplicaSettings) -> FleetResult:
     """Return the same of a run of one engine."""
     columns, replica = ServedColumns(), _empty_result(settings)
@@ -388,7 +380,7 @@ def result_of_engine(run: SimulationResult, settings: ReplicaSettings) -> FleetR
     for sequence in run.sequences:
         replica.add(sequence, columns)
     first = min((sequence.arrival_time for sequence in run.sequences), default=None)
-    return FleetResult([replica], columns.times, columns.priorities, first)
+    return FleetResult([replica], columns.since(0), columns.priorities, first)
 
 
 # -- replicas ------------------------------------------------------------------------------------
@@ -582,7 +574,7 @@ class Fleet:
     def _result(self, first_arrival: float | None) -> FleetResult:
         return FleetResult(
             [member.replica.close() for member in self._members],
-            self._columns.times,
+            self._columns.since(0),
             self._columns.priorities,
             first_arrival,
             self._refused,

@@ -30,6 +30,15 @@ MARK = b'"queued_ts"'  # what tells a line of such a log from one of a log of st
 Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH)]
 Time = Annotated[float, Meta(ge=0, le=MAX_TIME)]
 NUM_DIGITS = 9  # of seconds, after the point: a log has no more
+_WORDS = {  # of JSON, in the place of those of Python
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "a text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "an object",
+    " - at `$.": " at `",
+}
 
 
 class LoggedRequest(Struct, frozen=True, gc=False, kw_only=True):
@@ -63,13 +72,21 @@ def read_request_log(lines: Iterable[tuple[int, bytes]], name: str) -> list[Logg
         try:
             request = decoder.decode(text)
         except (ValueError, RecursionError) as error:  # the other: nested too deeply
-            message = f"{name}:{number}: {_fault(error)}; fields: {FIELDS}"
-            raise BatchdecodeError(message) from None
+            fault = str(error)
+            for theirs, ours in _WORDS.items():
+                fault = fault.replace(theirs, ours)
+            fault = fault if fault.startswith("JSON") else f"{fault[:1].lower()}{fault[1:]}"
+            raise BatchdecodeError(f"{name}:{number}: {fault}; fields: {FIELDS}") from None
         first_line = lines_of.setdefault(request.request_id, number)
         if first_line != number:
             message = f"request_id {request.request_id!r} is in line {first_line} already"
             raise BatchdecodeError(f"{name}:{number}: {message}")
-        _check_times(request, f"{name}:{number}")
+        before, last = "", 0.0
+        for field in ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"):
+            time = getattr(request, field)
+            if time is not None and time < last:
+                raise BatchdecodeError(f"{name}:{number}: {field} {time} is before {before} {last}")
+            before, last = (before, last) if time is None else (field, time)
         if requests and (request.replica is None) is not (requests[0].replica is None):
             message = "replica: all requests name one, or none does"
             raise BatchdecodeError(f"{name}:{number}: {message}")
@@ -77,46 +94,6 @@ def read_request_log(lines: Iterable[tuple[int, bytes]], name: str) -> list[Logg
     if not requests:
         raise BatchdecodeError(f"{name}: there are no requests in it; fields of a line: {FIELDS}")
     return sorted(requests, key=lambda request: request.queued_ts)
-
-
-_WORDS = {
-    "`int`": "a whole number",
-    "`float`": "a number",
-    "`str`": "a text",
-    "`bool`": "true or false",
-    "`array`": "a list",
-    "`object`": "an object",
-    " - at `$.": " at `",
-}
-
-
-def _fault(error: Exception) -> str:
-    """Return what is wrong with a line, in the words of JSON and not of Python."""
-    text = str(error)
-    for theirs, ours in _WORDS.items():
-        text = text.replace(theirs, ours)
-    return text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
-
-
-def _check_times(request: LoggedRequest, place: str) -> None:
-    """Make sure that the times of a request do not go back.
-
-    Raises:
-        BatchdecodeError: they do.
-    """
-    times = {
-        "queued_ts": request.queued_ts,
-        "scheduled_ts": request.scheduled_ts,
-        "first_token_ts": request.first_token_ts,
-        "last_token_ts": request.last_token_ts,
-    }
-    before, last = "", 0.0
-    for field, time in times.items():
-        if time is None:
-            continue
-        if time < last:
-            raise BatchdecodeError(f"{place}: {field} {time} is before {before} {last}")
-        before, last = field, time
 
 
 def workload_of_log(log: list[LoggedRequest]) -> Workload:
@@ -136,9 +113,6 @@ def workload_of_log(log: list[LoggedRequest]) -> Workload:
         for input_index, request in enumerate(log)
     ]
     return Workload(jobs, len(jobs))
-
-
-# The requests of a real run, from a log of requests or from the trace of a run with times.
 
 
 class RequestsOfRun(NamedTuple):
@@ -172,7 +146,9 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
             f"{name}: its steps have no times; those of a server, of --profile, or wall have"
         )
     fold, ended = RequestFold(), list[EndedRequest]()
-    workers = defaultdict[int | None, _Clock](lambda: _Clock(open_feed(run), TokenTimes()))
+    workers = defaultdict[int | None, tuple[StepFeed, TokenTimes]](
+        lambda: (open_feed(run), TokenTimes())
+    )
     for event in events:
         if isinstance(event, RunEvent):
             continue
@@ -182,7 +158,18 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
             ended += times.observe(step)[1]
     for feed, times in workers.values():
         ended += times.interrupt(feed.take_events())
-    requests = [_logged(each) for each in ended if each.is_ok and each.finish.tokens > 0]
+    requests = [
+        LoggedRequest(
+            request_id=label_of(each.finish.id, each.finish.index, each.finish.role),
+            input_toks=each.finish.prompt_tokens or each.arrive.prompt_tokens,
+            output_toks=each.finish.tokens,
+            queued_ts=each.arrive.time,
+            first_token_ts=each.arrive.time + (each.ttft or 0.0),
+            last_token_ts=each.end,
+        )
+        for each in ended
+        if each.is_ok and each.finish.tokens > 0
+    ]
     if not requests:
         raise BatchdecodeError(f"{name}: no request has come to its end in it")
     for request in requests:
@@ -195,65 +182,29 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
     return RequestsOfRun(requests, batch, is_of_client=run.layout == "remote")
 
 
-class _Clock(NamedTuple):
-    """The steps of a worker, and the times of the tokens they gave."""
-
-    feed: StepFeed
-    times: TokenTimes
-
-
-def _logged(ended: EndedRequest) -> LoggedRequest:
-    """Return a request that has come to its end as a log has it."""
-    finish, came = ended.finish, ended.arrive.time
-    return LoggedRequest(
-        request_id=label_of(finish.id, finish.index, finish.role),
-        input_toks=finish.prompt_tokens or ended.arrive.prompt_tokens,
-        output_toks=finish.tokens,
-        queued_ts=came,
-        first_token_ts=came + (ended.ttft or 0.0),
-        last_token_ts=ended.end,
-    )
-
-
-# The limits of a real run, as a JSON file beside its log says them under vLLM's names.
+# -- the limits of a real run --------------------------------------------------------------------
 #
-# Rule: of several places the one vLLM came to counts more than the one it was asked for: what is in
-# `resolved_config`, then what is anywhere else, then what is in `engine_kwargs`; null says nothing.
+# A JSON file beside the log has them under vLLM's names.  Of several places the one vLLM came to
+# counts more than the one it was asked for: what is in `resolved_config`, then what is anywhere
+# else, then what is in `engine_kwargs`; null says nothing.
 
 # As the options have them.
 MAX_SLOTS, MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_COUNT = 2**20, 2**24, 2**20, 2**31 - 1
 RESOLVED, ASKED = "resolved_config", "engine_kwargs"
 MAX_SHOWN = 80  # characters of a value
 
-Value = Any
-
 
 class Limit(Struct, frozen=True):
     """A setting as SchedulingSettings has it, or a batch; place: where it stands in the file."""
 
-    value: Value
+    value: Any
     place: str
-
-
-class _UnfitError(Exception):
-    """A value that a field cannot have; it says what is expected."""
-
-
-class _Field(Struct, frozen=True):
-    """What a field says of a setting.
-
-    read: makes the value of the setting, or raises _UnfitError.
-    """
-
-    setting: str
-    name: str
-    read: Callable[[Any], Value]
 
 
 def _count(most: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         if type(value) is not int or not 1 <= value <= most:
-            raise _UnfitError(f"expected a whole number from 1 to {most:,}")
+            raise ValueError(f"expected a whole number from 1 to {most:,}")
         return value
 
     return read
@@ -266,8 +217,8 @@ def _threshold(value: Any) -> int | None:
 
 
 def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _UnfitError("expected true or false")
+    if type(value) is not bool:
+        raise ValueError("expected true or false")
     return value
 
 
@@ -275,19 +226,20 @@ def _capacity(value: Any) -> Capacity:
     return "watermark" if _flag(value) else "on-demand"
 
 
-# Of several fields for a setting the first that is there counts.
-_FIELDS = (
-    _Field("batch", "max_num_seqs", _count(MAX_SLOTS)),
-    _Field("max_batch_tokens", "max_num_scheduled_tokens", _count(MAX_COUNT)),
-    _Field("max_batch_tokens", "max_num_batched_tokens", _count(MAX_COUNT)),
-    _Field("long_prefill_threshold", "long_prefill_token_threshold", _threshold),
-    _Field("block_size", "block_size", _count(MAX_BLOCK_SIZE)),
-    _Field("kv_blocks", "num_gpu_blocks", _count(MAX_BLOCKS)),
-    _Field("kv_tokens", "num_kv_tokens", _count(MAX_COUNT)),
-    _Field("prefix_cache", "enable_prefix_caching", _flag),
-    _Field("capacity", "scheduler_reserve_full_isl", _capacity),
+# A setting, the field of the file, and what makes a value of it or raises a ValueError; of several
+# fields for a setting the first that is there counts.
+_FIELDS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("batch", "max_num_seqs", _count(MAX_SLOTS)),
+    ("max_batch_tokens", "max_num_scheduled_tokens", _count(MAX_COUNT)),
+    ("max_batch_tokens", "max_num_batched_tokens", _count(MAX_COUNT)),
+    ("long_prefill_threshold", "long_prefill_token_threshold", _threshold),
+    ("block_size", "block_size", _count(MAX_BLOCK_SIZE)),
+    ("kv_blocks", "num_gpu_blocks", _count(MAX_BLOCKS)),
+    ("kv_tokens", "num_kv_tokens", _count(MAX_COUNT)),
+    ("prefix_cache", "enable_prefix_caching", _flag),
+    ("capacity", "scheduler_reserve_full_isl", _capacity),
 )
-NAMES = tuple(field.name for field in _FIELDS)
+NAMES = tuple(name for _, name, _ in _FIELDS)
 
 # What would change the schedule, and is not simulated -> whether a value is of that kind.
 _NOT_SIMULATED: dict[str, Callable[[Any], bool]] = {
@@ -323,13 +275,31 @@ def read_run_meta(content: bytes, name: str) -> RunMeta:
         raise BatchdecodeError(f"{name}: {error}") from None
     if not isinstance(meta, dict):
         raise BatchdecodeError(f"{name}: expected a JSON object with {', '.join(NAMES)}")
-    said = sorted(_said(meta, ()), key=_trust)
+    said = sorted(
+        _said(meta, ()),
+        key=lambda each: 0 if RESOLVED in each[0] else 2 if ASKED in each[0] else 1,
+    )
     limits: dict[str, Limit] = {}
-    for field in _FIELDS:
+    for setting, field, read in _FIELDS:
         for path, value in said:
-            if path[-1] == field.name and field.setting not in limits:
-                limits[field.setting] = Limit(_read(field, path, value, name), ".".join(path))
-    _count_blocks(limits)
+            if path[-1] != field or setting in limits:
+                continue
+            place = ".".join(path)
+            try:
+                limits[setting] = Limit(read(value), place)
+            except ValueError as error:
+                shown = json.dumps(value)
+                shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
+                raise BatchdecodeError(f"{name}: {place}: {error}, not {shown}") from None
+    # Blocks are those that sequences get; tokens, where only they are known, are put into some.
+    tokens = limits.pop("kv_tokens", None)
+    if tokens is not None and "kv_blocks" not in limits:
+        size = limits["block_size"].value if "block_size" in limits else DEFAULT_BLOCK_SIZE
+        limits["kv_blocks"] = Limit(min(tokens.value // size, MAX_BLOCKS), tokens.place)
+    if "kv_blocks" in limits:
+        blocks = limits["kv_blocks"]
+        place = f"{blocks.place}, less the null block,"
+        limits["kv_blocks"] = Limit(max(usable_blocks(blocks.value), 1), place)
     settled = {path[-1]: (path, value) for path, value in reversed(said)}
     not_simulated = [
         f"{'.'.join(settled[field][0])} {json.dumps(settled[field][1])}"
@@ -348,29 +318,3 @@ def _said(meta: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[
                 yield path, value
         elif isinstance(value, dict):
             yield from _said(value, path)
-
-
-def _trust(said: tuple[tuple[str, ...], Any]) -> int:
-    path, _ = said
-    return 0 if RESOLVED in path else 2 if ASKED in path else 1
-
-
-def _read(field: _Field, path: tuple[str, ...], value: Any, name: str) -> Value:
-    try:
-        return field.read(value)
-    except _UnfitError as error:
-        shown = json.dumps(value)
-        shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
-        raise BatchdecodeError(f"{name}: {'.'.join(path)}: {error}, not {shown}") from None
-
-
-def _count_blocks(limits: dict[str, Limit]) -> None:
-    """Count the blocks that sequences get; tokens, where only they are known, are put into some."""
-    tokens = limits.pop("kv_tokens", None)
-    if tokens is not None and "kv_blocks" not in limits:
-        size = limits["block_size"].value if "block_size" in limits else DEFAULT_BLOCK_SIZE
-        limits["kv_blocks"] = Limit(min(tokens.value // size, MAX_BLOCKS), tokens.place)
-    if "kv_blocks" in limits:
-        blocks = limits["kv_blocks"]
-        place = f"{blocks.place}, less the null block,"
-        limits["kv_blocks"] = Limit(max(usable_blocks(blocks.value), 1), place)

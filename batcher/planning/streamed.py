@@ -4,7 +4,7 @@ Rule: they are those that `batchdecode workload` writes with the same numbers an
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice, takewhile
 from math import ceil
 from typing import Any, Self
@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.fields import read_number
-from batcher.planning.simulated_sequence import SimulatedSequence, Turns
+from batcher.planning.simulated_sequence import SimulatedSequence, Turns, make_sequence
 from batcher.planning.synthetic import (
     ARRIVALS,
     LENGTHS,
@@ -50,6 +50,8 @@ _MAX_DIGITS = 18
 class StreamedWorkload(Struct, frozen=True, kw_only=True):
     """Requests that arrive for `duration` seconds, `rate` of them a second; none shares a prefix.
 
+    It has the numbers that a Workload has, of tokens and samples about as many.
+
     prompt, output: distributions of their lengths, as text.  burstiness: see Gamma; None: at equal
     distances.  shares: of priorities.
     """
@@ -64,45 +66,36 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
 
     @property
     def num_samples(self) -> int:
-        """About how many requests there are."""
         return max(round(self.rate * self.duration), 1)
 
     @property
     def priorities(self) -> set[int]:
-        """All priorities that a request may have."""
         return set(self.shares) or {0}
 
     @property
     def num_output_tokens(self) -> int:
-        """About how many tokens they generate together."""
         return round(self.num_samples * _mean(self.output, "output"))
 
     @property
     def num_tokens(self) -> int:
-        """About how many tokens there are."""
         return self.num_output_tokens + round(self.num_samples * _mean(self.prompt, "prompt"))
 
     @property
     def shares_nothing(self) -> bool:
-        """Whether no two requests begin with the same tokens: each has its own."""
         return True
 
     @property
     def span(self) -> float:
-        """From the first arrival to the last, in seconds, at most."""
         return self.duration
 
     @property
     def mean_rate(self) -> float:
-        """How many requests arrive a second."""
         return self.rate
 
     def num_blocks(self, block_size: int) -> int:
-        """Return about how many blocks hold all there can be at once."""
         return self.num_samples + ceil(self.num_tokens / block_size)
 
     def at_rate(self, rate: float) -> Self:
-        """Return about as many requests, which arrive `rate` times as fast."""
         return replace(self, rate=self.rate * rate, duration=self.duration / rate)
 
     def rows(self) -> Iterator[tuple[float, int, int, int]]:
@@ -139,9 +132,14 @@ class StreamedTurns(Turns):
 
     @cached_property
     def longest(self) -> SimulatedSequence:
-        """One that is as long as any can be."""
-        workload = self._workload
-        return _sequence(0, 0.0, _most(workload.prompt), _most(workload.output), 0)
+        """One that is as long as any can be, as far as the distributions tell."""
+
+        def most(text: str) -> int:
+            constant = text.removeprefix("constant:")
+            is_number = constant.isascii() and constant.isdecimal()
+            return min(max(int(constant), 1), MAX_LENGTH) if is_number else MAX_LENGTH
+
+        return _sequence(0, 0.0, most(self._workload.prompt), most(self._workload.output), 0)
 
     def arrivals(self) -> Iterable[SimulatedSequence]:
         """Return the sequences in the order in which they arrive."""
@@ -151,33 +149,17 @@ class StreamedTurns(Turns):
 def _sequence(
     number: int, arrival: float, num_prompt: int, num_output: int, priority: int
 ) -> SimulatedSequence:
-    """Return what make_sequence makes of such a job."""
-    request_id = f"{DEFAULT_NAME}{number}"
     job = Job(
-        id=request_id,
+        id=f"{DEFAULT_NAME}{number}",
         input_index=number,
         arrival_time=arrival,
         num_prompt_tokens=num_prompt,
         num_output_tokens=num_output,
         max_tokens=num_output,
         priority=priority,
-        output=_output(num_output),
+        output=Piece(num_output, GREEDY),
     )
-    return SimulatedSequence(
-        id=request_id,
-        input_index=number,
-        arrival_time=arrival,
-        num_prompt_tokens=num_prompt,
-        num_tokens=num_prompt,
-        max_tokens=num_output,
-        priority=priority,
-        job=job,
-    )
-
-
-@lru_cache(_NUM_SAMPLED)
-def _output(num_tokens: int) -> Piece:
-    return Piece(num_tokens, GREEDY)
+    return make_sequence(job)
 
 
 def _distribution(text: str, name: str) -> Distribution:
@@ -187,13 +169,6 @@ def _distribution(text: str, name: str) -> Distribution:
 def _mean(text: str, name: str) -> float:
     lengths = draw_lengths(_distribution(text, name), make_generator(0, 0))
     return sum(islice(lengths, _NUM_SAMPLED)) / _NUM_SAMPLED
-
-
-def _most(text: str) -> int:
-    """Return the longest length of a distribution, as far as its text tells."""
-    constant = text.removeprefix("constant:")
-    is_number = constant.isascii() and constant.isdecimal()
-    return min(max(int(constant), 1), MAX_LENGTH) if is_number else MAX_LENGTH
 
 
 def parse_streamed(text: str) -> StreamedWorkload:
@@ -247,16 +222,14 @@ def _seed(text: str, place: str) -> int:
     return int(text)
 
 
-def _burstiness(text: str, place: str) -> float | None:
-    return None if text == "constant" else _number(MAX_RATE)(text, place)
-
-
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "rate": _number(MAX_RATE),
     "duration": _number(MAX_DURATION),
     "prompt": lambda text, _: text,
     "output": lambda text, _: text,
-    "burstiness": _burstiness,
+    "burstiness": lambda text, place: (
+        None if text == "constant" else _number(MAX_RATE)(text, place)
+    ),
     "priority": parse_priorities,
     "seed": _seed,
 }

@@ -86,17 +86,14 @@ class Workload(Struct, frozen=True, gc=False):
 
     @property
     def num_samples(self) -> int:
-        """How many jobs there are."""
         return len(self.jobs)
 
     @property
     def priorities(self) -> set[int]:
-        """All priorities that a job has."""
         return {job.priority for job in self.jobs}
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens all jobs generate together."""
         return sum(job.num_output_tokens for job in self.jobs)
 
     @property
@@ -147,13 +144,14 @@ class Workload(Struct, frozen=True, gc=False):
 
         A deadline stays as long after its arrival as it was.
         """
-        return self if rate == 1 else replace(self, jobs=[_moved(job, rate) for job in self.jobs])
-
-
-def _moved(job: Job, rate: float) -> Job:
-    arrival = job.arrival_time / rate
-    deadline = None if job.deadline is None else job.deadline - job.arrival_time + arrival
-    return replace(job, arrival_time=arrival, deadline=deadline)
+        if rate == 1:
+            return self
+        jobs = []
+        for job in self.jobs:
+            arrival = job.arrival_time / rate
+            deadline = None if job.deadline is None else job.deadline - job.arrival_time + arrival
+            jobs.append(replace(job, arrival_time=arrival, deadline=deadline))
+        return replace(self, jobs=jobs)
 
 
 def workload_of(
@@ -176,7 +174,13 @@ def workload_of(
     for input_index, request in enumerate(requests):
         num_requests += 1
         request_id = request.id if request.id is not None else str(input_index + 1)
-        _check_simulated(request, request_id)
+        for field, plain in (("num_beams", 1), ("cfg_scale", 1.0)):
+            value = getattr(request, field)
+            if value != plain and request.output_limit:
+                raise BatchdecodeError(
+                    f"request {request_id!r}: {field} {value} cannot be simulated by lengths "
+                    f"alone; only {field} {plain} can"
+                )
         prefix = prefix_of(request.prompt, model.tokenizer)
         if request.session is not None:
             prefix = NO_TOKENS if request.session in sessions else prefix
@@ -228,32 +232,13 @@ def has_exact_length(request: Request) -> bool:
     )
 
 
-def _check_simulated(request: Request, request_id: str) -> None:
-    """Make sure that the schedule of a request follows from lengths.
-
-    Raises:
-        BatchdecodeError: it does not.
-    """
-    for field, plain in (("num_beams", 1), ("cfg_scale", 1.0)):
-        value = getattr(request, field)
-        if value != plain and request.output_limit:
-            raise BatchdecodeError(
-                f"request {request_id!r}: {field} {value} cannot be simulated by lengths alone; "
-                f"only {field} {plain} can"
-            )
-
-
 def _output(
     request: Request,
     request_id: str,
     key: tuple[int, int],
     outputs: Mapping[tuple[int, int], Sequence[int]] | None,
 ) -> Piece:
-    """Return what a sample generates.
-
-    Raises:
-        BatchdecodeError: how much it is is not known.
-    """
+    """Return what a sample generates."""
     if outputs is not None and key in outputs:
         tokens = tuple(outputs[key])
         return Piece(len(tokens), tokens=tokens)
