@@ -3,7 +3,6 @@
 Rule: what cannot be put together, such as a mean or a percentile, is no field of them.
 """
 
-from collections import Counter, defaultdict
 from copy import deepcopy
 from typing import Any, ClassVar, Self
 
@@ -59,13 +58,3 @@ def _sum(own: Any, others: Any) -> Any:
     for key, value in others.items():
         own[key] = _sum(own.get(key), value)
     return own
-
-
-def decode_mapping(kind: Any, value: Any) -> Any:
-    """Return a mapping of one of the kinds that msgspec does not know; see its dec_hook."""
-    origin = getattr(kind, "__origin__", kind)
-    if origin is Counter:
-        return Counter(value)
-    if origin is defaultdict:
-        return defaultdict(int, value)
-    raise NotImplementedError(kind)

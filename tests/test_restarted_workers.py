@@ -23,7 +23,7 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.explaining.story import PhaseFollower, answer_of, read_requests
-from batcher.metrics.summary import RunMetrics, in_turn, of_the_dead, summarize_workers
+from batcher.metrics.summary import RunMetrics
 from batcher.scheduling.clock import ConstantClock, FormulaClock, WallClock
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
@@ -47,20 +47,18 @@ SETTINGS = {
 class Life:
     """What one engine did in the place of a worker, and how it ended: by `restart`, if it did."""
 
-    def __init__(self, events, totals, restart):
-        self.events, self.totals, self.restart = events, totals, restart
+    def __init__(self, events, num_steps, restart):
+        self.events, self.num_steps, self.restart = events, num_steps, restart
 
 
 def lives_of(requests, draw, settings):
     """Decode `requests` in one place, in which engines die at random; return their lives."""
     left, begin, lives = list(requests), None, []
     while left or not lives:
-        engine, metrics = Engine(SimulatedModel(), BATCH, **settings), RunMetrics()
+        engine = Engine(SimulatedModel(), BATCH, **settings)
         run = engine.run_event()
-        metrics.observe([run])
         if begin is not None:
             engine.go_on_from(begin.step, begin.time)
-            metrics.go_on_from(begin)
         for request in left:
             engine.add(request)
         until = engine.num_steps + draw.randint(0, 12) if len(lives) < 3 else 10**9
@@ -73,10 +71,7 @@ def lives_of(requests, draw, settings):
         events += engine.tell_steps()
         begin = RestartEvent(step=engine.num_steps, time=engine.now, reason="killed", code=9)
         end = begin if left else engine.end_event()
-        metrics.observe(events if left else [*events, end])
-        lives.append(
-            Life([*events, end], metrics.totals(engine.num_steps), begin if left else None)
-        )
+        lives.append(Life([*events, end], engine.num_steps, begin if left else None))
     return run, lives
 
 
@@ -128,17 +123,11 @@ def test_a_trace_is_what_all_engines_did_one_after_the_other(drawn, num_workers,
 @cases
 @examples(60)
 def test_the_numbers_of_a_place_are_those_of_its_engines(drawn, num_workers, seed, kind):
-    run, of_places, events = places(drawn, num_workers, seed, kind)
+    _, _, events = places(drawn, num_workers, seed, kind)
     timeline = Timeline.from_events(events)
-    totals = []
-    for lives in of_places:
-        *dead, last = lives
-        told = None
-        for life in dead:
-            done = life.totals if told is None else in_turn(told, life.totals)
-            told = of_the_dead(done)
-        totals.append(last.totals if told is None else in_turn(told, last.totals))
-    summary = summarize_workers(totals, run)
+    metrics = RunMetrics(worker_series=[None] * num_workers)
+    metrics.observe(events)
+    summary = metrics.summary()
     assert summary.steps == timeline.num_steps
     assert summary.busy_slot_steps == sum(each.total for each in timeline.occupied())
     assert summary.requests == summary.outputs == len(drawn)

@@ -343,6 +343,12 @@ class SlotUse:
         self.undecided: list[_Idle] = []  # of all steps
         self._reason: BlockedReason | None = None
 
+    def restart(self, step: int) -> None:
+        """Let all slots be empty from `step` on, and nobody wait for one."""
+        self._integrate(step)
+        self.num_occupied, self._reason = 0, None
+        self.undecided.clear()
+
     def take(self, step: int, arrive: ArriveEvent) -> None:
         """Occupy a slot from `step` on, with a request that arrived as `arrive` says."""
         if step != self.integrated_steps:

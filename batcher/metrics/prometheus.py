@@ -29,8 +29,6 @@ from batcher.metrics.summary import (
     RunTotals,
     TimedTotals,
     WatchedEngine,
-    decode_totals,
-    encode_totals,
     state_of,
     summarize,
 )
@@ -117,7 +115,8 @@ COUNTS = {
         "Tokens of the prompts of requests that have arrived.", lambda s, _: {"": s.prompt_tokens}
     ),
     "vllm:generation_tokens": Count(
-        "Tokens of outputs that have ended.", lambda s, _: {"": s.generated_tokens}
+        "Tokens of outputs that have ended.",
+        lambda s, ended: {"": s.generated_tokens + ended.lost_tokens},
     ),
     "vllm:request_success": Count("Outputs that have ended.", _success, "finished_reason"),
     "batchdecode_dropped_samples": Count(
@@ -209,33 +208,36 @@ class RunCollector:
         """Yield all there is to tell."""
         state = state_of(self._engine, self._backlog())
         with self._lock:
-            copied = encode_totals(self.metrics.totals(self._num_steps))
-            run = self.metrics.run
-        yield from engine_metrics(state, decode_totals(copied), run, self._labels)
+            totals, run = self.metrics.totals(self._num_steps).copy(), self.metrics.run
+        yield from engine_metrics(state, totals, run, self._labels)
 
 
 class WorkersCollector:
     """Tells Prometheus how a run of several workers stands, each of them as an engine of its own.
 
-    Any thread may ask.  read: returns, by worker, how it stands and what it has done.
-    backlog: returns what is with no engine.
+    Any thread may ask.  lock: held by whoever changes what there is to tell.
+    states: how each of them stands.  backlog: returns what is with no engine.
     """
 
     def __init__(
         self,
-        run: RunEvent,
+        metrics: RunMetrics,
         model: str,
-        read: Callable[[], Sequence[tuple[EngineState, RunTotals]]],
+        states: Sequence[EngineState],
         backlog: Callable[[], Unread],
     ) -> None:
-        self._run, self._model = run, model
-        self._read, self._backlog = read, backlog
+        self.lock = Lock()
+        self._metrics, self._model = metrics, model
+        self._states, self._backlog = states, backlog
 
     def collect(self) -> Iterator[Metric]:
         """Yield all there is to tell; the label `engine` of what no engine has is empty."""
+        with self.lock:
+            states, run = list(self._states), self._metrics.run
+            all_totals = [worker.totals().copy() for worker in self._metrics.workers]
         engines: list[Iterable[Metric]] = [
-            engine_metrics(state, totals, self._run, (self._model, str(number)))
-            for number, (state, totals) in enumerate(self._read())
+            engine_metrics(state, totals, run, (self._model, str(number)))
+            for number, (state, totals) in enumerate(zip(states, all_totals, strict=True))
         ]
         nobody = (self._model, "")
         engines += [

@@ -120,6 +120,8 @@ class GoodputCount(Totals):
         deadline = request.arrive.deadline
         if not request.arrive.max_tokens or (slo is None and deadline is None):
             return
+        if request.finish.reason == "lost":  # it is decoded again
+            return
         self.num_requests += 1
         if not request.is_ok:
             self.missed["failed"] += 1

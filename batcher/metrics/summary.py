@@ -56,7 +56,7 @@ from batcher.trace.run import RequestFold, RequestTimeline, aging_of, is_aged
 if TYPE_CHECKING:
     from batcher.metrics.times import TimeSeries
 from collections.abc import Sequence
-from operator import add
+from operator import add, attrgetter
 from typing import Any, ClassVar, Protocol, get_args
 
 from msgspec import field
@@ -68,7 +68,7 @@ from batcher.metrics.times import SecondsHistogram, TimeSeries
 from batcher.request import NOTHING_UNREAD, Unread
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.speculation.settings import Acceptance
-from batcher.totals import Totals, decode_mapping
+from batcher.totals import Totals
 
 Unit = Literal["seconds", "steps"]
 
@@ -202,10 +202,6 @@ def encode_summary(summary: RunSummary) -> bytes:
     return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
 
 
-# The summary of several workers follows from the sum of their totals as that of a run from its own;
-# docs/summary.md says what steps, seconds and shares are then.
-
-
 class TimedTotals(Totals):
     """What adds up of the times of a run.
 
@@ -228,21 +224,25 @@ class EndedTotals(Totals):
 
     prompts, outputs: how many tokens those have that ended.
     dropped: samples that were counted as ended and are no results, by why they had ended.
+    lost_tokens: those of samples that ended before their worker died, and were decoded again.
     """
 
     prompts: Histogram = field(default_factory=Histogram)
     outputs: Histogram = field(default_factory=Histogram)
     dropped: Counter[str] = field(default_factory=Counter)
+    lost_tokens: int = 0
 
 
 class RunTotals(Totals, kw_only=True):
     """What adds up of a run, or of one of its workers; fields are named as in RunSummary.
 
+    The summary of several workers follows from the sum of their totals as that of a run from its
+    own; docs/summary.md says what steps, seconds and shares are then.
+
     num_slots: of all workers.  num_steps: of the worker that took most.  longest_run: the most
     steps that a sequence took from its admission to its end.  num_cut: outputs that ended at a
     limit which their requests do not state.  busy: slot-steps with a sequence.
-    idle: those without, by cause, without `tail`.  first_arrival: in seconds.  num_open: the
-    requests of which no more than a part has ended.
+    idle: those without, by cause, without `tail`.  first_arrival: in seconds.
     """
 
     LARGEST: ClassVar = frozenset({"num_steps", "longest_output", "longest_run"})
@@ -253,7 +253,6 @@ class RunTotals(Totals, kw_only=True):
     num_requests: int = 0
     num_rejected: int = 0
     num_unfinished: int = 0
-    num_open: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -277,11 +276,6 @@ class RunTotals(Totals, kw_only=True):
     speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
     timed: TimedTotals | None = None
     ended: EndedTotals | None = None
-
-
-encode_totals = msgspec.msgpack.Encoder().encode
-
-decode_totals = msgspec.msgpack.Decoder(RunTotals, dec_hook=decode_mapping).decode
 
 
 def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -> RunSummary:
@@ -339,53 +333,6 @@ def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -
         cut_by_default=min(totals.num_cut, reasons["length"]),  # some of best_of are dropped
         **_timed_numbers(totals, run, slo),
     )
-
-
-def summarize_workers(
-    workers: Sequence[RunTotals], run: RunEvent, slo: Slo | None = None
-) -> RunSummary:
-    """Return the numbers of a run of several workers, by what each of them has done."""
-    return replace(
-        summarize(merged(workers), run, slo),
-        workers=[
-            WorkerSummary(
-                requests=totals.num_requests,
-                generated_tokens=totals.generated_tokens,
-                steps=totals.num_steps,
-                busy_share=_busy_share(totals),
-            )
-            for totals in workers
-        ],
-    )
-
-
-def merged(workers: Sequence[RunTotals]) -> RunTotals:
-    """Return what adds up of several workers, of one at least."""
-    totals = workers[0].copy()
-    for others in workers[1:]:
-        totals.merge(others)
-    return totals
-
-
-def of_the_dead(totals: RunTotals) -> RunTotals:
-    """Return what adds up of a worker that has died: what it had not ended, others do again."""
-    done = totals.copy()
-    done.num_requests -= done.num_open
-    done.num_open = done.num_unfinished = 0
-    return done
-
-
-def in_turn(earlier: RunTotals, later: RunTotals) -> RunTotals:
-    """Return what adds up of a worker that has died, and of the one that goes on in its place."""
-    totals = earlier.copy()
-    totals.merge(later)
-    totals.num_slots = later.num_slots
-    return totals
-
-
-def nothing_done(run: RunEvent) -> RunTotals:
-    """Return what adds up of a worker that has done nothing yet."""
-    return RunTotals(num_slots=run.batch, idle=SlotUse().totals(0)[1])
 
 
 def settings_of(run: RunEvent) -> SchedulingSettings:
@@ -458,6 +405,8 @@ class RunMetrics:
     slo: the limits that goodput is measured by.  series: the run over time, which takes in every
     step.  fold: the sequences of the run; None for a fold of its own.  is_watched: whether the
     numbers of EndedTotals, and times whatever the run, are counted as well.
+    worker_series: the run over time, or None, of each of several workers; `workers` are the numbers
+    of each.
     """
 
     def __init__(
@@ -467,7 +416,9 @@ class RunMetrics:
         fold: RequestFold | None = None,
         *,
         is_watched: bool = False,
+        worker_series: Sequence[TimeSeries | None] = (),
     ) -> None:
+        self.workers = [RunMetrics(slo, own, is_watched=is_watched) for own in worker_series]
         self.fold = RequestFold() if fold is None else fold
         self.run: RunEvent | None = None
         self.counted = RunTotals(
@@ -477,10 +428,11 @@ class RunMetrics:
         )
         self._slots, self._positions = SlotUse(), PositionCount()
         self._slo, self._series = slo, series
-        self._restart: RestartEvent | None = None
         self._timed: TimedMetrics | None = None
         self._blocked_steps: Counter[str] = Counter()
         self._end = 0.0  # of the last step that is told of
+        # Of requests with several samples: how many have not ended, and how the others have.
+        self._samples: dict[str, tuple[int, list[FinishEvent]]] = {}
 
     def observe(self, events: Iterable[Event]) -> None:
         """Take in the next events of the run.
@@ -489,6 +441,15 @@ class RunMetrics:
             BatchdecodeError: one is of a trace that says what cannot be.
             InvariantError: one contradicts those before it.
         """
+        if self.workers:
+            for event in events:
+                if isinstance(event, RunEvent):
+                    self.run = event
+                    for worker in self.workers:
+                        worker.observe((event,))
+                else:
+                    self.workers[event.worker or 0].observe((event,))
+            return
         fold = self.fold
         for event in events:  # no `match`: it takes twice as long, three times a request
             if type(event) is ArriveEvent:
@@ -500,9 +461,10 @@ class RunMetrics:
             elif type(event) is FinishEvent:
                 found = fold.finish(event)
                 self._finish(event, found)
+            elif type(event) is RestartEvent:
+                found = None
+                self._restart(event)
             else:
-                if type(event) is RestartEvent:  # what a worker had not ended when it died
-                    self.observe(fold.ends_at(event))
                 found = fold.take(event)
                 self._count(event, found)
             if fold.unblocked is not None:
@@ -513,18 +475,34 @@ class RunMetrics:
 
     def close(self, num_steps: int) -> None:
         """Let the series know all of a run of `num_steps`, which may be broken off."""
+        for worker in self.workers:
+            worker.close(worker.counted.num_steps)
         if self._timed is not None:
             self._timed.close(num_steps)
 
-    def go_on_from(self, event: RestartEvent) -> None:
-        """Let the steps begin where those of another worker end, behind the first event.
-
-        What the two have done adds up as `in_turn` says.
-        """
-        self._restart, self.counted.num_steps = event, event.step
-        self._slots.integrated_steps = event.step
-        if self._timed is not None:
-            self._timed.go_on_from(event)
+    def _restart(self, restart: RestartEvent) -> None:
+        """Take back what a worker that died had not answered: another one decodes all of it."""
+        counted, lost = self.counted, {each.id for each in self.fold.open if each.arrive}
+        for end in sorted(self.fold.ends_at(restart), key=attrgetter("step")):
+            found = self.fold.finish(end)
+            self._positions.finish(end)
+            if self.fold.drafts.num_drafted:
+                counted.speculation.num_decode_steps += decode_steps_of(found, end.tokens)
+            if self._timed is not None:
+                self._timed.observe(end, found)
+        self.fold.take(restart)
+        self._slots.restart(restart.step)
+        counted.num_steps = max(counted.num_steps, restart.step)
+        counted.num_requests -= len(lost)
+        counted.num_unfinished = 0
+        for _, all_ended in self._samples.values():
+            for end in all_ended:
+                counted.finish_reasons[end.reason] -= 1
+                counted.generated_tokens -= end.tokens
+                if counted.ended is not None:
+                    counted.ended.dropped[end.reason] += 1
+                    counted.ended.lost_tokens += end.tokens
+        self._samples.clear()
 
     def note_constraints(self, compiled: int, cache_hits: int) -> None:
         """Take note of the grammars of the whole run so far, which no event tells of."""
@@ -532,14 +510,32 @@ class RunMetrics:
 
     def summary(self, num_steps: int = 0) -> RunSummary:
         """Return the numbers so far; see `totals`."""
-        return summarize(self.totals(num_steps), self.run, self._slo)
+        summary = summarize(self.totals(num_steps), self.run, self._slo)
+        if not self.workers:
+            return summary
+        workers = [
+            WorkerSummary(
+                requests=totals.num_requests,
+                generated_tokens=totals.generated_tokens,
+                steps=totals.num_steps,
+                busy_share=_busy_share(totals),
+            )
+            for totals in (worker.totals() for worker in self.workers)
+        ]
+        return replace(summary, workers=workers)
 
     def totals(self, num_steps: int = 0) -> RunTotals:
         """Return what adds up so far; some of it is still counted on.
 
         `num_steps` is how many steps were taken, which the events of a run that is broken off may
-        not tell.
+        not tell; of several workers each knows that itself.
         """
+        if self.workers:
+            first, *others = [worker.totals() for worker in self.workers]
+            totals = first.copy()
+            for each in others:
+                totals.merge(each)
+            return totals
         counted, sequences = self.counted, self.fold.open
         steps = max(counted.num_steps, self._slots.integrated_steps, num_steps)
         busy, idle = self._slots.totals(steps)
@@ -554,7 +550,6 @@ class RunMetrics:
         return replace(
             counted,
             num_steps=steps,
-            num_open=sum(not each.index and each.arrive is not None for each in sequences),
             busy=busy,
             idle=idle,
             num_positions=positions.total,
@@ -610,13 +605,14 @@ class RunMetrics:
         counted.num_unfinished += 1
         if counted.first_arrival is None or event.time < counted.first_arrival:
             counted.first_arrival = event.time
-        if not event.index:
+        if event.index:
+            num_left, ended = self._samples.get(event.id, (1, []))
+            self._samples[event.id] = num_left + 1, ended
+        else:
             counted.num_requests += 1
             counted.prompt_tokens += event.prompt_tokens
         if event.deadline is not None and self._timed is None and self.run is not None:
             self._timed = TimedMetrics(self.run, None, None)  # from the first of them on
-            if self._restart is not None:
-                self._timed.go_on_from(self._restart)
 
     def _admit(self, event: AdmitEvent, found: RequestTimeline) -> None:
         arrive = found.arrive
@@ -657,6 +653,11 @@ class RunMetrics:
             counted.num_requests += event.index == 0 and event.role != "negative"
             return
         counted.num_unfinished -= 1
+        if event.id in self._samples:
+            num_left, ended = self._samples[event.id]
+            self._samples[event.id] = num_left - 1, [*ended, event]
+            if num_left == 1:
+                del self._samples[event.id]
         if not admissions:
             return
         end, admitted = event.step + 1, admissions[0].event.step
@@ -687,11 +688,6 @@ class TimedMetrics:
         if series is not None:
             series.total_blocks = self._settings.kv_blocks
             series.has_drafts = bool(run.speculation)
-
-    def go_on_from(self, event: RestartEvent) -> None:
-        """Let the steps begin where those of another worker end."""
-        self._feed.go_on_from(event.step, event.time)
-        self.totals.end = event.time
 
     def observe(self, event: Event, found: RequestTimeline | None) -> None:
         """Take in the next event, which tells of `found`."""

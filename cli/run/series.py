@@ -7,8 +7,6 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from batcher.events import Event, RunEvent
-from batcher.metrics.summary import RunMetrics
 from batcher.metrics.times import DRAFT_COLUMNS, SeriesRow, TimeSeries, with_one_interval
 
 from .output import Sink
@@ -70,28 +68,3 @@ class SeriesWriter:
             cells: tuple[Any, ...] = astuple(row)[:num_columns]
             writer.writerow((number, *cells) if has_workers else cells)
         self._sink.write(text.getvalue().encode())
-
-
-class WorkersSeriesWriter:
-    """Writes the run over time of several workers, of which each tells its events.
-
-    Raises, in all but its constructor:
-        WriteError, BrokenPipeError: see Sink.
-    """
-
-    def __init__(self, sink: Sink, interval: float | None, run: RunEvent, num_workers: int) -> None:
-        self._writer = SeriesWriter(sink, interval, num_workers)
-        self._workers = [RunMetrics(series=series) for series in self._writer.all_series]
-        for metrics in self._workers:
-            metrics.observe([run])
-
-    def take(self, worker: int, events: Iterable[Event]) -> None:
-        """Take in the next events of a worker."""
-        self._workers[worker].observe(events)
-        self._writer.write_known()
-
-    def close(self, num_steps: Iterable[int]) -> None:
-        """Write the rest of workers that took so many steps, and end the file."""
-        for worker, number in zip(self._workers, num_steps, strict=True):
-            worker.close(number)
-        self._writer.close()

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import StatusCode, set_span_in_context
 
 from batcher import __version__
-from batcher.events import Event
+from batcher.events import Event, RunEvent
 from batcher.explaining.story import EndedSequence, PhaseFollower
 
 MAX_WAITING = 10_000  # sequences that have ended, and are no spans yet
@@ -73,11 +73,15 @@ class SpanSender:
         self._thread = Thread(target=self._send, name="spans", daemon=True)
         self._thread.start()
 
-    def take(self, events: Iterable[Event], worker: int = 0) -> None:
-        """Take in the next events of the run, or of one of its workers."""
-        follower = self._followers[worker]
+    def take(self, events: Iterable[Event]) -> None:
+        """Take in the next events of the run."""
         for event in events:
-            self._hand_over(follower.take(event))
+            if isinstance(event, RunEvent):
+                followers = self._followers
+            else:
+                followers = [self._followers[event.worker or 0]]
+            for follower in followers:
+                self._hand_over(follower.take(event))
 
     def close(self, num_steps: Iterable[int]) -> None:
         """Send what is left of workers that took so many steps, for a few seconds at most."""

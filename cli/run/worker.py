@@ -1,7 +1,11 @@
-"""Workers as processes of this machine, each at the other end of a socket.
+"""Workers of a run: engines in processes of this machine, and what is said between them and it.
 
-Rule: this end never waits for one of them to read or write; theirs does, so that one whose reports
-nobody takes goes no further.  They end when this process does, however it ends.
+A line of the input is known by its index, from 0, without blank ones.  What a line is by itself, a
+worker finds out; what it is beside others (an id given before), the run does.  A worker takes
+instructions and returns reports, and knows nothing of how these travel.
+
+The run never waits for a process to read or write; a process waits for the run, so that one whose
+reports pile up goes no further.  Processes end when the run does, however it ends.
 """
 
 import os
@@ -17,7 +21,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import starmap
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
@@ -26,25 +29,22 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import astuple, force_setattr
+from msgspec.structs import force_setattr
 
-from batcher.engine import DrivenEngine, Engine, StepOutcome
+from batcher.engine import Engine, StepOutcome
 from batcher.errors import BatchdecodeError, LostModelError, describe
-from batcher.events import Event, FinishEvent, RejectEvent, RestartEvent, RestartReason, RunEvent
+from batcher.events import Event, RejectEvent, RestartEvent, RestartReason, RunEvent
 from batcher.foreign import RaisedError
 from batcher.garbage import look_seldom
-from batcher.metrics.slo import Slo
-from batcher.metrics.summary import EngineState, RunMetrics, encode_totals, state_of
+from batcher.metrics.summary import EngineState, state_of
 from batcher.processes import become_helper, helpers_started, threads_shared
-from batcher.request import Request
 from batcher.requests.diagnostics import Problem
 from batcher.requests.lines import BadLine, ParsedLine
 from batcher.requests.openai import Form
 from batcher.requests.results import make_lost_result
-from batcher.result import ErrorInfo, Result
+from batcher.result import ErrorInfo
 from batcher.trace.run import event_of_worker
 
-from ..screen.terminal import can_animate, is_pipe
 from .answers import Answers
 from .engine_setup import EngineSetup
 from .intake import InputError
@@ -53,28 +53,24 @@ from .problems import ModelTracebacks, ProblemReport, arrival_goes_back, id_give
 from .reading import Duplicates, LineParser, checksum_of, parse_line
 from .run_options import RunOptions
 from .sources import Source
-from .stdout import stdout_descriptor
 
-# The records that go between the driver of a run and its workers, as MessagePack.
-#
-# Rule: a line of the input is known by its index, from 0, without blank ones.  What a line is by
-# itself, a worker finds out; what it is beside others (an id given before), the driver does.
+REPORT_SECONDS = 0.05
+"""For so long, at least, answers are collected while there is more to do."""
+DIED = "worker-died"
+CHUNK_BYTES = 2**18
+_OWN_FILES, _FILES_OF_WORKER = 16, 4  # at once: of the run itself, and for each worker
+_GRACE = 5.0  # seconds, in which the end of a process is known
+_LENGTH = struct.Struct("<Q")
 
-Row = tuple[int, int, bytes, int]
-"""What makes a `Line`, where a thousand of them are handled at once."""
+Waiting = Callable[[], AbstractContextManager[None]]
 
 
-class Line(Struct, frozen=True, gc=False):
-    """A line of the input.
+Line = tuple[int, int, bytes, int]
+"""A line of the input: its index, its number from 1, its text and its checksum.
 
-    number: as a person counts, from 1.  checksum: that of a line that is known to be a request, see
-    LineParser; 0 of one that is to be looked at.
-    """
-
-    index: int
-    number: int
-    text: bytes
-    checksum: int
+That is the checksum of a line that is known to be a request, see LineParser; 0 of one that is to be
+looked at.
+"""
 
 
 class Remark(Struct, frozen=True):
@@ -91,7 +87,7 @@ class Remark(Struct, frozen=True):
 
 
 class Lines(Struct, array_like=True):
-    """Lines of the input, in its order, by what a `Line` has of each; remarks: by their indexes.
+    """Lines of the input, in its order, as columns; remarks: by their indexes.
 
     Millions go by in thousands, so nothing is done for one of them that is not done in C.
     """
@@ -103,33 +99,28 @@ class Lines(Struct, array_like=True):
     remarks: dict[int, Remark] = {}
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self.indexes)
 
-    def rows(self) -> Iterable[Row]:
-        """Return those that there are now, one by one."""
+    def rows(self) -> Iterable[Line]:
         return zip(self.indexes, self.numbers, self.texts, self.checksums, strict=True)
 
-    def append(self, line: Line, remark: Remark | None = None) -> None:
-        """Add one more."""
-        self.indexes.append(line.index)
-        self.numbers.append(line.number)
-        self.texts.append(line.text)
-        self.checksums.append(line.checksum)
+    def append_line(self, line: Line, remark: Remark | None = None) -> None:
+        columns = (self.indexes, self.numbers, self.texts, self.checksums)
+        for column, value in zip(columns, line, strict=True):
+            column.append(value)  # type: ignore[attr-defined]  # of four types
         if remark is not None:
-            self.remarks[line.index] = remark
+            self.remarks[line[0]] = remark
 
     def extend(self, more: "Lines") -> None:
-        """Add those that come next."""
         self.indexes += more.indexes
         self.numbers += more.numbers
         self.texts += more.texts
         self.checksums += more.checksums
         self.remarks |= more.remarks
 
-    def take(self, most: int) -> "Lines":
-        """Return the first of them, up to so many, which are here no longer."""
-        indexes, numbers, texts, checksums = columns = (
+    def take_first(self, most: int) -> "Lines":
+        """Remove the first lines, up to so many, and return them."""
+        columns = indexes, numbers, texts, checksums = (
             self.indexes,
             self.numbers,
             self.texts,
@@ -159,11 +150,11 @@ class Refused(NamedTuple):
     form: Form
 
 
-# -- from the driver ------------------------------------------------------------------------------
+# -- instructions ---------------------------------------------------------------------------------
 
 
 class Check(Struct, frozen=True, tag=True):
-    """Tell what these lines are; they are not decoded yet.  Answered by `Checked`."""
+    """Find out what these lines are; they are not decoded yet.  Answered by `Checked`."""
 
     numbers: list[int]
     texts: list[bytes]
@@ -183,7 +174,7 @@ class Drop(Struct, frozen=True, tag=True):
     """Do not begin what has not begun.  Answered by `Dropped`."""
 
 
-# -- from a worker --------------------------------------------------------------------------------
+# -- reports --------------------------------------------------------------------------------------
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -209,17 +200,16 @@ class Checked(Struct, frozen=True, tag=True):
 
 
 class Answered(Struct, frozen=True, tag=True):
-    """Lines that have been answered since the last one.
+    """Lines that have been answered since the last report, and how the worker stands.
 
     indexes: of the lines.  answers: their results as lines of the output, one after the other.
     lengths: how many bytes of them each line is answered with.
     num_failed: how many requests have failed.  first_failure: what the model did to the first.
-    said: what a person should know, in whole lines.
-    events: what has happened, as the trace of the whole run has it, if it is wanted.
-    num_steps: that were taken.  now: when the next one starts, in seconds of the engine's clock.
-    totals: the numbers so far, see decode_totals; b"" for those of the
-    report before it.  state: how the engine stands, if that is wanted.
-    num_begun: lines that are in the engine.
+    said: messages for people, in whole lines.
+    events: since the last report, as the trace of the whole run has them, if they are wanted.
+    constraints: how many were compiled since then, and how many were there before.
+    num_steps: that were made.  now: when the next one starts, in seconds of the engine's clock.
+    state: how the engine stands, if that is wanted.  num_begun: lines that are in the engine.
     """
 
     indexes: list[int]
@@ -229,9 +219,9 @@ class Answered(Struct, frozen=True, tag=True):
     first_failure: str = ""
     said: str = ""
     events: list[Event] = []
+    constraints: tuple[int, int] = (0, 0)
     num_steps: int = 0
     now: float = 0.0
-    totals: bytes = b""
     state: EngineState | None = None
     num_begun: int = 0
 
@@ -250,7 +240,7 @@ class Dropped(Struct, frozen=True, tag=True):
 
 
 class Finished(Struct, frozen=True, tag=True):
-    """All lines are answered, there will be no more, and all that has happened is told."""
+    """All lines are answered, there will be no more, and all that has happened is reported."""
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -276,11 +266,8 @@ decode_instruction = msgspec.msgpack.Decoder(Instruction).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
 
 
-# How instructions get to workers and reports from them, as a Protocol.
-
-
 class Died(NamedTuple):
-    """A worker has come to an end that nobody asked for.
+    """A worker has come to an end that the run did not ask for.
 
     how: in words.  reason, code: see RestartEvent.
     is_machine: its machine has, or the way there: that is held against no line.
@@ -306,7 +293,7 @@ class Transport(Protocol):
         """
 
     def send(self, number: int, instruction: Instruction) -> None:
-        """Tell a worker something; never waits, and never fails: that it died, `receive` tells."""
+        """Send to a worker; never waits, and never fails: `receive` returns that it died."""
 
     def receive(self) -> list[Told]:
         """Wait until something has come of any worker, or `wake` is called; return what has."""
@@ -318,180 +305,22 @@ class Transport(Protocol):
         """End all workers, whatever they are doing."""
 
 
-# Messages as one stream of bytes, each with its length before it, which any pieces bring over.
-
-_LENGTH = struct.Struct("<Q")
-CHUNK_BYTES = 2**18
-
-AnyMessage = TypeVar("AnyMessage")
-
-
-def frame_of(message: Instruction | Report) -> bytes:
-    """Return a message as it stands in the stream."""
-    encoded = encode(message)
-    return _LENGTH.pack(len(encoded)) + encoded
-
-
-class Inbox(Generic[AnyMessage]):
-    """What has come of a stream, message by message; decode: makes one of its bytes."""
-
-    def __init__(self, decode: Callable[[memoryview], AnyMessage]) -> None:
-        self._decode = decode
-        self._buffer, self._end = bytearray(CHUNK_BYTES), 0
-
-    def read(self, source: socket.socket) -> int:
-        """Take in what has come through a socket; return how many bytes, 0 if no more will come.
-
-        Raises:
-            OSError: nothing has come yet, or nothing more will.
-        """
-        self._make_room(1)
-        with memoryview(self._buffer) as buffer:
-            num_read = source.recv_into(buffer[self._end :])
-        self._end += num_read
-        return num_read
-
-    def add(self, piece: bytes) -> None:
-        """Take in the piece that comes next."""
-        self._make_room(len(piece))
-        self._buffer[self._end : self._end + len(piece)] = piece
-        self._end += len(piece)
-
-    def take(self) -> list[AnyMessage]:
-        """Return the messages that are whole by now."""
-        found, start = [], 0
-        with memoryview(self._buffer) as buffer:
-            while self._end - start >= _LENGTH.size:
-                first = start + _LENGTH.size
-                end = first + _LENGTH.unpack_from(buffer, start)[0]
-                if end > self._end:
-                    break
-                found.append(self._decode(buffer[first:end]))
-                start = end
-            if start:
-                self._end -= start
-                buffer[: self._end] = buffer[start : start + self._end]
-        return found
-
-    def _make_room(self, num_bytes: int) -> None:
-        """Let there be room for so many bytes more: for all there are again, if for too few."""
-        if self._end + num_bytes > len(self._buffer):
-            self._buffer.extend(bytes(max(len(self._buffer), num_bytes)))
-
-
-# What a worker tells of its run beside the answers: events and numbers, as far as anybody asks.
-
-STATE_SECONDS = 1.0
-
-
 class Wanted(NamedTuple):
-    """What is to be told of a run; events, if they go anywhere, since they cost time.
+    """What is reported beside answers.
 
-    state: the numbers that Prometheus is told, too, and how things stand; every second at least.
-    slo: what the numbers are measured by.
+    events: all that happens, for whoever shows, counts or writes it.
+    state: how the engine stands, for Prometheus, with every report.
     """
 
-    events: bool = False
-    numbers: bool = False
-    state: bool = False
-    slo: Slo | None = None
+    events: bool
+    state: bool
 
     @classmethod
     def by(cls, options: RunOptions) -> "Wanted":
         """Return what the options ask for."""
-        all_numbers = (options.summary_json, options.report)
-        has_numbers = not options.quiet or any(each is not None for each in all_numbers)
-        all_events = (options.trace, options.report, options.otel, options.timeseries)
-        has_events = has_picture(options) or any(each is not None for each in all_events)
-        return cls(has_events, has_numbers, options.is_exposed, options.limits)
-
-
-def has_picture(options: RunOptions) -> bool:
-    """Return whether the live view is shown."""
-    if options.quiet or options.live in {"never", "plain"}:
-        return False
-    is_piped = options.output is None and is_pipe(stdout_descriptor())
-    return options.live == "always" or (not is_piped and can_animate(2, os.environ))
-
-
-class Telling:
-    """Takes note of the events of a worker, and hands over what is wanted of them.
-
-    restart: where the worker goes on, if it is in the place of one that has died.
-    """
-
-    def __init__(
-        self, wanted: Wanted, engine: DrivenEngine, number: int, restart: RestartEvent | None
-    ) -> None:
-        self._engine, self._number = engine, number
-        self._events: list[Event] | None = [] if wanted.events else None
-        self._metrics, self._has_state = None, wanted.state
-        self._told_at = float("-inf")
-        if wanted.numbers or wanted.state:
-            self._metrics = RunMetrics(wanted.slo, is_watched=wanted.state)
-            self._metrics.observe([engine.run_event()])
-            if restart is not None:
-                self._metrics.go_on_from(restart)
-
-    def note(self, events: Sequence[Event]) -> None:
-        """Take note of what has happened."""
-        if self._metrics is not None:
-            self._metrics.observe(events)
-        if self._events is not None:
-            number, batch_size = self._number, self._engine.batch_size
-            self._events += [event_of_worker(event, number, batch_size) for event in events]
-
-    @property
-    def has_events(self) -> bool:
-        """Whether there are any since the last time."""
-        return bool(self._events)
-
-    def events(self) -> list[Event]:
-        """Return those since the last time."""
-        events = self._events or []
-        if events:
-            self._events = []
-        return events
-
-    @property
-    def is_overdue(self) -> bool:
-        """Whether nothing has been told of how things stand for a while."""
-        return self._has_state and time.monotonic() - self._told_at > STATE_SECONDS
-
-    def state(self) -> EngineState | None:
-        """Return how the engine stands, if that is wanted."""
-        if not self._has_state:
-            return None
-        self._told_at = time.monotonic()
-        return state_of(self._engine)
-
-    def totals(self, partial: Sequence[FinishEvent]) -> bytes:
-        """Return the numbers so far; see decode_totals.
-
-        partial: outputs that have ended of requests that have no answer.  They count as ended when
-        it is there, since they are decoded again if the worker dies before that.
-        """
-        if self._metrics is None:
-            return b""
-        self._metrics.note_constraints(*self._engine.constraint_counts)
-        totals = self._metrics.totals(self._engine.num_steps)
-        if partial:
-            totals.finish_reasons = totals.finish_reasons.copy()
-            totals.finish_reasons.subtract(event.reason for event in partial)
-            totals.generated_tokens -= sum(event.tokens for event in partial)
-            totals.num_unfinished += len(partial)
-            ended_first = {e.id for e in partial if not e.index and e.role == "sample"}
-            totals.num_open += len(ended_first)
-        return encode_totals(totals)
-
-
-# What a worker is: an engine over the lines it is given, which tells what has come of them.
-#
-# Rule: it takes instructions and gives reports, and knows nothing of how these travel.
-
-REPORT_SECONDS = 0.05
-"""For so long, at least, answers are collected while there is more to do."""
-DIED = "worker-died"
+        readers = (options.trace, options.report, options.otel, options.timeseries)
+        is_read = any(each is not None for each in (*readers, options.summary_json))
+        return cls(is_read or options.is_exposed or not options.quiet, options.is_exposed)
 
 
 class Worker:
@@ -499,7 +328,6 @@ class Worker:
 
     number: which worker it is, from 0: it has the slots from number * options.batch on.
     is_idle: it has nothing to do until it is told more.
-    wanted: what it is to tell beside answers.
     restart: where it goes on, if it is in the place of one that has died.
 
     Raises:
@@ -507,11 +335,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        options: RunOptions,
-        number: int,
-        wanted: Wanted,
-        restart: RestartEvent | None = None,
+        self, options: RunOptions, number: int, wanted: Wanted, restart: RestartEvent | None = None
     ) -> None:
         setup = EngineSetup(options)
         if not isinstance(setup.engine, Engine):
@@ -522,7 +346,7 @@ class Worker:
         self._engine = setup.engine
         if restart is not None:
             self._engine.go_on_from(restart.step, restart.time)
-        self._first_slot = number * options.batch
+        self._number, self._batch, self._wanted = number, options.batch, wanted
         self._report = ProblemReport("")
         self._tracebacks = ModelTracebacks(self._report, is_quiet=options.quiet)
         self._parser = setup.parser(self._report.tell)
@@ -530,14 +354,13 @@ class Worker:
         self._order = AsTheyCome()
         self._answers = Answers(setup.model.name, setup.bytes_of, order=self._order)
         self._loop = Loop(self._engine, self._source, self._answers, keep_going=True)
-        self._telling = Telling(wanted, self._engine, number, restart)
-        self._num_failed = 0  # that were reported
+        self._events: list[Event] = []  # that are not reported
+        self._constraints = 0, 0  # that were
+        self._num_failed = 0  # that were
         self._num_held = 0  # lines without an answer
-        self._partial: list[FinishEvent] = []  # of outputs of those
         self.is_idle = True
 
     def ready(self) -> Ready:
-        """Return what it reports first."""
         return Ready(self._engine.run_event())
 
     def exchange(self, instructions: Sequence[Instruction]) -> Iterator[Report]:
@@ -553,11 +376,15 @@ class Worker:
                         case Check(numbers, texts):
                             yield self._check(numbers, texts)
                         case Decode(lines):
-                            self._take(lines)
+                            self._take_lines(lines)
                         case Finish():
                             self._source.is_closed = True
                         case Drop():
-                            yield self._drop()
+                            waiting = self._source.lines
+                            yield Dropped([index for index, *_ in waiting])
+                            self._num_held -= len(waiting)
+                            waiting.clear()
+                            self._source.remarks.clear()
                 yield from self._decode()
             except LostModelError:
                 raise
@@ -567,8 +394,7 @@ class Worker:
             except BatchdecodeError as error:
                 yield from self._answered()
                 traceback = error.raised.traceback if isinstance(error, RaisedError) else ""
-                is_input = isinstance(error, InputError)
-                yield Failed(str(error), traceback, is_input=is_input)
+                yield Failed(str(error), traceback, is_input=isinstance(error, InputError))
 
     def _check(self, numbers: list[int], texts: list[bytes]) -> Checked:
         """Return what lines are by themselves."""
@@ -593,54 +419,42 @@ class Worker:
             checked.arrivals.extend(arrivals)
         return checked
 
-    def _take(self, lines: Lines) -> None:
-        """Take in lines to be answered; those that are lost are so at once."""
+    def _take_lines(self, lines: Lines) -> None:
+        """Take in lines to be answered; those that no worker has survived are so at once."""
         self._num_held += len(lines)
         if not lines.remarks:
             self._source.lines.extend(lines.rows())
             return
-        for line in starmap(Line, lines.rows()):
-            remark = lines.remarks.get(line.index)
-            if remark is not None and remark.deaths:
-                self._lose(line, remark.deaths)
+        for row in lines.rows():
+            remark = lines.remarks.get(row[0])
+            if remark is None or not remark.deaths:
+                self._source.lines.append(row)
+                if remark is not None:
+                    self._source.remarks[row[0]] = remark
                 continue
-            self._source.lines.append(astuple(line))
-            if remark is not None:
-                self._source.remarks[line.index] = remark
-
-    def _lose(self, line: Line, why: str) -> None:
-        """Answer a line that no worker has survived."""
-        parsed = self._source.parse(*astuple(line))
-        if isinstance(parsed, ParsedLine):
-            self._answers.open(parsed.request, parsed.form, line.index)
-            self._answers.take(_lost(parsed.request, why))
-            self._loop.note_failure(id_of(parsed), why)
-            name, engine = id_of(parsed), self._engine
-            event = RejectEvent(engine.num_steps, engine.now, name, 0, DIED)
-            self._telling.note([event])
-
-    def _drop(self) -> Dropped:
-        """Forget the lines that have not begun."""
-        lines = self._source.lines
-        dropped = Dropped([index for index, *_ in lines])
-        self._num_held -= len(lines)
-        lines.clear()
-        self._source.remarks.clear()
-        return dropped
+            parsed = self._source.parse(*row)
+            if isinstance(parsed, ParsedLine):
+                request, engine, name = parsed.request, self._engine, id_of(parsed)
+                self._answers.open(request, parsed.form, row[0])
+                error = ErrorInfo(DIED, remark.deaths)
+                lost = [make_lost_result(request.id or "", i, error) for i in range(request.n)]
+                self._answers.take(lost)
+                self._loop.note_failure(name, remark.deaths)
+                self._note_events([RejectEvent(engine.num_steps, engine.now, name, 0, DIED)])
 
     def _decode(self) -> Iterator[Report]:
-        """Take steps until there is enough to tell, or nothing to do."""
+        """Take steps until there is enough to report, or nothing to do."""
         until, self.is_idle = time.monotonic() + REPORT_SECONDS, False
         try:
             for outcome in self._loop:
-                self._note(outcome)
+                self._take_outcome(outcome)
                 if time.monotonic() > until:
                     break
             else:
                 if self._loop.broken is not None:
                     raise self._loop.broken
                 self.is_idle = True
-                self._telling.note([self._engine.end_event()])
+                self._note_events([self._engine.end_event()])
                 yield from self._answered()
                 yield Finished()
                 return
@@ -648,58 +462,57 @@ class Worker:
             self.is_idle = True
         yield from self._answered()
 
-    def _note(self, outcome: StepOutcome) -> None:
-        """Take note of what a step did."""
-        if outcome.events:
-            self._telling.note(outcome.events)
-        if self._first_slot:
+    def _take_outcome(self, outcome: StepOutcome) -> None:
+        self._note_events(outcome.events)
+        if self._number:
             for result in outcome.results:
                 if result.slot is not None:
-                    force_setattr(result, "slot", self._first_slot + result.slot)
-        answers = self._answers
-        answers.take(outcome.results)
-        if answers.has_open or self._partial:
-            ended = [event for event in outcome.events if isinstance(event, FinishEvent)]
-            self._partial = [e for e in self._partial + ended if answers.is_open(e.id)]
+                    force_setattr(result, "slot", self._number * self._batch + result.slot)
+        self._answers.take(outcome.results)
+
+    def _note_events(self, events: Sequence[Event]) -> None:
+        if self._wanted.events:
+            self._events += [event_of_worker(e, self._number, self._batch) for e in events]
 
     def _answered(self) -> Iterator[Answered]:
         """Yield what has come since the last time, if anything has."""
-        loop, telling, said = self._loop, self._telling, self._report.take()
+        loop, engine, said = self._loop, self._engine, self._report.take()
         indexes, answers = self._order.take()
-        is_overdue = telling.is_overdue
-        if indexes or said or telling.has_events or is_overdue:
-            # If it dies after this, nothing is missing of the steps that were made by now.
-            telling.note(self._engine.tell_steps())
-        events = telling.events()
+        if not (indexes or said or self._events or self._wanted.state):
+            return
+        # If it dies after this, nothing is missing of the steps that were made by now.
+        self._note_events(engine.tell_steps())
+        events, self._events = self._events, []
         self._num_held -= len(indexes)
-        if indexes or said or events or is_overdue:
-            # A request that has failed in part is decoded again if this worker dies before its end.
-            num_failed = loop.num_failed - self._answers.num_failing
-            num_failed, self._num_failed = num_failed - self._num_failed, num_failed
-            yield Answered(
-                indexes,
-                b"".join(answers),
-                list(map(len, answers)),
-                num_failed,
-                loop.first_failure or "",
-                said,
-                events,
-                self._engine.num_steps,
-                self._engine.now,
-                telling.totals(self._partial) if indexes or events or is_overdue else b"",
-                telling.state(),
-                self._num_held - len(self._source.lines) - loop.num_ahead,
-            )
+        # A request that has failed in part is decoded again if this worker dies before its end.
+        num_failed = loop.num_failed - self._answers.num_failing
+        num_failed, self._num_failed = num_failed - self._num_failed, num_failed
+        (compiled, before), counts = self._constraints, engine.constraint_counts
+        self._constraints = counts
+        yield Answered(
+            indexes,
+            b"".join(answers),
+            list(map(len, answers)),
+            num_failed,
+            loop.first_failure or "",
+            said,
+            events,
+            (counts[0] - compiled, counts[1] - before),
+            engine.num_steps,
+            engine.now,
+            state_of(engine) if self._wanted.state else None,
+            self._num_held - len(self._source.lines) - loop.num_ahead,
+        )
 
 
 class GivenLines(Source):
     """The lines that a worker was given and has not begun.
 
-    lines: what makes a `Line` of each.  remarks: see Lines.  is_closed: there will be no more.
+    remarks: see Lines.  is_closed: there will be no more.
     """
 
     def __init__(self, parser: LineParser) -> None:
-        self.lines: deque[Row] = deque()
+        self.lines: deque[Line] = deque()
         self.remarks: dict[int, Remark] = {}
         self.is_closed = False
         self._parser = parser
@@ -761,23 +574,67 @@ class AsTheyCome:
         return taken
 
     def rest(self) -> Iterator[bytes]:
-        """Yield nothing: nothing is kept back."""
-        yield from ()
+        return iter(())
 
     def close(self) -> None:
         """Do nothing: there is no file."""
 
 
-def _lost(request: Request, why: str) -> list[Result]:
-    """Return what a request is answered with that no worker has survived."""
-    error = ErrorInfo(DIED, why)
-    return [make_lost_result(request.id or "", index, error) for index in range(request.n)]
+# -- processes ------------------------------------------------------------------------------------
+
+AnyMessage = TypeVar("AnyMessage")
 
 
-_OWN_FILES, _FILES_OF_WORKER = 16, 4  # at once: of the run itself, and for each worker
-_GRACE = 5.0  # seconds, in which the end of a process is known
+def frame_of(message: Instruction | Report) -> bytes:
+    """Return a message as it stands in a stream: its length before it."""
+    encoded = encode(message)
+    return _LENGTH.pack(len(encoded)) + encoded
 
-Waiting = Callable[[], AbstractContextManager[None]]
+
+class Inbox(Generic[AnyMessage]):
+    """What has come of a stream of frames, in whatever pieces; decode: makes a message of bytes."""
+
+    def __init__(self, decode: Callable[[memoryview], AnyMessage]) -> None:
+        self._decode = decode
+        self._buffer, self._end = bytearray(CHUNK_BYTES), 0
+
+    def read(self, source: socket.socket) -> int:
+        """Take in what has come through a socket; return how many bytes, 0 if no more will come.
+
+        Raises:
+            OSError: nothing has come yet, or nothing more will.
+        """
+        self._make_room(1)
+        with memoryview(self._buffer) as buffer:
+            num_read = source.recv_into(buffer[self._end :])
+        self._end += num_read
+        return num_read
+
+    def add(self, piece: bytes) -> None:
+        self._make_room(len(piece))
+        self._buffer[self._end : self._end + len(piece)] = piece
+        self._end += len(piece)
+
+    def take(self) -> list[AnyMessage]:
+        """Return the messages that are whole by now."""
+        found, start = [], 0
+        with memoryview(self._buffer) as buffer:
+            while self._end - start >= _LENGTH.size:
+                first = start + _LENGTH.size
+                end = first + _LENGTH.unpack_from(buffer, start)[0]
+                if end > self._end:
+                    break
+                found.append(self._decode(buffer[first:end]))
+                start = end
+            if start:
+                self._end -= start
+                buffer[: self._end] = buffer[start : start + self._end]
+        return found
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Double the buffer, or more, if it has no room for so many bytes."""
+        if self._end + num_bytes > len(self._buffer):
+            self._buffer.extend(bytes(max(len(self._buffer), num_bytes)))
 
 
 class Processes:

@@ -1,9 +1,23 @@
-"""A run by workers, from the files it reads to the files it writes and what is said about it."""
+"""A run by workers: who decodes which lines, and what becomes of what they report.
+
+Lines are read, checked by workers, then given out as workers get on with them, and again when one
+dies.  Rule: each line is with one worker or none, and what a worker has not answered when it dies
+is given out again, so that nothing is lost, and nothing written twice.
+
+The run parses no request.  Workers report what lines are by themselves; what a line is beside those
+before it (an id given twice, an arrival that goes back) is found out here.  The worker is a column
+of the events that they report: trace, picture and numbers are those of one engine.
+"""
 
 import dataclasses
+import queue
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from operator import itemgetter, lt
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -11,33 +25,28 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError
 from batcher.events import Event, RestartEvent, RunEvent
 from batcher.garbage import look_seldom
-from batcher.metrics.slo import Slo
-from batcher.metrics.summary import (
-    EngineState,
-    RunSummary,
-    RunTotals,
-    decode_totals,
-    in_turn,
-    nothing_done,
-    of_the_dead,
-    summarize_workers,
-)
-from batcher.request import NOTHING_UNREAD, Unread
+from batcher.metrics.summary import EngineState, RunMetrics
+from batcher.request import NOTHING_UNREAD, Request, Unread
+from batcher.requests.ids import IdRegistry
+from batcher.requests.lines import BadLine, ParsedLine
+from batcher.requests.results import decode_result_line
 from batcher.trace.run import is_follower
 
 from ..errors import WriteError
 from ..screen.progress import open_view
 from ..screen.terminal import counted, is_pipe, is_same_terminal, printable_lines
-from ..screen.view import GaugeReading, Gauges, RunPlan, View
+from ..screen.view import GaugeReading, Gauges, RunPlan
 from ..signals import Interrupted, StopSignals
 from .answers import InputOrder
+from .earlier_results import EarlierResults
 from .ending import refuse_rest, settle_files, tell_ending, tell_summary
 from .files import locked_files
-from .intake import InputError, OpenInput, open_input
+from .intake import Block, InputError, OpenInput, open_input
 from .observing import close_spans, opened_exposition, opened_spans
 from .out_file import OutFile
 from .output import OutputError, ResumeError
-from .problems import ProblemReport, say
+from .problems import InvalidInput, ProblemReport, arrival_goes_back, id_given_before, say
+from .reading import Duplicates, check_kind
 from .recorder import ResultWriter, TraceWriter, stdout_beside
 from .resume import (
     ResultsFile,
@@ -49,34 +58,10 @@ from .resume import (
     results_file,
 )
 from .run_options import RunOptions
-from .stdout import stdout_descriptor
-from .worker import Answered, Transport, Wanted, has_picture
-
-if TYPE_CHECKING:
-    from batcher.page.page import PageTimeline
-    from batcher.trace.run import RequestFold
-
-    from .exposing import Exposition
-    from .spans import SpanSender
-import queue
-import threading
-from array import array
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from itertools import starmap
-from operator import itemgetter, lt
-
-from batcher.request import Request
-from batcher.requests.ids import IdRegistry
-from batcher.requests.lines import BadLine, ParsedLine
-from batcher.requests.results import decode_result_line
-
-from .earlier_results import EarlierResults
-from .intake import Block
-from .problems import InvalidInput, arrival_goes_back, id_given_before
-from .reading import Duplicates, check_kind
 from .sources import LineArrivals
+from .stdout import stdout_descriptor
 from .worker import (
+    Answered,
     Check,
     Checked,
     Decode,
@@ -91,19 +76,32 @@ from .worker import (
     Ready,
     Remark,
     Report,
-    Row,
     Several,
     StoppedByModel,
+    Transport,
+    Wanted,
 )
 
-# The lines of an input as the driver knows them: read, checked by workers, then given out.
-#
-# Rule: the driver reads no request.  Workers tell it what lines are by themselves; what a line is
-# beside those before it (an id given twice, an arrival that goes back) is found out here.
+if TYPE_CHECKING:
+    from .exposing import Exposition
+    from .spans import SpanSender
 
+BAD_INPUT = 2  # an exit status
 BATCH_LINES = 1024
 MAX_AHEAD = 4 * BATCH_LINES  # lines of a pipe that no worker has
+_MAX_KINDS = 5  # of what workers say
 _ONE = Several(1, 1)
+DEATHS_TOGETHER = 2
+"""After so many a line is suspected of them, and decoded by itself."""
+DEATHS_ALONE = 3
+"""After so many by itself, a line has failed."""
+MAX_FAILED_STARTS = 3  # with no worker ready in between
+MAX_FUTILE_DEATHS = 30  # of workers with lines, with none decoded in between
+MAX_BATCHES = 2  # that a worker has to check
+AHEAD_SECONDS = 0.2  # for which a worker has lines beside those in its slots
+MAX_AHEAD_LINES, MAX_AHEAD_BYTES = 4096, 4 * 2**20
+_NEWEST = 0.3  # how much of a rate is what was measured last
+_text_of = itemgetter(2)  # of a Line
 
 
 class LineBatch(NamedTuple):
@@ -139,7 +137,6 @@ class InputLines:
 
     @property
     def is_checked(self) -> bool:
-        """Whether there is nothing left to be checked."""
         return self._has_read_all and self._num_taken == self._num_batches
 
     @property
@@ -216,8 +213,8 @@ class InputLines:
         if not (checked.bad or is_late) and self._ids.add_new(checked.ids, numbers):
             self.num_read += len(lines)
             self._last_arrival = times[-1]
-            for time in checked.arrivals:
-                self.arrivals.add(time, 1)
+            for arrival in checked.arrivals:
+                self.arrivals.add(arrival, 1)
             if not checked.arrivals:
                 self.arrivals.add(0.0, len(lines))
             self._keep(lines, checked.ids, checked.several)
@@ -226,38 +223,37 @@ class InputLines:
 
     def _look_at_each(self, lines: Lines, checked: Checked) -> None:
         """Find out what each of these lines is beside those before it."""
-        add, ids, bad = self._ids.add, checked.ids, checked.bad
-        several, arrivals = checked.several, checked.arrivals
-        for place, line in enumerate(starmap(Line, lines.rows())):
+        for place, (line, request_id) in enumerate(zip(lines.rows(), checked.ids, strict=True)):
             if self._is_closed:
                 return
             self.num_read += 1
-            if place in bad:
-                self._take_bad(line, BadLine(*bad[place]))
+            _, number, text, _ = line
+            if place in checked.bad:
+                self._take_bad(line, BadLine(*checked.bad[place]))
                 continue
-            first = add(ids[place], line.number)
+            first = self._ids.add(request_id, number)
             if first is not None:
-                parsed = ParsedLine(Request(id=ids[place], prompt=""))
-                twice = id_given_before(parsed, line.text, line.number, first)
-                self._take_bad(line, twice, Remark(first))
+                parsed = ParsedLine(Request(id=request_id, prompt=""))
+                self._take_bad(line, id_given_before(parsed, text, number, first), Remark(first))
                 continue
-            arrival = arrivals[place] if arrivals else 0.0
+            arrival = checked.arrivals[place] if checked.arrivals else 0.0
             if arrival < self._last_arrival:
-                self._take_late(line, ids[place], arrival)
+                self._take_late(line, request_id, arrival)
             else:
                 self._last_arrival = arrival
                 self.arrivals.add(arrival, 1)
                 known = Lines()
-                known.append(line)
-                self._keep(known, [ids[place]], {0: several.get(place, _ONE)})
+                known.append_line(line)
+                self._keep(known, [request_id], {0: checked.several.get(place, _ONE)})
 
     def _take_bad(self, line: Line, bad: BadLine, remark: Remark | None = None) -> None:
         """Take in a line that is no request."""
-        if not line.index:
-            check_kind(line.text, self._requests.name)
+        index, number, text, _ = line
+        if not index:
+            check_kind(text, self._requests.name)
         self.num_bad += 1
         self._report.add(bad)
-        self._keep_bad(replace(line, checksum=0), bad.id, remark)
+        self._keep_bad((index, number, text, 0), bad.id, remark)
 
     def _take_late(self, line: Line, request_id: str, arrival: float) -> None:
         """Take in a request that arrives before the one before it."""
@@ -296,12 +292,10 @@ class FileLines(InputLines):
 
     @property
     def num_to_answer(self) -> int | None:
-        """How many there are that no earlier run has answered, if that is known."""
         return None if self.total is None else self.total - sum(self._is_answered)
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more lines will be given out."""
         return self._is_closed or (self._num_read_again == self.total and not self._ahead)
 
     def next_batch(self) -> LineBatch | None:
@@ -326,14 +320,13 @@ class FileLines(InputLines):
 
     def next_lines(self, most: int) -> Lines:
         """Return lines that are to be answered; see InputLines."""
-        found = self._ahead.take(most)
+        found = self._ahead.take_first(most)
         while len(found) < most and not self.has_ended:
             self._read_again()
-            found.extend(self._ahead.take(most - len(found)))
+            found.extend(self._ahead.take_first(most - len(found)))
         return found
 
     def close(self) -> None:
-        """Read no more, and give out no more."""
         super().close()
         self._ahead = Lines()
 
@@ -355,10 +348,11 @@ class FileLines(InputLines):
         if 0 not in checksums and not self._is_answered:
             self._ahead = lines
             return
-        for line in starmap(Line, lines.rows()):
-            if not (self._is_answered and self._is_answered[line.index]):
-                number = None if line.checksum else self._duplicates.first_number(line.index)
-                self._ahead.append(line, None if number is None else Remark(number))
+        for line in lines.rows():
+            index, _, _, checksum = line
+            if not (self._is_answered and self._is_answered[index]):
+                number = None if checksum else self._duplicates.first_number(index)
+                self._ahead.append_line(line, None if number is None else Remark(number))
 
     def lacking(self, index: int, answer: bytes) -> bytes:
         """Return what of the answer to a line is to be written; see InputLines."""
@@ -371,7 +365,7 @@ class FileLines(InputLines):
 
     def _take_late(self, line: Line, request_id: str, arrival: float) -> None:  # noqa: ARG002 - see InputLines
         raise BatchdecodeError(
-            f"line {line.number}: arrival_time goes back from {self._last_arrival:g} to "
+            f"line {line[1]}: arrival_time goes back from {self._last_arrival:g} to "
             f"{arrival:g}: workers are given lines as they stand, so sort them by arrival_time, "
             "or run them without --workers"
         )
@@ -392,9 +386,9 @@ class FileLines(InputLines):
     def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:
         self._checksums.append(0)
         if remark is not None:
-            self._duplicates.add(line.index, remark.first_number)
+            self._duplicates.add(line[0], remark.first_number)
         if self._earlier is not None:
-            self._is_answered.append(self._earlier.has_rejected(request_id, line.number))
+            self._is_answered.append(self._earlier.has_rejected(request_id, line[1]))
 
 
 class PipeLines(InputLines):
@@ -419,11 +413,9 @@ class PipeLines(InputLines):
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more lines will be given out."""
         return not self._ready and (self._is_closed or self.is_checked)
 
     def next_batch(self) -> LineBatch | None:
-        """Return lines that are to be checked; see InputLines."""
         num_ahead = self._num_lines - self.num_read + len(self._ready)
         is_full = num_ahead > MAX_AHEAD - BATCH_LINES
         if self._has_read_all or is_full or self._read.empty():
@@ -439,18 +431,16 @@ class PipeLines(InputLines):
         return None
 
     def next_lines(self, most: int) -> Lines:
-        """Return lines that are to be answered; see InputLines."""
-        return self._ready.take(most)
+        return self._ready.take_first(most)
 
     def close(self) -> None:
-        """Read no more, and give out no more."""
         super().close()
         self._ready = Lines()
 
     def _take_late(self, line: Line, request_id: str, arrival: float) -> None:
         request = Request(id=request_id, prompt="", arrival_time=arrival)
-        last, text = self._last_arrival, line.text
-        bad = arrival_goes_back(ParsedLine(request), text, line.number, last)
+        last, (_, number, text, _) = self._last_arrival, line
+        bad = arrival_goes_back(ParsedLine(request), text, number, last)
         self._take_bad(line, bad, Remark(last_arrival=last))
 
     def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:  # noqa: ARG002 - see InputLines
@@ -458,7 +448,7 @@ class PipeLines(InputLines):
 
     def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:  # noqa: ARG002 - see InputLines
         if self._keep_going:
-            self._ready.append(line, remark)
+            self._ready.append_line(line, remark)
         else:
             self.has_refused = self._is_closed = self._has_read_all = True
 
@@ -477,24 +467,6 @@ class PipeLines(InputLines):
         self._wake()
 
 
-# Who decodes which lines: given out as workers get on with them, and again when one dies.
-#
-# Rule: each line is with one worker or none, and what a worker has not answered when it dies is
-# given out again, so that nothing is lost, and nothing written twice.
-
-DEATHS_TOGETHER = 2
-"""After so many a line is suspected of them, and decoded by itself."""
-DEATHS_ALONE = 3
-"""After so many by itself, a line has failed."""
-MAX_FAILED_STARTS = 3  # with no worker ready in between
-MAX_FUTILE_DEATHS = 30  # of workers with lines, with none decoded in between
-MAX_BATCHES = 2  # that a worker has to check
-AHEAD_SECONDS = 0.2  # for which a worker has lines beside those in its slots
-MAX_AHEAD_LINES, MAX_AHEAD_BYTES = 4096, 4 * 2**20
-_NEWEST = 0.3  # how much of a rate is what was measured last
-_text_of = itemgetter(Line.__struct_fields__.index("text"))
-
-
 class FailedWorkerError(BatchdecodeError):
     """What happened to a worker would happen to every other one."""
 
@@ -506,7 +478,7 @@ class FailedWorkerError(BatchdecodeError):
 class _Member:
     """A worker as the driver knows it.
 
-    held: what makes a `Line` of each that it has not answered, by index.  remarks: see Lines.
+    held: the lines that it has not answered, by index.  remarks: see Lines.
     batches: what it has to check, in order.
     is_alone: it has one line that is suspected, and is given no other one.
     num_steps, now: how many steps were made in its place, and when the next one starts.
@@ -515,13 +487,12 @@ class _Member:
     def __init__(self, num_steps: int = 0, now: float = 0.0) -> None:
         self.num_steps, self.now = num_steps, now
         self.is_ready = self.is_alone = False
-        self.held: dict[int, Row] = {}
+        self.held: dict[int, Line] = {}
         self.remarks: dict[int, Remark] = {}
         self.batches: deque[LineBatch] = deque()
         self._num_bytes, self._rate, self._last = 0, 0.0, time.monotonic()
 
     def give(self, lines: Lines) -> None:
-        """Take note that the worker is given lines."""
         self.held.update(zip(lines.indexes, lines.rows(), strict=True))
         self.remarks |= lines.remarks
         self._num_bytes += sum(map(len, lines.texts))
@@ -536,7 +507,6 @@ class _Member:
         self.is_alone = self.is_alone and bool(self.held)
 
     def release(self, indexes: list[int]) -> None:
-        """Take note that the worker has lines no more."""
         self._num_bytes -= sum(map(len, map(_text_of, map(self.held.pop, indexes))))
         if self.remarks:
             for index in indexes:
@@ -631,11 +601,6 @@ class Driver:
                     yield number, report
 
     @property
-    def num_held(self) -> int:
-        """How many lines are with workers."""
-        return sum(len(member.held) for member in self._members)
-
-    @property
     def _has_work(self) -> bool:
         return bool(self._again or self._suspects or any(m.held for m in self._members))
 
@@ -677,8 +642,6 @@ class Driver:
             for index in indexes:
                 self._deaths.pop(index, None)
 
-    # -- giving out ---------------------------------------------------------------------------
-
     def _give_batches(self, lines: InputLines) -> None:
         """Give lines to be checked to workers that have few."""
         for number, member in enumerate(self._members):
@@ -701,7 +664,7 @@ class Driver:
                 continue
             if self._suspects and not member.held:
                 member.is_alone = True
-                self._give(number, self._suspects.take(1))
+                self._give(number, self._suspects.take_first(1))
             elif wanted := member.num_wanted(self._num_slots):
                 wanting.append((number, wanted))
         given = {number: Lines() for number, _ in wanting}
@@ -709,7 +672,7 @@ class Driver:
             left = []
             share = max(1, self._num_slots // 4) if len(wanting) > 1 else wanting[0][1]
             for number, wanted in wanting:
-                portion = self._again.take(min(wanted, share))  # of a worker that died
+                portion = self._again.take_first(min(wanted, share))  # of a worker that died
                 portion.extend(lines.next_lines(min(wanted, share) - len(portion)))
                 given[number].extend(portion)
                 if len(portion) == share < wanted:
@@ -722,8 +685,6 @@ class Driver:
     def _give(self, number: int, lines: Lines) -> None:
         self._members[number].give(lines)
         self._transport.send(number, Decode(lines))
-
-    # -- deaths -------------------------------------------------------------------------------
 
     def _replace(self, number: int, died: Died) -> RestartEvent:
         """Start a worker in place of one that has died, and give out again what that had.
@@ -753,16 +714,16 @@ class Driver:
         self._unchecked.extend(member.batches)
         if member.batches and num_faults:
             self._note_failed_check(member.batches[0], how)
-        for index, row in member.held.items():
-            line, remark = Line(*row), member.remarks.get(index)
+        for index, line in member.held.items():
+            remark = member.remarks.get(index)
             num_deaths = self._deaths[index] = self._deaths.get(index, 0) + num_faults
             if num_deaths < DEATHS_TOGETHER:
-                self._again.append(line, remark)
+                self._again.append_line(line, remark)
             elif num_deaths < DEATHS_TOGETHER + DEATHS_ALONE or not member.is_alone:
-                self._suspects.append(line, remark)
+                self._suspects.append_line(line, remark)
             else:
                 why = f"{DEATHS_ALONE} workers died that decoded nothing else; the last {how}"
-                self._again.append(line, replace(remark or Remark(), deaths=why))
+                self._again.append_line(line, replace(remark or Remark(), deaths=why))
         self.num_restarts += 1
         restart = RestartEvent(
             worker=number,
@@ -789,94 +750,14 @@ class Driver:
             )
 
 
-# What becomes of what workers tell beside their answers: a trace, a picture and numbers.
-
-
-class _Told(NamedTuple):
-    """What is known of a worker.  It is replaced as a whole: any thread may read it.
-
-    totals: its own, see decode_totals; b"" before it has told any.  earlier: of those in its place
-    that have died.  num_answered: lines, by all of them.  num_begun: those that are in its engine.
-    now: when its next step starts.
-    """
-
-    totals: bytes
-    earlier: RunTotals | None
-    state: EngineState
-    num_answered: int
-    num_begun: int
-    now: float = 0.0
-
-
-class Standings:
-    """Takes in what workers tell of themselves.
-
-    run: how the trace of one begins.  lines: what is to be answered.
-    """
-
-    def __init__(self, run: RunEvent, num_workers: int, lines: InputLines) -> None:
-        self._run, self._lines, self._num_to_answer = run, lines, lines.num_to_answer
-        self._idle = EngineState(run.batch)
-        self._told = [_Told(b"", None, self._idle, 0, 0)] * num_workers
-
-    def take(self, number: int, answered: Answered) -> None:
-        """Take in what a worker has told."""
-        known = self._told[number]
-        self._told[number] = _Told(
-            answered.totals or known.totals,
-            known.earlier,
-            answered.state or known.state,
-            known.num_answered + len(answered.indexes),
-            answered.num_begun,
-            answered.now,
-        )
-
-    def lose(self, number: int) -> None:
-        """Take note that a worker has died, and that there is another one in its place."""
-        known = self._told[number]
-        earlier = of_the_dead(self._totals(known)) if known.totals else known.earlier
-        self._told[number] = _Told(b"", earlier, self._idle, known.num_answered, 0, known.now)
-
-    @property
-    def num_begun(self) -> int:
-        """How many lines are in an engine."""
-        return sum(told.num_begun for told in self._told)
-
-    @property
-    def backlog(self) -> Unread:
-        """Lines that no engine has begun, by what has arrived for the worker that is furthest."""
-        if self._num_to_answer is None:
-            return NOTHING_UNREAD
-        num_left = self._num_to_answer - sum(t.num_answered + t.num_begun for t in self._told)
-        now = max(told.now for told in self._told)
-        coming = min(num_left, self._lines.arrivals.left(now).coming)
-        return Unread(num_left - coming, coming)
-
-    def engines(self) -> list[tuple[EngineState, RunTotals]]:
-        """Return, by worker, how it stands and what it has done."""
-        return [(told.state, self._totals(told)) for told in list(self._told)]
-
-    def summary(self, slo: Slo | None) -> RunSummary:
-        """Return the numbers of all workers."""
-        return summarize_workers([self._totals(told) for told in self._told], self._run, slo)
-
-    def _totals(self, told: _Told) -> RunTotals:
-        """Return what a worker has done, with all that were in its place before it."""
-        earlier = told.earlier
-        if not told.totals:
-            return nothing_done(self._run) if earlier is None else earlier
-        totals = decode_totals(told.totals)
-        return totals if earlier is None else in_turn(earlier, totals)
-
-
 class WorkersRecord(Gauges):
-    """Takes what workers tell to the trace, the view and the numbers.
+    """Takes the events of workers to the trace, the view and the numbers.
 
     run: how the trace of one begins.  files: see locked_files.
-    exposition, spans: what tells others of it.
+    exposition, spans: what others see of it.
 
     Raises:
-        OutputError: the file of the trace cannot be opened.
+        OutputError: a file cannot be opened.
     """
 
     def __init__(
@@ -890,80 +771,136 @@ class WorkersRecord(Gauges):
         exposition: "Exposition | None",
         spans: "SpanSender | None",
     ) -> None:
-        self._options, self._run, self._title, self.files = options, run, title, files
-        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
-        self._standings = Standings(run, num_workers, lines)
+        self._options, self._title, self.files = options, title, files
+        self._run = run if num_workers == 1 else replace(run, workers=num_workers)
+        self._lines, self._num_to_answer = lines, lines.num_to_answer
+        self._spans, self._wanted = spans, Wanted.by(options)
+        # By worker: how each stands, when its next step starts, and lines in the engine.
+        self._states = [EngineState(run.batch)] * num_workers
+        self._times, self._num_begun = [0.0] * num_workers, [0] * num_workers
+        self._num_answered = 0
         self._num_steps = [0] * num_workers
-        self._fold: RequestFold | None = None
-        self.view = _open_view(options, run, num_workers, lines.total, title, self)
-        self._fold = self.view.fold
-        self._timeline = _new_timeline() if options.report is not None else None
+        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
         self._series = None
         if options.timeseries is not None:
-            from .series import WorkersSeriesWriter  # noqa: PLC0415 - few runs need it
+            from .series import SeriesWriter  # noqa: PLC0415 - few runs need it
 
-            sink, interval = files["--timeseries"].open(), options.timeseries_interval
-            self._series = WorkersSeriesWriter(sink, interval, run, num_workers)
-        self._spans = spans
-        whole = replace(run, workers=num_workers)
-        if self._trace is not None:
-            self._trace.write([whole])
-        if self._timeline is not None:
-            self._timeline.add(whole)
-        if spans is not None:
-            for number in range(num_workers):
-                spans.take([run], number)
+            sink = files["--timeseries"].open()
+            self._series = SeriesWriter(sink, options.timeseries_interval, num_workers)
+        all_series = [None] * num_workers if self._series is None else self._series.all_series
+        self._metrics: RunMetrics | None = None
+        self._lock: AbstractContextManager[object] = nullcontext()
         if exposition is not None:
             from batcher.metrics.prometheus import WorkersCollector  # noqa: PLC0415 - an extra
 
-            engines = self._standings.engines
-            told = WorkersCollector(run, options.model, engines, lambda: self._standings.backlog)
-            exposition.tell(told)
+            self._metrics = watched = RunMetrics(
+                options.limits, is_watched=True, worker_series=all_series
+            )
+            collector = WorkersCollector(watched, options.model, self._states, self.backlog)
+            self._lock = collector.lock
+        elif self._wanted.events:
+            self._metrics = RunMetrics(options.limits, worker_series=all_series)
+        self._timeline = None
+        if options.report is not None:
+            from batcher.page.page import PageTimeline  # noqa: PLC0415 - few runs need it
 
-    def take(self, number: int, told: Answered) -> None:
-        """Take in what a worker has told."""
-        self._standings.take(number, told)
+            self._timeline = PageTimeline()
+        plan = RunPlan(
+            title,
+            run.policy,
+            num_workers * options.batch,
+            lines.total,
+            is_timed=bool(run.step_time),
+            num_workers=num_workers,
+        )
+        self.view = open_view(
+            plan,
+            self,
+            live=options.live,
+            is_quiet=options.quiet,
+            color=options.color,
+            pace=None,
+            is_piped=options.output is None and is_pipe(stdout_descriptor()),
+            has_others=options.output is None and is_same_terminal(stdout_descriptor(), 2),
+            has_stdin=False,
+        )
+        self._note_events([self._run])
+        if exposition is not None:
+            exposition.tell(collector)
+
+    def take_answered(self, number: int, told: Answered) -> None:
+        """Take in what a worker has reported."""
+        self._num_answered += len(told.indexes)
+        self._times[number], self._num_begun[number] = told.now, told.num_begun
         self._num_steps[number] = told.num_steps
-        events = self._named(told.events)
-        self._keep(number, events)
-        if self._spans is not None:
-            self._spans.take(events, number)
-        view, fold = self.view, self._fold
-        if fold is not None:
-            with view.lock:
-                for event in events:
-                    fold.take(event)
-                view.paces[number].step = max(told.num_steps - 1, 0)
-            view.after_step(max(self._num_steps) - 1)
+        with self._lock:
+            if told.state is not None:
+                self._states[number] = told.state
+            self._note_events(told.events)
+            if self._metrics is not None:
+                own = self._metrics.workers[number]
+                own.counted.num_steps = max(own.counted.num_steps, told.num_steps)
+                own.counted.num_compiled += told.constraints[0]
+                own.counted.num_compiled_before += told.constraints[1]
+        if self.view.is_watched:
+            with self.view.lock:
+                self.view.paces[number].step = max(told.num_steps - 1, 0)
+            self.view.after_step(max(self._num_steps) - 1)
 
-    def _named(self, events: list[Event]) -> list[Event]:
-        """Return the events of a worker as the run has them; one alone has no number."""
-        if len(self._num_steps) > 1:
-            return events
-        return [replace(event, worker=None) for event in events if not isinstance(event, RunEvent)]
+    def take_restart(self, number: int, restart: RestartEvent) -> None:
+        """Take note that a worker has died, and that there is another one in its place."""
+        self._num_begun[number] = 0
+        with self._lock:
+            self._states[number] = EngineState(self._run.batch)
+            self._note_events([restart])
 
-    def _keep(self, number: int, events: list[Event]) -> None:
-        """Pass events of a worker on to the files."""
-        if self._series is not None:
-            self._series.take(number, events)
+    def _note_events(self, events: list[Event]) -> None:
+        """Pass events on to all that read them; those of one worker alone have no number."""
+        if not events:
+            return
+        if len(self._num_steps) == 1:
+            events = [
+                event if isinstance(event, RunEvent) else replace(event, worker=None)
+                for event in events
+            ]
         if self._trace is not None:
             self._trace.write(events)
+        if self._metrics is not None:
+            self._metrics.observe(events)
+        if self._series is not None:
+            self._series.write_known()
         if self._timeline is not None:
             for event in events:
                 self._timeline.add(event)
-
-    def restart(self, number: int, restart: RestartEvent) -> None:
-        """Take note that a worker has died, and that there is another one in its place."""
-        self._standings.lose(number)
-        events = self._named([restart])
-        self._keep(number, events)
         if self._spans is not None:
-            self._spans.take(events, number)
-        fold = self._fold
-        if fold is not None:
+            self._spans.take(events)
+        if self.view.fold is not None:
             with self.view.lock:
                 for event in events:
-                    fold.take(event)
+                    self.view.fold.take(event)
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether the last events of workers are to be waited for."""
+        readers = (self._trace, self._timeline, self._series, self._spans)
+        return any(each is not None for each in readers)
+
+    def backlog(self) -> Unread:
+        """Return the lines that no engine has begun, by the worker whose clock is furthest."""
+        if self._num_to_answer is None:
+            return NOTHING_UNREAD
+        num_left = self._num_to_answer - self._num_answered - sum(self._num_begun)
+        coming = min(num_left, self._lines.arrivals.left(max(self._times)).coming)
+        return Unread(num_left - coming, coming)
+
+    def read_gauges(self) -> GaugeReading:
+        """Return how things stand; see Gauges."""
+        queued, coming = self.backlog()
+        fold = self.view.fold
+        own = [] if fold is None else [found for found in fold.open if not is_follower(found)]
+        queued += sum(found.admission is None for found in own)
+        coming += max(sum(self._num_begun) - sum(not found.index for found in own), 0)
+        return GaugeReading(0.0, 0, None, None, queued, coming)
 
     def flush(self) -> None:
         """Write what the trace has kept.
@@ -974,47 +911,29 @@ class WorkersRecord(Gauges):
         if self._trace is not None:
             self._trace.flush()
 
-    @property
-    def has_events(self) -> bool:
-        """Whether it is to be told of all that happens."""
-        kept = (self._trace, self._timeline, self._series, self._spans)
-        return any(each is not None for each in kept)
-
-    def read_gauges(self) -> GaugeReading:
-        """Return how things stand; see Gauges."""
-        queued, coming = self._standings.backlog
-        fold = self._fold
-        own = [] if fold is None else [found for found in fold.open if not is_follower(found)]
-        queued += sum(found.admission is None for found in own)
-        coming += max(self._standings.num_begun - sum(not found.index for found in own), 0)
-        return GaugeReading(0.0, 0, None, None, queued, coming)
-
     def close(self) -> None:
-        """End the picture and the trace."""
-        self.view.close()
-        try:
+        """End the picture, the trace and the run over time."""
+        with ExitStack() as closing:
+            if self._series is not None and self._metrics is not None:
+                closing.callback(self._series.close)
+                closing.callback(self._metrics.close, 0)
             if self._trace is not None:
-                self._trace.close()
-        finally:
-            if self._series is not None:
-                self._series.close(self._num_steps)
+                closing.callback(self._trace.close)
+            self.view.close()
 
     def conclude(self, results: str | None, *, is_complete: bool, elapsed: float) -> None:
-        """Say what happened, to the person and to the programs that want to know.
+        """Report what happened, to the person and to the programs that want to know.
 
         results: what messages call the file of results, if there is one.
         """
-        options, run, timelines = self._options, self._run, None
-        failures: dict[str, Exception] = {}
-        if Wanted.by(options).numbers:
-            if self._timeline is not None:
-                timelines, run = self._timeline.workers, self._timeline.run
+        options, failures = self._options, dict[str, Exception]()
+        if self._metrics is not None:
             failures = tell_summary(
                 options,
-                self._standings.summary(options.limits),
-                run,
+                self._metrics.summary(),
+                self._run,
                 self._title,
-                timelines,
+                None if self._timeline is None else self._timeline.workers,
                 self.files,
                 results,
                 elapsed=elapsed,
@@ -1023,44 +942,6 @@ class WorkersRecord(Gauges):
         for failure in failures.values():
             raise failure
         close_spans(self._spans, self._num_steps, is_quiet=options.quiet)
-
-
-def _new_timeline() -> "PageTimeline":
-    from batcher.page.page import PageTimeline  # noqa: PLC0415 - as above
-
-    return PageTimeline()
-
-
-def _open_view(
-    options: RunOptions,
-    run: RunEvent,
-    num_workers: int,
-    total: int | None,
-    title: str,
-    gauges: WorkersRecord,
-) -> View:
-    return open_view(
-        RunPlan(
-            title,
-            run.policy,
-            num_workers * options.batch,
-            total,
-            is_timed=bool(run.step_time),
-            num_workers=num_workers,
-        ),
-        gauges,
-        live="always" if has_picture(options) else "never",
-        is_quiet=options.quiet,
-        color=options.color,
-        pace=None,
-        is_piped=options.output is None and is_pipe(stdout_descriptor()),
-        has_others=options.output is None and is_same_terminal(stdout_descriptor(), 2),
-        has_stdin=False,
-    )
-
-
-BAD_INPUT = 2  # an exit status
-_MAX_KINDS = 5  # of what workers say
 
 
 def run_by_workers(
@@ -1231,17 +1112,17 @@ class _WorkersRun:
         has_given_up = False
         for number, told in self._driver.decode(self._lines):
             if isinstance(told, RestartEvent):
-                self._record.restart(number, told)
+                self._record.take_restart(number, told)
                 continue
-            self._record.take(number, told)
+            self._record.take_answered(number, told)
             self._write(told)
             if self._has_given_up and not has_given_up:
                 has_given_up = True
                 self._driver.give_up(self._lines)
             if stop.received is not None:
                 raise Interrupted
-        for number, told in self._driver.finish() if self._record.has_events else ():
-            self._record.take(number, told)
+        for number, told in self._driver.finish() if self._record.has_readers else ():
+            self._record.take_answered(number, told)
 
     def _show_all(self) -> float:
         """Show what there is before the run waits; return when to do so again, see View."""

@@ -8,7 +8,6 @@ from cli.run.worker import (
     Answered,
     Decode,
     Inbox,
-    Line,
     Lines,
     Remark,
     decode_instruction,
@@ -71,15 +70,15 @@ def test_lines_come_out_as_they_went_in(going_in, coming_out):
     for is_odd, count in going_in:
         more = Lines()
         for index in range(len(kept), len(kept) + count):
-            line = Line(index, index + 1, b"%d\n" % index, 7 * index)
+            line = (index, index + 1, b"%d\n" % index, 7 * index)
             remark = Remark(first_number=index) if is_odd else None
             if remark is not None:
                 remarks[index] = remark
-            more.append(line, remark)
-            kept.append((index, index + 1, line.text, 7 * index))
+            more.append_line(line, remark)
+            kept.append(line)
         lines.extend(more)
     for most in coming_out:
-        taken = lines.take(most)
+        taken = lines.take_first(most)
         assert taken.remarks.keys() <= set(taken.indexes)
         assert len(taken) == min(most, len(taken) + len(lines))
         found.extend(decode_instruction(encode(Decode(taken))).lines)

@@ -14,7 +14,7 @@ from test_spans import collector  # noqa: F401 - a fixture
 
 from cli.options import SchedulingOptions
 from cli.run.exposing import Exposition
-from cli.run.workers import Standings
+from cli.run.workers import WorkersRecord
 
 NOT_ARRIVED = "batchdecode_requests_not_arrived"
 WAITING = "vllm:num_requests_waiting"
@@ -56,7 +56,7 @@ def observed(options, monkeypatch, **how):
     """Carry out a run; return what is told whenever a worker has said something."""
     collectors, all_told = [], []
     monkeypatch.setattr(Exposition, "tell", lambda _, told: collectors.append(told))
-    take = Standings.take
+    take = WorkersRecord.take_answered
 
     def looking(self, number, answered):
         take(self, number, answered)
@@ -67,14 +67,15 @@ def observed(options, monkeypatch, **how):
                 told[key] = value
         all_told.append(told)
 
-    monkeypatch.setattr(Standings, "take", looking)
+    monkeypatch.setattr(WorkersRecord, "take_answered", looking)
     _, workers = run_inner(options, **how)
     return all_told, workers
 
 
 @pytest.mark.parametrize("seed", mostly_heavy(range(3), 0))
 def test_counts_only_grow_whoever_dies_and_nobody_is_left_in_the_end(tmp_path, monkeypatch, seed):
-    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(60)))
+    several = [{"id": f"s{n}", "prompt": "x", "n": 3, "temperature": 1} for n in range(20)]
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(40), *several))
     options = options_of(tmp_path, metrics_file=str(tmp_path / "m.prom"))
     all_told, workers = observed(options, monkeypatch, kill_share=0.1, seed=seed)
     assert workers.num_kills

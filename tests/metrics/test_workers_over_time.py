@@ -10,7 +10,7 @@ from reference import english_requests
 from test_restarted_workers import SETTINGS, cases, places
 from worker_runs import worker_runs
 
-from batcher.events import FinishEvent, RunEvent
+from batcher.events import FinishEvent
 from batcher.metrics.summary import RunMetrics
 from batcher.metrics.times import TimeSeries, with_one_interval
 from batcher.trace.run import event_of_worker
@@ -46,17 +46,14 @@ def test_rows_of_a_worker_are_those_of_an_engine(drawn, num_workers, seed, kind,
 def test_restarts_lose_no_step_and_end_nothing(drawn, num_workers, seed, kind):
     _, of_places, events = places(drawn, num_workers, seed, kind)
     all_series = [TimeSeries() for _ in of_places]
-    workers = [RunMetrics(series=series) for series in all_series]
-    for event in events:
-        for worker in workers if isinstance(event, RunEvent) else [workers[event.worker]]:
-            worker.observe([event])
-    for worker, lives in zip(workers, of_places, strict=True):
-        worker.close(lives[-1].totals.num_steps)
+    metrics = RunMetrics(worker_series=all_series)
+    metrics.observe(events)
+    metrics.close(0)
     with_one_interval(all_series)
     assert len({series.interval for series in all_series}) == 1
     rows = [series.finish() for series in all_series]
     for told, lives in zip(rows, of_places, strict=True):
-        assert sum(row.steps for row in told) == lives[-1].totals.num_steps
+        assert sum(row.steps for row in told) == lives[-1].num_steps
         assert not told or (told[-1].running, told[-1].waiting) == (0, 0)
         ends = [e for life in lives for e in life.events if isinstance(e, FinishEvent)]
         arrived = [e for e in ends if e.role != "negative" and not (e.role == "beam" and e.index)]

@@ -1,6 +1,5 @@
 """The numbers of several workers are those of the trace of them all, and follow from their sums."""
 
-import pickle
 from random import Random
 
 import pytest
@@ -11,17 +10,9 @@ from msgspec.structs import replace
 from reference import english_requests
 from worker_runs import interleaved, worker_runs
 
-from batcher import Request
 from batcher.events import RunEvent
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import (
-    RunMetrics,
-    decode_totals,
-    encode_totals,
-    merged,
-    summarize,
-    summarize_workers,
-)
+from batcher.metrics.summary import RunMetrics, summarize
 from batcher.metrics.times import Histogram, SecondsHistogram
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
@@ -47,25 +38,10 @@ def ran(drawn, num_workers, seed, kind):
     return [run.events for run in worker_runs(named, num_workers, BATCH, draw, **SETTINGS[kind])]
 
 
-def totals_of(events, slo=None):
-    metrics = RunMetrics(slo)
+def totals_of(events):
+    metrics = RunMetrics(SLO)
     metrics.observe(events)
     return metrics.totals()
-
-
-@cases
-@examples(90)
-def test_sums_that_were_sent_make_the_numbers_of_the_trace(drawn, num_workers, seed, kind):
-    own = ran(drawn, num_workers, seed, kind)
-    run = own[0][0]
-    metrics = [RunMetrics(SLO) for _ in own]
-    for event in interleaved(own, BATCH, Random(seed)):
-        for each in metrics if isinstance(event, RunEvent) else [metrics[event.worker]]:
-            each.observe([event])
-    read = [each.totals() for each in metrics]
-    sent = [decode_totals(encode_totals(totals_of(events, SLO))) for events in own]
-    assert summarize_workers(sent, run, SLO) == summarize_workers(read, run, SLO)
-    assert [pickle.loads(pickle.dumps(each)) for each in read] == sent  # noqa: S301 - our own
 
 
 @cases
@@ -74,10 +50,14 @@ def test_numbers_of_several_are_what_the_timeline_and_the_workers_tell(
     drawn, num_workers, seed, kind
 ):
     own = ran(drawn, num_workers, seed, kind)
-    run = own[0][0]
-    timeline = Timeline.from_events(interleaved(own, BATCH, Random(seed)))
-    summary = summarize_workers([totals_of(events, SLO) for events in own], run, SLO)
-    alone = [summarize(totals_of(events, SLO), run, SLO) for events in own]
+    run, events = own[0][0], interleaved(own, BATCH, Random(seed))
+    timeline = Timeline.from_events(events)
+    metrics = RunMetrics(SLO, worker_series=[None] * num_workers)
+    metrics.observe(events)
+    summary, of_each = metrics.summary(), list(map(totals_of, own))
+    assert metrics.summary() == summary
+    assert [worker.totals() for worker in metrics.workers] == of_each
+    alone = [summarize(totals, run, SLO) for totals in of_each]
     assert summary.batch == timeline.num_slots == num_workers * BATCH
     assert summary.steps == timeline.num_steps == max(each.steps for each in alone)
     busy = sum(stretch.total for stretch in timeline.occupied())
@@ -99,9 +79,10 @@ def test_numbers_of_several_are_what_the_timeline_and_the_workers_tell(
 @examples(30)
 def test_of_one_worker_it_is_what_it_was(drawn, num_workers, seed, kind):
     (events, *_) = ran(drawn, num_workers, seed, kind)
-    metrics = RunMetrics(SLO)
-    metrics.observe(events)
-    assert summarize(merged([metrics.totals()]), events[0], SLO) == metrics.summary()
+    one, engine = RunMetrics(SLO, worker_series=[None]), RunMetrics(SLO)
+    for metrics in (one, engine):
+        metrics.observe(events)
+    assert replace(one.summary(), workers=None) == engine.summary()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**40)), min_size=1))
@@ -118,20 +99,11 @@ def test_histograms_of_parts_are_that_of_all(values):
         assert first.distribution() == whole.distribution()
 
 
-def test_what_is_merged_into_another_stays_as_it_is():
-    requests = [Request(id=f"r{n}", prompt="One", max_tokens=5) for n in range(7)]
-    own = [run.events for run in worker_runs(requests, 2, BATCH, Random(1), **TIMED)]
-    parts = [totals_of(events) for events in own]
-    before = [encode_totals(totals) for totals in parts]
-    merged(parts)
-    assert [encode_totals(totals) for totals in parts] == before
-
-
 @pytest.mark.parametrize("steps", [0, 9])
 def test_workers_that_did_nothing_have_numbers(steps):
-    run = RunEvent(batch=BATCH, model="simulated", settings={})
-    metrics = RunMetrics()
-    metrics.observe([run])
-    summary = summarize_workers([metrics.totals(steps), metrics.totals()], run)
+    metrics = RunMetrics(worker_series=[None, None])
+    metrics.observe([RunEvent(batch=BATCH, model="simulated", settings={}, workers=2)])
+    metrics.workers[0].counted.num_steps = steps
+    summary = metrics.summary()
     assert (summary.batch, summary.steps, summary.busy_share) == (2 * BATCH, steps, 0.0)
     assert summary.idle.tail == 2 * BATCH * steps
