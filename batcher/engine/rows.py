@@ -18,6 +18,7 @@ from batcher.decoding.constraints import (
     ConstraintCompiler,
     RowConstraint,
     allowed_tokens,
+    find_masks,
 )
 from batcher.decoding.filters import needs_cumulative, sampling_params
 from batcher.decoding.healing import HealingRow
@@ -149,9 +150,9 @@ class RowState(Struct, eq=False):
         look = self.grammar.verifier.look(output)
         if unenforced and not look.is_decided:
             look = Look(f"nothing can check {', '.join(unenforced)} in it")
-        states = self.grammar.states
+        grammar = self.grammar
         judged = self.grammar.verifier.judge(
-            output, look, is_ended=is_ended, accepts=lambda: states.accepts(kept)
+            output, look, is_ended=is_ended, accepts=lambda: grammar.accepts(kept)
         )
         return replace(
             generated,
@@ -587,6 +588,18 @@ class RowDecoder:
         """
         jumps: dict[int, list[int]] = {}
         has_stopped, first_slots, token_of = {*stopped}, self.first_slots, given.tolist()
+        moved: list[RowConstraint] = []
+        for slot, row in rows:
+            if row.constraint is None or slot in has_stopped:
+                continue
+            is_out = is_over and first_slots.get(slot, slot) in is_over
+            if not is_out and token_of[slot] not in self._eos_token_ids:
+                row.constraint.advance(token_of[slot])
+                moved.append(row.constraint)
+        if moved:
+            began = perf_counter()
+            find_masks(moved)
+            self._grammars.times.masks += perf_counter() - began
         for slot, row in rows:
             if is_over and first_slots.get(slot, slot) in is_over:
                 continue
@@ -597,7 +610,6 @@ class RowDecoder:
                     stopped.append(slot)
                     self._tell(row, tokens, num_silent=1)
                     continue
-                constraint.advance(tokens[0])
                 if constraint.may_force:
                     tokens += self._force(slot, row, constraint)
                     if len(tokens) > 1:

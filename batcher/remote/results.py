@@ -86,7 +86,7 @@ def _look_at(source: ConstraintSource, output: bytes) -> Look:
         look = _verifier_of(source).look(output)
         if look.is_decided or source.kind == "json_schema":  # whose grammar has one way to write
             return look
-        matcher = _grammars().compile(source).states.new_matcher()
+        matcher = _grammars().compile(source).matcher.deep_copy()
     except (BatchdecodeError, ImportError):  # the server may know other dialects
         return UNDECIDED
     is_kept = matcher.try_consume_tokens([*output]) == len(output) and matcher.is_accepting()

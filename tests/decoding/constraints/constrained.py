@@ -41,7 +41,7 @@ def source(kind, constraint):
 def language(kind, constraint):
     """What tells whether an output is a whole, as the compiled constraint has it."""
     compiled = compiler(BYTES).compile(source(kind, constraint))
-    return lambda output: compiled.states.accepts([byte + 1 for byte in output])
+    return lambda output: compiled.accepts([byte + 1 for byte in output])
 
 
 def ids_allowed(row, vocab_size=NUM_WORDS):
@@ -56,7 +56,7 @@ def bytes_allowed(row, token_bytes=WORDS.token_bytes):
 
 def may_end(row):
     """Whether the output so far is a whole; its EOS may be an id that no mask for a model holds."""
-    return any(map(row._state.allows, row._states.eos_token_ids))
+    return any(map(row.allows, row.eos_token_ids))
 
 
 def forced_token(row):
@@ -66,7 +66,7 @@ def forced_token(row):
 
 def must_end(row):
     """Whether a row allows nothing but EOS, in the numbering of its own tokenizer."""
-    ends = sum(1 << token_id for token_id in row._states.eos_token_ids)
+    ends = sum(1 << token_id for token_id in row.eos_token_ids)
     return int.from_bytes(row.packed_mask(), "little") == ends
 
 
