@@ -108,13 +108,13 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     policy: Annotated[
         str,
-        "who is admitted first: `fcfs`, `priority`, `sjf`, `ljf`, `deadline`, `lpm`, or "
+        "admission order: `fcfs`, `priority`, `sjf`, `ljf`, `deadline`, `lpm`, or "
         "[`module:function`](policies.md#a-policy-of-your-own)",
         Setting("NAME", "policy", 2, is_common=True),
     ] = "fcfs"
     aging: Annotated[
         float,
-        "a request that has waited this long goes first",
+        "waiting time after which a request goes first",
         Setting(
             "SECONDS",
             "aging",
@@ -130,40 +130,40 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = DEFAULT_AGING
     preempt_for: Annotated[
         PreemptFor | None,
-        "let [a request that may not wait](preempt-for.md) take the slot of a "
-        "running one: by `priority` (a smaller one), or `deadline` (it would miss its own, and "
-        "the other's is later)",
+        "preempt a running request for [a more urgent one](preempt-for.md): by `priority` "
+        "(lower is more urgent), or by `deadline` (the waiting one would miss its deadline, "
+        "and the other's is later)",
         Setting("WHAT", "preempt", 4),
     ] = None
     batching: Annotated[
         Batching,
-        "`continuous`, or `static`: slots are filled when all are empty",
+        "refill of slots: `continuous`, or `static` (only when all are empty)",
         Setting("KIND", "batching", 1),
     ] = "continuous"
     max_batch_tokens: Annotated[
         int | None,
-        "tokens a step computes at most, at least one for each slot",
+        "token budget per step (prefill + decode); at least one token per slot",
         Setting("N", "budget", 11, 1, is_common=True),
     ] = None
     long_prefill_threshold: Annotated[
         int | None,
-        "prompt tokens of one request that a step computes at most",
+        "maximum prompt tokens per request and step",
         Setting("N", "threshold", 12, 1),
     ] = None
     prefill_order: Annotated[
         PrefillOrder,
-        "`decode-first`, or `prefill-first`: prompts in steps of their own, while rows that "
-        "decode stand still",
+        "order of prefill and decode: `decode-first`, or `prefill-first` (prompts get steps of "
+        "their own, and running rows pause)",
         Setting("ORDER", "prefill", 5),
     ] = "decode-first"
     kv_blocks: Annotated[
         int | None,
-        "blocks of KV memory",
+        "number of KV blocks in memory",
         Setting("N", "blocks", 10, 1, MAX_KV_BLOCKS, is_common=True),
     ] = None
     block_size: Annotated[
         int,
-        "tokens of a block",
+        "tokens per KV block",
         Setting(
             "N",
             "block",
@@ -176,14 +176,13 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = DEFAULT_BLOCK_SIZE
     prefix_cache: Annotated[
         bool | None,
-        "whether full blocks are found again by their tokens: `on`, `off`, or `auto`, which is "
-        "on with `--kv-blocks`",
+        "reuse KV blocks of identical prefixes: `on`, `off`, or `auto` (on with `--kv-blocks`)",
         Setting("WHEN", "cache", 6),
     ] = None
     capacity: Annotated[
         Capacity,
-        "[how much room lets a request in](scheduling.md#capacity): `watermark`, `on-demand` "
-        "or `no-evict`",
+        "[free KV blocks required to admit a request](scheduling.md#capacity): `watermark`, "
+        "`on-demand` or `no-evict`",
         Setting(
             "KIND",
             "capacity",
@@ -194,7 +193,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = "watermark"
     watermark: Annotated[
         float,
-        "of all blocks, what `--capacity watermark` keeps free: less than 1",
+        "share of all blocks that `--capacity watermark` keeps free: less than 1",
         Setting(
             "SHARE",
             "watermark",

@@ -138,7 +138,7 @@ def grammar_timeout_option(panel: str = DECODING, shown: str = "") -> Option:
 
 def meta_option(panel: str) -> Option:
     """Return the option --meta."""
-    text = "JSON with the limits of the run, as vLLM names them.  [default: *meta.json beside LOG]"
+    text = "JSON with the limits of the run, as vLLM names them.  [default: *meta.json next to LOG]"
     return option(panel, text, "FILE", common=True)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 
+from cli.main import main
 from cli.run import stored_results, urls
-from cli.start import main
 
 
 class Shelf(LocalFileSystem):

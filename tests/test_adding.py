@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 IGNORED = shutil.ignore_patterns("__pycache__")
-RUN = "from cli.start import main; main()"
+RUN = "from cli.main import main; main()"
 
 
 class Copy:

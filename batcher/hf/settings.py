@@ -24,12 +24,12 @@ class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Annotated[
         str,
-        "what a model of `hf:` is computed on: `cpu`, `cuda` or `cuda:N`",
+        "device of a model of `hf:`: `cpu`, `cuda` or `cuda:N`",
         TransformerSetting(metavar="DEVICE"),
     ] = "cpu"
     dtype: Annotated[
         Dtype,
-        "what a model of `hf:` is computed in; `auto` is what its weights are kept in",
+        "data type of a model of `hf:`; `auto` is that of its weights",
         TransformerSetting(metavar="DTYPE"),
     ] = "auto"
     exact: Annotated[
@@ -39,7 +39,7 @@ class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
     trust_remote_code: Annotated[
         bool,
-        "run the Python code that a model of `hf:` brings; without it, such a model is refused",
+        "run the Python code of a model of `hf:`; otherwise a model with code is refused",
         TransformerSetting(),
     ] = False
     max_context: Annotated[

@@ -38,44 +38,44 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: Annotated[
         WeightKind,
-        "how weights are multiplied: `fp32`, or as integers with a scale for each matrix (`int8`) "
-        "or output (`int8-channel`)",
+        "form of the weights in products: `fp32`, or integers with a scale per matrix (`int8`) "
+        "or per output (`int8-channel`)",
         TransformerSetting(metavar="KIND"),
     ] = "fp32"
     fast_math: Annotated[
         bool,
-        "leave products of floats to BLAS: faster in small batches, but the last bits depend on "
+        "leave float products to BLAS: faster in small batches, but the last bits depend on "
         "the batch",
         TransformerSetting(),
     ] = False
     low_memory: Annotated[
         bool,
-        "keep weights packed, as `int8` or `int8-channel`, and unpack them for each product: a "
-        "quarter of the memory, the same results, and slower",
+        "keep weights packed (`int8`, `int8-channel`) and unpack them for each product: a "
+        "quarter of the memory, equal results, slower",
         TransformerSetting(),
     ] = False
     max_context: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CONTEXT)] | None,
-        "tokens that a row of a checkpoint may have, prompt and output; at most and by default as "
-        "many as the checkpoint says",
+        "maximum tokens of a row of a checkpoint, prompt and output; at most and by default "
+        "the checkpoint's own",
         TransformerSetting(metavar="N"),
     ] = None
     session_overflow: Annotated[
         SessionOverflow,
-        "what becomes of a conversation that would be longer: an `error`, or it loses its oldest "
-        "turns, `drop-oldest`",
+        "action when a conversation outgrows the context: fail (`error`), or drop the oldest "
+        "turns (`drop-oldest`)",
         TransformerSetting(metavar="KIND"),
     ] = "error"
     layout: Annotated[
         Layout,
-        "whether the rows of a step are computed as long as they are (`ragged`), or all as long as "
-        "the longest (`padded`), with padding that is thrown away",
+        "layout of a step: rows of their own lengths (`ragged`), or padded to the longest "
+        "(`padded`)",
         TransformerSetting(metavar="LAYOUT"),
     ] = "ragged"
     tensor_parallel: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_RANKS)],
-        "processes that a checkpoint is computed by, each of which holds its columns of the "
-        "weights; 1 is this one",
+        "processes that compute a checkpoint, each with its columns of the weights; 1 is this "
+        "process",
         TransformerSetting(metavar="N"),
     ] = 1
 

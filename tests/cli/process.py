@@ -13,7 +13,7 @@ from command_runs import run_command
 from command_server import command_line
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from cli.start import main; main()"]
+COMMAND = [sys.executable, "-c", "from cli.main import main; main()"]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("BATCHDECODE_")},
     "PYTHONPATH": str(ROOT),

@@ -96,7 +96,7 @@ def interrupted(name, *rest, **more):
         os.kill(os.getpid(), signal.SIGINT)
     return real_import(name, *rest, **more)
 builtins.__import__ = interrupted
-from cli.start import main
+from cli.main import main
 main()
 """
 

@@ -137,7 +137,7 @@ import importlib.util, sys
 from importlib.util import find_spec
 absent = "prometheus_client"
 importlib.util.find_spec = lambda name, *a: None if name == absent else find_spec(name, *a)
-from cli.start import main
+from cli.main import main
 main()
 """
 

@@ -80,3 +80,31 @@ def test_ranges_and_defaults_are_words(shown):
     assert "[default: 5; from 0.1 to 86,400]" in whole
     assert "[default: 120; from 0.000001 to 86,400]" in whole
     assert "[required]" in shown("plan")
+
+
+def help_texts():
+    """Yield every text of help, with the name of what it is about."""
+    for name, text in COMMANDS.items():
+        yield name, text
+        command = command_of(name)
+        assert " ".join(command.help.partition("\n\n")[0].split()) == text
+        yield from ((name, note) for note in command.notes)
+        for param in command.params:
+            if not getattr(param, "hidden", False):
+                yield f"{name} {max(param.opts, key=len)}", param.help
+
+
+STIFF = re.compile(
+    r"\b(who|whom|whose|nobody|somebody|tells?|told|says?|said|stands?|gives?|beside|"
+    r"is none|room for|come to its end|goes? on|gave way|as many as will do)\b",
+    re.IGNORECASE,
+)
+
+
+def test_help_is_plain_english():
+    wrong = [
+        f"{name}: {text}"
+        for name, text in help_texts()
+        if re.match(r"(what|where|who|how|whether)\b", text, re.IGNORECASE) or STIFF.search(text)
+    ]
+    assert wrong == []

@@ -19,7 +19,7 @@ REQUESTS = lines_of(*workload(40, max_tokens=30))
 IN_A_SESSION = """
 import fcntl, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from cli.start import main
+from cli.main import main
 main()
 """
 
@@ -35,7 +35,7 @@ class Terminal:
         modes[3] |= termios.NOFLSH
         termios.tcsetattr(self._theirs, termios.TCSANOW, modes)
         self.usual_modes = self.modes
-        script = "from cli.start import main; main()" if is_job else IN_A_SESSION
+        script = "from cli.main import main; main()" if is_job else IN_A_SESSION
         self.process = subprocess.Popen(
             [sys.executable, "-c", script, "run", *arguments],
             cwd=folder,

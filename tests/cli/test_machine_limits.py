@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from process import COMMAND, ENVIRONMENT, lines_of, start
 
-from cli import boundary
+from cli import main
 
 WORDS = lines_of(*({"prompt": "a", "max_tokens": 400, "ignore_eos": True} for _ in range(20_000)))
 
@@ -48,12 +48,13 @@ def test_a_lack_of_memory_is_one_line_wherever_it_shows(error, monkeypatch, caps
     def carry_out(_arguments):
         raise error
 
-    monkeypatch.setattr(boundary, "_carry_out", carry_out)
-    monkeypatch.setattr(boundary, "_occupy_standard_descriptors", lambda: None)
-    monkeypatch.setattr(boundary, "end_stdout", lambda: None)
-    monkeypatch.setattr(boundary.signal, "signal", lambda *_: None)  # SIGPIPE would end the tests
+    monkeypatch.setattr(main, "_carry_out", carry_out)
+    monkeypatch.setattr(main, "_occupy_standard_descriptors", lambda: None)
+    monkeypatch.setattr("cli.run.stdout.end_stdout", lambda: None)
+    monkeypatch.setattr(main.gc, "disable", lambda: None)
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)  # SIGPIPE would end the tests
     with pytest.raises(SystemExit) as left:
-        boundary.main()
+        main.main()
     assert left.value.code == 1
     assert capsys.readouterr().err.startswith("error: not enough memory; ")
 

@@ -416,7 +416,7 @@ WITHOUT = """
 import importlib.util, sys
 from importlib.util import find_spec
 importlib.util.find_spec = lambda name, *a: None if name == "starlette" else find_spec(name, *a)
-from cli.start import main
+from cli.main import main
 main()
 """
 

@@ -181,7 +181,7 @@ def test_an_address_that_is_none_is_an_error():
     )
 
 
-WITHOUT = "import sys; sys.modules['opentelemetry'] = None; from cli.start import main; main()"
+WITHOUT = "import sys; sys.modules['opentelemetry'] = None; from cli.main import main; main()"
 
 
 def test_a_missing_extra_is_named():

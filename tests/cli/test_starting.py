@@ -12,7 +12,7 @@ from process import ENVIRONMENT, ROOT, batchdecode, lines_of, workload
 MODULES = """
 import atexit, sys
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
-from cli.start import main
+from cli.main import main
 main()
 """
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from cli.start import main; main()"]
+COMMAND = [sys.executable, "-c", "from cli.main import main; main()"]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 LIMITS = ("-b", "4", "--kv-blocks", "30", "--block-size", "1")  # some are preempted
 PATIENCE = 60  # seconds

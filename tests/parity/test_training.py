@@ -376,7 +376,7 @@ def folder(tmp_path, corpus):
 
 
 def command(*arguments):
-    start = "from cli.start import main; main()"
+    start = "from cli.main import main; main()"
     return [sys.executable, "-c", start, "train", "corpus.txt", "--config", "tiny.yaml", *arguments]
 
 

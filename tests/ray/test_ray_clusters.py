@@ -165,7 +165,7 @@ def test_a_run_that_gets_no_room_says_what_there_is_and_ends(few):
 
     code = (
         "from cli.run.workers import actors; actors.NOTE_SECONDS, actors.ROOM_SECONDS = 1, 5; "
-        "from cli.start import main; main()"
+        "from cli.main import main; main()"
     )
     with Nodes(num_cpus=1) as nodes:
         ray.init(nodes.address, log_to_driver=False)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from cli.start import main; main()"]
+COMMAND = [sys.executable, "-c", "from cli.main import main; main()"]
 QUESTIONS = ("What is the capital of France?", "What is 2 + 2?", "Name a colour.", "Say hello.")
 
 pytest.importorskip("xllamacpp")

@@ -254,7 +254,7 @@ def test_a_server_that_is_not_there_is_told(tmp_path):
     assert told.startswith("error: cannot read s3://b/a.jsonl: ")
 
 
-IMPATIENT = "from cli.run import urls; urls.PATIENCE = 2; from cli.start import main; main()"
+IMPATIENT = "from cli.run import urls; urls.PATIENCE = 2; from cli.main import main; main()"
 
 
 def test_googles_store_is_given_up_soon_though_its_package_would_try_for_minutes(tmp_path):

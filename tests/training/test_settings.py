@@ -4,11 +4,10 @@ import re
 
 import msgspec
 import pytest
-from cli.train import train_model
 
 from batcher.errors import BatchdecodeError
 from batcher.training.data import TrainingSettings
-from cli import train
+from cli.commands import train
 from cli.commands.train import TrainOptions
 
 
@@ -32,7 +31,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, message):
     path = tmp_path / "tiny.yaml"
     path.write_text(text)
     with pytest.raises(BatchdecodeError, match=re.escape(message)):
-        train_model(options(config=str(path)))
+        train.train(options(config=str(path)))
 
 
 def test_options_go_before_the_file(tmp_path):
@@ -50,7 +49,7 @@ def test_an_option_that_is_too_large_is_refused():
 def test_what_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr(train, "find_spec", lambda name: None if name == "torch" else name)
     with pytest.raises(BatchdecodeError, match=r"pip install 'batchdecode\[train\]'"):
-        train_model(options())
+        train.train(options())
 
 
 def test_every_setting_has_a_default():
