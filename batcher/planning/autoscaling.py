@@ -81,11 +81,7 @@ class FleetState(Struct, frozen=True, kw_only=True):
 
     @property
     def replicas(self) -> int:
-        """Those that serve, and those that will."""
         return self.serving + self.starting
-
-
-Policy = Callable[[FleetState], int]
 
 
 def proportional(load: float, target: float, tolerance: float, state: FleetState) -> int:
@@ -107,7 +103,7 @@ def by_attainment(target: float, state: FleetState) -> int:
     """Return more replicas if too few requests met the SLO, else one less.
 
     As many times more as the share that met it is below the target, at most twice as many; and
-    none while others are still starting, whose effect nobody can have seen.
+    none while others are still starting, whose effect cannot be seen yet.
     """
     num_ended = state.ended + state.refused
     if state.good >= target * num_ended:
@@ -115,14 +111,12 @@ def by_attainment(target: float, state: FleetState) -> int:
     if state.starting:
         return state.replicas
     most = 2 * state.replicas
-    return (
-        most
-        if not state.good
-        else min(ceil(state.replicas * target * num_ended / state.good), most)
-    )
+    if not state.good:
+        return most
+    return min(ceil(state.replicas * target * num_ended / state.good), most)
 
 
-def policy_of(settings: Autoscale) -> Policy:
+def policy_of(settings: Autoscale) -> Callable[[FleetState], int]:
     """Return the function that decides.
 
     Raises:
@@ -155,7 +149,7 @@ POLICIES = {
 }
 
 
-def _own_policy(name: str) -> Policy:
+def _own_policy(name: str) -> Callable[[FleetState], int]:
     function = import_object(name, "autoscaling policy", ", ".join(POLICIES))
     if not callable(function):
         kind = type(function).__name__

@@ -36,7 +36,6 @@ from batcher.planning.simulator import OnEnded
 from batcher.scheduling.clock import ticks_until
 from batcher.scheduling.grouped_kv_cache import CountedBlocks
 from batcher.scheduling.queue import ARRIVAL_ORDER
-from batcher.settings import SchedulingSettings
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 PROMPT_TOKENS = 1  # of the output: the engine that computes the prompt gives the first
@@ -49,7 +48,6 @@ class Transfer(Struct, frozen=True, kw_only=True):
     latency: float = 0.0
 
     def seconds(self, num_tokens: int) -> float:
-        """Return how long those of so many tokens take."""
         return self.latency + num_tokens * self.seconds_per_token
 
 
@@ -67,7 +65,6 @@ class PromptPhase(Phase, eq=False, gc=False, kw_only=True):
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing comes after it."""
         return self.whole.num_output_tokens <= PROMPT_TOKENS
 
 
@@ -126,7 +123,6 @@ class PrefillReplica(Replica):
         super().go_on()
 
     def close(self) -> ReplicaResult:
-        """Return what it has done, with no block kept any more."""
         self._give_back(inf)
         return super().close()
 
@@ -195,13 +191,10 @@ class DecodeReplica(Replica):
         transfer: Transfer,
         on_taken: Callable[[DecodePhase, float], object],
     ) -> None:
-        super().__init__(turns, settings)
+        self._blocks = ReservedBlocks(settings.scheduling)
+        super().__init__(turns, settings, kv_cache=self._blocks)
         self._transfer, self._on_taken = transfer, on_taken
         self._incoming: deque[DecodePhase] = deque()
-
-    def _make_kv_cache(self, settings: SchedulingSettings) -> ReservedBlocks:
-        self._blocks = ReservedBlocks(settings)
-        return self._blocks
 
     def add(self, sequence: SimulatedSequence) -> None:
         """Go on to when the second phase of a sequence arrives, and take it in."""
@@ -222,7 +215,6 @@ class DecodeReplica(Replica):
         return replace(told, waiting=told.waiting + len(self._incoming))
 
     def count(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
-        """Count a sequence that has ended, or failed."""
         if sequence.has_failed:
             super().count(sequence, columns)
         else:

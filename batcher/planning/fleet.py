@@ -31,6 +31,7 @@ from batcher.planning.simulator import (
     SimulationTotals,
     settings_of_trial,
 )
+from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.queue import ARRIVAL_ORDER
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
@@ -68,7 +69,7 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaState(Enum):
-    """What a replica is doing."""
+    """What a replica is doing; it is paid for unless it is down."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -99,7 +100,6 @@ class Life:
 
     @property
     def state(self) -> ReplicaState:
-        """What it is doing now."""
         return self.moves[-1][1]
 
     def move(self, state: ReplicaState, time: float) -> None:
@@ -228,12 +228,10 @@ class ReplicaResult(Struct):
 
     def add_output(self, num_prompt: int, num_output: int) -> None:
         """Count what was read for an output after a prompt, but for its first token."""
-        if num_output > 1:
-            decoded = num_output - 1
-            self.kv_read += decoded * num_prompt + (decoded * (decoded - 1) >> 1)
+        decoded = max(num_output - 1, 0)
+        self.kv_read += decoded * num_prompt + (decoded * (decoded - 1) >> 1)
 
     def add_prompt(self, sequence: SimulatedSequence) -> None:
-        """Count the work of a prompt."""
         if sequence.job.max_tokens:
             self.prefill_work += sequence.num_prompt_tokens**2 - sequence.num_cached_at_first**2
 
@@ -245,7 +243,6 @@ class ReplicaResult(Struct):
 
     @property
     def busy_ticks(self) -> int:
-        """How long all its steps took together."""
         return sum(self.totals.binding_ticks.values())
 
 
@@ -282,7 +279,6 @@ class ReplicasResult(Struct, frozen=True, dict=True):
 
     @cached_property
     def totals(self) -> SimulationTotals:
-        """What the steps of all replicas come to."""
         totals = [replica.totals for replica in self.replicas]
         if len(totals) == 1:
             return totals[0]
@@ -294,7 +290,6 @@ class ReplicasResult(Struct, frozen=True, dict=True):
 
     @property
     def busy_ticks(self) -> int:
-        """How long all steps took together."""
         return sum(replica.busy_ticks for replica in self.replicas)
 
     def paid_seconds(self, makespan: float) -> float:
@@ -399,7 +394,11 @@ class Replica(EngineSimulation):
     """
 
     def __init__(
-        self, turns: Turns, settings: ReplicaSettings, result: ReplicaResult | None = None
+        self,
+        turns: Turns,
+        settings: ReplicaSettings,
+        result: ReplicaResult | None = None,
+        kv_cache: KVCache[SimulatedSequence] | None = None,
     ) -> None:
         super().__init__(
             turns,
@@ -408,6 +407,7 @@ class Replica(EngineSimulation):
             settings.step_time,
             settings.drafts,
             is_trial=settings.is_trial,
+            kv_cache=kv_cache,
         )
         self.result = _empty_result(settings) if result is None else result
         self._totals = self.result.totals
@@ -417,7 +417,6 @@ class Replica(EngineSimulation):
 
     @property
     def now(self) -> float:
-        """When the last step it has taken ended, in seconds."""
         return self._now
 
     def add(self, sequence: SimulatedSequence) -> None:
@@ -486,7 +485,6 @@ class Replica(EngineSimulation):
         return ReplicaStats(time, running, self._queue.num_waiting + self._queue.num_pending)
 
     def close(self) -> ReplicaResult:
-        """Return what it has done."""
         self._totals.num_steps += self._step
         self.result.end_ticks = max(self.result.end_ticks, self._ticks)
         return self.result
@@ -633,7 +631,6 @@ class Fleet:
         """Do it, once all has happened that comes before."""
 
     def _plan(self, member: Member) -> None:
-        """Note the next event of a replica."""
         event = member.replica.next_event()
         if event != member.next_event:
             member.next_event = event
@@ -670,7 +667,6 @@ class Fleet:
     # -- what the router is told -----------------------------------------------------------------
 
     def _route(self, sequence: SimulatedSequence) -> None:
-        """Send a sequence to a replica, or refuse it."""
         view = self._choose(sequence)
         if view is None:
             self._refuse(sequence)
@@ -685,7 +681,6 @@ class Fleet:
         self._plan(member)
 
     def _note_sent(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
-        """Tell the router where it has sent a sequence."""
         view.num_requests += 1
         view.num_tokens += sequence.num_prompt_tokens
         view.num_unreported += 1

@@ -129,13 +129,6 @@ class Management(Struct, frozen=True, kw_only=True):
     autoscale: Autoscale | None = None
 
 
-MANAGED: dict[str, type[Struct]] = {
-    "admission": AdmissionControl,
-    "failures": Failures,
-    "autoscale": Autoscale,
-}
-
-
 class ReplicaGroup(Struct, frozen=True, kw_only=True):
     """So many replicas that are alike.
 
@@ -178,7 +171,6 @@ class FleetFile(Struct, frozen=True, kw_only=True):
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas all groups have."""
         return sum(group.count for group in self.groups)
 
 
@@ -213,7 +205,9 @@ def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
     }
     groups: dict[str, ReplicaGroup] = {}
     for number, values in enumerate(contents.replicas, 1):
-        place = Place(path, f"group {_called(values, number)}", "replicas", number - 1)
+        name = values.get("name") if isinstance(values, dict) else None
+        called = f"{number} ({name})" if isinstance(name, str) and name else str(number)
+        place = Place(path, f"group {called}", "replicas", number - 1)
         group = _group(values, str(number), place, {**of_engine, "count": of_fleet["replicas"]})
         if group.name in groups:
             raise CatalogError(f"{place}: another group is called {group.name}")
@@ -223,19 +217,24 @@ def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
             contents.transfer, TransferLink, Place(path, "transfer", "transfer")
         )
     fleet = FleetFile(path=path, groups=tuple(groups.values()), **stated)
-    _check_roles(fleet)
+    roles = {group.role for group in fleet.groups}
+    if roles not in ({"both"}, {"prefill", "decode"}):
+        raise CatalogError(
+            f"{path}: role: expected groups with prefill and with decode, or none with either"
+        )
+    if fleet.transfer is None and "decode" in roles:
+        raise CatalogError(f"{path}: transfer is missing: gbytes_per_s, and maybe latency")
+    if fleet.transfer is not None and "decode" not in roles:
+        raise CatalogError(f"{path}: transfer has no effect without groups with role: decode")
     _read(of_fleet["replicas"], fleet.num_replicas, f"{path}: all replicas together")
     return replace(fleet, management=_management(contents, fleet))
 
 
 def _management(contents: _Contents, fleet: FleetFile) -> Management | None:
-    """Return how a fleet is managed; None if it is not.
-
-    Raises:
-        CatalogError: something of that is not allowed.
-    """
+    """Return how a fleet is managed; None if it is not."""
+    kinds = (("admission", AdmissionControl), ("failures", Failures), ("autoscale", Autoscale))
     sections: dict[str, Any] = {}
-    for name, kind in MANAGED.items():
+    for name, kind in kinds:
         values, place = getattr(contents, name), Place(fleet.path, name, name)
         if values is not None and len(fleet.groups) > 1:
             names = ", ".join(group.name for group in fleet.groups)
@@ -261,46 +260,20 @@ def _management(contents: _Contents, fleet: FleetFile) -> Management | None:
                     f"{num_replicas - 1}"
                 )
     if autoscale is not None:
-        _check_autoscale(autoscale, num_replicas, Place(fleet.path, "autoscale", "autoscale"))
+        place = Place(fleet.path, "autoscale", "autoscale")
+        if not autoscale.min <= num_replicas <= autoscale.max:
+            raise CatalogError(
+                f"{place}: it begins with {num_replicas} replicas, which is not from min "
+                f"{autoscale.min} to max {autoscale.max}"
+            )
+        if autoscale.slo is not None and autoscale.policy in POLICIES and autoscale.policy != SLO:
+            raise CatalogError(f"{place}: slo has no effect on {autoscale.policy}")
+        try:
+            policy_of(autoscale)
+            _ = autoscale.limits
+        except BatchdecodeError as error:
+            raise CatalogError(f"{place}: {error}") from None
     return management
-
-
-def _check_autoscale(autoscale: Autoscale, num_replicas: int, place: Place) -> None:
-    if not autoscale.min <= num_replicas <= autoscale.max:
-        raise CatalogError(
-            f"{place}: it begins with {num_replicas} replicas, which is not from min "
-            f"{autoscale.min} to max {autoscale.max}"
-        )
-    if autoscale.slo is not None and autoscale.policy in POLICIES and autoscale.policy != SLO:
-        raise CatalogError(f"{place}: slo has no effect on {autoscale.policy}")
-    try:
-        policy_of(autoscale)
-        _ = autoscale.limits
-    except BatchdecodeError as error:
-        raise CatalogError(f"{place}: {error}") from None
-
-
-def _check_roles(fleet: FleetFile) -> None:
-    """Make sure that all which prompts are computed for decode somewhere, and how they get there.
-
-    Raises:
-        CatalogError: it is not so.
-    """
-    roles = {group.role for group in fleet.groups}
-    if roles not in ({"both"}, {"prefill", "decode"}):
-        raise CatalogError(
-            f"{fleet.path}: role: expected groups with prefill and with decode, or none with either"
-        )
-    if fleet.transfer is None and "decode" in roles:
-        raise CatalogError(f"{fleet.path}: transfer is missing: gbytes_per_s, and maybe latency")
-    if fleet.transfer is not None and "decode" not in roles:
-        raise CatalogError(f"{fleet.path}: transfer has no effect without groups with role: decode")
-
-
-def _called(values: Any, number: int) -> str:
-    """Return what messages call a group: its number, and its name if it has one."""
-    name = values.get("name") if isinstance(values, dict) else None
-    return f"{number} ({name})" if isinstance(name, str) and name else str(number)
 
 
 def _group(values: Any, number: str, place: Place, readers: Readers) -> ReplicaGroup:

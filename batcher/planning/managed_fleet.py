@@ -70,7 +70,6 @@ class RouterQueue:
         return None
 
     def pop(self) -> SimulatedSequence:
-        """Let the first go."""
         return self._waiting.pop(self._keys.pop(0))[0]
 
     def pop_late(self, now: float) -> list[SimulatedSequence]:
@@ -110,7 +109,6 @@ class ManagedFleet(Fleet):
         # The replicas that the router takes for serving, and of these those that have room: that
         # were sent fewer requests than they may have in flight.
         self._known = [member.view for member in self._members]
-        self._open = self._known
         self._max_in_flight = inf if admission is None else admission.max_in_flight
         self._offer()
         self._held = RouterQueue(

@@ -9,16 +9,13 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator
 from functools import cached_property
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, repeat
 
 from batcher.models.base import ANY_LENGTH, Context
 from batcher.planning.workload import Job, Piece, Workload
 from batcher.scheduling.queue import ARRIVAL_ORDER
 from batcher.scheduling.sequence import NEVER, Schedulable
 from batcher.timing.step_time import TICKS_PER_SECOND
-
-Part = tuple[int, ...]
-"""Tokens; or the number of a piece, and how many of its tokens."""
 
 
 class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
@@ -166,7 +163,6 @@ class _History:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """What the next turn goes on from."""
         own = (piece for turn in self.past for piece in (*turn.job.pieces, turn.output))
         return tuple(piece for piece in (*self.kept, *own) if piece.length)
 
@@ -179,17 +175,13 @@ class _History:
         num_kept = sum(piece.length for piece in self.kept)
         for _ in range(context.num_dropped(lengths, num_kept + num_more)):
             job = self.past.pop(0).job
-            self.kept += _first_pieces(job.pieces, job.num_lasting)
-
-
-def _first_pieces(pieces: Iterable[Piece], num_tokens: int) -> Iterator[Piece]:
-    """Yield what the first `num_tokens` tokens of `pieces` are."""
-    for piece in pieces:
-        length = min(piece.length, num_tokens)
-        if length:
-            tokens = None if piece.tokens is None else piece.tokens[:length]
-            yield Piece(length, piece.symbol, tokens)
-        num_tokens -= length
+            num_left = job.num_lasting
+            for piece in job.pieces:
+                length = min(piece.length, num_left)
+                if length:
+                    tokens = None if piece.tokens is None else piece.tokens[:length]
+                    self.kept.append(Piece(length, piece.symbol, tokens))
+                num_left -= length
 
 
 class Turns:
@@ -206,7 +198,6 @@ class Turns:
 
     @cached_property
     def has_siblings(self) -> bool:
-        """Whether any request has several samples."""
         return any(job.has_siblings for job in self._jobs)
 
     @cached_property
@@ -227,11 +218,10 @@ class Turns:
 
     @cached_property
     def has_sessions(self) -> bool:
-        """Whether any turn waits for another one."""
         return any(job.session is not None for job in self._jobs)
 
     def arrivals(self) -> Iterable[SimulatedSequence]:
-        """Return the sequences that wait for no other one, in the order in which they arrive."""
+        """Return those of `begin` in the order in which they arrive."""
         return sorted(self.begin(), key=ARRIVAL_ORDER)
 
     def begin(self) -> list[SimulatedSequence]:
@@ -281,40 +271,29 @@ class SimulatedContents:
     def blocks(
         self, sequence: SimulatedSequence, start: int, stop: int, size: int
     ) -> Iterator[Hashable]:
-        """Return what the KV cache asks for, see batcher.scheduling.kv_cache.Contents."""
-        return chain.from_iterable(self._runs(sequence, start, stop, size))
-
-    def _runs(
-        self, sequence: SimulatedSequence, start: int, stop: int, size: int
-    ) -> Iterator[Iterable[Hashable]]:
-        """Yield contents of blocks: those of all that are in one piece, or of one in several."""
+        """Yield what the KV cache asks for, see batcher.scheduling.kv_cache.Contents."""
         pieces, ends = sequence.lay_out(), sequence.ends
         place = bisect_right(ends, start)
         while start < stop:
             while ends[place] <= start:
                 place += 1
-            num_whole = (min(ends[place], stop) - start) // size
-            if num_whole:
-                yield self._whole(pieces[place], ends[place], start, num_whole, size)
-                start += num_whole * size
+            piece, end = pieces[place], ends[place]
+            num_whole = (min(end, stop) - start) // size  # of blocks in this piece alone
+            if not num_whole:
+                yield self._mixed(sequence, place, start, min(start + size, stop))
+                start += size
+                continue
+            if piece.tokens is None:
+                yield from repeat(self._number(piece, end), num_whole)
             else:
-                end = min(start + size, stop)
-                yield (self._mixed(sequence, place, start, end),)
-                start = end
-
-    def _whole(
-        self, piece: Piece, end: int, start: int, num_blocks: int, size: int
-    ) -> Iterable[Hashable]:
-        """Return the contents of blocks from `start` on that one piece, up to `end`, fills."""
-        tokens = piece.tokens
-        if tokens is None:
-            return repeat(self._number(piece, end), num_blocks)
-        start -= end - piece.length
-        return (tokens[at : at + size] for at in range(start, start + num_blocks * size, size))
+                first = start - (end - piece.length)
+                for at in range(first, first + num_whole * size, size):
+                    yield piece.tokens[at : at + size]
+            start += num_whole * size
 
     def _mixed(self, sequence: SimulatedSequence, place: int, start: int, stop: int) -> Hashable:
         """Return what stands for tokens that begin in the piece at `place` and may be in more."""
-        parts: list[Part] = []
+        parts: list[tuple[int, ...]] = []  # tokens; or the number of a piece, and how many of it
         while start < stop:
             piece, end = sequence.pieces[place], sequence.ends[place]
             last, begin = min(stop, end), end - piece.length

@@ -63,9 +63,8 @@ class SimulationTotals(Struct, gc=False):
     @property
     def binding_shares(self) -> dict[str, float]:
         """The share of each of binding_ticks in the time of all steps; largest first."""
-        total = self.binding_ticks.total()
-        shares = self.binding_ticks.most_common()
-        return {name: count / total for name, count in shares} if total else {}
+        total = self.binding_ticks.total() or 1
+        return {name: count / total for name, count in self.binding_ticks.most_common()}
 
 
 class SimulationResult(Struct, frozen=True):
@@ -77,7 +76,6 @@ class SimulationResult(Struct, frozen=True):
 
     @property
     def end(self) -> float:
-        """When the last step had ended, in seconds."""
         return self.end_ticks / TICKS_PER_SECOND
 
 
@@ -173,7 +171,8 @@ class EngineSimulation:
 
     ended: sequences that have ended or failed since they were last taken from here.
     needs_tables: whether it matters which blocks a sequence holds, and not only how many.
-    is_trial: whether it is given up at the first preemption.
+    is_trial: whether it is given up at the first preemption.  kv_cache: its blocks; None: those
+    that the settings say.
     """
 
     needs_tables = False
@@ -187,6 +186,7 @@ class EngineSimulation:
         drafts: AssumedDrafts | None = None,
         *,
         is_trial: bool = False,
+        kv_cache: KVCache[SimulatedSequence] | None = None,
     ) -> None:
         self.ended: list[SimulatedSequence] = []
         self._turns, self._num_slots, self._settings = turns, num_slots, settings
@@ -199,7 +199,7 @@ class EngineSimulation:
             settings,
             SimulatedContents().blocks if needs_tables else None,
             lambda stats: step_time.ticks(*stats) / TICKS_PER_SECOND,
-            kv_cache=self._make_kv_cache(settings),
+            kv_cache=kv_cache,
         )
         self._queue, self._batch = self._scheduler.queue, self._scheduler.batch
         kv_cache = self._scheduler.kv_cache
@@ -211,17 +211,10 @@ class EngineSimulation:
         self._until = inf  # steps that begin later are not taken
         self._totals = SimulationTotals()
         # Then arrivals only wait, if none could be admitted ahead of others.
-        longest = turns.longest if settings.preempt_for is None and turns.all_wait else None
-        self._all_wait = (
-            settings.preempt_for is None
-            and turns.all_wait
-            and (longest is None or self._scheduler.why_never(longest) is None)
-        )
+        self._all_wait = settings.preempt_for is None and turns.all_wait
+        if self._all_wait and turns.longest is not None:
+            self._all_wait = self._scheduler.why_never(turns.longest) is None
         self._is_in_order = settings.batching == "static" or settings.policy == "fcfs"
-
-    def _make_kv_cache(self, settings: SchedulingSettings) -> KVCache[SimulatedSequence] | None:  # noqa: ARG002
-        """Return the blocks; None if they are as the settings say."""
-        return None
 
     def run(self, on_ended: OnEnded = lambda _: None) -> SimulationResult:
         """Return what the run comes to."""
@@ -281,7 +274,6 @@ class EngineSimulation:
         self._note_over(sequence)
 
     def _note_over(self, sequence: SimulatedSequence) -> None:
-        """Take note of one that has ended or failed."""
         self.ended.append(sequence)
 
     # -- steps -----------------------------------------------------------------------------------
@@ -395,7 +387,7 @@ class EngineSimulation:
 
         num_wanted: how many drafts are wanted of which rows.
         """
-        batch, drafts = self._batch, self._drafts
+        batch = self._batch
         scheduled = self._scheduler.schedule(self._step, self._now, num_wanted)
         if scheduled is not NO_CHANGES:
             self._note(scheduled)
@@ -403,11 +395,11 @@ class EngineSimulation:
             return
         stats = self._scheduler.batch_stats(scheduled)
         ticks = self._step_time.ticks(*stats)
-        has_drafts = drafts is not None and bool(scheduled.num_drafts)
-        if drafts is not None and has_drafts:
+        drafts = self._drafts if scheduled.num_drafts else None
+        if drafts is not None:
             ticks += self._make_drafts(drafts, scheduled.num_drafts)
         self._advance(1, ticks, stats.num_tokens)
-        if drafts is not None and has_drafts:
+        if drafts is not None:
             self._settle(drafts, scheduled)
         for sequence in scheduled.prefill_finished:
             if sequence.first_token_ticks == NEVER:
