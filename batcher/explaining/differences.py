@@ -212,7 +212,6 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
 
 
 def are_timed(*runs: RunEvent) -> bool:
-    """Return whether a step of any of the runs may last another time than 1.0."""
     return any(run.step_time for run in runs)
 
 
@@ -228,7 +227,6 @@ def differing_settings(run_a: RunEvent, run_b: RunEvent) -> list[DifferentSettin
 
 
 def _labels_in(parting: Parting) -> list[str]:
-    """Return what the first few sequences are called that a parting is about."""
     decisions = chain.from_iterable(zip_longest(parting.only_a, parting.only_b))
     labels = (
         label_of(decision.id, first_index(decision.index, role_of(decision)), "sample")
@@ -239,14 +237,12 @@ def _labels_in(parting: Parting) -> list[str]:
 
 
 def role_of(decision: Decision) -> Role:
-    """Return the role of the sequence that a decision is about."""
     if isinstance(decision, AdmitEvent | PrefillEvent | PreemptEvent | FinishEvent):
         return decision.role
     return "sample"
 
 
 def _find(kept: KeptRequests, label: str) -> Story | None:
-    """Return the story of the first request of this label, if there is one."""
     found = (request for request in kept.all if request.label == label)
     return next((story_of(kept.timeline, request) for request in found), None)
 
@@ -294,7 +290,6 @@ def _without(decisions: list[Decision], others: list[Decision]) -> list[Decision
 
 
 def _key_of(decision: Decision) -> bytes:
-    """Return what equal decisions have in common; whose blocks were found none of them decides."""
     if type(decision) is AdmitEvent and decision.cached_from is not None:
         decision = replace(decision, cached_from=None)
     return msgspec.json.encode(decision)  # it may hold a list
@@ -323,7 +318,6 @@ def pair_requests(
 
 
 def _by_name(requests: list[RequestTimeline]) -> dict[tuple[str, int, int], RequestTimeline]:
-    """Return the requests by id, index and how often these came before."""
     seen: Counter[tuple[str, int]] = Counter()
     named: dict[tuple[str, int, int], RequestTimeline] = {}
     for request in requests:
@@ -381,7 +375,6 @@ def figures_of(timeline: Timeline, request: RequestTimeline) -> RequestFigures:
 
 
 def _ttft_of(timeline: Timeline, request: RequestTimeline) -> float | None:
-    """Return how long after its arrival `request` had its first token, if it had one."""
     arrive, finish, first = request.arrive, request.finish, request.first_token
     if arrive is None or first is None or not arrive.max_tokens:
         return None
@@ -391,7 +384,6 @@ def _ttft_of(timeline: Timeline, request: RequestTimeline) -> float | None:
 
 
 def _distribution(times: Iterable[float | None]) -> Distribution | None:
-    """Return how those of `times` are distributed that there are."""
     histogram = SecondsHistogram()
     for time in times:
         if time is not None:
@@ -400,7 +392,6 @@ def _distribution(times: Iterable[float | None]) -> Distribution | None:
 
 
 def totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunFigures:
-    """Return the sums over all requests of a run."""
     figures = [figures_of(timeline, request) for request in requests]
     ended = [found for found in figures if found.latency is not None]
     num_ended = max(1, len(ended))

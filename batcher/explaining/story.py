@@ -202,7 +202,6 @@ class DraftChange(Struct, frozen=True):
 
     @classmethod
     def by(cls, event: SpeculateEvent) -> "DraftChange":
-        """Return what `event` tells of it."""
         return cls(event.step, event.tokens, event.reason)
 
 
@@ -272,7 +271,6 @@ class KeptRequests:
         return max(self.all, key=self.seconds, default=None)
 
     def only(self, request_id: str) -> None:
-        """Keep nothing but what is of this id."""
         self.all = [request for request in self.all if request.id == request_id]
         self.rejects = [reject for reject in self.rejects if reject.id == request_id]
 
@@ -439,7 +437,6 @@ class StoryPart(Struct, frozen=True, omit_defaults=True):
 
     @property
     def num_steps(self) -> int:
-        """How many steps these are."""
         return self.end - self.start
 
 
@@ -459,7 +456,6 @@ class Arrival(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def by(cls, event: ArriveEvent, finish: FinishEvent | None) -> "Arrival":
-        """Return what `event` tells of it, and `finish` of a prompt that a server counts."""
         num_prompt = event.prompt_tokens
         if finish is not None and finish.prompt_tokens is not None:
             num_prompt = finish.prompt_tokens
@@ -477,7 +473,6 @@ class StoryRetry(Struct, frozen=True):
 
     @classmethod
     def by(cls, event: RetryEvent) -> "StoryRetry":
-        """Return what `event` tells of it."""
         return cls(event.step, event.reason, event.delay)
 
 
@@ -521,7 +516,6 @@ class RequestEnd(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def by(cls, event: FinishEvent, time: float) -> "RequestEnd":
-        """Return what `event` tells of it."""
         return cls(event.step, time, event.reason, event.tokens, event.limit, event.error)
 
 
@@ -540,7 +534,6 @@ class PhaseTotals(Struct, frozen=True):
 
     @property
     def sum(self) -> float:
-        """All of them."""
         return self.wait + self.preempted + self.prefill + self.decode + self.standstill
 
 
@@ -715,7 +708,6 @@ def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) 
 def _cut(
     batches: Iterator[tuple[range, tuple[str, ...]]], points: Iterator[int]
 ) -> Iterator[tuple[range, tuple[str, ...]]]:
-    """Yield `batches`, cut at `points`."""
     point = next(points, None)
     for steps, labels in batches:
         start = steps.start
@@ -730,7 +722,6 @@ def _cut(
 def _part_in_slot(
     timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord, steps: range
 ) -> StoryPart:
-    """Return the part that `steps` in a slot are."""
     start, stop = steps.start, steps.stop
     is_decode = admission.first_token is not None and start > admission.first_token
     if timeline.run.layout == "remote":  # no step of the server is known
@@ -761,7 +752,6 @@ def _wait(
     num_free: int,
     blocked: BlockedSpan | None,
 ) -> StoryPart:
-    """Return some steps of a wait as a part; while no slot is free, nothing else counts."""
     if num_free and blocked is not None:
         is_itself = (blocked.id, blocked.index) == (request.id, request.index)
         behind = None if is_itself else blocked.label

@@ -35,7 +35,6 @@ class ServedTimes(NamedTuple):
     num_tokens: Counts
 
     def where(self, is_wanted: NDArray[np.bool_]) -> Self:
-        """Return those of some requests; is_wanted: [request]."""
         columns: list[Any] = [column[is_wanted] for column in self]
         return type(self)(*columns)
 
@@ -87,7 +86,6 @@ def goodput_of(
 
 
 def distribution_of(values: NDArray[np.int64]) -> Distribution | None:
-    """Return how `values`, in microseconds, are distributed; None if there are none."""
     count = len(values)
     if not count:
         return None

@@ -132,7 +132,6 @@ class StepUse(Totals):
     block_seconds: float = 0.0
 
     def observe(self, step: WholeStep, settings: SchedulingSettings) -> None:
-        """Take in the next step."""
         duration = step.end - step.start
         self.num_steps += 1
         self.num_full += step.decodes + step.prefills == settings.max_batch_tokens
@@ -201,7 +200,6 @@ class CacheUse(Totals):
     recomputed: int = 0
 
     def observe(self, event: Event, request: RequestTimeline) -> None:
-        """Take in the next event of a sequence."""
         if isinstance(event, PreemptEvent):
             self.num_preempted += not is_follower(event)
         elif isinstance(event, AdmitEvent):
@@ -216,12 +214,10 @@ class CacheUse(Totals):
             self.hits[f"found{again}"] += event.cached
 
     def prefix(self) -> PrefixHits:
-        """Return how often prefixes were found."""
         asked, found = self.hits["asked"], self.hits["found"]
         return PrefixHits(share=round(found / asked, NUM_DIGITS) if asked else 0.0, **self.hits)
 
     def preemptions(self) -> Preemptions:
-        """Return what preemptions cost."""
         return Preemptions(count=self.num_preempted, recomputed_tokens=self.recomputed)
 
 
@@ -278,7 +274,6 @@ class PositionCount:
         self._last_jumps[event.id, event.index] = event.step, num_tokens
 
     def finish(self, event: FinishEvent) -> None:
-        """Take in that a sequence has ended: what it was to compute next, it does not."""
         step, num_tokens = self._last_jumps.pop((event.id, event.index), (_NEVER, 0))
         if step == event.step:
             self._jumped -= num_tokens
@@ -381,7 +376,6 @@ class SlotUse:
         self.num_occupied += 1
 
     def leave(self, step: int) -> None:
-        """Free a slot from `step` on."""
         if step != self.integrated_steps:
             self._integrate(step)
         self.num_occupied -= 1
@@ -406,7 +400,6 @@ class SlotUse:
         }
 
     def _integrate(self, step: int) -> None:
-        """Add up the steps before `step`, in which nothing has changed since the last event."""
         start, self.integrated_steps = self.integrated_steps, step
         self.busy += self.num_occupied * (step - start)
         if self.num_occupied < self.num_slots:
@@ -422,7 +415,6 @@ class SlotUse:
         self.undecided.clear()
 
     def _count(self, reason: BlockedReason | None, slot_steps: int) -> None:
-        """Add idle slot-steps of one that waited: it was blocked, or too few were free."""
         if reason is None:
             self.num_too_few += slot_steps
         else:
@@ -585,7 +577,6 @@ class SpeculationTotals(Totals):
         )
 
     def _speedup(self, acceptance: float, num_decode_steps: int) -> Speedup:
-        """Return what is expected and what was measured over so many steps."""
         counts, cost = self.counts, self.costs.draft_cost()
         mean_length = counts.num_on_end / counts.num_steps
         level_cost = (cost or 0.0) * (counts.num_drafted / counts.num_on_end)

@@ -199,13 +199,11 @@ class RunCollector:
         self._lock = Lock()
 
     def observe(self, events: Iterable[Event]) -> None:
-        """Take in the next events, all that there are so far; see RunMetrics.observe."""
         with self._lock:
             self.metrics.observe(events)
             self._num_steps = self._engine.num_steps
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all there is to tell."""
         state = state_of(self._engine, self._backlog())
         with self._lock:
             totals, run = self.metrics.totals(self._num_steps).copy(), self.metrics.run

@@ -93,7 +93,6 @@ class Goodput(Struct, frozen=True, kw_only=True):
         makespan: float,
         missed: Mapping[str, int],
     ) -> Self:
-        """Return the goodput of a run of `makespan` seconds."""
         return cls(
             limits=limits,
             requests=requests,
@@ -133,7 +132,6 @@ class GoodputCount(Totals):
         self.num_good += not missed
 
     def goodput(self, slo: Slo | None, makespan: float) -> Goodput | None:
-        """Return what was counted in a run of `makespan` seconds; None if nothing is promised."""
         if slo is None and not self.num_requests:
             return None
         limits = {} if slo is None else slo.limits
@@ -203,7 +201,6 @@ def _priority(text: str, place: str) -> int:
 
 
 def _seconds(text: str, place: str) -> float:
-    """Return a time above 0 in seconds; `place` says whose, for messages."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise BatchdecodeError(f"{place}: {text!r} is no time such as 0.5 or 500ms")

@@ -198,7 +198,6 @@ def with_wall_clock(summary: RunSummary, seconds: float) -> RunSummary:
 
 
 def encode_summary(summary: RunSummary) -> bytes:
-    """Return `summary` as indented JSON, newline included; equal runs give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
 
 
@@ -355,7 +354,6 @@ def _busy_share(totals: RunTotals) -> float:
 
 
 def _least_steps(totals: RunTotals, run: RunEvent | None) -> int:
-    """Return what any schedule needs for these outputs."""
     busy, longest = totals.busy, totals.longest_run
     if run is not None and not is_untimed(run):
         # Slots are also held for what another schedule need not compute.
@@ -562,7 +560,6 @@ class RunMetrics:
         )
 
     def _count(self, event: Event, found: RequestTimeline | None) -> None:
-        """Take in an event of a kind that is rare, which tells of `found`."""
         counted, speculation = self.counted, self.counted.speculation
         match event:
             case RunEvent():
@@ -690,7 +687,6 @@ class TimedMetrics:
             series.has_drafts = bool(run.speculation)
 
     def observe(self, event: Event, found: RequestTimeline | None) -> None:
-        """Take in the next event, which tells of `found`."""
         totals = self.totals
         for step in self._feed.take(event, found):
             self._take(step)

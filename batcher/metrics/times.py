@@ -100,7 +100,6 @@ class Histogram(Totals):
 
     @property
     def count(self) -> int:
-        """How many numbers were counted."""
         return sum(self.counts.values())
 
     @property
@@ -111,7 +110,6 @@ class Histogram(Totals):
 
     @property
     def max(self) -> int:
-        """The largest number, of at least one."""
         return self.max_inexact or max(self.counts)
 
     def distribution(self) -> Distribution | None:
@@ -293,7 +291,6 @@ class _UntimedFeed(StepFeed):
         return iter(())
 
     def _next_step(self) -> WholeStep:
-        """Return the step that is over, and go on to the next."""
         step, start = self._step, self._start
         events = self.take_events(step)
         num_prefills = num_admitted = num_gone = num_late = num_drafts = 0
@@ -366,7 +363,6 @@ class EndedRequest(NamedTuple):
 
     @property
     def is_ok(self) -> bool:
-        """Whether it came to its end by itself, and was given tokens."""
         return self.finish.reason in {"stop", "length"} and self.ttft is not None
 
     @property
@@ -439,11 +435,9 @@ class TokenTimes:
         return ended
 
     def _arrival(self, found: RequestTimeline) -> ArriveEvent | None:
-        """Return what a sequence asked for, None if it is none to follow."""
         return None if found.ended is not None else found.arrive
 
     def _advance(self, end: float) -> int:
-        """Give each decoding row a token; return how many there are."""
         total = 0
         for last, num_rows in self._decoding.items():
             self.times["itl"].add(end - last, num_rows)
@@ -455,7 +449,6 @@ class TokenTimes:
     def _give(
         self, event: AdmitEvent | PrefillEvent | ReceiveEvent, found: RequestTimeline, end: float
     ) -> int:
-        """Give a sequence its next tokens, and let it decode unless a server does; return them."""
         arrive, is_received = self._arrival(found), isinstance(event, ReceiveEvent)
         num_tokens = event.tokens if isinstance(event, ReceiveEvent) else int(not event.left)
         if arrive is None or not arrive.max_tokens or not num_tokens:
@@ -474,7 +467,6 @@ class TokenTimes:
         return num_tokens
 
     def _stop(self, found: RequestTimeline) -> None:
-        """Let a sequence decode no more, until it starts again."""
         if found.is_decoding:
             last = found.last_token = max(found.last_token, self._last_advance)
             found.is_decoding = False
@@ -621,7 +613,6 @@ class TimeSeries:
             self._double()
 
     def take_rest(self, events: list[EventOfRequest]) -> None:
-        """Take in what happened after the last step."""
         for event, found in events:
             self._count(event, found, None)
 
@@ -690,7 +681,6 @@ class TimeSeries:
             self._first_open = first_open
 
     def _rows(self, indexes: list[int]) -> Iterator[SeriesRow]:
-        """Yield the rows of some intervals, and forget them."""
         for index in indexes:
             found = self._bins.pop(index)
             self._num_running += found.joined_slots

@@ -129,7 +129,6 @@ def _check_header(first_line: bytes, name: str) -> None:
 
 
 def _is_json(line: bytes) -> bool:
-    """Return whether `line` is whole, whatever it says."""
     try:
         msgspec.json.decode(line)
     except _BAD_JSON:

@@ -96,12 +96,10 @@ class DraftCounts(Totals):
 
     @property
     def num_steps(self) -> int:
-        """How many steps verified drafts."""
         return self.lengths.total()
 
     @property
     def num_accepted(self) -> int:
-        """How many drafts were accepted."""
         return _sum(self.accepted_lengths)
 
     @property
@@ -201,7 +199,6 @@ class DraftRecord(Struct):
         return latest
 
     def change(self, event: SpeculateEvent) -> None:
-        """Take in how many drafts are wanted from the next step on."""
         self.num_changes += 1
         self.last_change = event
 
@@ -294,12 +291,10 @@ class SpanPreemption(Struct, frozen=True):
 
     @classmethod
     def by(cls, event: PreemptEvent) -> "SpanPreemption":
-        """Return what `event` tells of it."""
         return cls(event.reason, event.for_id, event.for_index, event.tokens, event.generated)
 
     @property
     def for_label(self) -> str:
-        """What the sequence that needed room is called."""
         return label_of(self.for_id, self.for_index, "sample")
 
 
@@ -342,7 +337,6 @@ class SlotSpan(Struct, frozen=True, omit_defaults=True):
 
     @property
     def label(self) -> str:
-        """What the sequence is called."""
         return label_of(self.id, self.index, self.role)
 
 
@@ -359,7 +353,6 @@ class Wait(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What the sequence that leads those who wait is called."""
         return label_of(self.id, self.index, "sample")
 
 
@@ -399,7 +392,6 @@ def label_of(request_id: str, index: int, role: Role) -> str:
 
 
 def label_of_name(name: SequenceName) -> str:
-    """Return what the sequence of this name is called."""
     return label_of(name.id, name.index, name.role)
 
 
@@ -478,12 +470,10 @@ class AdmissionRecord(Struct, gc=False):
 
     @property
     def num_drafted(self) -> int:
-        """How many drafts steps verified for it."""
         return 0 if self.drafts is None else self.drafts.counts.num_drafted
 
     @property
     def num_accepted(self) -> int:
-        """How many of them it was given."""
         return 0 if self.drafts is None else self.drafts.counts.num_accepted
 
 
@@ -527,7 +517,6 @@ class RequestTimeline(Struct, gc=False, eq=False):
 
     @property
     def label(self) -> str:
-        """What the sequence is called."""
         return label_of(self.id, self.index, self.role)
 
     @property
@@ -571,7 +560,6 @@ class RequestTimeline(Struct, gc=False, eq=False):
         return min(self.finish.step + (self.admission is not None), num_steps)
 
     def steps(self, num_steps: int) -> range:
-        """Return the steps from its arrival to its end, of a run of `num_steps`."""
         return range(self.arrive.step, self.end(num_steps)) if self.arrive else range(0)
 
     def slot_span(
@@ -671,12 +659,10 @@ class RequestFold:
 
     @property
     def open(self) -> Collection[RequestTimeline]:
-        """The sequences that have not ended."""
         return self._open.values()
 
     @property
     def num_open(self) -> int:
-        """How many sequences have not ended."""
         return len(self._open)
 
     def ends_at(self, restart: RestartEvent) -> list[FinishEvent]:
@@ -799,7 +785,6 @@ class RequestFold:
         return found
 
     def _join(self, event: AdmitEvent, found: RequestTimeline) -> None:
-        """Count one that comes along with the first of its group."""
         index = first_index(event.index, event.role)
         first = self._open.get(key_of(event.id, index, "sample", event.worker))
         if first is not None:
@@ -886,7 +871,6 @@ class RequestFold:
         return found
 
     def _receive(self, event: ReceiveEvent) -> RequestTimeline:
-        """Add the tokens that a server has sent to those of a sequence."""
         found, admission = self._in_slot(event)
         if event.tokens < 0 or event.step < admission.event.step:
             raise InvariantError(
@@ -899,7 +883,6 @@ class RequestFold:
         return found
 
     def _retry(self, event: RetryEvent) -> RequestTimeline:
-        """Note that a sequence is asked for again."""
         found, admission = self._in_slot(event)
         if admission.num_received is not None:
             raise InvariantError(f"{event.id!r} is asked for again, and has tokens")
@@ -964,7 +947,6 @@ class RequestFold:
                 admission.told_still = step
 
     def _restart(self, event: RestartEvent) -> None:
-        """End all that has not ended, and go on with nothing."""
         for end in self.ends_at(event):
             self.finish(end)
         self.end_block(event.worker, event.step)
@@ -972,7 +954,6 @@ class RequestFold:
             self.news.restarts.append(event)
 
     def _withdraw(self, event: RejectEvent | DropEvent) -> None:
-        """Take note of what has no sequence, or none any more."""
         if self.news is not None:
             self.news.withdrawn.append(event)
 
@@ -1021,7 +1002,6 @@ class RequestFold:
 
 
 def _not_held(event: PrefillEvent | PreemptEvent | FinishEvent, verb: str) -> InvariantError:
-    """Return the complaint about a sequence that does something in a slot that is not its own."""
     label = label_of(event.id, event.index, event.role)
     return InvariantError(f"{label!r} {verb} slot {event.slot}, which it does not hold")
 

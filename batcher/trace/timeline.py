@@ -169,7 +169,6 @@ class Stretch(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The sum of the counts of its steps."""
         return (self.stop - self.start) * self.num
 
 
@@ -318,13 +317,11 @@ class StepFigures:
                 yield step
 
     def _usual_duration(self) -> float:
-        """Return how long the last step lasted that has figures, in seconds."""
         last = len(self.ends) - 1
         return self.ends[last] - self.start_of(last) if self.ends else STEP_SECONDS
 
 
 def _check_step(step: int) -> None:
-    """Make sure that a timeline has room for `step`, or raise a BatchdecodeError."""
     if not 0 <= step < MAX_STEPS:
         raise BatchdecodeError(f"step {step}; a timeline has steps 0 to {MAX_STEPS - 1}")
 
@@ -343,7 +340,6 @@ class Selection:
     slots: frozenset[int] = frozenset()
 
     def takes(self, request_id: str) -> bool:
-        """Return whether the request is shown."""
         return not self.request_ids or request_id in self.request_ids
 
 
@@ -582,7 +578,6 @@ class Timeline:
             self._num_alive[event.id] += 1  # events that begin in the middle
 
     def _finish(self, found: RequestTimeline, event: FinishEvent) -> None:
-        """Record a sequence that has ended; a sample when it is known not to be dropped."""
         if event.role == "sample":
             self._finished[event.id][event.index] = found
         else:
@@ -608,7 +603,6 @@ class Timeline:
         self._record(found, is_dropped=True)
 
     def _restart(self, event: RestartEvent) -> None:
-        """End all that has not ended where the worker was replaced."""
         _check_step(event.step)
         if event.step < self.num_steps:
             raise InvariantError(
@@ -624,7 +618,6 @@ class Timeline:
         self.restarts.append(event)
 
     def _draft(self, found: RequestTimeline | None) -> None:
-        """Keep the drafts that a step verifies, until it is over."""
         drafts = None if found is None or found.admission is None else found.admission.drafts
         if drafts is None or drafts.latest is None:
             return
@@ -633,19 +626,16 @@ class Timeline:
         self._verifying.append(drafts.latest)
 
     def _add_drafts(self) -> None:
-        """Record the drafts of steps that are over."""
         for drafts in self._verifying:
             self.drafts.add((drafts.step, drafts.slot), drafts)
         self._verifying.clear()
 
     def _add_blocked(self) -> None:
-        """Record a block that has ended."""
         blocked, self.fold.unblocked = self.fold.unblocked, None
         if blocked is not None:
             self.blocked.add((blocked.start,), blocked)
 
     def _settle(self, request_ids: list[str]) -> None:
-        """Record the samples of some requests, which have ended and are not dropped."""
         for request_id in request_ids:
             for found in self._finished.pop(request_id, {}).values():
                 self._record(found)
@@ -706,7 +696,6 @@ class Timeline:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether any step verified drafts."""
         return len(self.drafts) > 0
 
     @cached_property
@@ -737,7 +726,6 @@ class Timeline:
                 yield drafts
 
     def window(self, selection: Selection) -> range:
-        """Return the steps `selection` covers, as a slice of the run's steps does."""
         return range(*slice(selection.start, selection.stop).indices(self.num_steps))
 
     def select_spans(self, selection: Selection = EVERYTHING) -> Iterator[SlotSpan]:
@@ -766,14 +754,10 @@ class Timeline:
         Chosen slots are all the columns there are; chosen requests leave the steps in which one of
         them holds such a slot, with their neighbours in the batch.
         """
-        rows = self._step_rows(selection)
-        return self._with_drafts(rows, self.window(selection)) if self.has_drafts else rows
-
-    def _step_rows(self, selection: Selection) -> Iterator[StepRow]:
-        """Yield the rows `selection` covers, without drafts."""
-        window = self.window(selection)
-        columns = self.columns(selection)
+        window, columns = self.window(selection), self.columns(selection)
         waiting, figures = clip(self.waiting(), window), self.figures
+        of_steps = groupby(self.drafts_in(window), key=attrgetter("step"))
+        drafts_step, drafts = next(of_steps, _NO_DRAFTS)
         waits_until = num_waiting = 0
         for start, stop, labels, chosen in self._batches(window, selection):
             if not chosen and selection.request_ids:
@@ -782,27 +766,17 @@ class Timeline:
             for step in range(start, stop):
                 while waits_until <= step:
                     _, waits_until, num_waiting = next(waiting)
-                told: tuple[float, float, int, int] | tuple[()] = ()
+                while drafts_step < step:
+                    drafts_step, drafts = next(of_steps, _NO_DRAFTS)
+                told: dict[str, Any] = {}
                 if step < len(figures.ends):
-                    begin, end = figures.start_of(step), figures.ends[step]
-                    told = begin, end, figures.tokens[step], figures.blocks[step]
-                yield StepRow(step, shown, num_waiting, *told)
-
-    def _with_drafts(self, rows: Iterator[StepRow], window: range) -> Iterator[StepRow]:
-        """Yield `rows`, of steps of `window`, with what became of the drafts of their steps."""
-        of_steps = groupby(self.drafts_in(window), key=attrgetter("step"))
-        step, drafts = next(of_steps, _NO_DRAFTS)
-        for row in rows:
-            while step < row.step:
-                step, drafts = next(of_steps, _NO_DRAFTS)
-            if step == row.step:
-                of_step = list(drafts)
-                row = replace(  # noqa: PLW2901 - the same row
-                    row,
-                    drafted=sum(one.drafted for one in of_step),
-                    accepted=sum(one.accepted for one in of_step),
-                )
-            yield row
+                    told["begin"], told["end"] = figures.start_of(step), figures.ends[step]
+                    told["tokens"], told["blocks"] = figures.tokens[step], figures.blocks[step]
+                if drafts_step == step:
+                    of_step = list(drafts)
+                    told["drafted"] = sum(one.drafted for one in of_step)
+                    told["accepted"] = sum(one.accepted for one in of_step)
+                yield StepRow(step, shown, num_waiting, **told)
 
     def select_batches(self, window: range) -> Iterator[tuple[range, tuple[str, ...]]]:
         """Yield steps of `window` in which the batch stays the same, and its labels by slot."""
@@ -870,7 +844,6 @@ class Timeline:
             raise InvariantError(f"nothing runs in step {idle_from}")
 
     def _check_span(self, span: SlotSpan, before: SlotSpan | None) -> None:
-        """Make sure that `span` is in the run, after the one before it in its slot; or raise."""
         if span.slot not in self.slots:
             raise InvariantError(f"{span.label!r} is in slot {span.slot} of {self.num_slots}")
         if not 0 <= span.start < span.end <= self.num_steps:
@@ -927,6 +900,5 @@ def worst_bubble(timeline: Timeline) -> Bubble | None:
 
 
 def _idle(timeline: Timeline, num_steps: int) -> Iterator[Stretch]:
-    """Yield how many slots are empty in each of the first steps."""
     for start, stop, occupied in clip(timeline.occupied(), range(num_steps)):
         yield Stretch(start, stop, timeline.num_slots - occupied)

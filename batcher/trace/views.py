@@ -12,13 +12,13 @@ have the same.
 
 import csv
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from heapq import merge
 from io import StringIO
 from itertools import chain, groupby, takewhile
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -28,7 +28,6 @@ from batcher.trace.timeline import (
     EVERYTHING,
     Selection,
     SortedRecords,
-    StepFigures,
     Stretch,
     Timeline,
     clip,
@@ -48,7 +47,6 @@ _CSV_MEMORY_FIELDS = ("prefill", "cached", "generated", "resumed")
 
 
 def encode_spans(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
-    """Yield a JSON line for each span."""
     for span in timeline.select_spans(selection):
         yield _encoder.encode(span) + b"\n"
 
@@ -80,18 +78,15 @@ def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterato
 
 
 def _cell(value: object) -> object:
-    """Return a value as a cell; a text that a spreadsheet would run as a formula gets a `'`."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
 
 
 MICROSECONDS = 10**6
-
 MAX_NUMBERS = 2**32
 """More than a worker has flows, or waits."""
-
-_SAID = (
+_SAID = [
     "jumped",
     "drafted",
     "accepted",
@@ -101,192 +96,237 @@ _SAID = (
     "cached_from",
     "generated",
     "resumed",
-)
+]
 
 TraceEvent = dict[str, Any]
 
 
 def encode_chrome(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
-    """Yield the file piece by piece, an event a line, in order of time."""
+    """Yield the file piece by piece, an event a line: first all names, then the events by time."""
+    processes = list(_processes(timeline, selection))
+    names = chain.from_iterable(process.names() for process in processes)
+    events = merge(*(process.events() for process in processes), key=itemgetter("ts"))
     separator = b'{"displayTimeUnit":"ms","traceEvents":[\n'
-    for event in _trace_events(timeline, selection):
+    for event in chain(names, events):
         yield separator + _encoder.encode(event)
         separator = b",\n"
     yield b"\n]}\n"
 
 
-def _trace_events(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
-    """Yield the names of what is shown, then every event by time."""
-    processes = list(_processes(timeline, selection))
-    for process in processes:
-        yield from _names(process, num_workers=timeline.run.workers)
-    yield from merge(*map(_events_of, processes), key=itemgetter("ts"))
-
-
-class _Process(NamedTuple):
-    """A worker, or the run if that is the only one, and what is shown of it.
-
-    number: of the worker.
-    """
-
-    timeline: Timeline
-    selection: Selection
-    scale: "_Scale"
-    number: int = 0
-
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self.number + 1
-
-    @property
-    def first_number(self) -> int:
-        """From which on it numbers its flows and waits."""
-        return self.number * MAX_NUMBERS
-
-
-def _processes(timeline: Timeline, selection: Selection) -> Iterator[_Process]:
+def _processes(timeline: Timeline, selection: Selection) -> Iterator["_Process"]:
     """Yield each worker of which something is shown, in the steps that are selected of all."""
-    start, stop, _ = slice(selection.start, selection.stop).indices(timeline.num_steps)
+    window = timeline.window(selection)
     for number, part in enumerate(timeline.workers):
         slots = selection.slots.intersection(part.slots)
         if slots or not selection.slots:
-            own = replace(selection, start=start, stop=stop, slots=slots)
-            yield _Process(part, own, _Scale(part.figures), number)
+            own = replace(selection, start=window.start, stop=window.stop, slots=slots)
+            whose = f"worker {number}, " if timeline.parts else ""
+            yield _Process(part, own, number, f"batchdecode ({whose}{timeline.run.model})")
 
 
-def _events_of(process: _Process) -> Iterator[TraceEvent]:
-    """Yield every event of a process by time."""
-    timeline, selection = process.timeline, process.selection
-    window = timeline.window(selection)
-    counters = {"occupied slots": timeline.occupied(), "waiting": timeline.waiting()}
-    if timeline.has_figures:
-        figures, num_steps = timeline.figures, timeline.num_steps  # one may be ahead of the other
-        counters["tokens"] = _stretches(figures.tokens, num_steps)
-        counters["blocks"] = _stretches(figures.blocks, num_steps)
-    yield from merge(
-        _slices(process),
-        _preemptions(process),
-        _cache_hits(process),
-        _restarts(process),
-        _resumptions(process),
-        _forks(process),
-        _shared_prefixes(process),
-        _wait_starts(process),
-        _wait_ends(process),
-        *(_counter(name, counts, window, process) for name, counts in counters.items()),
-        key=itemgetter("ts"),
-    )
+class _Process:
+    """A worker, or the run if that is the only one, and what is shown of it.
 
+    first_number: from which on it numbers its flows and waits.
+    """
 
-class _Scale:
-    """Steps onto the microseconds of the engine's clock."""
+    def __init__(self, timeline: Timeline, selection: Selection, number: int, name: str) -> None:
+        self._timeline, self._selection, self._name = timeline, selection, name
+        self.pid, self.first_number = number + 1, number * MAX_NUMBERS
 
-    def __init__(self, figures: StepFigures) -> None:
-        self._figures = figures
+    def names(self) -> Iterator[TraceEvent]:
+        """Yield the names of the process and of each slot, and their order."""
+        yield {"ph": "M", "name": "process_name", "pid": self.pid, "args": {"name": self._name}}
+        for slot in self._timeline.columns(self._selection):
+            thread = {"ph": "M", "pid": self.pid, "tid": slot + 1}
+            yield thread | {"name": "thread_name", "args": {"name": f"slot {slot}"}}
+            yield thread | {"name": "thread_sort_index", "args": {"sort_index": slot + 1}}
+
+    def events(self) -> Iterator[TraceEvent]:
+        """Yield every event of a process by time."""
+        timeline = self._timeline
+        counters = {"occupied slots": timeline.occupied(), "waiting": timeline.waiting()}
+        if timeline.has_figures:
+            for name in ("tokens", "blocks"):
+                counted = enumerate(getattr(timeline.figures, name)[: timeline.num_steps])
+                counters[name] = (Stretch(step, step + 1, count) for step, count in counted)
+        yield from merge(
+            self._slices(),
+            self._preemptions(),
+            self._cache_hits(),
+            self._restarts(),
+            self._resumptions(),
+            self._forks(),
+            self._shared_prefixes(),
+            self._wait_starts(),
+            self._wait_ends(),
+            *(self._counter(name, counts) for name, counts in counters.items()),
+            key=itemgetter("ts"),
+        )
 
     def start_of(self, step: int) -> int:
-        """Return when `step` begins."""
-        return round(self._figures.start_of(step) * MICROSECONDS)
+        """Return when `step` begins, in microseconds."""
+        return round(self._timeline.figures.start_of(step) * MICROSECONDS)
 
-    def end_before(self, step: int) -> int:
+    def _end_before(self, step: int) -> int:
         """Return when the step before `step` ends: before it begins, if the clock jumped there."""
-        return round(self._figures.end_before(step) * MICROSECONDS)
+        return round(self._timeline.figures.end_before(step) * MICROSECONDS)
 
-    def turning_points(self, steps: range) -> Iterator[int]:
+    def _spans(self) -> Iterator[SlotSpan]:
+        return self._timeline.select_spans(self._selection)
+
+    def _slices(self) -> Iterator[TraceEvent]:
+        """Yield each sequence in its slot, and after it the prefill it encloses."""
+        for span in self._spans():
+            start = self.start_of(span.start)
+            place = {"ph": "X", "pid": self.pid, "tid": span.slot + 1, "ts": start}
+            arguments: dict[str, Any] = {"index": span.index, "outcome": span.outcome}
+            if span.role != "sample":
+                arguments["role"] = span.role
+            arguments |= {name: said for name in _SAID if (said := getattr(span, name))}
+            yield place | {
+                "name": span.label,
+                "cat": "request",
+                "dur": self._end_before(span.end) - start,
+                "args": arguments,
+            }
+            duration = self._end_before(span.start + span.prefill) - start
+            yield place | {"name": "prefill", "cat": "prefill", "dur": duration}
+
+    def _preemptions(self) -> Iterator[TraceEvent]:
+        spans = SortedRecords[SlotSpan](SlotSpan)
+        for span in self._spans():
+            if span.preemption is not None:
+                spans.add((span.end, span.slot), span)
+        for span in spans:
+            time, name = self._end_before(span.end), f"preempted: {span.label}"
+            yield self._instant(name, "preemption", span, time, span.preemption)
+
+    def _cache_hits(self) -> Iterator[TraceEvent]:
+        for span in self._spans():
+            if span.cached:
+                time, told = self.start_of(span.start), dict[str, int | str](tokens=span.cached)
+                if span.cached_from is not None:
+                    told["from"] = label_of_name(span.cached_from)
+                yield self._instant(f"cached: {span.label}", "cache", span, time, told)
+
+    def _instant(
+        self, name: str, category: str, span: SlotSpan, time: int, told: object
+    ) -> TraceEvent:
+        place = {"ph": "i", "s": "t", "pid": self.pid, "tid": span.slot + 1, "ts": time}
+        return place | {"name": name, "cat": category, "args": told}
+
+    def _restarts(self) -> Iterator[TraceEvent]:
+        """Yield an instant of the whole process wherever the worker was replaced."""
+        window = self._timeline.window(self._selection)
+        for restart in self._timeline.restarts:
+            if restart.last_step in window:
+                yield {
+                    "ph": "i",
+                    "s": "p",
+                    "pid": self.pid,
+                    "tid": 0,
+                    "ts": self._end_before(restart.step),
+                    "name": "worker replaced",
+                    "cat": "restart",
+                    "args": {"reason": restart.reason, "code": restart.code, "step": restart.step},
+                }
+
+    def _resumptions(self) -> Iterator[TraceEvent]:
+        """Yield both ends of a flow from each preempted slice to where its sequence resumes."""
+        flows, preempted = _Flows(self, "preemption"), dict[SequenceKey, SlotSpan]()
+        for span in self._spans():
+            key = _key_of(span)
+            before = preempted.pop(key, None)
+            if before is not None:
+                begin, end = (before.end - 1, before.slot), (span.start, span.slot)
+                flows.add(f"resumed: {span.label}", begin, end)
+            if span.preemption is not None:
+                preempted[key] = span
+        yield from flows.events()
+
+    def _forks(self) -> Iterator[TraceEvent]:
+        """Yield both ends of each fork of which both beams are shown, by time."""
+        flows = _Flows(self, "fork")
+        for _, together in groupby(self._spans(), key=attrgetter("start")):
+            beams = {(span.id, span.index): span for span in together if span.role == "beam"}
+            for span in beams.values():
+                for fork in span.forks:
+                    parent = beams.get((span.id, fork.parent))
+                    if parent is not None and fork.step < parent.end and fork.step + 1 < span.end:
+                        begin, end = (fork.step, parent.slot), (fork.step + 1, span.slot)
+                        flows.add(f"fork: {span.label}", begin, end)
+        yield from flows.events()
+
+    def _shared_prefixes(self) -> Iterator[TraceEvent]:
+        """Yield both ends of a flow to each sequence that found tokens of another which is shown.
+
+        One that finds its own again is tied to what it was by `_resumptions`.
+        """
+        flows = _Flows(self, "cache")
+        found = (span.cached_from for span in self._spans())
+        sources = {_key_of(name) for name in found if name is not None}
+        last: dict[SequenceKey, SlotSpan] = {}  # of the sources, the one that began last
+        spans = self._spans() if sources else ()
+        for step, together in groupby(spans, key=attrgetter("start")):
+            admitted = {_key_of(span): span for span in together}
+            last.update((key, span) for key, span in admitted.items() if key in sources)
+            for key, span in admitted.items():
+                source_key = None if span.cached_from is None else _key_of(span.cached_from)
+                if source_key is not None and source_key != key and source_key in last:
+                    source = last[source_key]
+                    begin = min(source.end - 1, step), source.slot
+                    flows.add(f"cached: {span.label}", begin, (step, span.slot))
+        yield from flows.events()
+
+    def _wait_starts(self) -> Iterator[TraceEvent]:
+        waits = self._timeline.select_waits(self._selection)
+        for number, wait in enumerate(waits, self.first_number):
+            yield self._queue_event("b", number, wait, self.start_of(wait.start))
+
+    def _wait_ends(self) -> Iterator[TraceEvent]:
+        ends = SortedRecords[tuple[int, Wait]](tuple[int, Wait])
+        waits = self._timeline.select_waits(self._selection)
+        for number, wait in enumerate(waits, self.first_number):
+            ends.add((wait.end,), (number, wait))
+        for number, wait in ends:
+            yield self._queue_event("e", number, wait, self.start_of(wait.end))
+
+    def _queue_event(self, phase: str, number: int, wait: Wait, time: int) -> TraceEvent:
+        place = {"ph": phase, "pid": self.pid, "tid": 0, "ts": time}
+        return place | {"name": wait.label, "cat": "queue", "id": number}
+
+    def _counter(self, name: str, counts: Iterator[Stretch]) -> Iterator[TraceEvent]:
+        """Yield a count where the window begins and wherever it changes.
+
+        It is 0 after the last step, and wherever the clock jumps over a time without a step.
+        """
+        window = self._timeline.window(self._selection)
+        steps = range(window.start, window.stop + 1)
+        last = None
+        for step, count, is_over in _cut(clip(counts, steps), self._turning_points(steps), steps):
+            end_before, start = self._end_before(step), self.start_of(step)
+            if end_before < start and last:
+                yield self._count(name, end_before, 0)
+                last = 0
+            if count != last:
+                yield self._count(name, end_before if is_over else start, count)
+            last = count
+
+    def _count(self, name: str, time: int, count: int) -> TraceEvent:
+        return {"ph": "C", "pid": self.pid, "ts": time, "name": name, "args": {name: count}}
+
+    def _turning_points(self, steps: range) -> Iterator[int]:
         """Yield, ascending, those of `steps` before which the clock may have jumped."""
-        num_told = len(self._figures.ends) + 1
-        known = self._figures.known_steps
+        figures = self._timeline.figures
+        num_told, known = len(figures.ends) + 1, figures.known_steps
         beyond = known[bisect_left(known, max(steps.start, num_told)) :]
         told = range(steps.start, min(steps.stop, num_told))
         return chain(told, takewhile(lambda step: step < steps.stop, beyond))
 
 
-def _stretches(by_step: Sequence[int], num_steps: int) -> Iterator[Stretch]:
-    """Yield the counts of at most `num_steps` steps, one by one."""
-    for step in range(min(len(by_step), num_steps)):
-        yield Stretch(step, step + 1, by_step[step])
-
-
-def _names(process: _Process, *, num_workers: int) -> Iterator[TraceEvent]:
-    """Yield the names of the process and of each slot, and their order."""
-    timeline, selection, _, number = process
-    whose = f"worker {number}, " if num_workers > 1 else ""
-    name = f"batchdecode ({whose}{timeline.run.model})"
-    yield {"ph": "M", "name": "process_name", "pid": process.pid, "args": {"name": name}}
-    for slot in timeline.columns(selection):
-        thread = {"ph": "M", "pid": process.pid, "tid": slot + 1}
-        yield thread | {"name": "thread_name", "args": {"name": f"slot {slot}"}}
-        yield thread | {"name": "thread_sort_index", "args": {"sort_index": slot + 1}}
-
-
 def _key_of(sequence: SlotSpan | SequenceName) -> SequenceKey:
     return key_of(sequence.id, sequence.index, sequence.role)
-
-
-def _slices(process: _Process) -> Iterator[TraceEvent]:
-    """Yield each sequence in its slot, and after it the prefill it encloses."""
-    timeline, selection, scale, _ = process
-    for span in timeline.select_spans(selection):
-        start = scale.start_of(span.start)
-        place = {"ph": "X", "pid": process.pid, "tid": span.slot + 1, "ts": start}
-        yield place | {
-            "name": span.label,
-            "cat": "request",
-            "dur": scale.end_before(span.end) - start,
-            "args": _arguments(span),
-        }
-        duration = scale.end_before(span.start + span.prefill) - start
-        yield place | {"name": "prefill", "cat": "prefill", "dur": duration}
-
-
-def _preemptions(process: _Process) -> Iterator[TraceEvent]:
-    """Yield an instant for each sequence that lost its slot, by time."""
-    timeline, selection, scale, _ = process
-    spans = SortedRecords[SlotSpan](SlotSpan)
-    for span in timeline.select_spans(selection):
-        if span.preemption is not None:
-            spans.add((span.end, span.slot), span)
-    for span in spans:
-        time, told = scale.end_before(span.end), span.preemption
-        yield _instant(f"preempted: {span.label}", "preemption", span, time, told, process.pid)
-
-
-def _cache_hits(process: _Process) -> Iterator[TraceEvent]:
-    """Yield an instant for each sequence that found some of its tokens in the prefix cache."""
-    timeline, selection, scale, _ = process
-    for span in timeline.select_spans(selection):
-        if span.cached:
-            time, told = scale.start_of(span.start), dict[str, int | str](tokens=span.cached)
-            if span.cached_from is not None:
-                told["from"] = label_of_name(span.cached_from)
-            yield _instant(f"cached: {span.label}", "cache", span, time, told, process.pid)
-
-
-def _restarts(process: _Process) -> Iterator[TraceEvent]:
-    """Yield an instant of the whole process wherever the worker was replaced."""
-    timeline, selection, scale, _ = process
-    window = timeline.window(selection)
-    for restart in timeline.restarts:
-        if restart.last_step in window:
-            yield {
-                "ph": "i",
-                "s": "p",
-                "pid": process.pid,
-                "tid": 0,
-                "ts": scale.end_before(restart.step),
-                "name": "worker replaced",
-                "cat": "restart",
-                "args": {"reason": restart.reason, "code": restart.code, "step": restart.step},
-            }
-
-
-def _instant(
-    name: str, category: str, span: SlotSpan, time: int, told: object, pid: int
-) -> TraceEvent:
-    """Return a moment of the slot that `span` held."""
-    place = {"ph": "i", "s": "t", "pid": pid, "tid": span.slot + 1, "ts": time}
-    return place | {"name": name, "cat": category, "args": told}
 
 
 class _FlowEnd(msgspec.Struct, frozen=True):
@@ -327,121 +367,11 @@ class _Flows:
                 "bp": "e",  # it belongs to the slice around it, not to the next one
                 "pid": process.pid,
                 "tid": end.slot + 1,
-                "ts": process.scale.start_of(end.step),
+                "ts": process.start_of(end.step),
                 "name": end.name,
                 "cat": self._category,
                 "id": end.number,
             }
-
-
-def _resumptions(process: _Process) -> Iterator[TraceEvent]:
-    """Yield both ends of a flow from each preempted slice to where its sequence resumes."""
-    flows, preempted = _Flows(process, "preemption"), dict[SequenceKey, SlotSpan]()
-    for span in process.timeline.select_spans(process.selection):
-        key = _key_of(span)
-        before = preempted.pop(key, None)
-        if before is not None:
-            begin, end = (before.end - 1, before.slot), (span.start, span.slot)
-            flows.add(f"resumed: {span.label}", begin, end)
-        if span.preemption is not None:
-            preempted[key] = span
-    yield from flows.events()
-
-
-def _forks(process: _Process) -> Iterator[TraceEvent]:
-    """Yield both ends of each fork of which both beams are shown, by time."""
-    flows, spans = _Flows(process, "fork"), process.timeline.select_spans(process.selection)
-    for _, together in groupby(spans, key=attrgetter("start")):
-        beams = {(span.id, span.index): span for span in together if span.role == "beam"}
-        for span in beams.values():
-            for fork in span.forks:
-                parent = beams.get((span.id, fork.parent))
-                if parent is not None and fork.step < parent.end and fork.step + 1 < span.end:
-                    begin, end = (fork.step, parent.slot), (fork.step + 1, span.slot)
-                    flows.add(f"fork: {span.label}", begin, end)
-    yield from flows.events()
-
-
-def _shared_prefixes(process: _Process) -> Iterator[TraceEvent]:
-    """Yield both ends of a flow to each sequence that found tokens of another which is shown.
-
-    One that finds its own again is tied to what it was by `_resumptions`.
-    """
-    flows, (timeline, selection, *_) = _Flows(process, "cache"), process
-    found = (span.cached_from for span in timeline.select_spans(selection))
-    sources = {_key_of(name) for name in found if name is not None}
-    last: dict[SequenceKey, SlotSpan] = {}  # of the sources, the one that began last
-    spans = timeline.select_spans(selection) if sources else ()
-    for step, together in groupby(spans, key=attrgetter("start")):
-        admitted = {_key_of(span): span for span in together}
-        last.update((key, span) for key, span in admitted.items() if key in sources)
-        for key, span in admitted.items():
-            source_key = None if span.cached_from is None else _key_of(span.cached_from)
-            if source_key is not None and source_key != key and source_key in last:
-                source = last[source_key]
-                begin = min(source.end - 1, step), source.slot
-                flows.add(f"cached: {span.label}", begin, (step, span.slot))
-    yield from flows.events()
-
-
-def _arguments(span: SlotSpan) -> dict[str, Any]:
-    """Return what is shown of a sequence that is chosen; that of most is short."""
-    arguments: dict[str, Any] = {"index": span.index, "outcome": span.outcome}
-    if span.role != "sample":
-        arguments["role"] = span.role
-    for name in _SAID:
-        if getattr(span, name):
-            arguments[name] = getattr(span, name)
-    return arguments
-
-
-def _wait_starts(process: _Process) -> Iterator[TraceEvent]:
-    """Yield where each wait begins, by time."""
-    waits = process.timeline.select_waits(process.selection)
-    for number, wait in enumerate(waits, process.first_number):
-        yield _queue_event("b", number, wait, process.scale.start_of(wait.start), process.pid)
-
-
-def _wait_ends(process: _Process) -> Iterator[TraceEvent]:
-    """Yield where each wait ends, by time."""
-    ends = SortedRecords[tuple[int, Wait]](tuple[int, Wait])
-    waits = process.timeline.select_waits(process.selection)
-    for number, wait in enumerate(waits, process.first_number):
-        ends.add((wait.end,), (number, wait))
-    for number, wait in ends:
-        yield _queue_event("e", number, wait, process.scale.start_of(wait.end), process.pid)
-
-
-def _queue_event(phase: str, number: int, wait: Wait, time: int, pid: int) -> TraceEvent:
-    """Return one end of `wait`, which is at `time`."""
-    return {
-        "ph": phase,
-        "pid": pid,
-        "tid": 0,
-        "ts": time,
-        "name": wait.label,
-        "cat": "queue",
-        "id": number,
-    }
-
-
-def _counter(
-    name: str, counts: Iterator[Stretch], window: range, process: _Process
-) -> Iterator[TraceEvent]:
-    """Yield a count where `window` begins and wherever it changes.
-
-    It is 0 after the last step, and wherever the clock jumps over a time without a step.
-    """
-    steps, scale = range(window.start, window.stop + 1), process.scale
-    last = None
-    for step, count, is_over in _cut(clip(counts, steps), scale.turning_points(steps), steps):
-        end_before, start = scale.end_before(step), scale.start_of(step)
-        if end_before < start and last:
-            yield _count(name, end_before, 0, process.pid)
-            last = 0
-        if count != last:
-            yield _count(name, end_before if is_over else start, count, process.pid)
-        last = count
 
 
 def _cut(
@@ -462,7 +392,3 @@ def _cut(
     if end < steps.stop:
         yield end, 0, True
         yield from ((later, 0, True) for later in chain([point or 0], points) if later > end)
-
-
-def _count(name: str, time: int, count: int, pid: int) -> TraceEvent:
-    return {"ph": "C", "pid": pid, "ts": time, "name": name, "args": {name: count}}
