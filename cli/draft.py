@@ -19,9 +19,8 @@ from batcher.speculation.settings import ModelDraft, expected_tokens, parse_draf
 from batcher.transformer.config import is_checkpoint
 
 from .models import capabilities_of, load, model_again
-from .printing import print_json, print_text
-from .run.intake import open_input
-from .run.reading import read_requests
+from .run.files import print_json, print_text
+from .run.input import open_input, read_requests
 from .screen.terminal import aligned, counted, printable
 
 if TYPE_CHECKING:

@@ -34,12 +34,10 @@ from batcher.request import Request
 from batcher.scheduling.scheduler import check_effects
 
 from .models import capabilities_of, load
-from .notes import say_of_memory, say_of_slo
-from .printing import print_json, print_text
 from .progress import progress_of, seldom
-from .run.intake import open_input
-from .run.problems import say
-from .run.reading import read_requests
+from .run.files import print_json, print_text
+from .run.input import open_input, read_requests
+from .run.problems import say, say_of_memory, say_of_slo
 from .run.stdout import user_code_prints_to_stderr
 from .screen.terminal import counted, terminal_size, unfinished_percent
 from .signals import Interrupted, StopSignals, die_of_closed_pipe

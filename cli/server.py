@@ -49,10 +49,9 @@ from batcher.trace.run import label_of
 from .errors import reason_of
 from .models import capabilities_of, load
 from .run.engine_setup import make_engine
-from .run.files import check_replaceable, check_writable
-from .run.out_file import OutFile
+from .run.files import OutFile, check_replaceable, check_writable
 from .run.problems import say
-from .run.recorder import TraceWriter
+from .run.recording import TraceWriter
 from .screen.progress import open_view
 from .screen.terminal import can_animate, counted, printable_lines
 from .screen.view import GaugeReading, Gauges, RunPlan, View

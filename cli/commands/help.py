@@ -21,7 +21,7 @@ from typer._completion_shared import get_completion_script
 from batcher.errors import BatchdecodeError
 
 from ..command import argument, command
-from ..printing import print_text
+from ..run.files import print_text
 
 MAX_WIDTH = 100  # longer lines are hard to read
 

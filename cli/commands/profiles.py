@@ -37,9 +37,8 @@ from batcher.timing.roofline import load_gpu, load_model_shape, num_kv_tokens, p
 
 from ..command import OUTPUT, argument, command, flag, option
 from ..options import Force, output_option
-from ..printing import output_sink, print_json, print_text
-from ..run.files import check_replaceable
-from ..run.intake import numbered, open_input
+from ..run.files import check_replaceable, output_sink, print_json, print_text
+from ..run.input import numbered, open_input
 from ..run.problems import say
 from ..screen.terminal import (
     aligned,

@@ -31,8 +31,8 @@ from batcher.timing.profiles import kv_room_of, step_time_of
 from ..command import DECODING, INPUT, OUTPUT, TIME, argument, command, flag, option
 from ..errors import reason_of
 from ..options import MAX_BATCH, SchedulingOptions, meta_option, scheduling_group
-from ..printing import print_json, print_text
-from ..run.intake import numbered, open_input
+from ..run.files import print_json, print_text
+from ..run.input import numbered, open_input
 from ..run.problems import say
 from ..screen.terminal import aligned, counted, printable
 from ..views.plan_tables import cost_text

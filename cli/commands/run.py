@@ -43,7 +43,7 @@ def run(options: RunOptions) -> int:
     gc.disable()  # until the run begins: what is imported, or set up, is no garbage
     from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy, as are the others
 
-    from ..run.runner import run as run_requests  # noqa: PLC0415 - heavy
+    from ..run.run import run as run_requests  # noqa: PLC0415 - heavy
     from ..run.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as above
     from ..signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
 

@@ -35,15 +35,16 @@ from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_
 
 from ..config import OF_ROWS, OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions
-from ..printing import (
+from ..run.files import (
+    check_distinct,
     check_no_terminal,
+    check_replaceable,
     output_sink,
     print_json,
     print_text,
     write_lines,
 )
-from ..run.files import check_distinct, check_replaceable
-from ..run.intake import (
+from ..run.input import (
     CHUNK_BYTES,
     MAX_SKIPPED_BYTES,
     CutOffError,
@@ -565,8 +566,8 @@ def events_of(
         _check_is_request(first_line, source.name)
     if path == STDIN:
         os.lseek(0, 0, os.SEEK_SET)
+    from ..run.run import run_events  # noqa: PLC0415 - as above
     from ..run.run_options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
-    from ..run.runner import run_events  # noqa: PLC0415 - as above
 
     options = dict(run_options)
     config = options.pop("config", None)
@@ -633,7 +634,7 @@ def _check_is_request(first_line: bytes, name: str) -> None:
             return
         fields = None
     if not isinstance(fields, dict):
-        from ..run.other_forms import why_no_lines  # noqa: PLC0415 - for a mistake only
+        from ..run.problems import why_no_lines  # noqa: PLC0415 - for a mistake only
 
         found = why_no_lines(first_line, name) or "is neither a trace nor requests"
         raise BatchdecodeError(f"{name} {found}")

@@ -22,7 +22,7 @@ from batcher.training.losses import loss_curve
 
 from ..command import OUTPUT, argument, command, flag, option
 from ..config import settings_in
-from ..printing import print_text
+from ..run.files import print_text
 from ..run.problems import say
 from ..screen.terminal import can_animate, printable
 from ..signals import StopSignals

@@ -22,10 +22,9 @@ from batcher.verifying.verifying import verify as verify_outputs
 from ..command import OUTPUT, command, flag, option
 from ..models import capabilities_of, load, model_again
 from ..options import Color, ConfigOfModel, GrammarTimeout, Input, ModelOptions, speculation_group
-from ..printing import print_json, print_text
 from ..progress import seldom
-from ..run.intake import open_input
-from ..run.reading import read_requests
+from ..run.files import print_json, print_text
+from ..run.input import open_input, read_requests
 from ..run.stdout import user_code_prints_to_stderr
 from ..screen.summary import marks_in
 from ..screen.terminal import counted, encoding_of, printable

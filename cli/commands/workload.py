@@ -43,9 +43,8 @@ from batcher.planning.workload_traces import (
 
 from ..command import OUTPUT, argument, command, flag, option
 from ..options import Force, output_option
-from ..printing import output_sink
-from ..run.files import check_distinct, check_replaceable
-from ..run.intake import InputError, OpenInput, numbered, open_input
+from ..run.files import check_distinct, check_replaceable, output_sink
+from ..run.input import InputError, OpenInput, numbered, open_input
 from ..run.problems import say
 from ..screen.terminal import counted
 

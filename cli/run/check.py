@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batcher.engine import Engine
+from batcher.engine.engine import Engine
 from batcher.models.base import ANY_LENGTH, Context, Tokenizer, number_of
 from batcher.prompts import count_tokens, has_segments, prefix_of
 from batcher.request import TO_THE_END, Request
@@ -13,11 +13,10 @@ from batcher.requests.lines import BadLine, RequestParser
 from batcher.requests.validation import num_slots_needed
 
 from ..models import capabilities_of, load
-from ..printing import print_json, print_text
 from ..screen.terminal import counted
-from .intake import OpenInput, open_input
+from .files import print_json, print_text
+from .input import Line, OpenInput, RequestReader, open_input
 from .problems import InvalidInput, ProblemReport, say
-from .reading import Line, RequestReader
 from .stdout import user_code_prints_to_stderr
 
 if TYPE_CHECKING:

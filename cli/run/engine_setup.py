@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from batcher.engine import DrivenEngine, Engine
+from batcher.engine.driven import DrivenEngine
+from batcher.engine.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model, bytes_of
 from batcher.models.simulated import SimulatedModel
@@ -21,7 +22,7 @@ from batcher.timing.step_time import StepTime
 
 from ..models import capabilities_of, load, open_server
 from ..options import SchedulingOptions
-from .intake import Waiting
+from .input import Waiting
 from .run_options import RunOptions
 
 if TYPE_CHECKING:

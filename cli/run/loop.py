@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from batcher.engine import DrivenEngine, StepOutcome
+from batcher.engine.driven import DrivenEngine, StepOutcome
 from batcher.errors import InvariantError
 from batcher.events import ArriveEvent, FinishEvent, RejectEvent, RequestEvent
 from batcher.request import Unread
@@ -15,10 +15,8 @@ from batcher.requests.lines import BadLine, ParsedLine
 from batcher.trace.run import label_of
 
 from ..screen.view import GaugeReading
-from .answers import Answers
-from .intake import InputError
-from .reading import Line
-from .sources import Source, name_of
+from .input import InputError, Line, Source, name_of
+from .results import Answers
 
 MAX_HELD = 1024  # results, or bad lines, that wait for a step
 

@@ -31,7 +31,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from batcher.engine import Engine, StepOutcome
+from batcher.engine.driven import StepOutcome
+from batcher.engine.engine import Engine
 from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import Event, RejectEvent, RestartEvent, RestartReason, RunEvent
 from batcher.foreign import RaisedError
@@ -45,14 +46,22 @@ from batcher.requests.results import make_lost_result
 from batcher.result import ErrorInfo
 from batcher.trace.run import event_of_worker
 
-from .answers import Answers
 from .engine_setup import EngineSetup
-from .intake import InputError
+from .input import (
+    Duplicates,
+    InputError,
+    LineParser,
+    Source,
+    arrival_goes_back,
+    checksum_of,
+    id_given_before,
+    id_of,
+    parse_line,
+)
 from .loop import Loop
-from .problems import ModelTracebacks, ProblemReport, arrival_goes_back, id_given_before, id_of
-from .reading import Duplicates, LineParser, checksum_of, parse_line
+from .problems import ModelTracebacks, ProblemReport
+from .results import Answers
 from .run_options import RunOptions
-from .sources import Source
 
 REPORT_SECONDS = 0.05
 """For so long, at least, answers are collected while there is more to do."""

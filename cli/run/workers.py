@@ -9,13 +9,12 @@ before it (an id given twice, an arrival that goes back) is found out here.  The
 of the events that they report: trace, picture and numbers are those of one engine.
 """
 
-import dataclasses
 import queue
 import threading
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from operator import itemgetter, lt
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,28 +36,39 @@ from ..screen.progress import open_view
 from ..screen.terminal import counted, is_pipe, is_same_terminal, printable_lines
 from ..screen.view import GaugeReading, Gauges, RunPlan
 from ..signals import Interrupted, StopSignals
-from .answers import InputOrder
-from .earlier_results import EarlierResults
-from .ending import refuse_rest, settle_files, tell_ending, tell_summary
-from .files import locked_files
-from .intake import Block, InputError, OpenInput, open_input
-from .observing import close_spans, opened_exposition, opened_spans
-from .out_file import OutFile
-from .output import OutputError, ResumeError
-from .problems import InvalidInput, ProblemReport, arrival_goes_back, id_given_before, say
-from .reading import Duplicates, check_kind
-from .recorder import ResultWriter, TraceWriter, stdout_beside
+from .files import OutFile, OutputError, ResumeError
+from .input import (
+    Block,
+    Duplicates,
+    InputError,
+    LineArrivals,
+    OpenInput,
+    arrival_goes_back,
+    check_kind,
+    id_given_before,
+)
+from .problems import InvalidInput, ProblemReport, say
+from .recording import (
+    OpenRun,
+    ResultWriter,
+    TraceWriter,
+    close_spans,
+    opened_run,
+    refuse_rest,
+    settle_files,
+    stdout_beside,
+    tell_ending,
+    tell_summary,
+)
+from .results import InputOrder
 from .resume import (
-    ResultsFile,
+    EarlierResults,
     Resumption,
     conclude_finished,
-    find_leftover,
     parser_for_any_model,
     prepare,
-    results_file,
 )
 from .run_options import RunOptions
-from .sources import LineArrivals
 from .stdout import stdout_descriptor
 from .worker import (
     Answered,
@@ -83,8 +93,7 @@ from .worker import (
 )
 
 if TYPE_CHECKING:
-    from .exposing import Exposition
-    from .spans import SpanSender
+    pass
 
 BAD_INPUT = 2  # an exit status
 BATCH_LINES = 1024
@@ -753,8 +762,7 @@ class Driver:
 class WorkersRecord(Gauges):
     """Takes the events of workers to the trace, the view and the numbers.
 
-    run: how the trace of one begins.  files: see locked_files.
-    exposition, spans: what others see of it.
+    run: how the trace of one begins.
 
     Raises:
         OutputError: a file cannot be opened.
@@ -762,15 +770,14 @@ class WorkersRecord(Gauges):
 
     def __init__(
         self,
-        options: RunOptions,
+        opened: OpenRun,
         run: RunEvent,
         num_workers: int,
         lines: InputLines,
-        title: str,
-        files: Mapping[str, OutFile],
-        exposition: "Exposition | None",
-        spans: "SpanSender | None",
     ) -> None:
+        options, files = opened.options, opened.files
+        exposition, spans = opened.exposition, opened.spans
+        title = opened.requests.name.rpartition("/")[2]
         self._options, self._title, self.files = options, title, files
         self._run = run if num_workers == 1 else replace(run, workers=num_workers)
         self._lines, self._num_to_answer = lines, lines.num_to_answer
@@ -783,7 +790,7 @@ class WorkersRecord(Gauges):
         self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
         self._series = None
         if options.timeseries is not None:
-            from .series import SeriesWriter  # noqa: PLC0415 - few runs need it
+            from .exporters import SeriesWriter  # noqa: PLC0415 - few runs need it
 
             sink = files["--timeseries"].open()
             self._series = SeriesWriter(sink, options.timeseries_interval, num_workers)
@@ -926,9 +933,9 @@ class WorkersRecord(Gauges):
 
         results: what messages call the file of results, if there is one.
         """
-        options, failures = self._options, dict[str, Exception]()
+        options = self._options
         if self._metrics is not None:
-            failures = tell_summary(
+            tell_summary(
                 options,
                 self._metrics.summary(),
                 self._run,
@@ -939,8 +946,6 @@ class WorkersRecord(Gauges):
                 elapsed=elapsed,
                 is_complete=is_complete,
             )
-        for failure in failures.values():
-            raise failure
         close_spans(self._spans, self._num_steps, is_quiet=options.quiet)
 
 
@@ -961,49 +966,35 @@ def run_by_workers(
         BrokenPipeError: whoever reads the output has gone.
         Interrupted: a signal came before the first line was decoded.
     """
-    with (
-        open_input(options.input, stop.waiting) as requests,
-        locked_files(options, requests.status) as files,
-    ):
-        spans = opened_spans(options, num_workers)
-        with (
-            results_file(options, stop.waiting) as file,
-            opened_exposition(options, files.get("--metrics-file")) as exposition,
-        ):
-            options = dataclasses.replace(options, output=file.path)
-            leftover = find_leftover(options, requests, file)
-            with workers or _workers_of(options, num_workers, stop) as transport:
-                driver = Driver(transport, num_workers, options.batch)
-                try:
-                    start = driver.start()
-                    with prepare(options, requests, leftover, start) as resumption:
-                        if resumption.has_finished:
-                            parser = parser_for_any_model()
-                            status = conclude_finished(
-                                resumption, requests, parser, options, stop.waiting
-                            )
-                            if status is not None:
-                                return status
-                        report = ProblemReport(requests.name, options.color)
-                        lines = _open_lines(
-                            options, requests, report, resumption, driver, transport
+    with opened_run(options, stop, num_workers) as opened:
+        options, requests, results = opened.options, opened.requests, opened.results
+        with workers or _workers_of(options, num_workers, stop) as transport:
+            driver = Driver(transport, num_workers, options.batch)
+            try:
+                start = driver.start()
+                with prepare(options, requests, opened.leftover, start) as resumption:
+                    if resumption.has_finished:
+                        parser = parser_for_any_model()
+                        status = conclude_finished(
+                            resumption, requests, parser, options, stop.waiting
                         )
-                        title = requests.name.rpartition("/")[2]
-                        try:
-                            record = WorkersRecord(
-                                options, start, num_workers, lines, title, files, exposition, spans
-                            )
-                            run = _WorkersRun(
-                                options, driver, lines, report, file, resumption, record
-                            )
-                            return run.carry_out(stop, command)
-                        except Interrupted:  # before the first line, or after the last one
-                            now = f"stopped by {stop.name}", f"continue with: {command}"
-                            tell_ending(options, None, file, resumption, *now)
-                            return stop.exit_status
-                except FailedWorkerError as error:
-                    say(printable_lines(error.traceback))
-                    raise
+                        if status is not None:
+                            return status
+                    report = ProblemReport(requests.name, options.color)
+                    lines = _open_lines(options, requests, report, resumption, driver, transport)
+                    try:
+                        record = WorkersRecord(opened, start, num_workers, lines)
+                        run = _WorkersRun(
+                            options, driver, lines, report, results, resumption, record
+                        )
+                        return run.carry_out(stop, command)
+                    except Interrupted:  # before the first line, or after the last one
+                        now = f"stopped by {stop.name}", f"continue with: {command}"
+                        tell_ending(options, None, results, resumption, *now)
+                        return stop.exit_status
+            except FailedWorkerError as error:
+                say(printable_lines(error.traceback))
+                raise
 
 
 class _WorkersRun:
@@ -1019,7 +1010,7 @@ class _WorkersRun:
         driver: Driver,
         lines: InputLines,
         report: ProblemReport,
-        file: ResultsFile,
+        file: OutFile,
         resumption: Resumption,
         record: WorkersRecord,
     ) -> None:

@@ -21,8 +21,7 @@ from batcher.planning.deployments import AXES, Axis, show_value
 from batcher.planning.measure import Outcome, Question, times_of
 from batcher.planning.plan import Plan, Trial
 
-from ..printing import output_sink
-from ..run.files import check_replaceable, check_writable
+from ..run.files import check_replaceable, check_writable, output_sink
 from ..screen.terminal import duration, number, printable
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from emulated_run import Screen
 from rich.console import Console
 
 from cli.options import SchedulingOptions
-from cli.run.intake import open_input
+from cli.run.input import open_input
+from cli.run.run import RunSetup
 from cli.run.run_options import RunOptions
-from cli.run.runner import RunSetup
 from cli.screen.live import FrameLines, LiveView, ScreenLive
 from cli.screen.terminal import Pace
 from cli.screen.theme import THEME, Line

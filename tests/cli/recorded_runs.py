@@ -8,9 +8,9 @@ from emulated_run import Clock, Screen
 from hypothesis import strategies as st
 
 from cli.options import SchedulingOptions
-from cli.run.intake import open_input
+from cli.run.input import open_input
+from cli.run.run import RunSetup
 from cli.run.run_options import RunOptions
-from cli.run.runner import RunSetup
 from cli.screen.live import LiveView, ScreenLive
 from cli.screen.terminal import Pace
 from cli.screen.view import RunPlan

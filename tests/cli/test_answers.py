@@ -14,7 +14,7 @@ from batcher.result import (
     StepTimes,
     Usage,
 )
-from cli.run.answers import Answers, InputOrder, can_be_replayed
+from cli.run.results import Answers, InputOrder, can_be_replayed
 
 
 def result(request_id, index=0, *, failed=False):

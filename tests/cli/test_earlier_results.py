@@ -11,10 +11,8 @@ from batcher.result import (
     StepTimes,
     Usage,
 )
-from cli.run import earlier_results
-from cli.run.earlier_results import ResultLines
-from cli.run.output import OutputError, ResumeError
-from cli.run.taking_over import Expected, take_over
+from cli.run.files import OutputError, ResumeError
+from cli.run.resume import Expected, ResultLines, take_over
 
 
 def result(index=0, slot=0, admitted=0, finished=2, *, tokens=(88, 88, 88), error=None, name="o"):
@@ -114,7 +112,7 @@ def test_a_bad_row_is_found_too(took_over):
 
 
 def test_results_whose_hashes_are_equal_are_told_apart(took_over, monkeypatch):
-    monkeypatch.setattr(earlier_results, "hash", lambda _: 5, raising=False)
+    monkeypatch.setattr("cli.run.resume.hash", lambda _: 5, raising=False)
     lines = [encode_result(result(index, name=name)) for name in "op" for index in range(3)]
     known = took_over(*lines, row_of(result(0, name="q"), result(1, name="q")))
     for name in "opq":

@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 import pytest
 from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, workload
 
-from cli.run.exposing import Exposition
+from cli.run.exporters import Exposition
 
 REQUESTS = lines_of(*workload(12))
 ACCEPTED = (  # by Prometheus

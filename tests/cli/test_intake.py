@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.run import intake
-from cli.run.intake import InputError, LineReader, open_input
+from cli.run import input as intake
+from cli.run.input import InputError, LineReader, open_input
 
 
 def read_all(data):

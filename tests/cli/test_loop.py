@@ -6,8 +6,8 @@ from batcher.engine import StepOutcome
 from batcher.request import Request
 from batcher.requests.lines import BadLine, ParsedLine
 from cli.run import loop
-from cli.run.answers import Answers
 from cli.run.loop import Loop
+from cli.run.results import Answers
 
 
 def test_a_line_that_was_read_ahead_is_next():

@@ -9,8 +9,8 @@ import pytest
 from examples import mostly_heavy
 from process import batchdecode, lines_of, start, workload
 
+from cli.run.run import run
 from cli.run.run_options import RunOptions
-from cli.run.runner import run
 from cli.signals import StopSignals
 
 

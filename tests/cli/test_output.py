@@ -13,9 +13,10 @@ from process import batchdecode, start
 
 from batcher.events import EndEvent, TokenEvent
 from batcher.trace.files import encode_events
-from cli.run.files import check_distinct, check_writable
-from cli.run.output import FileSink, GzipSink, OutputError, WriteError, open_sink
-from cli.run.recorder import ResultWriter, RunRecorder, TraceWriter
+from cli.errors import WriteError
+from cli.run.files import FileSink, GzipSink, OutputError, check_distinct, check_writable, open_sink
+from cli.run.recording import ResultWriter, TraceWriter
+from cli.run.run import RunRecorder
 
 
 class FullDisk(io.FileIO):

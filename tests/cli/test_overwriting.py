@@ -11,8 +11,7 @@ import pytest
 from examples import mostly_heavy, rest_heavy
 from process import ROOT, batchdecode, lines_of, start, workload
 
-from cli.run.out_file import OutFile
-from cli.run.output import OutputError
+from cli.run.files import OutFile, OutputError
 
 REQUESTS = lines_of(*workload(5))
 OPTIONS = [

@@ -19,7 +19,7 @@ from batcher.planning.measure import Question
 from batcher.planning.plan import find_plan
 from batcher.planning.workload import workload_of
 from batcher.scheduling.queue import POLICIES
-from cli.run.output import OutputError
+from cli.run.files import OutputError
 from cli.views.plots import (
     Chart,
     Point,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from process import lines_of, workload
 
 from cli.run.ray_workers import Actors
+from cli.run.run import run
 from cli.run.run_options import RunOptions
-from cli.run.runner import run
 from cli.run.workers import run_by_workers
 from cli.signals import StopSignals
 

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.run import earlier_results
-from cli.run.earlier_results import ResultIndex
+from cli.run.resume import ResultIndex
 
 ids = st.sampled_from(["", "a", "b", "ab", "é"])
 entries = st.lists(st.tuples(ids, st.integers(-3, 3), st.integers(0, 2**40)), max_size=30)
@@ -45,7 +44,7 @@ def test_an_index_is_small():
 
 @pytest.fixture
 def equal_hashes(monkeypatch):
-    monkeypatch.setattr(earlier_results, "hash", lambda _: 5, raising=False)
+    monkeypatch.setattr("cli.run.resume.hash", lambda _: 5, raising=False)
 
 
 @pytest.mark.usefixtures("equal_hashes")

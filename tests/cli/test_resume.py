@@ -12,10 +12,10 @@ from process import batchdecode, lines_of, start, workload
 from batcher.errors import BatchdecodeError
 from batcher.models.simulated import SimulatedModel
 from cli.options import SchedulingOptions
-from cli.run.output import ResumeError
+from cli.run.files import ResumeError
 from cli.run.resume import AGAIN
+from cli.run.run import run
 from cli.run.run_options import RunOptions
-from cli.run.runner import run
 from cli.signals import StopSignals
 
 ROW = {

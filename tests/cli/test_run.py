@@ -12,8 +12,8 @@ from process import batchdecode, lines_of, start, workload
 from batcher import Engine
 from batcher.errors import InvariantError
 from batcher.trace.files import encode_events
+from cli.run.run import run, run_events
 from cli.run.run_options import RunOptions
-from cli.run.runner import run, run_events
 from cli.signals import StopSignals
 
 DESIGN = lines_of(

@@ -13,8 +13,8 @@ from fault_server import FaultServer, answer, chunks, refusal, reset
 from process import COMMAND, batchdecode, lines_of, start
 
 from batcher.events import BlockedReason
+from batcher.explaining.story import SHORT_CAUSES
 from cli.screen.summary import BLOCKED_CAUSES
-from cli.views.story_text import SHORT_CAUSES
 
 KEY = "sk-that-nobody-may-see"
 

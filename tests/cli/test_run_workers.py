@@ -22,8 +22,8 @@ from batcher.trace.files import read_trace
 from batcher.trace.timeline import Timeline
 from cli.options import SchedulingOptions
 from cli.run.problems import InvalidInput
+from cli.run.run import run
 from cli.run.run_options import RunOptions
-from cli.run.runner import run
 from cli.run.worker import Died
 from cli.run.workers import run_by_workers
 from cli.signals import StopSignals

@@ -11,11 +11,21 @@ from process import lines_of, workload
 from batcher.requests.lines import BadLine, RequestParser
 from batcher.requests.values import ModelCapabilities
 from cli.commands import show
-from cli.run import intake, sources
-from cli.run.intake import InputError, LineReader, open_input
+from cli.run import input as intake
+from cli.run.input import (
+    Duplicates,
+    FileSource,
+    FollowSource,
+    IndexedSource,
+    InputError,
+    LineReader,
+    PipeSource,
+    RequestReader,
+    Survey,
+    open_input,
+    open_source,
+)
 from cli.run.problems import InvalidInput, ProblemReport
-from cli.run.reading import Duplicates, RequestReader
-from cli.run.sources import FileSource, FollowSource, IndexedSource, PipeSource, Survey, open_source
 
 OPEN = []
 
@@ -82,7 +92,7 @@ def test_a_file_is_read_in_order_of_arrival_whatever_its_order(tmp_path, name):
 @pytest.mark.parametrize("num_kept_bytes", [0, 1, 150, 2**20])
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
 def test_a_file_in_order_is_read_as_it_stands(tmp_path, monkeypatch, name, num_kept_bytes):
-    monkeypatch.setattr(sources, "_HEAD_BYTES", num_kept_bytes)
+    monkeypatch.setattr("cli.run.input._HEAD_BYTES", num_kept_bytes)
     requests = b"\xef\xbb\xbf\n" + lines_of(
         *workload(5, arrivals=lambda i: i // 2), "", {"prompt": "x", "arrival_time": 9}
     )
@@ -95,7 +105,7 @@ def test_a_file_in_order_is_read_as_it_stands(tmp_path, monkeypatch, name, num_k
 
 
 def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_HEAD_BYTES", 0)
+    monkeypatch.setattr("cli.run.input._HEAD_BYTES", 0)
     path = tmp_path / "in"
     path.write_bytes(lines_of(*workload(5)))
     source, _ = source_of(path)
@@ -107,7 +117,7 @@ def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
 @pytest.mark.parametrize("index", [0, 3])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_line_that_changes_after_the_survey_is_an_error(tmp_path, monkeypatch, index, in_order):
-    monkeypatch.setattr(sources, "_HEAD_BYTES", 0)
+    monkeypatch.setattr("cli.run.input._HEAD_BYTES", 0)
     path = tmp_path / "in"
     rows = workload(5, arrivals=(lambda i: i) if in_order else (lambda i: 9 - i))
     path.write_bytes(lines_of(*rows))
@@ -135,7 +145,7 @@ BAD_ENTRIES = [(0, "a", False), (1, "2", True), (2, "a", True), (3, "b", True), 
 def test_ids_given_before_are_found_again_when_the_lines_are_read(
     tmp_path, monkeypatch, num_kept_bytes, last
 ):
-    monkeypatch.setattr(sources, "_HEAD_BYTES", num_kept_bytes)
+    monkeypatch.setattr("cli.run.input._HEAD_BYTES", num_kept_bytes)
     path = tmp_path / "in"
     twice = [{"id": name, "prompt": "x", "arrival_time": 1} for name in ("", "a", "", "a", "")]
     path.write_bytes(lines_of(*twice, last))
@@ -196,7 +206,7 @@ def test_a_bad_file_is_refused_with_all_its_problems(tmp_path):
 @pytest.mark.parametrize("num_kept_bytes", [0, 30, 2**20])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_bad_lines_are_skipped_in_place(tmp_path, monkeypatch, in_order, num_kept_bytes):
-    monkeypatch.setattr(sources, "_HEAD_BYTES", num_kept_bytes)
+    monkeypatch.setattr("cli.run.input._HEAD_BYTES", num_kept_bytes)
     path = tmp_path / "in"
     extra = (
         b"" if in_order else lines_of({"id": "x", "prompt": "x", "arrival_time": 9}, *workload(1))
@@ -318,7 +328,7 @@ def test_a_pipe_that_is_read_twice_may_not_have_a_line_without_an_end(monkeypatc
 
 def test_a_line_too_long_is_a_bad_line(monkeypatch):
     monkeypatch.setattr(intake, "MAX_LINE_BYTES", 30)
-    monkeypatch.setattr("cli.run.reading.MAX_LINE_BYTES", 30)
+    monkeypatch.setattr("cli.run.input.MAX_LINE_BYTES", 30)
     data = lines_of({"prompt": "x"}, {"prompt": "x" * 100}, {"prompt": "y"})
     reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", [])
     requests = RequestReader(reader, RequestParser(ModelCapabilities(vocab_size=512)))
@@ -356,7 +366,7 @@ def test_a_file_source_knows_all_that_is_to_come_only_where_that_is_in_memory(
     path.write_bytes(lines_of(*workload(9)))
     small, _ = source_of(path)
     assert small.is_in_memory
-    monkeypatch.setattr(sources, "_HEAD_BYTES", 1)
+    monkeypatch.setattr("cli.run.input._HEAD_BYTES", 1)
     large, _ = source_of(path)
     assert not large.is_in_memory
     ids_of(large)

@@ -49,7 +49,6 @@ UNUSED = {
         "email",
         "asyncio",
         "ssl",
-        "tenacity",
         "logging",
         "socket",
         "tempfile",
@@ -63,13 +62,12 @@ UNUSED = {
     *("batcher.requests.result_rows", "batcher.requests.schema", "batcher.timing.profiles"),
     *(
         "batcher.planning",
-        "cli.run.taking_over",
         "csv",
         "prometheus_client",
         "opentelemetry",
         "cli.run.spans",
         "batcher.explaining.story",
-        "cli.run.exposing",
+        "cli.run.exporters",
     ),
     *("cli.screen.live", "cli.views", "cli.planning", "cli.commands.trace"),
 }

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start
 
-from cli.run.intake import PerhapsPacked
+from cli.run.input import PerhapsPacked
 
 REQUESTS = (ROOT / "samples/requests.jsonl").read_bytes()
 PACKED = gzip.compress(REQUESTS)

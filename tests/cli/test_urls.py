@@ -1,11 +1,12 @@
-"""Inputs at URLs, which fsspec opens; http stands for all stores."""
+"""Files at URLs, by fsspec: inputs from a web server, and outputs to a store."""
 
-import gzip
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +18,7 @@ import pytest
 from process import ENVIRONMENT, ROOT, batchdecode, lines_of, on_a_full_disk, start
 
 from cli.commands.run import _continuing_command
-from cli.run.intake import InputError, open_input
+from cli.run.input import InputError, open_input
 from cli.run.urls import is_url, shown
 
 REQUESTS = lines_of(*({"prompt": f"Tell of number {n}", "max_tokens": 9} for n in range(40)))
@@ -92,12 +93,6 @@ def test_a_run_of_a_url_is_that_of_the_file_and_asks_once(store, local, more):
     assert store.asked == ["requests.jsonl"]
 
 
-def test_what_is_compressed_is_unpacked(store, local):
-    store.files["requests.jsonl.gz"] = gzip.compress(REQUESTS)
-    done = batchdecode("run", store.url("requests.jsonl.gz"), "-q")
-    assert done.stdout == batchdecode("run", local, "-q").stdout != b""
-
-
 def test_a_run_of_a_url_is_resumed(store, local, tmp_path):
     whole = batchdecode("run", local, "-q").stdout
     results, url = tmp_path / "results.jsonl", store.url("requests.jsonl")
@@ -120,12 +115,6 @@ def test_other_commands_read_urls(store, local, command):
     assert here.stdout.decode().replace(names[0], "X") == there.stdout.decode().replace(
         names[1], "X"
     )
-
-
-def test_trace_of_requests_asks_once(store, local):
-    done = batchdecode("trace", store.url("requests.jsonl"), "--format", "spans")
-    assert done.stdout == batchdecode("trace", local, "--format", "spans").stdout != b""
-    assert store.asked == ["requests.jsonl"]
 
 
 def test_a_path_that_holds_what_a_scheme_ends_with_is_none(tmp_path, local):
@@ -192,8 +181,7 @@ def test_fsspec_has_files_and_memory(local):
 )
 def test_what_cannot_be_read_is_an_error_that_tells_no_secret(store, name, why):
     store.files["torn"] = REQUESTS
-    soon = {"COMMAND_SETUP": str(ROOT / "tests" / "shelf.py")}  # it is tried again
-    done = batchdecode("run", store.url(name, "someone:hidden@"), **soon)
+    done = batchdecode("run", store.url(name, "someone:hidden@"))
     assert (done.returncode, done.stdout) == (2, b"")
     assert f"cannot read {store.url('')}" in done.stderr
     assert why in done.stderr
@@ -256,3 +244,155 @@ def test_every_extra_that_is_named_is_there():
     }
     assert "fsspec" in named
     assert named <= extras.keys()
+
+
+# -- outputs
+
+SHELF = {"COMMAND_SETUP": str(ROOT / "tests" / "shelf.py")}
+BESIDE = (".run.json", ".run.sums")
+
+
+def kept_in(folder):
+    """The results that runs have kept in the temporary folders of a machine."""
+    return [path for path in folder.glob("batchdecode-*/*") if not path.name.endswith(BESIDE)]
+
+
+@pytest.fixture
+def shelf(tmp_path, local):
+    (tmp_path / "tmp").mkdir()
+
+    def run(*arguments, command="run", **more):
+        environment = SHELF | {"TMPDIR": str(tmp_path / "tmp")} | more
+        return batchdecode(command, "requests.jsonl", *arguments, cwd=tmp_path, **environment)
+
+    run.url = f"shelf://{tmp_path}/there"
+    return run
+
+
+@pytest.mark.parametrize("more", [[], ["--workers", 2, "--keep-order"]])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_outputs_at_urls_are_those_in_files(shelf, tmp_path, ending, more):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here").mkdir()
+    for place in ("here", shelf.url):
+        names = {"-o": "out.jsonl", "--trace": "trace.jsonl", "--timeseries": "series.csv"}
+        paths = [each for o, name in names.items() for each in (o, f"{place}/{name}{ending}")]
+        done = shelf("-q", "--report", f"{place}/report.html", *paths, *more)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", "")
+    found = sorted(path.name for path in (tmp_path / "here").iterdir())
+    assert found == sorted(path.name for path in (tmp_path / "there").iterdir())
+    if not more:  # or else slots depend on how fast each worker is
+        for name in found:
+            here, there = ((tmp_path / each / name).read_bytes() for each in ("here", "there"))
+            assert here == there != b""
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_other_commands_write_to_urls(shelf, tmp_path):
+    for output in ("here.html", f"{shelf.url}.html"):
+        assert shelf("-o", output, "--format", "html", command="trace").returncode == 0
+    assert (tmp_path / "here.html").read_bytes() == (tmp_path / "there.html").read_bytes()
+
+
+def test_downloaded_results_are_resumed(shelf, tmp_path):
+    assert shelf("-q", "-o", f"{shelf.url}/out.jsonl").returncode == 0
+    before = (tmp_path / "there" / "out.jsonl").read_bytes()
+    done = shelf("-o", "there/out.jsonl", "--resume")  # as good as downloaded
+    assert "nothing to do: there/out.jsonl has all results" in done.stderr
+    (tmp_path / "there" / "out.jsonl").write_bytes(before[:-1])
+    assert shelf("-o", "there/out.jsonl", "--resume").returncode == 0
+    assert (tmp_path / "there" / "out.jsonl").read_bytes() == before
+
+
+def test_results_at_a_url_are_overwritten_only_by_force(shelf, tmp_path):
+    (tmp_path / "there").write_text("mine")
+    done = shelf("-o", shelf.url)
+    assert (done.returncode, done.stderr.count("would be lost: --force")) == (2, 1)
+    assert (tmp_path / "there").read_text() == "mine"
+    assert shelf("-q", "-o", shelf.url, "--force").returncode == 0
+    assert (tmp_path / "there").read_bytes() == shelf("-q").stdout
+
+
+def test_results_that_cannot_be_uploaded_are_kept(shelf, tmp_path):
+    done = shelf("-q", "-o", f"{shelf.url}/out.jsonl", SHELF_FAULT="broken")
+    (kept,) = kept_in(tmp_path / "tmp")
+    assert kept.read_bytes() == shelf("-q").stdout
+    assert (done.returncode, "hidden" in done.stderr) == (1, False)
+    url = f"{shelf.url}/out.jsonl"
+    assert f"error: cannot write {url}: 503 Service Unavailable at shelf://host/a" in done.stderr
+    assert f"40 results went to {kept}\n" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--trace", "--report", "--summary-json"])
+def test_other_files_that_cannot_be_uploaded_are_kept(shelf, tmp_path, option):
+    done = shelf("-q", "-o", "out.jsonl", option, f"{shelf.url}/file", SHELF_FAULT="broken@file")
+    (kept,) = kept_in(tmp_path / "tmp")
+    assert kept.read_bytes()
+    assert done.returncode == 1
+    assert f"shelf://host/a; the file is kept as {kept}" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["stopped", "killed"])
+def test_a_run_that_ends_early_keeps_its_results_and_resumes_there(shelf, tmp_path, kind):
+    environment = ENVIRONMENT | SHELF | {"TMPDIR": str(tmp_path / "tmp")}
+    command = ["run", "requests.jsonl", "-o", f"{shelf.url}/out.jsonl", "-b", 2]
+    with start(*command, "--step-delay", 0.05, cwd=tmp_path, env=environment) as process:
+        while not any(path.stat().st_size for path in kept_in(tmp_path / "tmp")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT if kind == "stopped" else signal.SIGKILL)
+        told = process.communicate(timeout=20)[1].decode()
+    (kept,) = kept_in(tmp_path / "tmp")
+    resuming = ["run", "requests.jsonl", "-o", str(kept), "-b", "2"]
+    if kind == "stopped":
+        assert f"results went to {kept}\n" in told
+        told = shlex.split(told.partition("continue with: ")[2].partition("\n")[0])
+        assert told == ["batchdecode", *resuming, "--step-delay", "0.05", "--resume"]
+    assert batchdecode(*resuming, "--resume", cwd=tmp_path).returncode == 0
+    assert kept.read_bytes() == shelf("-q", "-b", 2).stdout
+    assert not (tmp_path / "there").exists()
+
+
+def test_results_at_a_url_are_not_resumed(shelf):
+    done = shelf("-o", f"{shelf.url}?signature=hidden", "--resume", "--model", "no:model")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: --resume needs a local --output: download {shelf.url} with its .run.json and "
+        ".run.sums, resume there, and upload it when it is complete\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://host/out.jsonl", "a web server takes no files"),
+        ("simplecache::shelf://out.jsonl", "not through another one"),
+        ("shelf://folder/", "it is a folder"),
+        ("s3://bucket/out.jsonl", "s3://"),
+        ("nowhere://out.jsonl", "nowhere"),
+    ],
+)
+def test_urls_that_take_no_output_are_refused_before_a_model_is_loaded(shelf, url, why):
+    for option in ("-o", "--trace"):
+        done = shelf(option, url, "--model", "no:model")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert f"cannot write {url}: " in done.stderr
+        assert why in done.stderr
+
+
+def test_a_signal_breaks_off_an_upload_that_hangs(shelf, tmp_path):
+    environment = ENVIRONMENT | SHELF | {"TMPDIR": str(tmp_path / "tmp"), "SHELF_FAULT": "hangs"}
+    command = ["run", "requests.jsonl", "-q", "-o", f"{shelf.url}/out.jsonl"]
+
+    def records():
+        return (tmp_path / "tmp").glob("batchdecode-*/*.run.json")
+
+    with start(*command, cwd=tmp_path, env=environment) as process:
+        while not any(b'"finished": true' in path.read_bytes() for path in records()):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        told = process.communicate(timeout=20)[1].decode()
+        assert process.returncode == 130
+    (kept,) = kept_in(tmp_path / "tmp")
+    assert f"40 results went to {kept}\n" in told

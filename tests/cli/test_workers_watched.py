@@ -13,7 +13,7 @@ from test_run_workers import options_of, run_inner
 from test_spans import collector  # noqa: F401 - a fixture
 
 from cli.options import SchedulingOptions
-from cli.run.exposing import Exposition
+from cli.run.exporters import Exposition
 from cli.run.workers import WorkersRecord
 
 NOT_ARRIVED = "batchdecode_requests_not_arrived"

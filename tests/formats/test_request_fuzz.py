@@ -14,7 +14,7 @@ from batcher.requests.problems import read_line
 from batcher.requests.quick import find_problems
 from batcher.requests.stops import MAX_STOP_LENGTH
 from batcher.requests.values import ModelCapabilities
-from cli.run.reading import Duplicates, LineParser
+from cli.run.input import Duplicates, LineParser
 
 VOCAB_SIZE = 512
 CAPABILITIES = ModelCapabilities(vocab_size=VOCAB_SIZE)

@@ -4,10 +4,10 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
@@ -24,28 +24,195 @@ from ..screen.progress import open_view
 from ..screen.terminal import Pace, counted, is_pipe, is_same_terminal, printable_lines
 from ..screen.view import RunPlan, View
 from ..signals import Interrupted, StepWatch, StopSignals
-from .answers import Answers, InputOrder, Replaying
-from .ending import refuse_rest, settle_files, tell_ending, tell_summary
 from .engine_setup import EngineSetup
-from .files import locked_files
-from .intake import InputError, OpenInput, Waiting, open_input
+from .files import NAMES_OF_STDOUT, OutputError, ResumeError
+from .input import InputError, OpenInput, Waiting, open_input, open_source
 from .loop import Loop
-from .observing import close_spans, opened_exposition, opened_spans
-from .out_file import OutFile
-from .output import NAMES_OF_STDOUT, OutputError, ResumeError
-from .problems import ModelTracebacks, ProblemReport, say
-from .recorder import RunRecorder
-from .resume import ResultsFile, Resumption, conclude_finished, find_leftover, prepare, results_file
+from .problems import ModelTracebacks, ProblemReport, say, say_of_slo
+from .recording import (
+    OpenRun,
+    ResultWriter,
+    TraceWriter,
+    close_spans,
+    opened_run,
+    refuse_rest,
+    settle_files,
+    stdout_beside,
+    tell_ending,
+    tell_summary,
+)
+from .results import Answers, InputOrder, Replaying
+from .resume import Resumption, conclude_finished, prepare
 from .run_options import RunOptions
-from .sources import open_source
 from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
     from batcher.metrics.summary import RunMetrics
 
-    from .earlier_results import EarlierResults
-    from .exposing import Exposition
-    from .spans import SpanSender
+    from .resume import EarlierResults
+
+
+class RunRecorder:
+    """Takes what a loop gives to the files and the view; closes the files when it is left.
+
+    metrics: the numbers so far, if anybody will ask for them.  results: writes the results.
+    timeline: what a report will show, if one is wanted.
+    pace: how long the run stays after each step.
+
+    Raises:
+        OutputError: a file cannot be opened.
+        Interrupted: a signal came while a FIFO had no reader.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        loop: Loop,
+        resumption: Resumption,
+        view: View,
+        pace: Pace,
+        opened: OpenRun,
+    ) -> None:
+        files, exposition = opened.files, opened.exposition
+        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
+        self._series = None
+        if options.timeseries is not None:
+            from .exporters import SeriesWriter  # noqa: PLC0415 - few runs need it
+
+            sink = files["--timeseries"].open()
+            self._series = SeriesWriter(sink, options.timeseries_interval)
+        told = None if self._series is None else self._series.only
+        is_asked = not options.quiet or options.summary_json or options.report or told is not None
+        self.metrics = self._collector = None
+        if exposition is not None or is_asked:
+            from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - if anybody asks
+
+            is_watched = exposition is not None
+            metrics = RunMetrics(options.limits, told, view.fold, is_watched=is_watched)
+            self.metrics = metrics
+        if exposition is not None:
+            from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra
+
+            labels = options.model, "0"
+            self._collector = RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
+            exposition.tell(self._collector)
+        self.timeline = None
+        if options.report is not None:
+            from batcher.page.page import PageTimeline  # noqa: PLC0415 - as above
+
+            self.timeline = PageTimeline()
+        # Opening empties them, so the results come last: what else fails, fails before.
+        path = options.output
+        results = stdout_beside(view) if path is None else resumption.open_results(path)
+        self.results = ResultWriter(results)
+        self._spans = opened.spans
+        self._loop, self._view, self._pace = loop, view, pace
+        self._earlier = resumption.earlier
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what is kept for a moment, and end the files, whatever one of them raises."""
+        with ExitStack() as closing:
+            closing.callback(self.results.close)
+            closing.callback(self._loop.answers.close)
+            if self._collector is not None:
+                closing.callback(self._collector.observe, ())  # and how many steps there were
+            if self._series is not None and self.metrics is not None:
+                closing.callback(self._series.close)
+                closing.callback(self.metrics.close, self._loop.engine.num_steps)
+            if self._trace is not None:
+                self._trace.close()
+
+    def record(self, report: ProblemReport, stop: StopSignals) -> None:
+        """Run the loop to its end.
+
+        Raises:
+            Interrupted: a signal came; the step is complete, or as if it had not begun.
+            KeyboardInterrupt: a second one came, or the model raised it.
+            BatchdecodeError: the model, its tokenizer, the policy or the input cannot go on.
+            WriteError, BrokenPipeError: a file or stdout takes no more.
+        """
+        stop.before_wait, stop.before_pause = self._show_all, self._view.step_aside
+        loop = self._loop
+        self._note([loop.engine.run_event()])
+        for input_index, lines in self._earlier.kept() if self._earlier else ():
+            self.results.write(loop.answers.put_back(input_index, lines))
+        try:
+            self._record_outcomes(report, stop)
+        except (KeyboardInterrupt, BatchdecodeError) as error:
+            if isinstance(error, Interrupted):
+                self._note(loop.arrived())
+            self.write_rest()
+            raise
+        self.write_rest()
+        self._note([loop.engine.end_event()])
+
+    def write_rest(self) -> None:
+        """Write what is kept back for its turn; a run that goes on puts it in its place."""
+        for lines in self._loop.answers.rest():
+            self.results.write([lines])
+        self.results.flush()
+
+    def _record_outcomes(self, report: ProblemReport, stop: StopSignals) -> None:
+        loop, view, answers = self._loop, self._view, self._loop.answers
+        engine, num_shown = loop.engine, 0
+        is_shown = view.is_watched or self._pace.is_slow
+        for events, results, tokens in loop:
+            if events:
+                self._note(events)
+            if tokens:
+                self.results.write_tokens(tokens)
+            if results or answers.rejected:
+                self.results.write(answers.take(results))
+            if report.news:
+                view.write_message(report.take())
+            if (num_steps := engine.num_steps) > num_shown:
+                num_shown = num_steps
+                if is_shown:
+                    self._show_step(num_steps - 1, stop)
+            elif view.is_watched:
+                view.keep_up()
+            if stop.received is not None:
+                raise Interrupted
+
+    def _show_step(self, step: int, stop: StopSignals) -> None:
+        """Show how things stand after `step`, and let people look if they want to."""
+        if self._view.is_watched:
+            self._view.after_step(step)
+        pace = self._pace
+        if pace.is_slow:
+            pace.begin(time.monotonic())
+            while (seconds := pace.time_left(time.monotonic())) > 0:
+                with stop.waiting():
+                    self._view.wait(seconds)
+
+    def _note(self, events: Sequence[Event]) -> None:
+        """Pass `events` on to the trace and the numbers."""
+        if self._trace is not None:
+            self._trace.write(events)
+        if self.metrics is not None:
+            with self._view.lock:
+                (self._collector or self.metrics).observe(events)
+        if self._spans is not None:
+            self._spans.take(events)
+        if self._series is not None:
+            self._series.write_known()
+        if self.timeline is not None:
+            for event in events:
+                self.timeline.add(event)
+
+    def _show_all(self) -> float:
+        """Show what there is before the run waits; return when to do so again, see View."""
+        self.results.flush()
+        if self._trace is not None:
+            self._trace.flush()
+        return self._view.refresh()
+
 
 BAD_INPUT = 2  # an exit status
 
@@ -148,50 +315,37 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
             "the results and --summary-json - cannot both go to stdout: give one of them a file"
         )
     if options.slo is not None and options.scheduling.profile is not None and not options.quiet:
-        from ..notes import say_of_slo  # noqa: PLC0415 - few runs have an SLO
-
         say_of_slo([options.slo])
     if options.workers is not None:
         from .workers import run_by_workers  # noqa: PLC0415 - few runs have some
 
         return run_by_workers(options, options.workers, stop, command)
-    with (
-        open_input(options.input, stop.waiting) as requests,
-        locked_files(options, requests.status) as files,
-    ):
-        spans = opened_spans(options)
+    with opened_run(options, stop) as opened:
+        setup = RunSetup(opened.options, opened.requests, stop.waiting)
+        start = setup.engine.run_event()
         with (
-            results_file(options, stop.waiting) as file,
-            opened_exposition(options, files.get("--metrics-file")) as exposition,
+            closing(setup.engine),
+            prepare(setup.options, opened.requests, opened.leftover, start) as resumption,
         ):
-            options = replace(options, output=file.path)
-            leftover = find_leftover(options, requests, file)  # a model may take minutes to load
-            setup = RunSetup(options, requests, stop.waiting)
-            with (
-                closing(setup.engine),
-                prepare(setup.options, requests, leftover, setup.engine.run_event()) as resumption,
-            ):
-                if resumption.has_finished:
-                    parser = RequestParser(setup.capabilities)
-                    status = conclude_finished(
-                        resumption, requests, parser, setup.options, stop.waiting
-                    )
-                    if status is not None:
-                        return status
-                try:
-                    run = Run(setup, file, files, resumption, stop, command, exposition, spans)
-                    return run.carry_out()
-                except Interrupted:  # before the first step, or after the last one
-                    remark, what_now = f"stopped by {stop.name}", f"continue with: {command}"
-                    tell_ending(options, None, file, resumption, remark, what_now)
-                    return stop.exit_status
+            if resumption.has_finished:
+                parser = RequestParser(setup.capabilities)
+                status = conclude_finished(
+                    resumption, opened.requests, parser, setup.options, stop.waiting
+                )
+                if status is not None:
+                    return status
+            try:
+                return Run(setup, opened, resumption, stop, command).carry_out()
+            except Interrupted:  # before the first step, or after the last one
+                remark, what_now = f"stopped by {stop.name}", f"continue with: {command}"
+                tell_ending(opened.options, None, opened.results, resumption, remark, what_now)
+                return stop.exit_status
 
 
 class Run:
     """A run that is ready to begin.
 
-    files: see locked_files.  command: what continues it if it ends early.
-    exposition: what tells Prometheus of it.  spans: what sends its requests as traces.
+    command: what continues it if it ends early.
 
     Raises:
         BatchdecodeError: the input is not right, or a file cannot be opened.
@@ -200,18 +354,15 @@ class Run:
     def __init__(
         self,
         setup: RunSetup,
-        file: ResultsFile,
-        files: Mapping[str, OutFile],
+        opened: OpenRun,
         resumption: Resumption,
         stop: StopSignals,
         command: str,
-        exposition: "Exposition | None",
-        spans: "SpanSender | None",
     ) -> None:
         look_seldom()
         self._started = time.monotonic()
         self._setup, self._options = setup, setup.options
-        self._file, self._files, self._resumption = file, files, resumption
+        self._file, self._files, self._resumption = opened.results, opened.files, resumption
         self._stop, self._command = stop, command
         self._loop = setup.loop(resumption.earlier)
         if not setup.options.quiet:
@@ -222,9 +373,9 @@ class Run:
         pace = Pace(setup.options.step_delay)
         self._view = _open_view(setup, self._loop, pace)
         self._recorder = RunRecorder(
-            setup.options, self._loop, resumption, self._view, pace, files, exposition, spans
+            setup.options, self._loop, resumption, self._view, pace, opened
         )
-        self._spans = spans
+        self._spans = opened.spans
 
     def carry_out(self) -> int:
         """Run to the end, and say how that went; return the exit status."""
@@ -282,7 +433,7 @@ class Run:
         elif model.replaced:
             names = ", ".join(model.replaced)
             remark = f"  model {model.served_model} was used instead of {names}\n"
-        failures = tell_summary(
+        tell_summary(
             options,
             metrics.summary(engine.num_steps),
             engine.run_event(),
@@ -297,13 +448,6 @@ class Run:
             constraint_times=engine.constraint_times,
             remark=remark,
         )
-        scheduling = options.scheduling
-        if scheduling.profile is not None and not options.quiet:
-            from ..notes import say_of_memory  # noqa: PLC0415 - with it comes yaml
-
-            say_of_memory([(scheduling.profile, scheduling.settings())])
-        for failure in failures.values():
-            raise failure
 
     def _conclude(self) -> None:
         """Say what happened, and of the requests as traces what became of them."""

@@ -23,7 +23,7 @@ from batcher.requests.validation import constraint_fields_of
 from batcher.result import Result
 
 if TYPE_CHECKING:
-    from .earlier_results import EarlierResults
+    from .resume import EarlierResults
 
 BytesOf = Callable[[int], bytes]
 Replaying = Literal["steps", "whole", "never"]

@@ -1,0 +1,1006 @@
+"""The input: opened, read line by line, parsed, and handed to the run in the order of arrival.
+
+Rules: a line is held in memory only up to MAX_LINE_BYTES, and the input never as a whole.  Its
+content tells whether it is packed, never its name.  A file is surveyed first, whole: every problem
+in it is known before the first step.
+"""
+
+import io
+import os
+import select
+import shlex
+import stat
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any, BinaryIO, NamedTuple, Self
+from zlib import crc32
+
+import msgspec
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError, FieldProblem
+from batcher.events import ArriveReason
+from batcher.request import NOTHING_UNREAD, Request, Unread, num_queued_as
+from batcher.requests.ids import IdRegistry, duplicate_id
+from batcher.requests.lines import BadLine, ParsedLine, RequestParser
+from batcher.requests.results import is_result
+from batcher.requests.values import ModelCapabilities
+from batcher.trace.files import is_trace
+
+from ..errors import reason_of
+from ..screen.terminal import ColorChoice, printable_lines
+from .problems import InvalidInput, ProblemReport, say, why_no_lines
+from .urls import UrlError, copy_of, is_url, shown
+
+MAX_LINE_BYTES = 64 * 2**20
+MAX_SKIPPED_BYTES = 2**30  # of a line that is too long, before it counts as endless
+_BOM = b"\xef\xbb\xbf"
+
+Waiting = Callable[[], AbstractContextManager[None]]
+_Buffered = io.BufferedReader | io.BufferedRandom
+
+GZIP = b"\x1f\x8b"
+CHUNK_BYTES = 2**20
+_HEADER_BYTES = 16  # gzip asks for 10 at most
+# What else may come: how it begins, what it is called, and what writes it to stdout.
+_OTHERS = (
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat"),
+    (b"\xfd7zXZ\x00", "xz", "xzcat"),
+    (b"BZh", "bzip2", "bzcat"),
+    (b"\x04\x22\x4d\x18", "lz4", "lz4cat"),
+    (b"PK\x03\x04", "zip", "unzip -p"),
+    (GZIP, "gzip twice", "zcat"),
+)
+
+
+class InputError(BatchdecodeError):
+    """The input cannot be opened, or not be read to its end."""
+
+
+class CutOffError(InputError):
+    """A packed input ends too early; what came before was given."""
+
+
+class OpenInput:
+    """An input that is open, and closed when it is left as a context.
+
+    name: as messages call it.  is_file: it can be read again from its start, and anywhere in it.
+    is_terminal: somebody types it.
+    is_packed: such a file is compressed by gzip; of a pipe it is not known.
+    """
+
+    def __init__(self, raw: io.FileIO, name: str) -> None:
+        self.name = name
+        self.status = os.fstat(raw.fileno())
+        self.is_file = stat.S_ISREG(self.status.st_mode) and raw.tell() == 0
+        self.is_terminal = raw.isatty()
+        self.is_packed = self.is_file and os.pread(raw.fileno(), len(GZIP), 0) == GZIP
+        self._notes: list[str] = []
+        self._num_taken = 0
+        self._raw = raw
+        self._stream: io.BufferedReader | None = None
+        self._unpacked: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The reader of a pipe is left alone: a thread may be waiting in it, and would block us.
+        for file in (self._unpacked, self._stream if self.is_file else None, self._raw):
+            if file is not None:
+                file.close()
+
+    def lines(self, waiting: Waiting = nullcontext) -> "LineReader":
+        """Return a reader of the whole input; of a pipe, the one and only.
+
+        `waiting` is entered whenever a pipe may have nothing to give yet.
+        """
+        stream = self._from_start(waiting)
+        return LineReader(_unpacked(stream) if self.is_packed else stream, self.name, self._notes)
+
+    def seekable_lines(self) -> "LineReader":
+        """Return a reader that can go to any line; a packed file is unpacked into a temporary one.
+
+        Raises:
+            InputError: the packed file is damaged, or there is no room to unpack it.
+        """
+        if not self.is_packed:
+            return self.lines()
+        import tempfile  # noqa: PLC0415 - only for a packed file that is out of order
+
+        unpacked = self._unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
+        packed = _unpacked(self._from_start())
+        try:
+            while chunk := packed.read(CHUNK_BYTES):
+                unpacked.write(chunk)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"cannot unpack {self.name}: {_reason(error)}") from error
+        unpacked.seek(0)
+        return LineReader(unpacked, self.name, self._notes)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the file's bytes, in hexadecimal."""
+        import hashlib  # noqa: PLC0415 - only for runs that can be resumed
+
+        return hashlib.file_digest(self._from_start(), "sha256").hexdigest()
+
+    def _from_start(self, waiting: Waiting = nullcontext) -> io.BufferedReader:
+        """Return the input's bytes, a file's from the first one on."""
+        if self._stream is None:
+            raw: io.RawIOBase = self._raw
+            if not self.is_file:
+                raw = PerhapsPacked(PatientPipe(self._raw, waiting))
+            self._stream = io.BufferedReader(raw, CHUNK_BYTES)
+        if self.is_file:
+            self._stream.seek(0)
+        return self._stream
+
+    def take_notes(self) -> str:
+        """Return what a person should know about the input as a whole and was not told yet."""
+        notes = self._notes[self._num_taken :]
+        self._num_taken += len(notes)
+        return "".join(f"warning: {printable_lines(note)}\n" for note in notes)
+
+
+def open_input(path: str | None, waiting: Waiting) -> OpenInput:
+    """Return the opened input; `-` or None is stdin.
+
+    waiting: entered while a FIFO opens, or what is at a URL is copied.
+
+    Raises:
+        InputError: there is no such input, or it cannot be read.
+    """
+    if path is not None and is_url(path):
+        try:
+            with waiting():
+                copy = copy_of(path)
+        except UrlError as error:
+            raise InputError(f"cannot read {shown(path)}: {error}") from error
+        # opened again, it has a place of its own in the file
+        return OpenInput(io.FileIO(f"/dev/fd/{copy}"), shown(path))
+    name = "<stdin>" if path in (None, "-") else str(path)
+    try:
+        if path is None or path == "-":
+            return OpenInput(io.FileIO(0, closefd=False), name)
+        with waiting():  # a FIFO opens when its other end does
+            return OpenInput(io.FileIO(path), name)
+    except (OSError, ValueError) as error:
+        from batcher.planning.streamed import PREFIX as STREAMED  # noqa: PLC0415 - heavy
+
+        reason = _reason(error)
+        if name.startswith(STREAMED):
+            reason = (
+                f"only compare and plan take {STREAMED}, whose requests have no prompts; "
+                "batchdecode workload writes such a file"
+            )
+        raise InputError(f"cannot read {name}: {reason}") from error
+
+
+def _unpacked(packed: io.BufferedReader) -> io.BufferedReader:
+    """Return a buffered reader of what is compressed in `packed`."""
+    unpacked: io.RawIOBase = Unpacked(packed)
+    return io.BufferedReader(unpacked, CHUNK_BYTES)
+
+
+# -- what is packed
+
+
+def compression_of(start: bytes, filename: str) -> str | None:
+    """Return what to say of an input that begins so, if it is compressed; None if it is not."""
+    file = "" if filename == "<stdin>" else f" {shlex.quote(filename)}"
+    if start.startswith(b"PK\x03\x04") and b"[Content_Types].xml" in start[:256]:
+        return "is an Office document, such as an Excel workbook: save it as CSV or text first"
+    for magic, name, program in _OTHERS:
+        if start.startswith(magic):
+            how = f"JSON lines of it: {program}{file}"
+            return f"is compressed with {name}; only gzip is unpacked. {how}"
+    return None
+
+
+class Unpacked(io.RawIOBase):
+    """What gzip has packed in `packed`, in one member or several.
+
+    Reading raises EOFError where it is cut off, zlib.error or BadGzipFile where it is damaged;
+    what came before that was given.
+    """
+
+    def __init__(self, packed: "BinaryIO | _Packets") -> None:
+        import gzip  # noqa: PLC0415 - only for what is compressed
+
+        self._file = gzip.GzipFile(fileobj=packed, mode="rb")  # type: ignore[arg-type]  # all it asks for
+
+    def readable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return whether the packed file is: going back is to unpack it anew."""
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to an offset of what is unpacked."""
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
+        """Read what there is of the next bytes: a pipe is not waited for to fill the buffer."""
+        return self._file.readinto1(buffer)
+
+
+class PerhapsPacked(io.RawIOBase):
+    """A pipe that is unpacked if its first bytes say so; the first read waits for them."""
+
+    def __init__(self, pipe: io.RawIOBase) -> None:
+        self._pipe: io.BufferedReader = io.BufferedReader(pipe, CHUNK_BYTES)
+        self._unpacked: Unpacked | None = None
+        self._has_begun = False
+
+    def readable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
+        """Read what there is of the next bytes."""
+        if not self._has_begun:
+            self._has_begun = True
+            start = self._pipe.peek(len(GZIP))[: len(GZIP)]  # a pipe may give one byte alone
+            if start and GZIP.startswith(start):
+                self._unpacked = Unpacked(_Packets(self._pipe))
+        if self._unpacked is not None:
+            return self._unpacked.readinto(buffer)
+        return self._pipe.readinto1(buffer)
+
+
+class _Packets:
+    """A pipe as gzip needs it: headers whole, and of the rest what there is."""
+
+    def __init__(self, pipe: io.BufferedReader) -> None:
+        self._pipe = pipe
+
+    def read(self, size: int) -> bytes:
+        """Return `size` bytes, or, if that is more than a header has, at least one of them."""
+        return self._pipe.read(size) if size <= _HEADER_BYTES else self._pipe.read1(size)
+
+
+class PatientPipe(io.RawIOBase):
+    """A pipe that waits for its writer, in a way that a signal can break off."""
+
+    def __init__(self, raw: io.FileIO, waiting: Waiting) -> None:
+        self._raw, self._waiting = raw, waiting
+
+    def readable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
+        """Wait for something to read into `buffer`; return how much it is, 0 at the end."""
+        with self._waiting():
+            while (num_read := self._raw.readinto(buffer)) is None:
+                select.select([self._raw], [], [])  # somebody has made it non-blocking
+            return num_read
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong, without Python's decoration."""
+    if isinstance(error, EOFError):
+        return "the compressed data is cut off"
+    if isinstance(error, zlib.error) or (isinstance(error, OSError) and error.errno is None):
+        return "the compressed data is damaged"  # the latter is gzip's own
+    return reason_of(error)
+
+
+# -- lines
+
+
+class Block(NamedTuple):
+    """Lines that follow one another, without blank ones, and the number of each."""
+
+    numbers: Sequence[int]
+    texts: list[bytes]
+
+
+class LineReader:
+    """Reads lines that are not blank, and keeps count.
+
+    name: that of the input.  number: of the last line read, from 1.  start: its offset.
+    num_blank: blank lines so far.
+    notes: takes what is odd about the input as a whole.
+    """
+
+    def __init__(self, stream: _Buffered, name: str, notes: list[str]) -> None:
+        self.name, self.number, self.start, self.num_blank = name, 0, 0, 0
+        self._stream, self._notes = stream, notes
+        self._next_start, self._is_cut = 0, False
+
+    def read(self) -> bytes | None:
+        """Return the next line that is not blank, None at the end.
+
+        A line that is too long is cut to one byte more than MAX_LINE_BYTES, and skipped to its end
+        only when the next line is read: it may have none.
+
+        Raises:
+            InputError: the input is damaged or gone, or a line has no end.
+        """
+        self._skip_rest()
+        while line := self._readline(MAX_LINE_BYTES + 1):
+            self.number += 1
+            self.start = self._next_start
+            self._next_start += len(line)
+            self._is_cut = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
+            if self.number == 1:
+                line = self._begin(line)
+            if line and not line.isspace():
+                return line
+            self.num_blank += 1
+        return None
+
+    def read_block(self, max_lines: int) -> Block:
+        """Return the lines that come next, at least one and none only at the end.
+
+        They are those that are whole in the buffer, so a pipe is not waited for to send more; and
+        none is too long, since the buffer is smaller than that.
+
+        Raises:
+            InputError: the input is damaged or gone.
+        """
+        self._skip_rest()
+        while self.number:  # the first line may tell what the whole is
+            texts = list(islice(io.BytesIO(self._peek()), max_lines))
+            if texts and not texts[-1].endswith(b"\n"):
+                texts.pop()
+            if not texts:
+                break
+            num_bytes = sum(map(len, texts))
+            self._stream.read(num_bytes)
+            numbers = range(self.number + 1, self.number + 1 + len(texts))
+            self.number += len(texts)
+            self.start = self._next_start + num_bytes - len(texts[-1])
+            self._next_start += num_bytes
+            if not any(map(bytes.isspace, texts)):
+                return Block(numbers, texts)
+            filled = [n for n, text in zip(numbers, texts, strict=True) if not text.isspace()]
+            self.num_blank += len(texts) - len(filled)
+            if filled:
+                return Block(filled, [texts[number - numbers[0]] for number in filled])
+        text = self.read()
+        return Block([], []) if text is None else Block([self.number], [text])
+
+    def go_to(self, start: int, number: int) -> None:
+        """Go on with line `number`, which starts at the offset `start`."""
+        self._stream.seek(start)
+        self._next_start, self.number, self._is_cut = start, number - 1, False
+
+    def read_at(self, start: int) -> bytes:
+        """Return the line that starts at the offset `start`.
+
+        Raises:
+            InputError: the input is damaged or gone.
+        """
+        self._stream.seek(start)
+        return self._readline(MAX_LINE_BYTES + 1)
+
+    def _begin(self, line: bytes) -> bytes:
+        """Return the first line without what only tells how the rest is encoded.
+
+        Raises:
+            InputError: the rest is compressed.
+        """
+        compression = compression_of(line, self.name)
+        if compression is not None:
+            raise InputError(f"{self.name} {compression}")
+        if line.startswith(_BOM):
+            self._note(f"{self.name} begins with a byte order mark, which is skipped")
+            self.start, line = len(_BOM), line[len(_BOM) :]
+        return line
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+    def _readline(self, max_bytes: int) -> bytes:
+        try:
+            return self._stream.readline(max_bytes)
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._broken(error) from error
+
+    def _peek(self) -> bytes:
+        try:
+            return self._stream.peek()
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> InputError:
+        """Return what the input is that cannot be read on."""
+        kind = CutOffError if isinstance(error, EOFError) else InputError
+        return kind(f"cannot read {self.name} after line {self.number}: {_reason(error)}")
+
+    def _skip_rest(self) -> None:
+        """Read on to the end of the last line, if that was cut."""
+        num_skipped = 0
+        while self._is_cut:
+            part = self._readline(CHUNK_BYTES)
+            self._next_start += len(part)
+            num_skipped += len(part)
+            self._is_cut = bool(part) and not part.endswith(b"\n")
+            if num_skipped > MAX_SKIPPED_BYTES:
+                limit = f"{MAX_SKIPPED_BYTES >> 30} GiB"
+                raise InputError(
+                    f"cannot read {self.name}: line {self.number} does not end within {limit}"
+                )
+
+
+def numbered(lines: LineReader) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are left, each with its number."""
+    while (line := lines.read()) is not None:
+        yield lines.number, line
+
+
+# -- requests, in the order of the lines
+
+Line = ParsedLine | BadLine
+
+
+class Duplicates:
+    """The lines whose id an earlier line has: 16 bytes for each, since there may be millions."""
+
+    def __init__(self) -> None:
+        self._indexes, self._first_numbers = array("q"), array("q")
+
+    def add(self, index: int, first_number: int) -> None:
+        """Take note of the line `index`, which is after all before."""
+        self._indexes.append(index)
+        self._first_numbers.append(first_number)
+
+    def first_number(self, index: int) -> int | None:
+        """Return the number of the line that has the id of this one; None if no earlier has it."""
+        found = bisect_left(self._indexes, index)
+        if found == len(self._indexes) or self._indexes[found] != index:
+            return None
+        return self._first_numbers[found]
+
+
+class RequestReader:
+    """Parses one line after the other and finds ids that were given before.
+
+    line: the last one.  num_read: how many, without blank ones.
+    duplicates: all with such ids so far.
+    """
+
+    def __init__(self, lines: LineReader, parser: RequestParser) -> None:
+        self.lines = lines
+        self.line = b""
+        self.num_read = 0
+        self.duplicates = Duplicates()
+        self._parser = parser
+        self._ids = IdRegistry()
+
+    def read(self) -> Line | None:
+        """Return the next line that is not blank, None at the end.
+
+        Raises:
+            InputError: the input is damaged or gone, or holds something else than requests.
+        """
+        lines = self.lines
+        line = lines.read()
+        if line is None:
+            return None
+        self.line, number = line, lines.number
+        parsed = parse_line(self._parser, line, number)
+        if isinstance(parsed, ParsedLine):
+            first = self._ids.add(id_of(parsed), number)
+            if first is not None:
+                self.duplicates.add(self.num_read, first)
+                parsed = id_given_before(parsed, line, number, first)
+        elif not self.num_read:
+            check_kind(line, self.lines.name)
+        self.num_read += 1
+        return parsed
+
+
+def check_kind(first_line: bytes, name: str) -> None:
+    """Make sure that the first line of `name`, which is no request, is not what a run writes.
+
+    Raises:
+        InputError: it is of results, of a trace, or of something that is not lines of text.
+    """
+    found = why_no_lines(first_line, name)
+    if found is not None:
+        raise InputError(f"{name} {found}")
+    if is_result(first_line) or _is_answered_row(first_line):
+        found = "results"
+    elif is_trace(first_line):
+        found = "trace"
+    else:
+        return
+    raise InputError(
+        f"{name} holds the {found} of a run, and no requests: "
+        "give the requests that the run has read"
+    )
+
+
+def _is_answered_row(line: bytes) -> bool:
+    """Return whether a line is of the output of an OpenAI batch, whatever has answered it."""
+    try:
+        return {"custom_id", "response"} <= msgspec.json.decode(line, type=dict[str, Any]).keys()
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_requests(
+    source: OpenInput, capabilities: ModelCapabilities, color: ColorChoice, what_now: str
+) -> list[Request]:
+    """Return all requests of an input, and say what is wrong with it.
+
+    Raises:
+        InvalidInput: some lines are bad; its message ends in `what_now`.
+        InputError: the input cannot be read.
+    """
+    report = ProblemReport(source.name, color)
+    reader = RequestReader(source.lines(), RequestParser(capabilities))
+    found = []
+    while (line := reader.read()) is not None:
+        if isinstance(line, ParsedLine):
+            found.append(line.request)
+        else:
+            report.add(line)
+    say(source.take_notes() + report.closing())
+    if report.num_lines:
+        raise InvalidInput(report, reader.num_read, what_now)
+    return found
+
+
+class LineParser:
+    """Parses lines of a file that was surveyed, whose duplicates are known."""
+
+    def __init__(self, parser: RequestParser, duplicates: Duplicates) -> None:
+        self._parser, self._duplicates = parser, duplicates
+        self._decode = msgspec.json.Decoder(Request).decode
+
+    def parse_again(self, line: bytes, number: int, index: int, checksum: int) -> Line:
+        """Return what a line is that had this checksum when it was parsed before.
+
+        Raises:
+            InputError: it was a request, and has changed.
+        """
+        if not checksum:
+            return self.parse(line, number, index)
+        if crc32(line) != checksum:
+            raise InputError(f"line {number} of the input has changed since the start")
+        return self.parse_good(line, number)
+
+    def parse_good(self, line: bytes, number: int) -> Line:
+        """Return what a line is that is known to be a request, without checking it again.
+
+        If it is one by its own names for all it says, the types of its fields tell how to read it.
+        """
+        if self._parser.is_respelling:
+            return self._parser.parse(line, number)
+        try:
+            request = self._decode(line)
+        except (ValueError, RecursionError):
+            return self._parser.parse(line, number)
+        return ParsedLine(request if request.id is not None else replace(request, id=str(number)))
+
+    def parse(self, line: bytes, number: int, index: int) -> Line:
+        """Return what the line with this number, at this index, is."""
+        parsed = parse_line(self._parser, line, number)
+        first = self._duplicates.first_number(index)
+        if first is None or isinstance(parsed, BadLine):
+            return parsed
+        return id_given_before(parsed, line, number, first)
+
+
+def checksum_of(line: bytes, parsed: Line) -> int:
+    """Return what tells whether a line is the same when it is read again; 0 for a bad one."""
+    return crc32(line) if isinstance(parsed, ParsedLine) else 0
+
+
+def parse_line(parser: RequestParser, line: bytes, number: int) -> Line:
+    """Return what a line with this number is by itself."""
+    if len(line) > MAX_LINE_BYTES:
+        return line_too_long(line, number)
+    return parser.parse(line, number)
+
+
+def line_too_long(line: bytes, number: int) -> BadLine:
+    """Return what is wrong with a line that is longer than any may be."""
+    from batcher.requests.diagnostics import make_problem  # noqa: PLC0415 - as above
+    from batcher.requests.json_spans import TextSpan  # noqa: PLC0415 - as above
+
+    message = f"the line has more than the {MAX_LINE_BYTES // 2**20} MiB that are allowed"
+    problem = FieldProblem("line-too-long", (), message)
+    start = line[:2000].decode(errors="replace")
+    return BadLine(
+        id=str(number),
+        problems=[make_problem(problem, number, start, TextSpan(0, 1))],
+    )
+
+
+def id_of(parsed: ParsedLine) -> str:
+    """Return the id of the request, which its parser has set; "" is one, too."""
+    return parsed.request.id  # type: ignore[return-value]  # see above
+
+
+def id_given_before(parsed: ParsedLine, line: bytes, number: int, first: int) -> BadLine:
+    """Return what is wrong with a line whose id the line `first` has already."""
+    return _bad(parsed, duplicate_id(id_of(parsed), first), line, number)
+
+
+def arrival_goes_back(parsed: ParsedLine, line: bytes, number: int, last: float) -> BadLine:
+    """Return what is wrong with a line of a pipe that arrives before the line before it."""
+    message = f"arrival_time goes back from {last:g} to {parsed.request.arrival_time:g}"
+    hint = "sort the requests by arrival_time, or give them as a file"
+    problem = FieldProblem("arrival-order", ("arrival_time",), message, hint)
+    return _bad(parsed, problem, line, number)
+
+
+def _bad(parsed: ParsedLine, problem: FieldProblem, line: bytes, number: int) -> BadLine:
+    from batcher.requests.problems import place_problem  # noqa: PLC0415 - as above
+
+    return BadLine(id_of(parsed), [place_problem(problem, line, number)], parsed.form)
+
+
+# -- requests, in the order of arrival
+
+_MAX_AHEAD = 1024
+_HEAD_BYTES = 2**22
+
+
+class LineArrivals:
+    """When the lines of a file arrive that a run has not taken, as the outputs that will wait.
+
+    Lines are added in the order of their arrival, and taken in the same order: 16 bytes for each
+    time.  A turn of a session after its first arrives when the turn before has ended.
+    """
+
+    def __init__(self) -> None:
+        self._times, self._totals = array("d"), array("q")
+        self._num_taken = self._num_turns = 0
+        self._sessions = set[str]()  # of which a turn was taken
+
+    def add(self, time: float, count: int, *, is_turn: bool = False) -> None:
+        """Take note of a line; is_turn: it is not the first one of its session."""
+        if is_turn:
+            self._num_turns += count
+        elif self._times and self._times[-1] == time:
+            self._totals[-1] += count
+        else:
+            self._totals.append(count + self._totals[-1] if self._totals else count)
+            self._times.append(time)
+
+    def take(self, line: Line) -> None:
+        """Take note that the run has the next line."""
+        if not isinstance(line, ParsedLine):
+            return
+        session, count = line.request.session, num_queued_as(line.request)
+        if session in self._sessions:
+            self._num_turns -= count
+            return
+        self._num_taken += count
+        if session is not None:
+            self._sessions.add(session)
+
+    def left(self, now: float) -> Unread:
+        """Return what is still to be taken."""
+        place = bisect_right(self._times, now)
+        queued = max((self._totals[place - 1] if place else 0) - self._num_taken, 0)
+        total = self._totals[-1] if self._totals else 0
+        return Unread(queued, total - self._num_taken - queued + self._num_turns)
+
+
+class Source:
+    """Where the run gets its requests.
+
+    has_ended: next() has no more to give.  input_index: of the line that it has given last.
+    reason: why its requests arrive when they do.  total: how many lines there are, if known.
+    arrivals: of all lines, if known.
+    """
+
+    has_ended, input_index = False, -1
+    reason: ArriveReason = "input"
+    total: int | None = None
+    arrivals: LineArrivals | None = None
+
+    def upcoming(self, now: float) -> str | None:  # noqa: ARG002 - see FileSource
+        """Return the id of the request that next() will give, if it is known to have arrived."""
+        return None
+
+    def took(self, line: Line) -> None:
+        """Take note that the run has a line that next() gave."""
+        if self.arrivals is not None:
+            self.arrivals.take(line)
+
+    def backlog(self, now: float) -> Unread:
+        """Return what the run has not taken, by what has arrived by `now`; of a pipe, nothing."""
+        return NOTHING_UNREAD if self.arrivals is None else self.arrivals.left(now)
+
+    def find(self, text: str) -> str | None:  # noqa: ARG002 - see FileSource
+        """Return the id of a request that next() will give, of those in memory.
+
+        One that is `text`, or else the first that has it in it; None if there is none.
+        """
+        return None
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether `find` knows all that next() will give."""
+        return self.has_ended
+
+    def next(self) -> Line | None:
+        """Return the next line; None at the end, and while one that could come has not come yet."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Come back when next() has something to give, or the input has ended: it may wait, too."""
+
+
+class SessionArrivals:
+    """When requests arrive at the earliest: a turn of a session not before the turns before it."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, float] = {}
+
+    def is_turn(self, request: Request) -> bool:
+        """Return whether `request` goes on from one that was asked for before."""
+        return request.session in self._sessions
+
+    def time_of(self, request: Request) -> float:
+        """Return when `request` arrives, after all that were asked for before."""
+        if request.session is None:
+            return request.arrival_time
+        time = max(request.arrival_time, self._sessions.get(request.session, 0.0))
+        self._sessions[request.session] = time
+        return time
+
+
+class Survey:
+    """What one pass over a file finds out, so that it can be read in the order of arrival.
+
+    head: the first lines as they were parsed, which need not be parsed again.
+    rest: the offset and the number of the first line after them.
+    checksums: of the lines after them, to see whether they are still the same; 0 of a bad one.
+    arrivals: of all lines, if they are in order.
+    """
+
+    def __init__(self) -> None:
+        self.arrivals = LineArrivals()
+        self.num_lines = self.num_bad = 0
+        self.is_in_order = True
+        self.head: deque[Line] = deque()
+        self.rest = (0, 0)
+        self.checksums = array("I")
+        self._times, self._last_arrival = SessionArrivals(), 0.0
+
+    def add(self, parsed: Line, reader: RequestReader) -> None:
+        """Take note of the line that `reader` has just read."""
+        self.num_lines += 1
+        if isinstance(parsed, ParsedLine):
+            request, times = parsed.request, self._times
+            is_turn, arrival = times.is_turn(request), times.time_of(request)
+            self.is_in_order &= arrival >= self._last_arrival
+            if self.is_in_order:
+                self.arrivals.add(arrival, num_queued_as(request), is_turn=is_turn)
+            self._last_arrival = arrival
+        else:
+            self.num_bad += 1
+        lines = reader.lines
+        if lines.start < _HEAD_BYTES:
+            self.head.append(parsed)
+        else:
+            if not self.checksums:
+                self.rest = (lines.start, lines.number)
+            self.checksums.append(checksum_of(reader.line, parsed))
+
+
+class FileSource(Source):
+    """A file whose requests arrive in the order they stand in."""
+
+    def __init__(self, lines: LineReader, parser: LineParser, survey: Survey) -> None:
+        self.total = survey.num_lines
+        self._lines, self._parser = lines, parser
+        self._head, self._checksums = survey.head, iter(survey.checksums)
+        self.arrivals = survey.arrivals
+        self._fits_in_memory = not survey.checksums
+        if survey.checksums:
+            lines.go_to(*survey.rest)
+
+    @property
+    def is_in_memory(self) -> bool:
+        """See Source."""
+        return self._fits_in_memory or self.has_ended
+
+    def upcoming(self, now: float) -> str | None:
+        """Return the id of the next request, as long as it is one of those in memory."""
+        has_arrived = self._head and self.backlog(now).queued
+        return name_of(self._head[0], self.input_index + 1) if has_arrived else None
+
+    def find(self, text: str) -> str | None:
+        """Return the id of a request to come; see Source."""
+        first = self.input_index + 1
+        names = [name_of(line, index) for index, line in enumerate(list(self._head), first)]
+        return text if text in names else next((name for name in names if text in name), None)
+
+    def next(self) -> Line | None:
+        """Return the next line; see Source."""
+        index = self.input_index + 1
+        if index == self.total:
+            self.has_ended = True
+            return None
+        self.input_index = index
+        if self._head:
+            return self._head.popleft()
+        line = self._lines.read()
+        if line is None:
+            raise InputError("the input has become shorter while it was read")
+        return self._parser.parse_again(line, self._lines.number, index, next(self._checksums))
+
+
+class IndexedSource(Source):
+    """A file whose requests stand in another order than they arrive in: each is looked up.
+
+    A pass over the file finds out where each line is: 52 bytes for each, while they are sorted.
+    """
+
+    def __init__(self, lines: LineReader, parser: LineParser) -> None:
+        self._lines, self._parser = lines, parser
+        self._starts, self._numbers, self._checksums = array("q"), array("q"), array("I")
+        self._order = iter(self._index())
+        self.total = len(self._starts)
+
+    def next(self) -> Line | None:
+        """Return the next line; see Source."""
+        index = next(self._order, None)
+        if index is None:
+            self.has_ended = True
+            return None
+        self.input_index = index
+        line = self._lines.read_at(self._starts[index])
+        number, checksum = self._numbers[index], self._checksums[index]
+        return self._parser.parse_again(line, number, index, checksum)
+
+    def _index(self) -> "array[int]":
+        """Note where each line is, and return the lines by arrival time.
+
+        Of one time, as they stand; a bad line arrives with the one before it.
+        """
+        import numpy as np  # noqa: PLC0415 - only for a file that is out of order
+
+        lines, arrivals, arrival = self._lines, array("d"), 0.0
+        times, counts = SessionArrivals(), array("q")  # less than 0 for turns
+        while (line := lines.read()) is not None:
+            parsed = self._parser.parse(line, lines.number, len(arrivals))
+            counts.append(0)
+            if isinstance(parsed, ParsedLine):
+                sign = -1 if times.is_turn(parsed.request) else 1
+                counts[-1] = sign * num_queued_as(parsed.request)
+                arrival = times.time_of(parsed.request)
+            arrivals.append(arrival)
+            self._starts.append(lines.start)
+            self._numbers.append(lines.number)
+            self._checksums.append(checksum_of(line, parsed))
+        found = np.argsort(np.frombuffer(arrivals), kind="stable")
+        order = array("q", found.astype(np.int64).tobytes())
+        known = self.arrivals = LineArrivals()
+        for index in order:
+            known.add(arrivals[index], abs(counts[index]), is_turn=counts[index] < 0)
+        return order
+
+
+class PipeSource(Source):
+    """A pipe: next() waits for the line that comes next, so the run is the same as for a file."""
+
+    def __init__(self, reader: RequestReader) -> None:
+        self._reader = reader
+        self._arrivals, self._last_arrival = SessionArrivals(), 0.0
+
+    def next(self) -> Line | None:
+        """Return the next line; see Source."""
+        reader = self._reader
+        parsed = reader.read()
+        if parsed is None:
+            self.has_ended = True
+            return None
+        self.input_index += 1
+        if isinstance(parsed, ParsedLine):
+            arrival, last = self._arrivals.time_of(parsed.request), self._last_arrival
+            if arrival < last:
+                return arrival_goes_back(parsed, reader.line, reader.lines.number, last)
+            self._last_arrival = arrival
+        return parsed
+
+
+class FollowSource(Source):
+    """A pipe that a thread reads: next() gives what has come, and never waits for more.
+
+    wake: called, by the thread, whenever more has come.
+    """
+
+    reason: ArriveReason = "follow"
+
+    def __init__(self, reader: RequestReader, waiting: Waiting, wake: Callable[[], None]) -> None:
+        import queue  # noqa: PLC0415 - only for --follow, as is the next
+        import threading  # noqa: PLC0415 - as above
+
+        self._waiting, self._wake = waiting, wake
+        self._ahead: deque[Line | Exception | None] = deque()
+        self._queue: queue.Queue[Line | Exception | None] = queue.Queue(_MAX_AHEAD)
+        threading.Thread(target=self._read_all, args=(reader,), daemon=True).start()
+
+    def next(self) -> Line | None:
+        """Return the next line; see Source."""
+        if not self._ahead:
+            if self._queue.empty():
+                return None
+            self._ahead.append(self._queue.get())
+        item = self._ahead.popleft()
+        if isinstance(item, Line):
+            self.input_index += 1
+            return item
+        if item is not None:
+            raise item
+        self.has_ended = True
+        return None
+
+    def wait(self) -> None:
+        """Wait for a line, or for the end."""
+        with self._waiting():
+            self._ahead.append(self._queue.get())
+
+    def _read_all(self, reader: RequestReader) -> None:
+        """Put all lines into the queue, then None, or the exception that ended the reading."""
+        item: Line | Exception | None
+        try:
+            while (item := reader.read()) is not None:
+                self._queue.put(item)
+                self._wake()
+        except Exception as error:  # it is raised again where the others are: # noqa: BLE001
+            item = error
+        self._queue.put(item)
+        self._wake()
+
+
+def name_of(line: Line, input_index: int) -> str:
+    """Return what a request will be called, the number of its place if it has no id."""
+    found = line.request.id if isinstance(line, ParsedLine) else line.id
+    return str(input_index + 1) if found is None else found
+
+
+def open_source(
+    requests: OpenInput,
+    parser: RequestParser,
+    report: ProblemReport,
+    *,
+    keep_going: bool,
+    follow: bool,
+    waiting: Waiting,
+    wake: Callable[[], None],
+) -> Source:
+    """Return the source that suits the input; a file is surveyed, and its problems reported.
+
+    wake: called, by another thread, when more of what is followed has come.
+
+    Raises:
+        InputError: the file cannot be read.
+        InvalidInput: the file has bad lines, and they are not to be skipped.
+    """
+    if follow:
+        return FollowSource(RequestReader(requests.lines(), parser), waiting, wake)
+    if not requests.is_file:
+        return PipeSource(RequestReader(requests.lines(waiting), parser))
+    with waiting():
+        reader, survey = RequestReader(requests.lines(), parser), Survey()
+        while (line := reader.read()) is not None:
+            survey.add(line, reader)
+            if isinstance(line, BadLine):
+                report.add(line)
+        if survey.num_bad and not keep_going:
+            what_now = "nothing decoded. --keep-going to skip them."
+            raise InvalidInput(report, survey.num_lines, what_now)
+        line_parser = LineParser(parser, reader.duplicates)
+        if survey.is_in_order:
+            return FileSource(requests.lines(), line_parser, survey)
+        return IndexedSource(requests.seekable_lines(), line_parser)
