@@ -41,7 +41,6 @@ from batcher.metrics.times import StepFeed, WholeStep, open_feed
 from batcher.result import ErrorInfo, LengthLimit
 from batcher.trace.run import (
     AdmissionRecord,
-    BlockedSpan,
     DraftRecord,
     RequestFold,
     RequestTimeline,
@@ -50,7 +49,7 @@ from batcher.trace.run import (
     is_aged,
     is_follower,
 )
-from batcher.trace.timeline import Timeline
+from batcher.trace.timeline import Timeline, cut
 
 # The phases of a request, in seconds of the clock: they follow each other without a gap from
 # its arrival to the end of its last step.  Nothing is kept of requests that have ended.
@@ -581,10 +580,38 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
         InvariantError: the parts do not add up to the whole.
     """
     timeline = timeline.of_worker(request.worker)
-    parts, arrive = explain(timeline, request), request.arrive
-    if sum(part.num_steps for part in parts) != len(request.steps(timeline.num_steps)):
+    run, figures, num_steps = timeline.run, timeline.figures, timeline.num_steps
+    arrive, finish, ended = request.arrive, request.finish, None
+    parts = explain(timeline, request)
+    if sum(part.num_steps for part in parts) != len(request.steps(num_steps)):
         raise InvariantError(f"the story of {request.label!r} leaves out a step")
-    kv_blocks = timeline.run.scheduling.get("kv_blocks")
+    if finish is not None:
+        is_in_slot = request.admission is not None
+        ended = RequestEnd.by(finish, figures.end_of(finish.step) if is_in_slot else finish.time)
+    seconds: list[float] = []
+    if parts and arrive is not None:  # the first begins with the arrival
+        begins = [arrive.time, *(figures.start_of(part.start) for part in parts[1:])]
+        ends = [*begins[1:], figures.end_of(parts[-1].end - 1)]
+        seconds = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    aging, kv_blocks, spans = aging_of(run), run.scheduling.get("kv_blocks"), list[StorySpan]()
+    for admission in request.admissions:
+        admit, preempt = admission.event, admission.preempt
+        span = StorySpan(
+            admit.slot,
+            admit.step,
+            request.end(num_steps) if preempt is None else preempt.step,
+            admit.time,
+            admission.first_token,
+            admit.cached,
+            admit.generated,
+            None if admission.drafts is None else StoryDrafts.of(admission.drafts),
+            None if preempt is None else SpanPreemption.by(preempt),
+            run.layout == "remote",
+            tuple(StoryRetry.by(event) for event in admission.retries or ()),
+            admit.cached_from,
+            aging if aging is not None and is_aged(admit, arrive, aging) else None,
+        )
+        spans.append(span)
     return Story(
         id=request.id,
         index=request.index,
@@ -592,60 +619,22 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
         num_rows=request.num_rows,
         batch=timeline.num_slots,
         kv_blocks=kv_blocks if isinstance(kv_blocks, int) else None,
-        arrived=None if arrive is None else Arrival.by(arrive, request.finish),
+        arrived=None if arrive is None else Arrival.by(arrive, finish),
         parts=parts,
-        spans=[_span_of(timeline, request, admission) for admission in request.admissions],
-        ended=_ending_of(timeline, request),
+        spans=spans,
+        ended=ended,
         steps=_totals(parts, [part.num_steps for part in parts]),
-        seconds=_totals(parts, _seconds(timeline, request, parts)),
+        seconds=_totals(parts, seconds),
         worker=request.worker,
-        is_timed=bool(timeline.run.step_time),
+        is_timed=bool(run.step_time),
     )
-
-
-def _span_of(timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord) -> StorySpan:
-    admit, preempt = admission.event, admission.preempt
-    aging = aging_of(timeline.run)
-    return StorySpan(
-        admit.slot,
-        admit.step,
-        request.end(timeline.num_steps) if preempt is None else preempt.step,
-        admit.time,
-        admission.first_token,
-        admit.cached,
-        admit.generated,
-        None if admission.drafts is None else StoryDrafts.of(admission.drafts),
-        None if preempt is None else SpanPreemption.by(preempt),
-        timeline.run.layout == "remote",
-        tuple(StoryRetry.by(event) for event in admission.retries or ()),
-        admit.cached_from,
-        aging if aging is not None and is_aged(admit, request.arrive, aging) else None,
-    )
-
-
-def _ending_of(timeline: Timeline, request: RequestTimeline) -> RequestEnd | None:
-    finish = request.finish
-    if finish is None:
-        return None
-    time = timeline.figures.end_of(finish.step) if request.admission is not None else finish.time
-    return RequestEnd.by(finish, time)
-
-
-def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[StoryPart]) -> list[float]:
-    """Return how long each of `parts` lasted; the first begins with the arrival."""
-    if not parts or request.arrive is None:
-        return []
-    figures = timeline.figures
-    begins = [request.arrive.time, *(figures.start_of(part.start) for part in parts[1:])]
-    ends = [*begins[1:], figures.end_of(parts[-1].end - 1)]
-    return [end - begin for begin, end in zip(begins, ends, strict=True)]
 
 
 def _totals(parts: list[StoryPart], amounts: list[float] | list[int]) -> PhaseTotals:
-    """Return the sums of `amounts`, one for each of `parts`."""
+    """Return the sums of `amounts`, one for each of `parts`, or none."""
     sums: dict[str, float] = dict.fromkeys(PhaseTotals.__struct_fields__, 0)
     waiting = "wait"
-    for part, amount in zip(parts, amounts, strict=True):
+    for part, amount in zip(parts, amounts, strict=bool(amounts)):
         if part.phase == "wait":
             sums[waiting] += amount
         else:
@@ -655,7 +644,11 @@ def _totals(parts: list[StoryPart], amounts: list[float] | list[int]) -> PhaseTo
 
 
 def explain(timeline: Timeline, request: RequestTimeline) -> list[StoryPart]:
-    """Return the parts of `request`, from its arrival to its end."""
+    """Return the parts of `request`, from its arrival to its end.
+
+    Waits say how many were admitted meanwhile; what is admitted at the end of a wait, or after it,
+    did not come before it.
+    """
     steps = request.steps(timeline.num_steps)
     parts: list[StoryPart] = []
     for part in _smallest_parts(timeline, request, steps) if steps else ():
@@ -663,7 +656,16 @@ def explain(timeline: Timeline, request: RequestTimeline) -> list[StoryPart]:
             parts[-1] = replace(parts[-1], end=part.end)
         else:
             parts.append(part)
-    return _with_passed(timeline, parts)
+    waits = [part for part in parts if part.phase == "wait"]
+    ends, num_passed = [part.end for part in waits], [0] * len(waits)
+    for span in timeline.spans if waits else ():
+        number = bisect_right(ends, span.start)
+        if number < len(waits) and span.start >= waits[number].start and not is_follower(span):
+            num_passed[number] += 1
+    passed = iter(num_passed)
+    return [
+        replace(part, num_passed=next(passed)) if part.phase == "wait" else part for part in parts
+    ]
 
 
 def _smallest_parts(
@@ -673,27 +675,30 @@ def _smallest_parts(
     admissions, all_blocked = iter(request.admissions), iter(timeline.blocked)
     admission, blocked = next(admissions, None), next(all_blocked, None)
     points = _turning_points(timeline, request, steps)
-    for batch, labels in _cut(timeline.select_batches(steps), points):
-        step = batch.start
-        while admission is not None and admission.preempt and admission.preempt.step <= step:
+    for start, stop, labels in cut(timeline.select_batches(steps), points):
+        while admission is not None and admission.preempt and admission.preempt.step <= start:
             admission = next(admissions, None)
-        while blocked is not None and blocked.end <= step:
+        while blocked is not None and blocked.end <= start:
             blocked = next(all_blocked, None)
-        if admission is not None and admission.event.step <= step:
-            yield _part_in_slot(timeline, request, admission, batch)
-        else:
-            is_blocked = blocked is not None and blocked.start <= step
-            num_free = timeline.num_slots - len(labels)
-            yield _wait(request, batch, labels, num_free, blocked if is_blocked else None)
+        if admission is not None and admission.event.step <= start:
+            yield _part_in_slot(timeline, request, admission, start, stop)
+            continue
+        num_free = timeline.num_slots - len(labels)
+        if num_free and blocked is not None and blocked.start <= start:
+            is_itself = (blocked.id, blocked.index) == (request.id, request.index)
+            behind = None if is_itself else blocked.label
+            yield StoryPart(start, stop, "wait", blocked.reason, behind, blocked.blocks, labels)
+        else:  # while no slot is free, nothing else counts
+            cause: Cause = "slots" if num_free < request.num_rows else "queue"
+            yield StoryPart(start, stop, "wait", cause, by=labels)
 
 
 def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) -> Iterator[int]:
     """Yield, ascending, the steps from which on something may be otherwise than before."""
     own = set[int]()
     for admission in request.admissions:
-        own.add(admission.event.step)
-        own.add(admission.event.step + 1)
-        own.update(step for first in admission.chunks or () for step in (first, first + 1))
+        for first in (admission.event.step, *(admission.chunks or ())):
+            own |= {first, first + 1}
         if admission.first_token is not None:
             own.add(admission.first_token + 1)
         if admission.preempt is not None:
@@ -705,24 +710,13 @@ def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) 
     )
 
 
-def _cut(
-    batches: Iterator[tuple[range, tuple[str, ...]]], points: Iterator[int]
-) -> Iterator[tuple[range, tuple[str, ...]]]:
-    point = next(points, None)
-    for steps, labels in batches:
-        start = steps.start
-        while point is not None and point < steps.stop:
-            if point > start:
-                yield range(start, point), labels
-                start = point
-            point = next(points, None)
-        yield range(start, steps.stop), labels
-
-
 def _part_in_slot(
-    timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord, steps: range
+    timeline: Timeline,
+    request: RequestTimeline,
+    admission: AdmissionRecord,
+    start: int,
+    stop: int,
 ) -> StoryPart:
-    start, stop = steps.start, steps.stop
     is_decode = admission.first_token is not None and start > admission.first_token
     if timeline.run.layout == "remote":  # no step of the server is known
         return StoryPart(start, stop, "decode" if is_decode else "prefill")
@@ -743,38 +737,3 @@ def computes_at_once(request: RequestTimeline, admission: AdmissionRecord) -> bo
     admit = admission.event
     num_known = request.arrive.prompt_tokens + admit.generated
     return num_known - admit.cached > admit.left
-
-
-def _wait(
-    request: RequestTimeline,
-    steps: range,
-    by: tuple[str, ...],
-    num_free: int,
-    blocked: BlockedSpan | None,
-) -> StoryPart:
-    if num_free and blocked is not None:
-        is_itself = (blocked.id, blocked.index) == (request.id, request.index)
-        behind = None if is_itself else blocked.label
-        return StoryPart(
-            steps.start, steps.stop, "wait", blocked.reason, behind, blocked.blocks, by
-        )
-    cause: Cause = "slots" if num_free < request.num_rows else "queue"
-    return StoryPart(steps.start, steps.stop, "wait", cause, by=by)
-
-
-def _with_passed(timeline: Timeline, parts: list[StoryPart]) -> list[StoryPart]:
-    """Return `parts`, the waits with how many were admitted meanwhile.
-
-    What is admitted at the end of a wait, or after it, did not come before it.
-    """
-    waits = [part for part in parts if part.phase == "wait"]
-    ends = [part.end for part in waits]
-    num_passed = [0] * len(waits)
-    for span in timeline.spans if waits else ():
-        number = bisect_right(ends, span.start)
-        if number < len(waits) and span.start >= waits[number].start and not is_follower(span):
-            num_passed[number] += 1
-    passed = iter(num_passed)
-    return [
-        replace(part, num_passed=next(passed)) if part.phase == "wait" else part for part in parts
-    ]

@@ -1,17 +1,20 @@
 """Every number of a run, as one record."""
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Sequence
+from operator import add, attrgetter
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
+from batcher.errors import BatchdecodeError
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
     BlockedEvent,
+    BlockedReason,
     DropEvent,
     EndEvent,
     Event,
@@ -38,6 +41,7 @@ from batcher.metrics.counts import (
     PrefixHits,
     SlotUse,
     Speculation,
+    SpeculationTotals,
     StepUse,
     decode_steps_of,
 )
@@ -46,29 +50,18 @@ from batcher.metrics.times import (
     Distribution,
     Histogram,
     Latencies,
+    SecondsHistogram,
+    TimeSeries,
     TokenTimes,
     WholeStep,
     is_untimed,
     open_feed,
 )
-from batcher.trace.run import RequestFold, RequestTimeline, aging_of, is_aged
-
-if TYPE_CHECKING:
-    from batcher.metrics.times import TimeSeries
-from collections.abc import Sequence
-from operator import add, attrgetter
-from typing import Any, ClassVar, Protocol, get_args
-
-from msgspec import field
-
-from batcher.errors import BatchdecodeError
-from batcher.events import BlockedReason
-from batcher.metrics.counts import SpeculationTotals
-from batcher.metrics.times import SecondsHistogram, TimeSeries
 from batcher.request import NOTHING_UNREAD, Unread
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.speculation.settings import Acceptance
 from batcher.totals import Totals
+from batcher.trace.run import RequestFold, RequestTimeline, aging_of, is_aged
 
 Unit = Literal["seconds", "steps"]
 

@@ -63,6 +63,7 @@ MAX_HELD = 2**14
 _BLOCK_BYTES = 2**16
 
 Record = TypeVar("Record")
+Same = TypeVar("Same")
 Key = tuple[int, ...]
 
 _encoder = msgspec.json.Encoder()
@@ -202,6 +203,21 @@ def count_steps(changes: Iterable[Change], num_steps: int) -> Iterator[Stretch]:
         count += change
     if start < num_steps:
         yield Stretch(start, num_steps, count)
+
+
+def cut(
+    stretches: Iterable[tuple[int, int, Same]], points: Iterator[int]
+) -> Iterator[tuple[int, int, Same]]:
+    """Yield `stretches`, steps [start, stop) in which something stays the same, cut at `points`."""
+    point = next(points, None)
+    for first, stop, same in stretches:
+        start = first
+        while point is not None and point < stop:
+            if point > start:
+                yield start, point, same
+                start = point
+            point = next(points, None)
+        yield start, stop, same
 
 
 def clip(stretches: Iterable[Stretch], steps: range) -> Iterator[Stretch]:
@@ -778,10 +794,10 @@ class Timeline:
                     told["accepted"] = sum(one.accepted for one in of_step)
                 yield StepRow(step, shown, num_waiting, **told)
 
-    def select_batches(self, window: range) -> Iterator[tuple[range, tuple[str, ...]]]:
+    def select_batches(self, window: range) -> Iterator[tuple[int, int, tuple[str, ...]]]:
         """Yield steps of `window` in which the batch stays the same, and its labels by slot."""
         for start, stop, labels, _ in self._batches(window, EVERYTHING):
-            yield range(start, stop), tuple(labels[slot] for slot in sorted(labels))
+            yield start, stop, tuple(labels[slot] for slot in sorted(labels))
 
     def _batches(
         self, window: range, selection: Selection

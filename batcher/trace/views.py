@@ -31,6 +31,7 @@ from batcher.trace.timeline import (
     Stretch,
     Timeline,
     clip,
+    cut,
 )
 
 _encoder = msgspec.json.Encoder()
@@ -146,10 +147,9 @@ class _Process:
         """Yield every event of a process by time."""
         timeline = self._timeline
         counters = {"occupied slots": timeline.occupied(), "waiting": timeline.waiting()}
-        if timeline.has_figures:
-            for name in ("tokens", "blocks"):
-                counted = enumerate(getattr(timeline.figures, name)[: timeline.num_steps])
-                counters[name] = (Stretch(step, step + 1, count) for step, count in counted)
+        for name in ("tokens", "blocks") if timeline.has_figures else ():
+            counted = enumerate(getattr(timeline.figures, name)[: timeline.num_steps])
+            counters[name] = (Stretch(step, step + 1, count) for step, count in counted)
         yield from merge(
             self._slices(),
             self._preemptions(),
@@ -303,18 +303,17 @@ class _Process:
         """
         window = self._timeline.window(self._selection)
         steps = range(window.start, window.stop + 1)
-        last = None
-        for step, count, is_over in _cut(clip(counts, steps), self._turning_points(steps), steps):
-            end_before, start = self._end_before(step), self.start_of(step)
+        place, end, last = {"ph": "C", "pid": self.pid}, steps.start, None
+        for first, stop, count in cut(clip(counts, steps), self._turning_points(steps)):
+            end_before, start, end = self._end_before(first), self.start_of(first), stop
             if end_before < start and last:
-                yield self._count(name, end_before, 0)
+                yield place | {"ts": end_before, "name": name, "args": {name: 0}}
                 last = 0
             if count != last:
-                yield self._count(name, end_before if is_over else start, count)
+                yield place | {"ts": start, "name": name, "args": {name: count}}
             last = count
-
-    def _count(self, name: str, time: int, count: int) -> TraceEvent:
-        return {"ph": "C", "pid": self.pid, "ts": time, "name": name, "args": {name: count}}
+        if end < steps.stop and last != 0:
+            yield place | {"ts": self._end_before(end), "name": name, "args": {name: 0}}
 
     def _turning_points(self, steps: range) -> Iterator[int]:
         """Yield, ascending, those of `steps` before which the clock may have jumped."""
@@ -372,23 +371,3 @@ class _Flows:
                 "cat": self._category,
                 "id": end.number,
             }
-
-
-def _cut(
-    stretches: Iterator[Stretch], points: Iterator[int], steps: range
-) -> Iterator[tuple[int, int, bool]]:
-    """Yield, ascending, the steps in which a stretch begins, and `points`, with their counts.
-
-    Last comes whether that is after all stretches, which are in `steps`.
-    """
-    end, point = steps.start, next(points, None)
-    for start, stop, count in stretches:
-        yield start, count, False
-        while point is not None and point < stop:
-            if point > start:
-                yield point, count, False
-            point = next(points, None)
-        end = stop
-    if end < steps.stop:
-        yield end, 0, True
-        yield from ((later, 0, True) for later in chain([point or 0], points) if later > end)
