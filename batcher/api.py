@@ -16,7 +16,7 @@ from batcher.models.callables import ModelNext
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
 from batcher.requests.lines import ParsedLine, RequestParser
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from batcher.result import Result
 from batcher.transformer.config import is_checkpoint
 

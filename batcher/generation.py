@@ -14,10 +14,8 @@ from batcher.models.callables import LLM, LLMModel
 from batcher.models.calls import CallSettings, checked_settings
 from batcher.models.loading import as_model, check_description, missing_methods
 from batcher.request import CONSTRAINT_FIELDS, SAMPLING_FIELDS, TO_THE_END, Request
-from batcher.requests.quick import find_problems
-from batcher.requests.suggestions import suggest
-from batcher.requests.validation import num_slots_needed
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.openai import suggest
+from batcher.requests.validation import ModelCapabilities, find_problems, num_slots_needed
 from batcher.result import Result
 
 # What `generate` and `generate_many` take beside their arguments: these fields of a Request.  They

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from batcher.errors import BatchdecodeError
 from batcher.fields import expected_of
 from batcher.hf.settings import LOADING_SETTINGS
-from batcher.requests.values import show
+from batcher.requests.validation import show
 from batcher.settings import SETTINGS
 from batcher.speculation.settings import SPECULATION_SETTINGS
 

@@ -13,7 +13,7 @@ from batcher.models.base import Model
 from batcher.models.loading import load_model
 from batcher.prompts import read_prompt
 from batcher.request import SAMPLING_FIELDS, Request
-from batcher.requests.values import misfit
+from batcher.requests.validation import misfit
 from batcher.speculation.diagnosis import Cause, Diagnosis, TargetOutput, can_be_compared, diagnose
 from batcher.speculation.settings import ModelDraft, expected_tokens, parse_draft
 from batcher.transformer.config import is_checkpoint

@@ -37,12 +37,10 @@ from batcher.foreign import LISTENERS, Raised
 from batcher.models.base import bytes_of
 from batcher.requests.lines import RequestParser
 from batcher.scheduling.clock import PacedClock, WallClock
-from batcher.serving.app import make_app
+from batcher.serving.app import ServerMetrics, Service, make_app
 from batcher.serving.bodies import BodyReader
-from batcher.serving.endpoints import Service
 from batcher.serving.engine_thread import EngineThread, ServerClock
 from batcher.serving.http import MAX_HEAD_BYTES, Access, Limits
-from batcher.serving.metrics import ServerMetrics
 from batcher.trace.files import is_trace_start
 from batcher.trace.run import label_of
 

@@ -66,8 +66,8 @@ USE_OF_FIELD = """
 import json
 from batcher import RequestError, SimulatedModel, decode, generate
 from batcher.requests.schema import make_schema
-from batcher.requests.quick import find_problems
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import find_problems
+from batcher.requests.validation import ModelCapabilities
 from batcher.request import Request
 
 def tokens(**fields):

@@ -15,7 +15,7 @@ from batcher.events import DropEvent
 from batcher.metrics.summary import RunMetrics
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.results import decode_result_line
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from batcher.trace.files import read_trace
 from batcher.trace.run import SlotSpan
 from batcher.trace.timeline import Timeline

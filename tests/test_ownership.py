@@ -13,7 +13,7 @@ from msgspec.structs import fields
 import batcher
 from batcher.engine.sequence import Sequence, SequenceExtras
 from batcher.planning.simulated_sequence import SimulatedSequence
-from batcher.remote.inputs import RemoteSequence
+from batcher.remote.attempts import RemoteSequence
 from batcher.scheduling.sequence import Schedulable
 
 BATCHER = Path(batcher.__file__).parent
@@ -47,7 +47,7 @@ PARTS = ("Inputs", "SequenceMaker", "_fitted", "_with_beams", "_another")
 WRITERS = {
     (
         *(f"engine/engine.py {part}" for part in PARTS),
-        "remote/inputs.py",
+        "remote/engine.py RemoteInputs",
         "planning/simulated_sequence.py",
     ): INPUTS,
     ("scheduling/", "remote/engine.py", "planning/disaggregated.py ReservedBlocks"): SCHEDULER,

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from batcher.models.base import IntArray, bytes_of, join_bytes
 from batcher.request import Request, Transition
-from batcher.requests.stops import ANY_STATE
+from batcher.requests.validation import ANY_STATE
 from batcher.result import StopReason
 
 # What a request's output is watched for, stated exactly: its states, and the ways out of them.

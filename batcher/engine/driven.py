@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
 from batcher.request import Request
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from batcher.result import Result
 from batcher.scheduling.sequence import Schedulable
 

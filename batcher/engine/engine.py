@@ -51,8 +51,7 @@ from batcher.prompts import (
     read_prompt,
 )
 from batcher.request import TO_THE_END, Request, is_plain, num_queued_as
-from batcher.requests.quick import checked_copy
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities, checked_copy
 from batcher.result import ErrorInfo, FinishReason, Result, Segment, StepTimes, Usage
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.scheduler import NO_CHANGES, NO_DRAFTS, Scheduler, SchedulerOutput

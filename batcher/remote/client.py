@@ -21,8 +21,7 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.models.calls import retry_after_of
-from batcher.remote.failures import MAX_SHOWN, ServerFailure, error_text, refusal
-from batcher.remote.protocol import Body
+from batcher.remote.protocol import MAX_SHOWN, Body, ServerFailure, error_text, refusal
 from batcher.remote.reply import StreamEvent, read_chunk
 from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings
 

@@ -7,32 +7,200 @@ for another.  Queue, policies, events and results are those of any run.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
+from functools import cache, lru_cache
 from heapq import heappop, heappush
+from typing import Any, NamedTuple
 
 import msgspec
 
+from batcher.decoding.constraints import MAX_CACHED, ConstraintCompiler
+from batcher.decoding.grammars import ConstraintSource
+from batcher.decoding.verification import UNDECIDED, Judgement, Look, Verifier
 from batcher.engine.driven import NOTHING_REPLAYED, StepOutcome
+from batcher.engine.sessions import Session, Turn
 from batcher.errors import BatchdecodeError, Failure, LostModelError, id_in_use
-from batcher.events import AdmitReason, ArriveReason, EndEvent, RunEvent, TokenEvent
+from batcher.events import (
+    AdmitEvent,
+    AdmitReason,
+    ArriveEvent,
+    ArriveReason,
+    BlockedEvent,
+    BlockedReason,
+    ConcurrencyEvent,
+    ConcurrencyReason,
+    EndEvent,
+    FinishEvent,
+    ReceiveEvent,
+    RequestEvent,
+    RetryEvent,
+    RetryReason,
+    RunEvent,
+    StepsEvent,
+    TokenEvent,
+)
 from batcher.lifecycle import ADMIT, FINISH
-from batcher.remote.attempts import Attempt, Attempts, News
+from batcher.models.tokenizers import ByteTokenizer
+from batcher.remote.attempts import Attempt, Attempts, News, Rate, RemoteSequence
 from batcher.remote.client import KEY_VARIABLE, Client
-from batcher.remote.failures import ServerFailure
-from batcher.remote.inputs import Over, RemoteInputs, RemoteSequence
-from batcher.remote.loading import RemoteModel
-from batcher.remote.protocol import body_of
-from batcher.remote.rate import Rate
-from batcher.remote.recorder import RemoteRecorder
-from batcher.remote.results import result_of
-from batcher.remote.settings import REMOTE_SCHEDULING
-from batcher.request import Request
-from batcher.result import FinishReason, Result
-from batcher.scheduling.clock import WallClock
+from batcher.remote.protocol import ServerFailure, body_of, is_chat
+from batcher.remote.reply import Reply
+from batcher.remote.settings import (
+    REMOTE_SCHEDULING,
+    RemoteModel,
+)
+from batcher.request import MAX_ANSWER, Request
+from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
+from batcher.scheduling.clock import Clock, WallClock
 from batcher.scheduling.queue import LONGEST_PREFIX_MATCH, WaitingQueue, ordering_of
+from batcher.scheduling.sequence import NO_SLOT
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+
+# Sequences of requests for a server: when they arrive, and the turns of sessions.
+
+
+class Conversation(Session):
+    """A session whose turns go on from texts, or from messages, and not from tokens.
+
+    said: all that was, None before the first turn has ended.
+    """
+
+    __slots__ = ("said",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: Any = None
+
+
+class Over(NamedTuple):
+    """A sample that is not sent: an earlier run has its result, or its session was broken off."""
+
+    sequence: RemoteSequence
+    result: Result | None
+
+
+class RemoteInputs:
+    """Makes sequences of requests, and keeps the turns of sessions until it is theirs.
+
+    has_sessions: whether any request has been part of a session.
+    latest_arrival: the latest arrival time that a request has named.
+    """
+
+    def __init__(self, queue: WaitingQueue[RemoteSequence]) -> None:
+        self.has_sessions = False
+        self.latest_arrival = 0.0
+        self._queue = queue
+        self._sessions: dict[str, Conversation] = {}
+
+    def add(
+        self,
+        request: Request,
+        request_id: str,
+        input_index: int,
+        reason: ArriveReason,
+        replayed: Mapping[int, Result],
+        now: float,
+    ) -> list[Over]:
+        """Queue the samples of a request; return those that are over already."""
+        self.latest_arrival = max(self.latest_arrival, request.arrival_time)
+        turn = Turn(request, request_id, input_index, reason, replayed, is_streamed=True)
+        if request.session is not None:
+            self.has_sessions = True
+            session = self._sessions.setdefault(request.session, Conversation())
+            if session.active is not None:
+                session.turns.append(turn)
+                return []
+            return self._begin(session, turn, now)
+        over = []
+        for index in range(request.n):
+            sequence = _sequence(turn, index)
+            if index in replayed:
+                over.append(Over(sequence, replayed[index]))
+            else:
+                self._queue.add(sequence, now)
+        return over
+
+    @property
+    def num_turns(self) -> int:
+        """How many turns of sessions wait for the turn before them."""
+        return sum(len(session.turns) for session in self._sessions.values())
+
+    def end_turn(self, sequence: RemoteSequence, result: Result, now: float) -> list[Over]:
+        """Start the turn after one that has ended; return the turns that are over by that."""
+        session = self._sessions[sequence.request.session or ""]
+        if session.active != sequence.id:  # it was over without ever going on
+            return []
+        session.end, session.active = now, None
+        if result.finish_reason in {"error", "aborted"}:
+            turns = session.break_off(sequence.id, result.finish_reason, 0)
+            return [Over(_sequence(turn, 0), None) for turn in turns]
+        session.said = _with_answer(sequence.request, session.said, result)
+        return self._begin(session, session.turns.popleft(), now) if session.turns else []
+
+    def arrive(self, clock: Clock) -> Iterator[tuple[RemoteSequence, int]]:
+        """Yield those that have arrived by now, each with the step in which it has."""
+        for sequence in self._queue.take_arrivals(clock.now):
+            sequence.arrived_step = step = clock.step_at(sequence.arrival_time)
+            yield sequence, step
+
+    def why_broken(self, request: Request) -> str:
+        """Return why no turn of a session can go on."""
+        return self._sessions[request.session or ""].failure or ""
+
+    def _begin(self, session: Conversation, turn: Turn, now: float) -> list[Over]:
+        """Queue a turn, or return it as over."""
+        request, said = turn.request, session.said
+        sequence = _sequence(turn, 0, said)
+        if said is not None and isinstance(said, str) == is_chat(request):
+            session.failure = "its session goes on from texts, or from messages, not from both"
+        if session.failure is not None:
+            return [Over(sequence, None)]
+        session.active = turn.request_id
+        if turn.replayed:
+            return [Over(sequence, turn.replayed[0])]
+        if session.end is not None:
+            arrival = max(request.arrival_time, session.end + request.think_time)
+            if arrival > request.arrival_time:
+                sequence.arrival_time, sequence.arrive_reason = arrival, "turn"
+        self._queue.add(sequence, now)
+        return []
+
+
+def _sequence(turn: Turn, index: int, said: Any = None) -> RemoteSequence:
+    """Return sample `index` of a request; how long a text is, in tokens, only the server knows."""
+    request = turn.request
+    num_tokens = 0 if isinstance(request.prompt, str) else len(request.prompt)
+    return RemoteSequence(
+        id=turn.request_id,
+        index=index,
+        input_index=turn.input_index,
+        arrival_time=request.arrival_time,
+        num_prompt_tokens=num_tokens,
+        max_tokens=MAX_ANSWER if request.max_tokens is None else request.max_tokens,
+        has_default_limit=request.max_tokens is None,
+        priority=request.priority,
+        deadline=request.deadline,
+        request=request,
+        arrive_reason=turn.arrive_reason,
+        context=said,
+        reply=Reply(),
+    )
+
+
+def _with_answer(request: Request, said: Any, result: Result) -> Any:
+    """Return what was said in a session up to this turn, its answer included."""
+    if not is_chat(request):
+        return (said or "") + str(request.prompt) + result.text
+    messages = (request.extra_body or {})["messages"]
+    answer: dict[str, Any] = {"role": "assistant", "content": result.text}
+    if result.tool_calls is not None:
+        answer["tool_calls"] = result.tool_calls
+    if result.function_call is not None:
+        answer["function_call"] = result.function_call
+    return [*(said or []), *messages, answer]
+
 
 Waiting = Callable[[], AbstractContextManager[None]]
 
@@ -447,3 +615,184 @@ def _check_settings(settings: SchedulingSettings) -> None:
         raise BatchdecodeError(f"{option} is for an engine of our own: a server schedules itself")
     if settings.policy == LONGEST_PREFIX_MATCH:
         raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} asks for a cache of our own")
+
+
+# The events of a run over a server, in the order in which they happened.
+
+NUM_DIGITS = 6  # of seconds, after the point
+
+
+class RemoteRecorder:
+    """Turns what happens into events: of the step that begins, or of the one that has just ended.
+
+    events: since they were last taken.
+    """
+
+    def __init__(self, clock: WallClock) -> None:
+        self._clock = clock
+        self.events: list[RequestEvent] = []
+        self._blocked: tuple[str, int, BlockedReason] | None = None
+
+    def take(self) -> list[RequestEvent]:
+        """Return the events since the last call."""
+        events, self.events = self.events, []
+        return events
+
+    def arrived(self, row: RemoteSequence, step: int) -> None:
+        """Record that a row joined the waiting queue, at its own time and step."""
+        self.events.append(
+            ArriveEvent(
+                step,
+                row.arrival_time,
+                row.id,
+                row.index,
+                row.arrive_reason,
+                row.num_prompt_tokens,
+                row.max_tokens,
+                row.deadline,
+                default_limit=row.has_default_limit,
+            )
+        )
+
+    def admitted(self, row: RemoteSequence, reason: AdmitReason) -> None:
+        """Record that a row is sent, of whose prompt nothing is known to be computed."""
+        step, now, num_left = self._clock.step, self._clock.now, max(row.num_prompt_tokens, 1)
+        event = AdmitEvent(step, now, row.id, row.index, row.slot, reason, left=num_left)
+        self.events.append(event)
+        self._blocked = None
+
+    def blocked(self, row: RemoteSequence, reason: BlockedReason) -> None:
+        """Record why the first of the queue is not sent, unless the last reason was the same."""
+        blocked = row.id, row.index, reason
+        if blocked != self._blocked:
+            self.events.append(BlockedEvent(self._clock.step, self._clock.now, *blocked))
+        self._blocked = blocked
+
+    def received(self, row: RemoteSequence, num_tokens: int) -> None:
+        """Record how many tokens of a row have come in the step that has ended."""
+        step, start = self._last_step()
+        self.events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, num_tokens))
+
+    def failed(self, row: RemoteSequence, reason: RetryReason, attempt: int, delay: float) -> None:
+        """Record that an attempt has failed in that step, and when there will be another one."""
+        step, start = self._last_step()
+        told = reason, attempt, round(delay, NUM_DIGITS)
+        self.events.append(RetryEvent(step, start, row.id, row.index, row.slot, *told))
+
+    def limited(self, limit: int, reason: ConcurrencyReason) -> None:
+        """Record that another number of requests may be in flight since that step."""
+        self.events.append(ConcurrencyEvent(*self._last_step(), limit, reason))
+
+    def finished(self, row: RemoteSequence, result: Result, step: int) -> None:
+        """Record that a row ended with `step`."""
+        clock, usage = self._clock, result.usage
+        self.events.append(
+            FinishEvent(
+                step,
+                clock.now if step == clock.step else clock.start_of(step),
+                row.id,
+                row.index,
+                None if row.slot == NO_SLOT else row.slot,
+                result.finish_reason,
+                result.stop_reason,
+                usage.completion_tokens,
+                prompt_tokens=usage.prompt_tokens or None,
+                error=result.error,
+            )
+        )
+
+    def stepped(self, num_tokens: int, num_rows: int) -> None:
+        """Record, before its other events, when that step ended, its tokens and its rows."""
+        step, none = self._clock.step - 1, [0]
+        ends, columns = [self._clock.now], ([num_tokens], none, [num_rows], none, none, none)
+        self.events.insert(0, StepsEvent(step, ends, *columns))
+
+    def _last_step(self) -> tuple[int, float]:
+        step = self._clock.step - 1
+        return step, self._clock.start_of(step)
+
+
+# The Result of a row, with its constraint checked again.
+
+
+def result_of(
+    row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
+) -> Result:
+    """Return the result of a row that has ended with `step`; failure: why it failed, if it did."""
+    judged = Judgement()
+    if failure is None and row.slot != NO_SLOT:
+        judged = _judge(row, reason)
+    if judged.failure is not None:
+        reason, failure = "error", judged.failure
+    reply, request = row.reply, row.request
+    num_prompt_tokens = reply.prompt_tokens
+    if num_prompt_tokens is None:
+        num_prompt_tokens = row.num_prompt_tokens
+    error = None
+    if failure is not None:
+        where = "" if row.slot == NO_SLOT else f"step {step}: "
+        error = ErrorInfo(failure.code, f"{where}{failure.message}", status=failure.status)
+    lacks_logprobs = not reply.logprobs and reply.num_tokens > 0
+    return Result(
+        id=row.id,
+        index=row.index,
+        text=reply.text,
+        tokens=reply.token_ids if row.slot != NO_SLOT else [],
+        finish_reason=reason,
+        stop_reason=reply.stop_reason,
+        usage=Usage(num_prompt_tokens, reply.num_tokens),
+        slot=None if row.slot == NO_SLOT else row.slot,
+        steps=StepTimes(row.arrived_step, row.admitted_step, row.first_token_step, step),
+        error=error,
+        logprobs=None if request.logprobs is None or lacks_logprobs else reply.logprobs,
+        constraint=judged.constraint,
+        constraint_check=judged.check,
+        reasoning=reply.reasoning,
+        refusal=reply.refusal,
+        tool_calls=reply.tool_calls,
+        function_call=reply.function_call,
+    )
+
+
+def _judge(row: RemoteSequence, reason: FinishReason) -> Judgement:
+    """Check an answer against its constraint, which many servers ignore.
+
+    Calls of tools are not texts, and keep none.
+    """
+    reply, source = row.reply, row.reply.constraint
+    if source is None or reply.tool_calls or reply.function_call:
+        return Judgement()
+    stop = reply.stop_reason if isinstance(reply.stop_reason, str) else ""
+    output = (reply.text.removesuffix(stop) + stop).encode(errors="replace")
+    is_ended = reason == "stop" and reply.stop_reason is None
+    look = _look_at(source, output)
+    verifier = _verifier_of(source)
+    return verifier.judge(output, look, is_ended=is_ended, accepts=lambda: False)
+
+
+_verifier_of = lru_cache(MAX_CACHED)(Verifier)
+
+
+@cache
+def _grammars() -> ConstraintCompiler:
+    """Return what compiles grammars for texts whose tokens are their bytes, and EOS."""
+    return ConstraintCompiler(ByteTokenizer(), 257, (256,))
+
+
+def _look_at(source: ConstraintSource, output: bytes) -> Look:
+    """Return what is wrong with an output.
+
+    The second check of our own outputs judges, and llguidance where that has no opinion, as it had
+    no part in making this output.
+    """
+    try:
+        look = _verifier_of(source).look(output)
+        if look.is_decided or source.kind == "json_schema":  # whose grammar has one way to write
+            return look
+        matcher = _grammars().compile(source).matcher.deep_copy()
+    except (BatchdecodeError, ImportError):  # the server may know other dialects
+        return UNDECIDED
+    is_kept = matcher.try_consume_tokens([*output]) == len(output) and matcher.is_accepting()
+    if matcher.is_error():  # a limit of llguidance
+        return UNDECIDED
+    return Look(None if is_kept else "the grammar does not accept it")

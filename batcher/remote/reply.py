@@ -13,13 +13,11 @@ from msgspec import Meta, Struct
 
 from batcher.decoding.grammars import ConstraintSource, constraint_source, stated_source
 from batcher.errors import FieldProblem, GrammarError
-from batcher.remote.failures import ServerFailure, error_text, error_within
-from batcher.remote.protocol import listed
+from batcher.remote.protocol import ServerFailure, error_text, error_within, listed
 from batcher.request import REQUEST_FIELDS, ConstraintField, Request
+from batcher.requests.openai import CONSTRAINT_SPELLINGS, Fields, Given, find_given
 from batcher.requests.result_rows import read_token
-from batcher.requests.spellings import CONSTRAINT_SPELLINGS, Fields, Given, find_given
-from batcher.requests.validation import check_field
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities, check_field
 from batcher.result import (
     LOWEST_LOGPROB,
     NUM_DIGITS,

@@ -14,22 +14,32 @@ from msgspec.structs import force_setattr
 
 from batcher.errors import FieldProblem
 from batcher.request import Request, ServerRequest
-from batcher.requests.openai import OPTIONS, Form, Supported, form_of, is_supported, url_of
-from batcher.requests.quick import FREE_FIELDS, checked_type, find_problems, goes_together
-from batcher.requests.spellings import (
+from batcher.requests.openai import (
     BODY_FIELDS,
+    OPTIONS,
     ROW_FIELDS,
     SPELLINGS,
     SYNONYMS,
     Fields,
+    Form,
+    Supported,
     defaults_of,
+    form_of,
+    is_supported,
     respell,
     spellings_of,
+    url_of,
 )
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import (
+    FREE_FIELDS,
+    ModelCapabilities,
+    checked_type,
+    find_problems,
+    goes_together,
+)
 
 if TYPE_CHECKING:
-    from batcher.requests.diagnostics import Problem
+    from batcher.requests.problems import Problem
 
 # Strings, names of fields among them, lists and objects of a line: each takes a hundred bytes and
 # more once it is read, so they are counted before.
@@ -254,8 +264,8 @@ def find_too_many(line: bytes, line_number: int) -> "Problem | None":
     most = line.count(b'"') // 2 + line.count(b"[") + line.count(b"{")
     if most <= MAX_PARTS or next(islice(_PART.finditer(line), MAX_PARTS, None), None) is None:
         return None
-    from batcher.requests.diagnostics import CONTEXT, make_problem  # noqa: PLC0415 - as in `parse`
     from batcher.requests.json_spans import TextSpan  # noqa: PLC0415 - as above
+    from batcher.requests.problems import CONTEXT, make_problem  # noqa: PLC0415 - as in `parse`
 
     message = (
         f"the line has more than {MAX_PARTS} strings, lists and objects, names of fields "

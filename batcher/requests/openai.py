@@ -3,9 +3,81 @@
 Rule: an option that would change the output and is not supported is an error, never ignored.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from itertools import takewhile
+from typing import Any, Literal, NamedTuple
 
-from batcher.request import Request
+from msgspec.structs import replace
+
+from batcher.errors import EncodingError, FieldProblem, Path, describe, not_encoded
+from batcher.request import REQUEST_FIELDS, TO_THE_END, PromptSegment, Request
+from batcher.requests.validation import ModelCapabilities, cut, quote, show, wrong
+
+# What a person may have meant who names a field that does not exist.
+
+HINT = "did you mean `{}`?"
+
+# What other tools call a field of ours.
+_OTHER_NAMES = {
+    "content": "prompt",
+    "conversation_id": "session",
+    "conversations": "messages",
+    "ebnf": "gbnf",
+    "grammar": "gbnf",
+    "guidance_scale": "cfg_scale",
+    "input": "prompt",
+    "inputs": "prompt",
+    "instruction": "prompt",
+    "max_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "n_predict": "max_tokens",
+    "n_probs": "logprobs",
+    "num_predict": "max_tokens",
+    "num_return_sequences": "n",
+    "query": "prompt",
+    "question": "prompt",
+    "repeat_penalty": "repetition_penalty",
+    "session_id": "session",
+    "return_logprob": "logprobs",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "temp": "temperature",
+    "text": "prompt",
+    "token_healing": "heal",
+    "use_beam_search": "num_beams",
+}
+
+
+def unknown_names(
+    value: Mapping[str, object], path: Path, allowed: tuple[str, ...]
+) -> Iterator[FieldProblem]:
+    """Yield the problems of names in the object at `path` that are not `allowed`."""
+    for name in value:
+        if name not in allowed:
+            hint, message = suggest(name, allowed), f"unknown field `{cut(name)}`"
+            yield FieldProblem("unknown-field", (*path, cut(name)), message, hint, is_key=True)
+
+
+@lru_cache(maxsize=256)  # a field misspelt once is misspelt on every line
+def suggest(name: str, allowed: tuple[str, ...]) -> str | None:
+    """Return a hint at the one of the `allowed` names that is meant; None if none is like it."""
+    found = own_name(name, allowed)
+    if found is not None:
+        return HINT.format(found)
+    import difflib  # noqa: PLC0415  # only bad lines pay for it
+
+    matches = difflib.get_close_matches(name.lower(), allowed, n=1)
+    return HINT.format(matches[0]) if matches else None
+
+
+def own_name(name: str, allowed: tuple[str, ...]) -> str | None:
+    """Return the one of the `allowed` that has this name here or elsewhere; None for none."""
+    found = _OTHER_NAMES.get(name, name)
+    return found if found in allowed else None
+
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
@@ -110,3 +182,484 @@ def is_supported(supported: object, value: object) -> bool:
     is_bool = isinstance(value, bool)  # true equals 1 in Python
     others = supported if isinstance(supported, tuple) else ()
     return any(isinstance(other, bool) == is_bool and other == value for other in others)
+
+
+# The other names of a request's fields, those of OpenAI and vLLM: what a line says in them.
+#
+# Rule: a spelling only says which field of a request has which value; whether that is a good one is
+# for the rules of validation to tell, as it is for a value under the field's own name.
+
+Message = dict[str, str]
+ChatTemplate = Callable[..., Any]
+"""What makes the prompt of a chat: text, token ids, or a mapping that has them as `input_ids`."""
+
+MESSAGE_FIELDS = ("role", "content", "name")
+UNUSED_FIELDS = (
+    *("refusal", "tool_calls", "tool_call_id", "function_call", "audio", "annotations"),
+    *("reasoning", "reasoning_content", "prefix"),
+)
+PART_FIELDS = ("type", "text")
+
+_NO_TEMPLATE = "`messages` needs a model with a chat template; this one has none"
+SPECIAL = "special_tokens_in_text"
+_WHAT_NOW = "give the prompt itself, or give the model or its tokenizer `apply_chat_template`"
+
+
+class Given(NamedTuple):
+    """The value of a field of a request, and where in the line it stands."""
+
+    field: str
+    value: Any
+    path: Path
+
+
+class Fields(NamedTuple):
+    """The object that holds the fields of a request, and what the model can do with them."""
+
+    values: Mapping[str, Any]
+    capabilities: ModelCapabilities
+
+    @property
+    def is_server(self) -> bool:
+        """Whether a server is sent them."""
+        return self.capabilities.served is not None
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a text as the prompt is read here: into a chat, or with special tokens."""
+        return self.capabilities.takes_chats or self.allows_special
+
+    @property
+    def allows_special(self) -> bool:
+        """Whether special tokens that texts spell out are special."""
+        given = self.values.get(SPECIAL)
+        is_asked = self.capabilities.defaults.get(SPECIAL) if given is None else given
+        return bool(is_asked) and self.capabilities.encode_with_special is not None
+
+
+Found = Iterator[Given | FieldProblem]
+Reader = Callable[[str, Any, Fields], Found]
+"""Yields what a value that is not null means: reader(name, value, fields)."""
+
+
+def spellings_of(
+    url: str | None, *, reads_text: bool = False, is_server: bool = False
+) -> Mapping[str, Reader]:
+    """Return the spellings in rows with that `url`; None: in lines that are no rows.
+
+    reads_text: see Fields.  is_server: a server answers.
+    """
+    found = SPELLINGS if url is None else _SPELLINGS_OF_ROWS[url]
+    if is_server:
+        written = {name: _as_written(read) for name, read in _WRITTEN.items()}
+        found = {**found, **written, **dict.fromkeys(PASSED_ON, _read_passed_on)}
+    return {**found, "prompt": _read_prompt} if reads_text else found
+
+
+def merged(found: Given, other: Any) -> Any:
+    """Return what a field says by two names, `other` being the first, or raise a ValueError."""
+    if other is None or other == found.value:
+        return found.value
+    if found.field == "extra_body":
+        return {**found.value, **other}
+    raise ValueError(f"{found.field} is given twice")
+
+
+def find_given(fields: Fields, spellings: Mapping[str, Reader]) -> Found:
+    """Yield what the `fields` say in other spellings, and what is wrong with these."""
+    for name, read in spellings.items():
+        value = fields.values.get(name)
+        if value is not None:
+            yield from read(name, value, fields)
+
+
+def respell(fields: Fields, spellings: Mapping[str, Reader]) -> dict[str, Any] | None:
+    """Return the fields by their own names; None if anything about them is unusual."""
+    if fields.values.keys().isdisjoint(spellings):
+        return dict(fields.values)
+    named = {name: value for name, value in fields.values.items() if name not in spellings}
+    for found in find_given(fields, spellings):
+        if isinstance(found, FieldProblem):
+            return None
+        try:
+            named[found.field] = merged(found, named.get(found.field))
+        except (ValueError, TypeError):  # the other: an extra_body that is no object
+            return None
+    return named
+
+
+def defaults_of(fields: Mapping[str, Any], capabilities: ModelCapabilities) -> dict[str, Any]:
+    """Return what a request means by leaving fields out, by their own names.
+
+    A default that cannot go with what is there is none.
+
+    fields: those that are there, by any of their names.
+    """
+    is_chat = fields.get("messages") is not None or (
+        capabilities.takes_chats and isinstance(fields.get("prompt"), str)
+    )
+    if not (capabilities.defaults or is_chat):
+        return {}
+    given = {name for name, value in fields.items() if value is not None}
+    defaults = {
+        name: value
+        for name, value in capabilities.defaults.items()
+        if name != SPECIAL and given.isdisjoint({name, *REQUEST_FIELDS[name].excludes})
+    }
+    if not given.isdisjoint({"max_tokens", "max_completion_tokens"}):
+        defaults.pop("max_tokens", None)
+    elif is_chat and capabilities.served is None:  # a server has defaults of its own
+        defaults.setdefault("max_tokens", TO_THE_END)
+    return defaults
+
+
+def _renamed(field: str) -> Reader:
+    """Return the reader of a name that is nothing but another name of `field`."""
+
+    def read(name: str, value: Any, _: Fields) -> Found:
+        yield Given(field, value, (name,))
+
+    return read
+
+
+def _read_stop_token_ids(name: str, value: Any, _: Fields) -> Found:
+    """Read a list of ids; an empty one is vLLM's default."""
+    if not isinstance(value, list):
+        yield wrong("invalid-type", (name,), "a list of token ids", value)
+    elif value:
+        yield Given("stop_token", value, (name,))
+
+
+# -- what the output has to be ---------------------------------------------------------------------
+
+
+def _json_schema(path: Path, value: Any) -> Found:
+    """Read a schema; vLLM takes one as text, too."""
+    if not isinstance(value, str):
+        yield Given("json_schema", value, path)
+        return
+    from batcher.requests.json_spans import NOT_JSON, JsonError, parse  # noqa: PLC0415 - few texts
+
+    try:
+        schema = parse(value)
+    except JsonError as error:
+        what = error.message.removeprefix(NOT_JSON)
+        message = f"{quote(path)} is text, and not JSON: offset {error.span.start}: {what}"
+        yield FieldProblem("invalid-value", path, message)
+        return
+    if isinstance(schema, dict | bool):
+        yield Given("json_schema", schema, path)
+    else:
+        message = f"{quote(path)} is text, and no JSON Schema: {show(schema)}"
+        yield FieldProblem("invalid-value", path, message)
+
+
+def _grammar(path: Path, value: Any) -> Found:
+    """Read a grammar of either kind: as in vLLM, one with `::=` is GBNF, any other is Lark."""
+    is_gbnf = isinstance(value, str) and "::=" in value
+    yield Given("gbnf" if is_gbnf else "lark", value, path)
+
+
+def _any_object(path: Path) -> Given:
+    return Given("json_schema", {"type": "object"}, path)
+
+
+def _read_response_format(name: str, value: Any, _: Fields) -> Found:
+    """Read OpenAI's response_format."""
+    if not isinstance(value, dict):
+        yield wrong("invalid-type", (name,), "an object with a `type`", value)
+        return
+    allowed = ("type", "json_schema")
+    yield from unknown_names(value, (name,), allowed)
+    kind, kinds = value.get("type"), '"text", "json_object" or "json_schema"'
+    if "type" not in value:
+        yield _missing((name, "type"))
+    elif kind == "json_object":  # some servers take a schema here
+        yield Given("json_schema", value.get("schema", {"type": "object"}), (name, "type"))
+    elif kind == "json_schema":
+        yield from _read_stated_schema((name, "json_schema"), value.get("json_schema"))
+    elif kind != "text":
+        yield wrong("invalid-value", (name, "type"), kinds, kind)
+    if kind != "json_schema" and value.get("json_schema") is not None:
+        message = f'`{name}.json_schema` has no effect unless `type` is "json_schema"'
+        yield FieldProblem("conflicting-fields", (name, "json_schema"), message)
+
+
+def _read_stated_schema(path: Path, value: Any) -> Found:
+    """Read the object around a schema: only the schema itself means something here."""
+    if value is None:
+        yield _missing(path)
+    elif not isinstance(value, dict):
+        yield wrong("invalid-type", path, "an object with a `schema`", value)
+    else:
+        yield from unknown_names(value, path, ("name", "description", "schema", "strict"))
+        if value.get("schema") is None:
+            yield _missing((*path, "schema"))
+        else:
+            yield Given("json_schema", value["schema"], (*path, "schema"))
+
+
+def _read_structured_outputs(name: str, value: Any, _: Fields) -> Found:
+    """Read vLLM's structured_outputs, which has one of these names."""
+    if not isinstance(value, dict):
+        yield wrong("invalid-type", (name,), "an object", value)
+        return
+    yield from unknown_names(value, (name,), _STRUCTURED)
+    for key in _STRUCTURED:
+        part, path = value.get(key), (name, key)
+        if part is None:
+            continue
+        if key == "json":
+            yield from _json_schema(path, part)
+        elif key == "grammar":
+            yield from _grammar(path, part)
+        elif key != "json_object":
+            yield Given(key, part, path)
+        elif part is True:
+            yield _any_object(path)
+        elif part is not False:
+            yield wrong("invalid-type", path, "true or false", part)
+
+
+_STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
+
+
+# -- chats -----------------------------------------------------------------------------------------
+
+
+def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
+    """Read a chat as the prompt that the model's template makes of it."""
+    path, template = (name,), fields.capabilities.chat_template
+    if fields.is_server:
+        yield from _pass_on_messages(path, messages)
+        return
+    problems = list(_check_messages(messages, path))
+    if problems:
+        yield from problems
+        return
+    if template is None:
+        yield FieldProblem("unsupported-model", path, _NO_TEMPLATE, _WHAT_NOW)
+        return
+    if fields.allows_special:
+        template = partial(template, special_tokens_in_text=True)
+    try:
+        flat = [_flat(message) for message in messages]
+        rendered = _rendered(template(flat))
+        num_system = (
+            _num_system_tokens(flat, rendered, template) if "session" in fields.values else 0
+        )
+        if num_system:
+            system = PromptSegment(tokens=[*rendered[:num_system]], type="system")
+            rendered = [system, PromptSegment(tokens=[*rendered[num_system:]])]
+    except Exception as error:  # noqa: BLE001 - whatever the template's own code raises
+        message = f"the chat template fails on {quote(path)}: {describe(error)}"
+        yield FieldProblem("invalid-value", path, message)
+    else:
+        yield Given("prompt", rendered, path)
+
+
+def _pass_on_messages(path: Path, messages: Any) -> Found:
+    """Read a chat for a server, which alone knows what a message may hold."""
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        yield wrong("invalid-type", path, "a list of messages, which are objects", messages)
+    elif not messages:
+        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: nobody says anything")
+    else:
+        yield Given("prompt", "", path)
+        yield Given("extra_body", {"messages": messages}, path)
+
+
+def _read_passed_on(name: str, value: Any, _: Fields) -> Found:
+    """Read what a server is sent as it is."""
+    yield Given("extra_body", {name: value}, (name,))
+
+
+def _as_written(read: Reader) -> Reader:
+    """Return a reader of what a server is sent under its own name; `read` knows what it means.
+
+    What is wrong with it is for the server to say.
+    """
+
+    def both(name: str, value: Any, fields: Fields) -> Found:
+        yield from (found for found in read(name, value, fields) if isinstance(found, Given))
+        yield from _read_passed_on(name, value, fields)
+
+    return both
+
+
+def _rendered(answer: Any) -> str | list[Any]:
+    """Return what a template has made of a chat: text, or a list of token ids."""
+    rendered = answer["input_ids"] if isinstance(answer, Mapping) else answer
+    if isinstance(rendered, str):
+        return rendered
+    if isinstance(rendered, list) and set(map(type, rendered)) <= {int}:
+        return rendered
+    return [int(token_id) for token_id in rendered]
+
+
+def _num_system_tokens(
+    messages: list[Message], rendered: str | list[Any], template: ChatTemplate
+) -> int:
+    """Return how many tokens of a chat that is token ids are those of the system's messages.
+
+    They are a segment of their own in a session, which may drop the rest.
+    """
+    system = list(takewhile(lambda message: message["role"] == "system", messages))
+    if not system or system == messages or isinstance(rendered, str):
+        return 0
+    try:
+        alone = _rendered(template(system, add_generation_prompt=False))
+    except Exception:  # noqa: BLE001 - a template may ask for more than these
+        return 0
+    return len(alone) if alone == rendered[: len(alone)] else 0
+
+
+def _read_prompt(name: str, value: Any, fields: Fields) -> Found:
+    """Read a prompt that, if it is text, is what a user says, or may have special tokens."""
+    encode = fields.capabilities.encode_with_special
+    if isinstance(value, str) and fields.capabilities.takes_chats:
+        yield from _read_messages(name, [{"role": "user", "content": value}], fields)
+        return
+    if isinstance(value, str) and encode is not None and fields.allows_special:
+        if fields.values.get("session") is not None:
+            message = f"`{SPECIAL}` is for prompts that are whole, and a session continues one"
+            yield FieldProblem("conflicting-fields", (name,), message, "use messages")
+            return
+        try:
+            value = encode(value)
+        except EncodingError as error:
+            yield not_encoded((name,), error)
+            return
+    yield Given("prompt", value, (name,))
+
+
+def _read_special(name: str, value: Any, fields: Fields) -> Found:
+    """Check what `_read_prompt` and `_read_messages` act on."""
+    if not isinstance(value, bool):
+        yield wrong("invalid-type", (name,), "true or false", value)
+    elif value and fields.capabilities.encode_with_special is None:
+        message = f"`{name}` needs a checkpoint or a model of transformers here"
+        yield FieldProblem("unsupported-model", (name,), message, "leave it out")
+
+
+def _flat(message: Mapping[str, Any]) -> Message:
+    """Return a valid message whose content is text: parts become lines, as in vLLM."""
+    flat = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
+    if isinstance(flat["content"], list):
+        flat["content"] = "\n".join(part["text"] for part in flat["content"])
+    return flat
+
+
+def _check_messages(messages: Any, path: Path) -> Iterator[FieldProblem]:
+    """Yield what is wrong with messages, whatever they are."""
+    if not isinstance(messages, list):
+        yield wrong("invalid-type", path, "a list of messages", messages)
+    elif not messages:
+        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: nobody says anything")
+    else:
+        for index, message in enumerate(messages):
+            yield from _check_message(message, (*path, index))
+
+
+def _check_message(message: Any, path: Path) -> Iterator[FieldProblem]:
+    if not isinstance(message, dict):
+        yield wrong("invalid-type", path, "a message, an object", message)
+        return
+    yield from unknown_names(message, path, (*MESSAGE_FIELDS, *UNUSED_FIELDS))
+    for name in (name for name in UNUSED_FIELDS if message.get(name)):
+        problem = f"{quote((*path, name))} is not supported"
+        yield FieldProblem("unsupported-option", (*path, name), problem, "leave it out")
+    for name in MESSAGE_FIELDS[:2]:
+        if message.get(name) is None:
+            yield FieldProblem("missing-field", path, f"{quote(path)} has no `{name}`")
+    role, author = message.get("role"), message.get("name")
+    if role is not None and not (isinstance(role, str) and role):
+        yield wrong("invalid-type", (*path, "role"), "the name of a role", role)
+    if author is not None and not isinstance(author, str):
+        yield wrong("invalid-type", (*path, "name"), "a string", author)
+    content = message.get("content")
+    if isinstance(content, list):
+        for index, part in enumerate(content):
+            yield from _check_part(part, (*path, "content", index))
+    elif content is not None and not isinstance(content, str):
+        yield wrong("invalid-type", (*path, "content"), "a string or a list of parts", content)
+
+
+def _check_part(part: Any, path: Path) -> Iterator[FieldProblem]:
+    if not isinstance(part, dict):
+        yield wrong("invalid-type", path, "a part, an object", part)
+        return
+    kind = part.get("type")
+    if kind != "text":
+        message = f'{quote((*path, "type"))} is {show(kind)}; only "text" is supported'
+        yield FieldProblem("unsupported-option", (*path, "type"), message)
+        return
+    yield from unknown_names(part, path, PART_FIELDS)
+    if not isinstance(part.get("text"), str):
+        yield wrong("invalid-type", (*path, "text"), "a string", part.get("text"))
+
+
+# -- what rows say in their own way ----------------------------------------------------------------
+
+
+def _read_echo(name: str, value: Any, fields: Fields) -> Found:
+    """Read the echo of a completion, whose logprobs begin with those of the prompt, too."""
+    yield Given("echo", value, (name,))
+    num_told = fields.values.get("logprobs")
+    if value is True and num_told is not None and fields.values.get("prompt_logprobs") is None:
+        yield Given("prompt_logprobs", num_told, (name,))
+
+
+def _read_chat_logprobs(name: str, value: Any, fields: Fields) -> Found:
+    """Read the logprobs of a chat: true or false, and in another field how many."""
+    if not isinstance(value, bool):
+        problem = wrong("invalid-type", (name,), "true or false", value)
+        yield replace(problem, hint="`top_logprobs` says how many")
+    elif value and fields.values.get("top_logprobs") is None:
+        yield Given("logprobs", 0, (name,))
+
+
+def _read_top_logprobs(name: str, value: Any, fields: Fields) -> Found:
+    if fields.values.get("logprobs") is True:
+        yield Given("logprobs", value, (name,))
+    elif value != 0 or isinstance(value, bool):
+        message = f"`{name}` has no effect without `logprobs`; give true"
+        yield FieldProblem("conflicting-fields", (name,), message)
+
+
+CONSTRAINT_SPELLINGS: Mapping[str, Reader] = {
+    "response_format": _read_response_format,
+    "guided_json": lambda name, value, _: _json_schema((name,), value),
+    "guided_regex": _renamed("regex"),
+    "guided_choice": _renamed("choice"),
+    "guided_grammar": lambda name, value, _: _grammar((name,), value),
+    "structured_outputs": _read_structured_outputs,
+}
+_WRITTEN = {"max_completion_tokens": _renamed("max_tokens"), **CONSTRAINT_SPELLINGS}
+SPELLINGS: Mapping[str, Reader] = {
+    "messages": _read_messages,
+    "stop_token_ids": _read_stop_token_ids,
+    SPECIAL: _read_special,
+    **_WRITTEN,
+}
+_CHAT_LOGPROBS = {"logprobs": _read_chat_logprobs, "top_logprobs": _read_top_logprobs}
+_SPELLINGS_OF_ROWS: Mapping[str, Mapping[str, Reader]] = {
+    COMPLETIONS_URL: {n: r for n, r in SPELLINGS.items() if n != "messages"} | {"echo": _read_echo},
+    CHAT_URL: {**SPELLINGS, **_CHAT_LOGPROBS},
+}
+SYNONYMS = {"custom_id": "id", "prompt_tokens": "prompt"}
+ROW_FIELDS = ("custom_id", "method", "url", "body")
+BODY_FIELDS = {
+    url: tuple(
+        dict.fromkeys(
+            name
+            for name in (*Request.__struct_fields__, *spellings_of(url), *OPTIONS[url])
+            if name != "id" and (name, url) != ("prompt", CHAT_URL)
+        )
+    )
+    for url in URLS
+}
+
+
+def _missing(path: Path) -> FieldProblem:
+    return FieldProblem("missing-field", path, f"field {quote(path)} is missing")

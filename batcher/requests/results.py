@@ -13,7 +13,7 @@ from batcher.events import TokenEvent
 from batcher.result import ErrorInfo, Result, StepTimes, Usage
 
 if TYPE_CHECKING:
-    from batcher.requests.diagnostics import Problem
+    from batcher.requests.problems import Problem
 
 _encoder = msgspec.json.Encoder()
 _result_decoder = msgspec.json.Decoder(Result)

@@ -14,10 +14,16 @@ from batcher.errors import InvariantError
 from batcher.events import Event, TokenEvent
 from batcher.fields import fields_of
 from batcher.request import MAX_INT, REQUEST_FIELDS, PromptSegment, Request, Transition
-from batcher.requests.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, Supported
+from batcher.requests.openai import (
+    BODY_FIELDS,
+    CHAT_URL,
+    COMPLETIONS_URL,
+    OPTIONS,
+    UNUSED_FIELDS,
+    Supported,
+)
 from batcher.requests.result_rows import ChatResultRow, ResultRow
-from batcher.requests.spellings import BODY_FIELDS, UNUSED_FIELDS
-from batcher.requests.stops import ANY_STATE, MAX_NAME
+from batcher.requests.validation import ANY_STATE, MAX_NAME
 from batcher.result import Result
 
 Kind = Literal["request", "result", "trace"]

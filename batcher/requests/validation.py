@@ -5,12 +5,17 @@ exclude another one, or to need it, is refused, and so is what find_conflicts ha
 docs/requests-and-results.md shows them all.
 """
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
-from msgspec import Struct
-from msgspec.structs import replace
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import astuple, replace
 
 from batcher.errors import (
     BatchdecodeError,
@@ -20,48 +25,660 @@ from batcher.errors import (
     Path,
     not_encoded,
 )
-from batcher.fields import Field
+from batcher.fields import Field, Range, expected_of, fields_of, range_of
 from batcher.request import (
     CONSTRAINT_FIELDS,
+    MAX_INT,
+    MAX_SEGMENTS_LENGTH,
+    PLAIN_FIELDS,
     REQUEST_FIELDS,
+    Bias,
     ConstraintField,
     PromptSegment,
     Request,
     ServerRequest,
+    Text,
+    Transition,
 )
-from batcher.requests.stops import (
-    bounded,
-    check_states,
-    check_stop,
-    check_stop_sequence,
-    check_stop_token,
-    check_total_length,
-    find_doubled_markers,
-    find_unreachable,
-)
-from batcher.requests.values import (
-    Check,
-    ModelCapabilities,
-    Problems,
-    check_allowed,
-    check_bad_words,
-    check_choice,
-    check_json_schema,
-    check_logit_bias,
-    check_negative_prompt,
-    check_number,
-    check_object,
-    check_prompt,
-    check_string,
-    check_texts_to_choose,
-    quote,
-)
+
+# The checks of single values and of prompts, and how a message shows a value.
+#
+# Rule: a check works on any value whatever, because a Request built by hand may hold anything.
+
+MAX_SHOWN = 40  # characters of a value or a name that a message quotes
+MAX_BAD_WORDS_LENGTH = 1024  # all of one request together, in UTF-8 bytes
+HUGE = 10**MAX_SHOWN
+
+_LOGIT_BIAS = cast(Range, range_of(Bias))
+
+
+class ModelCapabilities(Struct, frozen=True):
+    """What a model and a batch can decode, as far as they are known.
+
+    vocab_size: one more than the largest token id the model knows, None if it takes any.
+    num_slots: of the batch, None if that is not known.
+    gives_logits: whether the model does; scores_prompts: those after every token of a prompt, too.
+    has_eos: whether the model has an end-of-sequence token.
+    check_constraint: compiles a constraint, given the field and its value; raises GrammarError if
+    that is wrong, and another BatchdecodeError where nothing can be compiled.  None if constraints
+    are not to be compiled.
+    encode_with_special: encodes a text in which special tokens are special, with what stands
+    before every text; None if the model's tokenizer cannot.
+    takes_chats: whether a text is what a user says, of which the chat template makes the prompt.
+    defaults: of fields that a row does not give; they go before those of the fields.
+    served: the fields that a server is sent, or that need no sending; None of a model.
+    models: those of which each request has to name one.
+    """
+
+    vocab_size: int | None = None
+    num_slots: int | None = None
+    gives_logits: bool = True
+    scores_prompts: bool = True
+    has_eos: bool = True
+    check_constraint: Callable[[ConstraintField, object], None] | None = None
+    chat_template: Callable[..., Any] | None = None
+    encode_with_special: Callable[[str], list[int]] | None = None
+    takes_chats: bool = False
+    defaults: Mapping[str, Any] = {}
+    encode: Callable[[str], object] | None = None
+    served: frozenset[str] | None = None
+    models: tuple[str, ...] = ()
+
+    @property
+    def largest_token(self) -> int:
+        """The largest token id that may be named."""
+        return MAX_INT if self.vocab_size is None else self.vocab_size - 1
+
+
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_NUMBER = re.compile(rf"{_INTEGER.pattern}(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+
+Problems = Iterator[FieldProblem]
+Check = Callable[[Any, Path, ModelCapabilities], Problems]
+
+
+def show(value: object) -> str:
+    """Return `value` as a message quotes it: JSON where that is short, else its kind."""
+    if isinstance(value, str):
+        return f'"{cut(value)}"'
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        return str(value) if abs(value) < HUGE else "a huge integer"
+    if isinstance(value, float):
+        return repr(float(value))
+    if isinstance(value, dict | PromptSegment | Transition):
+        return "an object"
+    return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
+
+
+def cut(text: str) -> str:
+    """Return `text`, or its beginning if it is too long for a message."""
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+def quote(path: Path) -> str:
+    """Return the field at `path` as a message names it."""
+    return f"`{FieldProblem('', path, '').field}`"
+
+
+def wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
+    """Return the problem that `value` is not what is expected at `path`."""
+    is_quoted = isinstance(value, str) and _would_be(expected, value)
+    hint = "remove the quotes" if is_quoted else None
+    return FieldProblem(code, path, f"{quote(path)} must be {expected}, not {show(value)}", hint)
+
+
+def _would_be(expected: str, text: str) -> bool:
+    """Return whether `text` would be of the kind that is expected if it had no quotes."""
+    if "number" in expected:
+        return _NUMBER.fullmatch(text) is not None
+    if "integer" in expected or "token id" in expected:
+        return _INTEGER.fullmatch(text) is not None
+    return "true or false" in expected and text in ("true", "false")
+
+
+def misfit(record: type[Struct], given: Mapping[str, Any]) -> str | None:
+    """Return what the first of the `given` values must be that a field of `record` cannot hold.
+
+    None if there is none, or the fault lies inside a list or an object.
+    """
+    kinds = {field.name: field.type for field in msgspec.structs.fields(record)}
+    for name, value in given.items():
+        try:
+            msgspec.convert(value, kinds.get(name, Any))
+        except msgspec.ValidationError:
+            if isinstance(value, list | dict):
+                return None
+            return f"{name} must be {expected_of(kinds[name])}, not {show(value)}"
+    return None
+
+
+def check_object(value: object, path: Path, _: ModelCapabilities) -> Problems:
+    """Yield the problem of what is no object."""
+    if value is not None and not isinstance(value, dict):
+        yield wrong("invalid-type", path, "an object", value)
+
+
+def check_choice(value: object, path: Path, choices: Sequence[object]) -> Problems:
+    """Yield the problem of what is none of the `choices`."""
+    *names, last = ["true or false"] if choices == [True, False] else map(show, choices)
+    expected = f"{', '.join(names)} or {last}" if names else last
+    if not isinstance(value, tuple(set(map(type, choices)))):
+        yield wrong("invalid-type", path, expected, value)
+    elif value not in choices:
+        yield wrong("invalid-value", path, expected, value)
+
+
+def check_string(value: object, path: Path, expected: str) -> Problems:
+    """Yield the problem of what is no text."""
+    if not isinstance(value, str):
+        yield wrong("invalid-type", path, expected, value)
+    elif not is_text(value):
+        message = f"{quote(path)} holds a lone surrogate, which stands for no character"
+        yield FieldProblem("invalid-text", path, message)
+
+
+def check_strings(values: object, path: Path) -> Problems:
+    """Yield the problems of what is no list of texts."""
+    if not isinstance(values, list):
+        yield wrong("invalid-type", path, "a list of strings", values)
+        return
+    for index, value in enumerate(values):
+        yield from check_string(value, (*path, index), "a string")
+
+
+def check_number(value: object, path: Path, allowed: Range) -> Problems:
+    """Yield the problem of what is not a number of the range."""
+    is_kind = is_integer(value) or (isinstance(value, float) and not allowed.is_integer)
+    if not is_kind:
+        yield wrong("invalid-type", path, allowed.expected, value)
+    elif not allowed.holds(value):  # type: ignore[arg-type]  # known to be a number
+        yield wrong("invalid-value", path, allowed.expected, value)
+
+
+def check_text_or_tokens(
+    value: object, path: Path, capabilities: ModelCapabilities, if_several: str
+) -> Problems:
+    """Yield the problems of what is neither text nor token ids.
+
+    if_several: what helps whoever gives a list of texts or of lists.
+    """
+    if not isinstance(value, list):
+        yield from check_string(value, path, "a string or a list of token ids")
+        return
+    are_several = all(isinstance(item, str | list) for item in value)
+    for problem in check_token_ids(value, path, capabilities):
+        is_bare = are_several and problem.hint is None
+        yield replace(problem, hint=if_several) if is_bare else problem
+
+
+def check_token_ids(values: list[Any], path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the first bad token id of a list: where one is wrong, a thousand may be."""
+    largest = capabilities.largest_token
+    for index, value in enumerate(values):
+        if not is_integer(value) or not 0 <= value <= largest:
+            yield from check_token_id(value, (*path, index), capabilities)
+            return
+
+
+def check_token_id(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problem of what is no token id of the model."""
+    largest = capabilities.largest_token
+    if not is_integer(value):
+        yield wrong("invalid-type", path, "a token id, an integer", value)
+    elif not 0 <= value <= largest:  # type: ignore[operator]  # known to be an int
+        yield wrong("unknown-token", path, f"a token id from 0 to {largest}", value)
+
+
+def is_integer(value: object) -> bool:
+    """Return whether `value` is an int, which true and false are not here."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_text(value: str) -> bool:
+    """Return whether `value` can be written as UTF-8: lone surrogates cannot."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_json_schema(value: object, path: Path, _: ModelCapabilities) -> Problems:
+    """Yield the problem of what is no JSON Schema."""
+    if not isinstance(value, dict | bool):
+        yield wrong("invalid-type", path, "a JSON Schema: an object, true or false", value)
+        return
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        what = "no NaN, no Infinity, no endless nesting, and nothing but JSON's own kinds of values"
+        yield FieldProblem("invalid-value", path, f"{quote(path)} must be JSON: {what}")
+
+
+def check_texts_to_choose(value: object, path: Path, _: ModelCapabilities) -> Problems:
+    """Yield the problems of what is no list of texts with at least one."""
+    yield from check_strings(value, path)
+    if isinstance(value, list) and not value:
+        message = f"{quote(path)} is empty: there is nothing to choose from"
+        yield FieldProblem("invalid-value", path, message)
+
+
+def check_bad_words(words: object, path: Path, _: ModelCapabilities) -> Problems:
+    """Yield the problems of what are no texts, or too long together."""
+    problems = list(check_strings(words, path))
+    yield from problems
+    if problems or not isinstance(words, list):
+        return
+    for index, word in enumerate(words):
+        if not word:
+            message = f"{quote((*path, index))} is empty, so it would forbid everything"
+            yield FieldProblem("invalid-value", (*path, index), message)
+    total = sum(len(word.encode()) for word in words)
+    if total > MAX_BAD_WORDS_LENGTH:
+        message = f"{quote(path)} holds {total} bytes; at most {MAX_BAD_WORDS_LENGTH} are allowed"
+        yield FieldProblem("invalid-value", path, message)
+
+
+def check_allowed(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is no list of token ids with at least one."""
+    if not isinstance(value, list):
+        yield wrong("invalid-type", path, "a list of token ids", value)
+    elif not value:
+        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: no token is allowed")
+    else:
+        yield from check_token_ids(value, path, capabilities)
+
+
+def check_logit_bias(biases: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is no object of token ids and numbers."""
+    if not isinstance(biases, dict):
+        yield wrong("invalid-type", path, "an object of token ids and numbers", biases)
+        return
+    largest = capabilities.largest_token
+    for key in biases:
+        if not _is_token_key(key, largest):
+            is_short = isinstance(key, str) and len(key) <= MAX_SHOWN
+            expected = f'must be token ids from "0" to "{largest}"'
+            message = f"the names in {quote(path)} {expected}, not {show(key)}"
+            place = (*path, key) if is_short else path
+            hint = None if isinstance(key, str) else "write each id once, as a string"
+            yield FieldProblem("unknown-token", place, message, hint, is_key=is_short)
+            return
+    for key, bias in biases.items():
+        yield from check_number(bias, (*path, key), _LOGIT_BIAS)
+
+
+def _is_token_key(key: object, largest: int) -> bool:
+    """Return whether `key` is a token id as a string, written in the one way there is."""
+    if not isinstance(key, str) or not key.isascii() or not key.isdigit():
+        return False
+    return len(key) <= len(str(largest)) and str(int(key)) == key and int(key) <= largest
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+_SEGMENT = fields_of(PromptSegment)
+_SEGMENT_LENGTH = cast(Range, _SEGMENT["length"].range)
+_SEED = cast(Range, REQUEST_FIELDS["seed"].range)
+
+_CONTENTS = ("text", "tokens", "length")
+_ONE_OF_THEM = "give one of `text`, `tokens` and `length`"
+_IF_SEVERAL = "each prompt is a request of its own"
+_DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
+
+
+def check_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is neither text nor token ids nor segments."""
+    if not isinstance(value, list) or not any(isinstance(item, PromptSegment) for item in value):
+        yield from check_text_or_tokens(value, path, capabilities, _IF_SEVERAL)
+    elif is_integer(value[0]):
+        for problem in check_token_ids(value, path, capabilities):
+            yield replace(problem, hint=_DO_NOT_MIX)
+    else:
+        yield from _check_segments(value, path, capabilities)
+
+
+def check_negative_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is neither text nor token ids."""
+    yield from check_text_or_tokens(value, path, capabilities, _IF_SEVERAL)
+
+
+def _check_segments(
+    items: Sequence[object], path: Path, capabilities: ModelCapabilities
+) -> Problems:
+    """Yield the problems of the segments, and the first item that is none."""
+    is_uniform = True
+    total = 0
+    for index, item in enumerate(items):
+        if isinstance(item, PromptSegment):
+            yield from _check_segment(item, (*path, index), capabilities)
+            total += _length(item)
+        elif is_uniform:
+            is_uniform = False
+            problem = wrong("invalid-type", (*path, index), "a segment, an object", item)
+            yield replace(problem, hint=_DO_NOT_MIX)
+    if total > MAX_SEGMENTS_LENGTH:
+        message = (
+            f"the segments of {quote(path)} have {total} tokens by `length`; "
+            f"at most {MAX_SEGMENTS_LENGTH} are allowed"
+        )
+        yield FieldProblem("invalid-value", path, message)
+
+
+def _length(segment: PromptSegment) -> int:
+    """Return the length that a segment gives, 0 if it gives none or a bad one."""
+    length: object = segment.length
+    return length if isinstance(length, int) and _SEGMENT_LENGTH.holds(length) else 0
+
+
+def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabilities) -> Problems:
+    yield from _check_contents(segment, path)
+    if segment.text is not None:
+        yield from check_string(segment.text, (*path, "text"), "a string")
+        yield from _check_filled(segment.text, (*path, "text"))
+    if segment.tokens is not None:
+        yield from _check_tokens(segment.tokens, (*path, "tokens"), capabilities)
+    if segment.length is not None:
+        yield from check_number(segment.length, (*path, "length"), _SEGMENT_LENGTH)
+    yield from _check_seed(segment, (*path, "seed"))
+    for name in ("type", "pin"):
+        value = getattr(segment, name)
+        if value is not None or name == "pin":
+            yield from check_choice(value, (*path, name), _SEGMENT[name].choices or ())
+
+
+def _check_contents(segment: PromptSegment, path: Path) -> Problems:
+    """Yield what is wrong with a segment that has not exactly one of _CONTENTS."""
+    given = [name for name in _CONTENTS if getattr(segment, name) is not None]
+    if not given:
+        yield FieldProblem("missing-field", path, f"{quote(path)} is empty; {_ONE_OF_THEM}")
+    for name in given[1:]:
+        message = f"{quote((*path, name))} cannot go with `{given[0]}`; {_ONE_OF_THEM}"
+        yield FieldProblem("conflicting-fields", (*path, name), message)
+
+
+def _check_tokens(tokens: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    if isinstance(tokens, list):
+        yield from _check_filled(tokens, path)
+        yield from check_token_ids(tokens, path, capabilities)
+    else:
+        yield wrong("invalid-type", path, "a list of token ids", tokens)
+
+
+def _check_filled(value: object, path: Path) -> Problems:
+    if isinstance(value, str | list) and not value:
+        message = f"{quote(path)} is empty: a segment has at least one token"
+        yield FieldProblem("invalid-value", path, message, "leave the segment out")
+
+
+def _check_seed(segment: PromptSegment, path: Path) -> Problems:
+    seed: object = segment.seed
+    if isinstance(seed, str):
+        yield from check_string(seed, path, "a string")
+    elif is_integer(seed):
+        yield from check_number(seed, path, _SEED)
+    else:
+        yield wrong("invalid-type", path, "an integer or a string", seed)
+    if segment.length is None and seed != 0:
+        message = f"{quote(path)} has no effect without `length`"
+        yield FieldProblem("conflicting-fields", path, message, "leave it out")
+
 
 MAX_PROBLEMS = 100  # of one field
 MAX_MODELS = 8  # of a server, in a message
 OF_STREAMS = {"n", "best_of", "stream", "stream_options"}  # which nobody but the engine decides
 
 _DEFAULTS = {name: field.default for name, field in REQUEST_FIELDS.items()} | {"prompt": ""}
+
+
+# Stops and states: what may stand in their fields, and how much all of them may hold together.
+
+ANY_STATE = "*"  # its transitions leave every state
+MAX_NAMED = 8  # states that a message lists
+MAX_NAME = MAX_SHOWN  # characters, so that a message can hold one
+MAX_STOP_LENGTH = 1024  # all stops of one request together, in token ids and UTF-8 bytes
+MARKER_FIELDS = ("stop_token", "stop_sequence", "stop", "states")
+
+_MAX_PARTS = 4 * MAX_STOP_LENGTH  # above it the rest is not looked at
+_NOTHING = object()
+_MAX_NESTED = 4  # a marker in a transition in a list in states
+
+_SEQUENCE_KINDS = (
+    "a list of token ids, a list of such lists, a string or a list of strings",
+    "a list of token ids is one sequence, a list of lists or of strings several; do not mix them",
+)
+
+
+States = dict[str, list[Transition]]
+
+
+def bounded(check: Check) -> Check:
+    """Return `check`, preceded by one that refuses what is far too much and counts no further."""
+
+    def checked(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+        parts = _parts(value, _MAX_NESTED)
+        if next(islice(parts, _MAX_PARTS, None), _NOTHING) is _NOTHING:
+            yield from check(value, path, capabilities)
+            return
+        message = (
+            f"{quote(path)} holds more than {_MAX_PARTS} token ids and characters; "
+            f"at most {MAX_STOP_LENGTH} are allowed"
+        )
+        yield FieldProblem("invalid-value", path, message)
+
+    return checked
+
+
+def _parts(value: object, depth: int) -> Iterator[object]:
+    """Yield as many things as `value` holds at least; what is empty counts as one."""
+    inner = value.on if isinstance(value, Transition) else value
+    if isinstance(inner, dict):
+        inner = [*inner.values()]
+    if not isinstance(inner, str | list) or not inner or depth == 0:
+        yield inner
+    elif isinstance(inner, str):
+        yield from inner
+    else:
+        for item in inner:
+            yield from _parts(item, depth - 1)
+
+
+def check_stop_token(stop: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is neither a token id nor a list of them."""
+    if isinstance(stop, list):
+        yield from check_token_ids(stop, path, capabilities)
+    elif is_integer(stop):
+        yield from check_token_id(stop, path, capabilities)
+    else:
+        yield wrong("invalid-type", path, "a token id or a list of token ids", stop)
+
+
+def check_stop_sequence(stop: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is neither a sequence nor a list of several of one kind."""
+    if not isinstance(stop, list):
+        yield from _check_text(stop, path, _SEQUENCE_KINDS[0])
+        return
+    kinds = [_kind(item) for item in stop]
+    odd = next((i for i, kind in enumerate(kinds) if kind is None or kind is not kinds[0]), None)
+    if odd is not None:
+        code = "invalid-type" if kinds[odd] is None else "invalid-value"
+        expected, hint = _SEQUENCE_KINDS
+        found = "a mixed list" if kinds[odd] else f"a list with {show(stop[odd])} in it"
+        message = f"{quote(path)} must be {expected}, not {found}"
+        yield FieldProblem(code, (*path, odd), message, hint)
+    elif stop and kinds[0] is int:
+        yield from check_token_ids(stop, path, capabilities)
+    elif stop and kinds[0] is str:
+        yield from _check_texts(stop, path)
+    else:
+        for index, item in enumerate(stop):
+            yield from check_marker(item, (*path, index))
+            yield from check_token_ids(item, (*path, index), capabilities)
+
+
+def check_stop(stop: object, path: Path, _: ModelCapabilities) -> Problems:
+    """Yield the problems of what is neither a text nor a list of texts."""
+    if isinstance(stop, list):
+        yield from _check_texts(stop, path)
+    else:
+        yield from _check_text(stop, path, "a string or a list of strings")
+
+
+def check_marker(marker: object, path: Path) -> Problems:
+    """Yield the problem of an empty text or list."""
+    if isinstance(marker, str | list) and not marker:
+        message = f"{quote(path)} is empty, so it would match everywhere"
+        yield FieldProblem("invalid-value", path, message, "leave it out")
+
+
+def check_total_length(request: Request) -> Problems:
+    """Yield the problem of stops and markers that hold too much together."""
+    lengths = {name: _text_length(getattr(request, name)) for name in MARKER_FIELDS}
+    total = sum(lengths.values())
+    if total > MAX_STOP_LENGTH:
+        message = (
+            f"the stops hold {total} token ids and bytes of text together; "
+            f"at most {MAX_STOP_LENGTH} are allowed"
+        )
+        yield FieldProblem("invalid-value", (max(lengths, key=lengths.__getitem__),), message)
+
+
+def _text_length(marker: object) -> int:
+    """Return the number of token ids and UTF-8 bytes in a valid stop or in states."""
+    if isinstance(marker, str):
+        return len(marker.encode())
+    if isinstance(marker, list):
+        return sum(map(_text_length, marker))
+    if isinstance(marker, dict):
+        return sum(map(_text_length, marker.values()))
+    if isinstance(marker, Transition):
+        return _text_length(marker.on)
+    return 0 if marker is None else 1
+
+
+def _check_text(stop: object, path: Path, expected: str) -> Problems:
+    yield from check_string(stop, path, expected)
+    yield from check_marker(stop, path)
+
+
+def _check_texts(stops: list[object], path: Path) -> Problems:
+    yield from check_strings(stops, path)
+    for index, stop in enumerate(stops):
+        yield from check_marker(stop if isinstance(stop, str) else None, (*path, index))
+
+
+def _kind(item: object) -> type | None:
+    """Return int, str or list for what a stop_sequence list may hold, None for anything else."""
+    if is_integer(item):
+        return int
+    return next((kind for kind in (str, list) if isinstance(item, kind)), None)
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+def initial_state_of(request: Request) -> str | None:
+    """Return the state in which a valid `request` begins: the first declared, unless it says."""
+    if request.initial_state is not None or request.states is None:
+        return request.initial_state
+    return next(name for name in request.states if name != ANY_STATE)
+
+
+def check_states(states: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is no object of states with their transitions."""
+    if not isinstance(states, dict):
+        yield wrong("invalid-type", path, "an object of states", states)
+        return
+    if not states.keys() - {ANY_STATE}:
+        ways_out = f'"{ANY_STATE}" is none, but holds ways out of all: ' if states else ""
+        hint = ways_out + 'add one, such as "text": []'
+        yield FieldProblem("invalid-value", path, f"{quote(path)} declares no state", hint)
+    for name, transitions in states.items():
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not is_text(name):
+            expected = f"a state's name is a string of 1 to {MAX_NAME} characters"
+            message = f"{quote(path)}: {expected}, not {show(name)}"
+            yield FieldProblem("invalid-value", path, message)
+        elif not isinstance(transitions, list):
+            yield wrong("invalid-type", (*path, name), "a list of transitions", transitions)
+        else:
+            for index, transition in enumerate(transitions):
+                yield from _check_transition(transition, (*path, name, index), states, capabilities)
+
+
+def find_doubled_markers(states: States) -> Problems:
+    """Yield the transitions whose marker the same state, or any state, has already."""
+    everywhere = {_key(transition) for transition in states.get(ANY_STATE, [])}
+    for name, transitions in states.items():
+        others = set() if name == ANY_STATE else everywhere
+        seen: set[str | tuple[int, ...]] = set()
+        for index, transition in enumerate(transitions):
+            if _key(transition) in seen or _key(transition) in others:
+                path = ("states", name, index, "on")
+                also = "" if name == ANY_STATE else f' or "{ANY_STATE}"'
+                message = f"{quote(path)}: state {show(name)}{also} has this marker already"
+                yield FieldProblem("invalid-value", path, message)
+            seen.add(_key(transition))
+
+
+def find_unreachable(request: Request, states: States) -> Problems:
+    """Yield the states that the valid ones `states` never lead to."""
+    initial = initial_state_of(request)
+    if initial not in states or initial == ANY_STATE:
+        message = f"`initial_state` {show(initial)} is not declared; {_declared(states)}"
+        yield FieldProblem("invalid-value", ("initial_state",), message)
+        return
+    reached: set[str] = set()
+    open_ends = {initial} | _destinations(states.get(ANY_STATE, []))
+    while open_ends:
+        name = open_ends.pop()
+        reached.add(name)
+        open_ends |= _destinations(states[name]) - reached
+    for name in states:
+        if name not in reached and name != ANY_STATE:
+            message = f"state {show(name)} can never be reached from {show(initial)}"
+            yield FieldProblem("invalid-value", ("states", name), message, is_key=True)
+
+
+def _check_transition(
+    transition: object, path: Path, states: dict[object, object], capabilities: ModelCapabilities
+) -> Problems:
+    if not isinstance(transition, Transition):
+        yield wrong("invalid-type", path, "an object with `on` and `to`", transition)
+        return
+    on: object = transition.on
+    yield from check_text_or_tokens(
+        on, (*path, "on"), capabilities, "give one transition for each text"
+    )
+    yield from check_marker(on, (*path, "on"))
+    to: object = transition.to
+    if to is None:
+        return
+    if not isinstance(to, str):
+        yield wrong("invalid-type", (*path, "to"), "the name of a state or null", to)
+    elif to not in states or to == ANY_STATE:
+        message = f"{quote((*path, 'to'))} {show(to)} is not declared; {_declared(states)}"
+        yield FieldProblem("invalid-value", (*path, "to"), message)
+
+
+def _destinations(transitions: list[Transition]) -> set[str]:
+    return {way.to for way in transitions if way.to is not None}
+
+
+def _declared(states: Mapping[Any, object]) -> str:
+    names = [show(name) for name in states if name != ANY_STATE]
+    if not names:
+        return "no state is"
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"the states are {', '.join(names[:MAX_NAMED])}{more}"
+
+
+def _key(transition: Transition) -> str | tuple[int, ...]:
+    return transition.on if isinstance(transition.on, str) else tuple(transition.on)
+
 
 # The fields whose values are made of others; of all others the type tells how they are checked.
 _CHECKS: dict[str, Check] = {
@@ -338,3 +955,192 @@ def find_uncompiled(
             yield replace(problem, message=f"`{problem.field}`: {error}")
         except BatchdecodeError as error:
             yield FieldProblem("unsupported-model", (name,), f"`{name}`: {error}")
+
+
+# The quick way to be sure of a request: one conversion in C, for all but the rare fields.
+#
+# Rule: it may leave a good request to the slow way, and never accepts a bad one.
+
+_WITHOUT_PARTS = {str, int, float, bool, type(None)}
+_KINDS_OF_IDS = ({int}, {list})
+_MAX_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STOP_LENGTH
+
+# Fields with a rule of their own, beside their type and what they exclude or need.
+_RULED = {"n", "best_of", "min_tokens", "num_beams", "cfg_scale", "prompt_logprobs", "heal"}
+
+
+def _free_fields() -> set[str]:
+    """Return the fields that are right if their type is, while all others have their defaults."""
+    simple = {
+        name
+        for name, field in REQUEST_FIELDS.items()
+        if field.range is not None or field.choices is not None or field.parts == [Text]
+        if field.needs is None and name not in {*_RULED, *CONSTRAINT_FIELDS}
+    }
+    free = {name for name in simple if simple.isdisjoint(REQUEST_FIELDS[name].excludes)}
+    return free.union(PLAIN_FIELDS)
+
+
+FREE_FIELDS = _free_fields()
+
+
+def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request | list[FieldProblem]:
+    """Return an equal request with lists of its own, or what is wrong with `request`."""
+    copy = quick_copy(request, capabilities)
+    if copy is not None:
+        return copy
+    problems = _look(request, capabilities)
+    if problems:
+        return problems
+    values = zip(request.__struct_fields__, astuple(request), strict=True)  # quicker than deepcopy
+    parts = {name: _copy(value) for name, value in values if type(value) not in _WITHOUT_PARTS}
+    return replace(request, **parts)
+
+
+def _copy(value: Any) -> Any:
+    """Return what deepcopy does of a valid value, which holds itself nowhere, sooner."""
+    kind = type(value)
+    if kind in _WITHOUT_PARTS:
+        return value
+    if kind is list:
+        return [_copy(part) for part in value]
+    if kind is dict:
+        return {name: _copy(part) for name, part in value.items()}
+    return deepcopy(value)
+
+
+def find_problems(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
+    """Return everything wrong with `request`, to be decoded by that model; [] if nothing is."""
+    is_right = quick_copy(request, capabilities) is not None
+    return [] if is_right else _look(request, capabilities)
+
+
+def _look(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
+    """Return everything wrong with `request`, of which `quick_copy` was not sure.
+
+    One with a constraint has no fault if it has none without it, and the constraint none by itself.
+    """
+    names = constraint_fields_of(request)
+    is_model = capabilities.served is None
+    if is_model and len(names) == 1 and request.ignore_eos is False and capabilities.gives_logits:
+        [name] = names
+        value = getattr(request, name)
+        if quick_copy(replace(request, **{name: None}), capabilities) is not None:
+            problems = check_field(REQUEST_FIELDS[name], value, capabilities)
+            return problems or [*find_uncompiled(name, value, capabilities)]
+    return look_closely(request, capabilities)
+
+
+def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | None:
+    """Return an equal request with lists of its own; None if a closer look at it is needed."""
+    if type(request) is not Request and request.__struct_fields__ != Request.__struct_fields__:
+        return None  # a type of the caller's, of which nothing is known
+    checked = _type_of_tuple(capabilities.vocab_size, capabilities.gives_logits)
+    try:
+        copy = msgspec.convert(astuple(request), checked)  # quicker than by the names of fields
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the other: a lone surrogate
+        return None
+    prompt, token = request.prompt, request.stop_token
+    is_right = (
+        request.heal is False
+        and request.early_stopping is False
+        and (type(prompt) is list or (type(prompt) is str and is_text(prompt)))
+        and (request.id is None or is_text(request.id))
+        and (token is None or type(token) in {int, list})
+        and goes_together(request, capabilities)
+    )
+    return copy if is_right else None
+
+
+def checked_type(capabilities: ModelCapabilities) -> type[Request]:
+    """Return the type of requests of FREE_FIELDS; one is right if `goes_together` is true of it."""
+    base = Request if capabilities.served is None else ServerRequest
+    return _make_type(capabilities.vocab_size, base, gives_logits=capabilities.gives_logits)
+
+
+def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
+    """Return whether the fields of a request, which have their types, go together.
+
+    Stops are of one kind each, names are text, and the prompt can be encoded.
+    """
+    stop_sequence, stop = request.stop_sequence, request.stop
+    if not (
+        (stop_sequence is None or _is_uniform(stop_sequence))
+        and (stop is None or _is_uniform(stop))
+    ):
+        return False
+    session, salt = request.session, request.cache_salt
+    is_right = request.think_time == 0 if session is None else is_text(session)
+    if not is_right or not (salt is None or is_text(salt)):
+        return False
+    if request.deadline is not None and request.deadline < request.arrival_time:
+        return False
+    served = capabilities.served
+    if served is not None and any(find_untold(request, capabilities, served)):
+        return False
+    if capabilities.encode is not None and isinstance(request.prompt, str):
+        try:
+            capabilities.encode(request.prompt)
+        except EncodingError:
+            return False
+    return True
+
+
+def _is_uniform(stop: object) -> bool:
+    """Return whether a stop that has its type is of one kind and free of surrogates."""
+    if type(stop) is not list:
+        return type(stop) is str and stop.isascii()
+    kinds = set(map(type, stop))
+    return not kinds or kinds in _KINDS_OF_IDS or (kinds == {str} and all(map(str.isascii, stop)))
+
+
+@cache
+def _type_of_tuple(vocab_size: int | None, gives_logits: bool) -> type[Request]:  # noqa: FBT001 - a cache key
+    return _make_type(vocab_size, Request, gives_logits=gives_logits, array_like=True)
+
+
+def _make_type(
+    vocab_size: int | None, base: type[Request], *, gives_logits: bool, **config: Any
+) -> type[Request]:
+    """Return a type that no bad request converts to, but for what `goes_together` tells.
+
+    The conversion runs in C: it costs less than one pass over the prompt in Python.
+    """
+    types: dict[str, Any] = {}
+    for name, field in REQUEST_FIELDS.items():
+        is_free = name in FREE_FIELDS and (gives_logits or not field.needs_logits)
+        types[name] = field.type if is_free else _only(field.default)
+    if base is ServerRequest:
+        types["extra_body"] = REQUEST_FIELDS["extra_body"].type
+    types |= _text_types(ModelCapabilities(vocab_size=vocab_size).largest_token)
+    fields = [
+        (name, types[name], *([] if name == "prompt" else [field.default]))
+        for name, field in REQUEST_FIELDS.items()
+    ]
+    made = msgspec.defstruct(
+        "CheckedRequest", fields, bases=(base,), frozen=True, gc=False, **config
+    )
+    return cast(type[Request], made)
+
+
+def _only(default: Any) -> Any:
+    """Return a type that has this value alone; bool, which cannot be narrowed, for a bool."""
+    if default is None or isinstance(default, bool):
+        return type(default)
+    if isinstance(default, str):
+        return Literal[default]
+    return Annotated[type(default), Meta(ge=default, le=default)]
+
+
+def _text_types(largest_token: int) -> dict[str, Any]:
+    """Return the types of the fields that hold text or token ids, as far as stops are few."""
+    some, few = Meta(min_length=1, max_length=_MAX_STOPS), Meta(max_length=_MAX_STOPS)
+    token_id: Any = Annotated[int, Meta(ge=0, le=largest_token)]
+    token_ids: Any = Annotated[list[token_id], some]
+    text: Any = Annotated[str, some]
+    return {
+        "prompt": str | list[token_id],
+        "stop_token": token_id | Annotated[list[token_id], few] | None,
+        "stop_sequence": text | Annotated[list[token_id | text | token_ids], few] | None,
+        "stop": text | Annotated[list[text], few] | None,
+    }

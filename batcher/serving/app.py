@@ -1,9 +1,16 @@
 """The server as a Starlette application: what is answered under which address."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, generate_latest, write_to_textfile
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -11,11 +18,254 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
+from batcher.engine import Engine, StepOutcome
+from batcher.metrics.prometheus import RunCollector, joined
+from batcher.metrics.summary import RunMetrics
 from batcher.requests.openai import URLS
-from batcher.serving.endpoints import GeneratingEndpoint, Service
-from batcher.serving.errors import ApiError
-from batcher.serving.http import JSON, Gate
+from batcher.requests.result_rows import OK, BytesOf, completion_of
+from batcher.result import Result
+from batcher.serving.bodies import MAX_QUICK_BYTES, BodyReader, ClientRequest, fields_of
+from batcher.serving.chunks import AnswerChunk, ChunkWriter
+from batcher.serving.engine_thread import EngineThread, Exchange, News
+from batcher.serving.http import (
+    JSON,
+    Access,
+    Answer,
+    ApiError,
+    ClientGoneError,
+    Gate,
+    Limits,
+    given_id,
+    of_result,
+    read_body,
+)
+from batcher.trace.run import RequestFold
+
+# What /metrics tells of a server: of its engine, and of those of the workers beside it.
+#
+# Each worker leaves what it tells in a folder that all of them share, at least every second in
+# which something happens and whenever nothing does, and /metrics of each adds what the others have
+# left.
+
+SHARE_SECONDS = 1.0
+
+
+class ServerMetrics:
+    """Counts what an engine does, for as long as it runs; of all but `text` its thread makes use.
+
+    model: what it is called.  fold: see RunMetrics.  worker: the number of this one.  folder: what
+    the workers share; None for a server without others.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: str,
+        fold: RequestFold | None = None,
+        worker: int = 0,
+        folder: Path | None = None,
+    ) -> None:
+        self._collector = RunCollector(
+            RunMetrics(fold=fold, is_watched=True), engine, (model, str(worker))
+        )
+        self._collector.observe([engine.run_event()])
+        self._own = CollectorRegistry()
+        self._own.register(self._collector)
+        self._file = None if folder is None else folder / f"{worker}.prom"
+        self._is_shared, self._shared_at = False, time.monotonic()
+        self.share()
+
+    def after_step(self, outcome: StepOutcome) -> None:
+        """Count what a step did."""
+        self._collector.observe(outcome.events)
+        self._is_shared = False
+        if self._file is not None and time.monotonic() - self._shared_at > SHARE_SECONDS:
+            self.share()
+
+    def share(self) -> None:
+        """Let the other workers know, if they do not."""
+        if self._file is not None and not self._is_shared:
+            write_to_textfile(str(self._file), self._own)
+            self._is_shared, self._shared_at = True, time.monotonic()
+
+    def text(self) -> bytes:
+        """Return what /metrics answers."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what there is to tell of all workers."""
+        yield from joined(self._told_of_each())
+
+    def _told_of_each(self) -> Iterator[Iterable[Metric]]:
+        yield self._collector.collect()
+        for path in sorted(self._file.parent.glob("*.prom")) if self._file is not None else ():
+            if path != self._file:
+                yield text_string_to_metric_families(path.read_text())
+
+
+# The endpoints that generate: from a body to the engine, and from what that tells to an answer.
+
+_DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+class Service(Struct, frozen=True):
+    """What all endpoints have in common.
+
+    model: the name that answers show.  bytes_of: the bytes that a token stands for.
+    """
+
+    engine: EngineThread
+    reader: BodyReader
+    model: str
+    bytes_of: BytesOf
+    limits: Limits = Limits()
+    access: Access = Access()
+
+
+class GeneratingEndpoint:
+    """An endpoint as an ASGI application; url: as in rows of an OpenAI Batch."""
+
+    def __init__(self, url: str, service: Service) -> None:
+        self._url, self._service = url, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; if its client goes, it is aborted."""
+        answer = Answer(send, self._service.limits)
+        with suppress(ClientGoneError):
+            try:
+                await self._answer(answer, scope, receive)
+            except ApiError as error:
+                if answer.has_begun:  # a stream, so the error is an event of it
+                    await answer.add(b"data: " + error.json + b"\n\n" + _DONE, is_last=True)
+                else:
+                    answer.headers.update(error.headers)
+                    await answer.give(error.status, error.json)
+
+    async def _answer(self, answer: Answer, scope: Scope, receive: Receive) -> None:
+        """Answer a request.
+
+        Raises:
+            ApiError: it cannot be served.
+            ClientGoneError: nobody waits for the answer any more.
+        """
+        service, engine, arrived = self._service, self._service.engine, time.monotonic()
+        given = given_id(scope)
+        name = engine.name_for(given)
+        answer.headers["x-request-id"] = given or name
+        engine.check_room(1)
+        body = await self._read(await read_body(scope, receive, service.limits))
+        requests = body.requests
+        engine.check_room(len(requests) * requests[0].n)
+        names = [name, *(engine.name_for(given) for _ in requests[1:])]
+        exchange = engine.submit(requests, names, arrived, wants_tokens=body.wants_tokens)
+        watch = asyncio.create_task(_watch(receive, exchange))
+        try:
+            if body.delivery.stream:
+                await self._stream(answer, body, exchange)
+            else:
+                await self._give_whole(answer, body, exchange)
+        finally:
+            watch.cancel()
+            engine.release(exchange)
+
+    async def _read(self, data: bytes) -> ClientRequest:
+        reader = self._service.reader
+        if len(data) <= MAX_QUICK_BYTES:
+            fields = fields_of(data)
+            if reader.is_quick(fields):
+                return reader.read(self._url, fields)
+        return await asyncio.to_thread(lambda: reader.read(self._url, fields_of(data)))
+
+    async def _give_whole(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
+        """Answer when all is generated."""
+        results = [news for news in await exchange.take() if isinstance(news, Result)]
+        _raise_failure(results)
+        is_ranked = body.requests[0].best_of is not None
+        places = exchange.places
+        results.sort(key=lambda result: places[result.id] + (0 if is_ranked else result.index))
+        completion = completion_of(
+            results,
+            self._service.model,
+            body.form,
+            self._service.bytes_of,
+            created=int(time.time()),
+            has_token_ids=bool(body.delivery.return_token_ids),
+        )
+        await answer.give(OK, _encoder.encode(completion))
+
+    async def _stream(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
+        """Answer while it is generated; what fails before the first token has a status."""
+        writer = ChunkWriter(
+            exchange.names[0],
+            self._service.model,
+            body.form,
+            int(time.time()),
+            has_token_ids=bool(body.delivery.return_token_ids),
+            has_usage=body.delivery.includes_usage,
+        )
+        results: list[Result] = []
+        is_ranked = body.requests[0].best_of is not None
+        while True:
+            news = await exchange.take()
+            part = b"".join(_events(_chunks(writer, is_ranked, exchange.places, news, results)))
+            if not answer.has_begun:
+                _raise_failure(news[:1])
+                await answer.begin_stream()
+            if not exchange.num_left and all(result.error is None for result in results):
+                break
+            await answer.add(part)
+            _raise_failure(results)
+        if body.delivery.includes_usage:
+            part += b"".join(_events([writer.of_usage(results)]))
+        await answer.add(part + _DONE, is_last=True)
+
+
+def _chunks(
+    writer: ChunkWriter,
+    is_ranked: bool,  # noqa: FBT001 - of this file
+    places: Mapping[str, int],
+    news: Sequence[News],
+    results: list[Result],
+) -> Iterable[AnswerChunk]:
+    """Yield the chunks of `news`, and append its results to `results`.
+
+    The last chunk of an output includes the tokens that came with its result.
+    """
+    ended = {(n.id, n.index) for n in news if isinstance(n, Result) and n.error is None}
+    for item in news:
+        if isinstance(item, Result):
+            rank = sum(result.id == item.id for result in results) if is_ranked else item.index
+            results.append(item)
+            if item.error is None:
+                yield writer.of_result(item, places[item.id] + rank)
+        elif (item.id, item.index) not in ended:
+            yield writer.of_tokens(item, places[item.id] + item.index)
+
+
+def _events(chunks: Iterable[AnswerChunk]) -> Iterable[bytes]:
+    """Yield chunks as server-sent events."""
+    for chunk in chunks:
+        yield b"data: " + _encoder.encode(chunk) + b"\n\n"
+
+
+def _raise_failure(news: Iterable[News]) -> None:
+    """Raise an ApiError if an output has failed."""
+    for item in news:
+        if isinstance(item, Result) and item.error is not None:
+            raise of_result(item.error)
+
+
+async def _watch(receive: Receive, exchange: Exchange) -> None:
+    """Tell whoever waits for news of a request when its client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    exchange.fail(ClientGoneError())
+
 
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 

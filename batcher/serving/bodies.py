@@ -20,10 +20,9 @@ from batcher.requests.json_spans import (
     parse,
 )
 from batcher.requests.lines import BadLine, RequestParser, find_too_many
-from batcher.requests.openai import Form
-from batcher.requests.spellings import SPELLINGS
-from batcher.requests.values import show
-from batcher.serving.errors import BAD_REQUEST, NOT_FOUND, ApiError, of_problems
+from batcher.requests.openai import SPELLINGS, Form
+from batcher.requests.validation import show
+from batcher.serving.http import BAD_REQUEST, NOT_FOUND, ApiError, of_problems
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from batcher.events import TokenEvent
 from batcher.request import Request
 from batcher.result import Result
 from batcher.scheduling.clock import PacedClock, WallClock
-from batcher.serving.errors import (
+from batcher.serving.http import (
     BAD_REQUEST,
     RETRY_AFTER,
     TOO_MANY,

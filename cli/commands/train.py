@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from batcher.errors import BatchdecodeError
-from batcher.requests.values import misfit
+from batcher.requests.validation import misfit
 from batcher.training.data import STATE, TrainingSettings, write_whole
 from batcher.training.export import write_model
 from batcher.training.losses import loss_curve

@@ -29,7 +29,7 @@ from batcher.request import NOTHING_UNREAD, Request, Unread, num_queued_as
 from batcher.requests.ids import IdRegistry, duplicate_id
 from batcher.requests.lines import BadLine, ParsedLine, RequestParser
 from batcher.requests.results import is_result
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from batcher.trace.files import is_trace
 
 from ..errors import reason_of
@@ -608,8 +608,8 @@ def parse_line(parser: RequestParser, line: bytes, number: int) -> Line:
 
 def line_too_long(line: bytes, number: int) -> BadLine:
     """Return what is wrong with a line that is longer than any may be."""
-    from batcher.requests.diagnostics import make_problem  # noqa: PLC0415 - as above
     from batcher.requests.json_spans import TextSpan  # noqa: PLC0415 - as above
+    from batcher.requests.problems import make_problem  # noqa: PLC0415 - as above
 
     message = f"the line has more than the {MAX_LINE_BYTES // 2**20} MiB that are allowed"
     problem = FieldProblem("line-too-long", (), message)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError
 from batcher.foreign import LISTENERS, Raised
 from batcher.requests.lines import BadLine
-from batcher.requests.suggestions import own_name
+from batcher.requests.openai import own_name
 from batcher.settings import SchedulingSettings
 
 from ..options import WALL
@@ -28,7 +28,7 @@ from ..screen.terminal import (
 )
 
 if TYPE_CHECKING:
-    from batcher.requests.diagnostics import Problem
+    from batcher.requests.problems import Problem
 
 MAX_SHOWN = 50
 _MAX_KINDS = 5  # of what a model raises
@@ -59,7 +59,7 @@ class ProblemReport:
         problem = bad.problems[0]
         if self._num_shown < MAX_SHOWN and problem.code not in self._hidden_codes:
             self._num_shown += 1
-            from batcher.requests.diagnostics import render_problem  # noqa: PLC0415 - if there is one
+            from batcher.requests.problems import render_problem  # noqa: PLC0415 - if there is one
 
             width = terminal_size(2, os.environ).columns
             color = wants_color(self._color, 2, os.environ)

@@ -32,7 +32,7 @@ from batcher.hf.settings import LOADING_SETTINGS, is_hf
 from batcher.request import Request
 from batcher.requests.lines import BadLine, ParsedLine, RequestParser
 from batcher.requests.results import decode_result_line
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from batcher.result import Result
 from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
 from batcher.speculation.settings import SPECULATION_SETTINGS

@@ -39,9 +39,9 @@ from batcher.foreign import RaisedError
 from batcher.garbage import look_seldom
 from batcher.metrics.summary import EngineState, state_of
 from batcher.processes import become_helper, helpers_started, threads_shared
-from batcher.requests.diagnostics import Problem
 from batcher.requests.lines import BadLine, ParsedLine
 from batcher.requests.openai import Form
+from batcher.requests.problems import Problem
 from batcher.requests.results import make_lost_result
 from batcher.result import ErrorInfo
 from batcher.trace.run import event_of_worker

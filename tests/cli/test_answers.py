@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from batcher.events import FinishEvent
 from batcher.request import Request
-from batcher.requests.diagnostics import Problem
 from batcher.requests.lines import BadLine
+from batcher.requests.problems import Problem
 from batcher.requests.results import decode_result_line
 from batcher.result import (
     ErrorInfo,

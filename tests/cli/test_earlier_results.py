@@ -4,7 +4,7 @@ from batcher.request import Request
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.result_rows import encode_openai_row
 from batcher.requests.results import encode_result
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from batcher.result import (
     ErrorInfo,
     Result,

@@ -9,7 +9,7 @@ import pytest
 from process import lines_of, workload
 
 from batcher.requests.lines import BadLine, RequestParser
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from cli.commands import show
 from cli.run import input as intake
 from cli.run.input import (

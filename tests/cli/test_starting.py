@@ -55,7 +55,7 @@ UNUSED = {
         "yaml",
     ),
     *("batcher.scheduling.kv_cache", "batcher.requests.problems", "batcher.requests.json_spans"),
-    *("batcher.requests.diagnostics", "batcher.remote.protocol"),
+    *("batcher.requests.problems", "batcher.remote.protocol"),
     *("numpy.random", "numpy.ma", "fractions", "concurrent", "multiprocessing", "llguidance"),
     *("batcher.engine.rows", "batcher.decoding.constraints", "batcher.models.callables"),
     "batcher.decoding.sampling",

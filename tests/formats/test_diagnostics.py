@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import FieldProblem
-from batcher.requests.diagnostics import CONTEXT, make_problem, printable, render_problem
 from batcher.requests.json_spans import TextSpan
+from batcher.requests.problems import CONTEXT, make_problem, printable, render_problem
 
 
 def show(text, start, end, *, width=80, line=413, hint=None, message="m", color=False):

@@ -7,7 +7,7 @@ import pytest
 from examples import mostly_heavy
 
 from batcher.requests.lines import MAX_PARTS, BadLine, ParsedLine, RequestParser
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 
 MANY = 2 * MAX_PARTS
 

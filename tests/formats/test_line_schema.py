@@ -30,7 +30,7 @@ from batcher.requests.openai import CHAT_OPTIONS, COMPLETION_OPTIONS
 from batcher.requests.result_rows import encode_openai_row
 from batcher.requests.results import encode_result
 from batcher.requests.schema import TYPES, encode_schema, make_schema
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from batcher.result import (
     ErrorInfo,
     PromptLogprob,

@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 
 from batcher.errors import ERROR_CODES
 from batcher.request import MAX_INT, MAX_TIME, REQUEST_FIELDS, Request
-from batcher.requests.diagnostics import render_problem
 from batcher.requests.lines import BadLine, ParsedLine, RequestParser
-from batcher.requests.problems import read_line
-from batcher.requests.quick import find_problems
-from batcher.requests.stops import MAX_STOP_LENGTH
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.problems import read_line, render_problem
+from batcher.requests.validation import MAX_STOP_LENGTH, ModelCapabilities, find_problems
 from cli.run.input import Duplicates, LineParser
 
 VOCAB_SIZE = 512

@@ -7,8 +7,7 @@ import pytest
 from batcher.request import PromptSegment as Segment
 from batcher.request import Request, Transition
 from batcher.requests.lines import BadLine, ParsedLine, RequestParser
-from batcher.requests.validation import MAX_PROBLEMS
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import MAX_PROBLEMS, ModelCapabilities
 
 PARSER = RequestParser(ModelCapabilities(vocab_size=512))
 LINE = 413

@@ -10,10 +10,9 @@ from batcher.models.base import chat_template_of
 from batcher.request import REQUEST_FIELDS, Request
 from batcher.request import PromptSegment as Segment
 from batcher.requests.lines import ParsedLine, RequestParser
-from batcher.requests.openai import COMPLETION_OPTIONS, UNSUPPORTED
+from batcher.requests.openai import COMPLETION_OPTIONS, SPELLINGS, UNSUPPORTED
 from batcher.requests.problems import place_problem
-from batcher.requests.spellings import SPELLINGS
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 
 PARSER = RequestParser(ModelCapabilities(vocab_size=512))
 LINE = 413

@@ -17,7 +17,7 @@ from batcher.errors import (
 from batcher.requests.lines import RequestParser
 from batcher.requests.result_rows import encode_openai_row
 from batcher.requests.results import decode_result_line, encode_result, make_rejected_result
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from batcher.result import (
     ErrorInfo,
     PromptLogprob,

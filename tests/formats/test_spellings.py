@@ -13,7 +13,7 @@ from batcher.models.tokenizers import render_chat
 from batcher.request import TO_THE_END, Request
 from batcher.requests.lines import BadLine, ParsedLine, RequestParser
 from batcher.requests.problems import read_line
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 
 MODEL = SimulatedModel()
 PARSER = RequestParser(ModelCapabilities(vocab_size=512, chat_template=chat_template_of(MODEL)))

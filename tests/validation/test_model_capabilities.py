@@ -4,9 +4,12 @@ import pytest
 
 from batcher.errors import BatchdecodeError, GrammarError
 from batcher.request import CONSTRAINT_FIELDS, REQUEST_FIELDS, Request, Transition
-from batcher.requests.quick import find_problems
-from batcher.requests.validation import logit_fields_of, num_slots_needed
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import (
+    ModelCapabilities,
+    find_problems,
+    logit_fields_of,
+    num_slots_needed,
+)
 
 TOKENS_ONLY = ModelCapabilities(vocab_size=512, gives_logits=False)
 

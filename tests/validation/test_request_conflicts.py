@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.request import CONSTRAINT_FIELDS, REQUEST_FIELDS, Request, Transition
-from batcher.requests.quick import find_problems, quick_copy
-from batcher.requests.validation import look_closely
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities, find_problems, look_closely, quick_copy
 
 EXCLUSIONS = [
     (name, other, why)

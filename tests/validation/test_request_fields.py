@@ -13,9 +13,13 @@ import batcher
 import cli
 from batcher.errors import ERROR_CODES
 from batcher.request import MAX_INT, REQUEST_FIELDS, Request
-from batcher.requests.quick import find_problems, quick_copy
-from batcher.requests.stops import MAX_STOP_LENGTH
-from batcher.requests.values import MAX_BAD_WORDS_LENGTH, ModelCapabilities
+from batcher.requests.validation import (
+    MAX_BAD_WORDS_LENGTH,
+    MAX_STOP_LENGTH,
+    ModelCapabilities,
+    find_problems,
+    quick_copy,
+)
 
 CAPABILITIES = ModelCapabilities(vocab_size=512)
 RANGES = {name: field.range for name, field in REQUEST_FIELDS.items() if field.range}

@@ -3,9 +3,13 @@
 import pytest
 
 from batcher.request import Request, Transition
-from batcher.requests.quick import find_problems
-from batcher.requests.stops import MAX_NAME, MAX_STOP_LENGTH, initial_state_of
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import (
+    MAX_NAME,
+    MAX_STOP_LENGTH,
+    ModelCapabilities,
+    find_problems,
+    initial_state_of,
+)
 
 CAPABILITIES = ModelCapabilities(vocab_size=512)
 THINKING = {

@@ -15,7 +15,7 @@ from batcher.engine.model_runner import Decoder
 from batcher.errors import InvariantError
 from batcher.models.loading import as_model
 from batcher.requests.lines import RequestParser
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from batcher.scheduling.kv_cache import KVCache
 from batcher.verifying.verifying import make_cases, needs_of, verify
 

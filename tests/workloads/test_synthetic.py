@@ -25,7 +25,7 @@ from batcher.planning.synthetic import (
 )
 from batcher.planning.workload_traces import WorkloadError, encode_entries
 from batcher.requests.lines import ParsedLine, RequestParser
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 
 
 def lengths(text):

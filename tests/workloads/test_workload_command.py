@@ -18,7 +18,7 @@ from batcher.planning.workload_traces import (
     WorkloadSummary,
 )
 from batcher.requests.lines import ParsedLine, RequestParser
-from batcher.requests.values import ModelCapabilities
+from batcher.requests.validation import ModelCapabilities
 from cli.commands import app
 from cli.commands.workload import OPTIONS_OF, WorkloadOptions, render_summary
 
