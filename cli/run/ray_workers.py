@@ -1,11 +1,14 @@
 """Workers as actors of Ray, on whatever machines of a cluster have room for them.
 
 Rule: of each actor at most CALLS calls are on their way, so that it goes on with the next while the
-reports of the last one travel; a call that tells it nothing lets it go on with what it has.  The
-run goes on without those that have no room yet.
+reports of the last one travel; a call without instructions lets it go on with what it has.  The run
+goes on without those that have no room yet.
 
 Messages travel as one stream, in pieces that go with the calls themselves: what is larger, Ray puts
 into its object store, which others may have filled, and the disk that it moves objects to.
+
+A thread looks after the cluster: Ray calls for ever from a machine that has dropped out, and ends
+this process when its head has been away for a minute.
 """
 
 import os
@@ -15,8 +18,8 @@ import socket
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, chdir, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
@@ -37,6 +40,7 @@ from .worker import (
     Report,
     StoppedByModel,
     Told,
+    Waiting,
     Wanted,
     Worker,
     decode_instruction,
@@ -44,15 +48,19 @@ from .worker import (
     frame_of,
 )
 
-# A cluster of Ray: what it has for workers, and whether it is still there.
-
-LOOK_SECONDS = 1.0
+CALLS = 2
+PIECE_BYTES = 90 * 2**10  # Ray stores what is larger than 100 KiB,
+MAX_PIECES = 64  # and what makes more than 10 MB of a call
+POLL_SECONDS = 0.1  # after which more of a pipe is noticed
+LOOK_SECONDS = 1.0  # from one look at the cluster to the next
+NOTE_SECONDS = 20.0  # after which a person learns that there is no room
+ROOM_SECONDS = 300.0  # that a cluster which grows may need for a machine
 HEAD_SECONDS = 30.0  # Ray itself would end this process after 60
 KNOCK_SECONDS = 5.0
 LEAST_BYTES = 2**20  # of a disk that is not full
 _GRAINS = 10_000  # of which Ray makes up a processor or a GPU
-
-Waiting = Callable[[], AbstractContextManager[None]]
+_FIELD = re.compile(r"\w+: ?")
+_LOST_MACHINE = "its node has died"
 
 
 class Share(NamedTuple):
@@ -93,65 +101,181 @@ def share_of(machines: Sequence[Mapping[str, float]], num_workers: int) -> Share
     return Share(1.0, gpus[0])
 
 
-class Cluster:
-    """A connection to a cluster; a context manager that ends it.
+class _Peer:
+    """An actor, and the calls of it that are on their way, first to last.
+
+    machine_id: where it is; "" as long as it has no room.
+    unsent: instructions on their way.  inbox: its reports.
+    is_idle: when the last call was over that has come back.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self.machine_id = ""
+        self.unsent, self.inbox = bytearray(), Inbox(decode_report)
+        self.calls: deque[Any] = deque([actor.machine_id.remote()])
+        self.is_idle = False
+
+    def go_on(self) -> None:
+        """Call it as often as there is something to do."""
+        while self.machine_id and len(self.calls) < CALLS and (self.unsent or not self.is_idle):
+            most = min(len(self.unsent), MAX_PIECES * PIECE_BYTES)
+            pieces = [_cut_piece(self.unsent) for _ in range(0, most, PIECE_BYTES)]
+            self.calls.append(self.actor.exchange.remote(*pieces))
+
+
+class Actors:
+    """A Transport to actors; a context manager that connects to a cluster, and ends all.
 
     address: "" is the one that RAY_ADDRESS names, or else one that runs on this machine, or
         a new one of this machine alone.
     waiting: entered while nothing comes.
 
-    A thread looks after it: Ray calls for ever from a machine that has dropped out, and ends this
-    process when its head has been away for a minute.
-
     Raises:
-        BatchdecodeError: when it is entered, there is no such cluster.
+        BatchdecodeError: Ray is not installed or, when it is entered, there is no such cluster.
     """
 
-    def __init__(self, ray: Any, address: str, waiting: Waiting) -> None:
-        self._ray, self._address, self._waiting = ray, address, waiting
+    def __init__(
+        self, options: RunOptions, num_workers: int, address: str, waiting: Waiting
+    ) -> None:
+        try:
+            import ray  # noqa: PLC0415 - an extra
+        except ImportError:
+            message = "--on ray needs Ray: pip install 'batchdecode[ray]'"
+            raise BatchdecodeError(message) from None
+        self._ray: Any = ray
+        self._options, self._num_workers, self._waiting = options, num_workers, waiting
+        self._address, self._wanted = address, Wanted.by(options)
+        self._share = Share(1.0, 0.0)
+        self._peers: dict[int, _Peer] = {}
+        self._has_woken, self._is_over = Flag(), Flag()
         self._alive: set[str] = set()
         self._own, self._folder, self._head = "", "", ("", 0)
-        self._answered_at = self._checked_at = 0.0
-        self._is_over = Flag()
-        self._thread = Thread(target=self._look, daemon=True)
+        self._answered_at = self._checked_at = self._had_room_at = 0.0
+        self._has_noted = False
 
     def __enter__(self) -> Self:
         ray, address = self._ray, self._address
         try:
             # Ray lets its workers import from the folder that it is started in.
             with self._waiting(), chdir("/"):
-                _knock_at(address)
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                if host and port.isdigit():  # or Ray would try for two minutes
+                    socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
                 found = ray.init(address or None, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # Ray raises all kinds, bare ones included
             where = f" at {address}" if address else ""
             hint = "; RAY_AUTH_MODE=token where the cluster asks for a token" if address else ""
             message = f"cannot connect to a cluster of Ray{where}: {str(error).strip()}{hint}"
             raise BatchdecodeError(message) from error
-        # What Ray tells of machines that it loses is pages long, and for its developers.
+        # Ray's messages about machines that it loses are pages long, and for its developers.
         ray._private.worker._worker_logs_enabled = False  # noqa: SLF001 - no public way
         context = ray.get_runtime_context()
         self._own = context.get_node_id()
         self._folder = getattr(found, "address_info", {}).get("session_dir", "")
         host, _, port = context.gcs_address.rpartition(":")
         self._head = host.strip("[]"), int(port)
-        self._answered_at = self._checked_at = time.monotonic()
+        self._answered_at = self._checked_at = self._had_room_at = time.monotonic()
         self._alive = {self._own}
-        self._thread.start()
+        Thread(target=self._look_after_cluster, daemon=True).start()
+        self._share = share_of(self._machines(), self._num_workers)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
         self._is_over.set()
         self._ray.shutdown()
 
-    def machines(self) -> list[dict[str, float]]:
-        """Return what each machine has, as Ray names it."""
-        return [each["Resources"] for each in self._ray.nodes() if each["Alive"]]
+    def start(self, number: int, restart: RestartEvent | None = None) -> None:
+        """Start the worker `number`; see Transport."""
+        remote = self._ray.remote(scheduling_strategy="SPREAD", **self._share._asdict())
+        what = self._options, number, self._wanted, restart, Path.cwd()
+        with self._room("where the command runs"):
+            self._peers[number] = _Peer(remote(ActorWorker).remote(*what))
 
-    def has(self, machine_id: str) -> bool:
-        """Return whether a machine belongs to it."""
-        return any(each["NodeID"] == machine_id and each["Alive"] for each in self._ray.nodes())
+    def send(self, number: int, instruction: Instruction) -> None:
+        """Send to a worker; see Transport."""
+        self._peers[number].unsent += frame_of(instruction)
 
-    def check(self) -> None:
+    def receive(self) -> list[Told]:
+        """Wait until something has come; see Transport.
+
+        Raises:
+            BatchdecodeError: the cluster is lost, or has no room for workers or their reports.
+        """
+        told: list[Told] = []
+        while not (told or self._has_woken.is_set()):
+            self._check_cluster()
+            self._check_room()
+            with self._room("where the command runs"):
+                for peer in self._peers.values():
+                    peer.go_on()
+            first = {peer.calls[0]: n for n, peer in self._peers.items() if peer.calls}
+            with self._waiting():
+                if first:
+                    self._ray.wait(list(first), timeout=POLL_SECONDS)
+                else:
+                    self._has_woken.wait(POLL_SECONDS)
+            if first:
+                done, _ = self._ray.wait(list(first), num_returns=len(first), timeout=0)
+                for call in done:
+                    told += self._reports(first[call])
+        self._has_woken.clear()
+        return told
+
+    def wake(self) -> None:
+        """Let `receive` come back; see Transport."""
+        self._has_woken.set()
+
+    def close(self) -> None:
+        """End all workers."""
+        for peer in self._peers.values():
+            self._kill(peer)
+        self._peers.clear()
+
+    def _reports(self, number: int) -> list[Told]:
+        """Return what has come of the first call of a worker, which is over.
+
+        Raises:
+            BatchdecodeError: Ray has no room for its reports.
+        """
+        peer = self._peers[number]
+        try:
+            with self._room(f"where worker {number} runs"):
+                answer = self._ray.get(peer.calls.popleft())
+        except self._ray.exceptions.RayError as error:
+            self._kill(self._peers.pop(number))
+            return [(number, self._death(peer, error))]
+        if not peer.machine_id:
+            peer.machine_id = answer
+            return []
+        piece, peer.is_idle = answer
+        peer.inbox.add(piece)
+        return [(number, report) for report in peer.inbox.take()]
+
+    def _death(self, peer: _Peer, error: Exception) -> Died:
+        """Return how a worker has died of which a call has ended so.
+
+        Ray gives the cause in words alone: after its first line, and lines like `ip: 10.0.0.1`.
+        """
+        exceptions = self._ray.exceptions
+        if isinstance(error, exceptions.RayTaskError):
+            return Died(f"was lost: {error.cause}")
+        if isinstance(error, exceptions.ActorUnavailableError):
+            return Died("could not be reached", is_machine=True)
+        lines = [line.strip() for line in str(error).splitlines()]
+        if getattr(error, "actor_init_failed", False):
+            return Died(f"was lost: {lines[-1]}")
+        causes = [line for line in lines[1:] if line and not _FIELD.match(line)]
+        # One that has died beside a machine that lives has a cause at once.
+        if isinstance(error, exceptions.ActorDiedError) and not causes:
+            return Died("could not be reached", is_machine=True)
+        how = f"was lost: {(causes or lines)[0]}{self._describe_disk()}"
+        alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
+        is_gone = bool(peer.machine_id) and peer.machine_id not in alive
+        return Died(how, is_machine=is_gone or _LOST_MACHINE in how)
+
+    def _check_cluster(self) -> None:
         """Do nothing as long as there is a cluster.
 
         Raises:
@@ -172,180 +296,8 @@ class Cluster:
                 f"{HEAD_SECONDS:g} seconds"
             )
 
-    def describe_room(self) -> str:
-        """Return in words what there is, and how much of it is free."""
-        machines, free = self.machines(), self._ray.available_resources()
-        there = Share(*(sum(m.get(what, 0.0) for m in machines) for what in ("CPU", "GPU")))
-        left = Share(free.get("CPU", 0.0), free.get("GPU", 0.0))
-        return f"{counted(len(machines), 'machine')} with {there}, of which {left} free"
-
-    def describe_disk(self) -> str:
-        """Return in words that Ray has no room for what it writes on this machine; "" if it has.
-
-        Without its logs no worker starts, and Ray does not say why.
-        """
-        try:
-            is_full = shutil.disk_usage(self._folder).free < LEAST_BYTES
-        except OSError:  # that is not there, or in another place
-            return ""
-        return f"; the disk with {self._folder} is full" if is_full else ""
-
-    def _look(self) -> None:
-        """Note again and again who is there, until it is over."""
-        while not self._is_over.wait(LOOK_SECONDS):
-            with suppress(OSError, self._ray.exceptions.RayError):
-                socket.create_connection(self._head, KNOCK_SECONDS).close()
-                self._alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
-                self._answered_at = time.monotonic()
-
-
-def _knock_at(address: str) -> None:
-    """Make sure that somebody is at an address with a port: Ray would try for two minutes.
-
-    Raises:
-        OSError: nobody is.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
-
-
-CALLS = 2
-PIECE_BYTES = 90 * 2**10  # Ray stores what is larger than 100 KiB,
-MAX_PIECES = 64  # and what makes more than 10 MB of a call
-POLL_SECONDS = 0.1  # after which more of a pipe is noticed
-NOTE_SECONDS = 20.0  # after which a person is told that there is no room
-ROOM_SECONDS = 300.0  # that a cluster which grows may need for a machine
-_FIELD = re.compile(r"\w+: ?")
-_LOST_MACHINE = "its node has died"
-
-
-class Actors:
-    """A Transport to actors; a context manager that ends them.
-
-    address, waiting: see Cluster.
-
-    Raises:
-        BatchdecodeError: Ray is not installed or, when it is entered, there is no such cluster.
-    """
-
-    def __init__(
-        self, options: RunOptions, num_workers: int, address: str, waiting: Waiting
-    ) -> None:
-        try:
-            import ray  # noqa: PLC0415 - an extra
-        except ImportError:
-            message = "--on ray needs Ray: pip install 'batchdecode[ray]'"
-            raise BatchdecodeError(message) from None
-        self._ray: Any = ray
-        self._cluster = Cluster(ray, address, waiting)
-        self._options, self._num_workers, self._waiting = options, num_workers, waiting
-        self._wanted = Wanted.by(options)
-        self._share = Share(1.0, 0.0)
-        self._peers: dict[int, _Peer] = {}
-        self._has_woken = Flag()
-        self._had_room_at, self._has_noted = 0.0, False
-
-    def __enter__(self) -> Self:
-        self._cluster.__enter__()
-        self._share = share_of(self._cluster.machines(), self._num_workers)
-        self._had_room_at = time.monotonic()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-        self._cluster.__exit__()
-
-    def start(self, number: int, restart: RestartEvent | None = None) -> None:
-        """Start the worker `number`; see Transport."""
-        remote = self._ray.remote(scheduling_strategy="SPREAD", **self._share._asdict())
-        what = self._options, number, self._wanted, restart, Path.cwd()
-        with self._room("where the command runs"):
-            self._peers[number] = _Peer(remote(ActorWorker).remote(*what))
-
-    def send(self, number: int, instruction: Instruction) -> None:
-        """Tell a worker something; see Transport."""
-        self._peers[number].unsent += frame_of(instruction)
-
-    def receive(self) -> list[Told]:
-        """Wait until something has come; see Transport.
-
-        Raises:
-            BatchdecodeError: the cluster is lost, or has no room for workers or what they tell.
-        """
-        events: list[Told] = []
-        while not (events or self._has_woken.is_set()):
-            self._cluster.check()
-            self._check_room()
-            with self._room("where the command runs"):
-                for peer in self._peers.values():
-                    peer.go_on()
-            first = {peer.calls[0]: n for n, peer in self._peers.items() if peer.calls}
-            with self._waiting():
-                if first:
-                    self._ray.wait(list(first), timeout=POLL_SECONDS)
-                else:
-                    self._has_woken.wait(POLL_SECONDS)
-            if first:
-                done, _ = self._ray.wait(list(first), num_returns=len(first), timeout=0)
-                for call in done:
-                    events += self._taken(first[call])
-        self._has_woken.clear()
-        return events
-
-    def wake(self) -> None:
-        """Let `receive` come back; see Transport."""
-        self._has_woken.set()
-
-    def close(self) -> None:
-        """End all workers."""
-        for peer in self._peers.values():
-            self._kill(peer)
-        self._peers.clear()
-
-    def _taken(self, number: int) -> list[Told]:
-        """Return what has come of the first call of a worker, which is over.
-
-        Raises:
-            BatchdecodeError: Ray has no room for what it tells.
-        """
-        peer = self._peers[number]
-        try:
-            with self._room(f"where worker {number} runs"):
-                answer = self._ray.get(peer.calls.popleft())
-        except self._ray.exceptions.RayError as error:
-            self._kill(self._peers.pop(number))
-            return [(number, self._death(peer, error))]
-        if not peer.machine_id:
-            peer.machine_id = answer
-            return []
-        piece, peer.is_idle = answer
-        peer.inbox.add(piece)
-        return [(number, report) for report in peer.inbox.take()]
-
-    def _death(self, peer: "_Peer", error: Exception) -> Died:
-        """Return how a worker has died of which a call has ended so.
-
-        Ray gives the cause in words alone: after its first line, and lines like `ip: 10.0.0.1`.
-        """
-        exceptions = self._ray.exceptions
-        if isinstance(error, exceptions.RayTaskError):
-            return Died(f"was lost: {error.cause}")
-        if isinstance(error, exceptions.ActorUnavailableError):
-            return Died("could not be reached", is_machine=True)
-        lines = [line.strip() for line in str(error).splitlines()]
-        if getattr(error, "actor_init_failed", False):
-            return Died(f"was lost: {lines[-1]}")
-        causes = [line for line in lines[1:] if line and not _FIELD.match(line)]
-        # One that has died beside a machine that lives has a cause at once.
-        if isinstance(error, exceptions.ActorDiedError) and not causes:
-            return Died("could not be reached", is_machine=True)
-        how = f"was lost: {(causes or lines)[0]}{self._cluster.describe_disk()}"
-        is_gone = bool(peer.machine_id) and not self._cluster.has(peer.machine_id)
-        return Died(how, is_machine=is_gone or _LOST_MACHINE in how)
-
     def _check_room(self) -> None:
-        """Tell of it if no worker has room.
+        """Report that no worker has room.
 
         Raises:
             BatchdecodeError: none has had any for too long.
@@ -356,9 +308,13 @@ class Actors:
         seconds = now - self._had_room_at
         if seconds < NOTE_SECONDS or (self._has_noted and seconds < ROOM_SECONDS):
             return
+        machines, free = self._machines(), self._ray.available_resources()
+        there = Share(*(sum(m.get(what, 0.0) for m in machines) for what in ("CPU", "GPU")))
+        left = Share(free.get("CPU", 0.0), free.get("GPU", 0.0))
         why = (
             f"no worker has started in {seconds:.0f} seconds: each of {self._num_workers} wants "
-            f"{self._share}, and the cluster is {self._cluster.describe_room()}"
+            f"{self._share}, and the cluster is {counted(len(machines), 'machine')} with {there}, "
+            f"of which {left} free"
         )
         if seconds > ROOM_SECONDS:
             raise BatchdecodeError(why)
@@ -382,43 +338,36 @@ class Actors:
                 "`ray memory` shows whose that is"
             ) from error
 
-    def _kill(self, peer: "_Peer") -> None:
+    def _describe_disk(self) -> str:
+        """Return in words that Ray has no room for what it writes on this machine; "" if it has.
+
+        Without its logs no worker starts, and Ray does not say why.
+        """
+        try:
+            is_full = shutil.disk_usage(self._folder).free < LEAST_BYTES
+        except OSError:  # that is not there, or in another place
+            return ""
+        return f"; the disk with {self._folder} is full" if is_full else ""
+
+    def _machines(self) -> list[dict[str, float]]:
+        """Return what each machine has, as Ray names it."""
+        return [each["Resources"] for each in self._ray.nodes() if each["Alive"]]
+
+    def _look_after_cluster(self) -> None:
+        """Note again and again which machines are there, until the run is over."""
+        while not self._is_over.wait(LOOK_SECONDS):
+            with suppress(OSError, self._ray.exceptions.RayError):
+                socket.create_connection(self._head, KNOCK_SECONDS).close()
+                self._alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
+                self._answered_at = time.monotonic()
+
+    def _kill(self, peer: _Peer) -> None:
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(peer.actor)
 
 
-class _Peer:
-    """An actor, and the calls of it that are on their way, first to last.
-
-    machine_id: where it is; "" as long as it has no room.
-    unsent: what it is to be told.  inbox: what it has told.
-    is_idle: when the last call was over that has come back.
-    """
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
-        self.machine_id = ""
-        self.unsent, self.inbox = bytearray(), Inbox(decode_report)
-        self.calls: deque[Any] = deque([actor.machine_id.remote()])
-        self.is_idle = False
-
-    def go_on(self) -> None:
-        """Call it as often as there is something to do."""
-        while self.machine_id and len(self.calls) < CALLS and (self.unsent or not self.is_idle):
-            most = min(len(self.unsent), MAX_PIECES * PIECE_BYTES)
-            pieces = [_taken(self.unsent) for _ in range(0, most, PIECE_BYTES)]
-            self.calls.append(self.actor.exchange.remote(*pieces))
-
-
-def _taken(stream: bytearray) -> bytes:
-    """Return the first piece of a stream, which is there no longer."""
-    piece = bytes(stream[:PIECE_BYTES])
-    del stream[:PIECE_BYTES]
-    return piece
-
-
 class ActorWorker:
-    """What an actor is: a worker, which is made by the first exchange.
+    """An actor: a worker, which is made by the first exchange.
 
     folder: where the command runs, and this does if there is such a one on its machine.
     """
@@ -431,8 +380,7 @@ class ActorWorker:
         restart: RestartEvent | None,
         folder: Path,
     ) -> None:
-        self._options, self._number = options, number
-        self._wanted, self._restart = wanted, restart
+        self._what = options, number, wanted, restart
         self._worker: Worker | None = None
         self._inbox, self._unsent = Inbox(decode_instruction), bytearray()
         if folder.is_dir():
@@ -447,7 +395,7 @@ class ActorWorker:
     def exchange(self, *pieces: bytes) -> tuple[bytes, bool]:
         """Take in what is said, and go on for a while; return a piece, and whether that is all.
 
-        As long as there is another whole piece to tell, it goes no further.
+        As long as there is another whole piece to return, it goes no further.
 
         Raises:
             LostModelError: another worker may go on with what this one cannot.
@@ -455,10 +403,10 @@ class ActorWorker:
         for piece in pieces:
             self._inbox.add(piece)
         if len(self._unsent) >= PIECE_BYTES:
-            return _taken(self._unsent), False
+            return _cut_piece(self._unsent), False
         for report in self._reports():
             self._unsent += frame_of(report)
-        piece = _taken(self._unsent)
+        piece = _cut_piece(self._unsent)
         return piece, not self._unsent and (self._worker is None or self._worker.is_idle)
 
     def _reports(self) -> Iterator[Report]:
@@ -469,7 +417,7 @@ class ActorWorker:
         """
         try:
             if self._worker is None:
-                self._worker = Worker(self._options, self._number, self._wanted, self._restart)
+                self._worker = Worker(*self._what)
                 look_seldom()
                 yield self._worker.ready()
             yield from self._worker.exchange(self._inbox.take())
@@ -479,5 +427,12 @@ class ActorWorker:
             yield StoppedByModel()
         except BatchdecodeError as error:
             yield Failed(str(error))
-        except Exception as error:  # noqa: BLE001 - it is told where the others are
+        except Exception as error:  # noqa: BLE001 - it is raised where the others are
             yield Failed(describe(error), traceback.format_exc())
+
+
+def _cut_piece(stream: bytearray) -> bytes:
+    """Remove the first piece of a stream, and return it."""
+    piece = bytes(stream[:PIECE_BYTES])
+    del stream[:PIECE_BYTES]
+    return piece

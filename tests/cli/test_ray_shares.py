@@ -1,6 +1,7 @@
 """What a worker takes of a machine of Ray, and clusters that do not start: no Ray is needed."""
 
 import shutil
+import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import BatchdecodeError
-from cli.run.ray_workers import Cluster, Share, share_of
+from cli.run.ray_workers import Actors, Share, share_of
+from cli.run.run_options import RunOptions
 
 THIRD = 0.3333
 
@@ -72,17 +74,13 @@ class LateRay:
         raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as it does
 
 
-def test_a_cluster_that_does_not_start_is_an_error_of_the_run():
-    message = "cannot connect to a cluster of Ray: The current node timed out during startup."
-    with pytest.raises(BatchdecodeError, match=message), Cluster(LateRay(), "", nullcontext):
-        pass
-
-
 class FoundRay:
-    """A Ray whose cluster is at once there; its folder is `folder`."""
+    """A Ray whose cluster is at once there; its folder is `folder`, and actors die on it."""
 
-    exceptions = SimpleNamespace(RayError=RuntimeError)
     _private = SimpleNamespace(worker=SimpleNamespace())
+
+    class exceptions:  # noqa: N801 - a module
+        RayError = RayTaskError = ActorUnavailableError = ActorDiedError = TimeoutError
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -93,17 +91,33 @@ class FoundRay:
     def get_runtime_context(self):
         return SimpleNamespace(get_node_id=lambda: "here", gcs_address="127.0.0.1:1")
 
+    def nodes(self):
+        return [{"NodeID": "here", "Alive": True, "Resources": {"CPU": 2.0}}]
+
     def shutdown(self):
         pass
 
 
-@pytest.mark.parametrize(("free", "told"), [(0, "; the disk with {} is full"), (2**30, "")])
-def test_a_disk_without_room_for_the_logs_of_workers_is_told(tmp_path, monkeypatch, free, told):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
-    with Cluster(FoundRay(tmp_path), "", nullcontext) as cluster:
-        assert cluster.describe_disk() == told.format(tmp_path)
+def actors_of(ray, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    return Actors(RunOptions(), 1, "", nullcontext)
 
 
-def test_a_folder_that_is_not_here_is_on_no_full_disk(tmp_path):
-    with Cluster(FoundRay(tmp_path / "gone"), "", nullcontext) as cluster:
-        assert not cluster.describe_disk()
+def test_a_cluster_that_does_not_start_is_an_error_of_the_run(monkeypatch):
+    message = "cannot connect to a cluster of Ray: The current node timed out during startup."
+    with pytest.raises(BatchdecodeError, match=message), actors_of(LateRay(), monkeypatch):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("folder", "free", "told"),
+    [(".", 0, "; the disk with {} is full"), (".", 2**30, ""), ("gone", 0, "")],
+)
+def test_a_disk_without_room_for_the_logs_of_workers_is_told(
+    tmp_path, monkeypatch, folder, free, told
+):
+    if folder == ".":
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    with actors_of(FoundRay(tmp_path / folder), monkeypatch) as actors:
+        died = actors._death(SimpleNamespace(machine_id="here"), ValueError("the actor died"))
+        assert died.how == f"was lost: the actor died{told.format(tmp_path / folder)}"
