@@ -175,7 +175,7 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
     for request in requests:
         if not request.input_toks:
             raise BatchdecodeError(
-                f"{name}: nobody has told how long the prompt of {request.request_id!r} is"
+                f"{name}: the length of the prompt of {request.request_id!r} is unknown"
             )
     requests.sort(key=lambda request: request.queued_ts)
     batch = run.batch if run.workers == 1 else None

@@ -9,7 +9,6 @@ from batcher.errors import BatchdecodeError
 from batcher.planning.fleet import ReplicaSettings
 from batcher.planning.replay import replay
 from batcher.planning.request_log import LoggedRequest, read_request_log, workload_of_log
-from batcher.planning.simulator import simulate
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import load_profile
 from batcher.timing.step_time import StepTime
@@ -35,37 +34,6 @@ def line(**more: Any) -> dict[str, Any]:
 def read(*lines: dict[str, Any]) -> list[LoggedRequest]:
     numbered = [(number, json.dumps(one).encode()) for number, one in enumerate(lines, 1)]
     return read_request_log(numbered, "log")
-
-
-def simulated_log(
-    step_time: StepTime, num_requests: int = 40, gap: float = 0.06
-) -> list[LoggedRequest]:
-    """The log of a run that was a simulation itself."""
-    lines = [
-        line(
-            request_id=f"r{number}",
-            input_toks=40 + 37 * number % 90,
-            output_toks=1 + 29 * number % 60,
-            queued_ts=50 + gap * number,
-            scheduled_ts=None,
-            first_token_ts=99,
-            last_token_ts=99,
-        )
-        for number in range(num_requests)
-    ]
-    log = read(*lines)
-    result = simulate(workload_of_log(log), NUM_SLOTS, SETTINGS, step_time)
-    return read(
-        *(
-            one
-            | {
-                "scheduled_ts": 50 + sequence.admitted,
-                "first_token_ts": 50 + sequence.first_token,
-                "last_token_ts": 50 + sequence.end,
-            }
-            for one, sequence in zip(lines, result.sequences, strict=True)
-        )
-    )
 
 
 def test_requests_come_in_the_order_they_were_queued_from_0_on() -> None:
@@ -108,18 +76,6 @@ def engine_of(
     num_slots: int, scheduling: SchedulingSettings, step_time: StepTime
 ) -> ReplicaSettings:
     return ReplicaSettings(num_slots=num_slots, scheduling=scheduling, step_time=step_time)
-
-
-def test_the_replay_of_a_simulated_run_is_that_run() -> None:
-    _, profile = load_profile("rtx4090_llama3.1-8b")
-    step_time = profile.step_time("p")
-    outcome = replay(simulated_log(step_time), engine_of(NUM_SLOTS, SETTINGS, step_time))
-    assert outcome.result.totals.num_preemptions
-    for one in outcome.comparisons:
-        assert one.simulated == pytest.approx(one.real, abs=1e-9)
-    names = [one.name for one in outcome.comparisons]
-    assert names[:3] == ["queue mean", "queue p50", "queue p99"]
-    assert names[-1] == "makespan"
 
 
 def test_numbers_are_vllms() -> None:

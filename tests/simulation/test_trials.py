@@ -1,7 +1,5 @@
 """Jobs that share nothing are simulated without a prefix cache until somebody is preempted."""
 
-from dataclasses import dataclass
-
 import pytest
 from examples import examples
 from hypothesis import example, given
@@ -15,7 +13,6 @@ from batcher.planning.simulator import simulate
 from batcher.planning.streamed import parse_streamed
 from batcher.planning.workload import Workload, workload_of
 from batcher.request import PromptSegment, Request
-from batcher.scheduling.blocks import BlockPool
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
 
@@ -53,40 +50,6 @@ def workload(*prompts: object, **more: object) -> Workload:
 )
 def test_what_shares_nothing_begins_with_tokens_of_its_own(jobs: Workload, *, is_so: bool) -> None:
     assert jobs.shares_nothing == is_so
-
-
-@dataclass
-class Made:
-    """How often blocks were cached."""
-
-    number: int = 0
-
-
-@pytest.fixture
-def cached(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """How often blocks were let be found."""
-    made, cache = Made(), BlockPool.cache
-
-    def counted(*args: object, **more: object) -> object:
-        made.number += 1
-        return cache(*args, **more)
-
-    monkeypatch.setattr(BlockPool, "cache", counted)
-    return made
-
-
-def test_nothing_is_cached_for_jobs_that_never_find_it(cached: Made) -> None:
-    result = simulate(workload(own(9, 1), own(9, 2)), 2, SETTINGS, STEP_TIME)
-    assert (result.totals.found_tokens, cached.number) == (0, 0)
-
-
-def test_who_is_preempted_finds_what_it_had_computed(cached: Made) -> None:
-    few = SchedulingSettings(kv_blocks=10, block_size=4, max_batch_tokens=40)
-    jobs = workload(own(12, 1), own(12, 2))
-    result = simulate(jobs, 2, few, STEP_TIME)
-    assert result.totals.num_preemptions > 0
-    assert cached.number > 0
-    assert outcome(result) == outcome(simulate_steps(jobs, 2, few, STEP_TIME))
 
 
 @given(
