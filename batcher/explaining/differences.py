@@ -23,9 +23,9 @@ from batcher.events import (
     Role,
     RunEvent,
 )
-from batcher.explaining.story import KeptRequests, RunReader, Story, story_of
+from batcher.explaining.story import RunReader, Story, story_of
 from batcher.metrics.times import Distribution, SecondsHistogram
-from batcher.trace.run import RequestTimeline, first_index, label_of
+from batcher.trace.run import RequestTimeline, label_of
 from batcher.trace.timeline import Timeline
 
 MAX_INVOLVED = 3
@@ -175,88 +175,94 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
     Raises:
         InvariantError, BatchdecodeError: see Timeline.from_events.
     """
-    reader_a, reader_b = RunReader(events_a), RunReader(events_b)
-    parted = _first_difference(reader_a, reader_b)
-    a, b = reader_a.close(), reader_b.close()
-    breaks = [reader.breaks_off for reader in (reader_a, reader_b)]
-    until = min((step for step in breaks if step is not None), default=None)
+    readers = RunReader(events_a), RunReader(events_b)
+    parted = _first_difference(*readers)
+    a, b = (reader.close() for reader in readers)
+    breaks_a, breaks_b = (reader.breaks_off for reader in readers)
+    until = min((step for step in (breaks_a, breaks_b) if step is not None), default=None)
     if until is not None:
-        reader_a, reader_b = RunReader(events_a, until), RunReader(events_b, until)
-        parted = _first_difference(reader_a, reader_b)
-        a, b = reader_a.close(), reader_b.close()
-    pairs, only_a, only_b = pair_requests(a.all, b.all)
-    parting = None
+        readers = RunReader(events_a, until), RunReader(events_b, until)
+        parted = _first_difference(*readers)
+        a, b = (reader.close() for reader in readers)
+    parting, involved = None, list[Involved]()
     if parted is not None:
         step, found_a, found_b = parted
-        time_a, time_b = (t.figures.start_of(step) for t in (a.timeline, b.timeline))
+        time_a, time_b = (run.timeline.figures.start_of(step) for run in (a, b))
         parting = Parting(step, time_a, time_b, found_a, found_b)
+        for label in _labels_in(parting):
+            stories = (
+                next((story_of(run.timeline, one) for one in run.all if one.label == label), None)
+                for run in (a, b)
+            )
+            involved.append(Involved(label, *stories))
+    named_a, named_b = _by_name(a.all), _by_name(b.all)
+    pairs = [(request, named_b[name]) for name, request in named_a.items() if name in named_b]
     ended = [pair for pair in pairs if until is None or all(request.finish for request in pair)]
+    only_a, only_b = list[str](), list[str]()
+    if until is None:  # or else the other one may not have read them yet
+        only_a = [request.label for name, request in named_a.items() if name not in named_b]
+        only_b = [request.label for name, request in named_b.items() if name not in named_a]
+    changes = []
+    for of_a, of_b in ended:
+        change = SampleChange(
+            of_a.id, of_a.index, figures_of(a.timeline, of_a), figures_of(b.timeline, of_b)
+        )
+        if change.a != change.b:
+            changes.append(change)
+    changes.sort(
+        key=lambda change: (
+            -abs(change.later),
+            -abs(change.b.wait_steps - change.a.wait_steps),
+            -abs(change.b.preemptions - change.a.preemptions),
+        )
+    )
     return RunComparison(
-        settings=differing_settings(a.timeline.run, b.timeline.run),
+        settings=_differing_settings(a.timeline.run, b.timeline.run),
         parting=parting,
-        involved=[
-            Involved(label, _find(a, label), _find(b, label))
-            for label in (_labels_in(parting) if parting is not None else [])
-        ],
-        only_a=only_a if until is None else [],  # the other one may not have read them yet
-        only_b=only_b if until is None else [],
-        altered=[request.label for request, other in pairs if is_altered(request, other)],
+        involved=involved,
+        only_a=only_a,
+        only_b=only_b,
+        altered=[request.label for request, other in pairs if _is_altered(request, other)],
         num_compared=len(ended),
-        changes=changes_of(a.timeline, b.timeline, ended),
-        totals_a=totals_of(a.timeline, a.all),
-        totals_b=totals_of(b.timeline, b.all),
-        breaks_off_a=breaks[0],
-        breaks_off_b=breaks[1],
-        is_timed=are_timed(a.timeline.run, b.timeline.run),
+        changes=changes,
+        totals_a=_totals_of(a.timeline, a.all),
+        totals_b=_totals_of(b.timeline, b.all),
+        breaks_off_a=breaks_a,
+        breaks_off_b=breaks_b,
+        is_timed=any(run.timeline.run.step_time for run in (a, b)),
     )
 
 
-def are_timed(*runs: RunEvent) -> bool:
-    return any(run.step_time for run in runs)
-
-
-def differing_settings(run_a: RunEvent, run_b: RunEvent) -> list[DifferentSetting]:
-    """Return what the two run events say differently, by name."""
-    a, b = _flat(msgspec.to_builtins(run_a)), _flat(msgspec.to_builtins(run_b))
-    names = list(dict.fromkeys([*a, *b]))
-    return [
-        DifferentSetting(name, a.get(name), b.get(name))
-        for name in names
-        if a.get(name) != b.get(name)
-    ]
+def _differing_settings(run_a: RunEvent, run_b: RunEvent) -> list[DifferentSetting]:
+    """Return what the two run events say differently, by name; "section.name" in a section."""
+    flat: list[dict[str, Any]] = [{}, {}]
+    for told, run in zip(flat, (run_a, run_b), strict=True):
+        for name, value in msgspec.to_builtins(run).items():
+            if isinstance(value, dict):
+                section = "" if name == "scheduling" else f"{name}."
+                told |= {f"{section}{inner}": item for inner, item in value.items()}
+            else:
+                told[name] = value
+    a, b = flat
+    both = ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]))
+    return [DifferentSetting(name, in_a, in_b) for name, in_a, in_b in both if in_a != in_b]
 
 
 def _labels_in(parting: Parting) -> list[str]:
-    decisions = chain.from_iterable(zip_longest(parting.only_a, parting.only_b))
-    labels = (
-        label_of(decision.id, first_index(decision.index, role_of(decision)), "sample")
-        for decision in decisions
-        if decision is not None
-    )
+    """Return the labels of the first few groups of sequences that a parting is about."""
+    labels = []
+    for decision in chain.from_iterable(zip_longest(parting.only_a, parting.only_b)):
+        if decision is not None:
+            index = 0 if role_of(decision) == "beam" else decision.index
+            labels.append(label_of(decision.id, index, "sample"))
     return list(dict.fromkeys(labels))[:MAX_INVOLVED]
 
 
 def role_of(decision: Decision) -> Role:
+    """Return the role of the sequence that a decision is about."""
     if isinstance(decision, AdmitEvent | PrefillEvent | PreemptEvent | FinishEvent):
         return decision.role
     return "sample"
-
-
-def _find(kept: KeptRequests, label: str) -> Story | None:
-    found = (request for request in kept.all if request.label == label)
-    return next((story_of(kept.timeline, request) for request in found), None)
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return `settings` with those of a section by themselves, named "section.name"."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            section = "" if name == "scheduling" else f"{name}."
-            flat |= {f"{section}{inner}": item for inner, item in value.items()}
-        else:
-            flat[name] = value
-    return flat
 
 
 def _first_difference(
@@ -290,12 +296,13 @@ def _without(decisions: list[Decision], others: list[Decision]) -> list[Decision
 
 
 def _key_of(decision: Decision) -> bytes:
+    """Return what equal decisions have in common; none of them decides whose blocks were found."""
     if type(decision) is AdmitEvent and decision.cached_from is not None:
         decision = replace(decision, cached_from=None)
     return msgspec.json.encode(decision)  # it may hold a list
 
 
-def is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:
+def _is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:
     """Return whether the two are not the same request, as far as their arrivals tell."""
     if a.arrive is None or b.arrive is None:
         return a.arrive is not b.arrive
@@ -303,21 +310,8 @@ def is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:
     return asked_a != (b.arrive.time, b.arrive.prompt_tokens, b.arrive.max_tokens)
 
 
-def pair_requests(
-    requests_a: list[RequestTimeline], requests_b: list[RequestTimeline]
-) -> tuple[list[tuple[RequestTimeline, RequestTimeline]], list[str], list[str]]:
-    """Return the requests that belong together, and the labels of those that are alone in A and B.
-
-    An id that comes again belongs to the one that comes again.
-    """
-    named_a, named_b = _by_name(requests_a), _by_name(requests_b)
-    pairs = [(request, named_b[name]) for name, request in named_a.items() if name in named_b]
-    only_a = [request.label for name, request in named_a.items() if name not in named_b]
-    only_b = [request.label for name, request in named_b.items() if name not in named_a]
-    return pairs, only_a, only_b
-
-
 def _by_name(requests: list[RequestTimeline]) -> dict[tuple[str, int, int], RequestTimeline]:
+    """Return the requests by id, index and how often these came before."""
     seen: Counter[tuple[str, int]] = Counter()
     named: dict[tuple[str, int, int], RequestTimeline] = {}
     for request in requests:
@@ -326,38 +320,22 @@ def _by_name(requests: list[RequestTimeline]) -> dict[tuple[str, int, int], Requ
     return named
 
 
-def changes_of(
-    timeline_a: Timeline, timeline_b: Timeline, pairs: list[tuple[RequestTimeline, RequestTimeline]]
-) -> list[SampleChange]:
-    """Return the pairs that differ, the one whose latency changed most first."""
-    changes = []
-    for request_a, request_b in pairs:
-        a, b = figures_of(timeline_a, request_a), figures_of(timeline_b, request_b)
-        if a != b:
-            changes.append(SampleChange(request_a.id, request_a.index, a, b))
-    return sorted(
-        changes,
-        key=lambda change: (
-            -abs(change.later),
-            -abs(change.b.wait_steps - change.a.wait_steps),
-            -abs(change.b.preemptions - change.a.preemptions),
-        ),
-    )
-
-
 def figures_of(timeline: Timeline, request: RequestTimeline) -> RequestFigures:
     """Return how it went for `request`."""
-    steps = request.steps(timeline.num_steps)
-    admissions, end = request.admissions, request.end(timeline.num_steps)
+    steps, end_of = request.steps(timeline.num_steps), timeline.figures.end_of
+    arrive, finish, admissions = request.arrive, request.finish, request.admissions
     lost = [admission.preempt for admission in admissions if admission.preempt is not None]
-    ends = [*(preempt.step for preempt in lost), end]
+    ends = [*(preempt.step for preempt in lost), request.end(timeline.num_steps)]
     in_slots = sum(
         until - admission.event.step for until, admission in zip(ends, admissions, strict=False)
     )
-    has_ended = request.finish is not None and request.arrive is not None
-    latency = None
-    if has_ended and request.admission is not None and request.arrive is not None:
-        latency = round(timeline.figures.end_of(steps.stop - 1) - request.arrive.time, NUM_DIGITS)
+    latency = ttft = None
+    has_ended, first = finish is not None and arrive is not None, request.first_token
+    if arrive is not None and has_ended and request.admission is not None:
+        latency = round(end_of(steps.stop - 1) - arrive.time, NUM_DIGITS)
+    has_failed = finish is not None and finish.reason == "error" and not finish.tokens
+    if arrive is not None and first is not None and arrive.max_tokens and not has_failed:
+        ttft = round(end_of(first) - arrive.time, NUM_DIGITS)
     return RequestFigures(
         admitted=admissions[0].event.step if admissions else None,
         latency_steps=len(steps) if has_ended else None,
@@ -366,49 +344,34 @@ def figures_of(timeline: Timeline, request: RequestTimeline) -> RequestFigures:
         preemptions=len(lost),
         recomputed=sum(preempt.tokens for preempt in lost),
         cached=sum(admission.event.cached for admission in admissions),
-        outcome=None if request.finish is None else request.finish.reason,
-        tokens=0 if request.finish is None else request.finish.tokens,
+        outcome=None if finish is None else finish.reason,
+        tokens=0 if finish is None else finish.tokens,
         drafted=sum(admission.num_drafted for admission in admissions),
         accepted=sum(admission.num_accepted for admission in admissions),
-        ttft=_ttft_of(timeline, request),
+        ttft=ttft,
     )
 
 
-def _ttft_of(timeline: Timeline, request: RequestTimeline) -> float | None:
-    arrive, finish, first = request.arrive, request.finish, request.first_token
-    if arrive is None or first is None or not arrive.max_tokens:
-        return None
-    if finish is not None and finish.reason == "error" and not finish.tokens:
-        return None
-    return round(timeline.figures.end_of(first) - arrive.time, NUM_DIGITS)
-
-
-def _distribution(times: Iterable[float | None]) -> Distribution | None:
-    histogram = SecondsHistogram()
-    for time in times:
-        if time is not None:
-            histogram.add(time)
-    return histogram.distribution()
-
-
-def totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunFigures:
+def _totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunFigures:
+    """Return the sums over all requests of a run."""
     figures = [figures_of(timeline, request) for request in requests]
     ended = [found for found in figures if found.latency is not None]
-    num_ended = max(1, len(ended))
-    num_steps = timeline.num_steps
+    num_ended, num_steps = max(1, len(ended)), timeline.num_steps
+    names = ("tokens", "preemptions", "recomputed", "cached", "drafted", "accepted")
+    sums = {name: sum(getattr(found, name) for found in figures) for name in names}
+    spreads: dict[str, Any] = {}
+    for name in ("ttft", "tpot", "e2e"):
+        histogram = SecondsHistogram()
+        for found in figures:
+            if (seconds := getattr(found, name)) is not None:
+                histogram.add(seconds)
+        spreads[name] = histogram.distribution()
     return RunFigures(
         steps=num_steps,
         time=round(timeline.figures.end_of(num_steps - 1), NUM_DIGITS) if num_steps else 0.0,
         ended=sum(found.outcome is not None for found in figures),
-        tokens=sum(found.tokens for found in figures),
         latency=round(sum(found.latency or 0.0 for found in ended) / num_ended, NUM_DIGITS),
         wait_steps=round(sum(found.wait_steps for found in ended) / num_ended, NUM_DIGITS),
-        preemptions=sum(found.preemptions for found in figures),
-        recomputed=sum(found.recomputed for found in figures),
-        cached=sum(found.cached for found in figures),
-        drafted=sum(found.drafted for found in figures),
-        accepted=sum(found.accepted for found in figures),
-        ttft=_distribution(found.ttft for found in figures),
-        tpot=_distribution(found.tpot for found in figures),
-        e2e=_distribution(found.e2e for found in figures),
+        **sums,
+        **spreads,
     )

@@ -409,12 +409,9 @@ class Named(Protocol):
     """An event, a row or a record of a sequence."""
 
     @property
-    def index(self) -> int:
-        """Which of its request's samples or beams it is."""
-
+    def index(self) -> int: ...
     @property
-    def role(self) -> Role:
-        """Whose row it is."""
+    def role(self) -> Role: ...
 
 
 def is_follower(sequence: Named) -> bool:
@@ -589,11 +586,6 @@ class RequestTimeline(Struct, gc=False, eq=False):
             cached_from=admit.cached_from,
             worker=admit.worker,
         )
-
-
-def first_index(index: int, role: Role) -> int:
-    """Return the index of the first of the group that a sequence of this index and role is in."""
-    return 0 if role == "beam" else index
 
 
 class FoldNews(Struct):
@@ -785,7 +777,7 @@ class RequestFold:
         return found
 
     def _join(self, event: AdmitEvent, found: RequestTimeline) -> None:
-        index = first_index(event.index, event.role)
+        index = 0 if event.role == "beam" else event.index
         first = self._open.get(key_of(event.id, index, "sample", event.worker))
         if first is not None:
             first.num_rows += len(first.admissions) == 1
