@@ -51,6 +51,18 @@ SequenceKey = str | tuple[str, int, Role, int | None]
 SpanOutcome = EndReason | Literal["preempted"]
 """What a sequence left its slot for."""
 
+InSlotEvent = (
+    JumpEvent
+    | ReceiveEvent
+    | RetryEvent
+    | DraftEvent
+    | AcceptEvent
+    | RollbackEvent
+    | SpeculateEvent
+    | ForkEvent
+)
+"""What happens to a sequence in its slot, of which it does not say the role."""
+
 FAILURES: frozenset[SpanOutcome] = frozenset({"error", "aborted"})
 """The bad ends that one may come to."""
 
@@ -112,11 +124,14 @@ class DraftCounts(Totals):
         self.lengths[drafts.depth] += 1
         self.num_drafted += drafts.drafted
 
-    def reject(self, event: RollbackEvent, drafts: StepDrafts) -> None:
-        """Take in that a step has rejected some of its drafts."""
-        self.num_rejecting += drafts.accepted < drafts.depth
-        self.num_rejected += event.tokens
-        self.blocks += event.blocks
+    def settle(self, event: AcceptEvent | RollbackEvent, drafts: StepDrafts) -> None:
+        """Take in that a step has accepted, or rejected, some of its drafts."""
+        if isinstance(event, AcceptEvent):
+            self.accepted_lengths[event.tokens] += 1
+        else:
+            self.num_rejecting += drafts.accepted < drafts.depth
+            self.num_rejected += event.tokens
+            self.blocks += event.blocks
 
     def by_position(self) -> list[tuple[int, int]]:
         """Return how many i-th drafts there were, and how many were accepted; the first for i = 0.
@@ -143,123 +158,80 @@ class DraftRecord(Struct):
     last_change: SpeculateEvent | None = None
 
     def draft(self, event: DraftEvent, label: str) -> StepDrafts:
-        """Take in the drafts of the next step.
+        """Take in the drafts of the next step, and return them.
 
         Raises:
             InvariantError: there are none, they are no tree, or the tokens before them were not
                 given yet.
         """
-        latest = self.latest
+        latest, where = self.latest, f"in step {event.step}"
         if event.tokens < 1:
-            raise InvariantError(f"{label!r} drafts {event.tokens} tokens in step {event.step}")
+            raise InvariantError(f"{label!r} drafts {event.tokens} tokens {where}")
         if latest is not None and event.step <= latest.step:
-            raise InvariantError(
-                f"{label!r} drafts in step {event.step} again, or after step {latest.step}"
-            )
+            raise InvariantError(f"{label!r} drafts {where} again, or after step {latest.step}")
         earliest = 1 if latest is None else latest.position + latest.accepted + 1
         if event.position < earliest:
             raise InvariantError(
-                f"{label!r} drafts from position {event.position} on in step {event.step}, "
+                f"{label!r} drafts from position {event.position} on {where}, "
                 f"where it was given all before {earliest}"
             )
-        self.latest = StepDrafts(
-            event.step,
-            event.slot,
-            event.position,
-            event.tokens,
-            depth=_depth(event, label),
-            parents=event.parents,
-        )
+        depths = [0]  # of a tree, of which the first draft follows what was given
+        for draft, parent in enumerate(event.parents, 1):
+            if not 0 <= parent < draft:
+                raise InvariantError(f"{label!r} has draft {draft} follow draft {parent} {where}")
+            depths.append(depths[parent] + 1)
+        if event.parents and len(event.parents) != event.tokens:
+            raise InvariantError(
+                f"{label!r} drafts {event.tokens} tokens {where}, and {len(event.parents)} have "
+                "parents"
+            )
+        depth = max(depths) or event.tokens
+        name = event.step, event.slot, event.position, event.tokens
+        self.latest = StepDrafts(*name, depth=depth, parents=event.parents)
         self.counts.draft(self.latest)
         return self.latest
 
-    def accept(self, event: AcceptEvent, label: str) -> None:
-        """Take in how many drafts of its step were accepted; see `_of_step` for what is raised."""
-        latest = self._of_step(event, label, "accepts")
-        if latest.accepted or event.position != latest.position:
-            raise InvariantError(
-                f"{label!r} accepts drafts from position {event.position} on in step {event.step}, "
-                f"and those of the step begin at {latest.position + latest.accepted}"
-            )
-        _check_way(event, latest, label)
-        latest.accepted = event.tokens
-        self.counts.accepted_lengths[event.tokens] += 1
-
-    def reject(self, event: RollbackEvent, label: str) -> StepDrafts:
-        """Take in how many drafts of its step were rejected; see `_of_step` for what is raised."""
-        latest = self._of_step(event, label, "rejects")
-        end = latest.position + latest.drafted - latest.rejected
-        if latest.rejected or event.position + event.tokens != end:
-            raise InvariantError(
-                f"{label!r} rejects drafts up to position {event.position + event.tokens} in step "
-                f"{event.step}, and those of the step end at {end}"
-            )
-        latest.rejected = event.tokens
-        self.counts.reject(event, latest)
-        return latest
-
-    def change(self, event: SpeculateEvent) -> None:
-        self.num_changes += 1
-        self.last_change = event
-
-    def _of_step(self, event: AcceptEvent | RollbackEvent, label: str, verb: str) -> StepDrafts:
-        """Return the drafts that `event` tells of.
+    def settle(self, event: AcceptEvent | RollbackEvent, label: str) -> StepDrafts:
+        """Take in how many drafts of its step were accepted, or rejected; return those drafts.
 
         Raises:
-            InvariantError: its step drafted nothing for the sequence, or less than that.
+            InvariantError: its step drafted less than that for the sequence, or others.
         """
-        latest = self.latest
+        latest, where = self.latest, f"in step {event.step}"
+        verb = "accepts" if isinstance(event, AcceptEvent) else "rejects"
         if latest is None or latest.step != event.step:
-            raise InvariantError(
-                f"{label!r} {verb} drafts in step {event.step}, which has none for it"
-            )
+            raise InvariantError(f"{label!r} {verb} drafts {where}, which has none for it")
         left = latest.drafted - latest.accepted - latest.rejected
         if not 1 <= event.tokens <= left:
             raise InvariantError(
-                f"{label!r} {verb} {event.tokens} drafts in step {event.step}, and {left} are left"
+                f"{label!r} {verb} {event.tokens} drafts {where}, and {left} are left"
             )
+        if isinstance(event, AcceptEvent):
+            if latest.accepted or event.position != latest.position:
+                raise InvariantError(
+                    f"{label!r} accepts drafts from position {event.position} on {where}, "
+                    f"and those of the step begin at {latest.position + latest.accepted}"
+                )
+            parents = dict(enumerate(latest.parents, 1))
+            follows = zip((0, *event.drafts), event.drafts, strict=False)
+            is_way = all(parents.get(draft) == before for before, draft in follows)
+            is_tree = bool(parents or event.drafts)
+            if is_tree and not (is_way and len(event.drafts) == event.tokens):
+                raise InvariantError(
+                    f"{label!r} accepts drafts {[*event.drafts]} {where}, which are not "
+                    f"{event.tokens} on end"
+                )
+            latest.accepted = event.tokens
+        else:
+            end = latest.position + latest.drafted - latest.rejected
+            if latest.rejected or event.position + event.tokens != end:
+                raise InvariantError(
+                    f"{label!r} rejects drafts up to position {event.position + event.tokens} "
+                    f"{where}, and those of the step end at {end}"
+                )
+            latest.rejected = event.tokens
+        self.counts.settle(event, latest)
         return latest
-
-
-def _depth(event: DraftEvent, label: str) -> int:
-    """Return how many of the drafts of a step may be accepted.
-
-    Raises:
-        InvariantError: one follows another that is not before it.
-    """
-    if not event.parents:
-        return event.tokens
-    depths = [0]
-    for draft, parent in enumerate(event.parents, 1):
-        if not 0 <= parent < draft:
-            raise InvariantError(
-                f"{label!r} has draft {draft} follow draft {parent} in step {event.step}"
-            )
-        depths.append(depths[parent] + 1)
-    if len(event.parents) != event.tokens:
-        raise InvariantError(
-            f"{label!r} drafts {event.tokens} tokens in step {event.step}, and "
-            f"{len(event.parents)} have parents"
-        )
-    return max(depths)
-
-
-def _check_way(event: AcceptEvent, drafts: StepDrafts, label: str) -> None:
-    """Make sure that what is accepted of a tree is a way through it.
-
-    Raises:
-        InvariantError: it is not.
-    """
-    if not drafts.parents and not event.drafts:
-        return
-    parents = dict(enumerate(drafts.parents, 1))
-    follows = zip((0, *event.drafts), event.drafts, strict=False)
-    is_way = all(parents.get(draft) == before for before, draft in follows)
-    if not is_way or len(event.drafts) != event.tokens:
-        raise InvariantError(
-            f"{label!r} accepts drafts {[*event.drafts]} in step {event.step}, which are not "
-            f"{event.tokens} on end"
-        )
 
 
 def _sum(lengths: Mapping[int, int]) -> int:
@@ -890,21 +862,17 @@ class RequestFold:
         drafts = admission.drafts
         if drafts is None:
             drafts = admission.drafts = DraftRecord()
-        match event:
-            case DraftEvent():
-                latest = drafts.draft(event, found.label)
-                self.drafts.draft(latest)
-                if self.news is not None:
-                    self.news.drafts.append(latest)
-            case AcceptEvent():
-                drafts.accept(event, found.label)
-                admission.may_compute = True
-                self.drafts.accepted_lengths[event.tokens] += 1
-            case RollbackEvent():
-                latest = drafts.reject(event, found.label)
-                self.drafts.reject(event, latest)
-            case SpeculateEvent():
-                drafts.change(event)
+        if isinstance(event, DraftEvent):
+            latest = drafts.draft(event, found.label)
+            self.drafts.draft(latest)
+            if self.news is not None:
+                self.news.drafts.append(latest)
+        elif isinstance(event, SpeculateEvent):
+            drafts.num_changes += 1
+            drafts.last_change = event
+        else:
+            self.drafts.settle(event, drafts.settle(event, found.label))
+            admission.may_compute |= isinstance(event, AcceptEvent)
         return found
 
     def _fork(self, event: ForkEvent) -> RequestTimeline:
@@ -964,17 +932,7 @@ class RequestFold:
                 return found, found.admission
         raise _not_held(event, verb)
 
-    def _in_slot(
-        self,
-        event: JumpEvent
-        | ReceiveEvent
-        | RetryEvent
-        | ForkEvent
-        | DraftEvent
-        | AcceptEvent
-        | RollbackEvent
-        | SpeculateEvent,
-    ) -> tuple[RequestTimeline, AdmissionRecord]:
+    def _in_slot(self, event: InSlotEvent) -> tuple[RequestTimeline, AdmissionRecord]:
         """Return the sequence that `event` tells of, of whatever role, and its admission.
 
         Raises:

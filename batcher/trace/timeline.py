@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import (
     MAX_WORKERS,
-    AcceptEvent,
     AdmitEvent,
     ArriveEvent,
     DraftEvent,
@@ -32,22 +31,17 @@ from batcher.events import (
     EndReason,
     Event,
     FinishEvent,
-    ForkEvent,
-    JumpEvent,
     PreemptEvent,
     PrefillEvent,
-    ReceiveEvent,
     RejectEvent,
     RestartEvent,
-    RetryEvent,
-    RollbackEvent,
     RunEvent,
-    SpeculateEvent,
     StepsEvent,
 )
 from batcher.trace.run import (
     FAILURES,
     BlockedSpan,
+    InSlotEvent,
     RequestFold,
     RequestTimeline,
     SlotSpan,
@@ -148,10 +142,7 @@ class SortedRecords(Generic[Record]):
 class MergedRecords(SortedRecords[Record]):
     """The records of several SortedRecords by a key of theirs, merged as they are read."""
 
-    def __init__(
-        self, kind: Any, parts: list[SortedRecords[Record]], key: Callable[[Record], Any]
-    ) -> None:
-        super().__init__(kind)
+    def __init__(self, parts: list[SortedRecords[Record]], key: Callable[[Record], Any]) -> None:
         self._parts, self._key = parts, key
 
     def __len__(self) -> int:
@@ -229,18 +220,7 @@ def clip(stretches: Iterable[Stretch], steps: range) -> Iterator[Stretch]:
             yield Stretch(max(start, steps.start), min(stop, steps.stop), count)
 
 
-_InSlot = (
-    PrefillEvent
-    | JumpEvent
-    | ReceiveEvent
-    | RetryEvent
-    | DraftEvent
-    | AcceptEvent
-    | RollbackEvent
-    | SpeculateEvent
-    | ForkEvent
-)
-_IN_SLOT = get_args(_InSlot)
+_IN_SLOT = (PrefillEvent, *get_args(InSlotEvent))
 STEP_SECONDS = 1.0
 MAX_STEPS = 2**28
 """More than any run takes."""
@@ -363,6 +343,15 @@ EVERYTHING = Selection()
 MAX_EMPTY_SLOTS = 1024  # a trace of a few bytes may state a batch of a million
 _NO_DRAFTS: tuple[int, Iterable[StepDrafts]] = (MAX_STEPS, ())
 AnyRecord = TypeVar("AnyRecord", SlotSpan, Wait)
+
+
+_ORDERS: dict[str, Callable[[Any], Any]] = {
+    "spans": attrgetter("start", "slot"),
+    "waits": attrgetter("start"),
+    "wait_ends": int,
+    "blocked": attrgetter("start"),
+    "drafts": attrgetter("step", "slot"),
+}
 
 
 class Timeline:
@@ -532,16 +521,9 @@ class Timeline:
             part.add(replace(event, workers=1))
             part.worker = worker
             self.parts.append(part)
-        if self.parts:
-            by_place = attrgetter("start", "slot")
-            self.spans = MergedRecords(SlotSpan, [part.spans for part in self.parts], by_place)
-            by_start = attrgetter("start")
-            self.waits = MergedRecords(Wait, [part.waits for part in self.parts], by_start)
-            self.wait_ends = MergedRecords(int, [part.wait_ends for part in self.parts], int)
-            blocked = [part.blocked for part in self.parts]
-            self.blocked = MergedRecords(BlockedSpan, blocked, by_start)
-            drafts = [part.drafts for part in self.parts]
-            self.drafts = MergedRecords(StepDrafts, drafts, attrgetter("step", "slot"))
+        for name, key in _ORDERS.items() if self.parts else ():
+            merged = MergedRecords([getattr(part, name) for part in self.parts], key)
+            setattr(self, name, merged)
 
     def _add_rare(self, event: Event) -> RequestTimeline | None:
         """Take in an event of a kind that is rare."""
@@ -574,7 +556,7 @@ class Timeline:
                 self.num_steps = event.steps
         return found
 
-    def _note_step(self, event: AdmitEvent | FinishEvent | _InSlot) -> None:
+    def _note_step(self, event: AdmitEvent | FinishEvent | PrefillEvent | InSlotEvent) -> None:
         """Note that the run has come as far as `event`."""
         _check_step(event.step)
         if event.step > self._last_step:
