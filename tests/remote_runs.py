@@ -8,7 +8,7 @@ from fault_server import FaultServer
 
 from batcher.events import Event
 from batcher.remote.engine import RemoteEngine
-from batcher.remote.settings import RemoteModel, remote_model_of
+from batcher.remote.model import RemoteModel, remote_model_of
 from batcher.request import Request
 from batcher.result import Result
 from batcher.trace.timeline import Timeline

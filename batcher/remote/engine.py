@@ -45,11 +45,11 @@ from batcher.lifecycle import ADMIT, FINISH
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.remote.attempts import Attempt, Attempts, News, Rate, RemoteSequence
 from batcher.remote.client import KEY_VARIABLE, Client
+from batcher.remote.model import RemoteModel
 from batcher.remote.protocol import ServerFailure, body_of, is_chat
 from batcher.remote.reply import Reply
 from batcher.remote.settings import (
     REMOTE_SCHEDULING,
-    RemoteModel,
 )
 from batcher.request import MAX_ANSWER, Request
 from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage

@@ -15,7 +15,7 @@ from batcher.foreign import RaisedError
 from batcher.garbage import look_seldom
 from batcher.models.base import number_of
 from batcher.models.simulated import SimulatedModel
-from batcher.remote.settings import RemoteModel
+from batcher.remote.model import RemoteModel
 from batcher.requests.lines import RequestParser
 
 from ..errors import WriteError

@@ -19,7 +19,7 @@ from fault_server import FaultServer, answer  # noqa: E402 - the path comes firs
 
 from batcher.metrics.summary import RunMetrics  # noqa: E402 - as above
 from batcher.remote.engine import RemoteEngine  # noqa: E402 - as above
-from batcher.remote.settings import remote_model_of  # noqa: E402 - as above
+from batcher.remote.model import remote_model_of  # noqa: E402 - as above
 from batcher.request import Request  # noqa: E402 - as above
 
 GAP = 0.1  # seconds

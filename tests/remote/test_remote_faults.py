@@ -33,9 +33,10 @@ from batcher.remote import client
 from batcher.remote.attempts import Attempt, News
 from batcher.remote.client import MAX_EVENT
 from batcher.remote.engine import RemoteEngine
+from batcher.remote.model import remote_model_of
 from batcher.remote.protocol import ServerFailure, error_text
 from batcher.remote.reply import Reply, read_chunk
-from batcher.remote.settings import ServerSettings, address_of, remote_model_of
+from batcher.remote.settings import ServerSettings, address_of
 from batcher.request import Request
 from batcher.result import Usage
 from batcher.trace.timeline import Timeline
