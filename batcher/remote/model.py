@@ -68,7 +68,7 @@ def _check_constraint(*_: object) -> None:
     Raises:
         MissingGrammarError: a package is missing.
     """
-    from batcher.decoding.constraints.compiler import need_grammar_packages  # noqa: PLC0415 - slow
+    from batcher.decoding.constraints import need_grammar_packages  # noqa: PLC0415 - slow
 
     need_grammar_packages()
 
