@@ -1,8 +1,8 @@
 """Why drafts of a model are not accepted: its probabilities beside those of its target.
 
 A draft that is drawn from q is accepted with the probability sum(min(p, q)), p being what its
-target draws from (Leviathan et al. 2023, section 3.2).  That overlap is what is looked at in each
-position of what the target wrote, as it is, and as it would be without a fault that there may be.
+target draws from (Leviathan et al. 2023, section 3.2).  That overlap is computed at each position
+of what the target wrote, as it is, and as it would be without a fault that there may be.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,10 +21,47 @@ from batcher.errors import BatchdecodeError, ModelError
 from batcher.models.base import Batch, Chunk, FloatArray, Model, bytes_of, eos_token_ids_of
 from batcher.request import CONSTRAINT_FIELDS, SAMPLING_FIELDS, Request
 
-# What a model gives at each position of rows, token by token or all at once.
+Cause = Literal["tokenizer", "cache", "positions", "temperature", "processor", "weak", "none"]
 
+GOOD = 0.8  # an overlap from which on nothing is wrong with a draft
+_SAME = 0.98  # of what is computed twice, which may be in another order
+_LEAST_GAIN = 0.03  # of overlap, for a setting that is known to be another one
+_LEAST_SHARE = 1 / 3  # of what is missing: a fault that is guessed has to explain as much
+_NUM_RECOMPUTED = 3  # positions of each row
+_NUM_SCALED = 96  # positions that a temperature is fitted to
+_SCALES = 2.0 ** np.linspace(-2, 2, 33)
+_SURE: dict[Cause, int] = {"tokenizer": 0, "cache": 1}  # seen at once, so they come first
 _SLOT = 0
-_NO_KEY = 0  # nothing is drawn
+
+
+class CauseCheck(Struct, frozen=True, kw_only=True):
+    """One look at a possible cause, and whether it is a fault.
+
+    overlap: what there would be without the fault, None if unknown.
+    """
+
+    cause: Cause
+    is_fault: bool
+    overlap: float | None
+    text: str
+
+
+class Diagnosis(Struct, frozen=True, kw_only=True):
+    """Why drafts are accepted as often as they are.
+
+    overlap: the mean of sum(min(p, q)), None if the draft cannot read the target's tokens.
+    by_position: the same, by how many tokens were written before.
+    agreement: how often both have the same likeliest token.
+    cause: the fault that explains the most.
+    """
+
+    num_rows: int
+    num_positions: int
+    overlap: float | None
+    agreement: float | None
+    by_position: list[float]
+    checks: list[CauseCheck]
+    cause: Cause
 
 
 class TargetOutput(Struct, frozen=True):
@@ -35,12 +72,28 @@ class TargetOutput(Struct, frozen=True):
     output: list[int]
 
 
-class RowLogits:
-    """Asks a model, which nobody else uses, about one row at a time."""
+def can_be_compared(request: Request) -> bool:
+    """Return whether what a token is drawn from follows from the logits of one row alone."""
+    return not (
+        request.num_beams > 1
+        or request.cfg_scale != 1
+        or request.mirostat
+        or request.heal
+        or request.session is not None
+        or any(getattr(request, name) is not None for name in CONSTRAINT_FIELDS)
+    )
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+
+class Side:
+    """A model of its own, its logits at each position of rows, and what they are drawn from."""
+
+    def __init__(self, model: Model, rows: Sequence[TargetOutput]) -> None:
+        self._model, self._rows = model, rows
         model.allocate(1)
+        self._sampler = Sampler(1, model.vocab_size or 0, model.tokenizer)
+        self.logits = [
+            self.step_by_step([*row.prompt, *row.output], len(row.prompt)) for row in rows
+        ]
 
     def step_by_step(self, tokens: Sequence[int], num_prompt: int) -> FloatArray:
         """Return the logits [tokens after the prompt, vocab] that each of them is chosen by.
@@ -83,19 +136,6 @@ class RowLogits:
         logits: FloatArray = output.logits[0].copy()
         return logits
 
-
-class Side:
-    """A model, its logits at each position of all rows, and the probabilities that they become."""
-
-    def __init__(self, model: Model, rows: Sequence[TargetOutput]) -> None:
-        self._rows, self._row_logits = rows, RowLogits(model)
-        self._sampler = Sampler(1, model.vocab_size or 0, model.tokenizer)
-        self._eos = eos_token_ids_of(model)
-        self.logits = [
-            self._row_logits.step_by_step([*row.prompt, *row.output], len(row.prompt))
-            for row in rows
-        ]
-
     def probabilities(
         self, requests: Sequence[Request], places: Sequence[tuple[int, int]], scale: float = 1.0
     ) -> list[Floats]:
@@ -114,86 +154,26 @@ class Side:
     def recomputed(self, number: int, request: Request, positions: Sequence[int]) -> list[Floats]:
         """Return the same at positions of a row, without what the model has in its cache."""
         row = self._rows[number]
-        logits = (
-            self._row_logits.at_once([*row.prompt, *row.output[:position]])
-            for position in positions
-        )
+        logits = (self.at_once([*row.prompt, *row.output[:at]]) for at in positions)
         return self._drawn_from(number, request, positions, logits)
 
     def _drawn_from(
-        self,
-        number: int,
-        request: Request,
-        positions: Sequence[int],
-        logits: Iterable[FloatArray],
+        self, number: int, request: Request, positions: Sequence[int], logits: Iterable[FloatArray]
     ) -> list[Floats]:
         """Return what a row is drawn from at `positions` of its output, by the logits of each."""
         row, sampler, found, num_known = self._rows[number], self._sampler, [], 0
         stop = request.stop_token
         stops = [] if stop is None else [stop] if isinstance(stop, int) else stop
-        eos = () if request.ignore_eos else self._eos
+        eos = () if request.ignore_eos else eos_token_ids_of(self._model)
+        no_key = 0  # nothing is drawn
         params = sampling_params(request)
-        sampler.open(_SLOT, SamplingRow(params, _NO_KEY, row.prompt, (*stops, *eos)))
+        sampler.open(_SLOT, SamplingRow(params, no_key, row.prompt, (*stops, *eos)))
         for position, own in zip(positions, logits, strict=True):
             sampler.extend({_SLOT: row.output[num_known:position]})
             num_known = position
             found.append(sampler.probabilities(_SLOT, own))
         sampler.close(_SLOT)
         return found
-
-
-Cause = Literal["tokenizer", "cache", "positions", "temperature", "processor", "weak", "none"]
-
-GOOD = 0.8  # an overlap from which on nothing is wrong with a draft
-_SAME = 0.98  # of what is computed twice, which may be in another order
-_LEAST_GAIN = 0.03  # of overlap, for a setting that is known to be another one
-_LEAST_SHARE = 1 / 3  # of what is missing: a fault that is guessed has to explain as much
-_NUM_RECOMPUTED = 3  # positions of each row
-_NUM_SCALED = 96  # positions that a temperature is fitted to
-_SCALES = 2.0 ** np.linspace(-2, 2, 33)
-_FIELDS = [name for name in SAMPLING_FIELDS if name != "seed"]
-
-
-class CauseCheck(Struct, frozen=True, kw_only=True):
-    """What was looked at, and whether it is a fault; cause: which one it would be.
-
-    overlap: what there would be without it, None if that cannot be told.
-    """
-
-    cause: Cause
-    is_fault: bool
-    overlap: float | None
-    text: str
-
-
-class Diagnosis(Struct, frozen=True, kw_only=True):
-    """Why drafts are accepted as often as they are.
-
-    overlap: the mean of sum(min(p, q)), None if the draft cannot read the target's tokens.
-    by_position: the same, by how many tokens were written before.
-    agreement: how often both think the same token the likeliest.
-    cause: the fault that explains the most.
-    """
-
-    num_rows: int
-    num_positions: int
-    overlap: float | None
-    agreement: float | None
-    by_position: list[float]
-    checks: list[CauseCheck]
-    cause: Cause
-
-
-def can_be_compared(request: Request) -> bool:
-    """Return whether what a token is drawn from follows from the logits of one row alone."""
-    return not (
-        request.num_beams > 1
-        or request.cfg_scale != 1
-        or request.mirostat
-        or request.heal
-        or request.session is not None
-        or any(getattr(request, name) is not None for name in CONSTRAINT_FIELDS)
-    )
 
 
 def diagnose(
@@ -209,147 +189,120 @@ def diagnose(
     for model in (target, draft):
         if model.gives == "tokens":
             raise BatchdecodeError(f"{model.name} gives no logits, so there is nothing to compare")
-    tokenizer = _tokenizer_check(rows, target, draft)
-    readable = draft.vocab_size or 0
-    if max(max([*row.prompt, *row.output]) for row in rows) >= readable:
+    checks = [_tokenizer_check(rows, target, draft)]
+    if max(max([*row.prompt, *row.output]) for row in rows) >= (draft.vocab_size or 0):
         return Diagnosis(
             num_rows=len(rows),
             num_positions=0,
             overlap=None,
             agreement=None,
             by_position=[],
-            checks=[tokenizer],
+            checks=checks,
             cause="tokenizer",
         )
-    return _Comparison(rows, target, draft, draft_fields).diagnosis(tokenizer)
+    ours, theirs = Side(target, rows), Side(draft, rows)
+    places = [(number, at) for number, row in enumerate(rows) for at in range(len(row.output))]
+    wanted = ours.probabilities([row.request for row in rows], places)
+    draft_requests = [replace(row.request, **draft_fields) for row in rows]
+    drawn = theirs.probabilities(draft_requests, places)
+    overlaps = _overlaps(wanted, drawn)
+    overlap = float(overlaps.mean())
 
-
-class _Comparison:
-    """Both models' logits at each position of all rows, and what is made of them."""
-
-    def __init__(
-        self,
-        rows: Sequence[TargetOutput],
-        target: Model,
-        draft: Model,
-        draft_fields: dict[str, object],
-    ) -> None:
-        self._rows, self._draft_fields = rows, draft_fields
-        self._target, self._draft = Side(target, rows), Side(draft, rows)
-        self._draft_requests = [replace(row.request, **draft_fields) for row in rows]
-        self._places = [
-            (number, place) for number, row in enumerate(rows) for place in range(len(row.output))
-        ]
-        requests = [row.request for row in rows]
-        self._wanted = self._target.probabilities(requests, self._places)
-        self._drawn = self._draft.probabilities(self._draft_requests, self._places)
-        self._overlaps = _overlaps(self._wanted, self._drawn)
-        self._overlap = float(self._overlaps.mean())
-
-    def diagnosis(self, tokenizer: CauseCheck) -> Diagnosis:
-        """Return what is wrong; tokenizer: what was found out of those of both."""
-        checks = [tokenizer, self._cache(), *self._fields(), self._temperature(), self._positions()]
-        faults = [check for check in checks if check.is_fault]
-        faults.sort(key=_rank)
-        cause: Cause = "none" if self._overlap >= GOOD else "weak"
-        places = np.array([place for _, place in self._places])
-        return Diagnosis(
-            num_rows=len(self._rows),
-            num_positions=len(self._places),
-            overlap=self._overlap,
-            agreement=self._agreement(),
-            by_position=[
-                float(self._overlaps[places == place].mean()) for place in range(places.max() + 1)
-            ],
-            checks=checks,
-            cause=faults[0].cause if faults else cause,
-        )
-
-    def _agreement(self) -> float:
-        pairs = zip(self._target.logits, self._draft.logits, strict=True)
-        same = [ours.argmax(axis=-1) == theirs.argmax(axis=-1) for ours, theirs in pairs]
-        return float(np.concatenate(same).mean())
-
-    def _cache(self) -> CauseCheck:
-        """Compare what the draft gives token by token with what it gives without its cache."""
-        places, drawn = [], []
-        for number, row in enumerate(self._rows):
-            length = len(row.output)
-            some = np.unique(np.linspace(length - 1, 0, _NUM_RECOMPUTED).astype(np.intp))
-            places += [(number, place) for place in some.tolist()]
-            drawn += self._draft.recomputed(number, self._draft_requests[number], some.tolist())
-        index = [self._places.index(place) for place in places]
-        same = float(_overlaps([self._drawn[at] for at in index], drawn).mean())
-        overlap = float(_overlaps([self._wanted[at] for at in index], drawn).mean())
-        text = f"without its cache it gives {same:.3f} of the same, at {len(places)} positions"
-        return CauseCheck(cause="cache", is_fault=same < _SAME, overlap=overlap, text=text)
-
-    def _fields(self) -> list[CauseCheck]:
-        """Compare with what the draft would give if one more setting was the request's."""
-        checks = []
-        for name in _FIELDS:
-            values = [getattr(row.request, name) for row in self._rows]
-            theirs = self._draft_fields.get(name)
-            other = next((value for value in values if value != theirs), theirs)
-            if name not in self._draft_fields or other == theirs:
-                continue
-            requests = [
-                replace(request, **{name: value})
-                for request, value in zip(self._draft_requests, values, strict=True)
-            ]
-            overlap = self._overlap_with(self._draft.probabilities(requests, self._places))
-            cause: Cause = "temperature" if name == "temperature" else "processor"
-            text = f"{name} is {other} for the target, and {theirs} for the draft"
-            is_fault = overlap >= self._overlap + _LEAST_GAIN
-            checks.append(CauseCheck(cause=cause, is_fault=is_fault, overlap=overlap, text=text))
-        return checks
-
-    def _temperature(self) -> CauseCheck:
-        """Look for a temperature at which the draft would be nearest."""
-        every = -(-len(self._places) // _NUM_SCALED)
-        some = self._places[::every]
-        wanted = self._wanted[::every]
-        found = [
-            float(
-                _overlaps(wanted, self._draft.probabilities(self._draft_requests, some, s)).mean()
-            )
-            for s in _SCALES
-        ]
-        best = int(np.argmax(found))
-        here = found[len(_SCALES) // 2]
-        scale = float(_SCALES[best]) if found[best] > here else 1.0
-        text = "it is nearest at its own temperature"
-        if scale != 1:
-            text = f"it is nearest at {1 / scale:.2g} times its temperature"
-        gain = found[best] - here
-        overlap, is_fault = self._overlap + gain, self._explains(gain)
-        return CauseCheck(cause="temperature", is_fault=is_fault, overlap=overlap, text=text)
-
-    def _positions(self) -> CauseCheck:
-        """Compare each position of the draft with those of the target beside it."""
-        shifted = {}
-        for shift in (-1, 1):
-            pairs = [
-                (self._wanted[at + shift], self._drawn[at])
-                for at, (number, place) in enumerate(self._places)
-                if 0 <= place + shift < len(self._rows[number].output)
-            ]
-            if pairs:
-                wanted, drawn = zip(*pairs, strict=True)
-                shifted[shift] = float(_overlaps(wanted, drawn).mean())
-        best = max(shifted, key=shifted.__getitem__, default=0)
-        overlap = shifted.get(best, 0.0)
-        words = {-1: "before", 1: "after", 0: "beside"}[best]
-        text = f"with what the target gives one position {words} it"
-        is_fault = self._explains(overlap - self._overlap)
-        return CauseCheck(cause="positions", is_fault=is_fault, overlap=overlap, text=text)
-
-    def _explains(self, gain: float) -> bool:
+    def explains(gain: float) -> bool:
         """Return whether so much overlap is a good part of what is missing."""
-        return gain >= max(_LEAST_GAIN, _LEAST_SHARE * (1 - self._overlap))
+        return gain >= max(_LEAST_GAIN, _LEAST_SHARE * (1 - overlap))
 
-    def _overlap_with(self, drawn: Sequence[Floats]) -> float:
-        return float(_overlaps(self._wanted, drawn).mean())
+    # what the draft gives token by token, against what it gives without its cache
+    index, again = [], []
+    for number, row in enumerate(rows):
+        some = np.linspace(len(row.output) - 1, 0, _NUM_RECOMPUTED).astype(np.intp)
+        positions = np.unique(some).tolist()
+        index += [places.index((number, at)) for at in positions]
+        again += theirs.recomputed(number, draft_requests[number], positions)
+    same = float(_overlaps([drawn[at] for at in index], again).mean())
+    checks.append(
+        CauseCheck(
+            cause="cache",
+            is_fault=same < _SAME,
+            overlap=float(_overlaps([wanted[at] for at in index], again).mean()),
+            text=f"without its cache it gives {same:.3f} of the same, at {len(index)} positions",
+        )
+    )
+    # what it would give if one more setting was the request's
+    for name in SAMPLING_FIELDS:
+        values, own = [getattr(row.request, name) for row in rows], draft_fields.get(name)
+        other = next((value for value in values if value != own), own)
+        if name not in draft_fields or other == own:
+            continue
+        requests = [
+            replace(request, **{name: value})
+            for request, value in zip(draft_requests, values, strict=True)
+        ]
+        without = float(_overlaps(wanted, theirs.probabilities(requests, places)).mean())
+        checks.append(
+            CauseCheck(
+                cause="temperature" if name == "temperature" else "processor",
+                is_fault=without >= overlap + _LEAST_GAIN,
+                overlap=without,
+                text=f"{name} is {other} for the target, and {own} for the draft",
+            )
+        )
+    # the temperature at which it would be nearest
+    every = -(-len(places) // _NUM_SCALED)
+    found = [
+        float(
+            _overlaps(
+                wanted[::every], theirs.probabilities(draft_requests, places[::every], scale)
+            ).mean()
+        )
+        for scale in _SCALES
+    ]
+    best, here = int(np.argmax(found)), found[len(_SCALES) // 2]
+    gain, text = found[best] - here, "it is nearest at its own temperature"
+    if gain > 0 and _SCALES[best] != 1:
+        text = f"it is nearest at {1 / _SCALES[best]:.2g} times its temperature"
+    checks.append(
+        CauseCheck(cause="temperature", is_fault=explains(gain), overlap=overlap + gain, text=text)
+    )
+    # each of its positions against those of the target on either side
+    shifted = {}
+    for shift in (-1, 1):
+        pairs = [
+            (wanted[at + shift], drawn[at])
+            for at, (number, place) in enumerate(places)
+            if 0 <= place + shift < len(rows[number].output)
+        ]
+        if pairs:
+            shifted[shift] = float(_overlaps(*zip(*pairs, strict=True)).mean())
+    nearest = max(shifted, key=shifted.__getitem__, default=0)
+    beside = shifted.get(nearest, 0.0)
+    words = {-1: "before", 1: "after", 0: "beside"}[nearest]
+    checks.append(
+        CauseCheck(
+            cause="positions",
+            is_fault=explains(beside - overlap),
+            overlap=beside,
+            text=f"with what the target gives one position {words} it",
+        )
+    )
+    faults = [check for check in checks if check.is_fault]
+    faults.sort(key=lambda check: (_SURE.get(check.cause, 2), -(check.overlap or 0.0)))
+    is_same = [
+        our.argmax(axis=-1) == their.argmax(axis=-1)
+        for our, their in zip(ours.logits, theirs.logits, strict=True)
+    ]
+    at_place = np.array([place for _, place in places])
+    return Diagnosis(
+        num_rows=len(rows),
+        num_positions=len(places),
+        overlap=overlap,
+        agreement=float(np.concatenate(is_same).mean()),
+        by_position=[
+            float(overlaps[at_place == place].mean()) for place in range(at_place.max() + 1)
+        ],
+        checks=checks,
+        cause=faults[0].cause if faults else "none" if overlap >= GOOD else "weak",
+    )
 
 
 def _overlaps(wanted: Sequence[Floats], drawn: Sequence[Floats]) -> Floats:
@@ -361,31 +314,23 @@ def _overlaps(wanted: Sequence[Floats], drawn: Sequence[Floats]) -> Floats:
     return np.array(overlaps)
 
 
-def _rank(check: CauseCheck) -> tuple[int, float]:
-    """Return what faults are sorted by: those that are seen at once, then what explains most."""
-    sure: dict[Cause, int] = {"tokenizer": 0, "cache": 1}
-    return sure.get(check.cause, 2), -(check.overlap or 0.0)
-
-
 def _tokenizer_check(rows: Sequence[TargetOutput], target: Model, draft: Model) -> CauseCheck:
     """Compare what both models read in the tokens of `rows`, and what ends their texts."""
     ours, theirs = target.tokenizer.token_bytes, draft.tokenizer.token_bytes
     used = sorted({token for row in rows for token in (*row.prompt, *row.output)})
     others = [token for token in used if bytes_of(token, ours) != bytes_of(token, theirs)]
+    ends, other_ends = (
+        " or ".join(map(str, sorted(eos_token_ids_of(model)))) or "no token"
+        for model in (target, draft)
+    )
+    text = f"both read all {len(used)} tokens alike"
     if others:
         first = others[0]
         text = (
             f"{len(others)} of {len(used)} tokens are others for the draft: {first} is "
             f"{bytes_of(first, ours)!r}, and {bytes_of(first, theirs)!r} for the draft"
         )
-        return CauseCheck(cause="tokenizer", is_fault=True, overlap=None, text=text)
-    ends, other_ends = eos_token_ids_of(target), eos_token_ids_of(draft)
-    if set(ends) != set(other_ends):
-        text = f"texts end with {_ids(ends)}, and with {_ids(other_ends)} for the draft"
-        return CauseCheck(cause="tokenizer", is_fault=True, overlap=None, text=text)
-    text = f"both read all {len(used)} tokens alike"
-    return CauseCheck(cause="tokenizer", is_fault=False, overlap=None, text=text)
-
-
-def _ids(token_ids: Sequence[int]) -> str:
-    return " or ".join(map(str, token_ids)) or "no token"
+    elif ends != other_ends:
+        text = f"texts end with {ends}, and with {other_ends} for the draft"
+    is_fault = bool(others) or ends != other_ends
+    return CauseCheck(cause="tokenizer", is_fault=is_fault, overlap=None, text=text)

@@ -14,7 +14,6 @@ from batcher.models.base import FloatArray, Model
 from batcher.models.loading import as_model
 from batcher.speculation.diagnosis import (
     Diagnosis,
-    RowLogits,
     Side,
     TargetOutput,
     can_be_compared,
@@ -214,7 +213,7 @@ def test_the_overlap_is_that_of_the_probabilities_drawn_from() -> None:
 
 
 def test_logits_come_token_by_token_or_at_once() -> None:
-    asked = RowLogits(model_of(target))
+    asked = Side(model_of(target), [])
     tokens = [3, 1, 4, 1, 5, 9, 2]
     logits = asked.step_by_step(tokens, 2)
     assert len(logits) == 5
