@@ -1,14 +1,16 @@
-"""The automata of all running rows: an add, a gather and a compare a step.
+"""Stops and states of running rows, matched as one table: an add, a gather and a compare a step.
 
 A row's whole state is one number: where in the flattened table the line of its StopProgress begins.
-Lines and entries are made when a row first needs them, by reader.py, and then serve every
-row whose request has an equal automaton; so no product of states is ever laid out, as in the lazy
+Lines and entries are made when a row first needs them, by a StopReader, and then serve every row
+whose request has an equal automaton; so no product of states is ever laid out, as in the lazy
 automata of Cox, "Regular Expression Matching in the Wild" (2010).
+
+The table only shows that a row has come to the end of its automaton.  How is found out once, from
+its tokens, by the definition: `read_output`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property, lru_cache, partial
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -28,225 +30,10 @@ from batcher.errors import InvariantError
 from batcher.models.base import REPLACEMENT, IntArray, Tokenizer, bytes_of, join_bytes
 from batcher.result import StopReason
 
-# What a sequence that has ended is told of its output, exactly, from its tokens.
-#
-# This is the definition.  The engine only learns from a table (matcher.py) that a row has come
-# to the end of its automaton, and asks here, once per sequence, how.
-
-
-class StateText(NamedTuple):
-    """The text of one segment, which a state has generated, without the pattern that ended it.
-
-    tokens: those with a byte in `text`, and those without bytes that stand before its end.
-    """
-
-    state: str
-    text: bytes
-    tokens: list[int]
-
-
-class Output(Struct, frozen=True, gc=False):
-    """The text before the stop, what stopped it, and, if there are named states, text by state.
-
-    segments: in order, those that are empty left out; if all are, the one in which it ended.
-    """
-
-    text: bytes
-    stop_reason: StopReason = None
-    segments: list[StateText] | None = None
-
-
-class _SegmentSpan(NamedTuple):
-    """Where in the output a segment is: a part that one state has generated.
-
-    begin, end: its bytes.  first, last: its tokens are in range(first, last).
-    way: how it ended; None for the segment that an output breaks off in.
-    """
-
-    state: int
-    begin: int
-    end: int
-    first: int
-    last: int
-    way: Exit | None
-
-
-def read_output(
-    automaton: StopAutomaton,
-    tokens: list[int],
-    tokenizer: Tokenizer,
-    *,
-    has_stopped: bool,
-    skip: int = 0,
-    keeps_stop: bool = False,
-) -> Output:
-    """Return what `tokens` are an output of.
-
-    has_stopped: whether the last token brought the automaton to its end, if it could; a stop that
-    was completed before that token, or in spite of it, is text.
-    skip: how many of the first bytes belong to the prompt; so do tokens with no byte after them.
-    keeps_stop: whether the text ends with the stop, not before it; not where there are states.
-    """
-    text = join_bytes(tokens, tokenizer.token_bytes)
-    if skip:
-        text = text[skip:]
-        tokens, skip = _without_the_prompts(tokens, tokenizer, skip)
-    has_stopped = has_stopped and bool(tokens)
-    if automaton.names:
-        return _with_segments(automaton, tokens, text, tokenizer, skip, has_stopped=has_stopped)
-    if not has_stopped:
-        return Output(text)
-    begin, end, stop_reason = _final_stop(automaton, tokens, text, tokenizer)
-    return Output(text[: end if keeps_stop else begin], stop_reason)
-
-
-def _without_the_prompts(
-    tokens: list[int], tokenizer: Tokenizer, skip: int
-) -> tuple[list[int], int]:
-    """Return the tokens that have a byte after the first `skip`, and what the first one skips."""
-    for number, token_id in enumerate(tokens):
-        size = len(join_bytes([token_id], tokenizer.token_bytes))
-        if size > skip or not skip:
-            return tokens[number:], skip
-        skip -= size
-    return [], skip
-
-
-def _final_stop(
-    automaton: StopAutomaton, tokens: list[int], text: bytes, tokenizer: Tokenizer
-) -> tuple[int, int, StopReason]:
-    """Return where in the text the stop is that the last of `tokens` completes, and what it is.
-
-    Where none is completed, which a table cannot tell of, it is at the end.  Only for an automaton
-    with one state: there, nothing but the last token has to be looked at.
-    """
-    token_bytes, num_text, last = tokenizer.token_bytes, len(text), tokens[-1]
-    by_last_id, texts = _ways_to_end(automaton)
-    found: list[_Completion] = []
-    for ids, place, way in by_last_id.get(last, ()):
-        if tokens[-len(ids) :] == ids:
-            size = len(join_bytes(ids, token_bytes))
-            begin = max(0, num_text - size)  # ids may reach back over bytes of the prompt
-            found.append(_Completion(num_text, size, place, begin, way))
-    num_before = num_text - len(bytes_of(last, token_bytes)) if texts else num_text
-    for pattern, place, way in texts:
-        size = len(pattern)
-        begin = text.find(pattern, max(0, num_before + 1 - size))
-        if begin >= 0:
-            found.append(_Completion(begin + size, size, place, begin, way))
-    if not found:
-        return num_text, num_text, None
-    final = found[0] if len(found) == 1 else min(found, key=_Completion.rank)
-    return final.begin, final.end, final.exit.stop_reason
-
-
-class _WaysToEnd(NamedTuple):
-    """The exits of an automaton of one state that end generation, each with its pattern and place.
-
-    by_last_id: those of ids, by the last of them.
-    """
-
-    by_last_id: dict[int, list[tuple[list[int], int, Exit]]]
-    texts: list[tuple[bytes, int, Exit]]
-
-
-@lru_cache(1024)
-def _ways_to_end(automaton: StopAutomaton) -> _WaysToEnd:
-    ways = _WaysToEnd({}, [])
-    for place, way in enumerate(automaton.exits[0]):
-        if way.target != END:
-            continue
-        if isinstance(way.pattern, bytes):
-            ways.texts.append((way.pattern, place, way))
-        else:
-            same = ways.by_last_id.setdefault(way.pattern[-1], [])
-            same.append(([*way.pattern], place, way))
-    return ways
-
-
-class _Completion(NamedTuple):
-    """A pattern of `size` bytes, from `begin` to `end`, of the exit that stands at `place`."""
-
-    end: int
-    size: int
-    place: int
-    begin: int
-    exit: Exit
-
-    def rank(self) -> tuple[int, tuple[int, int, int]]:
-        """Return what sorts completions by one token, the one that counts first."""
-        return self.end, precedence(self.exit, self.size, self.place)
-
-
-def _read_segments(
-    tokens: list[int], readers: Sequence[StopReader], skip: int
-) -> tuple[list[_SegmentSpan], list[tuple[int, int]]]:
-    """Return the segments that `tokens` lead through, and where each token's text is.
-
-    readers: what reads each token.
-    """
-    ended: list[_SegmentSpan] = []
-    spans: list[tuple[int, int]] = []
-    state = begin = first = position = 0
-    progress: StopProgress | None = StopProgress(skip=skip)
-    for number, (token_id, reader) in enumerate(zip(tokens, readers, strict=True)):
-        if progress is None:
-            raise InvariantError("tokens after the end of the automaton")
-        size = len(reader.bytes_of(token_id)[progress.skip :])
-        spans.append((position, position + size))
-        progress, matches = reader.read(progress, token_id)
-        for way, num_read, num_cut in matches:
-            end = position + num_read
-            num_ids = 0 if isinstance(way.pattern, bytes) else len(way.pattern)
-            cut = max(begin, end - num_cut)  # ids may reach back over bytes of the prompt
-            ended.append(_SegmentSpan(state, begin, cut, first, number + 1 - num_ids, way))
-            state, begin, first = way.target, end, number + (num_ids > 0)
-        position += size
-    if progress is not None:
-        ended.append(_SegmentSpan(state, begin, position, first, len(tokens), None))
-    return ended, spans
-
-
-def _with_segments(
-    automaton: StopAutomaton,
-    tokens: list[int],
-    text: bytes,
-    tokenizer: Tokenizer,
-    skip: int,
-    *,
-    has_stopped: bool,
-) -> Output:
-    """Return the output of an automaton with named states."""
-    readers = [StopReader(automaton.endless, tokenizer.token_bytes)] * len(tokens)
-    if has_stopped:
-        readers[-1] = StopReader(automaton, tokenizer.token_bytes)
-    spans, token_spans = _read_segments(tokens, readers, skip)
-    segments = [
-        StateText(
-            automaton.names[span.state],
-            text[span.begin : span.end],
-            [tokens[n] for n in range(span.first, span.last) if _is_in(span, *token_spans[n])],
-        )
-        for span in spans
-    ]
-    kept = [segment for segment in segments if segment.text or segment.tokens] or segments[-1:]
-    last = spans[-1]
-    if last.way is None:
-        return Output(text, None, kept)
-    return Output(text[: last.end], last.way.stop_reason, kept)
-
-
-def _is_in(span: _SegmentSpan, begin: int, end: int) -> bool:
-    """Return whether a token with these bytes belongs to a segment during which it was read."""
-    if begin == end:
-        return begin <= span.end
-    return max(begin, span.begin) < min(end, span.end)
-
-
 FREE_LINE = 0  # of rows that have nothing to watch for: every token leads back to it
 FIRST_LINE = 1
 ENDED = -1  # the entry of a token that ends generation
-UNKNOWN = -2  # that of a token which no row has had there yet
+UNKNOWN = -2  # that of a token which no row has had there yet, or that is always read
 MAX_BEYOND = 2**16  # ids beyond the tokenizer's that have columns of their own
 MAX_ENTRIES = 1 << 22  # of 8 bytes; memory is taken as lines are made
 START = StopProgress()
@@ -259,71 +46,12 @@ class AutomatonPlace(NamedTuple):
     progress: StopProgress
 
 
-class TokenColumns:
-    """The columns of a vocabulary.
+class StopMatcher:
+    """Finds the rows that have just come to the end of their automaton.
 
     Every id has a column of its own, unless the model takes any id, or many more than the tokenizer
-    knows: then those beyond the tokenizer's share the last column, but for the ones that are asked
-    for.
-
-    vocab_size: None for a model that takes any id.
-    are_shared: whether an id may not be its own column.
-    """
-
-    def __init__(self, token_bytes: Sequence[bytes], vocab_size: int | None) -> None:
-        self._token_bytes = token_bytes[:vocab_size]
-        num_known = len(self._token_bytes)
-        self.are_shared = vocab_size is None or vocab_size - num_known > MAX_BEYOND
-        self._num_own = num_known if vocab_size is None or self.are_shared else vocab_size
-        self._asked_for: IntArray = np.zeros(0, np.int64)  # ascending ids
-        self._column_of: dict[int, int] = {}  # of those
-
-    @property
-    def num_columns(self) -> int:
-        """How many there are."""
-        return self._num_own + (len(self._asked_for) + 1 if self.are_shared else 0)
-
-    def of_all(self, tokens: IntArray) -> IntArray:
-        """Return the column of each token."""
-        num_asked_for = len(self._asked_for)
-        if not num_asked_for:
-            return np.minimum(tokens, self._num_own)
-        places = np.minimum(self._asked_for.searchsorted(tokens), num_asked_for - 1)
-        places = np.where(self._asked_for[places] == tokens, places, num_asked_for)
-        return np.where(tokens < self._num_own, tokens, self._num_own + places)
-
-    def of(self, token_id: int) -> int:
-        """Return the column of one token; one that cannot occur has that of another."""
-        if token_id < self._num_own:
-            return token_id
-        return self._column_of.get(token_id, self.num_columns - 1)
-
-    def lack(self, automaton: StopAutomaton) -> bool:
-        """Return whether ids of `automaton` share a column."""
-        return self.are_shared and not self._shared_ids([automaton]) <= self._column_of.keys()
-
-    def ask_for(self, automata: Iterable[StopAutomaton]) -> None:
-        """Give the ids of these automata columns of their own, and no other ids."""
-        ids = sorted(self._shared_ids(automata))
-        self._asked_for = np.array(ids, np.int64)
-        self._column_of = {token_id: self._num_own + place for place, token_id in enumerate(ids)}
-        self.__dict__.pop("texts", None)
-
-    def _shared_ids(self, automata: Iterable[StopAutomaton]) -> set[int]:
-        """Return the ids of `automata` beyond the tokenizer's."""
-        exits = chain.from_iterable(exits for automaton in automata for exits in automaton.exits)
-        patterns = [way.pattern for way in exits if isinstance(way.pattern, tuple)]
-        return {token_id for ids in patterns for token_id in ids if token_id >= self._num_own}
-
-    @cached_property
-    def texts(self) -> ByteIndex:
-        """What they show as."""
-        num_beyond = self.num_columns - len(self._token_bytes)
-        return ByteIndex([*self._token_bytes, *[REPLACEMENT] * num_beyond])
-
-
-class StopMatcher:
-    """Tells which rows have just come to the end of their automaton.
+    knows: then those beyond the tokenizer's share the last column, which is read token by token for
+    automata that have such ids.
 
     vocab_size: None for a model that takes any id.
 
@@ -338,7 +66,13 @@ class StopMatcher:
         self.states: IntArray = np.zeros(num_slots, np.int64)
         self.watched: set[int] = set()
         self._token_bytes = tokenizer.token_bytes
-        self._columns = TokenColumns(self._token_bytes, vocab_size)
+        num_known = len(self._token_bytes[:vocab_size])
+        self._shared: int | None = None  # the column of all other ids
+        if vocab_size is None or vocab_size - num_known > MAX_BEYOND:
+            self._shared = num_known
+            self._width = num_known + 1
+        else:
+            self._width = vocab_size
         self._index = np.zeros(num_slots, np.int64)
         self._zeros = np.zeros(num_slots, np.int64)  # numpy is slower with a scalar
         self._flags = bytearray(num_slots)  # 1 where a row needs a look; searched faster than numpy
@@ -346,16 +80,19 @@ class StopMatcher:
         self._reader_of = cache(partial(StopReader, token_bytes=self._token_bytes))
         self._lines: dict[AutomatonPlace, int] = {}
         self._places: list[AutomatonPlace] = []  # what each line stands for
-        self._lay_out()
+        # twice as many lines as all rows can need at once
+        num_lines = max(FIRST_LINE + 4 * num_slots, MAX_ENTRIES // self._width)
+        self._table: IntArray = np.empty((num_lines, self._width), np.int64)
+        self._table[FREE_LINE] = FREE_LINE
+        self._flat = self._table.reshape(-1)
+
+    # -- a row comes and goes --------------------------------------------------------------------
 
     def open(self, slot: int, automaton: StopAutomaton, progress: StopProgress = START) -> None:
         """Let `slot`, whose row is forgotten, begin one at `progress` in `automaton`."""
         if not any(automaton.exits):
             return
-        if self._columns.lack(automaton):
-            self._columns.ask_for([*(place.automaton for _, place in self._rows()), automaton])
-            self._clear()
-        elif self._is_full:
+        if self._is_full:
             self._clear()
         state = self._state_of(AutomatonPlace(automaton, progress))
         self.watched.add(slot)
@@ -393,11 +130,13 @@ class StopMatcher:
         if slot in self.watched:
             self.open(slot, automaton, self._place_of(slot).progress)
 
+    # -- tokens ----------------------------------------------------------------------------------
+
     def advance(self, tokens: IntArray) -> list[int]:
         """Let every row read its token, tokens: [num_slots]; return the slots that have ended."""
         if not self.watched:
             return []
-        columns = self._columns.of_all(tokens) if self._columns.are_shared else tokens
+        columns = tokens if self._shared is None else np.minimum(tokens, self._shared)
         states, index, flags = self.states, self._index, self._flags
         np.add(states, columns, index)
         self._flat.take(index, None, states, "clip")
@@ -416,7 +155,7 @@ class StopMatcher:
                 unknown.append(slot)
             slot = flags.find(1, slot + 1)
         if unknown:
-            ended += [slot for slot in unknown if self._ends_with(slot, tokens.item(slot))]
+            ended += self.advance_some(unknown, tokens)
             ended.sort()
         return ended
 
@@ -425,14 +164,13 @@ class StopMatcher:
 
         tokens: [num_slots].
         """
-        watched = [slot for slot in slots if slot in self.watched]
-        return [slot for slot in watched if self._ends_with(slot, tokens.item(slot))]
-
-    def _ends_with(self, slot: int, token_id: int) -> bool:
-        """Let the row in `slot` alone read a token; return whether it has ended."""
-        state = self._state_after(slot, token_id)
-        self.states[slot] = FREE_LINE if state == ENDED else state
-        return state == ENDED
+        ended = []
+        for slot in slots:
+            state = self._state_after(slot, tokens.item(slot))
+            self.states[slot] = FREE_LINE if state == ENDED else state
+            if state == ENDED:
+                ended.append(slot)
+        return ended
 
     def advance_row(self, slot: int, token_ids: Sequence[int]) -> int:
         """Let the row in `slot` alone read tokens, up to one that would end it.
@@ -441,16 +179,14 @@ class StopMatcher:
         """
         if slot not in self.watched:
             return len(token_ids)
-        state, flat = self.states.item(slot), self._flat
-        columns = map(self._columns.of, token_ids) if self._columns.are_shared else token_ids
-        for number, column in enumerate(columns):
-            after = flat.item(state + column)
+        state, flat, shared = self.states.item(slot), self._flat, self._shared
+        for number, token_id in enumerate(token_ids):
+            after = flat.item(state + (token_id if shared is None else min(token_id, shared)))
             if after < 0:
                 self.states[slot] = state
-                after = self._state_after(slot, token_ids[number])
+                after = self._state_after(slot, token_id)
                 if after == ENDED:
                     return number
-                flat = self._flat
             state = after
         self.states[slot] = state
         return len(token_ids)
@@ -465,7 +201,7 @@ class StopMatcher:
             return counts
         states: IntArray = np.empty((len(tokens) + 1, len(slots)), np.int64)
         states[0] = self.states[slots]
-        columns = self._columns.of_all(tokens) if self._columns.are_shared else tokens
+        columns = tokens if self._shared is None else np.minimum(tokens, self._shared)
         for number, column in enumerate(columns):
             self._flat.take(states[number] + column, None, states[number + 1], "clip")
         is_special: NDArray[np.bool_] = states.min(axis=0) < 0  # here or behind what it reads
@@ -486,7 +222,7 @@ class StopMatcher:
         if slot not in self.watched:
             return FREE_LINE
         state = self.states.item(slot)
-        column = self._columns.of(token_id)
+        column = token_id if self._shared is None else min(token_id, self._shared)
         after = self._flat.item(state + column)
         if after != UNKNOWN:
             return after
@@ -496,46 +232,35 @@ class StopMatcher:
         automaton, progress = self._place_of(slot)
         then = self._reader_of(automaton).read(progress, token_id).progress
         after = ENDED if then is None else self._state_of(AutomatonPlace(automaton, then))
-        self._flat[state + column] = after
+        if column != self._shared or not self._is_always_read(automaton):
+            self._flat[state + column] = after
         return after
+
+    # -- lines -----------------------------------------------------------------------------------
 
     def _place_of(self, slot: int) -> AutomatonPlace:
         return self._places[self.states.item(slot) // self._width - FIRST_LINE]
-
-    def _rows(self) -> list[tuple[int, AutomatonPlace]]:
-        """Return the slots of rows that have not ended, and where each stands."""
-        slots = [slot for slot in sorted(self.watched) if self.states.item(slot) != FREE_LINE]
-        return [(slot, self._place_of(slot)) for slot in slots]
 
     @property
     def _is_full(self) -> bool:
         """Whether a place may find no room for a line and for that of its root."""
         return FIRST_LINE + len(self._places) + 2 > len(self._table)
 
-    def _lay_out(self) -> None:
-        """Make an empty table, with room for twice as many lines as all rows can need at once."""
-        self._width = self._columns.num_columns
-        num_slots = len(self.states)
-        num_lines = max(FIRST_LINE + 4 * num_slots, MAX_ENTRIES // self._width)
-        self._table: IntArray = np.empty((num_lines, self._width), np.int64)
-        self._table[FREE_LINE] = FREE_LINE
-        self._flat = self._table.reshape(-1)
-
     def _clear(self) -> None:
         """Forget all lines but those in which rows stand."""
-        rows = self._rows()
+        slots = [slot for slot in sorted(self.watched) if self.states.item(slot) != FREE_LINE]
+        places = [self._place_of(slot) for slot in slots]
         for kept in (self._lines, self.starts, self._places):
             kept.clear()
         self._reader_of.cache_clear()
-        if self._columns.num_columns != self._width:
-            self._lay_out()
-        for slot, place in rows:
+        for slot, place in zip(slots, places, strict=True):
             self.states[slot] = self._state_of(place)
 
     def _state_of(self, place: AutomatonPlace) -> int:
         """Return the state of a row that stands at `place`, whose line is made if there is none.
 
-        A line begins with what can be told of many tokens at once.
+        A line begins with what is known of many tokens at once: from most places, most tokens lead
+        to where they lead from the root.
         """
         line = self._lines.get(place)
         if line is not None:
@@ -562,18 +287,215 @@ class StopMatcher:
         For the root itself: those that may not lead back to it.
         """
         automaton, (state, id_node, text_node, skip) = place
+        last = self._width - 1
         if skip:
             return
+        if self._shared is not None and self._is_always_read(automaton):
+            yield [self._shared]
         if not id_node and not text_node:
             for way in automaton.exits[state]:
                 if isinstance(way.pattern, bytes):
-                    yield self._columns.texts.touching(way.pattern)
+                    yield self._texts.touching(way.pattern)
                 else:
-                    yield [self._columns.of(way.pattern[0])]
+                    yield [min(way.pattern[0], last)]
             return
         ids, texts = self._reader_of(automaton).tries[state]
-        yield [self._columns.of(token_id) for token_id in ids.own_symbols(id_node)]
+        yield [min(token_id, last) for token_id in ids.own_symbols(id_node)]
         if text_node:
-            yield self._columns.texts.empty
+            yield self._texts.empty
             for byte in texts.own_symbols(text_node):
-                yield self._columns.texts.beginning(byte)
+                yield self._texts.beginning(byte)
+
+    def _is_always_read(self, automaton: StopAutomaton) -> bool:
+        """Return whether ids of `automaton` are among those that share a column."""
+        return any(
+            self._shared is not None and max(way.pattern) >= self._shared
+            for exits in automaton.exits
+            for way in exits
+            if isinstance(way.pattern, tuple)
+        )
+
+    @cached_property
+    def _texts(self) -> ByteIndex:
+        """What the tokens of all columns show as."""
+        known = self._token_bytes[: self._width if self._shared is None else self._shared]
+        return ByteIndex([*known, *[REPLACEMENT] * (self._width - len(known))])
+
+
+# -- what an output is -----------------------------------------------------------------------------
+
+
+class StateText(NamedTuple):
+    """The text of one segment, which a state has generated, without the pattern that ended it.
+
+    tokens: those with a byte in `text`, and those without bytes that stand before its end.
+    """
+
+    state: str
+    text: bytes
+    tokens: list[int]
+
+
+class Output(Struct, frozen=True, gc=False):
+    """The text before the stop, what stopped it, and, if there are named states, text by state.
+
+    segments: in order, those that are empty left out; if all are, the one in which it ended.
+    """
+
+    text: bytes
+    stop_reason: StopReason = None
+    segments: list[StateText] | None = None
+
+
+def read_output(
+    automaton: StopAutomaton,
+    tokens: list[int],
+    tokenizer: Tokenizer,
+    *,
+    has_stopped: bool,
+    skip: int = 0,
+    keeps_stop: bool = False,
+) -> Output:
+    """Return what `tokens` are an output of.
+
+    has_stopped: whether the last token brought the automaton to its end, if it could; a stop that
+    was completed before that token, or in spite of it, is text.
+    skip: how many of the first bytes belong to the prompt; so do tokens with no byte after them.
+    keeps_stop: whether the text ends with the stop, not before it; not where there are states.
+    """
+    text = join_bytes(tokens, tokenizer.token_bytes)
+    if skip:
+        text = text[skip:]
+        while tokens and skip:  # leave out the tokens without a byte after those of the prompt
+            size = len(bytes_of(tokens[0], tokenizer.token_bytes))
+            if size > skip:
+                break
+            tokens, skip = tokens[1:], skip - size
+    has_stopped = has_stopped and bool(tokens)
+    if automaton.names:
+        return _with_segments(automaton, tokens, text, tokenizer, skip, has_stopped=has_stopped)
+    if not has_stopped:
+        return Output(text)
+    begin, end, stop_reason = _final_stop(automaton, tokens, text, tokenizer)
+    return Output(text[: end if keeps_stop else begin], stop_reason)
+
+
+class _WaysToEnd(NamedTuple):
+    """The exits of an automaton of one state that end generation, each with its pattern and place.
+
+    by_last_id: those of ids, by the last of them.
+    """
+
+    by_last_id: dict[int, list[tuple[list[int], int, Exit]]]
+    texts: list[tuple[bytes, int, Exit]]
+
+
+@lru_cache(1024)
+def _ways_to_end(automaton: StopAutomaton) -> _WaysToEnd:
+    ways = _WaysToEnd({}, [])
+    for place, way in enumerate(automaton.exits[0]):
+        if way.target != END:
+            continue
+        if isinstance(way.pattern, bytes):
+            ways.texts.append((way.pattern, place, way))
+        else:
+            same = ways.by_last_id.setdefault(way.pattern[-1], [])
+            same.append(([*way.pattern], place, way))
+    return ways
+
+
+def _final_stop(
+    automaton: StopAutomaton, tokens: list[int], text: bytes, tokenizer: Tokenizer
+) -> tuple[int, int, StopReason]:
+    """Return where in the text the stop is that the last of `tokens` completes, and what it is.
+
+    Where none is completed, which a table cannot tell of, it is at the end.  Only for an automaton
+    with one state: there, nothing but the last token has to be looked at.
+    """
+    token_bytes, num_text, last = tokenizer.token_bytes, len(text), tokens[-1]
+    by_last_id, texts = _ways_to_end(automaton)
+    found: list[tuple[tuple[int, tuple[int, int, int]], int, Exit]] = []  # rank, begin, exit
+    for ids, place, way in by_last_id.get(last, ()):
+        if tokens[-len(ids) :] == ids:
+            size = len(join_bytes(ids, token_bytes))
+            begin = max(0, num_text - size)  # ids may reach back over bytes of the prompt
+            found.append(((num_text, precedence(way, size, place)), begin, way))
+    num_before = num_text - len(bytes_of(last, token_bytes)) if texts else num_text
+    for pattern, place, way in texts:
+        size = len(pattern)
+        begin = text.find(pattern, max(0, num_before + 1 - size))
+        if begin >= 0:
+            found.append(((begin + size, precedence(way, size, place)), begin, way))
+    if not found:
+        return num_text, num_text, None
+    (end, _), begin, way = min(found, key=lambda each: each[0])
+    return begin, end, way.stop_reason
+
+
+class _SegmentSpan(NamedTuple):
+    """Where in the output a segment is: a part that one state has generated.
+
+    begin, end: its bytes.  first, last: its tokens are in range(first, last).
+    way: how it ended; None for the segment that an output breaks off in.
+    """
+
+    state: int
+    begin: int
+    end: int
+    first: int
+    last: int
+    way: Exit | None
+
+
+def _with_segments(
+    automaton: StopAutomaton,
+    tokens: list[int],
+    text: bytes,
+    tokenizer: Tokenizer,
+    skip: int,
+    *,
+    has_stopped: bool,
+) -> Output:
+    """Return the output of an automaton with named states."""
+    readers = [StopReader(automaton.endless, tokenizer.token_bytes)] * len(tokens)
+    if has_stopped:
+        readers[-1] = StopReader(automaton, tokenizer.token_bytes)
+    spans: list[_SegmentSpan] = []
+    token_spans: list[tuple[int, int]] = []  # the bytes of each token
+    state = begin = first = position = 0
+    progress: StopProgress | None = StopProgress(skip=skip)
+    for number, (token_id, reader) in enumerate(zip(tokens, readers, strict=True)):
+        if progress is None:
+            raise InvariantError("tokens after the end of the automaton")
+        size = len(reader.bytes_of(token_id)[progress.skip :])
+        token_spans.append((position, position + size))
+        progress, matches = reader.read(progress, token_id)
+        for way, num_read, num_cut in matches:
+            end = position + num_read
+            num_ids = 0 if isinstance(way.pattern, bytes) else len(way.pattern)
+            cut = max(begin, end - num_cut)  # ids may reach back over bytes of the prompt
+            spans.append(_SegmentSpan(state, begin, cut, first, number + 1 - num_ids, way))
+            state, begin, first = way.target, end, number + (num_ids > 0)
+        position += size
+    if progress is not None:
+        spans.append(_SegmentSpan(state, begin, position, first, len(tokens), None))
+
+    def is_in(span: _SegmentSpan, begin: int, end: int) -> bool:
+        """Return whether a token with these bytes belongs to a segment in which it was read."""
+        if begin == end:
+            return begin <= span.end
+        return max(begin, span.begin) < min(end, span.end)
+
+    segments = [
+        StateText(
+            automaton.names[span.state],
+            text[span.begin : span.end],
+            [tokens[n] for n in range(span.first, span.last) if is_in(span, *token_spans[n])],
+        )
+        for span in spans
+    ]
+    kept = [segment for segment in segments if segment.text or segment.tokens] or segments[-1:]
+    last = spans[-1]
+    if last.way is None:
+        return Output(text, None, kept)
+    return Output(text[: last.end], last.way.stop_reason, kept)

@@ -188,7 +188,7 @@ def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() ->
 def test_a_huge_id_takes_no_more_room_than_a_small_one(stop_token: int) -> None:
     table = StopMatcher(2, None, BYTES)
     table.open(0, stops_at(stop_token=[5, stop_token]))
-    assert table._columns.num_columns == 258
+    assert table._width == 257
     assert table.advance(np.array([70_000, 7])) == []
     assert table.advance(np.array([stop_token - 1, 5])) == []
     assert table.advance(np.array([stop_token, 5])) == [0]
