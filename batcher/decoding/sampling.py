@@ -133,36 +133,6 @@ class DrawnDraft(NamedTuple):
     probabilities: FloatArray
 
 
-class DrawnDrafts:
-    """The drafts of rows, by slot and by how many tokens the row has before."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, dict[int, DrawnDraft]] = {}
-
-    def add(
-        self, slots: IntArray, positions: IntArray, tokens: IntArray, probabilities: Floats
-    ) -> None:
-        """Take in drafts; slots, positions, tokens: [rows], probabilities: [rows, vocab]."""
-        places = zip(slots.tolist(), positions.tolist(), tokens.tolist(), strict=True)
-        drawn_from = probabilities.astype(np.float32)
-        for (slot, position, token), row in zip(places, drawn_from, strict=True):
-            self._rows.setdefault(slot, {})[position] = DrawnDraft(token, row)
-
-    def of(self, slots: IntArray, positions: IntArray) -> Sequence[DrawnDraft | None]:
-        """Return what there is for each row; slots, positions: [rows]; empty if there is none."""
-        rows = self._rows
-        if not rows:
-            return ()
-        return [
-            rows[slot].get(position) if slot in rows else None
-            for slot, position in zip(slots.tolist(), positions.tolist(), strict=True)
-        ]
-
-    def forget(self, slot: int) -> None:
-        """Forget the drafts of a row, if there are any."""
-        self._rows.pop(slot, None)
-
-
 def verify(
     scores: Floats, token_ids: IntArray, drafts: Sequence[DrawnDraft | None], noise: Floats
 ) -> Floats:
@@ -272,10 +242,7 @@ def probabilities(logits: FloatArray, mu: Floats, params: SamplingParams) -> Flo
 
 
 def _narrow(logits: FloatArray, params: SamplingParams) -> Iterator[Candidates]:
-    """Yield all that can be drawn, as few as top_k allows.
-
-    top_k and the temperature commute: the temperature does not change which are largest.
-    """
+    # top_k and the temperature commute: the temperature does not change which are largest
     if params.top_k:
         return filters.top_candidates(logits, params.top_k)
     return filters.all_candidates(logits)
@@ -387,12 +354,18 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Chooses the tokens of the rows that are open."""
+    """Chooses the tokens of the rows that are open.
+
+    is_memoryless: [num_slots] whether tokens of the row follow from logits and position alone.
+    """
 
     def __init__(self, num_slots: int, vocab_size: int, tokenizer: Tokenizer) -> None:
         self._slots: IntArray | None = None  # until somebody asks
         self._vocab_size = vocab_size
-        _keep_memory()
+        # The C library of Linux gives back at once whatever is larger than all that it was given
+        # back before, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD), and to get it anew takes longer
+        # than what is done with it.  So let it keep arrays of a vocabulary, which come and go.
+        np.empty(KEPT_MEMORY, np.uint8)
         vocabulary = Vocabulary(tokenizer.token_bytes, vocab_size)
         self._bad_words = lru_cache(MAX_BAD_WORDS)(partial(BadWords, vocabulary=vocabulary))
         self._groups: dict[GroupKey, Group] = {}
@@ -406,9 +379,10 @@ class Sampler:
         self._bad_word_states: IntArray = np.zeros(num_slots, np.int64)
         self._cumulative = np.zeros(num_slots)
         self._seen = SeenTokens(num_slots)
-        self._is_memoryless = np.zeros(num_slots, np.bool_)
-        self._drafts = DrawnDrafts()  # that are to be verified
-        self._drafted: DrawnDrafts | None = None  # while they are drawn
+        self.is_memoryless = np.zeros(num_slots, np.bool_)
+        # by slot and by how many tokens the row has before: those to be verified, and those drawn
+        self._drafts: dict[tuple[int, int], DrawnDraft] = {}
+        self._drafted: dict[tuple[int, int], DrawnDraft] | None = None
         self._states = (
             self._keys,
             self._positions,
@@ -447,8 +421,9 @@ class Sampler:
 
     def close(self, slot: int) -> None:
         """Forget the row in `slot` and its partner; a slot without a row of its own is let be."""
-        self._is_memoryless[slot] = False
-        self._drafts.forget(slot)
+        self.is_memoryless[slot] = False
+        if self._drafts:
+            self._drafts = {at: draft for at, draft in self._drafts.items() if at[0] != slot}
         entry = self._rows[slot]
         if entry is not None:
             row, group = entry
@@ -550,10 +525,6 @@ class Sampler:
 
     # -- ahead of a step, for drafts and by drafts: rows are given tokens that are taken back ----
 
-    def are_memoryless(self, slots: IntArray) -> NDArray[np.bool_]:
-        """Return which rows are given tokens that follow from logits and position alone."""
-        return self._is_memoryless[slots]
-
     def choose_ahead(
         self, slots: IntArray, numbers: IntArray, logits: FloatArray
     ) -> IntArray | None:
@@ -575,12 +546,12 @@ class Sampler:
                 states = DrawStates(
                     self._keys[at], self._positions[at] + numbers[rows], self._mu[at]
                 )
-                drafts = self._drafts.of(at, states.positions)
+                drafts = self._drafts_of(at, states)
                 tokens[rows] = draw(own, states, group.key.params, drafts).tokens
         return tokens
 
     def move_on(self, slots: IntArray, numbers: IntArray) -> None:
-        """Let memoryless rows have been given so many tokens; slots, numbers: [rows]."""
+        """Move memoryless rows on by so many tokens; slots, numbers: [rows]."""
         self._positions[slots] += numbers
 
     @contextmanager
@@ -610,7 +581,7 @@ class Sampler:
         slots: [rows].
         """
         self.forget_drafts()
-        drafted = DrawnDrafts()
+        drafted: dict[tuple[int, int], DrawnDraft] = {}
         with self.undone(slots):
             self._keys[slots] = draft_keys(self._keys[slots], self._positions[slots])
             self._drafted = drafted
@@ -622,9 +593,16 @@ class Sampler:
 
     def forget_drafts(self) -> None:
         """Forget what was drafted: it is verified, or will never be."""
-        self._drafts = DrawnDrafts()
+        self._drafts = {}
 
-    # -- a step ---------
+    def _drafts_of(self, slots: IntArray, states: DrawStates) -> Sequence[DrawnDraft | None]:
+        """Return the draft of each row that is to be verified now; empty if there is none."""
+        if not self._drafts:
+            return ()
+        places = zip(slots.tolist(), states.positions.tolist(), strict=True)
+        return [self._drafts.get(place) for place in places]
+
+    # -- parts of the above ----------------------------------------------------------------------
 
     def _enter(self, slot: int, row: SamplingRow) -> None:
         """Take a row into its group."""
@@ -639,7 +617,7 @@ class Sampler:
         self._rows[slot] = row, group
         self._partners[slot] = NONE if row.partner is None else row.partner
         self._set_wanted(slot, row, is_wanted=True)
-        self._is_memoryless[slot] = group.is_memoryless
+        self.is_memoryless[slot] = group.is_memoryless
 
     def _set_wanted(self, slot: int, row: SamplingRow, *, is_wanted: bool) -> None:
         self._is_wanted[[slot] if row.partner is None else [slot, row.partner]] = is_wanted
@@ -650,10 +628,14 @@ class Sampler:
     ) -> dict[int, Failure]:
         """Return why the rows fail whose logits are of no use, and those whose partners' are."""
         maxima = logits.max(axis=-1)  # NaN if any is
-        unusable = {
-            int(wanted[row]): Failure("model-error", _describe(maxima[row]))
-            for row in (~np.isfinite(maxima)).nonzero()[0]
-        }
+        unusable = {}
+        for row in (~np.isfinite(maxima)).nonzero()[0]:
+            why = "every logit is -inf, so that no token has a probability"
+            if np.isnan(maxima[row]):
+                why = "a logit is not a number"
+            elif maxima[row] > 0:
+                why = "a logit is infinite"
+            unusable[int(wanted[row])] = Failure("model-error", why)
         for slot in skip:
             unusable[slot] = Failure("model-error", "the model gave the row no logits")
         if not unusable:
@@ -670,6 +652,7 @@ class Sampler:
         return failed
 
     def _sample_group(self, group: Group, slots: IntArray, step: "_Step", sampled: Sampled) -> None:
+        """Let the rows in `slots`, all of `group`, have their tokens, and move on."""
         params = group.key.params
         raw = self._logits_of(slots, step)
         if group.key.is_beam:
@@ -693,29 +676,27 @@ class Sampler:
         if not len(slots):
             return
         if tokens is None:
-            tokens = self._draw(params, slots, logits, sampled)
+            states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
+            drawn = draw(logits, states, params, self._drafts_of(slots, states))
+            if self._drafted is not None:
+                drawn_from = probabilities(logits, states.mu, params).astype(np.float32)
+                places = zip(slots.tolist(), states.positions.tolist(), strict=True)
+                drafts = map(DrawnDraft, drawn.tokens.tolist(), drawn_from)
+                self._drafted.update(zip(places, drafts, strict=True))
+            tokens, self._mu[slots] = drawn.tokens, drawn.mu
+            for row, logprob in drawn.logprobs.items():
+                sampled.logprobs[int(slots[row])] = logprob
         if params.needs_raw:
-            self._tell_raw(params, slots, tokens, raw, sampled)
-        self._give(group, slots, tokens, sampled)
-
-    def _draw(
-        self, params: SamplingParams, slots: IntArray, logits: FloatArray, sampled: Sampled
-    ) -> IntArray:
-        """Return what the rows in `slots` draw from `logits` [rows, vocab]."""
-        states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
-        drawn = draw(logits, states, params, self._drafts.of(slots, states.positions))
-        if self._drafted is not None:
-            drawn_from = probabilities(logits, states.mu, params)
-            self._drafted.add(slots, states.positions, drawn.tokens, drawn_from)
-        self._mu[slots] = drawn.mu
-        for row, logprob in drawn.logprobs.items():
-            sampled.logprobs[int(slots[row])] = logprob
-        return drawn.tokens
-
-    def _give(self, group: Group, slots: IntArray, tokens: IntArray, sampled: Sampled) -> None:
-        """Let the rows in `slots` have the tokens that were chosen, and move on."""
+            num_top, token_ids = params.num_logprobs, np.arange(self._vocab_size)
+            for place, (slot, token) in enumerate(
+                zip(slots.tolist(), tokens.tolist(), strict=True)
+            ):
+                [logprobs] = log_softmax(raw[place : place + 1])
+                self._cumulative[slot] += as_told(logprobs[token])
+                if num_top is not None and not params.has_processed_logprobs:
+                    sampled.logprobs[slot] = token_logprob(logprobs, token_ids, token, num_top)
         sampled.tokens[slots] = tokens
-        if group.key.params.cfg_scale != 1:
+        if params.cfg_scale != 1:
             sampled.tokens[self._partners[slots]] = tokens
         self._positions[slots] += 1
         if group.remembers:
@@ -748,46 +729,19 @@ class Sampler:
             logits[is_masked] = _only(logits[is_masked], allowed)
         if group.can_edit:
             group.ban(logits, self._bad_word_states[slots])
-            self._rule_out_stops(params, slots, logits, is_masked)
+            # the stop ids of rows below min_tokens, unless a constraint leaves only those
+            for at in (self._positions[slots] < params.min_tokens).nonzero()[0]:
+                entry = self._rows[slots[at]]
+                if entry is not None:
+                    stops = [id_ for id_ in entry[0].stop_token_ids if id_ < self._vocab_size]
+                    before = logits[at, stops]
+                    logits[at, stops] = -np.inf
+                    if is_masked[at] and logits[at].max() == -np.inf:
+                        logits[at, stops] = before
             group.add_bias(logits)
             if params.has_penalties:
                 penalize(logits, self._seen.of(slots), params)
         return logits
-
-    def _rule_out_stops(
-        self,
-        params: SamplingParams,
-        slots: IntArray,
-        logits: FloatArray,
-        is_masked: NDArray[np.bool_],
-    ) -> None:
-        """Rule out the stop ids of rows below min_tokens, unless a constraint leaves only those."""
-        for at in (self._positions[slots] < params.min_tokens).nonzero()[0]:
-            entry = self._rows[slots[at]]
-            if entry is not None:
-                stops = [id_ for id_ in entry[0].stop_token_ids if id_ < self._vocab_size]
-                before = logits[at, stops]
-                logits[at, stops] = -np.inf
-                if is_masked[at] and logits[at].max() == -np.inf:
-                    logits[at, stops] = before
-
-    def _tell_raw(
-        self,
-        params: SamplingParams,
-        slots: IntArray,
-        tokens: IntArray,
-        raw: FloatArray,
-        sampled: Sampled,
-    ) -> None:
-        """Keep and tell the log-probabilities of tokens by the model's logits `raw`."""
-        token_ids = np.arange(self._vocab_size)
-        for place, (slot, token) in enumerate(zip(slots.tolist(), tokens.tolist(), strict=True)):
-            [logprobs] = log_softmax(raw[place : place + 1])
-            self._cumulative[slot] += as_told(logprobs[token])
-            if params.num_logprobs is not None and not params.has_processed_logprobs:
-                sampled.logprobs[slot] = token_logprob(
-                    logprobs, token_ids, token, params.num_logprobs
-                )
 
     def _remember(self, group: Group, slots: IntArray, tokens: IntArray) -> None:
         """Take note of a token for each of `slots`, for what is chosen later."""
@@ -823,22 +777,3 @@ def _only(logits: FloatArray, allowed: NDArray[np.bool_]) -> FloatArray:
     bits &= _NO_CHANCE
     penalties = bits.view(np.float32)
     return np.add(logits, penalties, penalties)
-
-
-def _keep_memory() -> None:
-    """Let the process keep what it frees, for arrays of a vocabulary, which come and go.
-
-    The C library of Linux gives back at once whatever is larger than all that it has been given
-    back before, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD), and to get it anew takes longer than
-    what is done with it.
-    """
-    np.empty(KEPT_MEMORY, np.uint8)
-
-
-def _describe(maximum: float) -> str:
-    """Return what is wrong with a row of logits, by its largest."""
-    if np.isnan(maximum):
-        return "a logit is not a number"
-    if maximum > 0:
-        return "a logit is infinite"
-    return "every logit is -inf, so that no token has a probability"

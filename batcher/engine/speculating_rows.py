@@ -261,7 +261,7 @@ class SpeculatingRows(RowDecoder):
         """Return which rows are given what nothing but their position changes."""
         if self._sampler is None:
             return np.zeros(len(slots), np.bool_)
-        are_quick = self._sampling.are_memoryless(slots)
+        are_quick: NDArray[np.bool_] = self._sampling.is_memoryless[slots]
         return are_quick & _are_outside(slots, self._states) if self._states else are_quick
 
     def _go_on_at_once(self, quick: _Drafted, tokens: IntArray, decoded: Decoded) -> bool:
