@@ -1,12 +1,11 @@
-"""Constraints are compiled in a helper process first, which is killed if one takes too much.
+"""What llguidance can enforce of a constraint, found in a helper process that may be killed.
 
-llguidance counts most of what it does and gives up by itself, but not all of it, and what runs
-inside a process cannot be stopped there.  The time is that of the processor: the load of the
-machine decides nothing.
-
-A task is a line in, an answer a line out.  A task is [kind, text, seconds of processor time, bytes
-of memory]; the answer has the text and unenforced of what can be enforced, or the path and message
-of an error.
+A loosened JSON schema allows every output of the schema, and more: the keywords that llguidance
+cannot enforce are left out, and named.  Which of its outputs keep the schema only the check of a
+whole one decides (verification.py); what that cannot decide is refused.  llguidance's own option
+`lenient` ignores the keywords that it does not know and takes `oneOf` as `anyOf`; the rest is done
+here.  One thing is narrower than stated: of the bounds of int64, the lower leaves out the 1,024
+integers next to it, which llguidance cannot write.
 """
 
 import atexit
@@ -42,15 +41,7 @@ from batcher.decoding.verification import DIALECTS, dialect_of, find_doubt
 from batcher.errors import BatchdecodeError, GrammarError, Path
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-
-# What llguidance can enforce of a JSON schema; the rest is left out, and named.
-#
-# A loosened schema allows every output of the schema, and more.  Which of its outputs keep the
-# schema only the check of a whole one decides (verification.py); what it cannot decide is refused.
-# llguidance's own option `lenient` ignores the keywords that it does not know and takes `oneOf` as
-# `anyOf`; the rest is done here.  One thing is narrower than stated: of the bounds of int64, the
-# lower leaves out the 1,024 integers next to it, which llguidance cannot write.
+    from llguidance import LLTokenizer
 
 _INT64 = {True: -(2**63) + 1024, False: 2**63 - 1}  # its bounds, as llguidance can keep them
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
@@ -113,7 +104,9 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
     schema = _changed(json.loads(source.text), partial(_as_is_read, left_out))
     matcher = matcher_of(tokenizer, schema_source(schema))
     tried: list[str] = []
-    while (fault := _fault_of(matcher)) and len(tried) < _MAX_TRIES:
+    while len(tried) < _MAX_TRIES:
+        warnings = [text for text in matcher.get_grammar_warnings() if _SIZE in text]
+        fault = matcher.get_error() or next(iter(warnings), "")
         name, change = "", cast(Any, partial(_without_what_fails, tokenizer))
         if circle := _CIRCLE.search(fault):
             is_anywhere = circle[1] in tried
@@ -121,8 +114,9 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
         elif "intersection" in fault:
             name, change = "$ref", partial(_without_circle, "", is_anywhere=False)
         elif "minProperties (" in fault or _SIZE in fault:
-            name, change = "size", _without_least_size
-        if name in tried and not circle:
+            # llguidance does not count the optional ones of `properties`
+            name, change = "size", partial(_without, {"minProperties"})
+        if not fault or (name in tried and not circle):
             break
         tried.append(name)
         schema = _changed(schema, partial(change, left_out))
@@ -130,31 +124,19 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
     if matcher.is_error():
         return grammar_error(tokenizer, schema_source(schema), matcher.get_error())
     matcher.compute_bitmask()
-    for warning in matcher.get_grammar_warnings():
-        left_out |= _ignored(warning)
+    for warning in matcher.get_grammar_warnings():  # or of an unknown format, an annotation
+        if keys := _UNKNOWN_KEYS.search(warning):
+            left_out |= {*json.loads(keys[1])}
+        elif "oneOf" in warning:
+            left_out.add("oneOf")
+        elif _SIZE in warning:
+            left_out.add("maxProperties")
     unenforced = tuple(sorted(left_out))
     if unenforced and (doubt := find_doubt(json.loads(source.text))):
         path, what = doubt
         message = f"nothing here can check {what}, so that {', '.join(unenforced)} cannot be kept"
         return GrammarError(("json_schema", *path), message)
     return Enforceable(schema_source(schema), unenforced)
-
-
-def _fault_of(matcher: "LLMatcher") -> str:
-    """Return why outputs of a schema may not be allowed, "" if all of them are."""
-    warnings = [text for text in matcher.get_grammar_warnings() if _SIZE in text]
-    return matcher.get_error() or next(iter(warnings), "")
-
-
-def _ignored(warning: str) -> set[str]:
-    """Return the keywords that llguidance warns of having ignored."""
-    if keys := _UNKNOWN_KEYS.search(warning):
-        return {*json.loads(keys[1])}
-    if "oneOf" in warning:
-        return {"oneOf"}
-    if _SIZE in warning:
-        return {"maxProperties"}
-    return set()  # an unknown format, which is an annotation
 
 
 def _changed(schema: Any, change: Change, path: Path = ()) -> Any:
@@ -175,8 +157,13 @@ def _changed(schema: Any, change: Change, path: Path = ()) -> Any:
     return made
 
 
+def _without(names: set[str], left_out: set[str], schema: Schema, _: Path) -> Schema:
+    left_out |= names & schema.keys()
+    return {name: value for name, value in schema.items() if name not in names}
+
+
 def _without_what_fails(
-    tokenizer: "LLTokenizer", left_out: set[str], schema: Schema, _: Path
+    tokenizer: "LLTokenizer", left_out: set[str], schema: Schema, path: Path
 ) -> Schema:
     """Leave out keywords that llguidance does not compile even alone, but the check knows."""
     alone = {name: schema[name] for name in {"pattern", "multipleOf"} & schema.keys()}
@@ -189,15 +176,8 @@ def _without_what_fails(
         and matcher_of(tokenizer, schema_source({name: value})).is_error()
     }
     if "patternProperties" in failing:  # which says what is additional
-        failing |= {"additionalProperties"} & schema.keys()
-    left_out |= failing
-    return {name: value for name, value in schema.items() if name not in failing}
-
-
-def _without_least_size(left_out: set[str], schema: Schema, _: Path) -> Schema:
-    """Leave out minProperties: llguidance does not count the optional ones of `properties`."""
-    left_out |= {"minProperties"} & schema.keys()
-    return {name: value for name, value in schema.items() if name != "minProperties"}
+        failing.add("additionalProperties")
+    return _without(failing, left_out, schema, path)
 
 
 def _without_circle(
@@ -219,10 +199,13 @@ def _without_circle(
 
 
 def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
-    """Write a schema as llguidance reads it: its dialect by name, its integers without a fraction.
+    """Write a schema as llguidance reads it right, and without the bounds that it cannot keep.
+
+    Its dialect by name, its patterns with dashes escaped, its integers without a fraction.
 
     Raises:
-        GrammarError: it has an integer that llguidance would take for another.
+        GrammarError: it has an integer that llguidance would take for another, or bounds within
+            which hardly any integer would be right.
     """
     made = schema.copy()
     if "$schema" in schema:
@@ -235,42 +218,25 @@ def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
     for name in ("const", "enum"):
         if name in schema:
             made[name] = _exact_value(schema[name], (*path, name))
-    made |= _with_literal_dashes(schema)
+    if isinstance(pattern := schema.get("pattern"), str):
+        made["pattern"] = with_literal_dashes(pattern)
+    if isinstance(named := schema.get("patternProperties"), dict):
+        made["patternProperties"] = {with_literal_dashes(at): named[at] for at in named}
     for name in _COUNTS:
         count = schema.get(name)
         if isinstance(count, float) and count.is_integer():
             count = made[name] = int(count)
         if isinstance(count, int) and count > _MAX_COUNT:
             made[name] = _MAX_COUNT
-    return _with_exact_bounds(left_out, made, path)
-
-
-def _with_literal_dashes(schema: Schema) -> Schema:
-    """Return the patterns of a schema as llguidance reads them right."""
-    made: Schema = {}
-    if isinstance(pattern := schema.get("pattern"), str):
-        made["pattern"] = with_literal_dashes(pattern)
-    if isinstance(named := schema.get("patternProperties"), dict):
-        made["patternProperties"] = {with_literal_dashes(at): named[at] for at in named}
-    return made
-
-
-def _with_exact_bounds(left_out: set[str], schema: Schema, path: Path) -> Schema:
-    """Leave out, or widen, the bounds of numbers that llguidance cannot keep.
-
-    Raises:
-        GrammarError: all integers within would be beyond 2^53, and hardly any of them right.
-    """
-    made, kinds = schema.copy(), schema.get("type")
+    kinds = schema.get("type")
     is_integer = kinds == "integer" or (isinstance(kinds, list) and "number" not in kinds)
     for name in _BOUNDS:
-        bound = schema.get(name)
+        bound, is_low = schema.get(name), "inimum" in name
         if isinstance(bound, float) and bound.is_integer():
             bound = made[name] = int(bound)
         if not isinstance(bound, int) or _is_exact(bound):
             continue
-        is_low = "inimum" in name
-        if is_integer and is_low == (bound > 0):
+        if is_integer and is_low == (bound > 0):  # all within would be beyond 2^53
             raise _inexact(bound, (*path, name))
         if is_integer and abs(bound) < 2**64 and abs(float(bound)) == 2**63:
             made[name] = _INT64[is_low]
@@ -314,6 +280,16 @@ def _inexact(number: int, path: Path) -> GrammarError:
     return GrammarError(("json_schema", *path), f"{message}; use a string, `choice` or `regex`")
 
 
+# -- the helper process ----------------------------------------------------------------------------
+#
+# llguidance counts most of what it does and gives up by itself, but not all of it, and what runs
+# inside a process cannot be stopped there.  The time is that of the processor: the load of the
+# machine decides nothing.
+#
+# A task is a line in, an answer a line out.  A task is [kind, text, seconds of processor time,
+# bytes of memory]; the answer has the text and unenforced of what can be enforced, or the path and
+# message of an error.
+
 BASE_MEMORY = 128 * 2**20  # bytes
 MEMORY_PER_CHARACTER = 64  # bytes
 _MAX_REMEMBERED = 256
@@ -323,7 +299,6 @@ _CODE = (
     "from batcher.decoding.loosening import serve; serve()"
 )
 _STATUS = pathlib.Path("/proc/self/status")
-_DATA = "VmData:"
 
 
 class Trials:
@@ -364,7 +339,16 @@ class Trials:
     def _try(self, source: ConstraintSource, timeout: float) -> Enforceable | GrammarError:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._process = _start()
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - this interpreter, our program
+                    [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # beyond the reach of Ctrl-C
+                )
+            except OSError as error:
+                raise BatchdecodeError(f"no process to compile constraints in: {error}") from error
         process = self._process
         max_bytes = BASE_MEMORY + MEMORY_PER_CHARACTER * len(source.text)
         answer, is_late = b"", False
@@ -395,22 +379,7 @@ class Trials:
         return GrammarError((source.kind,), message)
 
 
-def _start() -> "subprocess.Popen[bytes]":
-    """Return a process that serves, beyond the reach of Ctrl-C.
-
-    Raises:
-        BatchdecodeError: there is none.
-    """
-    try:
-        return subprocess.Popen(  # noqa: S603 - this interpreter, with a program of ours
-            [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise BatchdecodeError(f"no process to compile constraints in: {error}") from error
+TRIALS = Trials()
 
 
 def serve() -> None:
@@ -426,7 +395,11 @@ def _answer_all() -> None:
     tokenizer = LLTokenizer("byte")
     for line in sys.stdin.buffer:
         kind, text, seconds, max_bytes = json.loads(line)
-        _limit_memory(max_bytes)
+        if _STATUS.exists():  # so much more than the process has
+            status = _STATUS.read_text().splitlines()
+            [held] = [line.split()[1] for line in status if line.startswith("VmData:")]
+            limit = int(held) * 1024 + max_bytes
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         signal.setitimer(signal.ITIMER_PROF, seconds)
         found = enforceable_part(tokenizer, ConstraintSource(kind, text))
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -436,15 +409,3 @@ def _answer_all() -> None:
             answer = {"text": found.source.text, "unenforced": found.unenforced}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
-
-
-def _limit_memory(num_bytes: int) -> None:
-    """Let the process take so much more than it has, where the system tells how much that is."""
-    if not _STATUS.exists():
-        return
-    [held] = [line for line in _STATUS.read_text().splitlines() if line.startswith(_DATA)]
-    limit = int(held.split()[1]) * 1024 + num_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-
-
-TRIALS = Trials()
