@@ -62,26 +62,20 @@ _NEVER_MASKED = re.compile(r"\(\?<?[=!]|\\[bB1-9]")  # look-around, \b and backr
 
 @lru_cache(_MAX_KEPT)
 def whole_match(regex: str) -> Test | None:
-    """Return what tells whether all of a text matches; None if nothing independent does."""
+    """Return what decides whether all of a text matches; None if nothing independent does."""
     return _test(regex, _RE2_SPACES, r"\A(?:%s)\z")
 
 
 @lru_cache(_MAX_KEPT)
-def found_match(regex: str) -> Test | None:
-    """Return what tells whether a text holds a match; None if nothing independent does.
+def found_match(pattern: str) -> Test | None:
+    """Return what decides whether a text holds a match; None if nothing independent does.
 
-    That is how the patterns of schemas are read.
+    That is how the patterns of schemas are read.  For a pattern that masks cannot keep it raises a
+    TimeoutError where it takes a second.
     """
-    return _test(regex, _ANY_SPACES, "%s") or _backtracking_match(regex)
-
-
-def _backtracking_match(pattern: str) -> Test | None:
-    """Return what tells whether a text holds a match of a pattern that masks cannot keep.
-
-    It raises a TimeoutError where that takes a second.
-    """
-    if not _NEVER_MASKED.search(pattern) or len(pattern) > _MAX_LENGTH:
-        return None
+    test = _test(pattern, _ANY_SPACES, "%s")
+    if test or not _NEVER_MASKED.search(pattern) or len(pattern) > _MAX_LENGTH:
+        return test
     if math.prod(max(1, int(count)) for count in _LEAST_COUNT.findall(pattern)) > _MAX_COPIES:
         return None  # the library makes copies of what has to be repeated
     import regex  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, and without stubs
@@ -360,27 +354,26 @@ def _read(output: bytes, repeated: list[str]) -> Any:
         ValueError: it is no JSON.
         UndecidedError: it cannot be read here.
     """
+
+    def refuse_constant(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    def last_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            repeated.extend(name for name, _ in pairs)
+        return value
+
     try:
         return json.loads(
             output.decode(),
             parse_int=Decimal,
             parse_float=Decimal,
-            parse_constant=_refuse_constant,
-            object_pairs_hook=partial(_last_of_each, repeated),
+            parse_constant=refuse_constant,
+            object_pairs_hook=last_of_each,
         )
     except (ArithmeticError, RecursionError) as error:
         raise UndecidedError from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _last_of_each(repeated: list[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        repeated.extend(name for name, _ in pairs)
-    return value
 
 
 def _is_number(value: object) -> bool:
@@ -503,29 +496,43 @@ class Verifier:
     def __init__(self, source: ConstraintSource) -> None:
         self._source = source
 
+    @cached_property
+    def _choices(self) -> list[bytes]:
+        return [text.encode() for text in json.loads(self._source.text)]
+
+    @cached_property
+    def _json_check(self) -> JsonCheck:
+        return JsonCheck(self._source.text)
+
     def look(self, output: bytes) -> Look:
         """Return what is wrong with an output as a whole."""
+        shown = output[:_NUM_SHOWN].decode(errors="replace")
+        shown = repr(shown + "…" if len(output) > _NUM_SHOWN else shown)
         match self._source.kind:
             case "choice":
-                is_kept: bool | None = output in self._choices
-                problem = f"{_shown(output)} is none of the choices"
+                is_kept = output in self._choices
+                return Look(None if is_kept else f"{shown} is none of the choices")
             case "json_schema":
                 try:
                     return Look(self._json_check.problem(output))
                 except UndecidedError:
                     return UNDECIDED
             case "regex":
-                is_kept = self._is_match(output)
-                problem = f"{_shown(output)} does not match"
+                test = whole_match(self._source.text)
+                if test is None:
+                    return UNDECIDED
+                try:
+                    is_kept = test(output.decode())
+                except UnicodeDecodeError:
+                    is_kept = False
+                return Look(None if is_kept else f"{shown} does not match")
             case _:
                 return UNDECIDED
-        return UNDECIDED if is_kept is None else Look(None if is_kept else problem)
 
     def can_begin(self, output: bytes) -> bool:
         """Return False if it is sure that no whole output begins like this one."""
-        if self._source.kind != "choice":
-            return True
-        return any(choice.startswith(output) for choice in self._choices)
+        is_choice = self._source.kind == "choice"
+        return not is_choice or any(choice.startswith(output) for choice in self._choices)
 
     def judge(
         self, output: bytes, look: Look, *, is_ended: bool, accepts: Callable[[], bool]
@@ -543,25 +550,3 @@ class Verifier:
             None if look.is_decided or not is_whole else "none",
             None if problem is None else Failure("constraint-error", message),
         )
-
-    @cached_property
-    def _choices(self) -> list[bytes]:
-        return [text.encode() for text in json.loads(self._source.text)]
-
-    @cached_property
-    def _json_check(self) -> JsonCheck:
-        return JsonCheck(self._source.text)
-
-    def _is_match(self, output: bytes) -> bool | None:
-        """Return whether all of an output matches the regex, None if nothing here can tell."""
-        test = whole_match(self._source.text)
-        try:
-            return test and test(output.decode())
-        except UnicodeDecodeError:
-            return False
-
-
-def _shown(output: bytes) -> str:
-    """Return the beginning of `output` for a message."""
-    text = output[:_NUM_SHOWN].decode(errors="replace")
-    return repr(text + "…" if len(output) > _NUM_SHOWN else text)
