@@ -49,10 +49,10 @@ class Gauge(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Numbers that only grow; label: what tells several apart, None for one, whose key is ""."""
+    """A number that only grows, or several that `label` tells apart; None where there is none."""
 
     words: str
-    read: Callable[[RunSummary, EndedTotals], Mapping[str, int] | None]
+    read: Callable[[RunSummary, EndedTotals], int | Mapping[str, int] | None]
     label: str | None = None
 
 
@@ -79,25 +79,14 @@ def _success(summary: RunSummary, ended: EndedTotals) -> dict[str, int]:
     }
 
 
-def _drafts(name: str) -> Callable[[RunSummary, EndedTotals], Mapping[str, int] | None]:
-    """Return what reads a number of the drafts; None if there were none."""
-
-    def read(summary: RunSummary, _: EndedTotals) -> Mapping[str, int] | None:
-        told = summary.speculation
-        return None if told is None else {"": getattr(told, name)}
-
-    return read
+def _drafts(name: str) -> Callable[[RunSummary, EndedTotals], int | None]:
+    return lambda s, _: None if s.speculation is None else getattr(s.speculation, name)
 
 
 def _accepted_by_position(summary: RunSummary, _: EndedTotals) -> dict[str, int] | None:
-    told = summary.speculation
-    if told is None:
+    if summary.speculation is None:
         return None
-    return {str(position): one.accepted for position, one in enumerate(told.by_position)}
-
-
-def _blocked(summary: RunSummary, _: EndedTotals) -> dict[str, int] | None:
-    return None if summary.blocked is None else asdict(summary.blocked)
+    return {str(place): one.accepted for place, one in enumerate(summary.speculation.by_position)}
 
 
 WAITING, NOT_ARRIVED = "vllm:num_requests_waiting", "batchdecode_requests_not_arrived"
@@ -112,11 +101,11 @@ GAUGES = {
 }
 COUNTS = {
     "vllm:prompt_tokens": Count(
-        "Tokens of the prompts of requests that have arrived.", lambda s, _: {"": s.prompt_tokens}
+        "Tokens of the prompts of requests that have arrived.", lambda s, _: s.prompt_tokens
     ),
     "vllm:generation_tokens": Count(
         "Tokens of outputs that have ended.",
-        lambda s, ended: {"": s.generated_tokens + ended.lost_tokens},
+        lambda s, ended: s.generated_tokens + ended.lost_tokens,
     ),
     "vllm:request_success": Count("Outputs that have ended.", _success, "finished_reason"),
     "batchdecode_dropped_samples": Count(
@@ -126,15 +115,15 @@ COUNTS = {
     ),
     "vllm:num_preemptions": Count(
         "Times a sequence lost its slot and had to wait again.",
-        lambda s, _: {"": 0 if s.preemptions is None else s.preemptions.count},
+        lambda s, _: 0 if s.preemptions is None else s.preemptions.count,
     ),
     "vllm:prefix_cache_queries": Count(
         "Tokens looked for in the prefix cache, at first admissions.",
-        lambda s, _: None if s.prefix_cache is None else {"": s.prefix_cache.asked},
+        lambda s, _: None if s.prefix_cache is None else s.prefix_cache.asked,
     ),
     "vllm:prefix_cache_hits": Count(
         "How many of them were found.",
-        lambda s, _: None if s.prefix_cache is None else {"": s.prefix_cache.found},
+        lambda s, _: None if s.prefix_cache is None else s.prefix_cache.found,
     ),
     "vllm:spec_decode_num_drafts": Count(
         "Times that a step verified drafts of a row.", _drafts("steps")
@@ -144,10 +133,10 @@ COUNTS = {
     "vllm:spec_decode_num_accepted_tokens_per_pos": Count(
         "Drafts accepted, by their position from 0.", _accepted_by_position, "position"
     ),
-    "batchdecode_steps": Count("Steps that were taken.", lambda s, _: {"": s.steps}),
+    "batchdecode_steps": Count("Steps that were taken.", lambda s, _: s.steps),
     "batchdecode_blocked_steps": Count(
         "Steps in which a slot was free and the first of the queue not admitted.",
-        _blocked,
+        lambda s, _: None if s.blocked is None else asdict(s.blocked),
         "reason",
     ),
 }
@@ -252,13 +241,22 @@ def engine_metrics(
     for name, (words, read) in GAUGES.items():
         yield _gauge(name, words, read(state), labels)
     summary, ended = summarize(totals, run), totals.ended or EndedTotals()
-    for name, count in COUNTS.items():
-        counted = count.read(summary, ended)
-        if counted is not None:
-            yield _counter(name, count, counted, labels)
+    for name, (words, count, label) in COUNTS.items():
+        counted = count(summary, ended)
+        if isinstance(counted, int):
+            counter = CounterMetricFamily(name, words, labels=LABELS)
+            counter.add_metric(labels, counted)
+            yield counter
+        elif counted is not None and label is not None:
+            counter = CounterMetricFamily(name, words, labels=(*LABELS, label))
+            for key, value in counted.items():
+                counter.add_metric((*labels, key), value)
+            yield counter
     if totals.timed is not None:  # it is before any event
-        for name, spread in SPREADS.items():
-            yield _histogram(name, spread, spread.read(totals.timed, ended), labels)
+        for name, (words, spread, bounds, scale) in SPREADS.items():
+            histogram = HistogramMetricFamily(name, words, labels=LABELS)
+            histogram.add_metric(labels, *buckets_of(spread(totals.timed, ended), bounds, scale))
+            yield histogram
 
 
 def joined(engines: Iterable[Iterable[Metric]]) -> Iterator[Metric]:
@@ -278,22 +276,6 @@ def _gauge(name: str, words: str, value: float, labels: tuple[str, str]) -> Metr
     return family
 
 
-def _counter(
-    name: str, count: Count, counted: Mapping[str, int], labels: tuple[str, str]
-) -> Metric:
-    more = () if count.label is None else (count.label,)
-    family = CounterMetricFamily(name, count.words, labels=LABELS + more)
-    for key, value in counted.items():
-        family.add_metric([*labels, key][: len(LABELS + more)], value)
-    return family
-
-
-def _histogram(name: str, spread: Spread, counted: Histogram, labels: tuple[str, str]) -> Metric:
-    family = HistogramMetricFamily(name, spread.words, labels=LABELS)
-    family.add_metric(labels, *buckets_of(counted, spread.bounds, spread.scale))
-    return family
-
-
 def buckets_of(
     counted: Histogram, bounds: Sequence[float], scale: int
 ) -> tuple[list[tuple[str, float]], float]:
@@ -303,13 +285,8 @@ def buckets_of(
     """
     values = sorted(counted.counts)
     totals = [0, *accumulate(counted.counts[value] for value in values)]
-    buckets = [
-        (_name_of(bound), float(totals[bisect_right(values, round(bound * scale))]))
-        for bound in bounds
-    ]
+    buckets = []
+    for bound in bounds:
+        name: str = floatToGoString(bound)  # type: ignore[no-untyped-call]  # it has no types
+        buckets.append((name, float(totals[bisect_right(values, round(bound * scale))])))
     return [*buckets, ("+Inf", float(totals[-1]))], counted.sum / scale
-
-
-def _name_of(bound: float) -> str:
-    name: str = floatToGoString(bound)  # type: ignore[no-untyped-call]  # it has no types
-    return name
