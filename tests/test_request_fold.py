@@ -176,14 +176,3 @@ def test_a_step_that_computes_at_once_what_was_forced_is_no_standstill():
         fold.take(event)
     (request,) = fold.open
     assert request.tokens_after(2) == 7
-
-
-@given(paged_workloads())
-@examples(50)
-def test_each_that_joins_the_queue_has_a_higher_number_than_all_before(workload):
-    fold, numbers = RequestFold(), []
-    for event in play_paged(*workload).events:
-        found = fold.take(event)
-        if isinstance(event, ArriveEvent | PreemptEvent):
-            numbers.append(found.number)
-    assert numbers == sorted(set(numbers))

@@ -2,7 +2,7 @@ import pytest
 from by_step import by_step
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
+from reference_schedule import DESIGN_JOBS, Job, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.errors import BatchdecodeError, InvariantError
@@ -16,27 +16,12 @@ from batcher.events import (
     JumpEvent,
     RunEvent,
 )
-from batcher.trace.run import Fork, SlotSpan, Wait, key_of, label_of
+from batcher.trace.run import Fork, SlotSpan, Wait, label_of
 from batcher.trace.timeline import Selection, Timeline
 
 
 def timeline_of(jobs, batch=2):
     return Timeline.from_events(play(jobs, batch).events)
-
-
-def test_the_example_of_the_design_gives_its_steps():
-    rows = list(timeline_of(DESIGN_JOBS).select_steps())
-    assert [row.slots for row in rows] == [
-        ["a", "b"],
-        ["a", "c"],
-        ["a", "c"],
-        ["d", None],
-        ["d", None],
-        ["d", None],
-        ["d", None],
-    ]
-    assert [row.waiting for row in rows] == [2, 1, 1, 0, 0, 0, 0]
-    assert [row.step for row in rows] == list(range(7))
 
 
 def test_the_example_of_the_design_gives_its_spans_and_waits():
@@ -107,12 +92,6 @@ def test_chosen_slots_are_the_only_columns():
     chosen = Selection(slots=frozenset({1}), start=2, stop=4)
     assert [span.id for span in timeline.select_spans(chosen)] == ["c"]
     assert [row.slots for row in timeline.select_steps(chosen)] == [["c"], [None]]
-
-
-def test_a_chosen_request_in_a_slot_that_is_not_chosen_has_no_steps():
-    timeline = timeline_of(DESIGN_JOBS)
-    chosen = Selection(request_ids=frozenset({"a"}), slots=frozenset({1}))
-    assert list(timeline.select_steps(chosen)) == []
 
 
 def test_a_run_without_requests_has_no_steps():
@@ -277,12 +256,6 @@ def test_check_integrity_finds_what_cannot_have_happened(complaint, events):
         timeline.check_integrity()
 
 
-def test_a_long_run_can_be_looked_at_from_its_middle():
-    timeline = timeline_of(jobs_of(*[50] * 100), batch=4)
-    rows = list(timeline.select_steps(Selection(start=620, stop=622)))
-    assert [row.slots for row in rows] == [["r48", "r49", "r50", "r51"]] * 2
-
-
 @pytest.mark.parametrize(
     ("sequence", "label"),
     [
@@ -296,19 +269,6 @@ def test_a_long_run_can_be_looked_at_from_its_middle():
 )
 def test_the_label_of_a_sequence(sequence, label):
     assert label_of(*sequence) == label
-
-
-def test_keys_tell_apart_what_labels_may_not():
-    sequences = [
-        ("a", 1, "sample"),
-        ("a#1", 0, "sample"),
-        ("a", 0, "negative"),
-        ("a~", 0, "sample"),
-        ("a", 0, "sample"),
-        ("a", 1, "beam"),
-        ("a", 1, "negative"),
-    ]
-    assert len({key_of(*sequence) for sequence in sequences}) == len(sequences)
 
 
 @given(unit_workloads(), st.integers(0, 2**32))
@@ -374,11 +334,6 @@ def test_beams_wait_as_one_and_a_sample_with_its_partner():
     timeline = Timeline.from_events(play_units(units, 2).events)
     assert list(timeline.waits) == [Wait("m", 0, 0, 3), Wait("b", 0, 0, 4)]
     assert by_step(timeline.waiting()) == [2, 2, 2, 1, 0, 0]
-
-
-def test_a_jump_of_a_partner_is_that_of_the_slot_it_names():
-    events = [RUN, admit(0, 0), admit(0, 1, role="negative"), jump(0, 1, tokens=3)]
-    assert [span.jumped for span in Timeline.from_events(events).spans] == [0, 3]
 
 
 def test_what_happened_to_an_id_is_not_told_of_the_next_that_has_it():

@@ -15,14 +15,13 @@ from batcher.events import (
     ArriveEvent,
     DraftEvent,
     FinishEvent,
-    JumpEvent,
     RollbackEvent,
     RunEvent,
     SpeculateEvent,
 )
 from batcher.trace.files import encode_events, read_trace
 from batcher.trace.run import DraftCounts, RequestFold
-from batcher.trace.timeline import Selection, Timeline
+from batcher.trace.timeline import Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 
 
@@ -46,14 +45,6 @@ def test_spans_and_steps_tell_what_was_drafted_and_accepted(workload, is_timed):
     rows = [(row.drafted, row.accepted) for row in timeline.select_steps()]
     steps = range(timeline.num_steps)
     assert rows == [sums([one for one in run.verified if one.step == step]) for step in steps]
-
-
-@given(drafted_workloads(), st.integers(-3, 12), st.integers(-3, 12))
-@examples(50)
-def test_a_part_of_the_steps_tells_its_own_drafts(workload, start, stop):
-    timeline = Timeline.from_events(play_drafts(*workload).events)
-    rows = list(timeline.select_steps())
-    assert list(timeline.select_steps(Selection(start=start, stop=stop))) == rows[start:stop]
 
 
 @given(drafted_workloads(), st.booleans())
@@ -227,26 +218,6 @@ def test_drafts_that_contradict_each_other_are_refused(events, complaint):
 def test_an_end_with_as_many_tokens_as_there_can_be_is_taken(end):
     (span,) = Timeline.from_events([*START, DRAFT, ACCEPT, end]).spans
     assert span.outcome == end.reason
-
-
-def test_a_jump_beside_drafts_counts_as_well():
-    jump = JumpEvent(1, 1.0, "a", 0, 0, 2)
-    end = FinishEvent(1, 1.0, "a", 0, 0, "length", None, 6)
-    (span,) = Timeline.from_events([*START, DRAFT, ACCEPT, jump, end]).spans
-    assert (span.jumped, span.drafted, span.accepted) == (2, 3, 2)
-
-
-@given(drafted_workloads(), st.integers(0, 9), st.integers(0, 9))
-@examples(50)
-def test_drafts_are_kept_as_their_step_is_over(workload, start, stop):
-    run = play_drafts(*workload)
-    timeline = Timeline()
-    for event in run.events:
-        timeline.add(event)
-    last = max((one.step for one in run.verified), default=0)
-    found = [(d.step, d.slot) for d in timeline.drafts_in(range(start, stop))]
-    steps = set(range(start, stop)) & set(range(last))
-    assert found == sorted((v.step, v.slot) for v in run.verified if v.step in steps)
 
 
 @pytest.mark.heavy

@@ -2,14 +2,13 @@
 
 from itertools import zip_longest
 
-import pytest
 from hypothesis import given
 from msgspec.structs import replace
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, play
 
-from batcher.events import FinishEvent, PreemptEvent, RunEvent
-from batcher.explaining.differences import compare, differing_settings
+from batcher.events import FinishEvent, PreemptEvent
+from batcher.explaining.differences import compare
 from batcher.metrics.summary import RunMetrics
 from batcher.result import ErrorInfo
 
@@ -103,21 +102,6 @@ def test_whose_tokens_were_found_is_no_other_schedule():
     assert compare(events, untold).is_equal
 
 
-def test_the_parting_has_both_decisions_and_the_settings_that_differ():
-    a, b = (play_paged(CROWDED, Limits(blocks=blocks)) for blocks in (8, 30))
-    comparison = compare(a.events, b.events)
-    assert [(s.name, s.a, s.b) for s in comparison.settings] == [("kv_blocks", 8, 30)]
-    parting = comparison.parting
-    kinds = [event.__struct_config__.tag for event in parting.only_a]
-    assert (parting.step, kinds, parting.only_b) == (7, ["preempt", "blocked"], [])
-    (involved,) = comparison.involved
-    assert (involved.label, involved.a.parts[2].cause, involved.b.steps.wait) == (
-        "b",
-        "preemption",
-        0,
-    )
-
-
 def test_the_sample_that_changed_most_comes_first():
     a, b = (play_paged(CROWDED, Limits(blocks=blocks)) for blocks in (8, 30))
     comparison = compare(a.events, b.events)
@@ -144,33 +128,10 @@ def test_other_workloads_are_told_apart():
     assert not comparison.is_equal
 
 
-def test_a_workload_with_more_at_its_end_parts_there():
-    few, many = play(DESIGN_JOBS[:2], 2).events, play(DESIGN_JOBS[:3], 2).events
-    assert compare(few, many).parting.step == 1
-    assert compare(many, few).parting.step == 1
-    assert compare(many, few).only_a == ["c"]
-
-
 def test_where_requests_without_a_slot_stand_in_the_trace_decides_nothing():
     run, *events = play(DESIGN_JOBS, 2).events
     instant = FinishEvent(0, 0.0, "none", 0, None, "length", None, 0)
     assert compare([run, instant, *events], [run, *events[:-1], instant, events[-1]]).is_equal
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "names"),
-    [
-        ({}, {"batch": 3}, ["batch"]),
-        ({"policy": "sjf"}, {}, ["policy"]),
-        ({"settings": {"seed": 1}}, {"settings": {"seed": 2}}, ["settings.seed"]),
-        ({"scheduling": {"kv_blocks": 3}}, {}, ["kv_blocks"]),
-        ({}, {}, []),
-    ],
-)
-def test_settings_that_differ_have_names(a, b, names):
-    plain = {"batch": 2, "model": "test", "settings": {}}
-    found = differing_settings(RunEvent(**plain | a), RunEvent(**plain | b))
-    assert [setting.name for setting in found] == names
 
 
 def test_a_run_that_breaks_off_equals_itself_up_to_there():

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_drafts import DraftedJob, drafted_workloads, play_drafts
 
-from batcher.events import AcceptEvent, DraftEvent, RunEvent, SpeculateEvent
+from batcher.events import AcceptEvent, DraftEvent, SpeculateEvent
 from batcher.explaining.differences import compare
-from batcher.explaining.story import DraftChange, StoryDrafts, answer_of, read_requests
+from batcher.explaining.story import DraftChange, answer_of, read_requests
 from cli.views.story_text import WHOLE, decided, describe, results_of, tell
 
 JOBS = [DraftedJob("a", 3, 40), DraftedJob("b", 3, 30), DraftedJob("c", 3, 9, speculates=False)]
@@ -86,21 +86,6 @@ def test_a_story_says_why_there_were_more_drafts_or_fewer(change, line):
         assert f"  {line}{suffix}" in tell(msgspec.structs.replace(story, spans=[told]))
 
 
-def test_a_story_of_endless_drafts_is_short():
-    (story, *_) = stories_of(play_drafts(JOBS, 2, 3).events)
-    (span,) = story.spans
-    drafts = StoryDrafts(1, 10**9, 10**9, [(1, 1)] * 64)
-    told = tell(
-        msgspec.structs.replace(story, spans=[msgspec.structs.replace(span, drafts=drafts)])
-    )
-    assert any(line.endswith(f"by position {'100% ' * 8}...") for line in told)
-
-
-def test_the_json_of_a_story_without_drafts_does_not_name_them():
-    story = stories_of(play_drafts(JOBS, 2, 3).events)[2]
-    assert b"draft" not in msgspec.json.encode(story)
-
-
 @given(drafted_workloads(), st.integers(0, 2**32))
 @examples(50)
 def test_runs_that_draft_part_where_their_drafts_do(workload, seed):
@@ -140,14 +125,6 @@ def test_a_run_without_drafts_parts_from_one_that_has_some_at_the_first():
     (change,) = [change for change in found.changes if change.id == "b"]
     of_b = [one for one in drafted.verified if one.id == "b"]
     assert (change.b.accepted, change.b.drafted) == accepted_and_drafted(of_b)
-
-
-def test_a_comparison_of_runs_without_drafts_does_not_name_them():
-    plain = play_drafts([job._replace(speculates=False) for job in JOBS], 2, 3).events
-    wider = [RunEvent(batch=3, model="test", settings={}), *plain[1:]]
-    found = compare(plain, wider)
-    assert b"draft" not in msgspec.json.encode(found)
-    assert "draft" not in " ".join(results_of(found, 9))
 
 
 def test_that_another_number_of_drafts_is_wanted_is_a_decision():

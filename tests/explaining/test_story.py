@@ -1,11 +1,9 @@
 """Each step of a request's life is explained once, and by what really happened."""
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
-from reference_schedule import play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import (
@@ -67,15 +65,6 @@ def test_events_that_break_off_are_explained_up_to_there(workload, data):
     found = read_requests(kept)
     for request, story in zip(found.all, answer_of(found).stories, strict=True):
         assert sorted(steps_of(story)) == list(request.steps(found.timeline.num_steps))
-
-
-@given(workloads(), st.integers(1, 5))
-def test_a_plain_run_has_only_waits_for_slots(jobs, batch):
-    for story in stories_of(play(jobs, batch).events):
-        waits = [part for part in story.parts if part.phase == "wait"]
-        assert {part.cause for part in waits} <= {"slots"}
-        assert all(len(part.by) == batch for part in waits)
-        assert len(waits) <= 1
 
 
 @given(unit_workloads())
@@ -196,15 +185,6 @@ def test_what_never_had_a_slot_has_a_story_too():
     assert kept.is_known
     others = read_requests(events, "d")
     assert (others.is_known, others.ids) == (False, {"a", "b", "c"})
-
-
-def test_a_story_of_a_plain_run_is_short_json():
-    (story,) = stories_of([RUN, arrive("a"), admit("a", 0), finish("a", 0, 1)], "a")
-    parts = msgspec.to_builtins(story)["parts"]
-    assert parts == [
-        {"start": 0, "end": 1, "phase": "prefill"},
-        {"start": 1, "end": 2, "phase": "decode"},
-    ]
 
 
 def test_what_was_forced_later_is_no_prefill():

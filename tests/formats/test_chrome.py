@@ -1,10 +1,8 @@
 import json
 from collections import defaultdict
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import play_units, unit_workloads
@@ -14,7 +12,6 @@ from batcher.events import (
     AdmitEvent,
     ArriveEvent,
     DropEvent,
-    EndEvent,
     FinishEvent,
     ForkEvent,
     JumpEvent,
@@ -130,23 +127,6 @@ def test_every_trace_keeps_the_rules(jobs, batch, start, stop):
     check_rules(chrome_of(timeline, Selection(slots=frozenset({0}))), 1)
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        [("X", "a", 0, 3), ("X", "b", 2, 2)],
-        [("X", "a", 0, 1), ("X", "prefill", 0, 2)],
-        [("X", "a", 0, 1), ("X", "prefill", 1, 1)],
-    ],
-)
-def test_the_check_of_nesting_can_fail(broken):
-    events = [
-        {"ph": ph, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur}
-        for ph, name, ts, dur in broken
-    ]
-    with pytest.raises(AssertionError):
-        check_slices_nest(events)
-
-
 def test_a_request_is_a_slice_on_the_thread_of_its_slot():
     events = events_of(timeline_of(DESIGN_JOBS), "X")
     requests = [e for e in events if e["cat"] == "request"]
@@ -168,16 +148,6 @@ def test_a_wait_runs_from_arrival_to_admission():
     timeline = timeline_of(DESIGN_JOBS)
     assert [(e["id"], e["ts"]) for e in events_of(timeline, "b")] == [(0, 0), (1, 0)]
     assert [(e["id"], e["ts"]) for e in events_of(timeline, "e")] == [(0, 1 * STEP), (1, 3 * STEP)]
-
-
-def test_a_wait_that_begins_later_may_end_sooner():
-    run = RunEvent(batch=1, model="test", settings={})
-    waits = [(0, 9), (1, 3), (2, 5)]
-    arrivals = [ArriveEvent(s, float(s), f"r{s}", 0, "input", 1, 1) for s, _ in waits]
-    ends = [FinishEvent(e, float(e), f"r{s}", 0, None, "aborted", None, 0) for s, e in waits]
-    timeline = Timeline.from_events([run, *arrivals, *ends, EndEvent(10, 10.0, 0, 3)])
-    check_rules(chrome_of(timeline), 1)
-    assert [e["id"] for e in events_of(timeline, "e")] == [1, 2, 0]
 
 
 def counter(timeline, name, selection=EVERYTHING):
@@ -426,24 +396,6 @@ def test_what_was_found_of_nobody_that_is_shown_is_in_no_flow():
         assert len(arrows_of(Timeline.from_events(finding(source)))) == 2, "that of c alone"
 
 
-def test_one_that_finds_its_own_tokens_is_in_no_flow_but_those_of_its_preemptions():
-    timeline = Timeline.from_events(
-        replace(event, cached_from=SequenceName("a", 0)) if getattr(event, "cached", 0) else event
-        for event in preempted_twice()
-    )
-    assert sum(span.cached_from is not None for span in timeline.spans) == 2
-    assert arrows_of(timeline) == arrows_of(Timeline.from_events(preempted_twice()))
-
-
-def test_where_the_other_was_preempted_the_flow_comes_from_where_it_runs():
-    lost = PreemptEvent(3, 3.0, "b", 0, 1, "kv", "a", 0, 4, 1)
-    again = AdmitEvent(4, 4.0, "b", 0, 1, "refill", generated=1)
-    events = [*finding(SequenceName("a", 0), lost, again)]
-    events[-3] = replace(events[-3], cached_from=SequenceName("b", 0))
-    (*_, begin, end) = arrows_of(Timeline.from_events(events))
-    assert (begin, end) == (("s", "cached: c", 2, 5 * STEP), ("f", "cached: c", 1, 5 * STEP))
-
-
 def test_every_hit_of_an_engine_on_another_request_is_a_flow():
     engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(kv_blocks=20, block_size=2))
     for number in range(6):
@@ -479,21 +431,6 @@ def test_a_fork_is_a_flow_from_the_beam_that_goes_on_in_another_to_that_one():
     alone = chrome_of(timeline, Selection(slots=frozenset({1})))
     check_rules(alone, 2)
     assert not any(e["ph"] in "sf" for e in alone["traceEvents"])
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"bind_id": "0x1", "flow_in": True},
-        {"bind_id": "0x0", "flow_out": True},
-        {"flow_out": True},
-        {"bind_id": "0x1"},
-    ],
-)
-def test_the_check_of_flows_can_fail(broken):
-    place = {"ph": "X", "name": "a", "cat": "request", "pid": 1, "tid": 1, "ts": 0, "dur": 1}
-    with pytest.raises((AssertionError, KeyError)):
-        check_flows([place | broken])
 
 
 def test_all_is_on_the_clock_of_the_engine_whether_steps_have_figures_or_not():

@@ -1,9 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_drafts import drafted_workloads, play_drafts
 from reference_schedule import DESIGN_JOBS, play, workloads
-from reference_units import play_units, unit_workloads
 
 from batcher.errors import BatchdecodeError
 from batcher.events import (
@@ -140,18 +138,6 @@ def test_what_is_written_is_read_back(jobs, batch):
     data = encode_events(events)
     assert data == b"".join(encode_events([event]) for event in events)
     assert list(read_trace(lines_of(data))) == events
-
-
-@given(unit_workloads())
-def test_samples_partners_and_beams_are_read_back(workload):
-    events = play_units(*workload, 5).events
-    assert list(read_trace(lines_of(encode_events(events)))) == events
-
-
-@given(drafted_workloads(), st.booleans())
-def test_drafts_are_read_back(workload, is_timed):
-    events = play_drafts(*workload, is_timed=is_timed).events
-    assert list(read_trace(lines_of(encode_events(events)))) == events
 
 
 @given(st.data())

@@ -47,14 +47,6 @@ def test_csv_has_a_header_and_quotes_what_needs_it():
     assert rest == '0,"say ""hi"", é\n",0,0,2,length,sample,0,false\n'
 
 
-def test_a_request_that_still_runs_has_no_outcome():
-    timeline = Timeline.from_events(play(DESIGN_JOBS, 2).events[:6])
-    assert next(iter(timeline.spans)).outcome is None
-    assert next(encode_spans(timeline)).endswith(b'"end":1,"outcome":null}\n')
-    rows = list(csv.DictReader(io.StringIO(b"".join(encode_csv(timeline)).decode())))
-    assert rows[0]["outcome"] == ""
-
-
 def test_views_show_the_selection_alone():
     timeline = timeline_of(DESIGN_JOBS)
     chosen = Selection(slots=frozenset({1}), start=1)
@@ -98,18 +90,6 @@ def test_a_sample_without_a_result_is_called_dropped():
         "0,s,0,0,1,length,sample,0,true",
         "1,s,1,0,2,length,sample,0,false",
     ]
-
-
-def test_csv_has_columns_for_the_role_and_the_jumped_tokens():
-    rows = b"".join(encode_csv(unit_timeline())).decode().splitlines()
-    assert rows[1:3] == ["0,g,0,0,2,length,sample,5,false", "1,g,0,0,2,unused,negative,0,false"]
-    assert rows[6] == "3,b,1,1,4,unused,beam,0,false"
-
-
-def test_steps_have_labels():
-    lines = list(encode_steps(unit_timeline()))
-    assert lines[0] == b'{"step":0,"slots":["g","g~","g#1","g#1~"],"waiting":1}\n'
-    assert lines[2] == b'{"step":2,"slots":[null,null,"b","b#1"],"waiting":0}\n'
 
 
 def crowded_timeline():

@@ -7,9 +7,8 @@ import pytest
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import ArriveEvent, PreemptEvent, StepsEvent
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import RunMetrics, encode_summary
+from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
-from batcher.trace.files import encode_events, read_trace
 
 LIMITED = {
     "a budget": SchedulingSettings(max_batch_tokens=16),
@@ -68,13 +67,6 @@ def test_times_are_those_that_the_steps_of_the_results_tell(name):
     assert summary.first_token.mean == pytest.approx(
         sum(r.steps.first_token + 1 - r.steps.arrived for r in results) / len(results), abs=1e-3
     )
-
-
-@pytest.mark.parametrize("name", LIMITED)
-def test_the_trace_gives_the_same_bytes_as_the_run(name):
-    events, _ = decoded(LIMITED[name])
-    again = read_trace(encode_events(events).splitlines(keepends=True))
-    assert encode_summary(summary_of(again)) == encode_summary(summary_of(events))
 
 
 def test_few_blocks_preempt_and_hold_back():

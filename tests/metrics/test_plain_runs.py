@@ -19,7 +19,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import RunMetrics, encode_summary
+from batcher.metrics.summary import RunMetrics
 from batcher.metrics.times import MAX_ROWS, TimeSeries, open_feed
 from batcher.trace.run import RequestFold
 
@@ -73,15 +73,6 @@ def series_of(events, interval):
     return rows + series.finish()
 
 
-@given(workloads(), st.integers(1, 4))
-def test_without_an_slo_a_plain_run_says_nothing_of_seconds(jobs, batch):
-    summary = summary_of(play(jobs, batch).events)
-    optional = [field.name for field in msgspec.structs.fields(summary) if not field.required]
-    assert len(optional) == 14
-    assert {getattr(summary, name) for name in optional} == {None, 0}
-    assert not any(f'"{name}"'.encode() in encode_summary(summary) for name in optional)
-
-
 def test_a_plain_run_of_requests_with_deadlines_tells_how_many_kept_theirs():
     events = play([Job("a", 2), Job("b", 3), Job("c", 4)], 1).events
     deadlines = {"b": 4.0, "c": 9.0}
@@ -95,20 +86,6 @@ def test_a_plain_run_of_requests_with_deadlines_tells_how_many_kept_theirs():
     assert summary.latencies is None
     goodput = summary.goodput
     assert (goodput.requests, goodput.good, goodput.missed) == (2, 1, {"deadline": 1})
-
-
-def test_the_makespan_of_deadlines_begins_with_the_first_request_of_all():
-    events = [
-        RunEvent(batch=2, model="test", settings={}),
-        ArriveEvent(0, 0.0, "a", 0, "input", 5, 9),
-        AdmitEvent(0, 0.0, "a", 0, 0, "empty"),
-        ArriveEvent(4, 4.0, "b", 0, "input", 5, 1, 8.0),
-        AdmitEvent(4, 4.0, "b", 0, 1, "empty"),
-        FinishEvent(4, 4.0, "b", 0, 1, "length", None, 1),
-        FinishEvent(7, 7.0, "a", 0, 0, "length", None, 8),
-        EndEvent(8, 8.0, 9, 2),
-    ]
-    assert summary_of(events).goodput.per_second == 1 / 8
 
 
 def test_the_steps_of_a_run_that_is_broken_off_count_when_it_tells_of_them():

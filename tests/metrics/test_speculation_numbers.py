@@ -136,14 +136,6 @@ def test_a_trace_gives_the_same_bytes_as_the_run_wherever_it_breaks_off(workload
     assert encode_summary(summary_of(read_back)) == encode_summary(summary_of(kept))
 
 
-def test_a_run_without_drafts_says_nothing_of_them():
-    run = play_drafts([DraftedJob("a", 3, 9, speculates=False)], 1, 5, is_timed=True)
-    summary = summary_of(run.events)
-    assert summary.speculation is None
-    assert b"speculation" not in encode_summary(summary)
-    assert b"draft" not in encode_summary(summary)
-
-
 @pytest.mark.parametrize(
     ("said", "rule"),
     [({}, "exact"), ({"acceptance": "leviathan"}, "leviathan"), ({"acceptance": 3}, "exact")],
@@ -206,27 +198,6 @@ def test_a_draft_costs_what_it_makes_a_step_longer():
     assert speedup.simple == round(4 * acceptance / 1.1, 3)
 
 
-def test_steps_of_other_numbers_of_rows_are_not_compared():
-    events = drafting([(4, 4), (0, 0)], [1.0, 2.0, 3.0])
-    events[-2].rows[-1] = 2
-    events[-2].decodes[-1] = 2
-    speedup = summary_of(events).speculation.speedup
-    assert (speedup.draft_cost, speedup.in_time) == (None, None)
-
-
-def test_a_step_that_computes_a_prompt_beside_is_not_compared():
-    events = drafting([(4, 4), (4, 4), (0, 0)], [1.0, 2.0, 9.0, 10.0])
-    events[-2].prefills[2] += 7
-    assert summary_of(events).speculation.speedup.draft_cost == 0.0
-
-
-def test_the_cost_is_that_of_a_draft_in_each_of_the_rows():
-    events = drafting([(4, 4), (0, 0)], [1.0, 2.2, 3.2])
-    for column in (events[-2].decodes, events[-2].rows):
-        column[1:] = [2, 2]
-    assert summary_of(events).speculation.speedup.draft_cost == pytest.approx(0.1)
-
-
 def test_a_row_that_still_runs_is_measured_as_far_as_it_has_come():
     events = drafting([(4, 4), (0, 0), (4, 0), (0, 0)], [1.0, 2.0, 3.0, 4.0, 5.0])
     end = next(n for n, event in enumerate(events) if isinstance(event, FinishEvent))
@@ -239,13 +210,6 @@ def test_a_row_that_fails_as_it_first_drafts_was_no_faster():
     end = FinishEvent(1, 1.0, "a", 0, 0, "error", None, 1)
     speedup = summary_of([*events[:4], end, *events[-2:]]).speculation.speedup
     assert (speedup.measured, speedup.expected) == (1.0, 1.0)
-
-
-def test_drafts_take_up_a_token_budget():
-    run = RunEvent(batch=1, model="test", settings={}, scheduling={"max_batch_tokens": 5})
-    events = drafting([(4, 4), (0, 0)], [1.0, 2.0, 3.0])
-    budget = summary_of([run, *events[1:]]).budget
-    assert (budget.full_steps, budget.mean_share) == (2, round(11 / 15, 6))
 
 
 def test_steps_told_of_before_the_first_drafts_say_when_the_next_began():

@@ -1,16 +1,12 @@
-import tracemalloc
 from fractions import Fraction
 
 import msgspec
-import pytest
-from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import PROMPT_TOKENS, beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import (
-    AdmitEvent,
     ArriveEvent,
     DropEvent,
     FinishEvent,
@@ -27,7 +23,6 @@ from batcher.metrics.summary import (
     encode_summary,
 )
 from batcher.metrics.times import Distribution, Histogram
-from batcher.trace.files import encode_events, read_trace
 
 
 def metrics_of(events):
@@ -102,15 +97,6 @@ def test_every_request_is_counted_once(jobs, batch):
     assert summary.least_steps <= summary.steps
 
 
-@given(workloads(), st.integers(1, 5))
-def test_a_trace_gives_the_same_bytes_as_the_run(jobs, batch):
-    events = play(jobs, batch).events
-    read_back = read_trace(encode_events(events).splitlines(keepends=True))
-    assert encode_summary(metrics_of(read_back).summary()) == encode_summary(
-        metrics_of(events).summary()
-    )
-
-
 @given(workloads(), st.integers(1, 4), st.data())
 def test_a_run_that_is_broken_off_has_numbers_too(jobs, batch, data):
     played = play(jobs, batch)
@@ -127,12 +113,6 @@ def test_the_steps_since_the_last_event_count_when_the_run_tells_of_them():
     events = play([Job("a", 100), Job("b", 3)], 2).events[:6]  # up to the end of b
     summary = metrics_of(events).summary(num_steps=50)
     assert (summary.steps, summary.busy_slot_steps, summary.unfinished) == (50, 53, 1)
-
-
-def test_a_run_goes_as_far_as_its_last_event():
-    events = play(jobs_of(5), 2).events[:-1]  # the end is not told of
-    summary = metrics_of(events).summary()
-    assert (summary.steps, summary.busy_slot_steps, summary.idle_slot_steps) == (5, 5, 5)
 
 
 def test_waits_count_from_the_arrival_not_from_the_reading():
@@ -164,12 +144,6 @@ def test_a_request_aborted_before_it_arrives_is_counted():
     aborted = FinishEvent(0, 0.0, "x", 0, None, "aborted", None, 0)
     summary = metrics_of([run, aborted]).summary()
     assert (summary.requests, summary.aborted, summary.unfinished) == (1, 1, 0)
-
-
-def test_nothing_gives_nothing():
-    summary = summary_of([])
-    assert (summary.requests, summary.steps, summary.busy_share, summary.least_steps) == (0,) * 4
-    assert summary.wait is summary.first_token is summary.latency is None
 
 
 @given(
@@ -204,28 +178,6 @@ def test_a_histogram_of_ever_larger_numbers_stays_small():
     for value in range(0, 3_000_000, 17):
         histogram.add(value)
     assert len(histogram.counts) < 4096 + 10 * 2048
-
-
-def steady_events(num_requests, batch):
-    """Yield the events of requests of one token that keep every slot busy."""
-    yield RunEvent(batch=batch, model="test", settings={})
-    for index in range(num_requests):
-        step, slot = divmod(index, batch)
-        yield ArriveEvent(step // 2, 0.0, str(index), 0, "input", 5, 1)
-        yield AdmitEvent(step, float(step), str(index), 0, slot, "refill")
-        yield FinishEvent(step, float(step), str(index), 0, slot, "length", None, 1)
-
-
-@pytest.mark.parametrize("num_requests", mostly_heavy([2_000, 20_000], 2_000))
-def test_memory_does_not_grow_with_the_number_of_requests(num_requests):
-    tracemalloc.start()
-    try:
-        metrics = metrics_of(steady_events(num_requests, batch=50))
-        current, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert metrics.summary().ok == num_requests
-    assert current < 150_000
 
 
 def test_the_json_is_readable_and_of_a_plain_run_has_the_fields_that_all_have():

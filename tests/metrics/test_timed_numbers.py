@@ -12,9 +12,8 @@ from slow_server import BUDGET, TOTAL_BLOCKS, Job, SlowServer
 from batcher.events import ArriveEvent
 from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import RunMetrics, encode_summary
+from batcher.metrics.summary import RunMetrics
 from batcher.metrics.times import SecondsHistogram, TimeSeries
-from batcher.trace.files import encode_events, read_trace
 
 SLO = Slo({"queue": 4.0, "ttft": 6.0, "tpot": 1.1, "e2e": 12.5})
 ARRIVALS = [0.0, 0.5, 1.0, 1.013, 3.0, 3.0, 7.25, 40.0]
@@ -209,16 +208,6 @@ def test_a_percentile_is_a_time_that_was_there():
     for microseconds in (5001, 5000, 5001):
         histogram.add(microseconds / 10**6)
     assert histogram.distribution().p99 == 0.005
-
-
-@given(served(), st.sampled_from([None, SLO]))
-@examples(100)
-def test_the_trace_gives_the_same_bytes_as_the_run(run, slo):
-    events, _ = run
-    again = read_trace(encode_events(events).splitlines(keepends=True))
-    assert encode_summary(metrics_of(again, slo).summary()) == encode_summary(
-        metrics_of(events, slo).summary()
-    )
 
 
 def rows_by_hand(truth, interval):

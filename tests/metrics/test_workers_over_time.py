@@ -58,10 +58,3 @@ def test_restarts_lose_no_step_and_end_nothing(drawn, num_workers, seed, kind):
         ends = [e for life in lives for e in life.events if isinstance(e, FinishEvent)]
         arrived = [e for e in ends if e.role != "negative" and not (e.role == "beam" and e.index)]
         assert sum(row.finished for row in told) == len(arrived)
-
-
-def test_series_of_unequal_length_have_one_interval():
-    short, long = TimeSeries(), TimeSeries()
-    long.widen(4.0)
-    with_one_interval([short, long])
-    assert (short.interval, long.interval) == (4.0, 4.0)
