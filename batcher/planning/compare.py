@@ -125,22 +125,13 @@ def compare(
     places = [place for place, problem in enumerate(problems) if problem is None]
     if not places:
         raise BatchdecodeError(f"no combination of settings makes sense: {problems[0]}")
-    outcomes: dict[int, Outcome] = {}
     if question.workload.num_samples * len(places) < small:
         num_jobs = 1
-    done: dict[int, float] = {}
-
-    def note_part(task: int, share: float) -> None:
-        done[task] = share
-        on_done(sum(done.values()))
-
     with WorkerProcesses(measure, question, num_jobs) as workers:
-        for task, outcome in workers.answers([grid[place] for place in places], note_part):
-            outcomes[places[task]] = outcome
-            note_part(task, 1.0)
-    arriving = _arriving(question)
+        measured = workers.all_answers([grid[place] for place in places], on_done)
+    outcomes = dict(zip(places, measured, strict=True))
     sizes = [
-        None if place not in outcomes else _size(deployment, outcomes[place], arriving, growth)
+        None if place not in outcomes else _size(question, deployment, outcomes[place], growth)
         for place, deployment in enumerate(grid)
     ]
     knees = knees_of(list(zip(grid, sizes, strict=True)), growth)
@@ -168,10 +159,16 @@ def varied(deployments: Iterable[Deployment]) -> list[str]:
     return [name for name in AXES if any(each[name] != values[0][name] for each in values)]
 
 
-def _size(deployment: Deployment, outcome: Outcome, arriving: float, growth: float) -> Size:
-    """Return what the knee is looked for by; `arriving`: what could be served at most."""
+def _size(question: Question, deployment: Deployment, outcome: Outcome, growth: float) -> Size:
+    """Return what the knee is looked for by.
+
+    An engine that takes no time would serve what arrives: with an SLO the requests, else their
+    output tokens, a second.  What comes at once has no rate.
+    """
+    workload, ttft = question.workload, outcome.latencies.ttft
     served = outcome.tokens_per_s if outcome.goodput is None else outcome.goodput.per_second
-    ttft = outcome.latencies.ttft
+    most = workload.num_output_tokens if question.slo is None else workload.num_samples
+    arriving = most / workload.span if workload.span else inf
     has_no_wait = outcome.binding.constraint == "arrivals"
     return Size(
         batch=deployment.batch,
@@ -179,15 +176,3 @@ def _size(deployment: Deployment, outcome: Outcome, arriving: float, growth: flo
         ttft=None if ttft is None else ttft.p99,
         is_fed=has_no_wait or served * (1 + growth) >= arriving,
     )
-
-
-def _arriving(question: Question) -> float:
-    """Return what an engine that takes no time would serve: requests, or tokens, a second.
-
-    With an SLO it is the requests, else their output tokens; what comes at once has no rate.
-    """
-    workload = question.workload
-    if not workload.span:
-        return inf
-    served = workload.num_samples if question.slo is not None else workload.num_output_tokens
-    return served / workload.span

@@ -5,7 +5,7 @@ the first arrival to the end is shared out among what was lacking, and the large
 docs/compare.md has the definition.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from math import ceil, inf
@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
+from batcher.metrics.arrays import goodput_of, latencies_of
 from batcher.metrics.slo import OTHERS, Goodput, Slo, class_name
 from batcher.metrics.times import MICROSECONDS, Distribution, Latencies
 from batcher.planning.deployments import (
@@ -32,7 +32,6 @@ from batcher.planning.fleet import (
     Fleet,
     FleetResult,
     Life,
-    ReplicaResult,
     ReplicaSettings,
     ReplicasResult,
     ReplicaState,
@@ -40,12 +39,11 @@ from batcher.planning.fleet import (
     result_of_engine,
     timeline_of,
 )
-from batcher.planning.fleet_file import Management
 from batcher.planning.managed_fleet import ManagedFleet
 from batcher.planning.prices import Cost, Price, cost_of
 from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import OnEnded, Preempted, SimulationTotals, simulate
+from batcher.planning.simulator import Preempted, SimulationTotals, simulate
 from batcher.planning.streamed import AnyWorkload, StreamedTurns
 from batcher.planning.workers import OnPart
 from batcher.planning.workload import Workload
@@ -112,61 +110,43 @@ def run(
     def on_ended(num_ended: int) -> None:
         on_part(min(num_ended / num_samples, 1.0))
 
-    own, management = replicas[0], _management_of(deployment)
+    fleet = deployment.fleet
+    management = None if fleet is None else fleet.management
     if management is None and len(replicas) == 1 and isinstance(workload, Workload):
-        slots, scheduling, step_time = own.num_slots, own.scheduling, own.step_time
-        result = simulate(workload, slots, scheduling, step_time, on_ended, own.drafts)
+        own = replicas[0]
+        result = simulate(
+            workload, own.num_slots, own.scheduling, own.step_time, on_ended, own.drafts
+        )
         return result_of_engine(result, own)
-    for_trial = _replicas_of_trial(deployment, replicas)
-    if for_trial is not None and workload.shares_nothing:
-        with suppress(Preempted):
-            return _fleet_of(workload, deployment, for_trial, on_ended).run()
-    return _fleet_of(workload, deployment, replicas, on_ended).run()
-
-
-def _replicas_of_trial(
-    deployment: Deployment, replicas: Sequence[ReplicaSettings]
-) -> list[ReplicaSettings] | None:
-    """Return them for a trial; None if that would not do, or gain nothing.
-
-    A router of one's own is asked by no fleet that may be given up: it may count.
-    """
-    is_plain = _management_of(deployment) is None and transfer_of(deployment) is None
-    if not is_plain or deployment.router not in ROUTERS:
-        return None
-    for_trial = [settings.of_trial for settings in replicas]
-    found = [settings for settings in for_trial if settings is not None]
-    return found if len(found) == len(replicas) else None
-
-
-def _fleet_of(
-    workload: AnyWorkload,
-    deployment: Deployment,
-    replicas: Sequence[ReplicaSettings],
-    on_ended: OnEnded,
-) -> Fleet:
-    """Return a fleet that has done nothing yet."""
-    router = router_of(deployment.router)
-    turns = Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload)
-    interval, transfer = deployment.report_interval, transfer_of(deployment)
-    management = _management_of(deployment)
+    transfer, interval = transfer_of(deployment), deployment.report_interval
+    is_plain = management is None and transfer is None
+    # A router of one's own is asked by no fleet that may be given up: it may count.
+    if is_plain and deployment.router in ROUTERS and workload.shares_nothing:
+        trial = [found for each in replicas if (found := each.of_trial) is not None]
+        if len(trial) == len(replicas):
+            with suppress(Preempted):
+                router = router_of(deployment.router)
+                return Fleet(turns_of(workload), trial, router, interval, on_ended).run()
+    turns, router = turns_of(workload), router_of(deployment.router)
     if transfer is not None:
+        to_decode = router_of(deployment.router)
         return DisaggregatedFleet(
             turns,
             replicas,
             router,
             interval,
             on_ended,
-            decode_router=router_of(deployment.router),
+            decode_router=to_decode,
             transfer=transfer,
-        )
+        ).run()
     if management is None:
-        return Fleet(turns, replicas, router, interval, on_ended)
-    return ManagedFleet(turns, replicas, router, management, interval, on_ended)
+        return Fleet(turns, replicas, router, interval, on_ended).run()
+    return ManagedFleet(turns, replicas, router, management, interval, on_ended).run()
 
 
-def _management_of(deployment: Deployment) -> Management | None:
-    return None if deployment.fleet is None else deployment.fleet.management
+def turns_of(workload: AnyWorkload) -> Turns:
+    """Return what makes the sequences of a workload."""
+    return Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload)
 
 
 class ClassOutcome(Struct, frozen=True, kw_only=True):
@@ -189,63 +169,42 @@ class Attainment(Struct, frozen=True, kw_only=True):
     tails: dict[str, float | None]
 
 
-class _Class(Struct, frozen=True):
-    """What a class was promised, and what of it was served; place: how its limits are told."""
-
-    name: str
-    place: str
-    limits: dict[str, float]
-    times: ServedTimes
-    num_failed: int
-
-
 def kept(slo: Slo, result: FleetResult, asked: float) -> Attainment:
-    """Return how `slo` was kept; `asked`: for which share of the requests of a class it is."""
-    makespan = result.times.makespan
+    """Return how `slo` was kept; `asked`: for which share of the requests of a class it is.
+
+    A request is of one class at most: that of its priority, or of the others, if these are promised
+    anything.  What came to no end of its own has missed all that was promised of it.
+    """
+    makespan, failed = result.times.makespan, result.failed
+    parts = [(OTHERS, "", slo.limits, result.times, result.num_failed)]
+    if slo.classes:
+        is_other = ~np.isin(result.priorities, list(slo.classes))
+        num_failed = sum(count for priority, count in failed.items() if priority not in slo.classes)
+        parts = [(OTHERS, "", slo.limits, result.times.where(is_other), num_failed)]
+        parts = parts if slo.limits else []
+        for priority, own in slo.classes.items():
+            name, times = class_name(priority), result.times.where(result.priorities == priority)
+            parts.append((name, f"{name}:", own.limits, times, failed[priority]))
     tails: dict[str, float | None] = {}
     classes: dict[str, ClassOutcome] = {}
     missed: dict[str, int] = {}
     requests = good = 0
-    for each in _classes(slo, result):
-        goodput = goodput_of(each.limits, each.times, each.num_failed, makespan)
+    for name, place, limits, times, num_failed in parts:
+        goodput = goodput_of(limits, times, num_failed, makespan)
         if slo.classes:
-            classes[each.name] = ClassOutcome(latencies=latencies_of(each.times), goodput=goodput)
-        for metric, tail in _tails(each, asked):
-            tails[each.place + metric] = tail
+            classes[name] = ClassOutcome(latencies=latencies_of(times), goodput=goodput)
+        num_served = len(times.arrival)
+        rank = max(1, ceil(Fraction(str(asked)) * (num_served + num_failed)))
+        for metric in limits:
+            values = np.sort(times.values(metric))
+            is_served = rank <= num_served
+            tails[place + metric] = int(values[rank - 1]) / MICROSECONDS if is_served else None
         for reason, count in goodput.missed.items():
-            missed[each.place + reason] = count
+            missed[place + reason] = count
         requests += goodput.requests
         good += goodput.good
     whole = Goodput.of(slo.all_limits, requests, good, makespan, missed)
     return Attainment(goodput=whole, classes=classes, tails=tails)
-
-
-def _classes(slo: Slo, result: FleetResult) -> Iterator[_Class]:
-    """Yield the classes of an SLO: the others, if they are promised anything, and each of its own.
-
-    Without any it is all requests.
-    """
-    if not slo.classes:
-        yield _Class("", "", slo.limits, result.times, result.num_failed)
-        return
-    failed = result.failed
-    if slo.limits:
-        is_other = ~np.isin(result.priorities, list(slo.classes))
-        num_failed = sum(count for priority, count in failed.items() if priority not in slo.classes)
-        yield _Class(OTHERS, "", slo.limits, result.times.where(is_other), num_failed)
-    for priority, own in slo.classes.items():
-        name = class_name(priority)
-        times = result.times.where(result.priorities == priority)
-        yield _Class(name, f"{name}:", own.limits, times, failed[priority])
-
-
-def _tails(each: _Class, asked: float) -> Iterator[tuple[str, float | None]]:
-    """Yield for each limit the least time that the asked share of samples does not exceed."""
-    num_served = len(each.times.arrival)
-    rank = max(1, ceil(Fraction(str(asked)) * (num_served + each.num_failed)))
-    for metric in each.limits:
-        values = np.sort(each.times.values(metric))
-        yield metric, int(values[rank - 1]) / MICROSECONDS if rank <= num_served else None
 
 
 class GroupUse(Struct, frozen=True, kw_only=True):
@@ -303,61 +262,48 @@ def fleet_use_of(result: FleetResult) -> FleetUse | None:
     return FleetUse(
         failures=history.num_failures,
         lost=history.num_lost,
-        replica_seconds=round(seconds, NUM_DIGITS),
-        mean_replicas=round(seconds / makespan, NUM_DIGITS) if makespan else 0.0,
+        replica_seconds=_rounded(seconds),
+        mean_replicas=_rounded(seconds / makespan) if makespan else 0.0,
         most_replicas=max(num_paid for _, _, num_paid in timeline),
-        serving=round(serving / seconds, NUM_DIGITS) if seconds else 0.0,
+        serving=_rounded(serving / seconds) if seconds else 0.0,
         refusals={reason: count for reason, count in sorted(history.refusals.items()) if count},
-        timeline=[(round(time, NUM_DIGITS), serve, paid) for time, serve, paid in timeline],
+        timeline=[(_rounded(time), serve, paid) for time, serve, paid in timeline],
     )
 
 
-def parts_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[ReplicasResult]:
-    """Return what the replicas of each group did."""
-    return [
-        ReplicasResult([each for each in result.replicas if each.group == group.name])
-        for group in groups
-    ]
-
-
-def uses_of(result: FleetResult, groups: Sequence[EngineGroup]) -> list[GroupUse]:
-    """Return what the replicas of each group did."""
-    most = _most_at_once(result, groups)
-    return [
-        GroupUse(
-            name=group.name,
-            replicas=len(part.replicas),
-            role=group.role,
-            settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
-            served=sum(replica.num_served for replica in part.replicas),
-            failed=sum(replica.failed.total() for replica in part.replicas),
-            steps=part.totals.num_steps,
-            busy=round(_share(part.busy_ticks, part.paid_seconds(result.makespan)), NUM_DIGITS),
-            slots_used=round(part.slot_utilisation, NUM_DIGITS),
-            kv_used=None if (used := part.kv_utilisation) is None else round(used, NUM_DIGITS),
-            preemptions=part.totals.num_preemptions,
-            most_replicas=most.get(group.name, len(part.replicas)),
-        )
-        for group, part in zip(groups, parts_of(result, groups), strict=True)
-    ]
-
-
-def _most_at_once(result: FleetResult, groups: Sequence[EngineGroup]) -> dict[str, int]:
-    """Return how many replicas of each group there were at once, at most; {} if all always were."""
-    if result.history is None:
-        return {}
+def uses_of(
+    result: FleetResult, groups: Sequence[EngineGroup], parts: Sequence[ReplicasResult]
+) -> list[GroupUse]:
+    """Return what the replicas of each group did; parts: their results, group by group."""
     lives: dict[str, list[Life]] = {group.name: [] for group in groups}
-    for life, replica in zip(result.history.lives, result.replicas, strict=True):
-        lives[replica.group].append(life)
-    end = (result.first_arrival or 0.0) + result.makespan
-    return {
-        name: max((paid for _, _, paid in timeline_of(of_group, end)), default=0)
-        for name, of_group in lives.items()
-    }
-
-
-def _share(ticks: int, seconds: float) -> float:
-    return ticks / TICKS_PER_SECOND / seconds if seconds else 0.0
+    if result.history is not None:
+        for life, replica in zip(result.history.lives, result.replicas, strict=True):
+            lives[replica.group].append(life)
+    end, uses = (result.first_arrival or 0.0) + result.makespan, []
+    for group, part in zip(groups, parts, strict=True):
+        paid = part.paid_seconds(result.makespan)
+        most = len(part.replicas)
+        if result.history is not None:
+            most = max(
+                (num_paid for _, _, num_paid in timeline_of(lives[group.name], end)), default=0
+            )
+        uses.append(
+            GroupUse(
+                name=group.name,
+                replicas=len(part.replicas),
+                role=group.role,
+                settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
+                served=sum(replica.num_served for replica in part.replicas),
+                failed=sum(replica.failed.total() for replica in part.replicas),
+                steps=part.totals.num_steps,
+                busy=_rounded(part.busy_ticks / TICKS_PER_SECOND / paid if paid else 0.0),
+                slots_used=_rounded(part.slot_utilisation),
+                kv_used=_rounded_if(part.kv_utilisation),
+                preemptions=part.totals.num_preemptions,
+                most_replicas=most,
+            )
+        )
+    return uses
 
 
 class Binding(Struct, frozen=True):
@@ -397,22 +343,19 @@ def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTi
             ticks[named] += part.totals.binding_ticks[reason]
         ticks["kv"] += sum(replica.stalled_ticks for replica in part.replicas)
     num_waiting_ticks = sum(ticks.values())
-    drain = sum(map(_drain_of, replicas))
+    # After its last first admission a replica drains, as far as nobody waited.
+    drain = sum(
+        min(each.end_ticks - each.last_admission_ticks, each.totals.binding_ticks["arrivals"])
+        for each in replicas
+        if each.last_admission_ticks is not None
+    )
     total = round(result.paid_seconds(result.makespan) * TICKS_PER_SECOND)
     total = max(total, num_waiting_ticks + drain)
     ticks["compute"] += drain
     ticks["arrivals"] = total - num_waiting_ticks - drain
-    shares = {name: round(part / total, NUM_DIGITS) for name, part in ticks.items() if part}
+    shares = {name: _rounded(part / total) for name, part in ticks.items() if part}
     constraint: Constraint = max(ticks, key=lambda name: ticks[name]) if total else "arrivals"
-    return Binding(constraint, shares.get(constraint, 0.0), shares, round(doubling, NUM_DIGITS))
-
-
-def _drain_of(replica: ReplicaResult) -> int:
-    """Return how long a replica took after its last first admission, as far as nobody waited."""
-    if replica.last_admission_ticks is None:
-        return 0
-    drain = replica.end_ticks - replica.last_admission_ticks
-    return min(drain, replica.totals.binding_ticks["arrivals"])
+    return Binding(constraint, shares.get(constraint, 0.0), shares, _rounded(doubling))
 
 
 def gain_of_doubling(result: ReplicasResult, ticks_of: StepTicks) -> float:
@@ -497,56 +440,48 @@ def measure(
     on_part: called with the share of the samples that have ended, again and again.
 
     Raises:
-        BatchdecodeError: its settings make no sense.
+        BatchdecodeError: its settings make no sense, or its GPUs have no price.
     """
-    return outcome_of(question, deployment, run(question.workload, deployment, on_part))
-
-
-def outcome_of(question: Question, deployment: Deployment, result: FleetResult) -> Outcome:
-    """Return the numbers that are asked of what `deployment` came to.
-
-    Raises:
-        BatchdecodeError: its GPUs have no price.
-    """
+    result = run(question.workload, deployment, on_part)
     totals, slo, times = result.totals, question.slo, result.times
     num_failed, num_served, makespan = result.num_failed, len(times.arrival), result.makespan
     num_tokens, prices = int(times.num_tokens.sum()), question.prices
     groups = groups_of(deployment)
-    profiles, parts = [group.engine.profile for group in groups], parts_of(result, groups)
     engines = [group.engine for group in groups]
+    parts = [
+        ReplicasResult([each for each in result.replicas if each.group == group.name])
+        for group in groups
+    ]
     has_cache = any(engine.scheduling.has_prefix_cache for engine in engines)
     promise = None if slo is None else kept(slo, result, question.asked)
+    ticks = [step_time_of(engine.profile).ticks for engine in engines]
+    cost = None
+    if prices is not None:
+        profiles = [engine.profile for engine in engines]
+        cost = cost_of(zip(profiles, parts, strict=True), prices, makespan, num_tokens)
     return Outcome(
         served=num_served,
         failed=num_failed - result.refused.total(),
         refused=result.refused.total(),
         steps=totals.num_steps,
-        makespan=round(makespan, NUM_DIGITS),
-        requests_per_s=round(num_served / makespan, NUM_DIGITS) if makespan else 0.0,
-        tokens_per_s=round(num_tokens / makespan, NUM_DIGITS) if makespan else 0.0,
+        makespan=_rounded(makespan),
+        requests_per_s=_rounded(num_served / makespan) if makespan else 0.0,
+        tokens_per_s=_rounded(num_tokens / makespan) if makespan else 0.0,
         latencies=latencies_of(times),
         goodput=None if promise is None else promise.goodput,
         classes={} if promise is None else promise.classes,
-        slots_used=round(result.slot_utilisation, NUM_DIGITS),
-        kv_used=_rounded(result.kv_utilisation),
-        budget_used=_rounded(result.budget_utilisation),
+        slots_used=_rounded(result.slot_utilisation),
+        kv_used=_rounded_if(result.kv_utilisation),
+        budget_used=_rounded_if(result.budget_utilisation),
         preemptions=totals.num_preemptions,
         recomputed_tokens=totals.recomputed_tokens,
-        prefix_hits=_rounded(result.hit_rate) if has_cache else None,
+        prefix_hits=_rounded_if(result.hit_rate) if has_cache else None,
         tails={} if promise is None else promise.tails,
         drafts=_draft_use(totals),
-        binding=binding_of(
-            result,
-            [
-                (part, step_time_of(each.profile).ticks)
-                for part, each in zip(parts, engines, strict=True)
-            ],
-        ),
+        binding=binding_of(result, [*zip(parts, ticks, strict=True)]),
         fleet=fleet_use_of(result),
-        groups=None if deployment.fleet is None else uses_of(result, groups),
-        cost=None
-        if prices is None
-        else cost_of(zip(profiles, parts, strict=True), prices, makespan, num_tokens),
+        groups=None if deployment.fleet is None else uses_of(result, groups, parts),
+        cost=cost,
     )
 
 
@@ -557,9 +492,9 @@ def _draft_use(totals: SimulationTotals) -> DraftUse | None:
     return DraftUse(
         verified=totals.num_drafts,
         accepted=totals.num_accepted,
-        acceptance=round(totals.num_accepted / totals.num_drafts, NUM_DIGITS),
-        tokens_per_step=round(1 + totals.num_accepted / totals.num_draft_rows, NUM_DIGITS),
-        making=round(totals.draft_ticks / num_ticks, NUM_DIGITS),
+        acceptance=_rounded(totals.num_accepted / totals.num_drafts),
+        tokens_per_step=_rounded(1 + totals.num_accepted / totals.num_draft_rows),
+        making=_rounded(totals.draft_ticks / num_ticks),
     )
 
 
@@ -600,7 +535,11 @@ def score_of(question: Question, outcome: Outcome) -> tuple[float, float]:
 def problem_of(deployment: Deployment) -> str | None:
     """Return why the settings of `deployment` make no sense, None if they do."""
     for group in groups_of(deployment):
-        problem = _problem_of(group.engine)
+        problem = None
+        try:
+            check_settings(group.engine.batch, group.engine.scheduling)
+        except BatchdecodeError as error:
+            problem = str(error)
         if group.role == "decode" and group.engine.scheduling.kv_blocks is None:
             problem = "--kv-blocks is needed where requests decode"
         if problem is not None:
@@ -608,13 +547,9 @@ def problem_of(deployment: Deployment) -> str | None:
     return None
 
 
-def _problem_of(engine: Deployment) -> str | None:
-    try:
-        check_settings(engine.batch, engine.scheduling)
-    except BatchdecodeError as error:
-        return str(error)
-    return None
+def _rounded(number: float) -> float:
+    return round(number, NUM_DIGITS)
 
 
-def _rounded(share: float | None) -> float | None:
+def _rounded_if(share: float | None) -> float | None:
     return None if share is None else round(share, NUM_DIGITS)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from math import floor
-from typing import Literal, Self, TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -133,42 +133,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     contradictions: list[Trial]
     trials: list[Trial]
     gain: Gain | None = None
-
-
-class Simulations:
-    """Measures deployments; a context manager.
-
-    num_jobs: how many processes do, one if `question` is small.
-    """
-
-    def __init__(self, question: Question, num_jobs: int, small: int = SMALL) -> None:
-        self.num_jobs = 1 if question.workload.num_samples < small else num_jobs
-        self._workers = WorkerProcesses(measure, question, self.num_jobs)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._workers.__exit__()
-
-    def measure(
-        self, deployments: Sequence[Deployment], on_done: Callable[[float], object] = lambda _: None
-    ) -> list[Outcome]:
-        """Return what each of `deployments` comes to.
-
-        on_done: called with how many of them are done, a part of one counted as such.
-        """
-        found: dict[int, Outcome] = {}
-        done: dict[int, float] = {}
-
-        def note_part(place: int, share: float) -> None:
-            done[place] = share
-            on_done(sum(done.values()))
-
-        for place, outcome in self._workers.answers(deployments, note_part):
-            found[place] = outcome
-            note_part(place, 1.0)
-        return [found[place] for place in range(len(deployments))]
 
 
 def together(chains: Sequence[Chain[Found]], measure_all: MeasureAll) -> list[Found]:
@@ -302,31 +266,18 @@ class _Attempt(Struct, frozen=True, kw_only=True):
     limit: Limit
     is_wider: bool
     base: Deployment
-    share: float
     score: Score
     reached: int | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the requests that meet the SLO so."""
+        return self.score[0]
 
 
 def _without_uses(outcome: Outcome) -> Outcome:
     """Return `outcome` without the shares of limits, which differ where nothing else does."""
     return replace(outcome, slots_used=0.0, kv_used=None, budget_used=None)
-
-
-def _rank(attempt: _Attempt) -> tuple[float, float, float]:
-    """Return what is least for the change that helps most."""
-    share, nearness = attempt.score
-    reached = float("inf") if attempt.reached is None else attempt.reached
-    return reached, -share, -nearness
-
-
-def _relief(attempt: _Attempt, ladder: Ladder) -> Relief:
-    return Relief(
-        constraint=attempt.limit,
-        setting=SETTING_OF[attempt.limit],
-        value=value_at(attempt.base, attempt.limit),
-        share=attempt.share,
-        reached=None if attempt.reached is None else ladder.value_of(attempt.reached),
-    )
 
 
 class Edge(Struct, frozen=True, kw_only=True):
@@ -353,16 +304,24 @@ class Edge(Struct, frozen=True, kw_only=True):
         requests can never run there are too few blocks, whatever else.
         """
         removal = None
-        attempts = self._attempts()
+        chains = [
+            self._changes(limit, change)
+            for limit, setting in SETTING_OF.items()
+            for change in (wider, narrower)
+            if setting != self.ladder.searched
+        ]
+        attempts = [each for found in together(chains, self.measure_all) for each in found]
         if self.enough is not None:
             attempts = self._with_reaches(attempts, self.enough)
-        best = min(attempts, key=_rank, default=None)
-        own = next(
-            (limit for limit in SETTING_OF if SETTING_OF[limit] == self.ladder.searched), None
+        furthest = min(
+            (each.reached for each in attempts if each.reached is not None), default=None
         )
+        candidates = [each for each in attempts if each.reached == furthest]
+        best = max(candidates, key=lambda each: each.score, default=None)
+        searched = {limit for limit in SETTING_OF if SETTING_OF[limit] == self.ladder.searched}
         binding: set[Limit] = set()
-        if self.enough is not None and own is not None:
-            binding = {own}
+        if self.enough is not None and searched:
+            binding = searched
         elif best is not None and self._is_gain(best.share):
             binding = {best.limit}
         else:
@@ -373,7 +332,16 @@ class Edge(Struct, frozen=True, kw_only=True):
             binding.add("kv")
         return Analysis(
             binding=[limit for limit in SETTING_OF if limit in binding] or ["compute"],
-            reliefs=[_relief(attempt, self.ladder) for attempt in attempts],
+            reliefs=[
+                Relief(
+                    constraint=each.limit,
+                    setting=SETTING_OF[each.limit],
+                    value=value_at(each.base, each.limit),
+                    share=each.share,
+                    reached=None if each.reached is None else self.ladder.value_of(each.reached),
+                )
+                for each in attempts
+            ],
             removal=removal,
         )
 
@@ -381,16 +349,6 @@ class Edge(Struct, frozen=True, kw_only=True):
         """Return whether this share of the requests is more than without a change, by enough."""
         before = good_share(self.outcome)
         return share > before and share - before >= MIN_GAIN * (self.question.asked - before)
-
-    def _attempts(self) -> list[_Attempt]:
-        """Return what it comes to there to widen and to narrow each limit but the searched one."""
-        chains = [
-            self._changes(limit, change)
-            for limit, setting in SETTING_OF.items()
-            for change in (wider, narrower)
-            if setting != self.ladder.searched
-        ]
-        return [attempt for found in together(chains, self.measure_all) for attempt in found]
 
     def _changes(
         self, limit: Limit, change: Callable[[Deployment, Limit], Deployment | None]
@@ -414,7 +372,6 @@ class Edge(Struct, frozen=True, kw_only=True):
                     limit=limit,
                     is_wider=change is wider,
                     base=base,
-                    share=good_share(outcome),
                     score=score_of(self.question, outcome),
                 )
             )
@@ -511,13 +468,14 @@ class _Trials:
         self,
         question: Question,
         ladder: Ladder,
-        simulations: Simulations,
+        workers: WorkerProcesses[Question, Deployment, Outcome],
+        num_jobs: int,
         on_tried: OnTried,
         on_trial: Callable[[Trial], object],
     ) -> None:
         self._question, self._ladder = question, ladder
         self._on_tried, self._on_trial = on_tried, on_trial
-        self._simulations = simulations
+        self._workers, self._num_jobs = workers, num_jobs
         self._ahead: dict[int, Outcome] = {}  # of those that were not asked for by now
         self.outcomes: dict[int, Outcome] = {}
 
@@ -536,12 +494,10 @@ class _Trials:
             for number, outcome in (self.outcomes | self._ahead).items()
         }
         ladder, num_tried = self._ladder, len(self.outcomes)
-        numbers = likely(
-            known, self._question.asked, ladder.rungs, ladder.start, self._simulations.num_jobs
-        )
+        numbers = likely(known, self._question.asked, ladder.rungs, ladder.start, self._num_jobs)
         deployments = [ladder.deployment_of(number) for number in numbers]
         value = ladder.value_of(numbers[0])
-        outcomes = self._simulations.measure(
+        outcomes = self._workers.all_answers(
             deployments, lambda done: self._on_tried(num_tried, value, done / len(numbers))
         )
         self._ahead.update(zip(numbers, outcomes, strict=True))
@@ -590,8 +546,9 @@ def find_plan(
     problem = problem_of(ladder.deployment_of(ladder.rungs[ladder.start]))
     if problem is not None:
         raise BatchdecodeError(problem)
-    with Simulations(question, num_jobs, small) as simulations:
-        trials = _Trials(question, ladder, simulations, on_tried, on_trial)
+    num_jobs = 1 if question.workload.num_samples < small else num_jobs
+    with WorkerProcesses(measure, question, num_jobs) as workers:
+        trials = _Trials(question, ladder, workers, num_jobs, on_tried, on_trial)
         search = LeastSearch(trials.score, question.asked, ladder.rungs)
         search.run(ladder.start)
         is_met = search.least is not None
@@ -627,7 +584,7 @@ def find_plan(
 
             def measure_all(deployments: Sequence[Deployment]) -> list[Outcome]:
                 nonlocal num_before
-                outcomes = simulations.measure(
+                outcomes = workers.all_answers(
                     deployments, lambda done: on_relief(num_before + done)
                 )
                 num_before += len(deployments)

@@ -71,10 +71,28 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         else:
             yield from self._answers_of_others(tasks, on_part)
 
+    def all_answers(
+        self, tasks: Sequence[Task], on_done: Callable[[float], object] = lambda _: None
+    ) -> list[Answer]:
+        """Return the answers in the order of the tasks; see `answers`.
+
+        on_done: called with how many tasks are done, a part of one counted as such.
+        """
+        found: dict[int, Answer] = {}
+        done: dict[int, float] = {}
+
+        def note_part(place: int, share: float) -> None:
+            done[place] = share
+            on_done(sum(done.values()))
+
+        for place, answer in self.answers(tasks, note_part):
+            found[place] = answer
+            note_part(place, 1.0)
+        return [found[place] for place in range(len(tasks))]
+
     def _answers_of_others(
         self, tasks: Sequence[Task], on_part: Callable[[int, float], object]
     ) -> Iterator[tuple[int, Answer]]:
-        """Yield what other processes answer."""
         places = iter(range(len(tasks)))
         self._start(min(self._num_jobs, len(tasks)) - len(self._processes))
         busy: dict[Connection, int] = {}
@@ -117,8 +135,16 @@ def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:
         shared = connection.recv()
         look_seldom()
         while True:
+            task = connection.recv()
             on_part = _seldom(lambda share: connection.send(("part", share)))
-            connection.send(_message(work, shared, connection.recv(), on_part))
+            message: _Message
+            try:
+                message = "answer", work(shared, task, on_part)
+            except BatchdecodeError as error:
+                message = "error", str(error)
+            except Exception:  # noqa: BLE001 - it is raised again where the others are
+                message = "bug", traceback.format_exc()
+            connection.send(message)
 
 
 def _seldom(on_part: OnPart) -> OnPart:
@@ -133,17 +159,6 @@ def _seldom(on_part: OnPart) -> OnPart:
             on_part(most)
 
     return call
-
-
-def _message(
-    work: Work[Shared, Task, Answer], shared: Shared, task: Task, on_part: OnPart
-) -> _Message:
-    try:
-        return "answer", work(shared, task, on_part)
-    except BatchdecodeError as error:
-        return "error", str(error)
-    except Exception:  # noqa: BLE001 - it is raised again where the others are
-        return "bug", traceback.format_exc()
 
 
 def _send(connection: Connection, what: object) -> None:

@@ -9,9 +9,10 @@ from served import question_of
 from batcher.metrics.slo import parse_slo
 from batcher.planning.deployments import Deployment
 from batcher.planning.measure import Question, measure
-from batcher.planning.plan import Simulations, find_plan, together
+from batcher.planning.plan import find_plan, together
 from batcher.planning.search import LeastSearch, doublings, likely
 from batcher.planning.streamed import parse_streamed
+from batcher.planning.workers import WorkerProcesses
 from batcher.settings import SchedulingSettings
 
 STREAMED = parse_streamed("synthetic:rate=40,duration=4,prompt=200,output=30")
@@ -74,9 +75,9 @@ def test_chains_go_on_with_what_they_asked_for():
 
     def measure_all(deployments):
         waves.append([each.batch for each in deployments])
-        return simulations.measure(deployments)
+        return workers.all_answers(deployments)
 
-    with Simulations(question, 1) as simulations:
+    with WorkerProcesses(measure, question, 1) as workers:
         found = together([chain(1, 2), chain(), chain(8, 4, 2)], measure_all)
     assert waves == [[1, 8], [2, 4], [2]]
     steps = {n: measure(question, Deployment(batch=n)).steps for n in (1, 2, 4, 8)}
