@@ -1,9 +1,9 @@
-"""How far a run is, in words and figures: for the header of the live view and for plain lines."""
+"""The state of a run while it goes on: its slots, its history in little, and figures about it."""
 
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -179,10 +179,16 @@ def _in_front(cells: Counts) -> Counts:
     return np.concatenate([cells, np.zeros_like(cells)], axis=1)
 
 
-# What a slot holds now, as it stands in the fold of the run's events.
+# The slots of a run now, kept from its events alone: nothing here is done per step.
 
 MAX_LABEL = 200
 """The most of an id that is shown; a column shows less of it."""
+MAX_NOTES = 64
+"""The most notes that are kept until they are shown."""
+MAX_ENDS = 5_000
+"""The most sequences that are kept after their end."""
+MAX_UNSEEN = 500
+"""News of the fold wait for the next frame, but no more than so much."""
 
 NOBODY = RequestTimeline("", 0, "sample")
 
@@ -226,8 +232,8 @@ class SlotState:
 
     @property
     def _admission(self) -> AdmissionRecord | None:
-        """How that came here; it may have gone on to another slot."""
-        request = self._fold.slots.get(self._number, NOBODY)  # as below: asked in every frame
+        """The newest sequence's admission here; it may have gone on to another slot."""
+        request = self._fold.slots.get(self._number, NOBODY)  # as above: asked in every frame
         for admission in reversed(request.admissions):
             if admission.event.slot == self._number:
                 return admission
@@ -246,17 +252,11 @@ class SlotState:
 
     @property
     def outcome(self) -> str | None:
-        """Why it left the slot; None while it has not."""
+        """The reason why it left the slot; None while it has not."""
         admission, finish = self._admission, self.request.finish
         if admission is not None and admission.preempt is not None:
             return "preempted"
         return None if finish is None else finish.reason
-
-    @property
-    def first_token(self) -> int | None:
-        """The step that gave its first token here; None while there is none."""
-        admission = self._admission
-        return None if admission is None else admission.first_token
 
     @property
     def has_long_prefill(self) -> bool:
@@ -276,7 +276,7 @@ class SlotState:
 
     @property
     def label(self) -> str:
-        """What it is called, without the middle if that is very long."""
+        """Its name, without the middle if that is very long."""
         label = self.request.label
         if len(label) > MAX_LABEL:
             return label[: MAX_LABEL // 2] + label[-MAX_LABEL // 2 :]
@@ -284,7 +284,6 @@ class SlotState:
 
     @property
     def num_admitted(self) -> int:
-        """How many sequences the slot has served, the newest included."""
         return self.num_left + (self.end is None)
 
     def take_mark(self) -> Mark:
@@ -296,7 +295,7 @@ class SlotState:
 
     def is_prefilling(self, step: int) -> bool:
         """Return whether the newest sequence has no more than its first token after `step`."""
-        first_token = self.first_token
+        first_token = None if self._admission is None else self._admission.first_token
         return first_token is None or first_token >= self.own_step(step)
 
     def is_busy(self, step: int) -> bool:
@@ -318,19 +317,8 @@ class SlotState:
         return self.request.tokens_after(self.own_step(step)) if lost is None else lost.generated
 
 
-# What a run looks like now, kept from its events alone: nothing here is done per step.
-
-MAX_NOTES = 64
-"""The most notes that are kept until somebody asks for them."""
-MAX_ENDS = 5_000
-"""The most sequences that are kept after their end."""
-MAX_UNSEEN = 500
-"""What the fold has come to know waits for the next frame, but no more than so much."""
-USUAL_ENDS = ("stop", "length")
-
-
 class Note(NamedTuple):
-    """Something that nobody should miss: what happened to which sequence."""
+    """Something to notice: what happened to which sequence."""
 
     kind: Literal["preempted", "failed"]
     label: str
@@ -340,11 +328,12 @@ class Note(NamedTuple):
 class RunState:
     """The slots of a run, and what has become of the requests so far.
 
+    batch_size: of all workers together.
     num_done: requests that came to an end, num_failed: outputs that failed.
     num_preempted: how often a sequence lost its slot, those that came along with it not counted.
     most_done: the largest share of the run that was shown as done.
     restarts: the workers that were replaced.
-    notes: the newest of what nobody should miss; whoever shows them takes them out.
+    notes: the newest; whoever shows them takes them out.
     ends: the sequences that have ended, as far as they are kept.
     history: the whole run, in little.
     fold: the sequences of the run; whoever has its events feeds it, before `catch_up`.
@@ -353,15 +342,14 @@ class RunState:
     """
 
     def __init__(self, batch_size: int, num_workers: int = 1) -> None:
-        """Begin with nothing in `batch_size` slots, those of all workers."""
         self.fold = RequestFold()
         self.news = self.fold.news = FoldNews()
         self.paces = [WorkerPace() for _ in range(num_workers)]
-        self.slots = [
-            slot
-            for worker in range(num_workers)
-            for slot in self._slots_of(worker, batch_size // num_workers)
-        ]
+        self.slots = []
+        for place in range(batch_size):
+            worker = place * num_workers // batch_size
+            name = f"w{worker} {place}" if num_workers > 1 else str(place)
+            self.slots.append(SlotState(place, self.fold, self.paces[worker], name))
         self.num_done = self.num_failed = self.num_preempted = 0
         self.most_done = 0.0
         self.restarts: list[RestartEvent] = []
@@ -375,19 +363,13 @@ class RunState:
         self._preempted: list[RequestTimeline] = []  # those that may not be back
         self._num_finished_tokens = self._num_finished_max = 0
 
-    def _slots_of(self, worker: int, num_slots: int) -> Iterator[SlotState]:
-        """Yield the slots of a worker."""
-        first, whose = worker * num_slots, f"w{worker} " if len(self.paces) > 1 else ""
-        for place in range(first, first + num_slots):
-            yield SlotState(place, self.fold, self.paces[worker], f"{whose}{place}")
-
     def keep_up(self) -> None:
-        """Take in what the fold has come to know, if it is much."""
+        """Take in the news of the fold, if they are many."""
         if len(self.news.ended) + len(self.news.withdrawn) >= MAX_UNSEEN:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Take in what the fold has come to know."""
+        """Take in the news of the fold."""
         news = self.news
         for sample in news.samples:
             self._num_others[sample.id] = self._num_others.get(sample.id, 0) + 1
@@ -403,7 +385,8 @@ class RunState:
             self._note_preemption(request, admission)
         self.ends.extend(news.ended)
         self._drafts.extend(news.drafts)
-        self._finish_all(news.ended)
+        for request in news.ended:
+            self._note_end(request)
         for restart in news.restarts:
             self.restarts.append(restart)
             what = f"replaced: {RESTART_REASONS[restart.reason]}"
@@ -427,13 +410,15 @@ class RunState:
     @property
     def num_asked(self) -> int:
         """How many tokens sequences were admitted with."""
-        return self._num_asked + sum(_asked(request) for _, request in self._running())
+        return self._num_asked + sum(asked for asked, _ in self._cache_use_now())
 
     @property
     def num_found(self) -> int:
         """How many of these were found in blocks."""
-        asked = [request for _, request in self._running() if _asked(request)]
-        return self._num_found + sum(r.admissions[-1].event.cached for r in asked)
+        return self._num_found + sum(found for _, found in self._cache_use_now())
+
+    def _cache_use_now(self) -> list[tuple[int, int]]:
+        return [_cache_use(request, request.admissions[-1]) for _, request in self._running()]
 
     def num_tokens(self, step: int) -> int:
         """Return how many tokens the run has generated after `step`, those of all beams counted."""
@@ -465,7 +450,6 @@ class RunState:
         return len(self._running())
 
     def num_busy(self, step: int) -> int:
-        """Return how many slots were used in `step`."""
         return sum(slot.is_busy(step) for slot in self.slots)
 
     def open_spans(self) -> list[tuple[int, int]]:
@@ -488,11 +472,10 @@ class RunState:
         return sum(request.tokens_after(0) for request in self._preempted)
 
     def _note_preemption(self, request: RequestTimeline, admission: AdmissionRecord) -> None:
-        """Take in that a sequence has lost its slot."""
         preempt = admission.preempt
         if preempt is None:
             return
-        self._leave(request, admission, preempt.step, "preempted")
+        self._leave_slot(request, admission, preempt.step, "preempted")
         if request not in self._preempted:
             self._preempted.append(request)
         if not is_follower(request):
@@ -502,99 +485,49 @@ class RunState:
             what = "preempted: no block left" if other == request.label else gave_way
             self.notes.append(Note("preempted", request.label, what))
 
-    def _finish_all(self, ended: Sequence[RequestTimeline]) -> None:
-        """Take in that sequences have ended: what `_finish` does, for the usual ones in one go."""
-        slots, has_others = self.slots, bool(self._num_others)
-        held: list[int] = []  # slot, start and end of one after the other
-        num_tokens = num_max = num_asked = num_found = num_rare = 0
-        for request in ended:
-            end, admission, arrive = request.finish, request.admission, request.arrive
-            if (
-                has_others
-                or end is None
-                or admission is None
-                or arrive is None
-                or request.role != "sample"
-                or end.reason not in USUAL_ENDS
-            ):
-                num_rare += 1
-                self._finish(request)
-                continue
-            admit = admission.event
-            start, until, slot = admit.step, end.step + 1, slots[admit.slot]
-            if not slot.mark:
-                slot.mark = "ended"
-            slot.num_left += 1
-            slot.num_steps += until - start
-            held += (admit.slot, start, until)
-            num_tokens += end.tokens
-            num_max += request.max_tokens
-            num_asked += arrive.prompt_tokens + admit.generated
-            num_found += admit.cached
-        self.history.held(held)
-        self.num_done += len(ended) - num_rare
-        self._num_finished_tokens += num_tokens
-        self._num_finished_max += num_max
-        self._num_asked += num_asked
-        self._num_found += num_found
-
-    def _finish(self, request: RequestTimeline) -> None:
-        """Take in that a sequence has ended."""
-        end, admission = request.finish, request.admission
+    def _note_end(self, request: RequestTimeline) -> None:
+        """Take in that a sequence has ended; what is lost with its worker is decoded again."""
+        end, admission, others = request.finish, request.admission, self._num_others
         if end is None:
             return
-        if end.reason == "lost":
-            self._lose(request, end)
-            return
-        has_failed = end.reason in FAILURES
-        if has_failed:
+        is_lost, has_failed = end.reason == "lost", end.reason in FAILURES
+        self._num_finished_tokens += request.tokens_after(end.step)
+        if admission is not None:
+            self._num_finished_max += 0 if is_lost else request.max_tokens
+            mark: Mark = "failed" if is_lost or has_failed else "ended"
+            self._leave_slot(request, admission, end.step + 1, mark)
+        if has_failed and not is_lost:
             self.num_failed += end.reason == "error"
             what = "failed" if end.reason == "error" else end.reason
             self.notes.append(Note("failed", request.label, what))
-        self._num_finished_tokens += request.tokens_after(end.step)
-        if admission is not None:
-            self._num_finished_max += request.max_tokens
-            self._leave(request, admission, end.step + 1, "failed" if has_failed else "ended")
         if request.role != "sample" and is_follower(request):
             return
-        if self._num_others and self._num_others.get(end.id):
-            self._num_others[end.id] -= 1
-            if not self._num_others[end.id]:
-                del self._num_others[end.id]
-        elif request.arrive is not None or end.index == 0:
+        if others and others.get(end.id):
+            others[end.id] -= 1
+            if not others[end.id]:
+                del others[end.id]
+        elif not is_lost and (request.arrive is not None or end.index == 0):
             self.num_done += 1  # of what never arrived, the first stands for all
 
-    def _lose(self, request: RequestTimeline, end: FinishEvent) -> None:
-        """Take in that a sequence has ended with its worker: it is to be decoded again."""
-        self._num_finished_tokens += request.tokens_after(end.step)
-        if request.admission is not None:
-            self._leave(request, request.admission, end.step + 1, "failed")
-        is_other = request.role != "sample" and is_follower(request)
-        if not is_other and self._num_others.get(end.id):
-            self._num_others[end.id] -= 1
-
-    def _leave(
+    def _leave_slot(
         self, request: RequestTimeline, admission: AdmissionRecord, until: int, mark: Mark
     ) -> None:
-        """Take in that a sequence has left a slot, and what that is called."""
-        admit = admission.event
-        start, slot = admit.step, self.slots[admit.slot]
+        start, slot = admission.event.step, self.slots[admission.event.slot]
         if (mark != "ended" and slot.mark != "failed") or not slot.mark:
             slot.mark = mark
         slot.num_left += 1
         slot.num_steps += until - start
-        self.history.held((admit.slot, start, until))
-        arrive = request.arrive
-        if arrive is not None and request.role == "sample":
-            self._num_asked += arrive.prompt_tokens + admit.generated
-            self._num_found += admit.cached
+        self.history.held((admission.event.slot, start, until))
+        asked, found = _cache_use(request, admission)
+        self._num_asked += asked
+        self._num_found += found
 
 
-def _asked(request: RequestTimeline) -> int:
-    """Return how many tokens a sample was last admitted with."""
+def _cache_use(request: RequestTimeline, admission: AdmissionRecord) -> tuple[int, int]:
+    """Return how many tokens a sample was admitted with, and how many were found in blocks."""
     if request.arrive is None or request.role != "sample":
-        return 0
-    return request.arrive.prompt_tokens + request.admissions[-1].event.generated
+        return 0, 0
+    return request.arrive.prompt_tokens + admission.event.generated, admission.event.cached
 
 
 MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
