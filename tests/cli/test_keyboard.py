@@ -5,7 +5,6 @@ import pty
 import subprocess
 import sys
 import termios
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -102,29 +101,6 @@ def test_keys_come_at_once_and_unshown_and_then_the_terminal_is_as_before(tty):
     assert not keys.wait(0)
 
 
-def test_who_has_changed_the_modes_meanwhile_changes_nothing(tty):
-    """As a shell does that was not told of: kill -STOP, fg."""
-    before = termios.tcgetattr(tty[1])
-    keys = keyboard(tty[1])
-    keys.pressed()
-    termios.tcsetattr(tty[1], termios.TCSANOW, before)
-    keys.pressed()
-    assert not termios.tcgetattr(tty[1])[3] & termios.ECHO
-    keys.release()
-    keys.pressed()
-    keys.release()
-    assert termios.tcgetattr(tty[1]) == before
-
-
-def test_a_terminal_that_is_somebody_elses_by_now_is_left_as_it_is(tty):
-    keys = keyboard(tty[1])
-    keys.pressed()
-    keys._terminal = SimpleNamespace(is_ours=False)
-    its_own = termios.tcgetattr(tty[1])
-    keys.release()
-    assert termios.tcgetattr(tty[1]) == its_own
-
-
 def test_the_keyboard_of_a_terminal_that_is_gone_is_silent():
     ours, theirs = pty.openpty()
     keys = keyboard(theirs)
@@ -134,41 +110,6 @@ def test_the_keyboard_of_a_terminal_that_is_gone_is_silent():
     assert not keys.wait(0)
     keys.release()
     os.close(theirs)
-
-
-IN_THE_BACKGROUND = """
-import os, sys, termios
-from cli.screen.terminal import keyboard_of
-from cli.screen.terminal import Terminal
-import fcntl
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-keys = keyboard_of(Terminal(2, "utf-8", False, {"TERM": "xterm"}))
-before = termios.tcgetattr(0)
-if os.fork() == 0:  # a job of which the terminal knows nothing
-    os.setpgid(0, 0)
-    keys.pressed()
-    keys.release()
-    os._exit(not before == termios.tcgetattr(0))
-status = os.wait()[1]
-keys.pressed()
-print(status, before == termios.tcgetattr(0))
-"""
-
-
-def test_in_the_background_nothing_is_read_and_nothing_changed(tty):
-    ours, theirs = tty
-    os.write(ours, b"for the shell\n")
-    done = subprocess.run(
-        [sys.executable, "-c", IN_THE_BACKGROUND],
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        start_new_session=True,
-        cwd=ROOT,
-        check=True,
-        timeout=20,
-    )
-    assert done.stdout == b"0 False\n"
 
 
 OWN_KEYBOARD = """

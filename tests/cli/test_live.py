@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 import termios
 from contextlib import suppress
 
@@ -31,32 +30,6 @@ def test_the_picture_follows_a_resize(sizes, start):
         lines = run.screen.lines()
         assert sum("/300 done" in line for line in lines) == 1
         assert all(len(line) < columns for line in lines)
-
-
-def test_a_terminal_that_folds_lines_as_it_shrinks_shows_nothing_torn():
-    """It has no such lines: the alternate screen is drawn anew from its first line."""
-    run = Run(long_requests(300), 8, Screen(120, 24)).steps(5)
-    lines = [run.screen.emulator.buffer[row].copy() for row in range(24)]
-    run.screen.emulator.resize(24, 60)
-    for row in range(12):  # each broken into two
-        for half in (0, 1):
-            cells = {x: lines[row][x + 60 * half] for x in range(60)}
-            run.screen.emulator.buffer[2 * row + half].update(cells)
-    run.screen.emulator.cursor.y = 17
-    run.steps(1)
-    assert sum("done" in line for line in run.screen.lines()) == 1
-    assert sum("request " in line for line in run.screen.lines()) == 1
-    run.view.close()
-    assert not run.screen.is_alternate
-    assert not any("done" in line for line in run.screen.all_lines())
-
-
-def test_what_a_resize_left_below_the_picture_is_erased():
-    run = inline(long_requests(8), screen=Screen(120, 24)).steps(1)
-    run.screen.emulator.resize(24, 60)
-    run.screen.write("\x1b7\x1b[20;1Ha piece of a wrapped row\x1b8")
-    run.steps(1)
-    assert "piece" not in run.screen.text()
 
 
 def test_results_stand_above_the_picture_whole_and_in_order():
@@ -144,13 +117,6 @@ def shown(run):
     return lines[0], next(line.split() for line in lines if line.startswith("0 "))
 
 
-def test_messages_stand_above_the_picture_too():
-    run = inline(long_requests(8)).steps(1)
-    run.view.write_message("warning: look\n")
-    run.steps(1)
-    assert run.screen.lines()[0] == "warning: look"
-
-
 def test_frames_are_sampled_ten_a_second():
     run = Run(long_requests(1))
     for step in range(1000):
@@ -217,30 +183,10 @@ def test_a_slow_terminal_gets_little_of_the_time():
     assert 0.02 < len(screen.written) * 0.05 / run.clock.now < 0.04
 
 
-def test_the_time_that_results_take_is_not_the_pictures():
-    class SlowScreen(Screen):
-        def write_bytes(self, data):
-            super().write_bytes(data)
-            self.clock.now += 1.0 if b"result" in data else 0.0
-
-    run = inline(long_requests(1), screen=SlowScreen())
-    vars(run.screen)["clock"] = run.clock
-    for _ in range(20):
-        run.step(b"result\n")
-    assert run.view._cost == 0.0
-
-
 def test_one_frame_that_hangs_does_not_stop_the_picture_for_long():
     run = Run(long_requests(1), every_step=False)
     run.view._plan_next_frame(start=0.0, end=60.0)
     assert run.view._next_frame < 61
-
-
-def test_a_slowed_down_run_shows_every_step():
-    run = Run(long_requests(1), every_step=True)
-    for step in range(50):
-        run.view.after_step(step)
-    assert len(run.screen.written) == 50
 
 
 def test_a_frame_is_one_write_that_terminals_show_at_once():
@@ -271,22 +217,6 @@ def test_the_cursor_is_visible_after_every_write_and_below_the_gantt_at_the_end(
         "",
         "summary",
     ]
-
-
-def test_the_streams_of_the_process_stay_its_own():
-    """rich would take what is printed, and what goes into a pipe, too."""
-    before = sys.stdout, sys.stderr
-    run = Run(long_requests(8)).steps(2)
-    assert run.screen.is_alternate
-    assert (sys.stdout, sys.stderr) == before
-
-
-def test_closing_twice_draws_once():
-    run = Run(long_requests(1)).steps(1)
-    run.view.close()
-    frames = len(run.screen.written)
-    run.view.close()
-    assert len(run.screen.written) == frames
 
 
 def test_a_run_of_no_steps_draws_nothing_but_shows_its_results():
@@ -320,18 +250,6 @@ def test_stepping_aside_leaves_the_terminal_to_whoever_writes_next():
     assert "step 1" in run.screen.lines()[1]
     run.view.close()
     assert run.screen.lines()[0] == "[1]+ Stopped"
-
-
-def test_stepping_aside_leaves_an_inline_picture_where_it_is():
-    run = inline(long_requests(2), batch_size=2).steps(1)
-    height = len(run.screen.text().splitlines()) + 1
-    run.view.step_aside()
-    run.view.step_aside()
-    run.screen.write("[1]+ Stopped\n")
-    run.steps(1)
-    assert "step 0" in run.screen.lines()[1]
-    assert run.screen.lines()[height] == "[1]+ Stopped"
-    assert "step 1" in run.screen.lines()[height + 2]
 
 
 def test_a_frame_that_is_broken_off_to_step_aside_is_not_written():

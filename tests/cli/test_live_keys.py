@@ -90,14 +90,6 @@ def test_many_slots_are_a_map_and_rows_to_scroll_through(display):
     assert "a cell a slot" in press(run, "escape")
 
 
-def test_where_all_slots_are_rows_there_is_nothing_to_scroll():
-    run = played()
-    before = shown_slots(run)
-    press(run, "down", "end")
-    assert shown_slots(run) == before == list(range(8))
-    assert "of 8" not in last_line(run)
-
-
 def test_help_is_in_place_of_the_slots_and_tells_of_all_keys():
     run = played()
     text = press(run, "?")
@@ -111,13 +103,6 @@ def test_the_page_on_the_live_view_tells_of_the_same_keys():
     page = (ROOT / "docs" / "live-view.md").read_text()
     told = re.findall(r"^\| `(.+?)` \| (.+) \|$", page.partition("## Keys")[2], re.MULTILINE)
     assert tuple(told) == PACE_KEYS + BROWSING_KEYS + QUIT_KEYS
-
-
-@pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24)])
-def test_help_fits_where_a_picture_does(size):
-    run = played(screen=Screen(*size))
-    press(run, "?")
-    assert all(len(line) < size[0] for line in run.screen.lines())
 
 
 def find(run, text):
@@ -144,13 +129,6 @@ def test_the_whole_id_goes_before_a_part_and_the_next_ones_follow():
     assert "req-29 is in slot 29" in press(run, "n")
 
 
-def test_who_has_the_whole_id_is_found_wherever_it_is():
-    run = Run([("one-a", 9, 9), ("a", 9, 9)], batch_size=2, keyboard=Fingers()).steps(1)
-    assert "one-a is in slot 0" in find(run, "one")
-    assert "a is in slot 1" in find(run, "a")
-    assert "one-a is in slot 0" in press(run, "n")
-
-
 def test_whom_one_looks_for_is_followed_from_the_input_to_its_end():
     run = Run([("a", 2, 2), ("b", 2, 2)], batch_size=1, keyboard=Fingers())
     run.gauges.upcoming = ["b"]
@@ -166,17 +144,6 @@ def test_whom_one_looks_for_is_followed_from_the_input_to_its_end():
     assert "a ended in step 1" in find(run, "a")
 
 
-def test_nobody_else_is_followed_for_one_that_has_gone():
-    run = Run([("b-2", 9, 9)], batch_size=1, keyboard=Fingers())
-    run.gauges.upcoming = ["b"]
-    run.steps(1)
-    find(run, "b")
-    run.gauges.upcoming = []  # it came and went, and nobody remembers
-    run.clock.now += 1
-    run.steps(1)
-    assert last_line(run).startswith("unknown: b;")
-
-
 def test_an_id_that_nobody_has_is_told_as_such_where_all_are_known():
     run = played(2, 1)
     assert "unknown: zzz; it is to come, or ended long ago" in find(run, "zzz")
@@ -184,23 +151,6 @@ def test_an_id_that_nobody_has_is_told_as_such_where_all_are_known():
     assert "no request has zzz in its id" in find(run, "zzz")
     run.view.fold.take(ArriveEvent(1, 1.0, "zzz", 0, "follow", 1, 1))
     assert "zzz waits since step 1" in find(run, "zzz")
-
-
-def test_while_somebody_types_the_last_line_says_what_keys_do_then():
-    run = played()
-    press(run, "/", "q")
-    assert last_line(run).split("find q_")[1].strip() == "enter find  escape cancel"
-    press(run, "escape")
-    assert "? keys" in last_line(run)
-
-
-def test_a_request_that_lost_its_slot_waits():
-    run = played(2, 1)
-    find(run, "req-0")
-    run.view.fold.take(PreemptEvent(1, 1.0, "req-0", 0, 0, "kv", "req-1", 0, 5, 1))
-    run.clock.now += 1
-    run.view.after_step(1)
-    assert last_line(run).startswith("req-0 was preempted and waits since step 1")
 
 
 @pytest.mark.parametrize("evil", ["no\u202ebody", "x" * 500, "日" * 90])
@@ -292,12 +242,6 @@ def test_a_paused_run_stays_until_it_is_let_go_on_or_for_a_step():
     assert pace.time_left(9.0) == 0
 
 
-def test_a_single_step_of_a_run_that_goes_on_pauses_it():
-    pace = Pace()
-    pace.press(".")
-    assert holds(pace) == float("inf")
-
-
 @given(st.sampled_from([0.0, 0.03, 0.1, 9.0]), st.lists(st.sampled_from("+-=")))
 def test_slower_and_faster_are_steps_between_nothing_and_five_seconds(delay, keys):
     pace = Pace(delay)
@@ -348,13 +292,6 @@ def test_a_run_that_is_slowed_down_shows_every_step_from_then_on():
     assert len(run.screen.written) == frames + 10
 
 
-def test_a_view_waits_no_longer_than_until_a_key_may_have_come():
-    run = played()
-    run.view.wait(60.0)
-    assert run.view._controls.keyboard.waits[-1] <= 0.1
-    assert run.view.refresh() <= 0.1
-
-
 def test_a_server_cannot_be_held_but_looked_at_and_ended():
     run = Run(long_requests(9), keyboard=Fingers(), has_pace=False).steps(1)
     assert "pause" not in press(run, " ", ".", "-")
@@ -381,11 +318,3 @@ def test_who_leaves_the_terminal_lets_go_of_its_keyboard(leave):
     assert not run.view._controls.keyboard.is_released
     getattr(run.view, leave)()
     assert run.view._controls.keyboard.is_released
-
-
-def test_nobody_knows_how_long_a_run_lasts_that_was_held_before_it_had_a_speed():
-    run = Run(long_requests(8), 8)
-    run.pace.press(" ")
-    run.step()
-    assert "1%" in run.screen.text()
-    assert "eta" not in run.screen.text()

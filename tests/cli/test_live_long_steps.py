@@ -64,27 +64,6 @@ def test_a_later_step_that_takes_long_says_so_and_for_how_long(begin):
     assert "has taken" not in run.screen.text()
 
 
-def test_the_pictures_of_a_long_step_take_little_of_the_time_too():
-    run = Run(long_requests(9)).steps(1)
-    frames = len(run.screen.written)
-    for _ in range(1000):
-        compute(run, 1)
-        run.clock.now += 0.01
-    assert len(run.screen.written) - frames <= 11
-
-
-def test_results_for_a_terminal_that_goes_in_a_long_step_are_an_error_of_the_run():
-    class GoneScreen(Screen):
-        def write_bytes(self, data):
-            raise OSError("the terminal is gone")
-
-    run = inline(long_requests(9), screen=GoneScreen())
-    run.view.write_results(b"result\n")
-    compute(run, 0)
-    with pytest.raises(OSError, match="is gone"):
-        run.view.close()
-
-
 def test_a_long_step_is_a_plain_line_every_five_seconds():
     clock, screen = Clock(), Screen()
     plan = RunPlan("requests.jsonl", "fcfs", 2, 9, is_timed=False)

@@ -18,7 +18,6 @@ from batcher.events import (
     FinishEvent,
     JumpEvent,
     PreemptEvent,
-    PrefillEvent,
     RejectEvent,
     StepsEvent,
 )
@@ -150,47 +149,6 @@ def test_steps_that_compute_prompts_alone_give_the_others_no_tokens(workload):
             for slot in state.slots:
                 if slot.is_busy(step):
                     assert slot.tokens_after(step) == run.tokens[step][slot.label]
-
-
-def test_tokens_never_go_back_when_a_row_is_preempted():
-    run = play_paged(CROWDED, Limits())
-    state = RunState(2)
-    by_step = events_by_step(run.events)
-    counts = []
-    for step in range(len(run.slots)):
-        observe(state, by_step.get(step, []))
-        counts.append(state.num_tokens(step))
-    assert counts == sorted(counts)
-    assert counts[-1] == 20
-
-
-def test_a_preempted_row_that_is_aborted_in_the_queue_leaves_its_old_slot_alone():
-    run = play_paged(CROWDED, Limits())
-    state = RunState(2)
-    observe(state, [event for event in run.events[1:-1] if event.step < 8])
-    observe(state, [FinishEvent(8, 4.0, "b", 0, 1, "aborted", None, 7)])
-    assert (state.num_done, state.num_tokens(7)) == (1, 15)
-    assert not state.slots[1].is_busy(7)
-
-
-def test_a_negative_prompt_that_is_preempted_has_no_tokens_of_its_own():
-    state = RunState(2)
-    rows = [{}, {"role": "negative"}]
-    observe(state, [ArriveEvent(0, 0.0, "g", 0, "input", 5, 9)])
-    observe(state, [AdmitEvent(0, 0.0, "g", 0, n, "empty", **row) for n, row in enumerate(rows)])
-    assert state.num_tokens(2) == 3
-    observe(
-        state,
-        [PreemptEvent(3, 3.0, "g", 0, n, "kv", "z", 0, 7, 3, **row) for n, row in enumerate(rows)],
-    )
-    assert state.num_tokens(2) == 3
-
-
-def test_a_step_that_computes_what_was_forced_gives_no_token():
-    state = RunState(1)
-    observe(state, play_paged([PagedJob("a", 2, 9)], Limits()).events[1:3])
-    observe(state, [JumpEvent(1, 1.0, "a", 0, 0, 6), PrefillEvent(2, 2.0, "a", 0, 0, 3, 4)])
-    assert [state.slots[0].tokens_after(step) for step in (2, 3)] == [8, 9]
 
 
 # -- what nobody should miss ----------------------------------------------------------------------
@@ -377,15 +335,6 @@ def test_a_strip_that_is_full_scrolls_and_a_frame_without_steps_adds_nothing():
     assert list(strips.steps) == list(range(9, MAX_CELLS + 10))
     strips.extend(MAX_CELLS + 20, ["failed"])
     assert strips.cells[0].endswith("·✗")
-
-
-@pytest.mark.heavy
-def test_strips_of_very_many_slots_stay_small():
-    state = RunState(100_000)
-    strips = Strips(state.slots, UNICODE)
-    for step in range(9):
-        strips.extend(step, [""] * 100_000)
-    assert max(map(len, strips.cells)) == 2
 
 
 # -- what the fold has come to know waits, but not for ever ----------------------------------------

@@ -7,7 +7,6 @@ from emulated_run import Run, Screen, long_requests
 
 from batcher.scheduling.blocks import BlockUse
 from cli.screen.live_state import clock
-from cli.screen.theme import ASCII, UNICODE
 
 
 def test_one_of_a_thing_is_told_as_one():
@@ -30,10 +29,6 @@ def test_a_gantt_of_hardly_more_steps_than_cells_has_a_step_a_cell():
     assert "1 step a cell" in run.screen.text()
 
 
-def test_one_slot_in_the_smallest_terminal_is_one_slot():
-    assert "1 slots" not in Run(long_requests(1), 1, Screen(15, 9)).steps(1).screen.text()
-
-
 def test_without_unicode_full_is_a_hash_and_any_other_character_a_question_mark():
     requests = [("👩‍👩‍👧", 99, 99), ("日本-17", 99, 99)]
     run = Run(requests, batch_size=2, screen=Screen(encoding="ascii")).steps(3)
@@ -50,13 +45,6 @@ def test_without_unicode_the_picture_is_ascii():
     assert re.search(r"0[> ]b +#=\.+ +2/9  decode   \|=\|-", run.screen.text())
     run.view.close()
     assert b"".join(run.screen.written).isascii()
-
-
-def test_ascii_and_unicode_have_the_same_parts():
-    assert set(ASCII.marks) == set(UNICODE.marks)
-    assert len(ASCII.shades) == len(UNICODE.shades)
-    assert len(ASCII.bars) == len(UNICODE.bars) == 3
-    assert all(len(glyphs.turns) == 2 for glyphs in (ASCII, UNICODE))
 
 
 @pytest.mark.parametrize(

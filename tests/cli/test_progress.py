@@ -19,7 +19,7 @@ from cli.screen.view import GaugeReading, RunPlan
 
 COUNTS = st.integers(0, 1000)
 SEEN = st.tuples(COUNTS, st.floats(0, 1e6), COUNTS, COUNTS, COUNTS, st.none() | st.floats(0, 1e9))
-RUNS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, max_size=12)
+RUNS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, max_size=5)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_no_observation_makes_progress_fall_or_end_a_run_that_goes_on(observed):
     assert progress(run, of_run, gauges, Moment(9, 1, 1.0, 1.0, 1.0)) == (1.0, 0.0)
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(RUNS, st.integers(1, 4))
 def test_a_run_that_ends_sooner_than_it_may_is_shown_as_it_goes_on(lengths, batch_size):
     requests = [(f"r{n}", length, length + more) for n, (length, more) in enumerate(lengths)]

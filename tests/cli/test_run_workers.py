@@ -162,15 +162,6 @@ def test_whoever_dies_no_result_is_lost_or_there_twice(
     assert found == expected or not keep_order
 
 
-@pytest.mark.parametrize("seed", mostly_heavy(range(3), 0))
-def test_an_id_given_twice_is_bad_when_its_line_is_given_out_again(tmp_path, seed):
-    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(8), *workload(8)))
-    expected, _ = alone(tmp_path)
-    _, workers = run_inner(options_of(tmp_path), 2, kill_share=0.4, max_kills=4, seed=seed)
-    assert workers.num_kills
-    assert as_set(written(tmp_path / "results.jsonl")) == as_set(expected)
-
-
 @pytest.mark.parametrize("seed", mostly_heavy(range(5), 0))
 def test_a_request_that_kills_workers_fails_alone(folder, seed):
     poisonous = {**SAMPLED, "id": "poison", "n": 2}
@@ -199,27 +190,6 @@ def test_lost_machines_are_held_against_no_request(folder, seed):
     assert as_set(written(folder / "results.jsonl")) == as_set(expected)
 
 
-class OneIsSlow(InnerWorkers):
-    """Workers of which the first gets a turn only when all others wait for it."""
-
-    def is_idle(self, number):
-        others = [other for other in self.workers if other != number]
-        is_held_up = number == 0 and not all(map(super().is_idle, others))
-        is_held_up = is_held_up and self.workers[0] is not None
-        return is_held_up or super().is_idle(number)
-
-
-def test_a_slow_worker_collects_no_queue(tmp_path, monkeypatch):
-    monkeypatch.setattr("cli.run.workers.AHEAD_SECONDS", 0)
-    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(200)))
-    options = options_of(tmp_path)
-    with StopSignals() as stop:
-        run_by_workers(options, 3, stop, "batchdecode", OneIsSlow(options))
-    slots = [json.loads(line)["slot"] for line in Path(options.output).read_text().splitlines()]
-    assert len(slots) == 200
-    assert sum(slot < 4 for slot in slots) <= 2 * (4 + 2)  # twice what one has at a time
-
-
 def test_bad_lines_are_refused_before_anything_is_decoded(folder, capfd):
     options = options_of(folder, keep_going=False)
     (folder / "results.jsonl").unlink(missing_ok=True)
@@ -244,17 +214,6 @@ def test_a_run_that_gives_up_goes_on_where_it_stopped(folder, capfd, monkeypatch
     found = written(folder / "results.jsonl")
     assert found[: len(some)] == some
     assert as_set(found) == as_set(alone(folder)[0])
-
-
-def test_a_run_that_gives_up_drops_what_is_not_begun(tmp_path):
-    requests = workload(500)
-    (tmp_path / "requests.jsonl").write_bytes(lines_of(*requests[:200], "bad", *requests[200:]))
-    options = options_of(tmp_path, max_errors=1)
-    run_inner(options, num_workers=1)
-    assert len(written(tmp_path / "results.jsonl")) <= 201 + 3 * options.batch
-    again = options_of(tmp_path, resume=True, force=False)
-    run_inner(again, num_workers=2)
-    assert len(written(tmp_path / "results.jsonl")) == 501
 
 
 def test_a_run_of_one_engine_is_not_continued_by_workers(folder):
@@ -479,16 +438,6 @@ def workers_of(process):
     return [worker for child in children_of(process.pid) for worker in children_of(child)]
 
 
-@pytest.mark.heavy
-def test_there_may_be_many_workers(models):
-    command = ("run", "requests.jsonl", "--keep-order", "-q")
-    expected = batchdecode(*command, cwd=models)
-    found = batchdecode(*command, "--workers", 64, cwd=models)
-    (models / "1.jsonl").write_bytes(expected.stdout)
-    (models / "2.jsonl").write_bytes(found.stdout)
-    assert written(models / "1.jsonl") == written(models / "2.jsonl")
-
-
 def test_killed_workers_are_replaced(models, undisturbed):
     command = ("run", "requests.jsonl", "--model", "killing:sleepy", "-b", 2, "-q")
     running = start(*command, "--workers", 2, cwd=models, command=COMMAND)
@@ -505,19 +454,6 @@ def test_killed_workers_are_replaced(models, undisturbed):
     assert as_set(written(models / "out.jsonl")) == undisturbed
 
 
-def test_a_poison_request_is_found_among_others(models):
-    done = batchdecode(
-        *("run", "requests.jsonl", "--model", "killing:fatal", "-b", 4, "--workers", 2),
-        cwd=models,
-    )
-    assert done.returncode == 1
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    [failed] = [result for result in results if result["finish_reason"] == "error"]
-    assert len(results) == 24
-    assert failed["error"]["code"] == "worker-died"
-    assert "5 workers replaced" in done.stderr
-
-
 def test_a_run_of_which_every_request_kills_workers_ends(tmp_path, capfd):
     requests = lines_of(*workload(40))
     (tmp_path / "requests.jsonl").write_bytes(requests)
@@ -525,16 +461,6 @@ def test_a_run_of_which_every_request_kills_workers_ends(tmp_path, capfd):
     status, workers = run_inner(options, poison=requests.splitlines(keepends=True))
     assert (status, workers.num_kills) == (1, 30)
     assert "30 workers in a row died, and none has answered anything" in capfd.readouterr().err
-
-
-@pytest.mark.heavy
-def test_a_model_that_kills_whatever_it_is_given_ends_the_run(models):
-    command = ("run", "requests.jsonl", "--model", "killing:hopeless", "--workers", 2)
-    done = batchdecode(*command, "-o", "out.jsonl", cwd=models)
-    assert done.returncode == 1
-    assert "30 workers in a row died, and none has answered anything" in done.stderr
-    assert "the last left with exit status 3" in done.stderr
-    assert "continue with: " in done.stderr
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", 2)], ids=["alone", "workers"])

@@ -53,10 +53,6 @@ def test_a_terminal_can_animate_unless_it_is_dumb_or_a_ci_log(tty, environ, expe
     assert can_animate(tty[1], environ) is expected
 
 
-def test_a_size_of_too_many_digits_is_none(file_fd):
-    assert terminal_size(file_fd, {"COLUMNS": "9" * 5000}).columns == 80
-
-
 def test_a_file_cannot_animate_whatever_the_environment_says(file_fd):
     assert not can_animate(file_fd, {"TERM": "xterm", "FORCE_COLOR": "1"})
 
@@ -97,17 +93,6 @@ def test_one_terminal_opened_twice_is_the_same(tty):
     os.close(again)
 
 
-def test_two_terminals_are_not_the_same(tty):
-    ours, theirs = pty.openpty()
-    assert not is_same_terminal(tty[1], theirs)
-    os.close(ours)
-    os.close(theirs)
-
-
-def test_one_file_twice_is_not_one_terminal(file_fd):
-    assert not is_same_terminal(file_fd, file_fd)
-
-
 IS_DEV_TTY_OURS = """
 import os, fcntl, termios
 from cli.screen.terminal import Terminal, is_same_terminal
@@ -146,10 +131,6 @@ def test_the_size_is_the_terminals_own_if_it_has_one(tty, winsize, environ, expe
     assert Terminal(tty[1], "utf-8", has_color=False, environ=environ).size == expected
 
 
-def test_a_file_has_the_size_the_environment_gives(file_fd):
-    assert terminal_size(file_fd, {"COLUMNS": "99"}) == (99, 24)
-
-
 def test_all_is_written_to_a_terminal_that_does_not_block(tty):
     ours, theirs = tty
     os.set_blocking(theirs, False)
@@ -165,11 +146,6 @@ def test_all_is_written_to_a_terminal_that_does_not_block(tty):
     Terminal(theirs, "utf-8", has_color=False, environ={}).write(text)
     reader.join(timeout=10)
     assert read == text.encode()
-
-
-def test_what_the_encoding_lacks_is_written_as_an_escape(tty):
-    Terminal(tty[1], "ascii", has_color=False, environ={}).write("é")
-    assert os.read(tty[0], 100) == b"\\xe9"
 
 
 @pytest.mark.parametrize(
