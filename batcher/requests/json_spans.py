@@ -38,7 +38,7 @@ class TextSpan(NamedTuple):
     end: int
 
 
-class Member(NamedTuple):
+class ObjectMember(NamedTuple):
     """A key of an object and the places of key and value."""
 
     key: str
@@ -77,7 +77,7 @@ def parse(text: str) -> object:
     return value
 
 
-def find_members(text: str, start: int) -> Iterator[Member]:
+def find_members(text: str, start: int) -> Iterator[ObjectMember]:
     """Yield the members of the object at `start` (spaces may come first); none if it is no object.
 
     `text` must be what `parse` accepts.
@@ -91,7 +91,7 @@ def find_members(text: str, start: int) -> Iterator[Member]:
         value = _value_span(text, text.index(":", key.end) + 1)
         quoted = text[key.start : key.end]
         name = json.loads(quoted) if "\\" in quoted else quoted[1:-1]
-        yield Member(name, key, value)
+        yield ObjectMember(name, key, value)
         position = _skip_space(text, value.end)
         position = _skip_space(text, position + (text[position] == ","))
 
