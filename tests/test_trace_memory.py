@@ -8,18 +8,19 @@ from examples import mostly_heavy
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent
 from batcher.explaining.story import answer_of, read_requests
 from batcher.page import page as page_module
-from batcher.page.page import PageTimeline, blocks_of
+from batcher.page.page import PageRun, PageTimeline
 from batcher.trace import timeline as timeline_module
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 from cli.views.gantt import render_gantt
+from cli.views.html import PAGE_WORDS
 from cli.views.svg import render_svg
 
 FIRST_TEN = Selection(stop=10)
 
 
 def encode_page(timeline):
-    return page_module.packed_lines(blocks_of(timeline, "a run"))
+    return page_module._packed(page_module._run_lines(PageRun("a run", timeline), PAGE_WORDS))
 
 
 VIEWS = {

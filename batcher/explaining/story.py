@@ -4,9 +4,10 @@ Rule: each step from its arrival to its end belongs to exactly one part, and the
 other without a gap, so their steps and seconds add up to those from arrival to end.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
+from itertools import groupby
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeGuard
 
@@ -573,8 +574,10 @@ def answer_of(kept: KeptRequests) -> RequestStories:
     return RequestStories([story_of(kept.timeline, one) for one in kept.all], kept.rejects)
 
 
-def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
-    """Return the story of `request`.
+def story_of(
+    timeline: Timeline, request: RequestTimeline, parts: list[StoryPart] | None = None
+) -> Story:
+    """Return the story of `request`; parts: what its steps were for, if not as `explain` says.
 
     Raises:
         InvariantError: the parts do not add up to the whole.
@@ -582,7 +585,7 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
     timeline = timeline.of_worker(request.worker)
     run, figures, num_steps = timeline.run, timeline.figures, timeline.num_steps
     arrive, finish, ended = request.arrive, request.finish, None
-    parts = explain(timeline, request)
+    parts = explain(timeline, request) if parts is None else parts
     if sum(part.num_steps for part in parts) != len(request.steps(num_steps)):
         raise InvariantError(f"the story of {request.label!r} leaves out a step")
     if finish is not None:
@@ -650,12 +653,7 @@ def explain(timeline: Timeline, request: RequestTimeline) -> list[StoryPart]:
     did not come before it.
     """
     steps = request.steps(timeline.num_steps)
-    parts: list[StoryPart] = []
-    for part in _smallest_parts(timeline, request, steps) if steps else ():
-        if parts and _WAY(parts[-1]) == _WAY(part):
-            parts[-1] = replace(parts[-1], end=part.end)
-        else:
-            parts.append(part)
+    parts = list(_merged(_smallest_parts(timeline, request, steps))) if steps else []
     waits = [part for part in parts if part.phase == "wait"]
     ends, num_passed = [part.end for part in waits], [0] * len(waits)
     for span in timeline.spans if waits else ():
@@ -666,6 +664,54 @@ def explain(timeline: Timeline, request: RequestTimeline) -> list[StoryPart]:
     return [
         replace(part, num_passed=next(passed)) if part.phase == "wait" else part for part in parts
     ]
+
+
+def outline(
+    timeline: Timeline, request: RequestTimeline, admitted: Sequence[int]
+) -> list[StoryPart]:
+    """Return the parts of `request` as `explain` does, but each wait is one part without a cause.
+
+    It takes as long as the request has parts, however many requests the run has.
+    admitted: the steps in which sequences were admitted on their own account, ascending.
+    """
+    parts: list[StoryPart] = []
+    steps = request.steps(timeline.num_steps)
+    step = steps.start
+
+    def wait_until(end: int) -> None:
+        if step < end:
+            passed = bisect_left(admitted, end) - bisect_left(admitted, step)
+            parts.append(StoryPart(step, end, "wait", num_passed=passed))
+
+    for admission in request.admissions if steps else ():
+        start = admission.event.step
+        end = steps.stop if admission.preempt is None else admission.preempt.step
+        wait_until(start)
+        standstills = timeline.figures.standstill_changes(range(start, end))
+        points = merge(sorted(_points_of(admission)), standstills)
+        parts += _merged(
+            _part_in_slot(timeline, request, admission, first, stop)
+            for first, stop, _ in cut([(start, end, None)], points)
+        )
+        step = end
+    wait_until(steps.stop)
+    return parts
+
+
+def waits_of(timeline: Timeline) -> Iterator[StoryPart]:
+    """Yield what a request of one row waits for in each step, if it waits.
+
+    `explain` says the same of a request that waits, but that it does not stand behind itself.
+    """
+    anyone = RequestTimeline("", 0, "sample")
+    return _merged(_smallest_parts(timeline, anyone, range(timeline.num_steps)))
+
+
+def _merged(parts: Iterable[StoryPart]) -> Iterator[StoryPart]:
+    """Yield `parts`, those that follow each other as one where they are alike."""
+    for _, alike in groupby(parts, key=_WAY):
+        first, *rest = alike
+        yield replace(first, end=rest[-1].end) if rest else first
 
 
 def _smallest_parts(
@@ -695,19 +741,21 @@ def _smallest_parts(
 
 def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) -> Iterator[int]:
     """Yield, ascending, the steps from which on something may be otherwise than before."""
-    own = set[int]()
-    for admission in request.admissions:
-        for first in (admission.event.step, *(admission.chunks or ())):
-            own |= {first, first + 1}
-        if admission.first_token is not None:
-            own.add(admission.first_token + 1)
-        if admission.preempt is not None:
-            own.add(admission.preempt.step)
     return merge(
-        sorted(own),
+        sorted({step for admission in request.admissions for step in _points_of(admission)}),
         (step for span in timeline.blocked for step in (span.start, span.end)),
         timeline.figures.standstill_changes(steps),
     )
+
+
+def _points_of(admission: AdmissionRecord) -> Iterator[int]:
+    """Yield the steps from which on a sequence in its slot may do something else than before."""
+    for first in (admission.event.step, *(admission.chunks or ())):
+        yield from (first, first + 1)
+    if admission.first_token is not None:
+        yield admission.first_token + 1
+    if admission.preempt is not None:
+        yield admission.preempt.step
 
 
 def _part_in_slot(

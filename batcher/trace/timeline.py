@@ -445,7 +445,7 @@ class Timeline:
 
     def of_worker(self, worker: int | None) -> Self:
         """Return what happened in a worker; None is the only one of a run."""
-        found: Self = self if worker is None else self.parts[worker]
+        found: Self = self if worker == self.worker else self.parts[worker or 0]
         return found
 
     def add(self, event: Event) -> RequestTimeline | None:

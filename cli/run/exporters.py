@@ -241,8 +241,7 @@ def write_report(
         InvariantError: its events contradict each other.
         WriteError, OutputError: there is no such file, or no room in it.
     """
-    from batcher.page.page import (  # noqa: PLC0415 - with it comes numpy
-        WORDS,
+    from batcher.page.page import (  # noqa: PLC0415 - plain runs start faster without
         PageFacts,
         encode_page,
         page_runs,
@@ -251,13 +250,16 @@ def write_report(
     )
     from batcher.page.report import render_report  # noqa: PLC0415 - as above
 
+    from ..views.html import PAGE_WORDS  # noqa: PLC0415 - as above
+
     for timeline in timelines:
         timeline.close()
     name = title_of(source_name)
     report = render_report(
         summary, run, name, _headline(summary, run), idle_causes(summary) | _BLOCKED
     )
-    facts = PageFacts(WORDS, is_part=True)
+    facts = PageFacts(is_part=True)
     runs = page_runs(timelines, name)
+    title = page_title(printable(name))
     with file.replace() as sink:
-        write_lines(encode_page(runs, facts, page_title(printable(name)), *report), sink)
+        write_lines(encode_page(runs, facts, PAGE_WORDS, title, *report), sink)

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from batcher.events import Event
 from batcher.explaining.differences import RunComparison
 from batcher.page.page import (
-    WORDS,
     Opening,
     PageDifference,
     PageFacts,
     PageRun,
     PageTimeline,
-    Sample,
+    StoryWords,
     encode_page,
     page_runs,
     page_title,
@@ -19,6 +18,9 @@ from batcher.page.page import (
 )
 
 from ..screen.terminal import printable
+from .story_text import tell, tell_reject, why_waiting
+
+PAGE_WORDS = StoryWords(tell, why_waiting, tell_reject)
 
 
 def render_page(
@@ -35,7 +37,7 @@ def render_page(
     opening = Opening(steps, list(requests or ()) or None, list(slots or ()) or None)
     title = title_of(name)
     runs = page_runs(timelines, title)
-    return encode_page(runs, PageFacts(WORDS, opening), page_title(printable(title)))
+    return encode_page(runs, PageFacts(opening), PAGE_WORDS, page_title(printable(title)))
 
 
 def render_difference(
@@ -50,8 +52,8 @@ def render_difference(
         InvariantError, BatchdecodeError: see Timeline.from_events.
     """
     parting = comparison.parting
-    changed = [Sample(change.id, change.index) for change in comparison.changes[:top]]
+    changed = [change.label for change in comparison.changes[:top]]
     difference = PageDifference(None if parting is None else parting.step, lines, changed)
     shown = [PageRun(title_of(name), PageTimeline.from_events(events)) for name, events in runs]
     title = page_title(printable(" and ".join(run.name for run in shown)))
-    return encode_page(shown, PageFacts(WORDS, diff=difference), title)
+    return encode_page(shown, PageFacts(diff=difference), PAGE_WORDS, title)

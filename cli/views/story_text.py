@@ -345,7 +345,9 @@ def span_of(start: int, end: int) -> str:
 
 
 def why_waiting(part: StoryPart, story: Story) -> str:
-    """Return what a sequence waited for in `part`, to follow "waited 3 steps "."""
+    """Return what a sequence waited for in `part`, to follow "waited 3 steps"; "" if not told."""
+    if not part.cause:
+        return ""
     if part.cause == "slots":
         wanted = "a slot" if story.num_rows == 1 else f"{story.num_rows} slots at once"
         verb = "was" if len(part.by) == 1 else "were"
@@ -406,7 +408,8 @@ def _rounds(story: Story, spans: Sequence[StorySpan], start: int) -> str:
         if counts[phase]
     ]
     if waits:
-        sums.insert(0, f"{counted(counts['wait'], 'step')} waiting ({_by_cause(waits)})")
+        causes = _by_cause(waits)
+        sums.insert(0, f"{counted(counts['wait'], 'step')} waiting{causes and f' ({causes})'}")
     drafts = [span.drafts for span in spans if span.drafts is not None]
     if drafts:
         accepted, drafted = sum(d.accepted for d in drafts), sum(d.drafted for d in drafts)
@@ -434,10 +437,8 @@ def _waits(
         return
     for part in parts:
         passed = f"; {counted(part.num_passed, 'other')} went before it" if part.num_passed else ""
-        yield (
-            f"waited {counted(part.num_steps, 'step')} {why_waiting(part, story)}{passed} "
-            f"({span_of(part.start, part.end)})"
-        )
+        waited = f"waited {counted(part.num_steps, 'step')} {why_waiting(part, story)}".rstrip()
+        yield f"{waited}{passed} ({span_of(part.start, part.end)})"
 
 
 def _by_cause(parts: Sequence[StoryPart]) -> str:
@@ -445,7 +446,8 @@ def _by_cause(parts: Sequence[StoryPart]) -> str:
     sums: Counter[Cause] = Counter()
     heads: defaultdict[Cause, Counter[str]] = defaultdict(Counter)
     for part in parts:
-        sums[part.cause] += part.num_steps
+        if part.cause:
+            sums[part.cause] += part.num_steps
         if part.behind is not None:
             heads[part.cause][part.behind] += part.num_steps
     causes = []

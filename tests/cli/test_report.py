@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from page_reader import parts_of, spans_of
+from page_reader import parts_of, shown_spans, spans_of
 from process import batchdecode, lines_of, start, workload
 
 REQUESTS = lines_of(*workload(40, arrivals=lambda i: i * 0.3))
@@ -68,7 +68,7 @@ def test_every_number_is_that_of_the_summary(tmp_path, run):
         assert_is_nearly(numbers[path], text)
     spans = batchdecode("trace", "t.jsonl", "--format", "spans", cwd=tmp_path).stdout
     facts, [shown] = parts_of(page)
-    assert spans_of(shown) == [json.loads(line) for line in spans.splitlines()]
+    assert spans_of(shown) == shown_spans(spans.splitlines())
     assert facts["is_part"]
 
 
@@ -125,7 +125,7 @@ def test_a_run_that_is_interrupted_has_a_report_of_what_there_was(tmp_path):
     assert process.returncode == 130
     spans = batchdecode("trace", "t.jsonl", "--format", "spans", cwd=tmp_path).stdout
     _, [shown] = parts_of((tmp_path / "r.html").read_bytes())
-    assert spans_of(shown) == [json.loads(line) for line in spans.splitlines()] != []
+    assert spans_of(shown) == shown_spans(spans.splitlines()) != []
 
 
 def test_the_same_run_gives_the_same_report(tmp_path):

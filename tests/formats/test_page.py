@@ -2,19 +2,19 @@
 
 import base64
 import html.parser
-import json
 import re
 from hashlib import sha256
 from importlib.resources import files
 
-import msgspec
 import pytest
 from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
-from page_reader import parts_of, spans_of, unpacked
+from page_reader import parts_of, shown_spans, spans_of
 from page_runs import events_of, short_run
 
+from batcher.events import RejectEvent
+from batcher.explaining.story import explain, story_of, waits_of
 from batcher.page import START
 from batcher.page import page as page_module
 from batcher.page.page import (
@@ -24,13 +24,14 @@ from batcher.page.page import (
     PageFacts,
     PageRun,
     PageTimeline,
-    Sample,
-    Words,
     encode_page,
 )
+from batcher.trace.run import is_follower
 from batcher.trace.views import encode_spans
+from cli.views.html import PAGE_WORDS
+from cli.views.story_text import tell, tell_reject
 
-FACTS = PageFacts(Words({"slots": "for a slot"}, {}, {}))
+FACTS = PageFacts()
 HOSTILE = [
     "</script><script>alert(1)</script>",
     "<!--",
@@ -45,7 +46,7 @@ HOSTILE = [
 
 def page_of(events, name="a run", facts=FACTS, around=""):
     run = PageRun(name, PageTimeline.from_events(events))
-    return b"".join(encode_page([run], facts, "a run", around))
+    return b"".join(encode_page([run], facts, PAGE_WORDS, "a run", around))
 
 
 class Scripts(html.parser.HTMLParser):
@@ -71,43 +72,59 @@ class Scripts(html.parser.HTMLParser):
 
 
 @given(st.integers(0, 2**32))
-def test_the_spans_of_a_page_are_those_of_the_run(seed):
+def test_a_page_has_the_spans_and_the_stories_of_the_run(seed):
     events = events_of(seed)
+    timeline = PageTimeline.from_events(events)
     _, [run] = parts_of(page_of(events))
-    assert spans_of(run) == [
-        json.loads(line) for line in encode_spans(PageTimeline.from_events(events))
-    ]
+    assert spans_of(run) == shown_spans(encode_spans(timeline))
+    known = [found for _, found in timeline.sequences]
+    for row, found in zip(run.get("sequences", []), known, strict=True):
+        leader = known[row["leader"]]
+        assert not is_follower(leader)
+        assert (leader.id, found.label) == (found.id, row["label"]) == (row["id"], found.label)
+        told = tell(story_of(timeline, found)) if leader is found else []
+        assert sum(map(waited, row["story"])) == sum(map(waited, told))
+        shown = [line for line in row["story"] if not waited(line)]
+        rest = [line for line in told if not waited(line)]
+        causes = r"(waited, was resumed .* waiting) \((?:[^()]|\([^()]*\))*\)"
+        assert shown == [re.sub(causes, r"\1", line) for line in rest]
+    told = {event.id: tell_reject(event) for event in events if isinstance(event, RejectEvent)}
+    assert {row["id"]: row["story"] for row in run.get("rejects", [])} == told
 
 
-def test_tables_that_take_many_blocks_are_as_whole_as_those_of_one(monkeypatch):
+def waited(line):
+    """Return how many steps a line of a story says that its request waited."""
+    found = re.match(r"  waited ([\d,]+) steps?\b", line)
+    return int(found[1].replace(",", "")) if found else 0
+
+
+@given(st.integers(0, 2**32))
+def test_what_all_wait_for_is_what_each_waits_for(seed):
+    timeline = PageTimeline.from_events(events_of(seed))
+    of_all = {step: part for part in waits_of(timeline) for step in range(part.start, part.end)}
+    for _, found in timeline.sequences:
+        for part in explain(timeline, found) if found.num_rows == 1 else ():
+            for step in range(part.start, part.end) if part.phase == "wait" else ():
+                shown = of_all[step]
+                assert (shown.cause, shown.blocks) == (part.cause, part.blocks)
+                assert shown.behind == (part.behind or (shown.behind and found.label))
+
+
+def test_tables_that_take_many_lines_are_as_whole_as_those_of_one(monkeypatch):
     whole = parts_of(page_of(short_run([f"r{i}" for i in range(100)])))
     monkeypatch.setattr(page_module, "ROWS_OF_BLOCK", 7)
     assert parts_of(page_of(short_run([f"r{i}" for i in range(100)]))) == whole
 
 
-NUMBERS = st.integers(0, 2**32 - 1) | st.integers(-(2**53), 2**53) | st.integers(0, 300)
-
-
-@given(st.lists(st.tuples(NUMBERS, NUMBERS, st.floats(allow_nan=False), st.text()), min_size=1))
-def test_columns_come_back_as_they_were(rows):
-    columns = {
-        name: page_module.TableColumn(kind, lambda row, place=place: row[place])
-        for place, (name, kind) in enumerate(
-            {"a": "number", "b": "ascending", "c": "number", "d": "text"}.items()
-        )
-    }
-    rows = [(*row[:3], row[3].encode("utf-8", "replace").decode()) for row in rows]
-    found = unpacked(b"".join(page_module.packed_lines(page_module.table("some", columns, rows))))
-    assert [tuple(row.values()) for row in found["some"]] == rows
+def test_of_many_requests_the_first_have_stories(monkeypatch):
+    monkeypatch.setattr(page_module, "MAX_STORIES", 3)
+    _, [run] = parts_of(page_of(short_run("abcde")))
+    assert [bool(row["story"]) for row in run["sequences"]] == [True] * 3 + [False] * 2
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_a_run_says_is_never_markup(hostile):
-    facts = msgspec.structs.replace(
-        FACTS,
-        opening=Opening(requests=[hostile]),
-        diff=PageDifference(0, [hostile], [Sample(hostile, 0)]),
-    )
+    facts = PageFacts(Opening(requests=[hostile]), PageDifference(0, [hostile], [hostile]))
     page = page_of(short_run([hostile, f"{hostile}2"], hostile), hostile, facts)
     usual = page_of(short_run(["a", "b"]))
     data = re.compile(
@@ -117,7 +134,8 @@ def test_what_a_run_says_is_never_markup(hostile):
     told, [run] = parts_of(page)
     assert told["opening"]["requests"] == told["diff"]["lines"] == [hostile]
     assert [row["id"] for row in run["sequences"]] == [hostile, f"{hostile}2"]
-    assert run["run"]["name"] == run["run"]["run"]["model"] == hostile
+    assert run["run"]["name"] == hostile
+    assert run["run"]["headline"].endswith(hostile)
 
 
 def test_a_browser_is_told_to_run_the_scripts_of_the_page_alone_and_to_load_nothing():
@@ -155,7 +173,7 @@ def test_the_same_run_gives_the_same_bytes():
 
 
 @pytest.mark.parametrize("num_spans", mostly_heavy([5_000, 20_000], 5_000))
-def test_a_span_takes_few_bytes(num_spans):
+def test_a_request_takes_few_bytes(num_spans):
     page = page_of(short_run([f"r{number}" for number in range(num_spans)]))
     [packed] = re.findall(rb'class="run">(.*?)</script>', page, re.DOTALL)
-    assert len(packed) < 12 * num_spans
+    assert len(packed) < 60 * num_spans, "with a story each"

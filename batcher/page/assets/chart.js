@@ -11,20 +11,20 @@ const LABEL_ROW = 11;
 const SPANS_PER_PIXEL = 0.12;
 const LEAST_HATCHED = 4;
 const LANES = { slots: "slots in use", waiting: "waiting", tokens: "tokens / step", blocks: "KV blocks" };
+const COLORS = [
+  ...["background", "text", "faint", "prefill", "hatch", "dim", "mark", "chosen", "on-span"],
+  ...["lane", "lane-most", "lane-mean"],
+];
 
 class Chart {
   constructor(view, run, parent) {
     this.view = view;
     this.run = run;
-    this.canvas = parent.appendChild(document.createElement("canvas"));
-    this.canvas.tabIndex = 0;
-    this.canvas.setAttribute("role", "application");
-    this.canvas.setAttribute(
-      "aria-label",
-      `Timeline of ${visible(run.name)}: ${counted(run.numSlots)} slots, ${counted(run.numSteps)} steps, ` +
-        `${counted(run.spans.rows)} spans. Arrow keys move, plus and minus zoom, Enter selects, ` +
-        "question mark for help.",
-    );
+    const label =
+      `Timeline of ${visible(run.name)}: ${visible(run.facts.headline)}. Arrow keys move, plus and minus ` +
+      "zoom, Enter selects, question mark for help.";
+    const attributes = { tabindex: 0, role: "application", "aria-label": label };
+    this.canvas = parent.appendChild(element("canvas", attributes));
     this.context = this.canvas.getContext("2d");
     this.shade = document.createElement("canvas");
     this.lanes = Object.keys(LANES).filter((name) => run.series[name]);
@@ -38,8 +38,8 @@ class Chart {
     const lanes = this.lanes.length * LANE_HEIGHT;
     const room = Math.max(LEAST_ROOM, height - lanes);
     const [least, most] = ROW_HEIGHTS;
-    const fitting = room / this.run.numSlots;
-    this.rowHeight = Math.min(most * 4, Math.max(least, Math.min(most, fitting)) * this.rowScale);
+    const fitting = Math.max(least, Math.min(most, room / this.run.numSlots));
+    this.rowHeight = Math.min(most * 4, fitting * this.rowScale);
     this.rowsHeight = Math.max(40, Math.min(room, this.rowHeight * this.run.numSlots));
     this.width = width;
     this.height = Math.round(this.rowsHeight + lanes);
@@ -58,13 +58,12 @@ class Chart {
   /** Returns what lies at a point of the canvas, in CSS pixels: a step, and a slot and span or a lane. */
   at(x, y) {
     const { view, run } = this;
-    const position = view.position(run, view.x.invert(x));
-    const step = Math.min(run.numSteps - 1, Math.floor(position));
+    const step = Math.min(run.numSteps - 1, Math.floor(view.position(run, view.x.invert(x))));
     if (x < GUTTER || step < 0) return null;
     if (y >= this.rowsHeight)
-      return { chart: this, run, step, lane: this.lanes[Math.floor((y - this.rowsHeight) / LANE_HEIGHT)] };
+      return { run, step, lane: this.lanes[Math.floor((y - this.rowsHeight) / LANE_HEIGHT)] };
     const slot = Math.floor((y + this.top) / this.rowHeight);
-    return slot < run.numSlots ? { chart: this, run, step, slot, span: run.spanAt(slot, step) } : null;
+    return slot < run.numSlots ? { run, step, slot, span: run.spanAt(slot, step) } : null;
   }
 
   draw() {
@@ -73,279 +72,213 @@ class Chart {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.fillStyle = this.colors.background;
     context.fillRect(0, 0, this.width, this.height);
-    const x = view.x;
-    this.left = Math.floor(view.position(run, x.invert(GUTTER)));
-    this.right = Math.ceil(view.position(run, x.invert(this.width)));
-    this.edges = this.edgesOfPixels(x);
-    this.drawRows(x);
-    this.drawLanes(x);
-    this.drawMarks(x);
+    const { x } = view;
+    const first = Math.round(GUTTER * ratio);
+    const edges = new Float64Array(this.canvas.width - first + 1); // in steps, where pixels begin
+    for (let i = 0; i < edges.length; i++) edges[i] = view.position(run, x.invert((first + i) / ratio));
+    this.clipped(() => this.drawRows(x, edges));
+    this.drawLanes(edges);
+    this.drawLines(x);
+    this.clipped(() => this.drawSelected(x));
     this.drawNames();
   }
 
-  /** Returns the positions in steps where the pixels of the canvas, those of the screen, begin. */
-  edgesOfPixels(x) {
-    const { view, run, ratio } = this;
-    const first = Math.round(GUTTER * ratio);
-    const edges = new Float64Array(this.canvas.width - first + 1);
-    for (let i = 0; i < edges.length; i++) edges[i] = view.position(run, x.invert((first + i) / ratio));
-    return edges;
-  }
-
-  drawRows(x) {
-    const { run, context, rowHeight } = this;
-    const first = Math.floor(this.top / rowHeight);
-    const last = Math.min(run.numSlots - 1, Math.floor((this.top + this.rowsHeight - 0.01) / rowHeight));
-    const shaded = [];
+  /** Lets something be drawn within the rows. */
+  clipped(draw) {
+    const { context } = this;
     context.save();
     context.beginPath();
     context.rect(GUTTER, 0, this.width - GUTTER, this.rowsHeight);
     context.clip();
+    draw();
+    context.restore();
+  }
+
+  drawRows(x, edges) {
+    const { run, rowHeight } = this;
+    const first = Math.floor(this.top / rowHeight);
+    const last = Math.min(run.numSlots - 1, Math.floor((this.top + this.rowsHeight - 0.01) / rowHeight));
     for (let slot = first; slot <= last; slot++) {
-      const from = Math.max(run.slotStart[slot], run.placeAt(slot, this.left));
-      const to = firstAbove(run.starts, this.right, from, run.slotStart[slot + 1]);
-      if (to - from > (this.width - GUTTER) * SPANS_PER_PIXEL) shaded.push(slot);
+      const from = Math.max(run.slotStart[slot], run.placeAt(slot, Math.floor(edges[0])));
+      const to = firstAbove(run.starts, edges.at(-1), from, run.slotStart[slot + 1]);
+      if (to - from > (this.width - GUTTER) * SPANS_PER_PIXEL) this.drawShades(slot, edges);
       else this.drawSpans(x, slot, from, to);
     }
-    if (shaded.length) this.drawShades(shaded);
-    context.restore();
   }
 
   drawSpans(x, slot, from, to) {
     const { run, view, context, colors, rowHeight } = this;
     const { spans } = run;
-    const filtered = view.filtered[view.runs.indexOf(run)];
+    const { shows } = view.filtered[view.runs.indexOf(run)];
     const { state } = view.filter;
     const y = slot * rowHeight - this.top;
-    const gap = rowHeight > 5 ? 1 : 0;
-    const height = rowHeight - gap;
+    const height = rowHeight > 5 ? rowHeight - 1 : rowHeight;
     for (let at = from; at < to; at++) {
       const span = run.bySlot[at];
       const sequence = spans.sequence[span];
-      const start = run.starts[at];
-      const end = run.ends[at];
+      const [start, end] = [run.starts[at], run.ends[at]];
       const left = Math.max(GUTTER - 4, x(view.begin(run, start)));
       const right = Math.min(this.width + 4, x(view.end(run, end)));
       if (right < GUTTER) continue;
-      const isShown = filtered.shows[span];
       const width = Math.max(right - left - (right - left > 3 ? 1 : 0), 0.5);
-      const prefillEnd = Math.min(
-        right,
-        Math.max(left, x(view.end(run, start + Math.min(spans.steps[span], spans.prefill[span])))),
-      );
-      context.fillStyle =
-        isShown && state !== "prefill" ? colors.decode[sequence % colors.decode.length] : colors.dim;
+      const prefillEnd = x(view.end(run, start + Math.min(end - start, spans.prefill[span])));
+      const isDecode = shows[span] && state !== "prefill";
+      context.fillStyle = isDecode ? colors.decode[sequence % colors.decode.length] : colors.dim;
       context.fillRect(left, y, width, height);
-      if (isShown && state !== "decode") {
+      if (shows[span] && state !== "decode" && prefillEnd > left) {
         const prefill = Math.min(width, prefillEnd - left);
-        context.fillStyle =
-          height > 5 && prefill > LEAST_HATCHED ? this.hatching(colors.prefill) : colors.prefill;
+        context.fillStyle = height > 5 && prefill > LEAST_HATCHED ? this.hatching() : colors.prefill;
         context.fillRect(left, y, prefill, height);
       }
-      this.drawEnd(span, left, right, y, height);
+      this.drawEnd(span, left, right, y + height / 2, height / 2);
       if (height >= LABEL_ROW && width > 26) {
-        context.fillStyle = isShown ? colors.onSpan : colors.faint;
+        context.fillStyle = shows[span] ? colors["on-span"] : colors.faint;
         context.font = `${Math.min(12, height - 2)}px system-ui, sans-serif`;
-        const most = Math.floor((width - 6) / 6);
-        const label = visible(run.label(sequence), 400);
         context.textBaseline = "middle";
-        context.fillText(
-          label.length > most ? `${label.slice(0, Math.max(1, most - 1))}…` : label,
-          Math.max(left, GUTTER) + 3,
-          y + height / 2 + 0.5,
-        );
+        const most = Math.floor((width - 6) / 6);
+        const label = visible(run.sequences.label[sequence], 400);
+        const text = label.length > most ? `${label.slice(0, Math.max(1, most - 1))}…` : label;
+        context.fillText(text, Math.max(left, GUTTER) + 3, y + height / 2 + 0.5);
       }
     }
   }
 
   /** Marks how a span ended, by a shape: a notch for a preemption, a cross for a failure. */
-  drawEnd(span, left, right, y, height) {
+  drawEnd(span, left, right, middle, room) {
     const { context, colors, run } = this;
     const outcome = run.facts.outcomes[run.spans.outcome[span]];
     if (!FAILURES.includes(outcome) || right - left < 4) return;
-    const size = Math.min(5, height / 2, (right - left) / 2);
-    const middle = y + height / 2;
+    const size = Math.min(5, room, (right - left) / 2);
+    const [top, bottom] = [middle - size, middle + size];
     context.strokeStyle = context.fillStyle = colors.mark;
     context.lineWidth = 1.5;
-    context.beginPath();
     if (outcome === "preempted") {
-      context.moveTo(right - 1, middle - size);
-      context.lineTo(right - 1 - size * 1.5, middle);
-      context.lineTo(right - 1, middle + size);
-      context.fill();
+      const [near, far] = [right - 1, right - 1 - size * 1.5];
+      context.fill(new Path2D(`M${near} ${top}L${far} ${middle}L${near} ${bottom}`));
     } else {
-      const center = right - size - 2;
-      context.moveTo(center - size, middle - size);
-      context.lineTo(center + size, middle + size);
-      context.moveTo(center + size, middle - size);
-      context.lineTo(center - size, middle + size);
-      context.stroke();
+      const [near, far] = [right - 2, right - 2 - 2 * size];
+      context.stroke(new Path2D(`M${near} ${top}L${far} ${bottom}M${far} ${top}L${near} ${bottom}`));
     }
   }
 
-  hatching(color) {
-    if (this.hatched?.color !== color) {
-      const tile = document.createElement("canvas");
-      tile.width = tile.height = 6;
+  hatching() {
+    const { prefill, hatch } = this.colors;
+    if (this.hatched?.color !== prefill) {
+      const tile = element("canvas", { width: 6, height: 6 });
       const context = tile.getContext("2d");
-      context.fillStyle = color;
+      context.fillStyle = prefill;
       context.fillRect(0, 0, 6, 6);
-      context.strokeStyle = this.colors.hatch;
+      context.strokeStyle = hatch;
       context.lineWidth = 1.2;
-      for (const shift of [-6, 0, 6]) {
-        context.moveTo(shift, 6);
-        context.lineTo(shift + 6, 0);
-      }
-      context.stroke();
-      this.hatched = { color, pattern: this.context.createPattern(tile, "repeat") };
+      context.stroke(new Path2D("M-6 6L0 0M0 6L6 0M6 6L12 0"));
+      this.hatched = { color: prefill, pattern: this.context.createPattern(tile, "repeat") };
     }
     return this.hatched.pattern;
   }
 
-  /** Draws rows whose spans are narrower than pixels, one pixel high each, and then stretched. */
-  drawShades(slots) {
-    const { shade, context, colors, edges, ratio, rowHeight } = this;
-    const width = edges.length - 1;
-    shade.width = width;
-    shade.height = slots.length;
-    const shadeContext = shade.getContext("2d");
-    const image = shadeContext.createImageData(width, slots.length);
-    const pixels = new Uint32Array(image.data.buffer);
-    const blend = blender(colors);
-    slots.forEach((slot, row) => this.shadeRow(slot, pixels.subarray(row * width, (row + 1) * width), blend));
-    shadeContext.putImageData(image, 0, 0);
-    context.imageSmoothingEnabled = false;
-    slots.forEach((slot, row) => {
-      const gap = rowHeight > 5 ? 1 : 0;
-      context.drawImage(
-        shade,
-        0,
-        row,
-        width,
-        1,
-        Math.round(GUTTER * ratio) / ratio,
-        slot * rowHeight - this.top,
-        width / ratio,
-        rowHeight - gap,
-      );
-    });
-  }
-
-  /** Makes a row of pixels, each of the steps between its edge and the next: no object for any. */
-  shadeRow(slot, pixels, blend) {
-    const { run, view, edges } = this;
+  /** Draws a row whose spans are narrower than pixels: one pixel high, and then stretched. */
+  drawShades(slot, edges) {
+    const { shade, context, colors, ratio, rowHeight, run, view } = this;
     const { starts, ends } = run;
     const { busy, prefill, decode, marks } = view.filtered[view.runs.indexOf(run)];
-    const first = run.slotStart[slot];
     const last = run.slotStart[slot + 1];
-    let at = Math.max(first, run.placeAt(slot, edges[0]));
-    let busyBefore = 0;
-    let prefillBefore = 0;
-    let decodeBefore = 0;
-    let marksBefore = 0;
-    for (let i = 0; i <= pixels.length; i++) {
-      const edge = edges[i];
-      for (let stride = 1; at + 1 < last && starts[at + 1] <= edge;) {
-        if (at + stride < last && starts[at + stride] <= edge) {
-          at += stride;
-          stride *= 2;
-        } else stride = 1;
-      }
+    const rgb = (color) => [d3.rgb(color)].flatMap(({ r, g, b }) => [r, g, b]);
+    const parts = [colors.background, colors.dim, colors.prefill, colors.decode[2], colors.mark].map(rgb);
+    const width = (shade.width = edges.length - 1);
+    shade.height = 1;
+    const image = new ImageData(width, 1);
+    let at = Math.max(run.slotStart[slot], run.placeAt(slot, edges[0]));
+    let before = null; // the sums up to the edge before
+    for (let i = 0; i <= width; i++) {
+      at = Math.max(at, firstAbove(starts, edges[i], at, last) - 1);
       const steps = ends[at] - starts[at];
-      const within = Math.min(Math.max(edge - starts[at], 0), steps);
-      const ownPrefill = prefill[at + 1] - prefill[at];
+      const within = Math.min(Math.max(edges[i] - starts[at], 0), steps);
       const ownDecode = decode[at + 1] - decode[at];
-      const busyNow = busy[at] + within;
-      const prefillNow = prefill[at] + Math.min(within, ownPrefill);
-      const decodeNow = decode[at] + Math.max(0, within - steps + ownDecode);
-      const marksNow = marks[within >= steps ? at + 1 : at];
-      const width = i && edge > edges[i - 1] ? edge - edges[i - 1] : Infinity;
-      if (i)
-        pixels[i - 1] = blend(
-          (busyNow - busyBefore) / width,
-          (prefillNow - prefillBefore) / width,
-          (decodeNow - decodeBefore) / width,
-          marksNow > marksBefore,
-        );
-      busyBefore = busyNow;
-      prefillBefore = prefillNow;
-      decodeBefore = decodeNow;
-      marksBefore = marksNow;
+      const now = [
+        busy[at] + within,
+        prefill[at] + Math.min(within, prefill[at + 1] - prefill[at]),
+        decode[at] + Math.max(0, within - steps + ownDecode),
+        marks[within >= steps ? at + 1 : at],
+      ];
+      if (before) {
+        const length = edges[i] > edges[i - 1] ? edges[i] - edges[i - 1] : Infinity;
+        const [held, prefills, decodes] = now.map((sum, kind) => (sum - before[kind]) / length);
+        const failed = now[3] > before[3] ? 0.55 : 0;
+        const shares = [Math.max(0, 1 - held), Math.max(0, held - prefills - decodes), prefills, decodes];
+        const all = [...shares.map((share) => share * (1 - failed)), failed];
+        for (let part = 0; part < 3; part++)
+          image.data[4 * (i - 1) + part] = d3.sum(all, (share, kind) => share * parts[kind][part]);
+        image.data[4 * (i - 1) + 3] = 255;
+      }
+      before = now;
     }
+    shade.getContext("2d").putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    const height = rowHeight > 5 ? rowHeight - 1 : rowHeight;
+    const left = Math.round(GUTTER * ratio) / ratio;
+    context.drawImage(shade, 0, 0, width, 1, left, slot * rowHeight - this.top, width / ratio, height);
   }
 
-  drawLanes(x) {
-    const { context, run, edges, ratio, colors } = this;
+  drawLanes(edges) {
+    const { context, run, ratio, colors } = this;
     const first = Math.round(GUTTER * ratio) / ratio;
     this.lanes.forEach((name, number) => {
       const series = run.series[name];
       const most = Math.max(1, name === "slots" ? run.numSlots : series.most);
       const top = this.rowsHeight + number * LANE_HEIGHT + 6;
       const height = LANE_HEIGHT - 8;
-      const y = (value) => top + height * (1 - value / most);
       context.fillStyle = colors.lane;
       context.fillRect(GUTTER, top, this.width - GUTTER, height);
-      context.fillStyle = colors.laneMost;
       const means = new Path2D();
+      context.fillStyle = colors["lane-most"];
       for (let i = 0; i + 1 < edges.length; i++) {
-        const from = edges[i];
-        const to = edges[i + 1];
-        const left = first + i / ratio;
+        const [from, to] = [edges[i], edges[i + 1]];
         if (to <= from) continue;
-        const highest = y(series.largestIn(from, to));
-        const mean = y((series.sumTo(to) - series.sumTo(from)) / (to - from));
-        context.fillRect(left, highest, 1 / ratio, top + height - highest);
-        means.rect(left, mean, 1 / ratio, top + height - mean);
+        const highest = (height * series.largestIn(from, to)) / most;
+        const mean = (height * (series.sumTo(to) - series.sumTo(from))) / (to - from) / most;
+        context.fillRect(first + i / ratio, top + height - highest, 1 / ratio, highest);
+        means.rect(first + i / ratio, top + height - mean, 1 / ratio, mean);
       }
-      context.fillStyle = colors.laneMean;
+      context.fillStyle = colors["lane-mean"];
       context.fill(means);
     });
   }
 
-  /** Draws lines through steps that are looked at, and around the spans of the chosen request. */
-  drawMarks(x) {
-    const { context, view, run, colors, rowHeight } = this;
+  /** Draws lines through steps: of restarts, of what is marked, and of what is pointed at. */
+  drawLines(x) {
+    const { context, view, run, colors, marked } = this;
     const line = (step, color, dash) => {
       const at = x(view.begin(run, step));
       if (at < GUTTER || at > this.width) return;
       context.strokeStyle = color;
       context.setLineDash(dash);
       context.lineWidth = 1.5;
-      context.beginPath();
-      context.moveTo(at, 0);
-      context.lineTo(at, this.height);
-      context.stroke();
+      context.stroke(new Path2D(`M${at} 0V${this.height}`));
       context.setLineDash([]);
     };
-    for (const { step } of run.facts.restarts) line(step, colors.mark, [2, 3]);
-    if (this.marked !== null) line(this.marked, colors.mark, [5, 3]);
+    for (const step of run.facts.restarts) line(step, colors.mark, [2, 3]);
+    if (marked !== null) line(marked, colors.mark, [5, 3]);
     if (view.pointed?.run === run) line(view.pointed.step, colors.faint, [1, 2]);
-    const { selected } = view;
-    if (selected?.run !== run) return;
-    context.save();
-    context.beginPath();
-    context.rect(GUTTER, 0, this.width, this.rowsHeight);
-    context.clip();
+  }
+
+  /** Draws boxes around the spans of the chosen request, and lines from one to the next. */
+  drawSelected(x) {
+    const { context, view, run, colors, rowHeight } = this;
+    if (view.selected?.run !== run) return;
     context.strokeStyle = colors.chosen;
     context.lineWidth = 2;
     let before = null;
-    for (const span of run.spansOf(selected.sequence)) {
+    for (const span of run.spansOf(view.selected.sequence)) {
       const left = x(view.begin(run, run.spans.start[span]));
       const right = x(view.end(run, run.end(span)));
       const y = run.spans.slot[span] * rowHeight - this.top;
       const middle = y + rowHeight / 2;
-      if (before) {
-        context.setLineDash([4, 3]);
-        context.beginPath();
-        context.moveTo(before.right, before.middle);
-        context.lineTo(left, middle);
-        context.stroke();
-        context.setLineDash([]);
-      }
+      context.setLineDash([4, 3]);
+      if (before) context.stroke(new Path2D(`${before}L${left} ${middle}`));
+      context.setLineDash([]);
       context.strokeRect(left - 1, y - 1, Math.max(3, right - left) + 1, Math.max(4, rowHeight) + 1);
-      before = { right, middle };
+      before = `M${right} ${middle}`;
     }
-    context.restore();
   }
 
   drawNames() {
@@ -360,14 +293,13 @@ class Chart {
       if (y >= 5 && y < this.rowsHeight - 4) context.fillText(String(run.firstSlot + slot), GUTTER - 6, y);
     }
     context.font = "10px system-ui, sans-serif";
+    context.strokeStyle = colors.lane;
+    context.lineWidth = 4;
+    context.lineJoin = "round";
     this.lanes.forEach((name, number) => {
       const y = this.rowsHeight + number * LANE_HEIGHT + 6;
-      const most = name === "slots" ? run.numSlots : run.series[name].most;
-      context.fillText(counted(most), GUTTER - 4, y + 6);
+      context.fillText(counted(name === "slots" ? run.numSlots : run.series[name].most), GUTTER - 4, y + 6);
       context.textAlign = "left";
-      context.strokeStyle = colors.lane;
-      context.lineWidth = 4;
-      context.lineJoin = "round";
       context.strokeText(LANES[name], GUTTER + 4, y + 8);
       context.fillText(LANES[name], GUTTER + 4, y + 8);
       context.textAlign = "right";
@@ -380,42 +312,6 @@ class Chart {
 function colorsOfPage() {
   const style = getComputedStyle(document.documentElement);
   const color = (name) => style.getPropertyValue(`--${name}`).trim();
-  return {
-    background: color("background"),
-    text: color("text"),
-    faint: color("faint"),
-    decode: [1, 2, 3, 4, 5].map((number) => color(`decode-${number}`)),
-    prefill: color("prefill"),
-    hatch: color("hatch"),
-    dim: color("dim"),
-    mark: color("mark"),
-    chosen: color("chosen"),
-    onSpan: color("on-span"),
-    lane: color("lane"),
-    laneMost: color("lane-most"),
-    laneMean: color("lane-mean"),
-  };
-}
-
-/** Returns what makes a pixel of the shares of steps: all that are held, and those shown by kind. */
-function blender(colors) {
-  const rgb = (color) => [d3.rgb(color)].flatMap(({ r, g, b }) => [r, g, b]);
-  const [none, dim, prefill, decode, mark] = [
-    colors.background,
-    colors.dim,
-    colors.prefill,
-    colors.decode[2],
-    colors.mark,
-  ].map(rgb);
-  const mixed = (part, rest, others, prefills, decodes, failed) => {
-    const shade = rest * none[part] + others * dim[part] + prefills * prefill[part] + decodes * decode[part];
-    return Math.min(255, shade * (1 - failed) + mark[part] * failed);
-  };
-  return (busy, prefills, decodes, isMarked) => {
-    const others = Math.max(0, busy - prefills - decodes);
-    const rest = Math.max(0, 1 - busy);
-    const failed = isMarked ? 0.55 : 0;
-    const shade = (part) => mixed(part, rest, others, prefills, decodes, failed);
-    return ((255 << 24) | (shade(2) << 16) | (shade(1) << 8) | shade(0)) >>> 0; // as memory has it: red first
-  };
+  const decode = [1, 2, 3, 4, 5].map((number) => color(`decode-${number}`));
+  return { decode, ...Object.fromEntries(COLORS.map((name) => [name, color(name)])) };
 }

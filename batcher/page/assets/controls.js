@@ -20,6 +20,19 @@ const KEYS = [
   ["wheel, pinch", "zoom (with Shift, or sideways: move; with Alt: scroll slots)"],
   ["drag", "move in time, and scroll slots"],
 ];
+const LEGEND = {
+  decode: "decode: a colour for each request; only its neighbours need to differ",
+  prefill: "prefill, hatched: up to the step of the first token",
+  dim: "what the filter leaves out",
+  mark: "◂ preempted, ✕ failed; where many spans fall into a pixel, tinted like this",
+};
+const STATES = {
+  "": "every state",
+  prefill: "prefill",
+  decode: "decode",
+  waiting: "had to wait",
+  preempted: "preempted",
+};
 
 class Controls {
   constructor(page, view) {
@@ -27,71 +40,39 @@ class Controls {
     this.view = view;
     this.hits = [];
     this.hit = -1;
-    const option = (value, text = value) => element("option", { value }, text);
-    const outcomes = view.runs[0].facts.outcomes.filter((name) => name);
     const filters = { onchange: () => this.applyFilter() };
-    this.find = element("input", {
-      type: "search",
-      id: "find",
-      placeholder: "part of an id",
-      autocomplete: "off",
-      spellcheck: "false",
-      oninput: () => this.search(),
-      onkeydown: (event) => this.onFindKey(event),
-    });
+    const field = { type: "search", id: "find", autocomplete: "off", spellcheck: "false" };
+    const typing = { oninput: () => this.search(), onkeydown: (event) => this.onFindKey(event) };
+    this.find = element("input", { placeholder: "part of an id", ...field, ...typing });
     this.only = element("input", { type: "checkbox", id: "only", ...filters });
-    this.outcome = element(
-      "select",
-      { id: "outcome", ...filters },
-      option("", "every outcome"),
-      ...outcomes.map((name) => option(name)),
-    );
-    const states = {
-      "": "every state",
-      prefill: "prefill",
-      decode: "decode",
-      waiting: "had to wait",
-      preempted: "preempted",
+    const select = (id, label, texts) => {
+      const options = Object.entries(texts).map(([value, text]) => element("option", { value }, text));
+      return element("select", { id, "aria-label": label, ...filters }, ...options);
     };
-    this.state = element(
-      "select",
-      { id: "state", ...filters },
-      ...Object.entries(states).map(([value, text]) => option(value, text)),
-    );
+    const outcomes = view.runs[0].facts.outcomes.map((name) => [name, name || "every outcome"]);
+    this.outcome = select("outcome", "Outcome", Object.fromEntries(outcomes));
+    this.state = select("state", "State", STATES);
     this.found = element("ol", { class: "hits", "aria-label": "Requests found" });
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
     const button = (text, label, onclick, more = {}) =>
       element("button", { type: "button", title: label, "aria-label": label, onclick, ...more }, text);
-    this.scale = button("Steps", "Time in steps or in seconds (S)", () => page.switchScale(), {
-      id: "scale",
-      disabled: !view.canBeTimed,
-    });
+    const timed = { id: "scale", disabled: !view.canBeTimed };
+    this.scale = button("Steps", "Time in steps or in seconds (S)", () => page.switchScale(), timed);
     this.help = this.helpPanel();
+    const group = (...parts) => element("span", { class: "group" }, ...parts);
     this.element = element(
       "div",
       { class: "controls", role: "toolbar", "aria-label": "Timeline" },
-      element(
-        "span",
-        { class: "group" },
+      group(
         element("label", { for: "find" }, "Find "),
         this.find,
         element("label", {}, this.only, " only these"),
       ),
-      element(
-        "span",
-        { class: "group" },
-        element("label", { for: "outcome", class: "hidden" }, "Outcome"),
-        this.outcome,
-        element("label", { for: "state", class: "hidden" }, "State"),
-        this.state,
-        button("Clear", "No filter", () => this.clear(), { id: "clear" }),
-      ),
-      element(
-        "span",
-        { class: "group" },
+      group(this.outcome, this.state, button("Clear", "No filter", () => this.clear(), { id: "clear" })),
+      group(
         button("−", "Zoom out (−)", () => page.zoomBy(1 / 2)),
         button("+", "Zoom in (+)", () => page.zoomBy(2)),
-        button("All", "The whole run (0)", () => page.showAll()),
+        button("All", "The whole run (0)", () => page.zoom.transform(page.area, d3.zoomIdentity)),
         this.scale,
         button("◐", "Light or dark (T)", () => page.switchTheme(), { id: "theme" }),
         button("?", "Keys and help (?)", () => this.help.showModal(), { id: "help" }),
@@ -104,32 +85,19 @@ class Controls {
     const rows = KEYS.map(([keys, what]) =>
       element("tr", {}, element("th", { scope: "row" }, keys), element("td", {}, what)),
     );
-    const legend = [
-      ["decode", "decode: a colour for each request; only its neighbours need to differ"],
-      ["prefill", "prefill, hatched: up to the step of the first token"],
-      ["dim", "what the filter leaves out"],
-      ["mark", "◂ preempted, ✕ failed; where many spans fall into a pixel, tinted like this"],
-    ];
+    const swatch = (name) => element("span", { class: `swatch is-${name}`, "aria-hidden": "true" });
+    const legend = Object.entries(LEGEND).map(([name, text]) => element("li", {}, swatch(name), text));
+    const note =
+      "Rows are slots. In the lanes below them, the darker area is the mean of the steps in a pixel, " +
+      "the lighter one their highest. A click on a request shows what batchdecode trace why tells of it.";
     return element(
       "dialog",
       { class: "help", "aria-label": "Keys and help" },
       element("h2", {}, "Keys"),
       element("table", {}, ...rows),
       element("h2", {}, "What is drawn"),
-      element(
-        "ul",
-        {},
-        ...legend.map(([name, text]) =>
-          element("li", {}, element("span", { class: `swatch is-${name}`, "aria-hidden": "true" }), text),
-        ),
-      ),
-      element(
-        "p",
-        {},
-        "Rows are slots. In the lanes below them, the darker area is the mean of the steps in a pixel, " +
-          "the lighter one their highest. What a hover or a click says of a request is what " +
-          "batchdecode trace why tells of it.",
-      ),
+      element("ul", {}, ...legend),
+      element("p", {}, note),
       element("form", { method: "dialog" }, element("button", {}, "Close")),
     );
   }
@@ -139,50 +107,30 @@ class Controls {
     const text = this.find.value;
     this.hits = [];
     this.hit = -1;
-    let isMore = false;
-    for (const run of this.view.runs) {
-      if (!text || !run.sequences.id) continue;
-      for (const sequence of run.sequences.id.search(text)) {
-        if (this.hits.length === MAX_HITS) {
-          isMore = true;
-          break;
-        }
-        if (!run.isFollower(sequence)) this.hits.push({ run, sequence });
-      }
+    for (const run of text ? this.view.runs : []) {
+      for (const sequence of run.search(text)) if (this.hits.push({ run, sequence }) > MAX_HITS) break;
       if (this.hits.length && this.page.facts.diff) break;
     }
-    this.listHits(isMore);
-    if (this.only.checked) this.applyFilter();
-  }
-
-  listHits(isMore) {
+    const isMore = this.hits.length > MAX_HITS;
+    this.hits.length = Math.min(this.hits.length, MAX_HITS);
     const items = this.hits
       .slice(0, SHOWN_HITS)
       .map(({ run, sequence }, number) =>
-        element(
-          "li",
-          {},
-          element(
-            "button",
-            { type: "button", class: "link", onclick: () => this.goTo(number) },
-            nameOf(run.label(sequence)),
-          ),
-        ),
+        element("li", {}, link(() => this.goTo(number), nameOf(run.sequences.label[sequence]))),
       );
     this.found.replaceChildren(...items);
-    const number = `${counted(this.hits.length)}${isMore ? " or more" : ""}`;
-    if (this.find.value)
-      this.say(this.hits.length ? `${number} found` : (this.rejected() ?? "no request has that in its id"));
+    const found = `${counted(this.hits.length)}${isMore ? " or more" : ""} found`;
+    if (text) this.say(this.hits.length ? found : this.rejected(text));
+    if (this.only.checked) this.applyFilter();
   }
 
-  /** Returns what is to say of lines that were no requests, if one has this id. */
-  rejected() {
-    for (const { rejects } of this.view.runs)
-      for (const number of rejects.id?.search(this.find.value) ?? []) {
-        const { reason } = JSON.parse(rejects.event.at(number));
-        return `${visible(rejects.id.at(number), 60)}: no valid request (${reason})`;
-      }
-    return null;
+  /** Returns what is to say where no request is found: the line of that id may have been none. */
+  rejected(text) {
+    for (const { rejects } of this.view.runs) {
+      const number = rejects.id.findIndex((id) => id.includes(text));
+      if (number >= 0) return visible(rejects.story[number].join(" "));
+    }
+    return "no request has that in its id";
   }
 
   goTo(number) {
@@ -191,7 +139,7 @@ class Controls {
     this.hit = (number + length) % length;
     const { run, sequence } = this.hits[this.hit];
     this.page.choose(run, sequence);
-    this.say(`${counted(this.hit + 1)} of ${counted(length)}: ${visible(run.label(sequence), 60)}`);
+    this.say(`${counted(this.hit + 1)} of ${counted(length)}: ${visible(run.sequences.label[sequence], 60)}`);
   }
 
   onFindKey(event) {
@@ -203,17 +151,12 @@ class Controls {
 
   applyFilter(opening = {}) {
     const text = this.only.checked ? this.find.value : "";
-    this.view.setFilter({
-      ...NO_FILTER,
-      text,
-      outcome: this.outcome.value,
-      state: this.state.value,
-      ...opening,
-    });
-    const { runs, filtered } = this.view;
-    const number = this.page.facts.diff ? 1 : runs.length; // of two to compare, the first is counted
-    const shown = d3.sum(filtered.slice(0, number), (of) => of.number);
-    const total = d3.sum(runs.slice(0, number), (run) => run.spans.rows);
+    const chosen = { text, outcome: this.outcome.value, state: this.state.value };
+    this.view.setFilter({ ...NO_FILTER, ...chosen, ...opening });
+    const { filtered } = this.view;
+    const compared = this.page.facts.diff ? filtered.slice(0, 1) : filtered; // A of two
+    const shown = d3.sum(compared, (of) => of.number);
+    const total = d3.sum(compared, (of) => of.shows.length);
     this.say(filtered[0].isAll ? "" : `${counted(shown)} of ${plural(total, "span")} shown`);
   }
 

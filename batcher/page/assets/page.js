@@ -1,35 +1,24 @@
 "use strict";
-// The page: puts a run, its workers or two runs in step, with controls and stories where the document wants them,
-// and moves in time by wheel, drag, pinch and keys.
+// The page: puts a run, its workers or two runs in step, with controls and stories where the
+// document wants them, and moves in time by wheel, drag, pinch and keys.
 
 const LEAST_STEPS = 8; // that are seen at the closest
 
 class Page {
   constructor(place, runs, facts) {
-    this.words = facts.words;
     this.facts = facts;
-    this.place = place;
     this.isPart = facts.is_part; // of a longer document, which has the wheel to scroll
-    this.view = new View(runs);
+    this.view = new View(runs, () => this.draw());
     this.controls = new Controls(this, this.view);
     this.tip = element("div", { class: "tip", role: "tooltip", hidden: true });
-    this.panel = element("aside", {
-      class: "panel",
-      "aria-label": "Story of the chosen request",
-      tabindex: -1,
-    });
+    const label = "Story of the chosen request";
+    this.panel = element("aside", { class: "panel", "aria-label": label, tabindex: -1 });
     this.stage = element("div", { class: "stage" });
     this.axis = this.stage.appendChild(element("canvas", { class: "axis", "aria-hidden": "true" }));
     this.charts = runs.map((run, number) => {
-      this.stage.append(
-        element(
-          "h2",
-          {},
-          ...(facts.diff ? [`${"AB"[number]}: `] : []),
-          element("bdi", {}, visible(run.name)),
-          element("small", {}, ` ${headline(run)}`),
-        ),
-      );
+      const headline = element("small", {}, ` ${visible(run.facts.headline)}`);
+      const name = element("bdi", {}, visible(run.name));
+      this.stage.append(element("h2", {}, facts.diff ? `${"AB"[number]}: ` : "", name, headline));
       const chart = new Chart(this.view, run, this.stage);
       chart.marked = facts.diff?.step ?? null;
       return chart;
@@ -40,10 +29,8 @@ class Page {
       element("div", { class: "body" }, this.stage, this.panel),
       this.tip,
     );
-    this.view.watchers.push(() => this.draw());
-    this.view.onSelect = (selected) => this.tell(selected);
     this.listen();
-    this.tell(null);
+    this.select(null);
     this.resize();
     this.open(facts.opening ?? {});
     if (!this.isPart) this.charts[0].canvas.focus(); // its keys are heard from the beginning
@@ -52,30 +39,23 @@ class Page {
   /** Shows what the command line asked for. */
   open({ steps, requests, slots }) {
     if (requests || slots)
-      this.controls.applyFilter({
-        ids: requests ? new Set(requests) : null,
-        slots: slots ? new Set(slots) : null,
-      });
+      this.controls.applyFilter({ ids: requests && new Set(requests), slots: slots && new Set(slots) });
+    const step = this.facts.diff?.step;
     if (steps) this.showSteps(this.view.runs[0], ...steps);
-    else if (this.facts.diff?.step > 200)
-      this.showSteps(this.view.runs[0], this.facts.diff.step - 60, this.facts.diff.step + 140);
+    else if (step > 200) this.showSteps(this.view.runs[0], step - 60, step + 140);
   }
 
   listen() {
     const { view, stage } = this;
+    const zooms = ({ shiftKey, altKey, ctrlKey, metaKey }) =>
+      !shiftKey && !altKey && (!this.isPart || ctrlKey || metaKey);
     this.zoom = d3
       .zoom()
-      .filter((event) =>
-        event.type === "wheel"
-          ? !event.shiftKey && !event.altKey && (!this.isPart || event.ctrlKey || event.metaKey)
-          : !event.button,
-      )
+      .filter((event) => (event.type === "wheel" ? zooms(event) : !event.button))
       .clickDistance(4)
       .on("zoom", ({ transform, sourceEvent }) => {
-        if (transform.k === view.transform.k && sourceEvent?.type?.endsWith("move")) {
-          const by = this.lastY - transform.y;
-          for (const chart of this.charts) chart.scrollRows(by);
-        }
+        if (transform.k === view.transform.k && sourceEvent?.type?.endsWith("move"))
+          for (const chart of this.charts) chart.scrollRows(this.lastY - transform.y);
         this.lastY = transform.y;
         view.transform = transform;
         view.changed();
@@ -83,24 +63,28 @@ class Page {
     this.area = d3.select(stage).call(this.zoom).on("dblclick.zoom", null);
     stage.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
     for (const chart of this.charts) {
-      chart.canvas.addEventListener("pointermove", (event) => this.onPoint(chart, event));
+      const at = (event) => {
+        const box = chart.canvas.getBoundingClientRect();
+        return chart.at(event.clientX - box.left, event.clientY - box.top);
+      };
+      chart.canvas.addEventListener("pointermove", (event) => this.point(at(event), event));
       chart.canvas.addEventListener("pointerleave", () => this.point(null));
-      chart.canvas.addEventListener("click", (event) => this.onClick(chart, event));
+      chart.canvas.addEventListener("click", (event) => {
+        const { span = -1 } = at(event) ?? {};
+        if (span < 0) this.select(null);
+        else this.select(chart.run, chart.run.spans.sequence[span], span);
+        chart.canvas.focus({ preventScroll: true });
+      });
       chart.canvas.addEventListener("keydown", (event) => this.onChartKey(chart, event));
     }
     document.addEventListener("keydown", (event) => this.onKey(event));
-    new ResizeObserver(() => this.resize()).observe(this.stage);
+    new ResizeObserver(() => this.resize()).observe(stage);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.changed());
-    this.listenToPrinter();
-  }
-
-  /** Has paper be light, whatever the screen is. */
-  listenToPrinter() {
     const { dataset } = document.documentElement;
     let theme;
     addEventListener("beforeprint", () => {
       theme = dataset.theme;
-      dataset.theme = "light";
+      dataset.theme = "light"; // as paper is
       this.draw();
     });
     addEventListener("afterprint", () => {
@@ -110,32 +94,21 @@ class Page {
     });
   }
 
-  // -- where we are in time ----------------------------------------------------------------------
-
   resize() {
-    const { view, stage } = this;
+    const { view, stage, charts } = this;
     const width = Math.max(200, stage.clientWidth);
-    const share = view.width > GUTTER ? (width - GUTTER) / (view.width - GUTTER) : 1;
     const { k, x } = view.transform;
-    const moved = d3.zoomIdentity
-      .translate(GUTTER - k * GUTTER + (x - GUTTER + k * GUTTER) * share, 0)
-      .scale(k);
+    const share = (width - GUTTER) / (view.width - GUTTER);
+    const moved = GUTTER - k * GUTTER + (x - GUTTER + k * GUTTER) * share;
     view.width = width;
-    const room = this.isPart
-      ? 480
-      : innerHeight - stage.getBoundingClientRect().top - scrollY - 24 - 34 * this.charts.length;
-    for (const chart of this.charts) chart.resize(width, room / this.charts.length);
+    const room = innerHeight - stage.getBoundingClientRect().top - scrollY - 24 - 34 * charts.length;
+    for (const chart of charts) chart.resize(width, (this.isPart ? 480 : room) / charts.length);
+    const most = Math.max(...view.runs.map((run) => run.numSteps)) / LEAST_STEPS;
     this.zoom
-      .extent([
-        [GUTTER, 0],
-        [width, 1],
-      ])
-      .translateExtent([
-        [GUTTER, -Infinity],
-        [width, Infinity],
-      ])
-      .scaleExtent([1, Math.max(1, Math.max(...view.runs.map((run) => run.numSteps)) / LEAST_STEPS)]);
-    this.zoom.transform(this.area, moved);
+      .extent([[GUTTER, 0], [width, 1]]) // prettier-ignore
+      .translateExtent([[GUTTER, -Infinity], [width, Infinity]]) // prettier-ignore
+      .scaleExtent([1, Math.max(1, most)]);
+    this.zoom.transform(this.area, d3.zoomIdentity.translate(moved, 0).scale(k));
     view.changed();
   }
 
@@ -151,33 +124,34 @@ class Page {
     return at > GUTTER && at < width ? at : null;
   }
 
-  showAll() {
-    this.zoom.transform(this.area, d3.zoomIdentity);
-  }
-
   /** Shows the steps [start, end) of a run. */
   showSteps(run, start, end) {
     const { view } = this;
-    const most = run.numSteps;
-    const [first, last] = [Math.max(0, start), Math.min(most, Math.max(end, start + 1))];
-    this.showTimes(view.begin(run, first), view.end(run, last));
+    const { base, width } = view;
+    const left = base(view.begin(run, Math.max(0, start)));
+    const right = base(view.end(run, Math.min(run.numSteps, Math.max(end, start + 1))));
+    const k = (width - GUTTER) / Math.max(1e-9, right - left);
+    const scale = Math.min(this.zoom.scaleExtent()[1], Math.max(1, k));
+    const shift = Math.max(width * (1 - scale), (GUTTER + width - scale * (left + right)) / 2);
+    const within = Math.min(GUTTER * (1 - scale), shift);
+    this.zoom.transform(this.area, d3.zoomIdentity.translate(within, 0).scale(scale));
   }
 
-  showTimes(from, to) {
-    const { base, width } = this.view;
-    const [left, right] = [base(from), base(to)];
-    const k = Math.min(
-      this.zoom.scaleExtent()[1],
-      Math.max(1, (width - GUTTER) / Math.max(1e-9, right - left)),
-    );
-    const shift = (GUTTER + width - k * (left + right)) / 2;
-    const within = Math.min(GUTTER * (1 - k), Math.max(width * (1 - k), shift));
-    this.zoom.transform(this.area, d3.zoomIdentity.translate(within, 0).scale(k));
+  /** Chooses a sequence of a run, and a span of it, and tells the story of the one that it came with. */
+  select(run, sequence, span = null) {
+    const { view } = this;
+    view.selected = run && {
+      run,
+      sequence: run.sequences.leader[sequence],
+      span: span ?? run.spansOf(sequence)[0] ?? null,
+    };
+    this.tell(view.selected);
+    view.changed();
   }
 
   /** Chooses a request, and shows the slots it held; the wait before, where it held none. */
   choose(run, sequence) {
-    this.view.select(run, sequence);
+    this.select(run, sequence);
     const leader = this.view.selected.sequence;
     const spans = run.spansOf(leader);
     const start = spans.length ? run.spans.start[spans[0]] : run.sequences.arrived[leader];
@@ -191,8 +165,7 @@ class Page {
   reveal(run, slot) {
     const chart = this.charts.find((one) => one.run === run);
     const y = slot * chart.rowHeight - chart.top;
-    if (y < 0) chart.scrollRows(y);
-    else if (y + chart.rowHeight > chart.rowsHeight) chart.scrollRows(y + chart.rowHeight - chart.rowsHeight);
+    chart.scrollRows(Math.min(y, Math.max(0, y + chart.rowHeight - chart.rowsHeight)));
   }
 
   switchScale() {
@@ -208,12 +181,9 @@ class Page {
 
   switchTheme() {
     const root = document.documentElement;
-    const isDark = getComputedStyle(root).colorScheme.includes("dark");
-    root.dataset.theme = isDark ? "light" : "dark";
+    root.dataset.theme = getComputedStyle(root).colorScheme.includes("dark") ? "light" : "dark";
     this.view.changed();
   }
-
-  // -- what people do ----------------------------------------------------------------------------
 
   onWheel(event) {
     const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
@@ -226,78 +196,66 @@ class Page {
     this.view.changed();
   }
 
-  onPoint(chart, event) {
-    const box = chart.canvas.getBoundingClientRect();
-    this.point(chart.at(event.clientX - box.left, event.clientY - box.top), event);
-  }
-
   point(pointed, event) {
+    const { tip } = this;
     this.view.pointed = pointed;
-    this.tip.hidden = !pointed;
+    tip.hidden = !pointed;
     if (pointed) {
-      this.tip.replaceChildren(...pointedText(pointed, this.view).map((line) => element("div", {}, line)));
-      const left = Math.min(event.clientX + 14, innerWidth - this.tip.offsetWidth - 8);
+      tip.replaceChildren(...pointedText(pointed).map((line) => element("div", {}, line)));
       const below = event.clientY + 18;
-      const isLow = below + this.tip.offsetHeight > innerHeight;
-      this.tip.style.left = `${Math.max(4, left)}px`;
-      this.tip.style.top = `${isLow ? event.clientY - this.tip.offsetHeight - 10 : below}px`;
+      const isLow = below + tip.offsetHeight > innerHeight;
+      tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8))}px`;
+      tip.style.top = `${isLow ? event.clientY - tip.offsetHeight - 10 : below}px`;
     }
     this.view.changed();
   }
 
-  onClick(chart, event) {
-    const box = chart.canvas.getBoundingClientRect();
-    const pointed = chart.at(event.clientX - box.left, event.clientY - box.top);
-    if (pointed && pointed.span >= 0)
-      this.view.select(chart.run, chart.run.spans.sequence[pointed.span], pointed.span);
-    else this.view.select(null);
-    chart.canvas.focus({ preventScroll: true });
-  }
-
   onChartKey(chart, event) {
     const { run } = chart;
+    const { zoom, area, view } = this;
     const page = chart.rowsHeight * 0.8;
-    const move = (this.view.width - GUTTER) / 5 / this.view.transform.k;
+    const move = (view.width - GUTTER) / 5 / view.transform.k;
     const actions = {
-      ArrowLeft: () => (event.shiftKey ? this.step(run, -1, 0) : this.zoom.translateBy(this.area, move, 0)),
-      ArrowRight: () => (event.shiftKey ? this.step(run, 1, 0) : this.zoom.translateBy(this.area, -move, 0)),
+      ArrowLeft: () => (event.shiftKey ? this.step(run, -1, 0) : zoom.translateBy(area, move, 0)),
+      ArrowRight: () => (event.shiftKey ? this.step(run, 1, 0) : zoom.translateBy(area, -move, 0)),
       ArrowUp: () => this.step(run, 0, -1),
       ArrowDown: () => this.step(run, 0, 1),
-      Home: () => this.zoom.translateTo(this.area, GUTTER, 0, [GUTTER, 0]),
-      End: () => this.zoom.translateTo(this.area, this.view.width, 0, [this.view.width, 0]),
+      Home: () => zoom.translateTo(area, GUTTER, 0, [GUTTER, 0]),
+      End: () => zoom.translateTo(area, view.width, 0, [view.width, 0]),
       PageUp: () => chart.scrollRows(-page),
       PageDown: () => chart.scrollRows(page),
       "+": () => this.zoomBy(2),
       "=": () => this.zoomBy(2),
       "-": () => this.zoomBy(1 / 2),
-      0: () => this.showAll(),
+      0: () => zoom.transform(area, d3.zoomIdentity),
       "[": () => this.scaleRows(1 / 1.5),
       "]": () => this.scaleRows(1.5),
       Enter: () => this.panel.focus(),
     };
-    if (!actions[event.key] || event.ctrlKey || event.metaKey) return;
-    actions[event.key]();
-    event.preventDefault();
-    this.view.changed();
+    this.act(actions[event.key], event);
   }
 
   onKey(event) {
-    const isTyping = event.target.matches?.("input, select, textarea") || this.controls.help.open;
-    if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches?.("input, select, textarea") || this.controls.help.open || event.altKey) return;
+    const { controls } = this;
     const actions = {
-      "/": () => this.controls.find.focus(),
-      f: () => this.controls.find.focus(),
-      n: () => this.controls.goTo(this.controls.hit + 1),
-      p: () => this.controls.goTo(this.controls.hit - 1),
+      "/": () => controls.find.focus(),
+      f: () => controls.find.focus(),
+      n: () => controls.goTo(controls.hit + 1),
+      p: () => controls.goTo(controls.hit - 1),
       s: () => this.switchScale(),
       t: () => this.switchTheme(),
-      "?": () => this.controls.help.showModal(),
-      Escape: () => this.view.select(null),
+      "?": () => controls.help.showModal(),
+      Escape: () => this.select(null),
     };
-    const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-    if (!action) return;
+    this.act(actions[event.key.length === 1 ? event.key.toLowerCase() : event.key], event);
+  }
+
+  act(action, event) {
+    if (!action || event.ctrlKey || event.metaKey) return;
     action();
     event.preventDefault();
+    this.view.changed();
   }
 
   scaleRows(factor) {
@@ -310,80 +268,52 @@ class Page {
     const { view } = this;
     const { spans } = run;
     const chosen = view.selected?.run === run ? view.selected.span : null;
-    let span = chosen;
-    if (chosen === null) span = firstSeen(run, Math.floor(view.position(run, view.x.invert(GUTTER))));
-    else if (inTime) {
+    let span;
+    if (chosen === null) {
+      const first = Math.floor(view.position(run, view.x.invert(GUTTER)));
+      span = run.bySlot[run.ends.findIndex((end) => end > first)];
+    } else if (inTime) {
       const at = run.placeAt(spans.slot[chosen], spans.start[chosen]) + inTime;
-      const isOfSlot = at >= run.slotStart[spans.slot[chosen]] && at < run.slotStart[spans.slot[chosen] + 1];
-      span = isOfSlot ? run.bySlot[at] : chosen;
+      if (spans.slot[run.bySlot[at]] === spans.slot[chosen]) span = run.bySlot[at];
     } else {
-      for (let slot = spans.slot[chosen] + inSlots; slot >= 0 && slot < run.numSlots; slot += inSlots) {
-        const at = run.placeAt(slot, spans.start[chosen]);
-        if (at < 0) continue;
-        span = run.bySlot[at];
-        break;
-      }
+      let slot = spans.slot[chosen] + inSlots;
+      while (slot >= 0 && slot < run.numSlots && run.placeAt(slot, spans.start[chosen]) < 0) slot += inSlots;
+      if (slot >= 0 && slot < run.numSlots) span = run.bySlot[run.placeAt(slot, spans.start[chosen])];
     }
-    if (span === null || span === undefined || span < 0) return;
-    view.select(run, spans.sequence[span], span);
+    if (span === undefined) return;
+    this.select(run, spans.sequence[span], span);
     if (this.focus() === null)
       this.zoom.translateTo(this.area, view.base(view.begin(run, spans.start[span])), 0);
     this.reveal(run, spans.slot[span]);
-    this.controls.say(
-      pointedText({ run, step: spans.start[span], slot: spans.slot[span], span }, view).join(", "),
-    );
+    const pointed = { run, step: spans.start[span], slot: spans.slot[span], span };
+    this.controls.say(pointedText(pointed).join(", "));
   }
-
-  // -- what is shown -----------------------------------------------------------------------------
 
   tell(selected) {
     const goTo = (run) => (start, end) => this.showSteps(run, start - 2, end + 2);
     const told = [];
     const { diff } = this.facts;
-    const runs = diff ? this.view.runs : [selected?.run];
-    for (const run of selected ? runs : []) {
-      const sequence = run === selected.run ? selected.sequence : this.twin(run, selected);
-      if (diff) told.push(element("h2", {}, `In ${"AB"[this.view.runs.indexOf(run)]}`));
-      told.push(
-        sequence === null
-          ? element("p", {}, "There is no such request.")
-          : storyOfRequest(this, run, sequence, goTo(run)),
-      );
+    const { runs } = this.view;
+    for (const run of selected ? (diff ? runs : [selected.run]) : []) {
+      const label = selected.run.sequences.label[selected.sequence];
+      const sequence = run === selected.run ? selected.sequence : run.sequences.label.indexOf(label);
+      if (diff) told.push(element("h2", {}, `In ${"AB"[runs.indexOf(run)]}`));
+      if (sequence < 0) told.push(element("p", {}, "There is no such request."));
+      else told.push(storyOfRequest(run, sequence, goTo(run)));
     }
-    if (diff)
-      told.push(differences(diff, goTo(this.view.runs[0]), (id, index) => this.chooseNamed(id, index)));
-    if (!told.length)
-      told.push(
-        element(
-          "p",
-          { class: "hint" },
-          "Click on a request, or choose one with Shift and the arrow keys: its story stands here. ",
-          "Press ? for all keys.",
-        ),
-      );
+    const chooseNamed = (label) => {
+      const run = runs.find(({ sequences }) => sequences.label.includes(label));
+      if (run) this.choose(run, run.sequences.label.indexOf(label));
+    };
+    if (diff) told.push(differences(diff, goTo(runs[0]), chooseNamed));
+    const hint = "Click on a request, or choose one with Shift and the arrow keys. Press ? for all keys.";
+    if (!told.length) told.push(element("p", { class: "hint" }, hint));
     this.panel.replaceChildren(...told);
     this.panel.scrollTop = 0;
   }
 
-  /** Returns the sequence of another run that has the name of the chosen one; null for none. */
-  twin(run, { run: chosenRun, sequence }) {
-    const { id, index } = chosenRun.sequences;
-    return run.named(id.at(sequence), index[sequence])[0] ?? null;
-  }
-
-  chooseNamed(id, index) {
-    for (const run of this.view.runs) {
-      const [found] = run.named(id, index);
-      if (found !== undefined) return this.choose(run, found);
-    }
-  }
-
   draw() {
-    this.drawAxis();
     for (const chart of this.charts) chart.draw();
-  }
-
-  drawAxis() {
     const { axis, view } = this;
     const ratio = devicePixelRatio || 1;
     const height = 24;
@@ -391,12 +321,11 @@ class Page {
     axis.height = height * ratio;
     axis.style.height = `${height}px`;
     const context = axis.getContext("2d");
-    const colors = colorsOfPage();
     const { x } = view;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.fillStyle = context.strokeStyle = colors.text;
+    context.fillStyle = context.strokeStyle = colorsOfPage().text;
     context.font = "11px system-ui, sans-serif";
-    const format = view.isTimed ? x.tickFormat(view.width / 110) : (step) => counted(step);
+    const format = view.isTimed ? x.tickFormat(view.width / 110) : counted;
     for (const tick of x.ticks(view.width / 110)) {
       if (!view.isTimed && tick % 1) continue;
       const at = x(tick);
@@ -409,41 +338,16 @@ class Page {
   }
 }
 
-/** Returns the first span from `step` on, of the lowest slot that has one; undefined for none. */
-function firstSeen(run, step) {
-  for (let slot = 0; slot < run.numSlots; slot++) {
-    const at = firstAbove(run.ends, step, run.slotStart[slot], run.slotStart[slot + 1]);
-    if (at < run.slotStart[slot + 1]) return run.bySlot[at];
-  }
-}
-
-/** Returns in short what run it is. */
-function headline(run) {
-  const { batch, policy, model } = run.settings;
-  const { num_requests: requests, num_outputs: outputs } = run.facts;
-  return [
-    plural(requests, "request"),
-    ...(outputs === requests ? [] : [plural(outputs, "output")]),
-    plural(run.numSteps, "step"),
-    plural(batch, "slot"),
-    ...run.facts.restarts.map(({ step, reason }) => `worker replaced before step ${counted(step)} (${reason})`),
-    visible(policy, 40),
-    visible(model, 60),
-  ].join(", ");
-}
-
 async function begin() {
   const place = document.getElementById("page");
   place.replaceChildren(element("p", {}, "Reading the run …"));
   try {
-    const facts = JSON.parse(utf8(bytesOf(document.getElementById("facts").textContent.trim())));
-    const texts = [...document.querySelectorAll("script.run")].map((script) =>
-      script.textContent.trimStart(),
-    );
+    const facts = new TextDecoder().decode(bytesOf(document.getElementById("facts").textContent));
     const runs = [];
-    for (const text of texts) runs.push(new Run(await unpack(text)));
+    for (const script of document.querySelectorAll("script.run"))
+      runs.push(new Run(await unpack(script.textContent)));
     place.replaceChildren();
-    globalThis.page = new Page(place, runs, facts);
+    globalThis.page = new Page(place, runs, JSON.parse(facts));
     place.dataset.ready = "yes";
   } catch (error) {
     place.replaceChildren(element("p", { role: "alert" }, `This page cannot be shown: ${error.message}`));

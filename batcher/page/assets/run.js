@@ -1,65 +1,62 @@
 "use strict";
-// A run as a page sees it: who held which slot when, what the steps were, and who is found by name.
-// Its tables are those of batcher/page/tables.py.
+// A run as a page sees it: what held which slot when, what the steps were, and each story.
+// Its tables are those of batcher/page/page.py.
 
-// Flags of a span; 1, that it has no result since other samples are better, is not shown.
-const RESUMED = 2;
-const HAS_FIRST_TOKEN = 4;
-const HAS_SHARE = 8;
-const IN_SLOT = 1; // flag of a sequence
+/** Returns the tables of a run, {name: {column: [...]}}, and its facts, from packed lines of JSON. */
+async function unpack(base64) {
+  const packed = new Blob(base64.trim().split("\n").map(bytesOf)).stream();
+  const lines = await new Response(packed.pipeThrough(new DecompressionStream("gzip"))).text();
+  const found = {};
+  for (const line of lines.trimEnd().split("\n")) {
+    const [name, content] = JSON.parse(line);
+    if (name === "run") {
+      found.facts = content;
+      continue;
+    }
+    const table = (found[name] ??= {});
+    for (const [column, values] of Object.entries(content)) {
+      const all = (table[column.replace("+", "")] ??= []);
+      let last = all.at(-1) ?? 0; // a column with a + has the differences from row to row
+      for (const value of values) all.push(column[0] === "+" ? (last += value) : value);
+    }
+  }
+  return found;
+}
+
+const bytesOf = (base64) => Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
 
 class Run {
-  constructor({ run: facts, ...tables }) {
+  constructor({ facts, spans, sequences, waits, rejects, times, ...series }) {
     this.facts = facts;
     this.name = facts.name;
-    this.settings = facts.run;
     this.numSteps = facts.num_steps;
-    this.numSlots = facts.run.batch;
+    this.numSlots = facts.num_slots;
     this.firstSlot = facts.first_slot; // the number of the first: other workers have those before it
-    const none = { rows: 0 };
-    this.spans = tables.spans ?? {
-      ...none,
-      start: [],
-      steps: [],
-      slot: [],
-      sequence: [],
-      outcome: [],
-      prefill: [],
-    };
-    this.sequences = tables.sequences ?? none;
-    this.blocked = tables.blocked ?? { ...none, start: [], end: [] };
-    this.rejects = tables.rejects ?? none;
+    this.spans = spans ?? { start: [], steps: [], slot: [], sequence: [] };
+    this.sequences = sequences ?? { id: [], label: [] };
+    this.waits = waits ?? { start: [], end: [] };
+    this.rejects = rejects ?? { id: [] };
     this.series = {};
-    for (const name of ["slots", "waiting", "tokens", "blocks", "standstill"])
-      if (tables[name]) this.series[name] = new Series(tables[name], this.numSteps);
-    this.times = new Times(tables.ends?.time ?? [], tables.starts ?? { step: [], time: [] });
-    this.sortBySlot();
+    for (const name of Object.keys(series)) this.series[name] = new Series(series[name], this.numSteps);
+    this.times = times && new Times(times); // none where the trace tells none
+    this.sort();
   }
 
-  get hasTimes() {
-    return this.facts.has_times;
-  }
-
-  /** Puts spans by their slots: `bySlot` from `slotStart[slot]` on, and their steps beside them. */
-  sortBySlot() {
-    const { rows, slot, start, steps } = this.spans;
-    const slotStart = (this.slotStart = new Uint32Array(this.numSlots + 1));
-    for (let i = 0; i < rows; i++) slotStart[slot[i] + 1]++;
-    for (let i = 0; i < this.numSlots; i++) slotStart[i + 1] += slotStart[i];
-    const next = slotStart.slice();
-    this.bySlot = new Uint32Array(rows);
-    this.starts = new Uint32Array(rows);
-    this.ends = new Uint32Array(rows);
-    for (let i = 0; i < rows; i++) {
-      const at = next[slot[i]]++;
-      this.bySlot[at] = i;
-      this.starts[at] = start[i];
-      this.ends[at] = start[i] + steps[i];
-    }
+  /** Puts spans by their slots, and by their sequences: their numbers, and where those of each begin. */
+  sort() {
+    const { slot, start, steps, sequence } = this.spans;
+    [this.bySlot, this.slotStart] = grouped(slot, this.numSlots);
+    [this.bySequence, this.sequenceStart] = grouped(sequence, this.sequences.id.length);
+    this.starts = this.bySlot.map((span) => start[span]);
+    this.ends = this.bySlot.map((span) => start[span] + steps[span]);
   }
 
   end(span) {
     return this.spans.start[span] + this.spans.steps[span];
+  }
+
+  spansOf(sequence) {
+    return this.bySequence.subarray(this.sequenceStart[sequence], this.sequenceStart[sequence + 1]);
   }
 
   /** Returns where in `bySlot` the last span of a slot is that begins up to `step`; -1 for none. */
@@ -75,167 +72,109 @@ class Run {
     return at >= 0 && this.ends[at] > step ? this.bySlot[at] : -1;
   }
 
-  /** Returns the labels of those who hold slots in `step`, by slot. */
-  holders(step) {
-    const labels = [];
-    for (let slot = 0; slot < this.numSlots; slot++) {
-      const span = this.spanAt(slot, step);
-      if (span >= 0) labels.push(this.label(this.spans.sequence[span]));
+  /** Returns the steps [start, end) in which a sequence waited, stretch by stretch, with the reason. */
+  waitsOf(sequence) {
+    const found = [];
+    let from = this.sequences.arrived[sequence];
+    for (const span of [...this.spansOf(sequence), null]) {
+      const until = span === null ? this.sequences.end[sequence] : this.spans.start[span];
+      for (let i = firstAbove(this.waits.end, from); from < until && this.waits.start[i] < until; i++) {
+        const [start, end] = [Math.max(from, this.waits.start[i]), Math.min(until, this.waits.end[i])];
+        found.push({ start, end, why: this.waits.why[i] });
+      }
+      from = span === null ? until : this.end(span);
     }
-    return labels;
+    return found;
   }
 
-  roleOf(sequence) {
-    return this.facts.roles[this.sequences.role[sequence]];
-  }
-
-  label(sequence) {
-    return labelOf(this.sequences.id.at(sequence), this.sequences.index[sequence], this.roleOf(sequence));
-  }
-
-  /** Whether it came along with another one: a beam but the first, or a negative prompt. */
-  isFollower(sequence) {
-    const role = this.roleOf(sequence);
-    return role === "negative" || (role === "beam" && this.sequences.index[sequence] > 0);
-  }
-
-  /** Returns the spans of each sequence, ascending: where they begin in `spans`, and all of them. */
-  get spansOf() {
-    const { rows, sequence } = this.spans;
-    const starts = new Uint32Array(this.sequences.rows + 1);
-    const spans = new Uint32Array(rows);
-    for (let i = 0; i < rows; i++) starts[sequence[i] + 1]++;
-    for (let i = 0; i < this.sequences.rows; i++) starts[i + 1] += starts[i];
-    const next = starts.slice();
-    for (let i = 0; i < rows; i++) spans[next[sequence[i]]++] = i;
-    const of = (number) => spans.subarray(starts[number], starts[number + 1]);
-    Object.defineProperty(this, "spansOf", { value: of });
-    return of;
-  }
-
-  /** Returns the sequences of exactly this id, as they became known. */
-  withId(id) {
-    const ids = this.sequences.id;
-    if (!ids) return [];
-    return id ? [...ids.search(id)].filter((number) => ids.at(number) === id) : [];
-  }
-
-  /** Returns those of them that are sample `index`, and came along with no other. */
-  named(id, index) {
-    return this.withId(id).filter(
-      (number) => this.sequences.index[number] === index && !this.isFollower(number),
-    );
-  }
-
-  /** Returns the sequence whose story tells of `sequence`: that which it came along with. */
-  leaderOf(sequence) {
-    if (!this.isFollower(sequence)) return sequence;
-    const isBeam = this.roleOf(sequence) === "beam";
-    const { id, index } = this.sequences;
-    const wanted = isBeam ? 0 : index[sequence];
-    const before = this.named(id.at(sequence), wanted).filter((number) => number < sequence);
-    return before.at(-1) ?? sequence;
+  /** Yields the sequences that wait on their own account and have `text` in their ids. */
+  *search(text) {
+    for (const [number, id] of this.sequences.id.entries())
+      if (id.includes(text) && this.sequences.leader[number] === number) yield number;
   }
 }
 
-/** Returns what a row has that few rows have. */
-function moreOf(table, row) {
-  const text = table.more.at(row);
-  return text ? JSON.parse(text) : {};
-}
-
-/** Returns `record` without what is as `defaults` say, not there or an empty list. */
-function withoutDefaults(record, defaults = {}) {
-  const says = ([name, value]) =>
-    value !== undefined && value !== defaults[name] && !(Array.isArray(value) && !value.length);
-  return Object.fromEntries(Object.entries(record).filter(says));
-}
-
-/** Returns what a sequence is called: a, a#1, and a~ for a negative prompt. */
-function labelOf(id, index, role) {
-  return (index ? `${id}#${index}` : id) + (role === "negative" ? "~" : "");
+/** Returns the indices of `keys` in the order of the keys, and where those of each begin. */
+function grouped(keys, number) {
+  const starts = new Uint32Array(number + 1);
+  for (const key of keys) starts[key + 1]++;
+  for (let key = 0; key < number; key++) starts[key + 1] += starts[key];
+  const next = starts.slice();
+  const indices = new Uint32Array(keys.length);
+  for (let i = 0; i < keys.length; i++) indices[next[keys[i]]++] = i;
+  return [indices, starts];
 }
 
 /** A number for each step, as steps from which on it is another one: [`step`, `value`]. */
 class Series {
-  constructor({ rows, step, value }, numSteps) {
-    this.rows = rows;
+  constructor({ step, value }, numSteps) {
     this.step = step;
     this.value = value;
-    this.sums = new Float64Array(rows + 1);
+    this.sums = new Float64Array(step.length + 1);
+    for (let i = 0; i < step.length; i++)
+      this.sums[i + 1] = this.sums[i] + ((step[i + 1] ?? numSteps) - step[i]) * value[i];
     this.largest = [value]; // of 32 of the array before
-    for (let i = 0; i < rows; i++) {
-      const end = i + 1 < rows ? step[i + 1] : numSteps;
-      this.sums[i + 1] = this.sums[i] + (end - step[i]) * value[i];
-    }
     while (this.largest.at(-1).length > 32) {
       const below = this.largest.at(-1);
       const above = new Float64Array(Math.ceil(below.length / 32));
-      for (let i = 0; i < below.length; i++) if (below[i] > above[i >> 5]) above[i >> 5] = below[i];
+      for (let i = 0; i < below.length; i++) above[i >> 5] = Math.max(above[i >> 5], below[i]);
       this.largest.push(above);
     }
+    this.most = Math.max(...this.largest.at(-1));
   }
 
   at(step) {
-    const i = lastUpTo(this.step, step);
-    return i < 0 ? 0 : this.value[i];
+    return this.value[firstAbove(this.step, step) - 1] ?? 0;
   }
 
   /** Returns the sum of the steps before `position`, which may be within one. */
   sumTo(position) {
-    const i = lastUpTo(this.step, position);
+    const i = firstAbove(this.step, position) - 1;
     return i < 0 ? 0 : this.sums[i] + (position - this.step[i]) * this.value[i];
   }
 
   /** Returns the largest number in the steps from `start` to before `end`. */
   largestIn(start, end) {
-    let low = Math.max(0, lastUpTo(this.step, start));
+    let low = Math.max(0, firstAbove(this.step, start) - 1);
     let high = Math.max(low + 1, firstAbove(this.step, end - 1e-9));
     let most = 0;
     for (const numbers of this.largest) {
       while (low < high && (low & 31 || high - low < 32)) most = Math.max(most, numbers[low++]);
       while (low < high && high & 31) most = Math.max(most, numbers[--high]);
+      if (low >= high) break;
       low >>= 5;
       high >>= 5;
-      if (low >= high) break;
     }
     return most;
   }
-
-  get most() {
-    return this.largest.at(-1).reduce((most, number) => Math.max(most, number), 0);
-  }
 }
 
-/** When steps began and ended, in seconds: as StepFigures of batcher/trace/recording.py says. */
+/** When steps begin and end, in seconds: at some steps as told, and evenly in between. */
 class Times {
-  constructor(ends, starts) {
-    this.ends = ends;
-    this.knownSteps = starts.step;
-    this.knownStarts = starts.time;
-  }
-
-  get usualDuration() {
-    const last = this.ends.length - 1;
-    return last >= 0 ? this.ends[last] - this.startOf(last) : 1;
+  constructor({ step, before, start }) {
+    this.step = step;
+    this.before = before; // the end of the step before
+    this.start = start; // null where that is the same
   }
 
   startOf(step) {
-    const number = lastUpTo(this.knownSteps, step);
-    let knownStep = number >= 0 ? this.knownSteps[number] : 0;
-    let knownStart = number >= 0 ? this.knownStarts[number] : 0;
-    if (knownStep === step || !step) return knownStart;
-    if (step <= this.ends.length) return this.ends[step - 1];
-    if (knownStep < this.ends.length) {
-      knownStep = this.ends.length;
-      knownStart = this.ends[knownStep - 1];
-    }
-    const likely = knownStart + (step - knownStep) * this.usualDuration;
-    return number + 1 < this.knownStarts.length ? Math.min(likely, this.knownStarts[number + 1]) : likely;
+    const i = firstAbove(this.step, step) - 1;
+    return this.step[i] === step ? (this.start[i] ?? this.before[i]) : this.endOf(step - 1);
   }
 
   endOf(step) {
-    if (step < this.ends.length) return this.ends[step];
-    return Math.min(this.startOf(step) + this.usualDuration, this.startOf(step + 1));
+    const i = firstAbove(this.step, step);
+    const [first, start] = [this.step[i - 1], this.start[i - 1] ?? this.before[i - 1]];
+    return start + ((step + 1 - first) / (this.step[i] - first)) * (this.before[i] - start);
   }
+}
+
+/** Returns the index of the first of `ascending` that is above `value`, between `low` and `high`. */
+function firstAbove(ascending, value, low = 0, high = ascending.length) {
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (ascending[middle] > value) high = middle;
+    else low = middle + 1;
+  }
+  return low;
 }
