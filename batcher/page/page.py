@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.events import Event, FinishEvent, RejectEvent
 from batcher.explaining.story import Story, StoryPart, outline, story_of, waits_of
@@ -332,11 +333,14 @@ _WAITS = ("+start", "+end", "why")
 
 
 def _wait_rows(timeline: PageTimeline, words: StoryWords) -> Iterator[tuple[Any, ...]]:
-    """Yield what those that wait wait for, stretch by stretch."""
-    anyone = story_of(timeline, RequestTimeline("", 0, "sample"), [])
+    """Yield what those that wait wait for, stretch by stretch.
+
+    A stretch is as long as the reason is the same, so it does not say what held the slots.
+    """
+    anyone = story_of(timeline, RequestTimeline("", 0, "sample", worker=timeline.worker), [])
     for part in waits_of(timeline):
-        why = words.wait(part, anyone).removeprefix(f"behind {part.behind} ")
-        yield part.start, part.end, why
+        why = words.wait(replace(part, by=()), anyone)
+        yield part.start, part.end, why.removeprefix(f"behind {part.behind} ")
 
 
 def _changes(series: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -351,19 +351,22 @@ def why_waiting(part: StoryPart, story: Story) -> str:
     if part.cause == "slots":
         wanted = "a slot" if story.num_rows == 1 else f"{story.num_rows} slots at once"
         verb = "was" if len(part.by) == 1 else "were"
-        return f"for {wanted}: {len(part.by)} of {story.batch} {verb} taken, by {names(part.by)}"
+        taken = f": {len(part.by)} of {story.batch} {verb} taken, by {names(part.by)}"
+        return f"for {wanted}{taken if part.by else ''}"
     if part.cause == "queue":
         if story.worker is not None:  # whose queue holds what it will be handed, too
             return "in the queue: its worker had not been handed it, or slots were too few"
         return "in the queue: one before it needed more slots than were free"
     whose = "it" if part.behind is None else part.behind
+    batch = f": {names(part.by)} held it up" if part.by else ""
+    flight = f": {len(part.by)} in flight were enough" if part.by else ""
     reason = {
         "kv": f"for KV blocks: {whose} needed {_blocks(part, story)}",
         "tokens": f"for tokens of the step: none were left for {whose}",
         "preemption": "because the step preempted: it admits nobody",
-        "batch": f"for the batch to end: {names(part.by)} held it up",
+        "batch": f"for the batch to end{batch}",
         "rate": f"for its turn at the rate: it was too soon for {whose}",
-        "concurrency": f"for the server to have less to do: {len(part.by)} in flight were enough",
+        "concurrency": f"for the server to have less to do{flight}",
     }[part.cause]
     return reason if part.behind is None else f"behind {part.behind} {reason}"
 
