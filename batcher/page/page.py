@@ -29,7 +29,7 @@ from batcher.events import Event, FinishEvent, RejectEvent
 from batcher.explaining.story import Story, StoryPart, outline, story_of, waits_of
 from batcher.page import START
 from batcher.result import FinishReason
-from batcher.trace.run import RequestTimeline, first_index, is_follower
+from batcher.trace.run import RequestTimeline, is_follower
 from batcher.trace.timeline import SortedRecords, Timeline
 
 SCRIPTS = ("d3.min.js", "run.js", "view.js", "chart.js", "panel.js", "controls.js", "page.js")
@@ -70,7 +70,7 @@ class PageTimeline(Timeline):
             self.rejects.add((len(self.rejects),), event)
         if found is None:
             return None
-        group = found.id, first_index(found.index, found.role)
+        group = found.id, 0 if found.role == "beam" else found.index
         if found.first_event is event:
             number = leader = self._num_known
             self._num_known += 1
