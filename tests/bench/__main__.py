@@ -28,15 +28,12 @@ from drafts import drafts
 from fleets import fleets
 from models import models
 from paging import paging
-from pictures import pictures
-from quality import quality
 from report import Row
 from sampling import sampling
 from serving import serving
 from simulation import simulation
 from soak import soak
 from speculation import speculation
-from stops import stops
 from workers import workers
 
 from batcher import Engine, Request, SimulatedModel
@@ -265,13 +262,10 @@ BENCHMARKS = {
         scaling,
         million,
         startup,
-        pictures,
-        stops,
         sampling,
         models,
         drafts,
         speculation,
-        quality,
         constraints,
         simulation,
         fleets,
