@@ -10,25 +10,20 @@ import json
 import re
 import threading
 from bisect import bisect_left
-from collections.abc import Callable
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from batcher.errors import GrammarError, Path
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from batcher.errors import GrammarError, Path
 from batcher.request import ConstraintField, Request
 from batcher.requests.validation import constraint_fields_of
 
-# What an output has to be, as a request states it: a kind of constraint and its text.
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 
 class ConstraintSource(Struct, frozen=True, cache_hash=True):
@@ -162,18 +157,30 @@ def gbnf_to_lark(text: str) -> str:
         GbnfError: `text` is not GBNF, or needs what is not supported.
     """
     rules = _Parser(text).rules()
-    for parts in rules.values():
+    uses: dict[str, list[str]] = {name: [] for name in rules}
+    for name, parts in rules.items():
         for part in parts:
-            if isinstance(part, _Reference) and part.name not in rules:
-                raise GbnfError(text, part.offset, f"no rule is called '{part.name}'")
+            if isinstance(part, _Reference):
+                if part.name not in rules:
+                    raise GbnfError(text, part.offset, f"no rule is called '{part.name}'")
+                uses[name].append(part.name)
     if "root" not in rules:
         raise GbnfError(text, len(text), "no rule is called 'root'")
-    used = _reachable(rules, "root")
-    if "root" not in _finite(rules, used):
+    used = {"root": None}  # the rules that root leads to, in order
+    queue = ["root"]
+    for name in queue:  # which grows
+        new = [other for other in dict.fromkeys(uses[name]) if other not in used]
+        queue += new
+        used.update(dict.fromkeys(new))
+    if "root" not in _finite(rules, uses, queue):
         raise GbnfError(
             text, 0, "no text keeps this grammar: its rules lead to one another forever"
         )
-    prefix = "rule_" if _is_recursive(rules, used) else "TERMINAL_"  # case tells rules from lexemes
+    prefix = "TERMINAL_"  # case tells rules from lexemes
+    try:
+        TopologicalSorter({name: uses[name] for name in used}).prepare()
+    except CycleError:
+        prefix = "rule_"
     names = {name: f"{prefix}{number}" for number, name in enumerate(used)}
     lines = [f"start: {names['root']}"]
     for name in used:
@@ -182,35 +189,11 @@ def gbnf_to_lark(text: str) -> str:
     return "\n".join(lines)
 
 
-def _used_by(parts: _Parts) -> list[str]:
-    """Return the names of the rules that `parts` use."""
-    return [part.name for part in parts if isinstance(part, _Reference)]
-
-
-def _reachable(rules: dict[str, _Parts], first: str) -> list[str]:
-    """Return the names of `first` and of the rules it leads to."""
-    found, known = [first], {first}
-    for name in found:  # which grows
-        new = [used for used in dict.fromkeys(_used_by(rules[name])) if used not in known]
-        found += new
-        known.update(new)
-    return found
-
-
-def _is_recursive(rules: dict[str, _Parts], names: list[str]) -> bool:
-    """Return whether any of the rules called `names` leads back to itself."""
-    try:
-        TopologicalSorter({name: _used_by(rules[name]) for name in names}).prepare()
-    except CycleError:
-        return True
-    return False
-
-
-def _finite(rules: dict[str, _Parts], names: list[str]) -> set[str]:
+def _finite(rules: dict[str, _Parts], uses: dict[str, list[str]], names: list[str]) -> set[str]:
     """Return which of the rules called `names` are kept by some text that ends."""
     users: dict[str, list[str]] = {name: [] for name in names}
     for name in names:
-        for used in _used_by(rules[name]):
+        for used in uses[name]:
             users[used].append(name)
     finite: set[str] = set()
     waiting = OrderedDict.fromkeys(reversed(names))  # what others use tends to come first
@@ -299,11 +282,22 @@ class _Parser:
     def _item(self) -> _Parts:
         """Read one literal, class, group, rule or `.`; return nothing if none is next."""
         if self._take('"'):
-            return self._literal()
+            characters: _Parts = []
+            while not self._take('"'):
+                characters.append(json.dumps(self._character("a '\"' to close the text")))
+            return characters or ['""']
         if self._take("["):
             return [self._character_class()]
         if self._take("("):
-            return self._group()
+            self._nesting += 1
+            if self._nesting > _MAX_NESTING:
+                raise self._error(f"groups nested more than {_MAX_NESTING} deep")
+            self._skip(_BLANK_LINES)
+            parts = self._alternatives(_BLANK_LINES)
+            if not self._take(")"):
+                raise self._error("expected ')'")
+            self._nesting -= 1
+            return ["(", *parts, ")"]
         if self._take("."):
             return ["/(?s:.)/"]
         if self._text.startswith(("<", "!<"), self._at):
@@ -312,23 +306,6 @@ class _Parser:
             offset = self._at
             return [_Reference(self._name(), offset)]
         return []
-
-    def _group(self) -> _Parts:
-        self._nesting += 1
-        if self._nesting > _MAX_NESTING:
-            raise self._error(f"groups nested more than {_MAX_NESTING} deep")
-        self._skip(_BLANK_LINES)
-        parts = self._alternatives(_BLANK_LINES)
-        if not self._take(")"):
-            raise self._error("expected ')'")
-        self._nesting -= 1
-        return ["(", *parts, ")"]
-
-    def _literal(self) -> _Parts:
-        characters: _Parts = []
-        while not self._take('"'):
-            characters.append(json.dumps(self._character("a '\"' to close the text")))
-        return characters or ['""']
 
     def _character_class(self) -> str:
         """Read `^a-z_]` and return the regex of that class, every character by its number."""
@@ -520,7 +497,21 @@ def _lark_grammar(source: ConstraintSource) -> str:
     """
     match source.kind:
         case "json_schema":
-            grammar = _json_schema_grammar(json.loads(source.text))
+            schema = json.loads(source.text)
+            if schema is False:
+                raise GrammarError(("json_schema",), "the schema false allows no output at all")
+            fields = {} if schema is True else schema
+            given = fields.get("x-guidance", {})
+            if not isinstance(given, dict):
+                message = "x-guidance has to be an object"
+                raise GrammarError(("json_schema", "x-guidance"), message)
+            unknown = next((name for name in given if name not in _WHITESPACE_OPTIONS), None)
+            if unknown is not None:
+                known = ", ".join(sorted(_WHITESPACE_OPTIONS))
+                message = f"x-guidance has no option '{unknown}' here; known: {known}"
+                raise GrammarError(("json_schema", "x-guidance", unknown), message)
+            options = {"lenient": True, "whitespace_flexible": False, **given}
+            grammar = f"start: %json {canonical_json({**fields, 'x-guidance': options})}"
         case "choice":
             # one lexeme, so one automaton: a rule would try each of the texts at each token
             texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source.text)]
@@ -531,8 +522,15 @@ def _lark_grammar(source: ConstraintSource) -> str:
                 raise GrammarError(("regex",), f"{place}: a '\\' with nothing after it")
             grammar = f"start: /{_lark_regex(source.text)}/"
         case "lark":
-            _check_lark(source.text)
             grammar = source.text
+            for match in _LARK_TOKENS.finditer(grammar):  # a constraint is about text alone
+                message = "max_tokens belongs to the request, not to a rule"
+                if match["reference"]:
+                    message = f"{match['reference']}: references to tokens are not supported"
+                elif not match["limit"]:
+                    continue
+                place = place_in(grammar, match.start())
+                raise GrammarError(("lark",), f"{place}: {message}")
         case "gbnf":
             try:
                 grammar = gbnf_to_lark(source.text)
@@ -543,29 +541,6 @@ def _lark_grammar(source: ConstraintSource) -> str:
         message = f"more than {_MAX_DEPTH:,} rules and braces are not supported"
         raise GrammarError((source.kind,), message)
     return grammar + _OPTIONS
-
-
-def _json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 - true and false are schemas
-    """Return the Lark grammar of a JSON schema.
-
-    Raises:
-        GrammarError: it allows nothing, or its `x-guidance` is not one that is known here.
-    """
-    if schema is False:
-        raise GrammarError(("json_schema",), "the schema false allows no output at all")
-    fields = {} if schema is True else schema
-    options = fields.get("x-guidance", {})
-    if not isinstance(options, dict):
-        raise GrammarError(("json_schema", "x-guidance"), "x-guidance has to be an object")
-    for name in options:
-        if name not in _WHITESPACE_OPTIONS:
-            known = ", ".join(sorted(_WHITESPACE_OPTIONS))
-            raise GrammarError(
-                ("json_schema", "x-guidance", name),
-                f"x-guidance has no option '{name}' here; known: {known}",
-            )
-    options = {"lenient": True, "whitespace_flexible": False, **options}
-    return f"start: %json {canonical_json({**fields, 'x-guidance': options})}"
 
 
 def _lark_regex(regex: str) -> str:
@@ -581,22 +556,6 @@ def with_literal_dashes(regex: str) -> str:
     llguidance writes `[+-[0-9]]` there, and takes that for a range up to the inner bracket.
     """
     return _DASH.sub(lambda match: match[1] or r"\-", regex)
-
-
-def _check_lark(grammar: str) -> None:
-    """Make sure that a grammar does not speak of tokens: a constraint is about text alone.
-
-    Raises:
-        GrammarError: it does.
-    """
-    for match in _LARK_TOKENS.finditer(grammar):
-        if match["reference"]:
-            message = f"{match['reference']}: references to tokens are not supported"
-        elif match["limit"]:
-            message = "max_tokens belongs to the request, not to a rule"
-        else:
-            continue
-        raise GrammarError(("lark",), f"{place_in(grammar, match.start())}: {message}")
 
 
 def grammar_error(tokenizer: "LLTokenizer", source: ConstraintSource, said: str) -> GrammarError:
