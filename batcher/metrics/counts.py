@@ -1,6 +1,7 @@
-"""What drafts brought a run: how many were accepted, what they cost, how much faster it was.
+"""What the steps of a run used: blocks, tokens, the prefix cache, positions, slots and drafts.
 
-Rule: what is expected is told beside what was measured, and both of the same steps.
+Rule: only what was computed and held counts, whatever came of it.  docs/metrics.md defines every
+number.
 """
 
 from collections import Counter
@@ -28,16 +29,9 @@ from batcher.speculation.settings import Acceptance, expected_speedup, simple_re
 from batcher.totals import Totals
 from batcher.trace.run import AdmissionRecord, DraftCounts, RequestTimeline, is_follower
 
-# What the steps of a run used of what is limited: blocks, tokens, the prefix cache.
-#
-# Rule: nothing here depends on who was given a token, only on what was computed and held.
-
 
 class KvUse(Struct, frozen=True, kw_only=True):
-    """Blocks that sequences held; means are over the time that steps took.
-
-    total, and shares of it: None if their number is not limited.
-    """
+    """Blocks that sequences held; shares are None without a limit of blocks."""
 
     block_size: int
     total: int | None
@@ -48,10 +42,7 @@ class KvUse(Struct, frozen=True, kw_only=True):
 
 
 class BudgetUse(Struct, frozen=True, kw_only=True):
-    """How many of the tokens that a step may compute were computed.
-
-    mean_share: over the steps.  full_steps: steps that computed as many as they may.
-    """
+    """The part of the token budget of steps that was computed."""
 
     max_batch_tokens: int
     mean_share: float
@@ -59,11 +50,7 @@ class BudgetUse(Struct, frozen=True, kw_only=True):
 
 
 class PrefixHits(Struct, frozen=True, kw_only=True):
-    """How many tokens were found in blocks, of all that samples were admitted with.
-
-    share: found of asked, by those admitted the first time.  again: by those admitted after a
-    preemption.
-    """
+    """Tokens found in blocks, of all that samples were admitted with, first or again."""
 
     asked: int
     found: int
@@ -73,10 +60,7 @@ class PrefixHits(Struct, frozen=True, kw_only=True):
 
 
 class Preemptions(Struct, frozen=True, kw_only=True):
-    """count: how often a sample, or all beams of a request, lost its slot.
-
-    recomputed_tokens: those computed before, which were not found when it was admitted again.
-    """
+    """Preemptions of samples or beams of a request, and the tokens computed again after them."""
 
     count: int
     recomputed_tokens: int
@@ -94,14 +78,7 @@ class BlockedSteps(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Computed(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens that were computed, and positions that other layouts would compute or read beside.
-
-    prefill_tokens: of prompts, and again after preemptions.  decode_tokens: one after another.
-    right_padding: more tokens computed if all rows of a prefill were as long as the longest.
-    left_padding: more positions read if all decoding rows were.  A ragged layout has neither.
-    prefill_share: of what a right-padded prefill computes, the part that is padding.
-    draft_tokens: drafts, whatever became of them.
-    """
+    """Tokens that were computed, and the padding of other layouts beside."""
 
     prefill_tokens: int
     decode_tokens: int
@@ -221,10 +198,6 @@ class CacheUse(Totals):
         return Preemptions(count=self.num_preempted, recomputed_tokens=self.recomputed)
 
 
-# How many positions the steps of a run computed, and how many of them were padding.
-#
-# Rule: what a step had the model compute counts, whatever came of it.
-
 _NEVER = -1
 
 
@@ -289,17 +262,8 @@ class PositionCount:
         return Positions(total=usual + self.begun + self._jumped - pending, padding=0)
 
 
-# Which share of the slots was in use, and what the others were waiting for.
-
-
 class IdleCauses(Struct, frozen=True, omit_defaults=True):
-    """Slot-steps without a sequence, by what would have filled them.
-
-    tail: nothing, no later request needed a slot.  arrivals: the next one had its arrival time
-    still to come.  empty_queue: the next one had not been sent yet.  too_few: the next one waited
-    for more slots at once than were free.  kv, tokens, preemption, batch, rate, concurrency: the
-    next one was blocked, see BlockedEvent.
-    """
+    """Slot-steps without a sequence, by what would have filled them; see BlockedEvent."""
 
     tail: int
     arrivals: int
@@ -425,10 +389,7 @@ NUM_DIGITS = 6
 
 
 class PositionAcceptance(Struct, frozen=True):
-    """What became of the i-th drafts of all steps; share: of the drafted, those accepted.
-
-    Of a tree the i-th are those of its i-th level, which count as one.
-    """
+    """What became of the i-th drafts of all steps, or of the i-th level of trees."""
 
     drafted: int
     accepted: int
@@ -446,12 +407,8 @@ class DraftChanges(Struct, frozen=True):
 class Speedup(Struct, frozen=True, kw_only=True):
     """How many times as many tokens rows that speculate were given as without drafts.
 
-    expected: by (1 - a^(k+1)) / ((1 - a) (1 + c k)), the mean over their steps, of k drafts each
-    (Leviathan et al., 2023, theorem 3.8); of a tree, k is how deep it is, and c for all drafts of a
-    level.  simple: k a / (1 + c), with the mean k of steps that drafted.
-    measured: tokens of a decode step.  draft_cost: c, by how much a draft made a step longer, in
-    steps without any; None where nothing tells that, and taken for 0.  in_time: measured, in time;
-    None with it.
+    expected: by theorem 3.8 of Leviathan et al. (2023), the mean over steps of k drafts each; of a
+    tree, k is how deep it is, and the cost that of all drafts of a level.  simple: by the mean k.
     """
 
     expected: float
@@ -462,15 +419,7 @@ class Speedup(Struct, frozen=True, kw_only=True):
 
 
 class Speculation(Struct, frozen=True, kw_only=True):
-    """What became of the drafts of a run.
-
-    rule: which of them were accepted, see SpeculationSettings.acceptance.
-    steps: how often a step verified drafts of a row.  acceptance: accepted of drafted.
-    token_acceptance: a, accepted of those whose drafts before them were; of a tree, how often one
-    of them was.  by_position: the first comes first.  tokens_per_step: that such a step gave, with
-    the one that every step gives.  wasted: drafts that were not accepted, of all positions
-    computed.  returned_blocks: given back after rejections.
-    """
+    """What became of the drafts of a run."""
 
     rule: Acceptance
     steps: int

@@ -71,10 +71,7 @@ def class_name(priority: int) -> str:
 class Goodput(Struct, frozen=True, kw_only=True):
     """How many requests came to their end in the time they were promised.
 
-    limits: in seconds, by metric; {} if there are deadlines only.  requests: all that count, see
-    GoodputCount.  good: of these, those that ended by themselves and met all limits and their
-    deadline.  share: of 1.  per_second: good ones, over the makespan.  missed: how many exceeded
-    which limit, "deadline" among them, or did not come to their end ("failed").
+    limits: in seconds, by metric.  missed: how many exceeded which, or the "deadline", or "failed".
     """
 
     limits: dict[str, float]

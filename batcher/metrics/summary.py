@@ -1,4 +1,4 @@
-"""Every number of a run, as one record."""
+"""Every number of a run, counted event by event, and the summary of them as one record."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -83,11 +83,7 @@ class ConstraintCounts(Struct, frozen=True):
 
 
 class Throughput(Struct, frozen=True, kw_only=True):
-    """What was done in a second of the engine's clock, on average.
-
-    makespan: from the first arrival to the end of the last step, in seconds.  requests: outputs
-    that ended by themselves.  prompt_tokens: of each request once.  output_tokens: generated.
-    """
+    """The work done in a second of the engine's clock, on average."""
 
     makespan: float
     requests: float
@@ -96,7 +92,7 @@ class Throughput(Struct, frozen=True, kw_only=True):
 
 
 class WallTime(Struct, frozen=True, kw_only=True):
-    """How long a run took by the wall clock, and how many tokens it generated in a second."""
+    """Seconds by the wall clock, and the tokens generated in one of them."""
 
     seconds: float
     tokens_per_second: float
@@ -112,24 +108,9 @@ class WorkerSummary(Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Every number of a run; times are steps, shares are of 1 with six digits, means have three.
+    """Every number of a run; docs/summary.md and docs/metrics.md define each.
 
-    outputs = ok + failed + aborted + unfinished: a request has one for each result it gets, or is
-    one while its beams run.  `rejected` are those of the failed that were not valid requests.
-    prompt_tokens: of each request once.  wait: steps from arrival to admission, 0 for a sample
-    admitted in the step it arrived.  first_token, latency: steps from arrival up to and including
-    the one that gave the first and the last token; latency is of ok ones that held a slot.  All
-    beams of a request are one in these.  least_steps: what any schedule needs for these outputs,
-    whenever they arrive.  jumps, jumped_tokens: how often a constraint forced tokens, and how many.
-
-    The others are None, and not written, where they say nothing: latencies and throughput, in
-    seconds, if a step may last another time than 1.0 or compute less than all there is, or an SLO
-    is given; goodput for an SLO or deadlines; computed, kv, budget, prefix_cache, preemptions and
-    blocked where there are such limits; speculation where there were drafts; aged, how many
-    admissions `--aging` decided, under another policy than the default.  cut_by_default: how many
-    outputs ended with `length` at a limit that their requests do not state.  wall: of a run of a
-    real model, whose numbers differ from run to run.  workers: what each
-    did, of several; docs/summary.md says what the numbers of several are together.
+    Those with a default say nothing of some runs and are not written then: see `_timed_numbers`.
     """
 
     requests: int
@@ -621,10 +602,9 @@ class RunMetrics:
     def _finish(self, event: FinishEvent, found: RequestTimeline) -> None:
         counted, arrive, admissions = self.counted, found.arrive, found.admissions
         counted.finish_reasons[event.reason] += 1  # of "unused" nothing is said
-        num_known = 0 if arrive is None else arrive.prompt_tokens
-        num_prompt = num_known if event.prompt_tokens is None else event.prompt_tokens
-        if not found.index:  # a server may say it, whatever the request could say
-            counted.prompt_tokens += num_prompt - num_known
+        if event.prompt_tokens is not None and not found.index:  # a server counts them itself
+            num_known = 0 if arrive is None else arrive.prompt_tokens
+            counted.prompt_tokens += event.prompt_tokens - num_known
         if counted.num_jumps:
             self._positions.finish(event)
         if self.fold.drafts.num_drafted:
@@ -638,14 +618,16 @@ class RunMetrics:
             if event.reason != "unused":
                 counted.ended.outputs.add(event.tokens)
             if arrive is not None and not event.index:
-                counted.ended.prompts.add(num_prompt)
+                told = event.prompt_tokens
+                counted.ended.prompts.add(arrive.prompt_tokens if told is None else told)
         if arrive is None:  # it came along with another one, or was aborted before it arrived
             counted.num_requests += event.index == 0 and event.role != "negative"
             return
         counted.num_unfinished -= 1
-        if event.id in self._samples:
+        if self._samples and event.id in self._samples:
             num_left, ended = self._samples[event.id]
-            self._samples[event.id] = num_left - 1, [*ended, event]
+            ended.append(event)
+            self._samples[event.id] = num_left - 1, ended
             if num_left == 1:
                 del self._samples[event.id]
         if not admissions:

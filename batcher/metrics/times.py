@@ -1,4 +1,4 @@
-"""A run over time: a row of numbers for each interval of the engine's clock, from events alone.
+"""When things happened: whole steps, latencies, their distributions, and a run over time.
 
 Rule: a step belongs to the interval in which it ended, its end included; an interval in which
 nothing began or ended has no row.
@@ -328,11 +328,7 @@ NO_TOKENS: EndReason = "error"
 
 
 class Latencies(Struct, frozen=True, kw_only=True):
-    """How long requests waited and took, in seconds; None for what there was none of.
-
-    queue: up to the admission.  ttft, e2e: up to the first and the last token.  tpot: of each token
-    after the first, on average.  itl: from a token to the next one of the same sample.
-    """
+    """How long requests waited and took, in seconds; None for what there was none of."""
 
     queue: Distribution | None
     ttft: Distribution | None
@@ -502,15 +498,7 @@ MAX_ROWS = 1000  # if no interval is given: beyond, it is doubled
 
 
 class SeriesRow(Struct, frozen=True):
-    """An interval; None for what cannot be told of it.
-
-    time: its end, in seconds.  steps, prompt_tokens, output_tokens, finished, preemptions: in it;
-    prompt_tokens are those computed, recomputed ones too, output_tokens those given to samples.
-    running: sequences in slots, at its end.  waiting: arrived, without a slot, at its end.  blocks:
-    the most that a step held; kv_share: of all.  tokens_per_s: output_tokens over its length.
-    ttft_mean: of the first tokens given in it, in seconds.  drafted, accepted: drafts of its steps,
-    and those of them that were accepted.
-    """
+    """An interval, which ends at `time`, in seconds; None for what cannot be told of it."""
 
     time: float
     steps: int

@@ -1,13 +1,11 @@
-"""A timeline as a Chrome trace, the JSON that Perfetto and chrome://tracing open.
+"""Views of a timeline as bytes: spans, steps and CSV, and a Chrome trace for Perfetto.
 
-Rule: all times are those of the engine's clock, in microseconds.  A worker is a process, and its
-thread `slot + 1` is a slot: on it a sequence encloses its prefill, the steps up to its first token;
-nothing else on a thread overlaps.  A preemption is an instant where its slice ends, what was found
-in the prefix cache one where it begins, and that its worker was replaced one of the process.  The
-slices of one sequence are a flow, and so is a fork, from the beam that goes on in another to that
-one, and what was found of another sequence, from the last step in which that had its slot by then.
-Waits are asynchronous events.  Flows and waits are told apart by numbers, of which no two workers
-have the same.
+The Chrome trace has the times of the engine's clock, in microseconds.  A worker is a process, and
+its thread `slot + 1` is a slot: on it a sequence encloses its prefill, the steps up to its first
+token; nothing else on a thread overlaps.  A preemption is an instant where its slice ends, what was
+found in the prefix cache one where it begins, and a replaced worker one of its process.  Flows tie
+the slices of one sequence, a beam to the one that it forks from, and a sequence to the one whose
+blocks it found.  Waits are asynchronous events.  No two workers have flows or waits of one number.
 """
 
 import csv
