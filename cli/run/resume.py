@@ -41,7 +41,7 @@ from batcher.transformer.config import is_checkpoint
 from ..config import OF_ROWS
 from ..options import WALL
 from ..screen.terminal import counted, printable_lines
-from .files import OutFile, OutputError, ResumeError, Sink
+from .files import BESIDE_RESULTS, OutFile, OutputError, ResumeError, Sink
 from .input import OpenInput, RequestReader, Waiting
 from .problems import say
 from .run_options import RunOptions
@@ -51,8 +51,8 @@ AGAIN = (
     "what is there is decoded again, but not written: with a policy, limits, drafts or a profile "
     "nothing else tells what the batch did"
 )
-SUM_BYTES = 8  # of a checksum: a CRC-32, then an Adler-32
-_CHUNK_BYTES = 2**20
+RECORD, SUMS, REST = BESIDE_RESULTS
+_CHUNK = 2**20
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,12 +81,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resumption:
-    """How a run stands to one before it, and to one after it.
+    """A run that may continue one before it, and be continued by one after it.
 
     file: that of the results.
-    earlier: what the one before has left; None if there is nothing to resume.
+    earlier: the results of the run before; None if there is nothing to resume.
     is_possible: this run can be resumed if it ends early.
-    has_finished: the one before came to its end, and nothing of it was dropped since.
+    has_finished: the run before was complete, and none of its results were dropped since.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Resumption:
         """
         if self._output is not None and self._record is not None:
             if self.earlier is None:
-                Path(rest_path(self._output)).unlink(missing_ok=True)
+                Path(self._output + REST).unlink(missing_ok=True)
             _write_record(self._output, self._record)
 
     def finish(self) -> None:
@@ -156,7 +156,7 @@ class Resumption:
         """
         if self._output is not None and self._record is not None:
             _write_record(self._output, replace(self._record, finished=True))
-            Path(rest_path(self._output)).unlink(missing_ok=True)
+            Path(self._output + REST).unlink(missing_ok=True)
             self.file.finish()
 
 
@@ -180,42 +180,31 @@ def conclude_finished(
     more = options.trace, options.summary_json, options.report, options.timeseries, options.otel
     if options.is_exposed or options.stats or any(output is not None for output in more):
         return None  # decoding again alone tells that
-    if resumption.earlier is None or not resumption.has_finished:
+    earlier = resumption.earlier
+    if earlier is None or not resumption.has_finished:
         return None
     with waiting():
-        found = _count_answered(resumption.earlier, requests, parser)
-    if found is None:
-        return None
-    num_requests, num_failed = found
+        num_failed, reader = 0, RequestReader(requests.lines(), parser)
+        while (line := reader.read()) is not None:
+            if isinstance(line, BadLine):
+                if not earlier.has_rejected(line.id, reader.lines.number):
+                    return None
+                num_failed += 1
+                continue
+            results = earlier.results_of(line.request)
+            if len(results) < line.request.n:
+                return None
+            num_failed += any(result.error is not None for result in results.values())
     resumption.begin()
     resumption.file.settle()
     resumption.finish()
     if not options.quiet:
-        name, whole = resumption.file.name, counted(num_requests, "request")
+        name, whole = resumption.file.name, counted(reader.num_read, "request")
         told = f"nothing to do: {name} has all results of {whole}"
         if num_failed:
             told += f"; {num_failed:,} failed (see --retry-failed)"
         say(printable_lines(f"{told}\n"))
     return 1 if num_failed else 0
-
-
-def _count_answered(
-    earlier: "EarlierResults", requests: OpenInput, parser: RequestParser
-) -> tuple[int, int] | None:
-    """Return how many requests there are, and how many failed; None if one lacks a result."""
-    num_failed = 0
-    reader = RequestReader(requests.lines(), parser)
-    while (line := reader.read()) is not None:
-        if isinstance(line, BadLine):
-            if not earlier.has_rejected(line.id, reader.lines.number):
-                return None
-            num_failed += 1
-            continue
-        results = earlier.results_of(line.request)
-        if len(results) < line.request.n:
-            return None
-        num_failed += any(result.error is not None for result in results.values())
-    return reader.num_read, num_failed
 
 
 class Leftover(NamedTuple):
@@ -245,14 +234,21 @@ def find_leftover(options: RunOptions, requests: OpenInput, file: OutFile) -> Le
         if options.resume:
             raise ResumeError("--resume continues a file of results: it needs --output FILE")
         return Leftover(file)
-    if options.resume:
-        _check_repeatable(options, requests)
-    is_filled = file.is_filled or Path(rest_path(output)).exists()
+    if options.resume and not requests.is_file:
+        raise ResumeError("--resume needs the requests in a file: a pipe cannot be read again")
+    if options.resume and options.follow:
+        raise ResumeError("--resume and --follow exclude each other: following depends on timing")
+    if options.resume and options.scheduling.profile == WALL:
+        raise ResumeError(
+            "--resume and --profile wall exclude each other: what a run does then depends on "
+            "how fast it is"
+        )
+    is_filled = file.is_filled or Path(output + REST).exists()
     has_results = is_filled and not options.force
     earlier = None if options.force else _read_record(output, file.name or output)
     if has_results and not options.resume:
         raise ResumeError(f"{file.name} {_why_not_replaced(earlier)}")
-    sums = Path(sums_path(output))
+    sums = Path(output + SUMS)
     is_new = earlier is None and not (has_results or options.force)
     if is_new and sums.exists() and sums.stat().st_size:
         raise ResumeError(
@@ -298,36 +294,24 @@ def prepare(
         if earlier is not None and earlier.workers is not None and record.workers is not None:
             # results may name slots of all
             record = replace(record, workers=max(record.workers, earlier.workers))
-        taken_over = _take_over(file, output, record, options, requests)
+        dropped: frozenset[str] = frozenset()
+        if options.retry_failed:  # samples without a result may have failed
+            found = (each.parsed.request for each in _expected(requests) if each.parsed is not None)
+            dropped = frozenset(r.id or "" for r in found if (r.best_of or r.n) > r.n)
+        num_slots, was_written = record.batch * (record.workers or 1), written_lines(output, name)
+        if options.repair or options.retry_failed:
+            _write_record(output, record)  # from here on, results may be missing
+        taken_over = take_over(
+            output,
+            ResultLines(num_slots, was_written, is_repairing=options.repair),
+            file=file,
+            name=name,
+            expected=_expected(requests) if options.keep_order else None,
+            omission=Omission(options.repair, options.retry_failed, dropped),
+        )
     has_finished = earlier is not None and earlier.finished and taken_over is not None
     is_whole = has_finished and not (options.repair or options.retry_failed)
     return Resumption(leftover, record, taken_over, has_finished=is_whole)
-
-
-def _take_over(
-    file: OutFile, output: str, record: RunRecord, options: RunOptions, requests: OpenInput
-) -> "EarlierResults":
-    """Return what the run before has left in `output`, without what is decoded again."""
-    name = file.name or output
-    dropped: frozenset[str] = frozenset()
-    if options.retry_failed:  # samples without a result may have failed
-        found = (each.parsed.request for each in _expected(requests) if each.parsed is not None)
-        dropped = frozenset(r.id or "" for r in found if (r.best_of or r.n) > r.n)
-    omission = Omission(options.repair, options.retry_failed, dropped)
-    if options.repair or options.retry_failed:
-        _write_record(output, record)  # from here on, results may be missing
-    return take_over(
-        output,
-        ResultLines(
-            record.batch * (record.workers or 1),
-            written_lines(output, name),
-            is_repairing=options.repair,
-        ),
-        file=file,
-        name=name,
-        expected=_expected(requests) if options.keep_order else None,
-        omission=omission,
-    )
 
 
 def _why_not_replaced(earlier: RunRecord | None) -> str:
@@ -367,23 +351,6 @@ def _expected(requests: OpenInput) -> "Iterator[Expected]":
         yield Expected(lines.number, parsed if isinstance(parsed, ParsedLine) else None)
 
 
-def _check_repeatable(options: RunOptions, requests: OpenInput) -> None:
-    """Make sure that a run with these options does the same each time.
-
-    Raises:
-        ResumeError: it does not.
-    """
-    if not requests.is_file:
-        raise ResumeError("--resume needs the requests in a file: a pipe cannot be read again")
-    if options.follow:
-        raise ResumeError("--resume and --follow exclude each other: following depends on timing")
-    if options.scheduling.profile == WALL:
-        raise ResumeError(
-            "--resume and --profile wall exclude each other: what a run does then depends on "
-            "how fast it is"
-        )
-
-
 def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> None:
     """Make sure that the results of `earlier` are those that `now` would give.
 
@@ -392,7 +359,7 @@ def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> Non
     """
     if earlier is None:
         raise ResumeError(
-            f"cannot resume {name}: {record_path(name)} is missing, "
+            f"cannot resume {name}: {name}{RECORD} is missing, "
             "so nothing says which model and input the results are of. To go on, put it back; "
             f"to keep {name}, give it another name. --force overwrites it."
         )
@@ -411,7 +378,12 @@ def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> Non
         are_options = is_checkpoint(now.model) or is_hf(now.model)
         names = LOADING_SETTINGS if are_options else frozenset[str]()
         reasons += _changes(earlier.settings, now.settings, names)
-    reasons += _changes(_scheduling(earlier), _scheduling(now), _scheduling(now))
+    scheduling = []
+    for record in (earlier, now):
+        values = {"batch": record.batch, **msgspec.structs.asdict(record.scheduling)}
+        values["prefix_cache"] = PREFIX_CACHE_WORDS[values["prefix_cache"]]
+        scheduling.append(values)
+    reasons += _changes(scheduling[0], scheduling[1], scheduling[0])
     profiles = [record.step_time.get("name", "1 second a step") for record in (earlier, now)]
     if profiles[0] != profiles[1]:
         reasons.append(f"--profile was {profiles[0]}, now it is {profiles[1]}")
@@ -432,11 +404,6 @@ def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> Non
             f"cannot resume {name}: {'; '.join(reasons)}. "
             "Resume with what it was begun with, or start over with --force."
         )
-
-
-def _scheduling(record: RunRecord) -> dict[str, Any]:
-    settings = {"batch": record.batch, **msgspec.structs.asdict(record.scheduling)}
-    return settings | {"prefix_cache": PREFIX_CACHE_WORDS[settings["prefix_cache"]]}
 
 
 def _changes(
@@ -463,7 +430,7 @@ def _read_record(output: str, name: str) -> RunRecord | None:
         ResumeError: it cannot be read.
     """
     try:
-        return msgspec.json.decode(Path(record_path(output)).read_bytes(), type=RunRecord)
+        return msgspec.json.decode(Path(output + RECORD).read_bytes(), type=RunRecord)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -473,7 +440,7 @@ def _read_record(output: str, name: str) -> RunRecord | None:
         what = f"its `{where}` is not" if where else "it is damaged, or not"
         reason = f"{what} what this version of batchdecode writes"
     raise ResumeError(
-        f"cannot read {record_path(name)}, the record of a run: {reason}. To go on, put it back as "
+        f"cannot read {name}{RECORD}, the record of a run: {reason}. To go on, put it back as "
         f"it was; to keep {name}, give it another name. --force starts over."
     )
 
@@ -484,49 +451,34 @@ def _write_record(output: str, record: RunRecord) -> None:
     Raises:
         OutputError, WriteError: it cannot be written.
     """
-    file = OutFile(record_path(output), is_named=False)
+    file = OutFile(output + RECORD, is_named=False)
     with file.replace(is_synced=False) as sink:
         sink.write(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
 
 
 # -- what stands beside results
 
-
-def record_path(output: str) -> str:
-    """Return where it stands what run the results in `output` are of."""
-    return f"{output}.run.json"
-
-
-def rest_path(output: str) -> str:
-    """Return where results are that are known, but whose turn in `output` has not come."""
-    return f"{output}.rest"
-
-
-def sums_path(output: str) -> str:
-    """Return where the sums of the results in `output` are."""
-    return f"{output}.run.sums"
+SUM_BYTES = 8  # of a checksum: a CRC-32, then an Adler-32
 
 
 class SummedSink:
     """Passes results on to another sink, and the checksum of each line to a file before that.
 
-    So a line without a sum was changed, or put there by others.
+    So a line without a checksum was changed, or put there by others.
     append: whether the results before these are kept.
 
     Raises:
-        OutputError: the file of sums cannot be opened.
+        OutputError: the file of checksums cannot be opened.
     """
 
     def __init__(self, results: Sink, output: str, *, append: bool) -> None:
-        self._results = results
+        self._results, self.is_file = results, results.is_file
         if not append:
-            Path(sums_path(output)).unlink(missing_ok=True)  # not what it may be a link to
-        self._file = OutFile(sums_path(output), is_named=False)
+            Path(output + SUMS).unlink(missing_ok=True)  # not what it may be a link to
+        self._file = OutFile(output + SUMS, is_named=False)
         self._sums = self._file.open(append=append)
-        self.is_file = results.is_file
 
     def write(self, lines: bytes) -> None:
-        """Write the sums of `lines`, then `lines`."""
         self._sums.write(sums_of(BytesIO(lines).readlines()))
         self._results.write(lines)
 
@@ -543,8 +495,8 @@ class SummedSink:
 def sums_of(lines: list[bytes]) -> bytes:
     """Return the checksums of lines of results, one after the other.
 
-    Both find damage, neither a forger, who could write the sums as well; together they take a fifth
-    of the time of a short blake2b.
+    Both find damage, neither a forger, who could write the checksums as well; together they take a
+    fifth of the time of a short blake2b.
     """
     sums = array("I", bytes(SUM_BYTES * len(lines)))
     sums[::2] = array("I", map(crc32, lines))
@@ -553,21 +505,20 @@ def sums_of(lines: list[bytes]) -> bytes:
 
 
 def written_lines(output: str, name: str) -> Callable[[bytes], bool]:
-    """Return a function that tells whether runs have written a line to `output`.
+    """Return a function that returns whether runs have written a line to `output`.
 
     name: as messages call that.
 
     Raises:
-        ResumeError: there are no sums of its lines.
+        ResumeError: there are no checksums of its lines.
     """
     import numpy as np  # noqa: PLC0415 - only to resume a run
 
-    path = sums_path(output)
     try:
-        data = Path(path).read_bytes()
+        data = Path(output + SUMS).read_bytes()
     except FileNotFoundError:
         raise ResumeError(
-            f"cannot resume {name}: {sums_path(name)} is missing, so nothing says which lines the "
+            f"cannot resume {name}: {name}{SUMS} is missing, so nothing says which lines the "
             f"run has written. To go on, put it back; to keep {name}, give it another name. "
             "--force starts over."
         ) from None
@@ -586,30 +537,23 @@ def written_lines(output: str, name: str) -> Callable[[bytes], bool]:
 
 
 class ResultLine(NamedTuple):
-    """A line, and the results in it."""
+    """A line, and the results in it, which are of one request."""
 
     line: bytes
     results: list[Result]
 
     @property
-    def id(self) -> str:
-        """The id of the request that it answers."""
-        return self.results[0].id
-
-    @property
     def has_failed(self) -> bool:
         """Whether one of its results failed in the run; a bad line stays one."""
-        return any(
-            result.error is not None and result.error.code in RUN_ERROR_CODES
-            for result in self.results
-        )
+        errors = (result.error for result in self.results)
+        return any(error is not None and error.code in RUN_ERROR_CODES for error in errors)
 
 
 class ResultLines:
-    """Reads lines up to the first that is torn.
+    """Reads lines of results up to the first that is torn.
 
-    num_slots: of the batch.  was_written: tells whether a run has written a line.
-    is_repairing: what no run has written is left out, not refused.
+    num_slots: of the batch.  was_written: returns whether a run has written a line.
+    is_repairing: lines that no run has written are left out, not refused.
     """
 
     def __init__(
@@ -637,16 +581,19 @@ class ResultLines:
             yield ResultLine(line, results)
 
     def _results_in(self, line: bytes) -> list[Result]:
-        """Return the results of `line`.
-
-        Raises:
-            BatchdecodeError: it is not what a run wrote.
-        """
         if line.isspace():
             raise ResumeError("it is blank")
         results = decode_result_line(line)
         for result in results:
-            self._check(result)
+            slot, admitted, finished = result.slot, result.steps.admitted, result.steps.finished
+            if slot is None and admitted is None:
+                continue
+            if slot is None or admitted is None or finished is None:
+                raise ResumeError("some of slot, admitted and finished are null")
+            if not 0 <= slot < self._num_slots:
+                raise ResumeError(f"slot {slot}, but there are {self._num_slots}")
+            if not 0 <= admitted <= finished:
+                raise ResumeError(f"it cannot have held a slot from step {admitted} to {finished}")
         if not self._was_written(line):
             raise ResumeError(
                 f"the result of {results[0].id!r} is not what the run has written: "
@@ -654,65 +601,11 @@ class ResultLines:
             )
         return results
 
-    def _check(self, result: Result) -> None:
-        """Make sure that `result` can be one of this run.
-
-        Raises:
-            ResumeError: it cannot.
-        """
-        slot, admitted, finished = result.slot, result.steps.admitted, result.steps.finished
-        if slot is None and admitted is None:
-            return
-        if slot is None or admitted is None or finished is None:
-            raise ResumeError("some of slot, admitted and finished are null")
-        if not 0 <= slot < self._num_slots:
-            raise ResumeError(f"slot {slot}, but there are {self._num_slots}")
-        if not 0 <= admitted <= finished:
-            raise ResumeError(f"it cannot have held a slot from step {admitted} to {finished}")
-
-
-class ResultIndex:
-    """Offsets of lines by the id of a request and a number: 16 bytes each, once they are sorted."""
-
-    def __init__(self) -> None:
-        self._hashes, self._starts = array("q"), array("q")
-
-    def add(self, request_id: str, number: int, start: int) -> None:
-        """Take note that what has this id and number is in the line that begins at `start`."""
-        self._hashes.append(hash((request_id, number)))
-        self._starts.append(start)
-
-    def sort(self) -> None:
-        """Make everything that was added ready to be found."""
-        import numpy as np  # noqa: PLC0415 - only to resume a run
-
-        hashes = np.frombuffer(self._hashes, np.int64)
-        order = np.argsort(hashes)
-        self._hashes = array("q", hashes[order].tobytes())
-        self._starts = array("q", np.frombuffer(self._starts, np.int64)[order].tobytes())
-
-    def find(self, request_id: str, number: int) -> Iterator[int]:
-        """Yield the offsets at which it may be: nearly always one, if it is there."""
-        return self._starts_of(hash((request_id, number)))
-
-    def alike(self) -> Iterator[list[int]]:
-        """Yield the offsets of two or more that `find` does not tell apart, and so for others."""
-        import numpy as np  # noqa: PLC0415 - as above
-
-        hashes = np.frombuffer(self._hashes, np.int64)
-        for wanted in np.unique(hashes[1:][hashes[1:] == hashes[:-1]]).tolist():
-            yield list(self._starts_of(wanted))
-
-    def _starts_of(self, wanted: int) -> Iterator[int]:
-        """Yield the offsets of those that have the hash `wanted`."""
-        place = bisect_left(self._hashes, wanted)
-        while place < len(self._hashes) and self._hashes[place] == wanted:
-            yield self._starts[place]
-            place += 1
-
 
 class EarlierResults:
-    """The results of an earlier run, in `lines`, which others may put elsewhere as they are.
+    """The results of an earlier run, in `lines`: 16 bytes in memory for each.
+
+    These are the hash of its request and its number, and the offset of its line; by the hash.
 
     end: the offset behind the last line that is known.  num_complete: if they are in the order of
     the input, how many of its lines have all their results, from the first one on.
@@ -721,25 +614,25 @@ class EarlierResults:
 
     def __init__(self, lines: BinaryIO) -> None:
         self.end = self.num_complete = self.num_results = self.num_answered = 0
-        self._answered = array("q")
         self.lines = lines
-        self._index = ResultIndex()
+        self._hashes, self._starts, self._answered = array("q"), array("q"), array("q")
         self._kept: list[tuple[int, int, int]] = []
 
     def close(self) -> None:
-        """Close the file; there is nothing to get any more."""
+        """Close the file; nothing can be found any more."""
         self.lines.close()
 
     def add(self, found: ResultLine) -> None:
-        """Take note of the line that stands at `end`."""
+        """Add the line that stands at `end`."""
         for result in found.results:
             number = number_of(result)
-            self._index.add(result.id, number, self.end)
+            self._hashes.append(hash((result.id, number)))
+            self._starts.append(self.end)
             self._answered.append(hash((result.id, min(number, 0))))
         self.end += len(found.line)
 
     def keep(self, input_index: int, start: int) -> None:
-        """Take note that what stands from `start` to `end` answers the line of the input there.
+        """Keep what stands from `start` to `end`, the answer to a line of the input, for its turn.
 
         It follows a gap, so its turn comes when that is closed.
         """
@@ -762,10 +655,14 @@ class EarlierResults:
         self.num_results = len(self._answered)
         self.num_answered = np.unique(np.frombuffer(self._answered, np.int64)).size
         del self._answered
-        self._index.sort()
-        for starts in self._index.alike():
+        hashes = np.frombuffer(self._hashes, np.int64)
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        self._hashes = array("q", hashes.tobytes())
+        self._starts = array("q", np.frombuffer(self._starts, np.int64)[order].tobytes())
+        for alike in np.unique(hashes[1:][hashes[1:] == hashes[:-1]]).tolist():
             seen = set()
-            for start in sorted(set(starts)):
+            for start in sorted(set(self._starts_of(alike))):
                 for result in self._read(start):
                     key = result.id, number_of(result)
                     if key in seen:
@@ -784,12 +681,8 @@ class EarlierResults:
 
     def find(self, request_id: str, num_outputs: int) -> dict[int, Result]:
         """Return the results, by their index, of a request that has so many outputs."""
-        found = {}
-        for index in range(num_outputs):
-            result = self._get(request_id, index)
-            if result is not None:
-                found[index] = result
-        return found
+        found = ((index, self._get(request_id, index)) for index in range(num_outputs))
+        return {index: result for index, result in found if result is not None}
 
     def check_replay(self, request: Request, replayed: Mapping[int, Result], /) -> None:
         """Make sure that `replayed`, results of `request`, can be.
@@ -813,11 +706,17 @@ class EarlierResults:
         return self._get(request_id, -line_number) is not None
 
     def _get(self, request_id: str, number: int) -> Result | None:
-        for start in self._index.find(request_id, number):
+        for start in self._starts_of(hash((request_id, number))):
             for result in self._read(start):
                 if result.id == request_id and number_of(result) == number:
                     return result
         return None
+
+    def _starts_of(self, wanted: int) -> Iterator[int]:
+        place = bisect_left(self._hashes, wanted)
+        while place < len(self._hashes) and self._hashes[place] == wanted:
+            yield self._starts[place]
+            place += 1
 
     def _read(self, start: int) -> list[Result]:
         self.lines.seek(start)
@@ -825,7 +724,7 @@ class EarlierResults:
 
 
 def number_of(result: Result) -> int:
-    """Return what tells `result` from others with its id: its index or, below 0, its bad line.
+    """Return the number of `result` among those with its id: its index or, below 0, its bad line.
 
     An id given twice is that of a request and of the bad lines that have it, too.
     """
@@ -844,9 +743,9 @@ class Expected(NamedTuple):
 
 
 class Omission(NamedTuple):
-    """What of a file is left out: lines that are there twice, and what is decoded again.
+    """The lines of a file that are left out: repeated ones, and those that are decoded again.
 
-    drops_failed: what has failed.  dropped_ids: the requests of which any results go.
+    drops_failed: those that have failed.  dropped_ids: the requests of which any results go.
     """
 
     drops_repeated: bool = False
@@ -856,7 +755,7 @@ class Omission(NamedTuple):
     def drops(self, answer: list[ResultLine]) -> bool:
         """Return whether the lines that answer a request are left out."""
         return self.drops_failed and any(
-            found.has_failed or found.id in self.dropped_ids for found in answer
+            found.has_failed or found.results[0].id in self.dropped_ids for found in answer
         )
 
 
@@ -879,6 +778,7 @@ def take_over(
         OutputError: it cannot be repaired.
     """
     file = file or OutFile(output)
+    is_packed = output.endswith(".gz")
     try:
         with ExitStack() as on_failure:
             is_whole, lines = _open(output)
@@ -886,24 +786,18 @@ def take_over(
             if omission.drops_repeated or (omission.drops_failed and expected is None):
                 lines = _chosen(file, lines, reader, omission if expected is None else Omission())
                 on_failure.callback(lines.close)
-                is_whole = not output.endswith(".gz")
+                is_whole = not is_packed
             earlier = EarlierResults(lines)
             if expected is None:
                 for found in reader.read(lines):
                     earlier.add(found)
                 end = earlier.end
             else:
-                end = _take_in_order(
-                    output,
-                    earlier,
-                    lines,
-                    _Answers(reader, omission),
-                    expected,
-                )
+                end = _take_in_order(output, earlier, reader, omission, expected)
             earlier.finish()
             is_whole &= end == lines.seek(0, os.SEEK_END)
             lines.truncate(end)
-            if output.endswith(".gz") and not is_whole:
+            if is_packed and not is_whole:
                 _put(lines, file)
             if earlier.lines is not lines:
                 lines.close()
@@ -921,12 +815,12 @@ def _chosen(file: OutFile, lines: BinaryIO, reader: ResultLines, omission: Omiss
     No result is kept twice, and of a request all or none.
     """
     output = file.path or ""
-    dropped = {found.id for found in reader.read(lines) if omission.drops([found])}
+    dropped = {found.results[0].id for found in reader.read(lines) if omission.drops([found])}
     seen: set[tuple[str, int]] = set()
     chosen = _temporary(output)
     for found in reader.read(lines):
         names = {(result.id, number_of(result)) for result in found.results}
-        if found.id not in dropped and not names & seen:
+        if found.results[0].id not in dropped and not names & seen:
             chosen.write(found.line)
             seen |= names
     lines.close()
@@ -937,58 +831,43 @@ def _chosen(file: OutFile, lines: BinaryIO, reader: ResultLines, omission: Omiss
     return Path(output).open("r+b")
 
 
-class _Answers:
-    """Finds what answers one line of the input after the other, in files that have their order."""
-
-    def __init__(self, reader: ResultLines, omission: Omission) -> None:
-        self._reader, self._omission = reader, omission
-        self._files: list[Iterator[ResultLine]] = []
-        self._heads: list[ResultLine | None] = []
-
-    def open(self, lines: BinaryIO) -> None:
-        """Look into this file, too."""
-        self._files.append(self._reader.read(lines))
-        self._heads.append(next(self._files[-1], None))
-
-    def take(self, wanted: Expected) -> list[list[ResultLine]]:
-        """Return the answer to `wanted` in each file, nothing if it is not whole, or dropped."""
-        return [self._take(number, wanted) for number in range(len(self._files))]
-
-    def _take(self, number: int, wanted: Expected) -> list[ResultLine]:
-        answer = []
-        while (head := self._heads[number]) is not None and _belongs(head, wanted):
-            answer.append(head)
-            self._heads[number] = next(self._files[number], None)
-        is_kept = _is_complete(answer, wanted) and not self._omission.drops(answer)
-        return answer if is_kept else []
-
-
 def _take_in_order(
     output: str,
     earlier: EarlierResults,
-    lines: BinaryIO,
-    answers: _Answers,
+    reader: ResultLines,
+    omission: Omission,
     expected: Iterable[Expected],
 ) -> int:
-    """Find what answers `expected`; return where the first gap is in `lines`, those of `output`.
+    """Find the answers to `expected`; return the offset of the first gap in the lines of `output`.
 
-    What was there of those behind it goes into a file of its own, with all that is before.
+    Those behind it go into a file of their own, with all that is before.
     """
-    path = Path(rest_path(output))
+    lines, path = earlier.lines, Path(output + REST)
     end, rest = 0, None
-    with ExitStack() as sources:
-        answers.open(lines)
-        if path.exists():
-            answers.open(sources.enter_context(path.open("rb")))
+    with ExitStack() as opened:
+        files = [lines, opened.enter_context(path.open("rb"))] if path.exists() else [lines]
+        readers = [reader.read(file) for file in files]
+        heads = [next(found, None) for found in readers]
         for place, wanted in enumerate(expected):
-            groups = answers.take(wanted)
+            groups = []  # the answer in each file, nothing if it is not whole, or dropped
+            for number, found_lines in enumerate(readers):
+                answer = []
+                while (head := heads[number]) is not None and _belongs(head, wanted):
+                    answer.append(head)
+                    heads[number] = next(found_lines, None)
+                is_kept = _is_complete(answer, wanted) and not omission.drops(answer)
+                groups.append(answer if is_kept else [])
             if groups[0] and earlier.num_complete == place:
                 for found in groups[0]:
                     earlier.add(found)
                 earlier.num_complete, end = place + 1, earlier.end
             elif any(groups):
                 if rest is None:
-                    rest = _copy_of(lines, end, output)
+                    rest = _temporary(output)
+                    offset = 0
+                    while chunk := os.pread(lines.fileno(), min(_CHUNK, end - offset), offset):
+                        rest.write(chunk)
+                        offset += len(chunk)
                 start = earlier.end
                 for found in next(filter(None, groups)):
                     rest.write(found.line)
@@ -1002,10 +881,11 @@ def _take_in_order(
 
 def _belongs(found: ResultLine, wanted: Expected) -> bool:
     """Return whether a line is part of the answer to `wanted`."""
-    number = number_of(found.results[0])
+    first = found.results[0]
+    number = number_of(first)
     if number < 0:
         return -number == wanted.number
-    return wanted.parsed is not None and found.id == wanted.parsed.request.id
+    return wanted.parsed is not None and first.id == wanted.parsed.request.id
 
 
 def _is_complete(answer: list[ResultLine], wanted: Expected) -> bool:
@@ -1016,16 +896,6 @@ def _is_complete(answer: list[ResultLine], wanted: Expected) -> bool:
     return len(results) >= wanted.parsed.request.n
 
 
-def _copy_of(lines: BinaryIO, size: int, output: str) -> BinaryIO:
-    """Return a new file with the first bytes of `lines`, whose position stays."""
-    copy = _temporary(output)
-    offset = 0
-    while chunk := os.pread(lines.fileno(), min(_CHUNK_BYTES, size - offset), offset):
-        copy.write(chunk)
-        offset += len(chunk)
-    return copy
-
-
 def _temporary(output: str) -> BinaryIO:
     """Return a file without a name on the disk of `output`."""
     import tempfile  # noqa: PLC0415 - only where results are mended
@@ -1034,36 +904,31 @@ def _temporary(output: str) -> BinaryIO:
 
 
 def _open(output: str) -> tuple[bool, BinaryIO]:
-    """Return whether `output` can be read to its end, and what can be read of it, unpacked."""
+    """Return whether `output` can be read to its end, and its lines, unpacked up to any damage."""
     if not output.endswith(".gz"):
         return True, Path(output).open("r+b")
-    lines = _temporary(output)
+    lines, is_whole = _temporary(output), True
+    decompressor = zlib.decompressobj(wbits=31)
     with Path(output).open("rb") as packed:
-        is_whole = unpack(packed, lines)
+        while is_whole and (chunk := packed.read(_CHUNK)):
+            while chunk:
+                if decompressor.eof:  # a run that was resumed has left more than one stream
+                    decompressor = zlib.decompressobj(wbits=31)
+                try:
+                    lines.write(decompressor.decompress(chunk))
+                except zlib.error:
+                    is_whole = False
+                    break
+                chunk = decompressor.unused_data
+        # an empty file is whole, too
+        is_whole &= decompressor.eof or not packed.tell()
     lines.flush()
     return is_whole, lines
 
 
-def unpack(packed: BinaryIO, lines: BinaryIO) -> bool:
-    """Write to `lines` what `packed` holds before any damage; return whether there is none."""
-    decompressor = zlib.decompressobj(wbits=31)
-    is_whole = True
-    while chunk := packed.read(_CHUNK_BYTES):
-        while chunk:
-            if decompressor.eof:  # a run that was resumed has left more than one stream
-                decompressor = zlib.decompressobj(wbits=31)
-            try:
-                lines.write(decompressor.decompress(chunk))
-            except zlib.error:
-                return False
-            chunk = decompressor.unused_data
-        is_whole = decompressor.eof
-    return is_whole
-
-
 def _put(lines: BinaryIO, file: OutFile) -> None:
-    """Let `lines` be what `file` holds, at once."""
+    """Replace the content of `file` by `lines`, at once."""
     lines.seek(0)
     with file.replace() as sink:
-        while chunk := lines.read(_CHUNK_BYTES):
+        while chunk := lines.read(_CHUNK):
             sink.write(chunk)

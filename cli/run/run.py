@@ -327,13 +327,12 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
             closing(setup.engine),
             prepare(setup.options, opened.requests, opened.leftover, start) as resumption,
         ):
-            if resumption.has_finished:
-                parser = RequestParser(setup.capabilities)
-                status = conclude_finished(
-                    resumption, opened.requests, parser, setup.options, stop.waiting
-                )
-                if status is not None:
-                    return status
+            parser = RequestParser(setup.capabilities)
+            status = conclude_finished(
+                resumption, opened.requests, parser, setup.options, stop.waiting
+            )
+            if status is not None:
+                return status
             try:
                 return Run(setup, opened, resumption, stop, command).carry_out()
             except Interrupted:  # before the first step, or after the last one
