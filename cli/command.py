@@ -1,13 +1,12 @@
-"""How a command is declared: a function, and a dataclass whose fields are its options.
+"""How a command is declared: a function, and its options beside it.
 
-    @dataclass(frozen=True, kw_only=True)
-    class CheckOptions:
-        batch: Annotated[int, option("Decoding", "Slots of the batch.", "N", "-b", min=1)] = 8
+    def check(*, batch: Annotated[int, option("Decoding", "Slots.", "N", "-b", min=1)] = 8) -> None:
+        ...
 
-    COMMANDS = {"check": command(check, CheckOptions)}
+    COMMANDS = {"check": command(check)}
 
 typer reads the line, the environment (BATCHDECODE_BATCH) and the defaults of --config, writes the
-help and completes; `check` is called with the record.
+help and completes.  A command with many options has a dataclass of them.
 """
 
 import gc
@@ -15,9 +14,8 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import MISSING, fields
 from difflib import get_close_matches
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
@@ -28,6 +26,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from batcher.fields import range_in_words, read_number
 
+from .commands import COMMANDS
 from .config import model_settings
 from .screen.terminal import cut_middle, listed
 
@@ -37,6 +36,7 @@ SPECULATION, OUTPUT, ERRORS, DISPLAY = "Speculation", "Output", "Errors", "Displ
 _FIRST_PANELS = (INPUT, DECODING, SCHEDULING, TIME, SPECULATION)
 ANY_COUNT = 2**31 - 1  # a largest number that help does not show
 _CHECKED = (types.IntParamType, types.FloatParamType, types.BoolParamType)
+_PRESET = {"DEFAULT_MAP", "ENVIRONMENT"}  # as typer calls where the value of an option is from
 _MAX_SHOWN = 60  # characters of a wrong value
 _HELP_ALL = "help_all"
 
@@ -214,6 +214,11 @@ class Command(TyperCommand):
                 title = param.rich_help_panel or title
             sections.setdefault(title, []).append(_row(param, ctx))
         sections["Options"] = sections.pop("Options")  # with --help, at the end
+        below = f"{ctx.info_name} "
+        names = [
+            (n.removeprefix(below), text) for n, text in COMMANDS.items() if n.startswith(below)
+        ]
+        sections["Commands"] = names
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
@@ -262,26 +267,28 @@ def _row(param: Any, ctx: Any) -> tuple[str, str]:
 
 
 def command(
-    function: Callable[[Any], int | None],
-    record: type,
+    function: Callable[..., int | None],
+    record: type | None = None,
     *,
     examples: Sequence[str] = (),
     notes: Sequence[str] = (),
     respell: Callable[[str], list[str]] | None = None,
     takes_dashes: bool = False,
 ) -> Command:
-    """Return the command that calls `function`, which returns the exit status, with a `record`.
+    """Return the command that calls `function`, which returns the exit status.
 
+    record: a dataclass of its options, if it takes them as one; else they are its parameters.
     takes_dashes: an unknown option is an argument.
 
     A field model_settings, llm_settings, transformer_settings, hf_settings or server_settings gets
     the section of --config for that model.  A field preset gets the names of the options that the
     environment or --config sets, and the line does not.
     """
-    groups = {f.name: g for f in fields(record) if isinstance(g := _declared(f.type), OptionGroup)}
-    parameters = list(_parameters(record))
-    names = {field.name for field in fields(record)}
-    arguments = [p.name for p in parameters if isinstance(_declared(p.annotation), ArgumentInfo)]
+    names = signature(record or function).parameters
+    declared = {name: _declared(parameter.annotation) for name, parameter in names.items()}
+    groups = {name: group for name, group in declared.items() if isinstance(group, OptionGroup)}
+    arguments = [name for name, each in declared.items() if isinstance(each, ArgumentInfo)]
+    parameters = list(_parameters(names.values()))
 
     def carry_out(context: typer.Context, **given: Any) -> None:
         if "input" in arguments and os.isatty(0) and all(given[a] is None for a in arguments):
@@ -289,11 +296,8 @@ def command(
             raise typer.Exit(2)
         if "preset" in names:
             sources = {name: context.get_parameter_source(name) for name in given}
-            given["preset"] = {
-                name
-                for name, source in sources.items()
-                if source is not None and source.name in {"DEFAULT_MAP", "ENVIRONMENT"}
-            }
+            preset = {name for name, source in sources.items() if source and source.name in _PRESET}
+            given["preset"] = preset
         for field, group in groups.items():
             values = {name: given.pop(name) for name in group.kinds}
             given[field] = group.read({n: v for n, v in values.items() if v is not None})
@@ -302,7 +306,7 @@ def command(
             given |= {name: value for name, value in sections.items() if name in names}
         gc.freeze()  # what is imported by now is never collected
         gc.enable()
-        raise typer.Exit(function(record(**given)) or 0)
+        raise typer.Exit((function(**given) if record is None else function(record(**given))) or 0)
 
     context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     carry_out.__signature__ = Signature([context, *parameters])  # type: ignore[attr-defined]
@@ -317,13 +321,10 @@ def command(
     app.command(cls=Command, context_settings=settings)(carry_out)
     made: Any = typer.main.get_command(app)
     for param in made.params:
-        if isinstance(
-            param.type, types.IntParamType | types.FloatParamType | types.BoolParamType
-        ) or hasattr(param.type, "choices"):
+        if isinstance(param.type, _CHECKED) or hasattr(param.type, "choices"):
             param.type = Value(param.type)
-    made.common = frozenset(
-        p.name for p in parameters if getattr(_declared(p.annotation), "is_common", False)
-    )
+    infos = {parameter.name: _declared(parameter.annotation) for parameter in parameters}
+    made.common = frozenset(n for n, info in infos.items() if getattr(info, "is_common", False))
     if made.common:
         made.params.append(
             TyperOption(
@@ -353,24 +354,20 @@ def _declared(annotation: Any) -> Any:
     return get_args(annotation)[1] if get_origin(annotation) is Annotated else None
 
 
-def _parameters(record: type) -> Iterator[Parameter]:
-    """Yield the parameters that typer makes arguments and options of."""
-    for field in fields(record):
-        declared, kinds = _declared(field.type), {field.name: (field.type, field.default)}
-        if declared is None:
-            continue
-        if isinstance(declared, OptionGroup):
-            kinds = {name: (kind, None) for name, kind in declared.kinds.items()}
-        for name, (annotation, default) in kinds.items():
+def _parameters(declared: Iterable[Parameter]) -> Iterator[Parameter]:
+    """Yield the parameters that typer makes arguments and options of, those of groups in turn."""
+    for each in declared:
+        info = _declared(each.annotation)
+        if isinstance(info, OptionGroup):
+            found = [(name, kind, None) for name, kind in info.kinds.items()]
+        else:
+            found = [(each.name, each.annotation, each.default)] if info is not None else []
+        for name, annotation, default in found:
             kind, info = get_args(annotation)[:2]
             if isinstance(info, OptionInfo):
                 flags = info.param_decls or ()
                 if not any(flag.startswith("--") for flag in flags):
                     info = copy(info)
                     info.param_decls = (f"--{name.replace('_', '-')}", *flags)
-            yield Parameter(
-                name,
-                Parameter.KEYWORD_ONLY,
-                default=Parameter.empty if default is MISSING else default,
-                annotation=Annotated[kind, info],
-            )
+            made: Any = Annotated[kind, info]
+            yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=made)

@@ -54,17 +54,6 @@ PROFILE = "Profile"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileOptions:
-    """The options of `batchdecode profiles`."""
-
-    name: Annotated[
-        str | None,
-        argument("One profile, as for --profile, or a file of profiles.", "NAME", "profile_name"),
-    ] = None
-    json: Annotated[bool, flag(OUTPUT, "Print profiles as JSON.")] = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class CalibrateOptions:
     """The options of `batchdecode calibrate`, None where not given; see docs/calibrating.md."""
 
@@ -104,9 +93,16 @@ class CalibrateOptions:
     force: Force = False
 
 
-def profiles(options: ProfileOptions) -> None:
+def profiles(
+    name: Annotated[
+        str | None,
+        argument("One profile, as for --profile, or a file of profiles.", "NAME", "profile_name"),
+    ] = None,
+    *,
+    json: Annotated[bool, flag(OUTPUT, "Print profiles as JSON.")] = False,
+) -> None:
     """List profiles of step times, and check them against their hardware."""
-    show_step_times(options.name, as_json=options.json)
+    show_step_times(name, as_json=json)
 
 
 def calibrate(options: CalibrateOptions) -> None:
@@ -115,7 +111,7 @@ def calibrate(options: CalibrateOptions) -> None:
 
 
 COMMANDS = {
-    "profiles": command(profiles, ProfileOptions),
+    "profiles": command(profiles),
     "calibrate": command(calibrate, CalibrateOptions),
 }
 

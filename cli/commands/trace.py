@@ -136,43 +136,6 @@ class TraceOptions:
     preset: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhyOptions:
-    """The options of `batchdecode trace why`; docs/cli.md has a table of them."""
-
-    request_id: Annotated[str | None, argument("Id of a request.", "ID", "request_id")] = None
-    input: Annotated[str | None, argument(_INPUT_WORDS, "INPUT")] = None
-    longest: Annotated[
-        bool, flag(SELECTION, "Explain the request that took longest, instead of ID.", common=True)
-    ] = False
-    json: Annotated[bool, flag(OUTPUT, "Print the story as JSON.", common=True)] = False
-    all: Annotated[
-        bool, flag(OUTPUT, "Show every wait and every span, however many.", common=True)
-    ] = False
-    run_options: Run = field(default_factory=dict)
-    preset: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiffOptions:
-    """The options of `batchdecode trace diff`; docs/cli.md has a table of them."""
-
-    a: Annotated[str, argument(_INPUT_WORDS, "A")]
-    b: Annotated[str, argument("Another one.", "B")]
-    top: Annotated[
-        int,
-        option(OUTPUT, "Show the N outputs that changed most.", "N", min=0),
-    ] = 10
-    json: Annotated[bool, flag(OUTPUT, "Print everything as JSON.")] = False
-    html: Annotated[bool, flag(OUTPUT, "Write a page for a browser, with both runs in step.")] = (
-        False
-    )
-    output: Annotated[
-        str | None, output_option("Write the page to FILE (gzipped if it ends in .gz).")
-    ] = None
-    force: Force = False
-
-
 def trace(options: TraceOptions) -> int:
     """Show which request held which slot at which step."""
     from .show import ViewOptions, show_trace  # noqa: PLC0415 - heavy
@@ -180,41 +143,59 @@ def trace(options: TraceOptions) -> int:
     return show_trace(ViewOptions(**vars(options)))
 
 
-def why(options: WhyOptions) -> None:
+def why(
+    request_id: Annotated[str | None, argument("Id of a request.", "ID", "request_id")] = None,
+    input: Annotated[str | None, argument(_INPUT_WORDS, "INPUT")] = None,  # noqa: A002 - shown so
+    *,
+    longest: Annotated[
+        bool, flag(SELECTION, "Explain the request that took longest, instead of ID.", common=True)
+    ] = False,
+    json: Annotated[bool, flag(OUTPUT, "Print the story as JSON.", common=True)] = False,
+    all: Annotated[  # noqa: A002 - as above
+        bool, flag(OUTPUT, "Show every wait and every span, however many.", common=True)
+    ] = False,
+    run_options: Run,
+    preset: set[str],
+) -> None:
     """Explain one request: what it waited for, when it ran, how it finished."""
     from .show import show_why  # noqa: PLC0415 - heavy
 
     show_why(
-        options.request_id,
-        options.input,
-        longest=options.longest,
-        json=options.json,
-        all=options.all,
-        run_options=options.run_options,
-        preset=options.preset,
+        request_id,
+        input,
+        longest=longest,
+        json=json,
+        all=all,
+        run_options=run_options,
+        preset=preset,
     )
 
 
-def diff(options: DiffOptions) -> int:
+def diff(
+    a: Annotated[str, argument(_INPUT_WORDS, "A")],
+    b: Annotated[str, argument("Another one.", "B")],
+    *,
+    top: Annotated[int, option(OUTPUT, "Show the N outputs that changed most.", "N", min=0)] = 10,
+    json: Annotated[bool, flag(OUTPUT, "Print everything as JSON.")] = False,
+    html: Annotated[bool, flag(OUTPUT, "Write a page for a browser, with both runs in step.")] = (
+        False
+    ),
+    output: Annotated[
+        str | None, output_option("Write the page to FILE (gzipped if it ends in .gz).")
+    ] = None,
+    force: Force = False,
+) -> int:
     """Show where two runs of one workload differ, why, and the effect.
 
     Exit status: 0 if the schedules are equal, 1 if they differ, 2 for bad input.
     """
     from .show import show_diff  # noqa: PLC0415 - heavy
 
-    return show_diff(
-        options.a,
-        options.b,
-        top=options.top,
-        json=options.json,
-        html=options.html,
-        output=options.output,
-        force=options.force,
-    )
+    return show_diff(a, b, top=top, json=json, html=html, output=output, force=force)
 
 
 COMMANDS = {
     "trace": command(trace, TraceOptions),
-    "trace why": command(why, WhyOptions),
-    "trace diff": command(diff, DiffOptions),
+    "trace why": command(why),
+    "trace diff": command(diff),
 }

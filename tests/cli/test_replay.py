@@ -93,7 +93,11 @@ def test_replicas_are_those_of_the_log_or_behind_a_router_and_cost_what_they_do(
 @pytest.mark.parametrize(
     ("arguments", "log", "message"),
     [
-        (["--replicas", "2"], named("x", "y"), "the log says which of 2 replicas had a request"),
+        (
+            ["--replicas", "2"],
+            named("x", "y"),
+            "the log names the replica of each",
+        ),
         (["--router", "random"], LOG.read_bytes(), "no effect without --replicas of at least 2"),
         (["--replicas", "2", "--router", "best"], LOG.read_bytes(), "unknown router 'best'"),
         ([], named("x", None), ":2: replica: all requests name one, or none does"),

@@ -64,9 +64,9 @@ def test_what_nobody_says_is_guessed_and_warned_of(folder):
     assert limits_of(done)["batch"] == (256, "guessed: the default of vLLM")
     assert limits_of(done)["max_batch_tokens"][0] == 2048
     assert limits_of(done)["kv_blocks"][0] == 2587
-    assert "by --batch 256, --max-batch-tokens 2048, --kv-blocks 2587: these are" in done.stderr
+    assert "--batch 256, --max-batch-tokens 2048, --kv-blocks 2587 are guesses" in done.stderr
     some = replay(folder, "--kv-blocks", "1200", "--batch", "4000")
-    assert "warning: nobody says how the run was limited by --max-batch-tokens 4000:" in some.stderr
+    assert "warning: the limits of the run are unknown: --max-batch-tokens 4000 " in some.stderr
 
 
 def test_memory_is_not_guessed_where_nothing_is_known_of_it(folder):
@@ -93,7 +93,7 @@ def test_what_a_client_had_in_flight_is_a_guess_of_the_slots(folder, layout, met
     (folder / "run_meta.json").write_text(json.dumps(meta))
     done = replay(folder, "--json", log="run.trace.jsonl")
     assert limits_of(done)["batch"] == limit
-    assert ("limited by --batch 5" in done.stderr) == ("guessed" in limit[1])
+    assert ("unknown: --batch 5" in done.stderr) == ("guessed" in limit[1])
     given = replay(folder, "--json", "--batch", "7", log="run.trace.jsonl")
     assert limits_of(given)["batch"] == (7, "--batch")
 
@@ -101,7 +101,7 @@ def test_what_a_client_had_in_flight_is_a_guess_of_the_slots(folder, layout, met
 def test_a_pipe_has_no_file_beside_it(folder):
     (folder / "meta.json").write_text(json.dumps(LIMITS))
     log = (folder / "run1_requests.jsonl").read_bytes()
-    assert "warning: nobody says" in replay(folder, log="-", stdin=log).stderr
+    assert "warning: the limits of the run are unknown" in replay(folder, log="-", stdin=log).stderr
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_file_beside_the_log_that_is_malformed_is_an_error(folder, content, me
     [
         ("nowhere.json", "cannot read nowhere.json: No such file or directory"),
         (".", "cannot read .: Is a directory"),
-        ("empty", "empty says nothing of limits; it would, under max_num_seqs,"),
+        ("empty", "empty has no limits; they would be under max_num_seqs,"),
         ("/dev/zero", "/dev/zero is larger than 16 MiB"),
     ],
 )

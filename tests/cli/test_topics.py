@@ -103,7 +103,7 @@ def test_an_unknown_topic_suggests():
         "error: no topic 'schedulng'; did you mean: scheduling? "
         "(batchdecode help lists all pages)\n"
     )
-    assert "pages that speak of it: " in batchdecode("help", "sjf").stderr
+    assert "pages that mention it: " in batchdecode("help", "sjf").stderr
     assert batchdecode("help", "xyzzy").stderr == (
         "error: no topic 'xyzzy' (batchdecode help lists all pages)\n"
     )

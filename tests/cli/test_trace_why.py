@@ -328,6 +328,7 @@ def test_help_lists_the_commands_below_and_each_has_its_own():
     done = batchdecode("trace", "--help")
     told = done.stdout.decode()
     assert told.startswith("Usage: batchdecode trace [OPTIONS] [INPUT]")
+    assert "\nCommands:\n  why   Explain one request" in told
     for name, usage in {"why": "[ID] [INPUT]", "diff": "{A} {B}"}.items():
         told = batchdecode("trace", name, "-h").stdout.decode()
         assert told.startswith(f"Usage: batchdecode trace {name} [OPTIONS] {usage}")
