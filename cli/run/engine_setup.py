@@ -107,7 +107,6 @@ class EngineSetup:
             time.sleep(seconds)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return what a token stands for; of the ids of a server nobody knows."""
         model = self.model
         return (
             b"" if isinstance(model, RemoteModel) else bytes_of(token, model.tokenizer.token_bytes)

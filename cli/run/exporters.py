@@ -36,7 +36,6 @@ WRITE_SECONDS = 5.0  # between two versions of the file
 
 
 def _answer(answer: Any, asked: dict[str, Any], begin: Any) -> Any:
-    """Return the answer of the library at its one address, and elsewhere where that is."""
     if asked["PATH_INFO"] != METRICS_PATH:
         begin("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
         return [f"nothing here; the metrics are at {METRICS_PATH}\n".encode()]
@@ -144,12 +143,10 @@ class SeriesWriter:
 
     @property
     def only(self) -> TimeSeries:
-        """That of a run of one engine."""
         (series,) = self.all_series
         return series
 
     def write_known(self) -> None:
-        """Write the rows that are known by now."""
         rows = [
             (number, row) for number, series in enumerate(self.all_series) for row in series.rows()
         ]
@@ -191,7 +188,6 @@ _BLOCKED = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.item
 
 
 def _headline(summary: RunSummary, run: RunEvent) -> str:
-    """Return the numbers that matter most."""
     more = [counted(summary.generated_tokens, "generated token")]
     if summary.wall is not None:
         more += [

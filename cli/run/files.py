@@ -91,7 +91,6 @@ class FileSink:
         self.size += start
 
     def close(self) -> None:
-        """Close the descriptor, if it is the sink's own."""
         self._raw.close()
 
     def check_size(self, num_bytes: int) -> None:
@@ -122,13 +121,11 @@ class GzipSink:
         self._compressor = zlib.compressobj(wbits=31)
 
     def write(self, lines: bytes) -> None:
-        """Compress `lines` and pass them on."""
         self._is_needed = True
         packed = self._compressor.compress(lines)
         self._sink.write(packed + self._compressor.flush(zlib.Z_SYNC_FLUSH))
 
     def close(self) -> None:
-        """End the compressed data, and close the other sink."""
         if self._is_needed:
             self._sink.write(self._compressor.flush(zlib.Z_FINISH))
         self._sink.close()
@@ -143,11 +140,9 @@ class TerminalJson:
         self._terminal = terminal
 
     def write(self, lines: bytes) -> None:
-        """Write `lines`, which are JSON, such that they say the same."""
         self._terminal.write(printable_json(lines.decode()).encode())
 
     def close(self) -> None:
-        """Close the terminal."""
         self._terminal.close()
 
 
@@ -190,12 +185,10 @@ class UploadSink:
         self.discard()
 
     def discard(self) -> None:
-        """Remove the temporary file."""
         shutil.rmtree(self._place.parent, ignore_errors=True)
 
 
 def temporary_place(url: str) -> Path:
-    """Return the path of a file with the name of that at `url`, in a new temporary folder."""
     import tempfile  # noqa: PLC0415 - for URLs only
 
     return Path(tempfile.mkdtemp(prefix="batchdecode-"), shown(url).rpartition("/")[2])
@@ -221,7 +214,6 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
 
 
 def packed(file: FileSink, path: str, *, is_new: bool) -> Sink:
-    """Return a sink for the open file `path`, compressed if its name ends in .gz."""
     return GzipSink(file, is_needed=is_new) if path.endswith(".gz") else file
 
 
@@ -240,12 +232,10 @@ def may_be_file(path: str) -> bool:
 
 
 def stdout_sink() -> Sink:
-    """Return a sink for stdout."""
     return FileSink(io.FileIO(stdout_descriptor(), "w", closefd=False), "stdout")
 
 
 def stdout_json_sink() -> Sink:
-    """Return a sink for JSON on stdout."""
     sink = stdout_sink()
     return TerminalJson(sink) if os.isatty(stdout_descriptor()) else sink
 
@@ -293,7 +283,6 @@ class OutFile:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -548,7 +537,6 @@ def check_distinct(
 
 
 def _identity(path: str) -> object:
-    """Return what two names of one file have in common."""
     if is_url(path):
         scheme, _, rest = shown(path).partition("://")
         if scheme not in {"file", "local"}:

@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, Self
 from zlib import crc32
@@ -124,7 +124,6 @@ class OpenInput:
         return LineReader(unpacked, self.name, self._notes)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the file's bytes, in hexadecimal."""
         import hashlib  # noqa: PLC0415 - only for runs that can be resumed
 
         return hashlib.file_digest(self._from_start(), "sha256").hexdigest()
@@ -181,54 +180,23 @@ def open_input(path: str | None, waiting: Waiting) -> OpenInput:
         raise InputError(f"cannot read {name}: {reason}") from error
 
 
-def _unpacked(packed: io.BufferedReader) -> io.BufferedReader:
-    """Return a buffered reader of what is compressed in `packed`."""
-    unpacked: io.RawIOBase = Unpacked(packed)
-    return io.BufferedReader(unpacked, CHUNK_BYTES)
-
-
 # -- what is packed
 
 
-def compression_of(start: bytes, filename: str) -> str | None:
-    """Return what to say of an input that begins so, if it is compressed; None if it is not."""
-    file = "" if filename == "<stdin>" else f" {shlex.quote(filename)}"
-    if start.startswith(b"PK\x03\x04") and b"[Content_Types].xml" in start[:256]:
-        return "is an Office document, such as an Excel workbook: save it as CSV or text first"
-    for magic, name, program in _OTHERS:
-        if start.startswith(magic):
-            how = f"JSON lines of it: {program}{file}"
-            return f"is compressed with {name}; only gzip is unpacked. {how}"
-    return None
-
-
-class Unpacked(io.RawIOBase):
-    """What gzip has packed in `packed`, in one member or several.
+def _unpacked(packed: "io.BufferedReader | _Packets") -> io.BufferedReader:
+    """Return a reader of what gzip has packed, in one member or several.
 
     Reading raises EOFError where it is cut off, zlib.error or BadGzipFile where it is damaged;
-    what came before that was given.
+    what came before can be read.
     """
+    import gzip  # noqa: PLC0415 - only for what is compressed
 
-    def __init__(self, packed: "BinaryIO | _Packets") -> None:
-        import gzip  # noqa: PLC0415 - only for what is compressed
+    class Unpacked(gzip.GzipFile):
+        def readinto(self, buffer: Any) -> int:  # a pipe is not waited for to fill the buffer
+            return self.readinto1(buffer)
 
-        self._file = gzip.GzipFile(fileobj=packed, mode="rb")  # type: ignore[arg-type]  # all it asks for
-
-    def readable(self) -> bool:
-        """Return that it is."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return whether the packed file is: going back is to unpack it anew."""
-        return self._file.seekable()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to an offset of what is unpacked."""
-        return self._file.seek(offset, whence)
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
-        """Read what there is of the next bytes: a pipe is not waited for to fill the buffer."""
-        return self._file.readinto1(buffer)
+    unpacked: Any = Unpacked(fileobj=packed, mode="rb")  # type: ignore[arg-type]  # all it asks for
+    return io.BufferedReader(unpacked, CHUNK_BYTES)
 
 
 class PerhapsPacked(io.RawIOBase):
@@ -236,23 +204,17 @@ class PerhapsPacked(io.RawIOBase):
 
     def __init__(self, pipe: io.RawIOBase) -> None:
         self._pipe: io.BufferedReader = io.BufferedReader(pipe, CHUNK_BYTES)
-        self._unpacked: Unpacked | None = None
-        self._has_begun = False
+        self._source: io.BufferedReader | None = None
 
     def readable(self) -> bool:
-        """Return that it is."""
         return True
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
-        """Read what there is of the next bytes."""
-        if not self._has_begun:
-            self._has_begun = True
+        if self._source is None:
             start = self._pipe.peek(len(GZIP))[: len(GZIP)]  # a pipe may give one byte alone
-            if start and GZIP.startswith(start):
-                self._unpacked = Unpacked(_Packets(self._pipe))
-        if self._unpacked is not None:
-            return self._unpacked.readinto(buffer)
-        return self._pipe.readinto1(buffer)
+            is_packed = start and GZIP.startswith(start)
+            self._source = _unpacked(_Packets(self._pipe)) if is_packed else self._pipe
+        return self._source.readinto1(buffer)
 
 
 class _Packets:
@@ -273,7 +235,6 @@ class PatientPipe(io.RawIOBase):
         self._raw, self._waiting = raw, waiting
 
     def readable(self) -> bool:
-        """Return that it is."""
         return True
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
@@ -285,7 +246,6 @@ class PatientPipe(io.RawIOBase):
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong, without Python's decoration."""
     if isinstance(error, EOFError):
         return "the compressed data is cut off"
     if isinstance(error, zlib.error) or (isinstance(error, OSError) and error.errno is None):
@@ -349,7 +309,11 @@ class LineReader:
         """
         self._skip_rest()
         while self.number:  # the first line may tell what the whole is
-            texts = list(islice(io.BytesIO(self._peek()), max_lines))
+            try:
+                peeked = self._stream.peek()
+            except (OSError, EOFError, zlib.error) as error:
+                raise self._broken(error) from error
+            texts = list(islice(io.BytesIO(peeked), max_lines))
             if texts and not texts[-1].endswith(b"\n"):
                 texts.pop()
             if not texts:
@@ -370,7 +334,6 @@ class LineReader:
         return Block([], []) if text is None else Block([self.number], [text])
 
     def go_to(self, start: int, number: int) -> None:
-        """Go on with line `number`, which starts at the offset `start`."""
         self._stream.seek(start)
         self._next_start, self.number, self._is_cut = start, number - 1, False
 
@@ -389,17 +352,21 @@ class LineReader:
         Raises:
             InputError: the rest is compressed.
         """
-        compression = compression_of(line, self.name)
-        if compression is not None:
-            raise InputError(f"{self.name} {compression}")
+        name = self.name
+        if line.startswith(b"PK\x03\x04") and b"[Content_Types].xml" in line[:256]:
+            what = "an Office document, such as an Excel workbook: save it as CSV or text first"
+            raise InputError(f"{name} is {what}")
+        file = "" if name == "<stdin>" else f" {shlex.quote(name)}"
+        for magic, kind, program in _OTHERS:
+            if line.startswith(magic):
+                how = f"only gzip is unpacked. JSON lines of it: {program}{file}"
+                raise InputError(f"{name} is compressed with {kind}; {how}")
         if line.startswith(_BOM):
-            self._note(f"{self.name} begins with a byte order mark, which is skipped")
+            note = f"{name} begins with a byte order mark, which is skipped"
+            if note not in self._notes:
+                self._notes.append(note)
             self.start, line = len(_BOM), line[len(_BOM) :]
         return line
-
-    def _note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
 
     def _readline(self, max_bytes: int) -> bytes:
         try:
@@ -407,14 +374,7 @@ class LineReader:
         except (OSError, EOFError, zlib.error) as error:
             raise self._broken(error) from error
 
-    def _peek(self) -> bytes:
-        try:
-            return self._stream.peek()
-        except (OSError, EOFError, zlib.error) as error:
-            raise self._broken(error) from error
-
     def _broken(self, error: Exception) -> InputError:
-        """Return what the input is that cannot be read on."""
         kind = CutOffError if isinstance(error, EOFError) else InputError
         return kind(f"cannot read {self.name} after line {self.number}: {_reason(error)}")
 
@@ -451,7 +411,6 @@ class Duplicates:
         self._indexes, self._first_numbers = array("q"), array("q")
 
     def add(self, index: int, first_number: int) -> None:
-        """Take note of the line `index`, which is after all before."""
         self._indexes.append(index)
         self._first_numbers.append(first_number)
 
@@ -510,7 +469,11 @@ def check_kind(first_line: bytes, name: str) -> None:
     found = why_no_lines(first_line, name)
     if found is not None:
         raise InputError(f"{name} {found}")
-    if is_result(first_line) or _is_answered_row(first_line):
+    is_row = False  # of the output of an OpenAI batch, whatever has answered it
+    with suppress(ValueError, RecursionError):
+        fields = msgspec.json.decode(first_line, type=dict[str, Any])
+        is_row = {"custom_id", "response"} <= fields.keys()
+    if is_row or is_result(first_line):
         found = "results"
     elif is_trace(first_line):
         found = "trace"
@@ -520,14 +483,6 @@ def check_kind(first_line: bytes, name: str) -> None:
         f"{name} holds the {found} of a run, and no requests: "
         "give the requests that the run has read"
     )
-
-
-def _is_answered_row(line: bytes) -> bool:
-    """Return whether a line is of the output of an OpenAI batch, whatever has answered it."""
-    try:
-        return {"custom_id", "response"} <= msgspec.json.decode(line, type=dict[str, Any]).keys()
-    except (ValueError, RecursionError):
-        return False
 
 
 def read_requests(
@@ -600,14 +555,12 @@ def checksum_of(line: bytes, parsed: Line) -> int:
 
 
 def parse_line(parser: RequestParser, line: bytes, number: int) -> Line:
-    """Return what a line with this number is by itself."""
     if len(line) > MAX_LINE_BYTES:
         return line_too_long(line, number)
     return parser.parse(line, number)
 
 
 def line_too_long(line: bytes, number: int) -> BadLine:
-    """Return what is wrong with a line that is longer than any may be."""
     from batcher.requests.json_spans import TextSpan  # noqa: PLC0415 - as above
     from batcher.requests.problems import make_problem  # noqa: PLC0415 - as above
 
@@ -621,7 +574,6 @@ def line_too_long(line: bytes, number: int) -> BadLine:
 
 
 def id_of(parsed: ParsedLine) -> str:
-    """Return the id of the request, which its parser has set; "" is one, too."""
     return parsed.request.id  # type: ignore[return-value]  # see above
 
 
@@ -673,7 +625,6 @@ class LineArrivals:
             self._times.append(time)
 
     def take(self, line: Line) -> None:
-        """Take note that the run has the next line."""
         if not isinstance(line, ParsedLine):
             return
         session, count = line.request.session, num_queued_as(line.request)
@@ -685,7 +636,6 @@ class LineArrivals:
             self._sessions.add(session)
 
     def left(self, now: float) -> Unread:
-        """Return what is still to be taken."""
         place = bisect_right(self._times, now)
         queued = max((self._totals[place - 1] if place else 0) - self._num_taken, 0)
         total = self._totals[-1] if self._totals else 0
@@ -710,7 +660,6 @@ class Source:
         return None
 
     def took(self, line: Line) -> None:
-        """Take note that the run has a line that next() gave."""
         if self.arrivals is not None:
             self.arrivals.take(line)
 
@@ -745,7 +694,6 @@ class SessionArrivals:
         self._sessions: dict[str, float] = {}
 
     def is_turn(self, request: Request) -> bool:
-        """Return whether `request` goes on from one that was asked for before."""
         return request.session in self._sessions
 
     def time_of(self, request: Request) -> float:
@@ -810,22 +758,18 @@ class FileSource(Source):
 
     @property
     def is_in_memory(self) -> bool:
-        """See Source."""
         return self._fits_in_memory or self.has_ended
 
     def upcoming(self, now: float) -> str | None:
-        """Return the id of the next request, as long as it is one of those in memory."""
         has_arrived = self._head and self.backlog(now).queued
         return name_of(self._head[0], self.input_index + 1) if has_arrived else None
 
     def find(self, text: str) -> str | None:
-        """Return the id of a request to come; see Source."""
         first = self.input_index + 1
         names = [name_of(line, index) for index, line in enumerate(list(self._head), first)]
         return text if text in names else next((name for name in names if text in name), None)
 
     def next(self) -> Line | None:
-        """Return the next line; see Source."""
         index = self.input_index + 1
         if index == self.total:
             self.has_ended = True
@@ -852,7 +796,6 @@ class IndexedSource(Source):
         self.total = len(self._starts)
 
     def next(self) -> Line | None:
-        """Return the next line; see Source."""
         index = next(self._order, None)
         if index is None:
             self.has_ended = True
@@ -898,7 +841,6 @@ class PipeSource(Source):
         self._arrivals, self._last_arrival = SessionArrivals(), 0.0
 
     def next(self) -> Line | None:
-        """Return the next line; see Source."""
         reader = self._reader
         parsed = reader.read()
         if parsed is None:
@@ -931,7 +873,6 @@ class FollowSource(Source):
         threading.Thread(target=self._read_all, args=(reader,), daemon=True).start()
 
     def next(self) -> Line | None:
-        """Return the next line; see Source."""
         if not self._ahead:
             if self._queue.empty():
                 return None
@@ -946,7 +887,6 @@ class FollowSource(Source):
         return None
 
     def wait(self) -> None:
-        """Wait for a line, or for the end."""
         with self._waiting():
             self._ahead.append(self._queue.get())
 

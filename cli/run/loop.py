@@ -55,7 +55,6 @@ class Loop:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether so many requests have failed that no more are read."""
         return self.num_failed >= self._max_errors
 
     @property
@@ -65,7 +64,6 @@ class Loop:
 
     @property
     def num_ahead(self) -> int:
-        """How many lines were read, and not taken yet."""
         return int(self._ahead is not None)
 
     @property
@@ -94,7 +92,6 @@ class Loop:
                 return
 
     def note_failure(self, request_id: str, message: str) -> None:
-        """Take note that a request failed in the model."""
         self._count_failure()
         if self.first_failure is None:
             self.first_failure = f"{request_id}, {message}"
@@ -178,7 +175,6 @@ class Loop:
         return line
 
     def _ends_at_once(self, line: ParsedLine | BadLine) -> bool:
-        """Return whether a line is a request that has arrived and needs no slot."""
         if not isinstance(line, ParsedLine):
             return False
         request = line.request
@@ -196,7 +192,6 @@ class Loop:
         )
 
     def _take_bad(self, line: BadLine) -> None:
-        """Skip a bad line, or read no more."""
         if self._on_bad_line is not None:
             self._on_bad_line(line)
         if self._keep_going:
@@ -217,11 +212,9 @@ class Loop:
 
     @property
     def current_step(self) -> int | None:
-        """The number of the step that is being computed, None between two of them."""
         return self.engine.num_steps if self._is_computing else None
 
     def read_gauges(self) -> GaugeReading:
-        """Return what events do not tell of the run; see Gauges."""
         engine = self.engine
         num_free = engine.batch_size - engine.num_running
         backlog = self.backlog
@@ -235,7 +228,6 @@ class Loop:
         )
 
     def find_upcoming(self, text: str) -> str | None:
-        """Return the id of a request that is still to be read; see Gauges."""
         ahead, source = self._ahead, self.source
         found = source.find(text)
         if ahead is not None and found != text:
@@ -245,7 +237,6 @@ class Loop:
         return found
 
     def knows_upcoming(self) -> bool:
-        """Return whether `find_upcoming` knows all that is to come; see Gauges."""
         return self.source.is_in_memory and not self.engine.num_pending
 
     @property

@@ -35,7 +35,6 @@ _MAX_KINDS = 5  # of what a model raises
 
 
 def say(text: str) -> None:
-    """Write `text` for the person who started the command."""
     sys.stderr.write(text)
     sys.stderr.flush()
 
@@ -83,7 +82,6 @@ class ProblemReport:
         return replace(problem, hint=advice)
 
     def tell(self, text: str) -> None:
-        """Take in whole lines about something else than the input."""
         self.news.append(text.removesuffix("\n"))
 
     def take(self) -> str:
@@ -128,7 +126,6 @@ class ModelTracebacks(AbstractContextManager["ModelTracebacks"]):
         LISTENERS.remove(self.show)
 
     def show(self, raised: Raised) -> None:
-        """Show one, unless one like it was shown."""
         kind = f"{raised.said.partition(':')[0]} at {raised.place}"
         self._counts[kind] += 1
         if self._counts[kind] == 1 and len(self._counts) <= _MAX_KINDS:
@@ -158,7 +155,6 @@ def say_of_memory(engines: Iterable[tuple[str, SchedulingSettings]]) -> None:
 
 
 def _note(profile: str, settings: SchedulingSettings) -> str | None:
-    """Return what is to be said of the memory of a profile, None if nothing is."""
     from batcher.timing.profiles import kv_room_of  # noqa: PLC0415 - with it comes yaml
 
     room = None if profile == WALL else kv_room_of(profile)
@@ -303,7 +299,6 @@ def why_no_lines(start: bytes, filename: str) -> str | None:
 
 
 def _how(command: str, filename: str) -> str:
-    """Return the sentence with a command, which reads the input."""
     file = "" if filename == "<stdin>" else f" {shlex.quote(filename)}"
     if file and command.startswith((_PYTHON, "tr ")):
         file = f" <{file}"
@@ -333,7 +328,6 @@ def _form_of(problem: "Problem", filename: str) -> _Form | None:
 
 
 def _form_of_first(line: str, filename: str) -> _Form | None:
-    """Return what an input is whose first line is not JSON, by that line."""
     form: _Form | None = _PLAIN
     if line.startswith("["):
         form = _STRINGS if line[1:].lstrip().startswith('"') else _ARRAY
@@ -376,7 +370,6 @@ def _table_of(line: str, filename: str) -> _Form | None:
 
 
 def _encoding_of(line: str) -> _Form | None:
-    """Return what a line with bytes that are not UTF-8 may be, which are shown as escapes."""
     escaped = {int(digits, 16) for digits in re.findall(r"\\x([89a-f][0-9a-f])", line)}
     if not line.isascii() or escaped & {0x81, 0x8D, 0x8F, 0x90, 0x9D}:  # characters are UTF-8 there
         return _Form(

@@ -125,7 +125,6 @@ class BufferedWriter(Generic[Item]):
         self._sink.write(self._encode(items))
 
     def close(self) -> None:
-        """Write everything and end the file."""
         try:
             self.flush()
         finally:

@@ -56,7 +56,6 @@ class InputOrder:
         self._file: BinaryIO | None = None
 
     def put(self, index: int, lines: bytes) -> list[bytes]:
-        """Take in the lines that answer the line `index`; return those whose turn has come."""
         self._held[index] = lines
         self._num_held_bytes += len(lines)
         if index != self._next:
@@ -70,19 +69,16 @@ class InputOrder:
         return ready
 
     def rest(self) -> Iterator[bytes]:
-        """Yield the lines still kept back, in order; those missing between them will not come."""
         if self._held:
             self._spill()
         while self._runs:
             yield self._take_spilled()
 
     def close(self) -> None:
-        """Forget all that is kept back."""
         if self._file is not None:
             self._file.close()
 
     def _take(self, index: int) -> bytes | None:
-        """Return what was put at `index` and forget it; None if it is not here."""
         lines = self._held.pop(index, None)
         if lines is not None:
             self._num_held_bytes -= len(lines)
@@ -218,15 +214,6 @@ class Answers:
         return is_first
 
     @property
-    def has_open(self) -> bool:
-        """Whether any request is not just answered by the line of its result, when it comes."""
-        return bool(self._open)
-
-    def is_open(self, request_id: str) -> bool:
-        """Return whether a request is such a one, and has results to come."""
-        return request_id in self._open
-
-    @property
     def num_failing(self) -> int:
         """How many requests have failed that have results to come."""
         return sum(request.has_failed for request in self._open.values())
@@ -266,7 +253,6 @@ class Answers:
         return lines
 
     def put_back(self, input_index: int, lines: bytes) -> list[bytes]:
-        """Return what is to be written now that lines of an earlier run have got their turn."""
         return [] if self._order is None else self._order.put(input_index, lines)
 
     def rest(self) -> Iterator[bytes]:
@@ -278,12 +264,10 @@ class Answers:
             yield from self._order.rest()
 
     def close(self) -> None:
-        """Forget what is kept back for its turn."""
         if self._order is not None:
             self._order.close()
 
     def _answer(self, request: _OpenRequest, result: Result) -> list[bytes]:
-        """Return what is to be written now that a request has got one more result."""
         self._count_down(result.id, request)
         is_row = request.form != "result"
         if is_row:
@@ -309,7 +293,6 @@ class Answers:
         return encode_results(request.kept)
 
     def _encode(self, results: list[Result], form: Form) -> bytes:
-        """Return the line of these results, in this form."""
         if form == "result":
             return encode_result(results[0])
         from batcher.requests.result_rows import encode_openai_row  # noqa: PLC0415 - only for them

@@ -315,7 +315,6 @@ def prepare(
 
 
 def _why_not_replaced(earlier: RunRecord | None) -> str:
-    """Return what a file holds that `earlier` is the record of, and how to go on."""
     if earlier is None:
         return (
             "holds something that is not known to be results: --force overwrites it "
@@ -409,7 +408,6 @@ def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> Non
 def _changes(
     earlier: Mapping[str, Any], now: Mapping[str, Any], options: Container[str] = ()
 ) -> list[str]:
-    """Return which values are not the same; the names that are options are shown as such."""
     words = {None: "not set", True: "on", False: "off"}
     reasons = []
     for name in sorted(earlier.keys() | now.keys()):
@@ -483,7 +481,6 @@ class SummedSink:
         self._results.write(lines)
 
     def close(self) -> None:
-        """End both files."""
         try:
             self._sums.close()
             self._results.close()
@@ -544,7 +541,6 @@ class ResultLine(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """Whether one of its results failed in the run; a bad line stays one."""
         errors = (result.error for result in self.results)
         return any(error is not None and error.code in RUN_ERROR_CODES for error in errors)
 
@@ -619,11 +615,9 @@ class EarlierResults:
         self._kept: list[tuple[int, int, int]] = []
 
     def close(self) -> None:
-        """Close the file; nothing can be found any more."""
         self.lines.close()
 
     def add(self, found: ResultLine) -> None:
-        """Add the line that stands at `end`."""
         for result in found.results:
             number = number_of(result)
             self._hashes.append(hash((result.id, number)))
@@ -675,7 +669,6 @@ class EarlierResults:
                     seen.add(key)
 
     def results_of(self, request: Request, /) -> dict[int, Result]:
-        """Return the results that `request` has in the file, by their index."""
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
         return self.find(request_id, max(request.n, request.best_of or 0))
 
@@ -753,7 +746,6 @@ class Omission(NamedTuple):
     dropped_ids: frozenset[str] = frozenset()
 
     def drops(self, answer: list[ResultLine]) -> bool:
-        """Return whether the lines that answer a request are left out."""
         return self.drops_failed and any(
             found.has_failed or found.results[0].id in self.dropped_ids for found in answer
         )
@@ -880,7 +872,6 @@ def _take_in_order(
 
 
 def _belongs(found: ResultLine, wanted: Expected) -> bool:
-    """Return whether a line is part of the answer to `wanted`."""
     first = found.results[0]
     number = number_of(first)
     if number < 0:
@@ -897,7 +888,6 @@ def _is_complete(answer: list[ResultLine], wanted: Expected) -> bool:
 
 
 def _temporary(output: str) -> BinaryIO:
-    """Return a file without a name on the disk of `output`."""
     import tempfile  # noqa: PLC0415 - only where results are mended
 
     return tempfile.TemporaryFile(dir=Path(output).resolve().parent)
@@ -927,7 +917,6 @@ def _open(output: str) -> tuple[bool, BinaryIO]:
 
 
 def _put(lines: BinaryIO, file: OutFile) -> None:
-    """Replace the content of `file` by `lines`, at once."""
     lines.seek(0)
     with file.replace() as sink:
         while chunk := lines.read(_CHUNK):

@@ -181,7 +181,6 @@ class RunRecorder:
                 raise Interrupted
 
     def _show_step(self, step: int, stop: StopSignals) -> None:
-        """Show how things stand after `step`, and let people look if they want to."""
         if self._view.is_watched:
             self._view.after_step(step)
         pace = self._pace
@@ -192,7 +191,6 @@ class RunRecorder:
                     self._view.wait(seconds)
 
     def _note(self, events: Sequence[Event]) -> None:
-        """Pass `events` on to the trace and the numbers."""
         if self._trace is not None:
             self._trace.write(events)
         if self.metrics is not None:
@@ -420,7 +418,6 @@ class Run:
         return status or (1 if loop.num_failed else 0)
 
     def _summarize(self, metrics: "RunMetrics") -> None:
-        """Say what happened, to the person and to the programs that want to know."""
         from ..screen.summary import BytesPerToken  # noqa: PLC0415 - a quiet run does without
 
         options, engine, model = self._options, self._loop.engine, self._setup.model
@@ -449,7 +446,6 @@ class Run:
         )
 
     def _conclude(self) -> None:
-        """Say what happened, and of the requests as traces what became of them."""
         metrics, num_steps = self._recorder.metrics, self._loop.engine.num_steps
         if metrics is not None:
             self._summarize(metrics)
@@ -460,7 +456,6 @@ class Run:
             self._tell(remark, f"continue later with: {self._command} --retry-failed")
 
     def _tell(self, remark: str, what_now: str) -> None:
-        """Say why the run ends, where its results are if there are any, and how to go on."""
         results, file = self._recorder.results, self._file
         tell_ending(self._options, results, file, self._resumption, remark, what_now)
 
@@ -489,7 +484,6 @@ class Run:
 
 
 def _has_picture(options: RunOptions) -> bool:
-    """Return whether a picture may be drawn before there is a view."""
     if options.quiet or options.live == "always":
         return not options.quiet
     is_piped = options.output is None and is_pipe(stdout_descriptor())

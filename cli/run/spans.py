@@ -74,7 +74,6 @@ class SpanSender:
         self._thread.start()
 
     def take(self, events: Iterable[Event]) -> None:
-        """Take in the next events of the run."""
         for event in events:
             if isinstance(event, RunEvent):
                 followers = self._followers
@@ -93,11 +92,9 @@ class SpanSender:
 
     @property
     def num_dropped(self) -> int:
-        """How many spans no collector has taken."""
         return self.num_spans - self.num_sent
 
     def describe(self) -> str:
-        """Return in words what became of the spans."""
         text = f"{self.num_sent:,} spans sent"
         if self.num_dropped:
             why = f": {self._failures.last}" if self._failures.last else ""
@@ -111,7 +108,6 @@ class SpanSender:
                 self._waiting.append(ended)
 
     def _send(self) -> None:
-        """Send what has ended, until the run is over and nothing waits."""
         while self._waiting or not self._is_over.wait(POLL_SECONDS) or self._waiting:
             begin = time.thread_time()
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
@@ -151,7 +147,6 @@ class SpanSender:
         span.end(self._on_wall(ended.end))
 
     def _on_wall(self, seconds: float) -> int:
-        """Return a time of the engine's clock in nanoseconds of the wall's."""
         return self._epoch + round(seconds * NANOSECONDS)
 
 
