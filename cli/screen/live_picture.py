@@ -1,6 +1,8 @@
 """The picture of a run for a terminal of any size: its layout follows from the room there is.
 
-Rule: every slot is in it, in a row, a cell or a share of a cell.
+Rule: every slot is in it, in a row, a cell or a share of a cell.  All of one picture is drawn from
+one `Scene`.  A cell of a strip stands for all steps since the frame before, so what is drawn has
+all been looked at.
 """
 
 import re
@@ -58,21 +60,43 @@ from .theme import (
 )
 from .view import GaugeReading, RunPlan
 
-# All that one picture of a run shows, so that every part of it is drawn from the same thing.
-#
-# Rule: a cell of a strip stands for all steps since the frame before, so what is drawn has all been
-# looked at.
-
 PHASES: dict[Role, str] = {"sample": "decode", "beam": "beam", "negative": "partner"}
 """What a row does after its prefill."""
+STYLES = dict.fromkeys(("beam", "partner"), "decode")
+STYLES |= dict.fromkeys(("error", "aborted", "lost"), "failed")
+STYLES |= dict.fromkeys(("length", "unused"), "stop")
+"""The styles of phases, and of reasons for an end, that are not called like their style."""
 NOBODY = "-"
-MAX_CELLS = 256
-"""The most cells a strip has."""
-MAX_ALL_CELLS = 2**18
-"""The most that all have together: of so many slots that this cuts them, few are ever seen."""
+MAX_CELLS = 256  # of a strip
+MAX_ALL_CELLS = 2**18  # of all strips: of so many slots that this cuts them, few are ever seen
 FIRST_IN_HUE = 0xE000  # private use
 MANY = 2
 """So many admissions in a cell hide each other; it is shaded by how busy it was."""
+
+MAX_BAR, MIN_BAR, MIN_TREND, MAX_QUEUE = 60, 8, 8, 20  # cells of the header
+TREND_WIDTH = 60  # from so many cells on there is a trend, whatever goes for it
+MIN_TITLE, MAX_NAME = 6, 20
+
+COLUMN_GAP = 2  # between columns of slots, and beside a map
+MIN_CELL = 16
+MIN_REQUEST, MAX_REQUEST = 7, 36
+MIN_ROW_BAR, MAX_ROW_BAR = 5, 24
+PHASE, MIN_STRIP = len("prefill"), 10
+MIN_PANEL = 34
+MIN_LABELLED = 30
+MAX_CELL = 12
+PER_ROW = (8, 16, 32, 64, 128, 256, 512)
+DOTS = 8
+BRAILLE = 0x2800
+_RUNS = re.compile(r"(.)\1*")
+
+MAX_CELLS_PER_STEP = 4
+MIN_WIDTH, MIN_HEIGHT = 20, 3
+MIN_GANTT = 6  # spare lines; in fewer there is no gantt
+ROOMY = 16  # lines; of fewer none is left blank
+HEADER_SHARE = 4  # the header has one of so many lines, at least one
+MANY_SLOTS = 256
+"""So many are a map, whatever room there is: rows of as many cannot be read."""
 
 
 class Strips:
@@ -105,16 +129,14 @@ class Strips:
 
     def extend(self, step: int, marks: Sequence[str]) -> None:
         """Add a cell for the steps up to `step`; `marks`: what has happened in each slot."""
-        num_steps = step + 1 - self.steps[-1]
-        if num_steps <= 0:
+        if step + 1 <= self.steps[-1]:
             return
         self.steps.append(step + 1)
         for place, (slot, mark) in enumerate(zip(self._slots, marks, strict=True)):
-            busy, admitted = slot.busy_steps(step), slot.num_admitted
-            steps_before, busy_before, admitted_before = self._before[place]
-            made = slot.own_step(step) + 1
+            made, busy, admitted = slot.own_step(step) + 1, slot.busy_steps(step), slot.num_admitted
+            made_before, busy_before, admitted_before = self._before[place]
             self._before[place] = made, busy, admitted
-            num_made = made - steps_before  # by its worker, which may have made none
+            num_made = made - made_before  # by its worker, which may have made none
             share = (busy - busy_before) / num_made if num_made else slot.is_busy(step)
             cell = self._cell(slot, mark, share, admitted - admitted_before, step)
             self.cells[place] = (self.cells[place] + cell)[-self._max_cells :]
@@ -130,20 +152,20 @@ class Strips:
             return glyphs.admitted
         if 2 * share < 1:
             return glyphs.nothing
+        glyph = glyphs.turns[(slot.num_admitted - 1) % 2]
         if slot.has_long_prefill and slot.is_prefilling(step):
-            return self._in_hue[glyphs.prefill, hue_of(slot.request.id)]
-        return self._in_hue[glyphs.turns[(slot.num_admitted - 1) % 2], hue_of(slot.request.id)]
+            glyph = glyphs.prefill
+        return self._in_hue[glyph, hue_of(slot.request.id)]
 
 
 @dataclass
 class Scene:
     """A run as it stands.
 
-    marks: what has happened of late in each slot.  notes: what nobody should miss, newest first.
-    ends: who has ended of late, newest first.
+    marks: what has happened of late in each slot.  notes, ends: of late, newest first.
     busy: the share of the slots that was used, from frame to frame.
     queued: how long the queue was, from frame to frame; depths: in all of the run.
-    found: the slot of whom a person has looked for.
+    found: the slot of the request that was looked for.
     """
 
     run: RunState
@@ -162,20 +184,21 @@ class Scene:
 
     @property
     def has_unicode(self) -> bool:
-        """Whether more than ASCII can be shown."""
         return bool(self.glyphs.dots)
 
     def name(self, text: str) -> str:
-        """Return `text`, somebody's id, safe to print; `?` is what cannot be shown."""
+        """Return an id that is safe to print; `?` is what cannot be shown."""
         name = printable(text)
         return name if self.has_unicode else name.encode("ascii", "replace").decode("ascii")
+
+    def cut(self, text: str, width: int) -> str:
+        return cut_middle(text, width, self.glyphs.cut)
 
     def is_busy(self, slot: SlotState) -> bool:
         """Return whether `slot` is used in the step that is shown."""
         return slot.is_busy(self.moment.slot_step)
 
     def request(self, slot: SlotState) -> str:
-        """Return what the sequence in `slot` is called."""
         return self.name(slot.label) if self.is_busy(slot) else NOBODY
 
     def phase(self, slot: SlotState) -> str:
@@ -201,69 +224,37 @@ class Scene:
         most = slot.request.max_tokens if self.is_busy(slot) else 0
         return slot.tokens_after(self.moment.step) / most if most else 0.0
 
-    def bar(self, slot: SlotState, width: int) -> Line:
-        """Return the bar of the sequence in `slot`; blank where nobody is."""
-        if not self.is_busy(slot):
-            return [(" " * width, "")]
-        return bar(self.share(slot), width, self.glyphs, hue_of(slot.request.id))
+    def note(self, note: Note) -> Part:
+        """Return a note in a few words."""
+        name = self.cut(self.name(note.label), MAX_NAME)
+        return f"{self.glyphs.marks[note.kind]} {name} {self.name(note.what)}", note.kind
 
 
-def phase_style(phase: str) -> str:
-    """Return the style of a phase, or of a reason for an end."""
-    if phase in ("beam", "partner"):
-        return "decode"
-    if phase in ("error", "aborted", "lost"):
-        return "failed"
-    return "stop" if phase in ("length", "unused") else phase
-
-
-# What stands above the slots: requests, tokens, memory, the queue and what nobody should miss.
-
-MAX_BAR, MIN_BAR, MIN_TREND = 60, 8, 8
-TREND_WIDTH = 60
-"""From so many cells on there is a trend, whatever goes for it."""
-MIN_TITLE, MAX_NAME = 6, 20
-MAX_QUEUE = 20
-"""The most cells of the trend of the queue."""
+# -- above the slots: requests, tokens, memory, the queue and notes -------------------------------
 
 
 def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
-    """Return what there is to say in at most `max_lines` of `width`; at least one line.
+    """Return the header in at most `max_lines` of `width`; at least one line.
 
     The fewer lines there are, the more of the first ones goes.
     """
+    about = scene.run, scene.plan, scene.gauges, scene.moment
+    found, speeds = counts(*about, scene.glyphs.separator), rates(*about)
     if max_lines == 1:
-        found = _what_became(scene)
-        rate = rates(scene.run, scene.plan, scene.gauges, scene.moment)[0]
-        return [_facts(kept([*found, rate._replace(rank=3)], width)) or [(" ", "")]]
-    lines = [
-        _counts(scene, width),
-        _rates(scene, width),
-        _queue(scene, width),
-        _progress(scene, width),
-        _memory(scene, width),
-    ]
-    wanted = [line for line in lines if line is not None][:max_lines]
-    order = (lines[0], lines[3], lines[1], lines[4], lines[2])  # as they stand
-    return [line for line in order if line is not None and line in wanted]
-
-
-def _what_became(scene: Scene) -> list[Fact]:
-    separator = scene.glyphs.separator
-    return counts(scene.run, scene.plan, scene.gauges, scene.moment, separator)
-
-
-def _counts(scene: Scene, width: int) -> Line:
-    """Return whose run it is, what has become of the requests, and on the right the time."""
+        return [_facts(kept([*found, speeds[0]._replace(rank=3)], width)) or [(" ", "")]]
     seconds = scene.moment.seconds
     time = "" if seconds is None else clock(seconds)
-    found = kept(_what_became(scene), width - len(GAP) - len(time))
-    line = _facts(found)
-    room = width - line_width(line) - len(time) - 2 * len(GAP)
+    first = _facts(kept(found, width - len(GAP) - len(time)))
+    room = width - line_width(first) - len(time) - 2 * len(GAP)
     title = scene.name(scene.plan.title)
     if room >= min(MIN_TITLE, cell_width(title)):
-        line = [(cut_middle(title, room, scene.glyphs.cut), "title"), (GAP, ""), *line]
-    return _apart(line, [(time, LABEL)], width)
+        first = [(scene.cut(title, room), "title"), (GAP, ""), *first]
+    first = _apart(first, [(time, LABEL)], width)
+    lines = [first, _progress(scene, width), _rates(scene, speeds, width)]
+    lines += [_memory(scene, width), _queue(scene, width)]
+    by_rank = (lines[0], lines[2], lines[4], lines[1], lines[3])
+    wanted = [line for line in by_rank if line is not None][:max_lines]
+    return [line for line in lines if line is not None and line in wanted]
 
 
 def _progress(scene: Scene, width: int) -> Line | None:
@@ -285,34 +276,31 @@ def _progress(scene: Scene, width: int) -> Line | None:
     return [*bar(found.share, room - 1, scene.glyphs, "progress"), (" ", ""), *parts]
 
 
-def _rates(scene: Scene, width: int) -> Line:
+def _rates(scene: Scene, found: list[Fact], width: int) -> Line:
     """Return how fast it goes, and how busy the slots were of late."""
-    found = rates(scene.run, scene.plan, scene.gauges, scene.moment)
-    reserved = len(GAP) + len("busy ") + MIN_TREND + len(" 100%") if width >= TREND_WIDTH else 0
-    line = _facts(kept(found, width - reserved))
-    room = width - line_width(line) - len(GAP) - len("busy ") - len(" 100%")
+    around = len(GAP) + len("busy ") + len(" 100%")
+    line = _facts(kept(found, width - (around + MIN_TREND if width >= TREND_WIDTH else 0)))
+    room = width - line_width(line) - around
     if room < MIN_TREND or not scene.busy:
         return line
     trend = list(scene.busy)[-min(room, MAX_BAR // 2) :]
-    share = f" {int(sum(trend) / max(len(trend), 1) * 100)}%"
+    share = f" {int(sum(trend) / len(trend) * 100)}%"
     cells = [(level(of, scene.glyphs), "busy" if of > 0.95 else "bubble") for of in trend]  # noqa: PLR2004 - as good as full
     return _apart(line, [("busy ", LABEL), *cells, (share, "figure")], width)
 
 
 def _memory(scene: Scene, width: int) -> Line | None:
     """Return what the KV blocks are used for."""
-    use = scene.gauges.block_use
+    use, run = scene.gauges.block_use, scene.run
     if use is None:
         return None
-    run = scene.run
-    hits = []
-    if run.num_found:
-        hits.append(Fact(3, "figure", f"hits {run.num_found * 100 // run.num_asked}%"))
+    num_found, num_asked = run.num_found, run.num_asked
+    hits = [Fact(3, "figure", f"hits {num_found * 100 // num_asked}%")] if num_found else []
     cached = [] if use.cached is None else [Fact(3, "cached", f"{use.cached:,} cached")]
     if use.free is None:
         used = Fact(4, "used", f"{counted(use.used, 'block')} used")
-        facts = [used, *cached, Fact(1, LABEL, "no limit")]
-        return [("KV ", LABEL), *_facts(kept(facts + hits, width - len("KV ")))]
+        facts = [used, *cached, Fact(1, LABEL, "no limit"), *hits]
+        return [("KV ", LABEL), *_facts(kept(facts, width - len("KV ")))]
     num_held = use.used + (use.cached or 0)
     total = num_held + use.free
     facts = [
@@ -320,10 +308,11 @@ def _memory(scene: Scene, width: int) -> Line | None:
         *cached,
         Fact(2, "free", f"{use.free:,} free"),
         Fact(1, LABEL, f"of {counted(total, 'block')}"),
+        *hits,
     ]
-    found = kept(facts + hits, width - MIN_BAR - len("KV ") - len(GAP))
-    line = _facts(found)
-    room = max(min(width - line_width(line) - len("KV ") - len(GAP), MAX_BAR), 1)
+    around = len("KV ") + len(GAP)
+    line = _facts(kept(facts, width - MIN_BAR - around))
+    room = max(min(width - line_width(line) - around, MAX_BAR), 1)
     first, second = (round(n * room / max(total, 1)) for n in (use.used, num_held))
     widths = (first, second - first, room - second)
     blocks = zip(scene.glyphs.bars, widths, ("used", "cached", "free"), strict=True)
@@ -332,7 +321,7 @@ def _memory(scene: Scene, width: int) -> Line | None:
 
 
 def _queue(scene: Scene, width: int) -> Line | None:
-    """Return how long the queue was, who is next and why it waits, and what nobody should miss."""
+    """Return how long the queue was, which request is next and why it waits, and notes."""
     text = scene.name(next_up(scene.run, scene.gauges))
     trend = list(scene.queued)[-min(width // MIN_TREND, MAX_QUEUE) :]
     line: Line = [("queue ", LABEL), (levels(trend, scene.glyphs), "queue")]
@@ -344,25 +333,16 @@ def _queue(scene: Scene, width: int) -> Line | None:
         room = width - line_width(line) - len(GAP) - len("next ")
         if room < MIN_TITLE:
             return line
-        name = cut_middle(text, room, scene.glyphs.cut)
-        line += [(GAP, ""), ("next ", LABEL), (name, style)]
-    news = [note_text(scene, note) for note in scene.notes]
+        line += [(GAP, ""), ("next ", LABEL), (scene.cut(text, room), style)]
+    news = [scene.note(note) for note in scene.notes]
     for end in scene.ends:
-        label = scene.name(label_of(end.id, end.index, end.role))
-        name = cut_middle(label, MAX_NAME, scene.glyphs.cut)
+        name = scene.cut(scene.name(label_of(end.id, end.index, end.role)), MAX_NAME)
         news.append((f"{scene.glyphs.ended} {name} {end.reason} {end.tokens}", "stop"))
     for part in news:
         if line_width(line) + len(GAP) + cell_width(part[0]) > width:
             break
         line += [(GAP, ""), part]
     return line
-
-
-def note_text(scene: Scene, note: Note) -> tuple[str, str]:
-    """Return a note in a few words."""
-    mark = scene.glyphs.marks[note.kind]
-    name = cut_middle(scene.name(note.label), MAX_NAME, scene.glyphs.cut)
-    return f"{mark} {name} {scene.name(note.what)}", note.kind
 
 
 def _facts(found: list[Fact]) -> Line:
@@ -378,27 +358,11 @@ def _apart(left: Line, right: Line, width: int) -> Line:
     return [*left, (" " * spare, ""), *right] if spare > 0 else left
 
 
-# Slots as rows of a table in one column or several, or, where there are many, as cells of a map.
-#
-# What a row says depends on its width; a map has one cell a slot while there is room for that, and
-# the rows worth seeing beside it.
-
-COLUMN_GAP = 2  # between columns of slots, and beside a map
-MIN_CELL = 16
-MIN_REQUEST, MAX_REQUEST = 7, 36
-MIN_ROW_BAR, MAX_ROW_BAR = 5, 24
-PHASE, MIN_STRIP = len("prefill"), 10
-MIN_PANEL = 34
-MIN_LABELLED = 30
-MAX_CELL = 12
-PER_ROW = (8, 16, 32, 64, 128, 256, 512)
-DOTS = 8
-BRAILLE = 0x2800
-_RUNS = re.compile(r"(.)\1*")
+# -- slots as rows of a table, in one column or several -------------------------------------------
 
 
 class Columns(NamedTuple):
-    """The widths of what a row consists of; 0 for what there is no room for."""
+    """The widths of the parts of a row; 0 for those without room."""
 
     slot: int
     request: int
@@ -410,7 +374,6 @@ class Columns(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The width of a row."""
         gaps = 2 + bool(self.tokens) + sum(2 * bool(width) for width in self[4:])
         return sum(self) + gaps
 
@@ -426,13 +389,12 @@ class Longest:
 
     def see(self, scene: Scene, numbers: Sequence[int]) -> None:
         """Take in what the slots of these numbers show."""
-        for each in numbers:
-            slot = scene.run.slots[each]
+        slots = [scene.run.slots[place] for place in numbers]
+        for slot in slots:
             self.request = max(self.request, min(cell_width(scene.request(slot)), MAX_REQUEST))
             self.tokens = max(self.tokens, len(scene.progress(slot)))
         if scene.run.fold.drafts.num_drafted:
-            drafts = (len(scene.drafts(scene.run.slots[number])) for number in numbers)
-            self.drafts = max(self.drafts, len("drafts"), *drafts)
+            self.drafts = max(self.drafts, len("drafts"), *map(len, map(scene.drafts, slots)))
 
 
 def plan_columns(width: int, slot: int, longest: Longest) -> Columns:
@@ -461,7 +423,9 @@ def plan_columns(width: int, slot: int, longest: Longest) -> Columns:
 
 def cell_size(width: int, num_slots: int, num_rows: int) -> int:
     """Return how wide a slot's cell is where as few columns stand side by side as it takes."""
-    return (width + COLUMN_GAP) // -(-num_slots // num_rows) - COLUMN_GAP if num_rows > 0 else 0
+    if num_rows < 1:
+        return 0
+    return (width + COLUMN_GAP) // -(-num_slots // num_rows) - COLUMN_GAP
 
 
 def grid(
@@ -477,57 +441,47 @@ def grid(
     longest.see(scene, numbers)
     num_columns = -(-len(numbers) // num_rows)
     height = -(-len(numbers) // num_columns)
-    slot_width = _slot_width(scene)
-    columns = plan_columns((width + COLUMN_GAP) // num_columns - COLUMN_GAP, slot_width, longest)
-    lines: list[Line] = []
-    if has_titles:
-        title = titles(scene, columns)
-        lines.append(_side_by_side([title] * num_columns))
+    column = (width + COLUMN_GAP) // num_columns - COLUMN_GAP
+    columns = plan_columns(column, len(scene.run.slots[-1].name), longest)
+    rows = [[_titles(scene, columns)] * num_columns] if has_titles else []
     for first in range(height):
-        cells = [row(scene, number, columns) for number in numbers[first::height]]
-        lines.append(_side_by_side(cells))
-    return lines
+        rows.append([_row(scene, place, columns) for place in numbers[first::height]])
+    gap = (" " * COLUMN_GAP, "")
+    return [[part for cell in cells for part in (gap, *cell)][1:] for cells in rows]
 
 
-def _slot_width(scene: Scene) -> int:
-    """Return the width of what slots are called, of which the last has the longest name."""
-    return len(scene.run.slots[-1].name)
-
-
-def row(scene: Scene, number: int, columns: Columns) -> Line:
-    """Return what a slot's row says, in the widths of `columns`."""
-    slot = scene.run.slots[number]
-    mark, phase = scene.marks[number], scene.phase(slot)
-    name = cut_middle(scene.request(slot), columns.request, scene.glyphs.cut)
+def _row(scene: Scene, place: int, columns: Columns) -> Line:
+    """Return the row of a slot, in the widths of `columns`."""
+    slot, mark, is_found = scene.run.slots[place], scene.marks[place], place == scene.found
+    phase, name = scene.phase(slot), scene.cut(scene.request(slot), columns.request)
     line: Line = [
         (f"{slot.name:>{columns.slot}}", LABEL),
         (scene.glyphs.marks[mark], mark),
-        (pad(name, columns.request), "found" if number == scene.found else ""),
-        (scene.glyphs.found if number == scene.found else " ", ""),
-        *scene.bar(slot, columns.bar),
+        (pad(name, columns.request), "found" if is_found else ""),
+        (scene.glyphs.found if is_found else " ", ""),
     ]
+    if scene.is_busy(slot):
+        line += bar(scene.share(slot), columns.bar, scene.glyphs, hue_of(slot.request.id))
+    else:
+        line.append((" " * columns.bar, ""))
     if columns.tokens:
         line.append((f" {scene.progress(slot):>{columns.tokens}}", ""))
     if columns.drafts:
         line += [("  ", ""), (f"{scene.drafts(slot):>{columns.drafts}}", "drafts")]
     if columns.phase:
-        line += [("  ", ""), (f"{phase:<{columns.phase}}", phase_style(phase))]
-    if columns.strip:
-        line += [("  ", ""), *_strip(scene, number, columns.strip)]
+        line += [("  ", ""), (f"{phase:<{columns.phase}}", STYLES.get(phase, phase))]
+    if columns.strip:  # its last cells: they grow to the right, then scroll
+        cells = scene.strips.cells[place][-columns.strip :]
+        line.append(("  ", ""))
+        for same in _RUNS.finditer(cells):
+            glyph, style = scene.strips.parts[same.group(1)]
+            line.append((glyph * len(same.group()), style))
+        line.append((" " * (columns.strip - len(cells)), ""))
     return line
 
 
-def _strip(scene: Scene, number: int, width: int) -> Line:
-    """Return the last cells of a slot's strip: they grow to the right, then scroll."""
-    cells, line = scene.strips.cells[number][-width:], list[Part]()
-    for same in _RUNS.finditer(cells):
-        glyph, style = scene.strips.parts[same.group(1)]
-        line.append((glyph * len(same.group()), style))
-    return [*line, (" " * (width - len(cells)), "")]
-
-
-def titles(scene: Scene, columns: Columns) -> Line:
-    """Return what the columns are called."""
+def _titles(scene: Scene, columns: Columns) -> Line:
+    """Return the titles of the columns."""
     text = f"{'#':>{columns.slot}} {'request':<{columns.request}} "
     tokens = columns.bar + (columns.tokens + 1 if columns.tokens else 0)
     text += f"{'tokens'[:tokens]:<{tokens}}"
@@ -535,34 +489,23 @@ def titles(scene: Scene, columns: Columns) -> Line:
         text += f"  {'drafts':>{columns.drafts}}"
     if columns.phase:
         text += f"  {'phase':<{columns.phase}}"
-    if columns.strip:
-        text += f"  {_strip_title(scene, columns.strip)}"
+    if columns.strip:  # how many steps it shows, and how many of them a cell stands for
+        steps = list(scene.strips.steps)[-columns.strip - 1 :]
+        num_steps, num_cells = steps[-1] - steps[0], max(len(steps) - 1, 1)
+        each = -(-num_steps // num_cells)
+        shown = f"last {counted(num_steps, 'step')}"
+        shown += f", about {each:,} a cell" if each > 1 else ""
+        texts = (f"{shown}  {scene.glyphs.admitted} admitted", shown)
+        fitting = (each for each in texts if len(each) <= columns.strip)
+        text += f"  {next(fitting, 'steps'[: columns.strip])}"
     return [(text.ljust(columns.width), LABEL)]
 
 
-def _strip_title(scene: Scene, width: int) -> str:
-    """Return what the strip shows: how many steps, and how many of them a cell stands for."""
-    steps = list(scene.strips.steps)[-width - 1 :]
-    num_steps, num_cells = steps[-1] - steps[0], max(len(steps) - 1, 1)
-    each = -(-num_steps // num_cells)
-    shown = f"last {counted(num_steps, 'step')}"
-    if each > 1:
-        shown += f", about {each:,} a cell"
-    legend = f"{shown}  {scene.glyphs.admitted} admitted"
-    return next((text for text in (legend, shown) if len(text) <= width), "steps"[:width])
-
-
-def _side_by_side(cells: Sequence[Line]) -> Line:
-    """Return `cells`, which are as wide as they are to be, as one line."""
-    line = list(cells[0])
-    for cell in cells[1:]:
-        line.append((" " * COLUMN_GAP, ""))
-        line += cell
-    return line
+# -- many slots as cells of a map -----------------------------------------------------------------
 
 
 class Map(NamedTuple):
-    """How slots are put into cells.
+    """The layout of slots in cells.
 
     label: the width of the number before a row, 0 for none.  per_row: cells in a row.
     size: the width of a cell.  num_slots: how many slots share a cell.
@@ -575,11 +518,9 @@ class Map(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How wide it is."""
         return self.label + self.per_row * self.size
 
     def height(self, num_slots: int) -> int:
-        """Return how many rows so many slots take."""
         return -(-num_slots // (self.per_row * self.num_slots))
 
 
@@ -593,47 +534,24 @@ def plan_map(num_slots: int, width: int, num_rows: int) -> Map:
                 if found.width <= room and found.height(num_slots) <= num_rows:
                     return found
     per_row = width - label
-    if per_row * num_rows >= num_slots:
-        return Map(label, per_row, 1, 1)
-    shared = -(-num_slots // (per_row * num_rows))
-    return Map(label, per_row, 1, shared)
+    return Map(label, per_row, 1, max(-(-num_slots // (per_row * num_rows)), 1))
 
 
 def heat_map(scene: Scene, longest: Longest, width: int, num_rows: int) -> list[Line]:
-    """Return the map and what is beside or below it, in at most `num_rows` lines."""
-    num_slots = len(scene.run.slots)
-    has_title = num_rows >= MANY
+    """Return the map and the rows beside or below it, in at most `num_rows` lines."""
+    num_slots, lines = len(scene.run.slots), list[Line]()
+    has_title = num_rows > 1
     shape = plan_map(num_slots, width, num_rows - has_title)
-    lines = [_title(scene, shape, width)] if has_title else []
-    lines += _cells(scene, shape)
-    panel_width = width - shape.width - COLUMN_GAP
-    if panel_width >= MIN_PANEL:
-        beside = worth_seeing(scene, longest, panel_width, num_rows)
-        return _beside(lines, beside, shape.width)
-    below = num_rows - len(lines)
-    if below <= MANY or width < MIN_CELL:
-        return lines
-    return [*lines, *worth_seeing(scene, longest, width, below)]
-
-
-def _title(scene: Scene, shape: Map, width: int) -> Line:
-    """Return what a cell stands for."""
-    num_slots = len(scene.run.slots)
-    if shape.num_slots == 1:
-        what = "a cell a slot"
-    elif shape.num_slots <= DOTS and scene.has_unicode:
-        what = f"a dot a busy slot, {shape.num_slots} a cell"
-    else:
-        what = f"{shape.num_slots} slots a cell"
-    short = f"{shape.num_slots} slots a cell" if shape.num_slots > 1 else what
-    texts = (f"{counted(num_slots, 'slot')}, {what}", what, short, short[:width])
-    room = max(shape.width, min(width, MIN_PANEL)) if width >= MIN_LABELLED else width
-    return [(next(text for text in texts if len(text) <= room), LABEL)]
-
-
-def _cells(scene: Scene, shape: Map) -> list[Line]:
-    """Return the map, row by row."""
-    num_slots, lines = len(scene.run.slots), []
+    has_dots = shape.num_slots <= DOTS and scene.has_unicode
+    if has_title:
+        what = short = f"{shape.num_slots} slots a cell"
+        if shape.num_slots == 1:
+            what = short = "a cell a slot"
+        elif has_dots:
+            what = f"a dot a busy slot, {shape.num_slots} a cell"
+        texts = (f"{counted(num_slots, 'slot')}, {what}", what, short, short[:width])
+        room = max(shape.width, min(width, MIN_PANEL)) if width >= MIN_LABELLED else width
+        lines.append([(next(text for text in texts if len(text) <= room), LABEL)])
     for first in range(0, num_slots, shape.per_row * shape.num_slots):
         line: Line = [(f"{first:>{shape.label - 1}} ", LABEL)] if shape.label else []
         stop = min(first + shape.per_row * shape.num_slots, num_slots)
@@ -642,26 +560,35 @@ def _cells(scene: Scene, shape: Map) -> list[Line]:
                 line += _cell(scene, start, shape.size)
             else:
                 numbers = range(start, min(start + shape.num_slots, num_slots))
-                draw = _dots if shape.num_slots <= DOTS and scene.has_unicode else _shaded
-                line.append(draw(scene, numbers))
+                line.append(_shared_cell(scene, numbers, has_dots=has_dots))
         lines.append(joined(line))
+    panel_width, below = width - shape.width - COLUMN_GAP, num_rows - len(lines)
+    if panel_width < MIN_PANEL:
+        if below <= MANY or width < MIN_CELL:
+            return lines
+        return [*lines, *worth_seeing(scene, longest, width, below)]
+    beside = worth_seeing(scene, longest, panel_width, num_rows)
+    lines += [[]] * (len(beside) - len(lines))
+    for place, right in enumerate(beside):
+        spare = shape.width + COLUMN_GAP - line_width(lines[place])
+        lines[place] = [*lines[place], (" " * spare, ""), *right]
     return lines
 
 
-def _cell(scene: Scene, number: int, size: int) -> Line:
+def _cell(scene: Scene, place: int, size: int) -> Line:
     """Return the cell of one slot: how far its sequence is, in the colour of what it does.
 
-    Who was preempted or failed there is marked, but hides nobody who has come since.
+    A preemption or failure there is marked, but hides no sequence that has come since.
     """
-    slot, mark, glyphs = scene.run.slots[number], scene.marks[number], scene.glyphs
+    slot, mark, glyphs = scene.run.slots[place], scene.marks[place], scene.glyphs
     is_marked = mark in ("preempted", "failed")
     width = size - (size > 1)
     gap: Line = [(" " * (size - width), "")]
     if not scene.is_busy(slot):
-        cell = (glyphs.marks[mark], mark) if is_marked else (glyphs.nothing, "idle")
-        return [(cell[0].ljust(width), cell[1]), *gap]
+        text, style = (glyphs.marks[mark], mark) if is_marked else (glyphs.nothing, "idle")
+        return [(text.ljust(width), style), *gap]
     style = hue_of(slot.request.id)
-    share = max(scene.share(slot), 1 - ALL)  # who has just come is there, too
+    share = max(scene.share(slot), 1 - ALL)  # what has just come is there, too
     if width == 1:
         return [(level(share, glyphs), mark if is_marked else style), *gap]
     if is_marked:
@@ -669,67 +596,45 @@ def _cell(scene: Scene, number: int, size: int) -> Line:
     return [*bar(share, width, glyphs, style), *gap]
 
 
-def _dots(scene: Scene, numbers: Sequence[int]) -> tuple[str, str]:
-    """Return a cell with a dot for each of up to eight slots that is busy."""
-    slots, dots = scene.run.slots, 0
-    for each, dot in zip(numbers, scene.glyphs.dots, strict=False):
-        if scene.is_busy(slots[each]):
-            dots |= dot
-    return (chr(BRAILLE + dots), _worst(scene, numbers)) if dots else (scene.glyphs.nothing, "idle")
+def _shared_cell(scene: Scene, numbers: Sequence[int], *, has_dots: bool) -> Part:
+    """Return a cell with a dot for each of up to eight slots that is busy, or one of a shade.
 
-
-def _shaded(scene: Scene, numbers: Sequence[int]) -> tuple[str, str]:
-    """Return a cell that is the darker the more of its slots are busy; solid if all are."""
-    glyphs = scene.glyphs
-    share = sum(scene.is_busy(scene.run.slots[number]) for number in numbers) / len(numbers)
-    return (shade(share, glyphs), _worst(scene, numbers)) if share else (glyphs.nothing, "idle")
-
-
-def _worst(scene: Scene, numbers: Sequence[int]) -> str:
-    """Return the style of what nobody should miss in these slots."""
-    marks = {scene.marks[number] for number in numbers}
-    return next((mark for mark in ("failed", "preempted") if mark in marks), "bar")
+    A shade is the darker the more of the slots are busy; solid if all are.
+    """
+    busy, glyphs = [scene.is_busy(scene.run.slots[place]) for place in numbers], scene.glyphs
+    if not any(busy):
+        return glyphs.nothing, "idle"
+    marks = {scene.marks[place] for place in numbers}
+    style = next((mark for mark in ("failed", "preempted") if mark in marks), "bar")
+    if not has_dots:
+        return shade(sum(busy) / len(busy), glyphs), style
+    dots = sum(dot for is_on, dot in zip(busy, glyphs.dots, strict=False) if is_on)
+    return chr(BRAILLE + dots), style
 
 
 def worth_seeing(scene: Scene, longest: Longest, width: int, num_lines: int) -> list[Line]:
-    """Return what went wrong, who is about to end and who runs for the longest."""
+    """Return what went wrong, and the requests that are about to end, or run for the longest."""
     lines: list[Line] = []
     if scene.notes and num_lines > 2 * MANY:
-        shown = scene.notes[: max(num_lines // 4, 1)]
         lines = [[("preempted or failed", LABEL)]]
-        for text, style in (note_text(scene, note) for note in shown):
-            lines.append([(cut_middle(text, width, scene.glyphs.cut), style)])
-    step = scene.moment.step
-    slots = scene.run.slots
+        for text, style in map(scene.note, scene.notes[: max(num_lines // 4, 1)]):
+            lines.append([(scene.cut(text, width), style)])
+    step, slots = scene.moment.step, scene.run.slots
     running = [n for n, slot in enumerate(slots) if slot.end is None and slot.request.max_tokens]
-    room = num_lines - len(lines)
-    each = max(room // 2 - 1, 1)
-    left = {n: slots[n].request.max_tokens - slots[n].tokens_after(step) for n in running}
-    ending = nsmallest(each, running, key=left.__getitem__)
-    longest_first = nsmallest(each, running, key=lambda n: -slots[n].tokens_after(step))
+    each = max((num_lines - len(lines)) // 2 - 1, 1)
+    done = {n: slots[n].tokens_after(step) for n in running}
+    ending = nsmallest(each, running, key=lambda n: slots[n].request.max_tokens - done[n])
+    longest_first = nsmallest(each, running, key=lambda n: -done[n])
     for title, numbers in (("about to end", ending), ("longest", longest_first)):
         if not numbers:
             continue
         longest.see(scene, numbers)
-        columns = plan_columns(width, _slot_width(scene), longest)
-        lines.append([(title, LABEL)])
-        lines += [row(scene, number, columns) for number in numbers]
+        columns = plan_columns(width, len(slots[-1].name), longest)
+        lines += [[(title, LABEL)], *(_row(scene, place, columns) for place in numbers)]
     return lines[:num_lines]
 
 
-def _beside(left: Sequence[Line], right: Sequence[Line], width: int) -> list[Line]:
-    """Return both next to each other, `left` in `width`."""
-    lines: list[Line] = []
-    for place in range(max(len(left), len(right))):
-        line = list(left[place]) if place < len(left) else []
-        if place < len(right):
-            spare = width + COLUMN_GAP - sum(len(text) for text, _ in line)  # no ids are in the map
-            line += [(" " * spare, ""), *right[place]]
-        lines.append(line)
-    return lines
-
-
-# Where a person looks in a picture, as the keys say: at which slots, and for which request.
+# -- looking around -------------------------------------------------------------------------------
 
 Found = RequestTimeline | str
 """A sequence, or the id of a request that is still to come."""
@@ -747,9 +652,9 @@ MAX_SHOWN = 40
 
 
 class Browser:
-    """What a person looks at in a run.
+    """The part of a picture that a person looks at, as the keys say: slots, or one request.
 
-    found: whom the person has looked for; None for nobody.
+    found: the sequence that was looked for.
     has_help: whether the keys are shown instead of the slots.
     upcoming: finds a request that is still to come, by its id or a part of that.
     knows_upcoming: whether there are no others to come than it finds.
@@ -783,7 +688,7 @@ class Browser:
             self._prompt = InputLine("find ", partial(self._find, scene))
             self._message, self.has_help = "", False
         elif key in ("n", "N") and self._wanted:
-            self._go_on(scene, 1 if key == "n" else -1)
+            self._find_next(scene, 1 if key == "n" else -1)
         else:
             return self._scroll(key, len(scene.run.slots))
         return True
@@ -795,7 +700,7 @@ class Browser:
 
     @property
     def is_typing(self) -> bool:
-        """Whether a person types whom to find, so that other keys do nothing else."""
+        """Whether an id is being typed, so that other keys do nothing else."""
         return self._prompt is not None
 
     @property
@@ -814,22 +719,23 @@ class Browser:
         return range(self._first_slot, self._first_slot + num_rows)
 
     def follow(self, scene: Scene) -> None:
-        """Go where whom the person has looked for is by now."""
+        """Show the slot that has what was looked for by now."""
         if isinstance(self.found, str):  # it may have come
             self._settle(self.found, self._whole(self.found, scene), scene)
-        slot = slot_of(self.found)
+        slot, first = slot_of(self.found), self._first_slot
         if slot is not None and slot != self._followed:
-            self._show(slot)
+            if first is None or not first <= slot < first + self._num_rows:
+                self._first_slot = max(slot - self._num_rows // 2, 0)
         self._followed = scene.found = slot
 
     def line(self, scene: Scene, width: int) -> Line:
-        """Return what there is to say of it in one line of at most `width`; [] for nothing."""
+        """Return where a person looks in one line of at most `width`; [] for nothing."""
         if self._prompt is not None:
             text, title = scene.name(self._prompt.typed), self._prompt.title
             room = max(width - len(title) - 1, 1)
-            return [(title, LABEL), (cut_middle(text, room, scene.glyphs.cut), ""), ("_", "")]
+            return [(title, LABEL), (scene.cut(text, room), ""), ("_", "")]
         if self.found is not None:
-            text = told(scene, self.found)
+            text = whereabouts(scene, self.found)
         elif self._message:
             text = self._message
         elif self._first_slot is not None:
@@ -837,36 +743,33 @@ class Browser:
             text = f"slots {self._first_slot:,} to {last:,} of {len(scene.run.slots):,}"
         else:
             return []
-        return [(cut_middle(text, width, scene.glyphs.cut), "found")]
+        return [(scene.cut(text, width), "found")]
 
     def _find(self, scene: Scene, typed: str) -> None:
-        """Find what was typed."""
         self._wanted, self.found, self._followed = typed, None, None
         if typed:
             self._look_for(typed, scene)
 
     def _look_for(self, wanted: str, scene: Scene) -> None:
-        """Find somebody by the whole id, or else by a part of it."""
+        """Find a sequence by the whole id, or else by a part of it."""
         parts = (found for found in self._everyone(wanted, scene) if wanted in name_of(found))
         self._settle(wanted, self._whole(wanted, scene) or next(parts, None), scene)
 
     def _whole(self, wanted: str, scene: Scene) -> Found | None:
-        """Return somebody by the whole id; None if nobody known has it."""
         everyone = self._everyone(wanted, scene)
         return next((found for found in everyone if name_of(found) == wanted), None)
 
     def _settle(self, wanted: str, found: Found | None, scene: Scene) -> None:
-        """Take somebody as found, or say that nobody is."""
         self.found = found
         if found is None:
-            name = cut_middle(scene.name(wanted), MAX_SHOWN, scene.glyphs.cut)
+            name = scene.cut(scene.name(wanted), MAX_SHOWN)
             self._message = f"unknown: {name}; it is to come, or ended long ago"
             ends = scene.run.ends
             if self._knows_upcoming() and len(ends) != ends.maxlen:
                 self._message = f"no request has {name} in its id"
 
     def _everyone(self, wanted: str, scene: Scene) -> Iterator[Found]:
-        """Yield whom one may look for: in slots, in the queue, to come, and of late."""
+        """Yield all that may be looked for: in slots, in the queue, to come, and of late."""
         yield from _holding(scene)
         yield from (request for request in scene.run.fold.open if request.admission is None)
         upcoming = self._upcoming(wanted)
@@ -874,18 +777,17 @@ class Browser:
             yield upcoming
         yield from reversed(scene.run.ends)
 
-    def _go_on(self, scene: Scene, direction: int) -> None:
+    def _find_next(self, scene: Scene, direction: int) -> None:
         """Find the next slot, up or down, whose request has in its id what is wanted."""
         held = [request for request in _holding(scene) if self._wanted in request.label]
         if not held:
             self._look_for(self._wanted, scene)
             return
         slots, here = [slot_of(request) or 0 for request in held], slot_of(self.found)
-        if here is None:
-            number = 0 if direction > 0 else -1
-        else:
-            number = bisect_right(slots, here) if direction > 0 else bisect_left(slots, here) - 1
-        self.found, self._followed = held[number % len(held)], None
+        place = 0 if direction > 0 else -1
+        if here is not None:
+            place = bisect_right(slots, here) if direction > 0 else bisect_left(slots, here) - 1
+        self.found, self._followed = held[place % len(held)], None
 
     def _scroll(self, key: str, num_slots: int) -> bool:
         """Move through the rows; return whether a key does that."""
@@ -901,35 +803,27 @@ class Browser:
             self._first_slot = num_slots if key == "end" else 0
         return True
 
-    def _show(self, slot: int) -> None:
-        """Let a slot be among the rows, in the middle if it was not."""
-        first = self._first_slot
-        if first is None or not first <= slot < first + self._num_rows:
-            self._first_slot = max(slot - self._num_rows // 2, 0)
-
 
 def slot_of(found: Found | None) -> int | None:
-    """Return the slot that somebody holds; None if it holds none."""
+    """Return the slot that a sequence holds, if it does."""
     if not isinstance(found, RequestTimeline) or found.finish is not None:
         return None
     return None if found.admission is None else found.admission.event.slot
 
 
 def name_of(found: Found) -> str:
-    """Return what somebody is called."""
     return found if isinstance(found, str) else found.label
 
 
-def told(scene: Scene, found: Found) -> str:
-    """Return where somebody is, and what has become of it."""
-    name = cut_middle(scene.name(name_of(found)), MAX_SHOWN, scene.glyphs.cut)
+def whereabouts(scene: Scene, found: Found) -> str:
+    """Return where a sequence is, and what has become of it."""
+    name = scene.cut(scene.name(name_of(found)), MAX_SHOWN)
     if isinstance(found, str):
         return f"{name} is still to be read"
-    end = found.finish
+    end, slot = found.finish, slot_of(found)
     if end is not None:
         tokens = counted(end.tokens, "token")
         return f"{name} ended in step {end.step:,}: {end.reason}, {tokens}"
-    slot = slot_of(found)
     if slot is not None:
         return f"{name} is in slot {slot:,}"
     waits = "was preempted and waits" if found.admissions else "waits"
@@ -950,21 +844,12 @@ def help_lines(groups: Iterable[Sequence[tuple[str, str]]], width: int) -> list[
 
 
 def _holding(scene: Scene) -> list[RequestTimeline]:
-    """Return who holds a slot, by slots."""
+    """Return the sequences that hold a slot, by slots."""
     held = sorted(scene.run.fold.slots.items())
     return [request for slot, request in held if slot_of(request) == slot]
 
 
-MAX_CELLS_PER_STEP = 4
-MIN_WIDTH, MIN_HEIGHT = 20, 3
-MIN_GANTT = 6
-"""In fewer spare lines there is no gantt."""
-ROOMY = 16
-"""Of fewer lines none is left blank."""
-HEADER_SHARE = 4
-"""The header has one of so many lines, at least one."""
-MANY_SLOTS = 256
-"""So many are a map, whatever room there is: nobody reads as many rows."""
+# -- the whole picture ----------------------------------------------------------------------------
 
 
 @dataclass
@@ -1009,10 +894,13 @@ class Picture:
         if wanted is not None:
             rows = grid(scene, self.longest, width, num_rows, wanted, has_titles=True)
             return [*top, *blank, *rows]
-        plan = _plan_grid(num_slots, width, room, len(blank))
-        if plan is None:
+        # Blank lines and lines of titles before the slots: as many as make no row narrower.
+        plans = [(len(blank), 1), (0, 1), (0, 0)]
+        sizes = {plan: cell_size(width, num_slots, room - sum(plan)) for plan in plans}
+        widest = max(sizes.values())
+        if num_slots >= MANY_SLOTS or widest < MIN_CELL:
             return top + heat_map(scene, self.longest, width, room)
-        num_blank, num_titles = plan
+        num_blank, num_titles = next(plan for plan in plans if sizes[plan] == widest)
         num_rows, slots = room - num_blank - num_titles, range(num_slots)
         rows = grid(scene, self.longest, width, num_rows, slots, has_titles=bool(num_titles))
         spare = num_rows + num_titles - len(rows)
@@ -1020,52 +908,67 @@ class Picture:
         return [*top, *blank[:num_blank], *rows, *([[], *gantt] if gantt else [])]
 
 
-def _plan_grid(num_slots: int, width: int, room: int, max_blank: int) -> tuple[int, int] | None:
-    """Return how many blank lines and lines of titles to put before the slots, None for no grid.
-
-    As many as do not make the rows any narrower.
-    """
-    if num_slots >= MANY_SLOTS:
-        return None
-    plans = [(max_blank, 1), (0, 1), (0, 0)]
-    sizes = {plan: cell_size(width, num_slots, room - sum(plan)) for plan in plans}
-    widest = max(sizes.values())
-    if widest < MIN_CELL:
-        return None
-    return next(plan for plan in plans if sizes[plan] == widest)
-
-
 def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
     """Return the gantt of the run in at most `height` lines of `width`; none without room.
 
     Nor of a run without a step.  A row of the history has a line to itself.
     """
-    if width < MIN_WIDTH or height < MIN_HEIGHT or scene.moment.step < 0:
+    history, plan, glyphs = scene.run.history, scene.plan, scene.glyphs
+    num_steps, rows = scene.moment.step + 1, history.rows
+    if width < MIN_WIDTH or not max(len(rows) + 1, MIN_HEIGHT - 1) < height or num_steps < 1:
         return []
-    history, num_steps = scene.run.history, scene.moment.step + 1
-    if len(history.rows) > height - 2:
-        return []
-    label = max(map(len, map(_name, history.rows))) + 1
+    names = [f"slot {row[0]}" if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows]
+    label = max(map(len, names))
     peak = f" {scene.depths.highest(num_steps, 1)[0]:>4,}"
-    room = width - label - max(len(" 100%"), len(peak))
+    room = width - label - 1 - max(len(" 100%"), len(peak))
     each = max(1, min(room // num_steps, MAX_CELLS_PER_STEP))
     num_cells = min(room, num_steps * each)
     held = scene.run.open_spans()
     used = history.used(num_steps, num_cells, held)
     admitted = history.admissions(num_steps, held) if num_steps <= num_cells else None
-    lines = [_caption(scene, width, num_steps / num_cells)]
-    for row, slots in enumerate(history.rows):
+    title = scene.cut(scene.name(plan.title), max(width // 3, 8))
+    parts = [f"steps 0-{num_steps - 1:,}" if num_steps > 1 else "step 0"]
+    parts += [counted(plan.batch_size, "slot"), plan.policy]
+    if num_steps > num_cells:
+        per_cell = number(num_steps / num_cells)
+        parts.append(f"{per_cell} step{'' if per_cell == '1' else 's'} a cell")
+    text = glyphs.separator.join(parts)
+    lines: list[Line] = [[(title, "title"), ("  ", ""), (text[: width - len(title) - 2], LABEL)]]
+    for row, slots in enumerate(rows):
         shares = used[row] / len(slots)
-        if admitted is None or len(slots) > 1:
-            cells = [_shade(scene, share) for share in shares]
+        if admitted is None or len(slots) > 1:  # the darker the busier; solid if it always was
+            cells = [
+                (glyphs.nothing, "idle")
+                if share <= 1 - ALL
+                else (shade(share, glyphs), "bar" if share >= ALL else "bubble")
+                for share in shares
+            ]
         else:
-            cells = _bars(scene, shares, admitted[row], each)
+            cells = _sequence_cells(scene, shares, admitted[row], each)
         busy = whole_percent(min(float(shares.mean()), 1.0))
-        name = f"{_name(slots):>{label - 1}} "
-        lines.append([(name, LABEL), *joined(cells), (f" {busy:>4}", "figure")])
-    lengths = scene.depths.highest(num_steps, num_cells)
-    name = f"{'queue':>{label - 1}} "
-    return [*lines, [(name, LABEL), (levels(lengths, scene.glyphs), "queue"), (peak, "figure")]]
+        lines.append(
+            [(f"{names[row]:>{label}} ", LABEL), *joined(cells), (f" {busy:>4}", "figure")]
+        )
+    lengths = levels(scene.depths.highest(num_steps, num_cells), glyphs)
+    return [*lines, [(f"{'queue':>{label}} ", LABEL), (lengths, "queue"), (peak, "figure")]]
+
+
+def _sequence_cells(
+    scene: Scene, shares: Iterable[float], admitted: Sequence[int], each: int
+) -> Line:
+    """Return the cells of a slot, `each` a step: its sequences one after the other."""
+    glyphs, turn = scene.glyphs, -1
+    cells: Line = []
+    for cell, share in enumerate(shares):
+        step, place = divmod(cell, each)
+        if admitted[step] and not place:
+            turn += 1
+            cells.append((glyphs.admitted, "admitted"))
+        elif share >= ALL:
+            cells.append((glyphs.turns[turn % 2], "bar"))
+        else:
+            cells.append((glyphs.nothing, "idle"))
+    return cells
 
 
 def last_picture(scene: Scene, width: int, height: int) -> list[Line]:
@@ -1095,47 +998,3 @@ def last_picture(scene: Scene, width: int, height: int) -> list[Line]:
     above = small_gantt(scene, width, height - len(lines) - 1) if known_from else []
     lines = [*above, [], *lines] if above else lines
     return lines if len(lines) <= height else small_gantt(scene, width, height)
-
-
-def _caption(scene: Scene, width: int, steps_per_cell: float) -> Line:
-    plan, separator = scene.plan, scene.glyphs.separator
-    title = cut_middle(scene.name(plan.title), max(width // 3, 8), scene.glyphs.cut)
-    last = scene.moment.step
-    parts = [
-        f"steps 0-{last:,}" if last else "step 0",
-        counted(plan.batch_size, "slot"),
-        plan.policy,
-    ]
-    if steps_per_cell > 1:
-        each = number(steps_per_cell)
-        parts.append(f"{each} step{'' if each == '1' else 's'} a cell")
-    text = separator.join(parts)
-    return [(title, "title"), ("  ", ""), (text[: width - len(title) - 2], LABEL)]
-
-
-def _name(slots: range) -> str:
-    return f"slot {slots[0]}" if len(slots) == 1 else f"{slots[0]}-{slots[-1]}"
-
-
-def _shade(scene: Scene, share: float) -> tuple[str, str]:
-    """Return a cell that is the darker the busier; only one that always was is solid."""
-    glyphs = scene.glyphs
-    if share <= 1 - ALL:
-        return glyphs.nothing, "idle"
-    return shade(share, glyphs), "bar" if share >= ALL else "bubble"
-
-
-def _bars(scene: Scene, shares: Iterable[float], admitted: Sequence[int], each: int) -> Line:
-    """Return the cells of a slot, `each` a step: its sequences one after the other."""
-    glyphs, turn = scene.glyphs, -1
-    cells: Line = []
-    for cell, share in enumerate(shares):
-        step, place = divmod(cell, each)
-        if admitted[step] and not place:
-            turn += 1
-            cells.append((glyphs.admitted, "admitted"))
-        elif share >= ALL:
-            cells.append((glyphs.turns[turn % 2], "bar"))
-        else:
-            cells.append((glyphs.nothing, "idle"))
-    return cells
