@@ -444,8 +444,9 @@ def grid(
     column = (width + COLUMN_GAP) // num_columns - COLUMN_GAP
     columns = plan_columns(column, len(scene.run.slots[-1].name), longest)
     rows = [[_titles(scene, columns)] * num_columns] if has_titles else []
-    for first in range(height):
-        rows.append([_row(scene, place, columns) for place in numbers[first::height]])
+    rows += [
+        [_row(scene, place, columns) for place in numbers[first::height]] for first in range(height)
+    ]
     gap = (" " * COLUMN_GAP, "")
     return [[part for cell in cells for part in (gap, *cell)][1:] for cells in rows]
 
@@ -723,9 +724,9 @@ class Browser:
         if isinstance(self.found, str):  # it may have come
             self._settle(self.found, self._whole(self.found, scene), scene)
         slot, first = slot_of(self.found), self._first_slot
-        if slot is not None and slot != self._followed:
-            if first is None or not first <= slot < first + self._num_rows:
-                self._first_slot = max(slot - self._num_rows // 2, 0)
+        is_shown = first is not None and first <= (slot or 0) < first + self._num_rows
+        if slot is not None and slot != self._followed and not is_shown:
+            self._first_slot = max(slot - self._num_rows // 2, 0)
         self._followed = scene.found = slot
 
     def line(self, scene: Scene, width: int) -> Line:
@@ -915,7 +916,7 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
     """
     history, plan, glyphs = scene.run.history, scene.plan, scene.glyphs
     num_steps, rows = scene.moment.step + 1, history.rows
-    if width < MIN_WIDTH or not max(len(rows) + 1, MIN_HEIGHT - 1) < height or num_steps < 1:
+    if width < MIN_WIDTH or height < max(len(rows) + 2, MIN_HEIGHT) or num_steps < 1:
         return []
     names = [f"slot {row[0]}" if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows]
     label = max(map(len, names))
@@ -945,10 +946,8 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
             ]
         else:
             cells = _sequence_cells(scene, shares, admitted[row], each)
-        busy = whole_percent(min(float(shares.mean()), 1.0))
-        lines.append(
-            [(f"{names[row]:>{label}} ", LABEL), *joined(cells), (f" {busy:>4}", "figure")]
-        )
+        busy = f" {whole_percent(min(float(shares.mean()), 1.0)):>4}"
+        lines.append([(f"{names[row]:>{label}} ", LABEL), *joined(cells), (busy, "figure")])
     lengths = levels(scene.depths.highest(num_steps, num_cells), glyphs)
     return [*lines, [(f"{'queue':>{label}} ", LABEL), (lengths, "queue"), (peak, "figure")]]
 
