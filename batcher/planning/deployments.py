@@ -18,10 +18,9 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError
 from batcher.fields import read_number
 from batcher.planning.disaggregated import Transfer
-from batcher.planning.fleet import Role
 from batcher.planning.fleet_file import FleetFile, read_fleet
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, router_of
-from batcher.planning.simulator import AssumedDrafts
+from batcher.planning.simulator import AssumedDrafts, Role
 from batcher.request import MAX_DRAFT_TOKENS
 from batcher.scheduling.queue import policy_of
 from batcher.scheduling.scheduler import check_effects

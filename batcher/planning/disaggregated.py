@@ -27,12 +27,11 @@ from batcher.planning.fleet import (
     Member,
     Replica,
     ReplicaResult,
-    ReplicaSettings,
     ServedColumns,
 )
 from batcher.planning.routers import ReplicaStats, ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulator import OnEnded
+from batcher.planning.simulator import OnEnded, ReplicaSettings
 from batcher.scheduling.clock import ticks_until
 from batcher.scheduling.grouped_kv_cache import CountedBlocks
 from batcher.scheduling.queue import ARRIVAL_ORDER

@@ -12,11 +12,10 @@ from functools import cached_property
 from heapq import heappop, heappush, merge
 from itertools import pairwise
 from math import floor, inf
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct, field
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batcher.errors import InvariantError
@@ -24,43 +23,16 @@ from batcher.metrics.arrays import ServedTimes
 from batcher.planning.routers import ReplicaStats, ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
 from batcher.planning.simulator import (
-    AssumedDrafts,
     EngineSimulation,
     OnEnded,
+    ReplicaSettings,
     SimulationResult,
     SimulationTotals,
-    settings_of_trial,
 )
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.queue import ARRIVAL_ORDER
 from batcher.scheduling.sequence import NEVER
-from batcher.settings import SchedulingSettings
-from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
-
-Role = Literal["both", "prefill", "decode"]
-
-
-class ReplicaSettings(Struct, frozen=True, kw_only=True):
-    """What an engine is made with; see `simulate`.  group: of a file, that it is in.
-
-    role: whether it computes prompts, or decodes, if others do the rest.
-    is_trial: see EngineSimulation.
-    """
-
-    num_slots: int
-    scheduling: SchedulingSettings
-    step_time: StepTime
-    drafts: AssumedDrafts | None = None
-    group: str = ""
-    role: Role = "both"
-    is_trial: bool = False
-
-    @property
-    def of_trial(self) -> Self | None:
-        """The same for a trial, see settings_of_trial; None if that would not do."""
-        scheduling = settings_of_trial(self.scheduling)
-        return None if scheduling is None else replace(self, scheduling=scheduling, is_trial=True)
-
+from batcher.timing.step_time import TICKS_PER_SECOND
 
 # -- the life of a replica -----------------------------------------------------------------------
 #
@@ -400,15 +372,7 @@ class Replica(EngineSimulation):
         result: ReplicaResult | None = None,
         kv_cache: KVCache[SimulatedSequence] | None = None,
     ) -> None:
-        super().__init__(
-            turns,
-            settings.num_slots,
-            settings.scheduling,
-            settings.step_time,
-            settings.drafts,
-            is_trial=settings.is_trial,
-            kv_cache=kv_cache,
-        )
+        super().__init__(turns, settings, kv_cache)
         self.result = _empty_result(settings) if result is None else result
         self._totals = self.result.totals
         self._last_end, self._num_last = NEVER, 0  # when sequences ended last, and how many

@@ -24,7 +24,7 @@ from batcher.planning.autoscaling import (
     Seconds,
     policy_of,
 )
-from batcher.planning.fleet import Role
+from batcher.planning.simulator import Role
 from batcher.timing.catalog import (
     Amount,
     CatalogError,

@@ -25,15 +25,12 @@ from batcher.planning.fleet import (
     Member,
     Refusal,
     Replica,
-    ReplicaSettings,
     ReplicaState,
 )
-from batcher.planning.fleet_file import Failures, Management
+from batcher.planning.fleet_file import Failures, Management, PlannedFailure
 from batcher.planning.routers import ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulator import OnEnded
-
-_Key = tuple[int, float, int, int]
+from batcher.planning.simulator import OnEnded, ReplicaSettings
 
 
 class RouterQueue:
@@ -44,9 +41,9 @@ class RouterQueue:
 
     def __init__(self, max_queue: int, max_wait: float | None) -> None:
         self._max_queue, self._max_wait = max_queue, inf if max_wait is None else max_wait
-        self._keys: list[_Key] = []  # sorted
-        self._waiting: dict[_Key, tuple[SimulatedSequence, float]] = {}  # each with its limit
-        self._limits: list[tuple[float, _Key]] = []  # a heap, also of those that wait no longer
+        self._keys: list[tuple[float, ...]] = []  # sorted
+        self._waiting: dict[tuple[float, ...], tuple[SimulatedSequence, float]] = {}  # with limits
+        self._limits: list[tuple[float, tuple[float, ...]]] = []  # a heap, some wait no longer
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -121,9 +118,7 @@ class ManagedFleet(Fleet):
         self._uptimes = [self._failures.times_of(index) for index in range(len(replicas))]
         self._num_losses: Counter[tuple[int, int]] = Counter()  # by request and sample
         for failure in self._failures.planned:
-            self._at(
-                failure.at, partial(self._fail_as_planned, failure.replica, failure.back_after)
-            )
+            self._at(failure.at, partial(self._fail_as_planned, failure))
         for member in self._members:
             self._draw_failure(member, 0.0)
         autoscale = management.autoscale
@@ -248,16 +243,17 @@ class ManagedFleet(Fleet):
 
     def _draw_failure(self, member: Member, now: float) -> None:
         """Plan when a replica fails that serves from now on."""
-        time = now + next(self._uptimes[member.view.index])
-        self._at(time, partial(self._fail_by_chance, member, member.life.num_starts))
+        num_starts = member.life.num_starts
 
-    def _fail_by_chance(self, member: Member, num_starts: int, now: float) -> None:
-        if member.life.num_starts == num_starts:  # or it has failed otherwise
-            self._fail(member, self._failures.restart, now)
+        def fail(time: float) -> None:
+            if member.life.num_starts == num_starts:  # or it has failed otherwise
+                self._fail(member, self._failures.restart, time)
 
-    def _fail_as_planned(self, index: int, back_after: float | None, now: float) -> None:
-        if index < len(self._members):
-            self._fail(self._members[index], back_after, now)
+        self._at(now + next(self._uptimes[member.view.index]), fail)
+
+    def _fail_as_planned(self, failure: PlannedFailure, now: float) -> None:
+        if failure.replica < len(self._members):
+            self._fail(self._members[failure.replica], failure.back_after, now)
 
     def _fail(self, member: Member, back_after: float | None, now: float) -> None:
         """Let a replica fail between two steps; one that drains is not restarted."""

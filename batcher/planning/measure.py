@@ -32,10 +32,8 @@ from batcher.planning.fleet import (
     Fleet,
     FleetResult,
     Life,
-    ReplicaSettings,
     ReplicasResult,
     ReplicaState,
-    Role,
     result_of_engine,
     timeline_of,
 )
@@ -43,7 +41,7 @@ from batcher.planning.managed_fleet import ManagedFleet
 from batcher.planning.prices import Cost, Price, cost_of
 from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import Preempted, SimulationTotals, simulate
+from batcher.planning.simulator import Preempted, ReplicaSettings, Role, SimulationTotals, simulate
 from batcher.planning.streamed import AnyWorkload, StreamedTurns
 from batcher.planning.workers import OnPart
 from batcher.planning.workload import Workload

@@ -6,10 +6,11 @@ import numpy as np
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.fleet import Fleet, FleetResult, ReplicaSettings
+from batcher.planning.fleet import Fleet, FleetResult
 from batcher.planning.request_log import LoggedRequest, workload_of_log
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
+from batcher.planning.simulator import ReplicaSettings
 
 PERCENTS = (50, 99)
 

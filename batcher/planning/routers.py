@@ -295,9 +295,6 @@ class RoutedRequest(Struct, frozen=True, gc=False):
     priority: int
 
 
-OwnFunction = Callable[[RoutedRequest, Sequence[ReplicaView]], int | None]
-
-
 class OwnRouter(Router):
     """To the one of the replicas, given in a list, whose place there `choose_place` returns.
 
@@ -306,7 +303,9 @@ class OwnRouter(Router):
 
     hears_ends = hears_reports = True
 
-    def __init__(self, name: str, choose_place: OwnFunction) -> None:
+    def __init__(
+        self, name: str, choose_place: Callable[[RoutedRequest, Sequence[ReplicaView]], int | None]
+    ) -> None:
         super().__init__()
         self._name, self._choose_place = name, choose_place
 

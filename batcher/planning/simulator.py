@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from math import inf
+from typing import Literal, Self
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -135,29 +136,6 @@ def key_of(sequence: SimulatedSequence) -> int:
     return scramble((job.input_index << 32) + job.index)
 
 
-# -- trials --------------------------------------------------------------------------------------
-#
-# Where no two jobs begin with the same tokens, a prefix cache holds nothing for a sequence but what
-# it had computed before a preemption.  Until the first preemption as many blocks are held and free
-# as without the cache, so a trial only counts them.  It equals the simulation with the cache, or is
-# given up.
-
-
-class Preempted(Exception):  # noqa: N818 - it is no error
-    """A sequence was preempted in a trial, and may find blocks."""
-
-
-def settings_of_trial(settings: SchedulingSettings) -> SchedulingSettings | None:
-    """Return those of a trial for jobs that share nothing; None if it would not do, or not help.
-
-    A policy of one's own is asked by no simulation that may be given up: it may count.
-    """
-    is_known = settings.policy in POLICIES and settings.policy != LONGEST_PREFIX_MATCH
-    if not (is_known and settings.has_prefix_cache) or settings.preempt_for is not None:
-        return None
-    return None if settings.kv_blocks is None else replace(settings, prefix_cache=False)
-
-
 # -- the engine ----------------------------------------------------------------------------------
 
 _SAFE_BITS = 49  # of 53: times this near to each other may be the same as floats
@@ -166,13 +144,52 @@ OnEnded = Callable[[int], object]
 """Called with how many sequences have ended by now, now and then."""
 
 
+Role = Literal["both", "prefill", "decode"]
+
+
+class Preempted(Exception):  # noqa: N818 - it is no error
+    """A sequence was preempted in a trial, and may find blocks."""
+
+
+class ReplicaSettings(Struct, frozen=True, kw_only=True):
+    """What an engine is made with.  group: of a file, that it is in.
+
+    role: whether it computes prompts, or decodes, if others do the rest.
+    is_trial: whether its simulation is given up at the first preemption.
+    """
+
+    num_slots: int
+    scheduling: SchedulingSettings
+    step_time: StepTime
+    drafts: AssumedDrafts | None = None
+    group: str = ""
+    role: Role = "both"
+    is_trial: bool = False
+
+    @property
+    def of_trial(self) -> Self | None:
+        """The same for a trial with jobs that share nothing; None if it would not do, or not help.
+
+        Where no two jobs begin with the same tokens, a prefix cache holds nothing for a sequence
+        but what it had computed before a preemption.  Until the first preemption as many blocks are
+        held and free as without the cache, so a trial only counts them.
+
+        A policy of one's own is asked by no simulation that may be given up: it may count.
+        """
+        settings = self.scheduling
+        is_known = settings.policy in POLICIES and settings.policy != LONGEST_PREFIX_MATCH
+        has_cache = settings.has_prefix_cache and settings.kv_blocks is not None
+        if not (is_known and has_cache) or settings.preempt_for is not None:
+            return None
+        return replace(self, scheduling=replace(settings, prefix_cache=False), is_trial=True)
+
+
 class EngineSimulation:
     """One engine, and a run over all its turns.
 
     ended: sequences that have ended or failed since they were last taken from here.
     needs_tables: whether it matters which blocks a sequence holds, and not only how many.
-    is_trial: whether it is given up at the first preemption.  kv_cache: its blocks; None: those
-    that the settings say.
+    kv_cache: its blocks; None: those that the settings say.
     """
 
     needs_tables = False
@@ -180,22 +197,18 @@ class EngineSimulation:
     def __init__(
         self,
         turns: Turns,
-        num_slots: int,
-        settings: SchedulingSettings,
-        step_time: StepTime,
-        drafts: AssumedDrafts | None = None,
-        *,
-        is_trial: bool = False,
+        engine: ReplicaSettings,
         kv_cache: KVCache[SimulatedSequence] | None = None,
     ) -> None:
+        settings, step_time = engine.scheduling, engine.step_time
         self.ended: list[SimulatedSequence] = []
-        self._turns, self._num_slots, self._settings = turns, num_slots, settings
-        self._step_time, self._drafts, self._is_trial = step_time, drafts, is_trial
+        self._turns, self._num_slots, self._settings = turns, engine.num_slots, settings
+        self._step_time, self._drafts, self._is_trial = step_time, engine.drafts, engine.is_trial
         self._drafting: dict[SimulatedSequence, None] = {}  # as they began; the first has a choice
         finds = settings.has_prefix_cache or turns.has_siblings
         needs_tables = finds or settings.preempt_for is not None or self.needs_tables
         self._scheduler: Scheduler[SimulatedSequence] = Scheduler(
-            num_slots,
+            engine.num_slots,
             settings,
             SimulatedContents().blocks if needs_tables else None,
             lambda stats: step_time.ticks(*stats) / TICKS_PER_SECOND,
@@ -518,10 +531,11 @@ def simulate(
     Raises:
         BatchdecodeError: the settings make no sense.
     """
-    for_trial = settings_of_trial(settings)
+    engine = ReplicaSettings(
+        num_slots=num_slots, scheduling=settings, step_time=step_time, drafts=drafts
+    )
+    for_trial = engine.of_trial
     if for_trial is not None and workload.shares_nothing:
         with suppress(Preempted):
-            return EngineSimulation(
-                Turns(workload), num_slots, for_trial, step_time, drafts, is_trial=True
-            ).run(on_ended)
-    return EngineSimulation(Turns(workload), num_slots, settings, step_time, drafts).run(on_ended)
+            return EngineSimulation(Turns(workload), for_trial).run(on_ended)
+    return EngineSimulation(Turns(workload), engine).run(on_ended)

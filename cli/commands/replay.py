@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, Deployment, check_router, show_value
-from batcher.planning.fleet import ReplicaSettings
 from batcher.planning.prices import cost_of, price_of, read_prices
 from batcher.planning.replay import AsLogged, Comparison
 from batcher.planning.replay import replay as replay_log
@@ -23,6 +22,7 @@ from batcher.planning.request_log import (
     read_run_meta,
 )
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, Router, router_of
+from batcher.planning.simulator import ReplicaSettings
 from batcher.scheduling.scheduler import check_effects
 from batcher.settings import DEFAULT_SCHEDULING, MAX_KV_BLOCKS, SchedulingSettings
 from batcher.speculation.settings import SPECULATION_SETTINGS

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
 from batcher.planning.disaggregated import DisaggregatedFleet, Transfer
-from batcher.planning.fleet import ReplicaSettings
 from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import simulate
+from batcher.planning.simulator import ReplicaSettings, simulate
 from batcher.planning.workload import workload_of
 from batcher.request import Request
 from batcher.settings import SchedulingSettings

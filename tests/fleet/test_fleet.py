@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.fleet import Fleet, ReplicaSettings, result_of_engine
+from batcher.planning.fleet import Fleet, result_of_engine
 from batcher.planning.routers import ROUTERS, OwnRouter, Router, router_of
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import AssumedDrafts, simulate
+from batcher.planning.simulator import AssumedDrafts, ReplicaSettings, simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.settings import SchedulingSettings
 from batcher.timing.step_time import TICKS_PER_SECOND

@@ -10,11 +10,12 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo
 from batcher.planning.compare import compare
 from batcher.planning.deployments import Deployment, check_router
-from batcher.planning.fleet import Fleet, ReplicaSettings
+from batcher.planning.fleet import Fleet
 from batcher.planning.measure import Question, measure
 from batcher.planning.plan import find_plan
 from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulated_sequence import Turns
+from batcher.planning.simulator import ReplicaSettings
 from batcher.timing.formulas import ConstantStepTime
 
 QUESTION = Question(workload_of_jobs(poisson(40, 400), [20] * 400, 100), Slo({"e2e": 0.5}))

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.fleet import ReplicaSettings
 from batcher.planning.replay import replay
 from batcher.planning.request_log import LoggedRequest, read_request_log, workload_of_log
+from batcher.planning.simulator import ReplicaSettings
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import load_profile
 from batcher.timing.step_time import StepTime

@@ -8,7 +8,7 @@ from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_workloads import STEP_TIMES, random_settings, run_engine
-from test_simulator import LoggedSimulation, outcome, recomputed, workload_from
+from test_simulator import LoggedSimulation, engine_of, outcome, recomputed, workload_from
 
 from batcher import Request, SimulatedModel
 from batcher.models.simulated import SimulatedSettings
@@ -61,7 +61,7 @@ def check(
     drafts = AssumedDrafts(num_tokens=DEFAULT_DRAFT_TOKENS, acceptance=acceptance)
     drafter = AssumedDrafter(workload, drafts)
     engine = run_engine(drawn, num_slots, chosen, step_time, model, drafter)
-    simulation = LoggedSimulation(Turns(workload), num_slots, chosen, step_time, drafts=drafts)
+    simulation = LoggedSimulation(Turns(workload), engine_of(num_slots, chosen, step_time, drafts))
     result = simulation.run()
     assert simulation.log == engine.log
     assert simulation.ends == engine.ends
@@ -119,7 +119,7 @@ def test_from_event_to_event_it_is_the_same_as_step_by_step(seed: int, acceptanc
         acceptance=acceptance,
         cost=random.choice([0.0, 0.05, 2.5]),
     )
-    one = LoggedSimulation(Turns(workload), num_slots, chosen, step_time, drafts=drafts).run()
+    one = LoggedSimulation(Turns(workload), engine_of(num_slots, chosen, step_time, drafts)).run()
     assert outcome(simulate(workload, num_slots, chosen, step_time, drafts=drafts)) == outcome(one)
 
 

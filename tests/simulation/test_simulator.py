@@ -17,12 +17,29 @@ from simulated_workloads import (
 
 from batcher import Request, SimulatedModel, decode
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulator import EngineSimulation, SimulationResult, simulate
+from batcher.planning.simulator import (
+    AssumedDrafts,
+    EngineSimulation,
+    ReplicaSettings,
+    SimulationResult,
+    simulate,
+)
 from batcher.planning.workload import Workload, workload_of
 from batcher.scheduling.scheduler import SchedulerOutput
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.step_time import StepTime
+
+
+def engine_of(
+    num_slots: int,
+    chosen: SchedulingSettings,
+    step_time: StepTime,
+    drafts: AssumedDrafts | None = None,
+) -> ReplicaSettings:
+    return ReplicaSettings(
+        num_slots=num_slots, scheduling=chosen, step_time=step_time, drafts=drafts
+    )
 
 
 class LoggedSimulation(EngineSimulation):
@@ -89,7 +106,8 @@ def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(
     step_time = random.choice(STEP_TIMES)
     model = BoundedModel(max_context, session_overflow)
     engine = run_engine(drawn, num_slots, chosen, step_time, model)
-    simulation = LoggedSimulation(Turns(workload_from(drawn, model)), num_slots, chosen, step_time)
+    chosen_engine = engine_of(num_slots, chosen, step_time)
+    simulation = LoggedSimulation(Turns(workload_from(drawn, model)), chosen_engine)
     result = simulation.run()
     assert simulation.log == engine.log
     assert simulation.ends == engine.ends
@@ -165,7 +183,7 @@ class PlannedSimulation(EngineSimulation):
 def simulate_steps(
     workload: Workload, num_slots: int, chosen: SchedulingSettings, step_time: StepTime
 ) -> SimulationResult:
-    return PlannedSimulation(Turns(workload), num_slots, chosen, step_time).run()
+    return PlannedSimulation(Turns(workload), engine_of(num_slots, chosen, step_time)).run()
 
 
 @examples(200)
