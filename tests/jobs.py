@@ -19,7 +19,7 @@ def workload_of_jobs(arrivals, outputs, num_prompt=1):
         )
         for number, (arrival, num_output) in enumerate(zip(arrivals, outputs, strict=True))
     ]
-    return Workload(jobs, len(jobs))
+    return Workload(jobs)
 
 
 def poisson(rate, number, seed=0):

@@ -50,30 +50,15 @@ class Transfer(Struct, frozen=True, kw_only=True):
         return self.latency + num_tokens * self.seconds_per_token
 
 
-# -- the phases of a sequence --------------------------------------------------------------------
-
-
 class Phase(SimulatedSequence, eq=False, gc=False, kw_only=True):
-    """A part of the sequence `whole`, as an engine takes it."""
+    """A part of the sequence `whole`, as an engine takes it.
 
-    whole: SimulatedSequence
-
-
-class PromptPhase(Phase, eq=False, gc=False, kw_only=True):
-    """The prompt and the first token."""
-
-    @property
-    def is_all(self) -> bool:
-        return self.whole.num_output_tokens <= PROMPT_TOKENS
-
-
-class DecodePhase(Phase, eq=False, gc=False, kw_only=True):
-    """All that comes after the first token.
-
-    source: the replica that has the prompt.
+    source: the replica that has the prompt, if this is all that comes after the first token; None:
+    this is the prompt and the first token.
     """
 
-    source: int
+    whole: SimulatedSequence
+    source: int | None = None
 
 
 def _fields_of(whole: SimulatedSequence) -> dict[str, Any]:
@@ -146,7 +131,7 @@ class PrefillReplica(Replica):
     def _end_all(self, ending: Collection[int]) -> None:
         for slot in ending:
             row = self._batch.slots[slot]
-            if isinstance(row, PromptPhase) and not row.is_all:
+            if isinstance(row, Phase) and row.whole.num_output_tokens > PROMPT_TOKENS:
                 self._kept[row.whole] = table = row.block_table.copy()
                 self._pool.share(table)
         super()._end_all(ending)
@@ -188,17 +173,17 @@ class DecodeReplica(Replica):
         turns: Turns,
         settings: ReplicaSettings,
         transfer: Transfer,
-        on_taken: Callable[[DecodePhase, float], object],
+        on_taken: Callable[[Phase, float], object],
     ) -> None:
         self._blocks = ReservedBlocks(settings.scheduling)
         super().__init__(turns, settings, kv_cache=self._blocks)
         self._transfer, self._on_taken = transfer, on_taken
-        self._incoming: deque[DecodePhase] = deque()
+        self._incoming: deque[Phase] = deque()
 
     def add(self, sequence: SimulatedSequence) -> None:
         """Go on to when the second phase of a sequence arrives, and take it in."""
         self.advance(sequence.arrival_time)
-        if not isinstance(sequence, DecodePhase):
+        if not isinstance(sequence, Phase):
             raise InvariantError(f"{sequence.id!r} comes to where requests decode, not computed")
         if self._scheduler.why_never(sequence) is not None:
             sequence.has_failed = True
@@ -279,10 +264,10 @@ class DisaggregatedFleet(Fleet):
             return DecodeReplica(self._turns, settings, self._transfer, self._release)
         return PrefillReplica(self._turns, settings)
 
-    def _release(self, sequence: DecodePhase, time: float) -> None:
+    def _release(self, sequence: Phase, time: float) -> None:
         """Let the replica that has the prompt of a sequence keep it until `time` only."""
-        source = self._members[sequence.source]
-        if isinstance(source.replica, PrefillReplica):
+        source = None if sequence.source is None else self._members[sequence.source]
+        if source is not None and isinstance(source.replica, PrefillReplica):
             source.replica.release(sequence.whole, time)
             self._plan(source)
 
@@ -291,27 +276,28 @@ class DisaggregatedFleet(Fleet):
         (self._decode_router if is_decoding else self._router).note(view)
 
     def _choose(self, sequence: SimulatedSequence) -> ReplicaView | None:
-        if isinstance(sequence, DecodePhase):
+        if isinstance(sequence, Phase):
             return self._decode_router.choose(sequence, sequence.arrival_time)
         return super()._choose(sequence)
 
     def _deliver(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
-        if not isinstance(sequence, DecodePhase):
+        if not isinstance(sequence, Phase):
             most = min(sequence.max_tokens, PROMPT_TOKENS)
             phase = _fields_of(sequence) | {"max_tokens": most}
-            sequence = PromptPhase(whole=sequence, **phase)
+            sequence = Phase(whole=sequence, **phase)
         super()._deliver(sequence, view)
 
     def _end(self, member: Member, sequence: SimulatedSequence) -> None:
         """Take note of a phase that has ended: the second one begins, or all is over."""
-        if not isinstance(sequence, PromptPhase | DecodePhase):
+        if not isinstance(sequence, Phase):
             raise InvariantError(f"{sequence.id!r} has ended whole, where phases do")
         whole = sequence.whole
         whole.has_failed, whole.num_preemptions = sequence.has_failed, sequence.num_preemptions
         whole.admitted_ticks, whole.end_ticks = sequence.admitted_ticks, sequence.end_ticks
         whole.first_token_ticks = sequence.first_token_ticks
         whole.num_cached_at_first = sequence.num_cached_at_first
-        if whole.has_failed or isinstance(sequence, DecodePhase) or sequence.is_all:
+        is_over = sequence.source is not None or whole.num_output_tokens <= PROMPT_TOKENS
+        if whole.has_failed or is_over:
             super()._end(member, whole)
             return
         replica = member.replica
@@ -322,11 +308,11 @@ class DisaggregatedFleet(Fleet):
             "num_tokens": whole.num_prompt_tokens + PROMPT_TOKENS,
             "has_siblings": False,
         }
-        rest = DecodePhase(whole=whole, source=member.view.index, **phase)
+        rest = Phase(whole=whole, source=member.view.index, **phase)
         heappush(self._turns_ahead, (*ARRIVAL_ORDER(rest), rest))
 
     def _refuse(self, sequence: SimulatedSequence) -> None:
-        if isinstance(sequence, DecodePhase):
+        if isinstance(sequence, Phase):
             self._release(sequence, sequence.arrival_time)
             sequence = sequence.whole
         super()._refuse(sequence)

@@ -107,12 +107,11 @@ def workload_of_log(log: list[LoggedRequest]) -> Workload:
             num_prompt_tokens=request.input_toks,
             num_output_tokens=request.output_toks,
             max_tokens=request.output_toks,
-            prompt=(Piece(request.input_toks, ("prompt", input_index)),),
             output=Piece(request.output_toks, GREEDY),
         )
         for input_index, request in enumerate(log)
     ]
-    return Workload(jobs, len(jobs))
+    return Workload(jobs)
 
 
 class RequestsOfRun(NamedTuple):

@@ -55,17 +55,19 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     @property
     def admitted(self) -> float | None:
         """When the step began that first gave it a slot, in seconds."""
-        return _seconds(self.admitted_ticks)
+        ticks = self.admitted_ticks
+        return None if ticks == NEVER else ticks / TICKS_PER_SECOND
 
     @property
     def first_token(self) -> float | None:
         """When the step ended that gave it its first token, in seconds."""
-        return _seconds(self.first_token_ticks)
+        ticks = self.first_token_ticks
+        return None if ticks == NEVER else ticks / TICKS_PER_SECOND
 
     @property
     def end(self) -> float | None:
         """When the step ended that gave it its last token, in seconds; None if it failed."""
-        return _seconds(self.end_ticks)
+        return None if self.end_ticks == NEVER else self.end_ticks / TICKS_PER_SECOND
 
     @property
     def num_output_tokens(self) -> int:
@@ -111,10 +113,6 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
             self.pieces = tuple(piece for piece in pieces if piece.length) or (self.output,)
             self.ends = tuple(accumulate(piece.length for piece in self.pieces))
         return self.pieces
-
-
-def _seconds(ticks: int) -> float | None:
-    return None if ticks == NEVER else ticks / TICKS_PER_SECOND
 
 
 def make_sequence(
@@ -193,7 +191,7 @@ class Turns:
     def __init__(self, workload: Workload) -> None:
         self._jobs, self._context = workload.jobs, workload.context
         self.sequences = [make_sequence(job, (), self._context) for job in workload.jobs]
-        self._waiting: dict[str, deque[int]] = {}  # the places of turns, by their session
+        self._waiting: dict[str | None, deque[int]] = {}  # the places of turns, by their session
         self._histories: defaultdict[str, _History] = defaultdict(_History)
 
     @cached_property
@@ -226,19 +224,14 @@ class Turns:
 
     def begin(self) -> list[SimulatedSequence]:
         """Return the sequences that wait for no other one."""
-        if not self.has_sessions:
-            return [*self.sequences]
         first = []
-        for place, job in enumerate(self._jobs):
-            if job.session is None:
-                first.append(self.sequences[place])
+        for place, (job, sequence) in enumerate(zip(self._jobs, self.sequences, strict=True)):
+            if job.session in self._waiting:
+                self._waiting[job.session].append(place)
                 continue
-            waiting = self._waiting.get(job.session)
-            if waiting is None:
+            if job.session is not None:
                 self._waiting[job.session] = deque()
-                first.append(self.sequences[place])
-            else:
-                waiting.append(place)
+            first.append(sequence)
         return first
 
     def next_turn(self, ended: SimulatedSequence, now: float) -> SimulatedSequence | None:

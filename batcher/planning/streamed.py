@@ -127,7 +127,7 @@ class StreamedTurns(Turns):
     all_wait = True
 
     def __init__(self, workload: StreamedWorkload) -> None:
-        super().__init__(Workload([], 0))
+        super().__init__(Workload([]))
         self._workload = workload
 
     @cached_property

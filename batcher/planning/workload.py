@@ -68,20 +68,15 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """What its prompt holds."""
         if self.prompt is not None:
             return self.prompt
         return (Piece(self.num_prompt_tokens, ("prompt", self.input_index)),)
 
 
 class Workload(Struct, frozen=True, gc=False):
-    """Jobs in the order of the input.
-
-    num_requests: how many requests they are the samples of.  context: what their rows may be.
-    """
+    """Jobs in the order of the input.  context: what their rows may be."""
 
     jobs: list[Job]
-    num_requests: int
     context: Context = ANY_LENGTH
 
     @property
@@ -170,9 +165,8 @@ def workload_of(
     """
     jobs: list[Job] = []
     sessions: set[str] = set()  # that have a turn by now
-    context, num_requests = context_of(model), 0
+    context = context_of(model)
     for input_index, request in enumerate(requests):
-        num_requests += 1
         request_id = request.id if request.id is not None else str(input_index + 1)
         for field, plain in (("num_beams", 1), ("cfg_scale", 1.0)):
             value = getattr(request, field)
@@ -217,7 +211,7 @@ def workload_of(
                     draft_tokens=request.draft_tokens if request.speculate else 0,
                 )
             )
-    return Workload(jobs, num_requests, context)
+    return Workload(jobs, context)
 
 
 def has_exact_length(request: Request) -> bool:

@@ -116,7 +116,7 @@ def test_each_replica_is_the_engine_with_what_it_was_sent(seed, name):
     ran = times_of(turns.sequences)
     for index, settings in enumerate(replicas):
         jobs = [job for job in workload.jobs if sent_to[job.input_index] == index]
-        alone = simulate_alone(Workload(jobs, len(jobs), workload.context), settings)
+        alone = simulate_alone(Workload(jobs, workload.context), settings)
         assert {key: ran[key] for key in times_of(alone.sequences)} == times_of(alone.sequences)
         assert result.replicas[index].totals == alone.totals
 

@@ -159,7 +159,7 @@ def test_between_two_failures_a_replica_is_the_engine_with_what_it_was_sent(seed
             ]
             mine = [replace(jobs[key], arrival_time=time) for key, time, _ in sent]
             alone = simulate(
-                Workload(mine, len(mine), workload.context),
+                Workload(mine, workload.context),
                 settings.num_slots,
                 settings.scheduling,
                 settings.step_time,
@@ -291,7 +291,7 @@ def test_who_is_less_urgent_is_refused_first():
         replace(job, priority=priority) for job, priority in zip(jobs, (0, 2, 1, 0), strict=True)
     ]
     fleet = Observed(
-        Turns(Workload(jobs, 4)),
+        Turns(Workload(jobs)),
         [SECOND_STEPS],
         router_of("random"),
         Management(admission=AdmissionControl(max_in_flight=1, max_queue=2)),

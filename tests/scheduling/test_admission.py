@@ -83,7 +83,7 @@ def test_all_that_beams_may_ever_need_is_theirs_before_they_fork(
 
 def test_long_prompts_do_not_drive_each_other_out() -> None:
     # each prompt takes 24 of 40 tokens: two at a time would preempt each other for ever
-    workload = Workload([job(place, 24, 4) for place in range(6)], 6)
+    workload = Workload([job(place, 24, 4) for place in range(6)])
     kept = simulate(workload, 4, limits(), ConstantStepTime())
     thrashing = simulate(workload, 4, limits(capacity="on-demand"), ConstantStepTime())
     assert (kept.totals.num_preemptions, kept.totals.recomputed_tokens) == (0, 0)
