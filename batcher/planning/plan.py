@@ -346,7 +346,6 @@ class Edge(Struct, frozen=True, kw_only=True):
         )
 
     def _is_gain(self, share: float) -> bool:
-        """Return whether this share of the requests is more than without a change, by enough."""
         before = good_share(self.outcome)
         return share > before and share - before >= MIN_GAIN * (self.question.asked - before)
 

@@ -47,7 +47,6 @@ class Ladder:
 
     @property
     def _num_replicas(self) -> int:
-        """How many replicas are added at once, all groups in proportion."""
         fleet = self.base.fleet
         return 1 if fleet is None else scaled_fleet(fleet).num_replicas
 

@@ -76,7 +76,6 @@ def check_plot(plot: str | None, *, force: bool) -> None:
 
 
 def _is_plot(start: bytes) -> bool:
-    """Return whether a file that begins so is one of ours."""
     return start.startswith((b"<?xml", b"\x89PNG")) and b"batchdecode" in start
 
 
@@ -132,7 +131,6 @@ class Chart(Struct, frozen=True):
         return shortest / margin**0.2, longest * margin
 
     def _range(self) -> tuple[float, float]:
-        """Return the shortest and the longest latency, that of the limit included."""
         latencies = [point.latency for point in self.points]
         latencies += [] if self.limit is None else [self.limit]
         return min(latencies), max(latencies)
@@ -215,7 +213,6 @@ def charts_of_plan(plan: Plan) -> list[Chart]:
 
 
 def _latency_title(name: str, percent: str) -> str:
-    """Return what is along the axis of a limit, of which one of a class tells which."""
     of_class, _, metric = name.rpartition(":")
     return f"{metric.upper()} {percent} (s)" + f" of {of_class}" * bool(of_class)
 
@@ -246,7 +243,6 @@ def _as_one(points: list[Point]) -> Point:
 
 
 def _most_varied(cells: Sequence[GridCell], names: Sequence[str]) -> str:
-    """Return the setting with the most values, of equal ones the first."""
     return max(names, key=lambda name: len({str(AXES[name].value_of(c.deployment)) for c in cells}))
 
 
@@ -255,7 +251,6 @@ def _setting(axis: Axis, cell: GridCell) -> str:
 
 
 def _keeps(outcome: Outcome, limits: dict[str, float]) -> bool:
-    """Return whether 99 % of the requests keep every limit."""
     times = {name: times_of(outcome, name) for name in limits}
     return all(t is not None and t.p99 <= limits[name] for name, t in times.items())
 
@@ -374,5 +369,4 @@ def _name_points(chart: Chart, axes: "Axes") -> None:
 
 
 def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Return whether two boxes, each its left, lower, right and upper edge, have a common part."""
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
