@@ -441,7 +441,10 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
 
 def _relief(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """Yield what binds where the search ended, and what would help there, best first."""
-    place = named(plan.searched, plan.next_value if plan.is_met else plan.value)
+    value = plan.next_value if plan.is_met else plan.value
+    if value is None:  # all that could be tried is enough
+        return
+    place = named(plan.searched, value)
     there = plan.next_outcome or plan.outcome
     if plan.binding_classes:
         verb = "misses" if len(plan.binding_classes) == 1 else "miss"

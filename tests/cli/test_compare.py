@@ -20,7 +20,6 @@ from batcher.planning.deployments import AXES, Deployment, grid_of
 from batcher.planning.measure import Question
 from batcher.planning.prices import Price
 from batcher.planning.workload import workload_of
-from cli.progress import progress_of
 from cli.views.plan_columns import good_percent
 from cli.views.plan_tables import LEAST_WANTED, table_of
 
@@ -138,13 +137,6 @@ def test_drafts_are_compared_with_none():
     ]
 
 
-def test_a_file_says_nothing_of_assumed_drafts(tmp_path):
-    path = tmp_path / "c.yaml"
-    path.write_text("draft: ngram\ndraft-tokens: '4'\n")
-    (cell,) = rows_of(CHAT, "--config", path)
-    assert cell["settings"]["draft_tokens"] is None
-
-
 def test_csv_has_all_settings_and_numbers():
     done = batchdecode("compare", CHAT, "--batch", "4,16", "--kv-blocks", "none", "--csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout.decode())))
@@ -196,13 +188,6 @@ def test_requests_that_can_never_run_are_told_of_and_if_none_can_it_fails(tmp_pa
     ] * 2
 
 
-def test_a_line_now_and_then_within_a_cell(capfd, monkeypatch):
-    monkeypatch.setattr("cli.progress.LINE_INTERVAL", 0)
-    with progress_of(2, 1, quiet=False) as progress:
-        progress(0.5)
-    assert capfd.readouterr().err == "0 of 2 cells, 25% of the work\n"
-
-
 @pytest.mark.parametrize(("column", "batches"), [("throughput", [16, 8, 4]), ("slots", [4, 8, 16])])
 def test_sorted_the_best_comes_first(column, batches):
     cells = rows_of(CHAT, *PROFILE, "--batch", "8,4,16", "--sort", column)
@@ -219,11 +204,6 @@ def test_lengths_that_are_not_known_are_decoded_for():
     assert b'"steps":152' in run.stdout.replace(b" ", b"")
     (cell,) = rows_of(ROOT / "samples" / "requests.jsonl", "--batch", "8")
     assert cell["outcome"]["steps"] == 152
-
-
-def test_a_pipe_is_as_good_as_a_file():
-    piped = batchdecode("compare", "-", "--batch", "4,8", stdin=CHAT.read_bytes())
-    assert piped.stdout == batchdecode("compare", CHAT, "--batch", "4,8").stdout
 
 
 @pytest.mark.parametrize(

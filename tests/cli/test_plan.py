@@ -73,21 +73,6 @@ def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monk
     assert "looking for what would help: 1 simulation so far" in told
 
 
-def test_it_tells_how_far_a_long_simulation_is(tmp_path, monkeypatch, capsys):
-    def slow(question, deployment, on_part):
-        on_part(0.25)
-        return measure(question, deployment)
-
-    monkeypatch.setattr("cli.progress.LINE_INTERVAL", 0.0)
-    monkeypatch.setattr("batcher.planning.workers.PART_INTERVAL", 0.0)
-    monkeypatch.setattr("batcher.planning.plan.measure", slow)
-    (tmp_path / "r").write_bytes(EIGHT)
-    assert plan_requests(PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert told[1:3] == [f"tried 0 values and {share}% of batch 1" for share in (25, 99)]
-    assert "looking for what would help: 1 simulation and 25% of the next so far" in told
-
-
 @pytest.mark.parametrize("command", ["plan", "compare", "run"])
 def test_a_limit_of_more_seconds_than_anybody_promises_is_remarked(tmp_path, command):
     (tmp_path / "r").write_bytes(EIGHT)
@@ -165,15 +150,6 @@ def test_a_search_that_is_stopped_tells_what_it_has_tried(
         assert (out, err) == ("", "" if is_quiet else f"{PACED}\n{told}")
 
 
-@pytest.mark.heavy
-def test_the_largest_rate_of_a_fleet_with_what_its_groups_did():
-    samples = ROOT / "samples" / "what-if"
-    command = ("--slo", "ttft=1", "--search", "rate", "--fleet", samples / "fleet.yaml")
-    shown = batchdecode("plan", samples / "chat.jsonl", *command).stdout.decode()
-    assert "meets the SLO" in shown
-    assert re.search(r"group +rtx4090 \(2 replicas\) busy \d+%, slots \d+%, KV \d+%, ", shown)
-
-
 def test_the_fewest_replicas_of_a_fleet_with_its_groups_in_proportion():
     samples = ROOT / "samples" / "what-if"
     command = ("--slo", "ttft=0.12", "--search", "replicas", "--fleet", samples / "fleet.yaml")
@@ -222,10 +198,6 @@ def test_bad_options(arguments, message):
     assert message in done.stderr
 
 
-def test_the_size_of_blocks_matters_to_a_search_for_them():
-    assert plan("--slo", "e2e=25", "--search", "kv-blocks", "--block-size", "4").returncode == 0
-
-
 def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("batch: 2\n")
@@ -266,66 +238,3 @@ def test_an_slo_without_a_profile_is_told_that_steps_take_a_second():
 
 
 PROFILE = ("--profile", "rtx4090_llama3.1-8b")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--slo", "ttft=1,tpot=30ms"),
-        ("--slo", "ttft=1,tpot=10ms"),
-        ("--slo", "ttft=1", "--kv-blocks", "200"),
-        ("--slo", "ttft=1,tpot=30ms", "--search", "kv-blocks", "--batch", "32"),
-        pytest.param(
-            (
-                "--slo",
-                "ttft=1,tpot=40ms",
-                "--search",
-                "rate",
-                "--batch",
-                "16",
-                "--kv-blocks",
-                "200",
-            ),
-            marks=pytest.mark.heavy,
-        ),
-    ],
-)
-def test_a_plan_does_not_contradict_itself(arguments):
-    text = batchdecode("plan", CHAT, *PROFILE, "--goodput", "0.9", *arguments).stdout.decode()
-    told = dict(re.findall(r"^  (\w[\w ]*?)  +(\S.*(?:\n {11,}.*)*)", text, re.MULTILINE))
-    searched = (
-        "batch" if "--search" not in arguments else arguments[arguments.index("--search") + 1]
-    )
-    best = re.search(rf"{searched} (\S+?)(?:,| is| the|$)", text)[1]
-    ends = re.match(rf"{searched} (\S+) reaches", told["next"])[1] if "next" in told else best
-    assert re.match(rf".* at {searched} {re.escape(ends)}(:|$)", told["binds"])
-    assert told["time"].startswith(f"at {searched} {best}: ")
-    options = re.compile(r"batch|kv-blocks|max-batch-tokens")
-    helps = re.findall(r"with (\S+)", told.get("helps", ""))
-    assert not set(helps) & set(options.findall(told.get("no help", "")))
-    assert not (helps and "no change of a limit helps" in told["binds"])
-
-
-@pytest.mark.parametrize(
-    ("profile", "head", "ttft", "tpot"),
-    [
-        (
-            PROFILE,
-            r"ttft s +tpot ms",
-            r"ttft +p99 \S+ s of 100 s,",
-            r"tpot +p99 \S+ ms of 50,000 ms,",
-        ),
-        (
-            (),
-            r"in steps +ttft +tpot ",
-            r"ttft +p99 \S+ steps of 100 steps,",
-            r"tpot +p99 1 step of 50",
-        ),
-    ],
-)
-def test_compare_and_plan_have_the_same_units(profile, head, ttft, tpot):
-    compared = batchdecode("compare", CHAT, *profile, "--batch", "64").stdout.decode()
-    assert re.search(head, compared.splitlines()[0])
-    found = batchdecode("plan", CHAT, *profile, "--slo", "ttft=100,tpot=50").stdout.decode()
-    assert re.search(ttft, found)
-    assert re.search(tpot, found)

@@ -46,11 +46,6 @@ def test_limits_come_from_the_file_beside_the_log(folder):
     assert numbers[0] == numbers[1]
 
 
-def test_a_meta_file_without_a_name_is_that_of_all_logs_beside_it(folder):
-    (folder / "meta.json").write_text(json.dumps(LIMITS))
-    assert limits_of(replay(folder, "--json"))["batch"] == (32, "max_num_seqs in meta.json")
-
-
 def test_a_given_file_goes_before_the_one_beside_and_an_option_before_both(folder):
     (folder / "meta.json").write_text('{"max_num_seqs": 2}')
     (folder / "given").write_text(json.dumps(LIMITS))
@@ -67,12 +62,6 @@ def test_what_nobody_says_is_guessed_and_warned_of(folder):
     assert "--batch 256, --max-batch-tokens 2048, --kv-blocks 2587 are guesses" in done.stderr
     some = replay(folder, "--kv-blocks", "1200", "--batch", "4000")
     assert "warning: the limits of the run are unknown: --max-batch-tokens 4000 " in some.stderr
-
-
-def test_memory_is_not_guessed_where_nothing_is_known_of_it(folder):
-    limits = limits_of(replay(folder, "--profile", "constant:0.02", "--json"))
-    assert limits["kv_blocks"] == (None, "guessed: no limit is known")
-    assert not {"block_size", "prefix_cache", "capacity"} & limits.keys()
 
 
 @pytest.mark.parametrize(
@@ -96,12 +85,6 @@ def test_what_a_client_had_in_flight_is_a_guess_of_the_slots(folder, layout, met
     assert ("unknown: --batch 5" in done.stderr) == ("guessed" in limit[1])
     given = replay(folder, "--json", "--batch", "7", log="run.trace.jsonl")
     assert limits_of(given)["batch"] == (7, "--batch")
-
-
-def test_a_pipe_has_no_file_beside_it(folder):
-    (folder / "meta.json").write_text(json.dumps(LIMITS))
-    log = (folder / "run1_requests.jsonl").read_bytes()
-    assert "warning: the limits of the run are unknown" in replay(folder, log="-", stdin=log).stderr
 
 
 @pytest.mark.parametrize(
@@ -137,10 +120,3 @@ def test_a_given_file_that_cannot_be_used(folder, name, message):
 def test_a_setting_that_is_not_simulated_is_said(folder):
     (folder / "meta.json").write_text(json.dumps(LIMITS | {"pipeline_parallel_size": 2}))
     assert replay(folder).stderr == "meta.json: pipeline_parallel_size 2 is not simulated\n"
-
-
-def test_help_lists_only_what_it_takes():
-    shown = batchdecode("replay", "--help").stdout.decode()
-    for useless in ("--check", "--preempt-for", "wall"):
-        assert useless not in shown
-    assert "--meta FILE" in shown

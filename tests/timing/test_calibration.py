@@ -111,34 +111,10 @@ def test_the_fit_is_the_best_there_is_nearby() -> None:
         assert loss(terms | {term: terms[term] * factor}) >= loss(terms) * (1 - 1e-4)
 
 
-@pytest.mark.heavy
-def test_the_same_log_gives_the_same_profile() -> None:
-    log = made_log(SMOOTH, 100, 0.1)
-    assert fit_steps(log, "log") == fit_steps(log, "log")
-
-
 def test_predictions_are_those_of_the_step_time() -> None:
     profile = SMOOTH
     log = made_log(profile, 50, 0)
     assert predicted_seconds(profile.terms, log) == pytest.approx(log.seconds)
-
-
-def test_what_a_log_cannot_tell_is_said() -> None:
-    profile = SMOOTH
-    decoding = fit_steps(made_log(profile, 50, 0, prompts=False), "log")
-    assert decoding.notes == [
-        "no step computes a prompt: t0 + w, g and d are known, f, h and e guesses"
-    ]
-    assert decoding.errors.mape < 2e-4
-    prompts = [
-        STEP | {"num_tokens": n, "num_sequences": 1, "kv_read": 0, "prefill_work": n * n}
-        for n in range(2, 40)
-    ]
-    assert fit_steps(log_of(*prompts), "log").notes == [
-        "no step only decodes: w and d are guesses",
-        "no step computes prompts while others decode: h is a guess",
-        "all steps have as many sequences: g cannot be told from t0",
-    ]
 
 
 @given(
@@ -200,9 +176,3 @@ def test_chunks_are_counted_as_prefill_work() -> None:
 def test_too_few_steps_are_refused(count: int) -> None:
     with pytest.raises(BatchdecodeError, match=f"log: {count} steps are too few: 20 at least"):
         fit_steps(log_of(*[STEP] * count), "log")
-
-
-def test_equal_steps_can_be_fitted() -> None:
-    fit = fit_steps(log_of(*[STEP] * 20), "log")
-    assert fit.errors.mape < 1e-5
-    assert fit.errors.r2 == 1

@@ -77,10 +77,3 @@ def test_an_at_within_a_path_names_no_engine(path: str) -> None:
 def test_an_engine_that_cannot_be_used_is_an_error(name: str, error: str) -> None:
     with pytest.raises(CatalogError, match=error):
         step_time_of(name)
-
-
-def test_a_field_that_is_not_known_is_an_error_that_says_where(tmp_path: Path) -> None:
-    path = tmp_path / "engine.yaml"
-    path.write_text("{gap_ms: 1}")
-    with pytest.raises(CatalogError, match=r"unknown field gap_ms \(did you mean gap_us"):
-        split_overhead(f"h100_llama3.1-8b_tp1@{path}")

@@ -59,14 +59,6 @@ def test_each_kind_has_errors_of_its_own() -> None:
     assert text.endswith(" % (30)")
 
 
-def test_the_time_that_the_log_takes_with_the_fit_is_told() -> None:
-    log = made_log(30, 60, 90)
-    fit = fit_steps(log, "log")
-    taken = predicted_seconds(fit.terms, log).sum() / log.seconds.sum() - 1
-    assert fit.errors.replayed == pytest.approx(taken)
-    assert f"replayed {taken:+.2%}".replace("%", " %") in fit.errors.describe()
-
-
 def test_a_kind_counts_by_its_share_and_not_by_its_number() -> None:
     log = made_log(20, 100, 400)
     weights = weights_of(log)

@@ -149,43 +149,12 @@ def test_ticks_are_what_the_digits_say(amount: float, ticks: int) -> None:
     assert whole_ticks(amount, 10**15) == ticks
 
 
-def test_a_constant_is_a_tick_at_least() -> None:
-    assert ConstantStepTime(1e-20).ticks(1, 1, 0, 0) == 1
-
-
 def test_a_roofline_is_the_larger_of_its_two_sides() -> None:
     step_time = RooflineStepTime("test", {}, (10, 5, 3, 2), (100, 1, 4))
     assert step_time.ticks(4, 2, 1, 0) == 100 + 4 + 4  # compute: 40 + 10 + 3
     assert step_time.ticks(40, 2, 1, 7) == 400 + 10 + 3 + 14  # memory: 100 + 40 + 4
     assert step_time.compute_ticks(40, 2, 1, 7) == 427
     assert step_time.memory_ticks(40, 1) == 144
-
-
-def test_a_roofline_waits_for_communication_whichever_side_is_larger() -> None:
-    sides = (10, 5, 3, 2), (100, 1, 4)
-    alone, several = (RooflineStepTime("test", {}, *sides, each) for each in ((0, 0), (70, 6)))
-    for tokens in (4, 40):
-        assert several.ticks(tokens, 2, 1, 7) == alone.ticks(tokens, 2, 1, 7) + 70 + 6 * tokens
-
-
-def test_where_one_side_of_a_roofline_overtakes_the_other() -> None:
-    step_time = RooflineStepTime("test", {}, (1, 1, 3, 0), (120, 1, 1))
-    ticks = one_by_one(step_time, 2, 5, 60)
-    sides = [step_time.compute_ticks(2, 2, 5 + 2 * k, 0) == each for k, each in enumerate(ticks)]
-    assert sides == sorted(sides)  # memory first, then compute
-    assert 0 < sum(sides) < 60
-    for wanted in range(1, sum(ticks) + 1):
-        least = next(k for k in range(61) if sum(ticks[:k]) >= wanted)
-        assert step_time.num_decodes_until(2, 5, wanted) == least
-
-
-@pytest.mark.parametrize("name", OF_TERMS_ALONE)
-def test_the_floor_of_a_profile_ends_at_the_right_token(name: str) -> None:
-    chosen = shipped_profiles()[name]
-    crossing = int(chosen.w / chosen.f)
-    for tokens in range(crossing - 1, crossing + 3):
-        ticks = chosen.step_time(name).ticks(tokens, 1, 0, tokens * tokens)
-        assert ticks == by_definition(chosen.terms, [], [(0, tokens)]) * 10**12
 
 
 @given(PROFILES, st.integers(1, 300), st.integers(1, 300), st.integers(0, 9), st.integers(0, 9))
@@ -205,17 +174,6 @@ def test_experts_are_read_as_tokens_hit_them_in_the_mean(experts, ticks, num_tok
     assert read(num_tokens + 1) >= read(num_tokens)
 
 
-def test_two_tokens_of_experts_by_hand() -> None:
-    # 8 of 128 for each: of the second, 8 * 120/128 are new, so 15.5 of 128 are hit
-    step_time = ProfileStepTime(
-        "test", dict.fromkeys(TERMS, 0.0) | {"t0": 1.0, "x": 128.0}, experts=(128, 8)
-    )
-    assert step_time.ticks(1, 1, 0, 0) == 9 * 10**12
-    assert step_time.ticks(2, 2, 0, 0) == 16_500 * 10**9
-    assert step_time.ticks(2, 1, 0, 4) == 16_500 * 10**9
-    assert step_time.settings["num_experts"] == 128
-
-
 def test_a_pipeline_takes_as_long_as_one_part_of_its_rows() -> None:
     # 4 tokens of 2 rows are 2 of 1 row at a time, while the other 2 are in the other stage
     terms = dict(zip(TERMS, (1.0, 3.0, 2.0, 0.5, 0.25, 0.5, 0.125), strict=True))
@@ -225,20 +183,3 @@ def test_a_pipeline_takes_as_long_as_one_part_of_its_rows() -> None:
     assert pipeline.ticks(10, 2, 8, 64) == alone.ticks(5, 1, 4, 32)
     assert pipeline.ticks(4, 1, 0, 16) == alone.ticks(4, 1, 0, 16)  # one row is in one stage
     assert pipeline.ticks(4, 3, 8, 0) == halves.ticks(4, 3, 8, 0)
-
-
-@pytest.mark.parametrize("more", [{}, {"by_tokens": ((4, 3.0), (8, 5.0))}, {"experts": (16, 2)}])
-def test_parts_of_what_is_told_by_tokens(more: dict[str, object]) -> None:
-    terms = dict.fromkeys(TERMS, 0.0) | {"t0": 1.0, "w": 2.0, "f": 1.0, "x": 8.0, "c": 0.5}
-    alone, thirds = (ProfileStepTime("test", terms, parts=parts, **more) for parts in (1, 3))
-    for tokens in range(1, 15):
-        assert thirds.ticks(tokens * 3, 3, 0, 0) == pytest.approx(
-            alone.ticks(tokens, 1, 0, 0), abs=99
-        )
-
-
-def test_settings_reproduce_a_step_time() -> None:
-    first = profile(t0=1.5, f=0.25, e=3e-6)
-    again = ProfileStepTime("test", first.settings)
-    assert again.ticks(7, 3, 100, 50) == first.ticks(7, 3, 100, 50)
-    assert ConstantStepTime(0.02).settings == {"seconds": 0.02}

@@ -12,7 +12,7 @@ from timing.test_step_times import one_by_one
 
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ProfileStepTime
-from batcher.timing.profiles import TERMS, check_physics, load_profile, shipped_profiles
+from batcher.timing.profiles import TERMS, load_profile
 
 TERMS_OF_ONE = dict(zip(TERMS, (2.0, 1.0, 0.5, 0.01, 0.001, 0.002, 0.0001), strict=True))
 MEASURED = ((4, 3.0), (8, 2.5), (9, 7.0))
@@ -59,25 +59,12 @@ def test_the_closed_forms_are_the_steps_one_by_one(points, rows, kv_read, num_st
     assert sum(ticks[:found]) >= wanted > sum(ticks[: found - 1])
 
 
-def test_the_settings_say_it() -> None:
-    settings = ProfileStepTime("test", TERMS_OF_ONE, MEASURED).settings
-    assert settings == TERMS_OF_ONE | {"by_tokens": [[4, 3.0], [8, 2.5], [9, 7.0]]}
-    assert ProfileStepTime("test", TERMS_OF_ONE).settings == TERMS_OF_ONE
-
-
 def test_a_file_may_have_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(TEXT % "[[16, 3], [32, 5.0]]")
     profile = load_profile(str(path))[1]
     assert profile.by_tokens == ((16, 3.0), (32, 5.0))
     assert profile.step_time("mine").ticks(24, 24, 0, 0) == 5 * 10**12
-
-
-def test_a_file_with_several_may_have_it(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(f"plain: {TEXT % '[]'}\nmeasured: {TEXT % '[[16, 3]]'}\n")
-    assert load_profile(f"{path}:measured")[1].by_tokens == ((16, 3.0),)
-    assert load_profile(f"{path}:plain")[1].by_tokens == ()
 
 
 EXPECTED = "by_tokens: expected pairs of a whole number of at least 1 and a number from 1e-9 to 1e9"
@@ -104,17 +91,3 @@ def test_what_is_wrong_with_it_is_said(tmp_path: Path, points: str, message: str
     path.write_text(TEXT % points)
     with pytest.raises(CatalogError, match=message):
         load_profile(str(path))
-
-
-def test_the_shipped_one_jumps_where_its_kernels_do() -> None:
-    profile = shipped_profiles()["rtx4090_llama3.1-8b"]
-    step_time = profile.step_time("rtx4090_llama3.1-8b")
-    of_16, of_20, of_256, of_272 = (
-        step_time.ticks(tokens, 1, 0, tokens**2) / 10**12 for tokens in (16, 20, 256, 272)
-    )
-    assert of_20 - of_16 > 0.7
-    assert of_272 - of_256 > 10
-    assert step_time.ticks(32, 32, 41_408, 0) / 10**12 == pytest.approx(25.13, rel=0.015), (
-        "as its kernels"
-    )
-    assert check_physics(profile)[0].verdict == "possible"

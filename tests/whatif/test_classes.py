@@ -9,7 +9,6 @@ from served import MODEL, deployment_of, requests_of
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo, parse_slos
-from batcher.planning.compare import compare
 from batcher.planning.deployments import Deployment
 from batcher.planning.measure import Question, good_share, measure, run
 from batcher.planning.plan import find_plan
@@ -107,13 +106,6 @@ def test_a_plan_needs_each_class_to_meet_its_share():
     assert find_plan(urgent, first, "batch").value == 2
 
 
-def test_a_class_that_nobody_can_serve_in_time_binds():
-    slo = parse_slos(["e2e=80", "priority=1:e2e=9"])
-    question = question_of([(0, 1, 10)] * 8, [0] * 6 + [1] * 2, slo, asked=0.99)
-    found = find_plan(question, deployment_of(8), "batch")
-    assert (found.is_met, found.binding_classes) == (False, ["priority=1"])
-
-
 def refuse_the_first_class(request, replicas):
     return None if request.priority == 1 else 0
 
@@ -130,18 +122,6 @@ def test_what_is_refused_has_missed_what_its_class_was_promised():
     }
     assert goodputs["priority=1"].missed == {"failed": 3}
     assert outcome.goodput.missed == {"priority=1:failed": 3}
-
-
-@pytest.mark.heavy
-def test_classes_of_a_streamed_workload_in_several_processes():
-    text = "synthetic:rate=50,duration=6,prompt=100,output=20,priority=0:0.8:1:0.2"
-    question = Question(parse_streamed(text), parse_slos(["ttft=1", "priority=1:ttft=0.05"]))
-    grid = [Deployment(batch=8, profile="h100_llama3.1-8b_tp1", replicas=3)]
-    alone, parts = (compare(question, grid, growth=0.1, num_jobs=n, small=0) for n in (1, 3))
-    assert alone == parts
-    requests = {name: each.goodput.requests for name, each in alone[0].outcome.classes.items()}
-    assert sum(requests.values()) == alone[0].outcome.served
-    assert 0.15 < requests["priority=1"] / alone[0].outcome.served < 0.25
 
 
 @pytest.mark.parametrize(

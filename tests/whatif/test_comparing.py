@@ -26,22 +26,6 @@ def test_a_grid_is_all_combinations_and_batch_changes_fastest():
     assert grid() == [Deployment()]
 
 
-@pytest.mark.heavy
-def test_one_process_and_four_give_the_same_in_the_order_of_the_grid():
-    deployments = grid(batch="1,2,4", kv_blocks="none,8", block_size="4", policy="fcfs,ljf")
-    question = question_of(*ROWS, slo=parse_slo("ttft=5"))
-    alone = compare(question, deployments, growth=0.1)
-    together = compare(question, deployments, growth=0.1, num_jobs=4, small=0)
-    assert alone == together
-    assert [cell.deployment for cell in alone] == deployments
-
-
-def test_each_cell_is_what_it_is_alone():
-    (first, second) = compare(question_of(*ROWS), grid(batch="2,4"), growth=0.1)
-    assert first.outcome == outcome_of(*ROWS, batch=2)
-    assert second.outcome == outcome_of(*ROWS, batch=4)
-
-
 def test_progress_counts_what_is_done_of_a_cell(monkeypatch):
     monkeypatch.setattr("batcher.planning.workers.PART_INTERVAL", 0)
     seen = []
@@ -145,15 +129,6 @@ def test_what_is_no_value_of_an_axis(name, text, message):
     with pytest.raises(BatchdecodeError) as caught:
         AXES[name].values(text)
     assert message in str(caught.value)
-
-
-def test_the_columns_of_settings_have_their_order():
-    first = ["profile", "batching", "policy", "aging", "preempt_for", "prefill_order"]
-    memory = ["prefix_cache", "capacity", "watermark", "block_size", "kv_blocks"]
-    limits = ["max_batch_tokens", "long_prefill_threshold"]
-    drafts = ["draft_acceptance", "draft_cost", "draft_tokens"]
-    fleet = ["fleet", "report_interval", "router", "replicas"]
-    assert list(AXES) == [*first, *memory, *limits, *drafts, *fleet, "batch"]
 
 
 def test_every_setting_is_an_axis():

@@ -36,37 +36,10 @@ def test_a_draft_that_is_always_right_saves_steps_by_arithmetic() -> None:
     assert (drafts.acceptance, drafts.tokens_per_step, drafts.making) == (1.0, 5.0, 0.0)
 
 
-def test_the_time_to_make_drafts_is_a_share_of_all() -> None:
-    (deployment,) = grid(draft_tokens="4", draft_acceptance="1", draft_cost="0.25", batch="1")
-    drafts = measure(at_once(1, 101), deployment).drafts
-    assert drafts is not None
-    assert drafts.making == pytest.approx(20 / 41, abs=1e-6)
-
-
 def test_without_drafts_nothing_is_told_of_them() -> None:
     outcome = measure(at_once(2), deployment_of(2))
     assert outcome.drafts is None
     assert measure(at_once(2), grid(draft_acceptance="0.5", batch="2")[0]) == outcome
-
-
-def test_they_gain_at_small_batches_and_are_off_from_the_one_on_that_arithmetic_binds() -> None:
-    sizes = "1,16,512"
-    cells = compare(
-        at_once(512),
-        grid(
-            draft_tokens="none,4",
-            draft_acceptance="0.7",
-            draft_cost="0.05",
-            batch=sizes,
-            profile=COMPUTE_BOUND,
-        ),
-        growth=0.1,
-    )
-    gains = [(c.deployment.batch, c.speedup) for c in cells if c.speedup is not None]
-    assert [batch for batch, _ in gains] == [1, 16, 512]
-    assert gains[0][1] > 1.5
-    assert gains[2][1] < 1
-    assert off_from(gains) == 512
 
 
 @pytest.mark.parametrize(

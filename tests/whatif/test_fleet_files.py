@@ -11,7 +11,6 @@ from served import question_of
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo
-from batcher.planning.compare import compare
 from batcher.planning.deployments import (
     AXES,
     Deployment,
@@ -19,13 +18,11 @@ from batcher.planning.deployments import (
     engines_of,
     grid_of,
     groups_of,
-    transfer_of,
 )
-from batcher.planning.measure import Question, measure, problem_of
+from batcher.planning.measure import measure, problem_of
 from batcher.planning.plan import find_plan, limits_of, narrower, value_at, wider, without
 from batcher.planning.prices import Price
 from batcher.planning.routers import ROUTERS
-from batcher.planning.streamed import parse_streamed
 from batcher.settings import SchedulingSettings
 from batcher.timing.catalog import CatalogError
 
@@ -70,15 +67,6 @@ def test_the_fewest_of_a_file_are_those_of_the_same_without_one(fleet_of):
     one, other = plans
     assert (one.is_met, one.value, one.trials) == (True, other.value, other.trials)
     assert one.value > 1
-
-
-def test_groups_without_a_name_are_numbered_and_yaml_has_its_own_words(fleet_of):
-    text = "replicas: [{count: 1, kv_blocks: none, prefix_cache: on}, {count: 2, aging: 5e-6}]"
-    deployment = fleet_of(text)
-    assert [group.name for group in deployment.fleet.groups] == ["1", "2"]
-    first, second = engines_of([deployment])
-    assert (first.scheduling.kv_blocks, first.scheduling.prefix_cache) == (None, True)
-    assert second.scheduling.aging == 5e-6
 
 
 @pytest.mark.parametrize(
@@ -204,28 +192,6 @@ def test_prompts_here_and_decoding_there(fleet_of):
     assert problem_of(without) == "group 2: --kv-blocks is needed where requests decode"
 
 
-def test_bytes_of_a_token_are_those_of_the_model(fleet_of):
-    transfer = "{gbytes_per_s: 131.072}"
-    deployment = fleet_of(
-        f"{{transfer: {transfer}, replicas: [{PREFILL}, {DECODE}]}}",
-        profile="h100_llama3.1-8b_tp1",
-    )
-    assert transfer_of(deployment).seconds(1000) == pytest.approx(1e-3)
-
-
-def test_full_memory_on_either_side_binds(fleet_of):
-    rows = [(0, 32, 30)] * 12
-    link = "gbytes_per_s: 1, latency: 0, bytes_per_token: 1"
-    for prompts, others in ((4, 400), (400, 4)):
-        groups = f"""[{{count: 1, role: prefill, kv_blocks: {prompts}, prefix_cache: off}},
-            {{count: 1, role: decode, kv_blocks: {others}}}]"""
-        slow = link.replace("latency: 0", "latency: 20") if prompts == 4 else link
-        deployment = fleet_of(f"{{transfer: {{{slow}}}, replicas: {groups}}}")
-        outcome = measure(question_of(*rows), deployment)
-        assert outcome.binding.shares["kv"] > 0.3
-        assert sum(outcome.binding.shares.values()) == pytest.approx(1)
-
-
 def test_gpus_of_each_group_have_their_own_price(fleet_of, tmp_path):
     seconds = "t0: 1000.0, w: 0, f: 0, g: 0, d: 0, h: 0, e: 0"
     (tmp_path / "p.yaml").write_text(
@@ -265,15 +231,6 @@ def test_what_binds_is_found_for_each_group_by_its_own_steps(fleet_of, tmp_path)
     assert shares["ab"]["slots"] == pytest.approx(shares["a"]["slots"] / 2)
 
 
-@pytest.mark.heavy
-def test_the_answer_does_not_depend_on_the_number_of_processes(fleet_of):
-    question = Question(parse_streamed("synthetic:rate=2,duration=60,prompt=20,output=5"))
-    grid = [fleet_of(MIXED.replace("least-loaded", name)) for name in ("round-robin", "random")]
-    one, three = (compare(question, grid, growth=0.1, num_jobs=jobs, small=0) for jobs in (1, 3))
-    assert one == three
-    assert one[0].outcome.groups[1].served == pytest.approx(80, abs=20)
-
-
 def test_a_group_that_makes_no_sense_is_named(fleet_of):
     deployment = fleet_of("replicas: [{count: 1}, {count: 1, name: odd, max_batch_tokens: 4}]")
     assert "group odd: --max-batch-tokens 4 is less than the 8 slots" in problem_of(deployment)
@@ -291,14 +248,6 @@ def test_a_limit_of_a_fleet_is_changed_in_all_groups(fleet_of):
     assert value_at(free, "slots") == 60
     assert value_at(free, "kv") == [100, None]
     assert value_at(free, "tokens")[1] > 1000
-
-
-def test_the_largest_rate_of_a_fleet(fleet_of):
-    question = question_of(*BUSY, slo=Slo({"ttft": 4.0}), asked=0.9)
-    plan = find_plan(question, fleet_of(MIXED), "rate")
-    assert plan.is_met
-    assert plan.binding != ["compute"]
-    assert plan.outcome.goodput.share >= 0.9 > plan.next_outcome.goodput.share
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,6 @@ def test_the_smallest_batch():
     assert not found.contradictions
 
 
-def test_for_a_share_of_the_requests():
-    assert plan(*EIGHT, slo="e2e=20", searched="batch", asked=0.75).value == 3
-    assert plan(*EIGHT, slo="e2e=20", searched="batch", asked=0.76).value == 4
-
-
 def test_if_the_first_is_enough_nothing_binds():
     found = plan(*EIGHT, slo="e2e=80", searched="batch")
     assert (found.value, found.is_last, found.binding, found.next_value) == (1, True, [], None)
@@ -70,11 +65,6 @@ def test_the_largest_rate():
     assert found.file_rate == pytest.approx(0.05)
     assert found.next_value == pytest.approx(2 ** (65 / 64))
     assert found.binding == ["slots"]
-
-
-def test_a_rate_below_that_of_the_file():
-    found = plan(*[(5 * i, 1, 10) for i in range(20)], slo="queue=1ms", searched="rate", batch=1)
-    assert (found.is_met, found.value) == (True, 0.5)
 
 
 def test_an_slo_that_nobody_can_meet_shows_the_nearest():
@@ -152,11 +142,6 @@ def test_more_that_is_not_enough_is_reported(tmp_path):
 def test_nothing_to_search():
     with pytest.raises(BatchdecodeError, match="all requests arrive at once"):
         plan(*EIGHT, slo="e2e=9", searched="rate")
-
-
-def test_settings_that_make_no_sense():
-    with pytest.raises(BatchdecodeError, match="--capacity no-evict has no effect"):
-        plan(*EIGHT, slo="e2e=9", searched="batch", capacity="no-evict")
 
 
 def test_rates_and_blocks_of_a_workload():

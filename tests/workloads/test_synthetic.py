@@ -105,15 +105,6 @@ def test_rows_are_good_requests_in_order_and_a_longer_workload_begins_alike(
     assert len({entry.id for entry in entries}) == count
 
 
-def test_other_seeds_give_other_rows():
-    def entries(seed):
-        found = first(open_entries(replace(WORKLOAD, seed=seed), Poisson(5.0)), 50)
-        return [(entry.arrival_time, entry.prompt_tokens, entry.max_tokens) for entry in found]
-
-    assert entries(1) == entries(1)
-    assert entries(1) != entries(2)
-
-
 def test_a_change_of_one_thing_leaves_the_others_as_they_were():
     base = first(open_entries(WORKLOAD, Poisson(5.0)), 200)
     other_times = first(open_entries(WORKLOAD, Constant(1.0)), 200)
@@ -172,11 +163,6 @@ def test_each_user_of_a_closed_loop_has_one_turn_after_another():
     assert [entry.id for entry in entries[:4]] == ["r0.0", "r1.0", "r2.0", "r0.1"]
     assert [entry.think_time is None for entry in entries] == [True] * 3 + [False] * 8
     assert all(entry.arrival_time == 0.0 for entry in entries)
-
-
-def test_a_shared_prefix_is_tokens_and_perhaps_groups():
-    assert parse_shared_prefix("512", "-p") == SharedPrefix(512, 1)
-    assert parse_shared_prefix("512:4", "-p") == SharedPrefix(512, 4)
 
 
 @pytest.mark.parametrize("text", ["", "0", "x", "5:", "5:0", "5:x", "5:2:3", "9999999"])

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.workload_traces import (
-    LengthCounts,
     LengthSegment,
     WorkloadEntry,
     WorkloadSummary,
@@ -98,20 +97,6 @@ def test_the_headline_tells_requests_from_sessions(turns, headline):
     ]
     assert list(summary.observe(entries)) == entries
     assert render_summary(summary).splitlines()[0] == headline
-
-
-@pytest.mark.parametrize(("percent", "length"), [(1, 10), (50, 20), (51, 30), (99, 40), (100, 40)])
-def test_percentiles_are_by_nearest_rank(percent, length):
-    counts = LengthCounts()
-    for given in (40, 10, 30, 20):
-        counts[given] += 1
-    assert counts.sum == 100
-    assert counts.percentile(percent) == length
-
-
-def test_lengths_may_be_those_of_a_file(make):
-    _, said = make("poisson", "-n", 500, "--prompt-tokens", f"empirical:{SAMPLES / 'lengths.txt'}")
-    assert "p50 40, p99 250" in said
 
 
 def test_output_goes_to_a_file_and_is_packed_by_its_name(make, tmp_path):
