@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
@@ -47,169 +47,7 @@ from .run_options import RunOptions
 from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
-    from batcher.metrics.summary import RunMetrics
-
     from .resume import EarlierResults
-
-
-class RunRecorder:
-    """Takes what a loop gives to the files and the view; closes the files when it is left.
-
-    metrics: the numbers so far, if anybody will ask for them.  results: writes the results.
-    timeline: what a report will show, if one is wanted.
-    pace: how long the run stays after each step.
-
-    Raises:
-        OutputError: a file cannot be opened.
-        Interrupted: a signal came while a FIFO had no reader.
-    """
-
-    def __init__(
-        self,
-        options: RunOptions,
-        loop: Loop,
-        resumption: Resumption,
-        view: View,
-        pace: Pace,
-        opened: OpenRun,
-    ) -> None:
-        files, exposition = opened.files, opened.exposition
-        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
-        self._series = None
-        if options.timeseries is not None:
-            from .exporters import SeriesWriter  # noqa: PLC0415 - few runs need it
-
-            sink = files["--timeseries"].open()
-            self._series = SeriesWriter(sink, options.timeseries_interval)
-        told = None if self._series is None else self._series.only
-        is_asked = not options.quiet or options.summary_json or options.report or told is not None
-        self.metrics = self._collector = None
-        if exposition is not None or is_asked:
-            from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - if anybody asks
-
-            is_watched = exposition is not None
-            metrics = RunMetrics(options.limits, told, view.fold, is_watched=is_watched)
-            self.metrics = metrics
-        if exposition is not None:
-            from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra
-
-            labels = options.model, "0"
-            self._collector = RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
-            exposition.tell(self._collector)
-        self.timeline = None
-        if options.report is not None:
-            from batcher.page.page import PageTimeline  # noqa: PLC0415 - as above
-
-            self.timeline = PageTimeline()
-        # Opening empties them, so the results come last: what else fails, fails before.
-        path = options.output
-        results = stdout_beside(view) if path is None else resumption.open_results(path)
-        self.results = ResultWriter(results)
-        self._spans = opened.spans
-        self._loop, self._view, self._pace = loop, view, pace
-        self._earlier = resumption.earlier
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Write what is kept for a moment, and end the files, whatever one of them raises."""
-        with ExitStack() as closing:
-            closing.callback(self.results.close)
-            closing.callback(self._loop.answers.close)
-            if self._collector is not None:
-                closing.callback(self._collector.observe, ())  # and how many steps there were
-            if self._series is not None and self.metrics is not None:
-                closing.callback(self._series.close)
-                closing.callback(self.metrics.close, self._loop.engine.num_steps)
-            if self._trace is not None:
-                self._trace.close()
-
-    def record(self, report: ProblemReport, stop: StopSignals) -> None:
-        """Run the loop to its end.
-
-        Raises:
-            Interrupted: a signal came; the step is complete, or as if it had not begun.
-            KeyboardInterrupt: a second one came, or the model raised it.
-            BatchdecodeError: the model, its tokenizer, the policy or the input cannot go on.
-            WriteError, BrokenPipeError: a file or stdout takes no more.
-        """
-        stop.before_wait, stop.before_pause = self._show_all, self._view.step_aside
-        loop = self._loop
-        self._note([loop.engine.run_event()])
-        for input_index, lines in self._earlier.kept() if self._earlier else ():
-            self.results.write(loop.answers.put_back(input_index, lines))
-        try:
-            self._record_outcomes(report, stop)
-        except (KeyboardInterrupt, BatchdecodeError) as error:
-            if isinstance(error, Interrupted):
-                self._note(loop.arrived())
-            self.write_rest()
-            raise
-        self.write_rest()
-        self._note([loop.engine.end_event()])
-
-    def write_rest(self) -> None:
-        """Write what is kept back for its turn; a run that goes on puts it in its place."""
-        for lines in self._loop.answers.rest():
-            self.results.write([lines])
-        self.results.flush()
-
-    def _record_outcomes(self, report: ProblemReport, stop: StopSignals) -> None:
-        loop, view, answers = self._loop, self._view, self._loop.answers
-        engine, num_shown = loop.engine, 0
-        is_shown = view.is_watched or self._pace.is_slow
-        for events, results, tokens in loop:
-            if events:
-                self._note(events)
-            if tokens:
-                self.results.write_tokens(tokens)
-            if results or answers.rejected:
-                self.results.write(answers.take(results))
-            if report.news:
-                view.write_message(report.take())
-            if (num_steps := engine.num_steps) > num_shown:
-                num_shown = num_steps
-                if is_shown:
-                    self._show_step(num_steps - 1, stop)
-            elif view.is_watched:
-                view.keep_up()
-            if stop.received is not None:
-                raise Interrupted
-
-    def _show_step(self, step: int, stop: StopSignals) -> None:
-        if self._view.is_watched:
-            self._view.after_step(step)
-        pace = self._pace
-        if pace.is_slow:
-            pace.begin(time.monotonic())
-            while (seconds := pace.time_left(time.monotonic())) > 0:
-                with stop.waiting():
-                    self._view.wait(seconds)
-
-    def _note(self, events: Sequence[Event]) -> None:
-        if self._trace is not None:
-            self._trace.write(events)
-        if self.metrics is not None:
-            with self._view.lock:
-                (self._collector or self.metrics).observe(events)
-        if self._spans is not None:
-            self._spans.take(events)
-        if self._series is not None:
-            self._series.write_known()
-        if self.timeline is not None:
-            for event in events:
-                self.timeline.add(event)
-
-    def _show_all(self) -> float:
-        """Show what there is before the run waits; return when to do so again, see View."""
-        self.results.flush()
-        if self._trace is not None:
-            self._trace.flush()
-        return self._view.refresh()
 
 
 BAD_INPUT = 2  # an exit status
@@ -340,12 +178,13 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
 
 
 class Run:
-    """A run that is ready to begin.
+    """A run that is ready to begin: the loop, and what becomes of its outcomes.
 
     command: what continues it if it ends early.
 
     Raises:
         BatchdecodeError: the input is not right, or a file cannot be opened.
+        Interrupted: a signal came while a FIFO had no reader.
     """
 
     def __init__(
@@ -358,24 +197,52 @@ class Run:
     ) -> None:
         look_seldom()
         self._started = time.monotonic()
-        self._setup, self._options = setup, setup.options
-        self._file, self._files, self._resumption = opened.results, opened.files, resumption
+        self._setup, self._opened, self._resumption = setup, opened, resumption
         self._stop, self._command = stop, command
-        self._loop = setup.loop(resumption.earlier)
-        if not setup.options.quiet:
+        options, files, exposition = setup.options, opened.files, opened.exposition
+        self._options = options
+        loop = self._loop = setup.loop(resumption.earlier)
+        if not options.quiet:
             again = setup.replaying == "never"
-            told = resumption.describe(self._loop.source.total, is_decoded_again=again)
-            say(printable_lines(told))
+            text = resumption.describe(loop.source.total, is_decoded_again=again)
+            say(printable_lines(text))
         gc.freeze()  # nor among the requests that are read already
-        pace = Pace(setup.options.step_delay)
-        self._view = _open_view(setup, self._loop, pace)
-        self._recorder = RunRecorder(
-            setup.options, self._loop, resumption, self._view, pace, opened
-        )
-        self._spans = opened.spans
+        self._pace = Pace(options.step_delay)
+        view = self._view = _open_view(setup, loop, self._pace)
+        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
+        self._series = None
+        if options.timeseries is not None:
+            from .exporters import SeriesWriter  # noqa: PLC0415 - few runs need it
+
+            sink = files["--timeseries"].open()
+            self._series = SeriesWriter(sink, options.timeseries_interval)
+        series = None if self._series is None else self._series.only
+        is_asked = not options.quiet or options.summary_json or options.report or series is not None
+        self._metrics = self._collector = None
+        if exposition is not None or is_asked:
+            from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - if anybody asks
+
+            is_watched = exposition is not None
+            metrics = RunMetrics(options.limits, series, view.fold, is_watched=is_watched)
+            self._metrics = metrics
+        if exposition is not None:
+            from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra
+
+            labels = options.model, "0"
+            self._collector = RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
+            exposition.tell(self._collector)
+        self._timeline = None
+        if options.report is not None:
+            from batcher.page.page import PageTimeline  # noqa: PLC0415 - as above
+
+            self._timeline = PageTimeline()
+        # Opening empties them, so the results come last: what else fails, fails before.
+        path = options.output
+        results = stdout_beside(view) if path is None else resumption.open_results(path)
+        self._results = ResultWriter(results)
 
     def carry_out(self) -> int:
-        """Run to the end, and say how that went; return the exit status."""
+        """Run to the end, and report how that went; return the exit status."""
         setup, loop, resumption, stop = self._setup, self._loop, self._resumption, self._stop
         tracebacks = ModelTracebacks(setup.report, is_quiet=self._options.quiet)
         watch = StepWatch(
@@ -386,11 +253,11 @@ class Run:
         )
         status, remark, is_over = 0, None, False
         try:
-            with self._view, self._recorder, watch, tracebacks:
+            with self._view, closing(self), watch, tracebacks:
                 resumption.begin()
-                self._recorder.record(setup.report, stop)
+                self._record()
             stop.before_wait = None
-            settle_files(self._files, self._file)
+            settle_files(self._opened.files, self._opened.results)
             if loop.is_complete:
                 resumption.finish()
         except KeyboardInterrupt as error:
@@ -417,47 +284,136 @@ class Run:
             self._tell(remark, "to go on, add --resume and raise --max-errors")
         return status or (1 if loop.num_failed else 0)
 
-    def _summarize(self, metrics: "RunMetrics") -> None:
-        from ..screen.summary import BytesPerToken  # noqa: PLC0415 - a quiet run does without
+    def _record(self) -> None:
+        """Run the loop to its end.
 
-        options, engine, model = self._options, self._loop.engine, self._setup.model
-        metrics.note_constraints(*engine.constraint_counts)
-        timeline, kv_bytes, remark = self._recorder.timeline, None, ""
-        if not isinstance(model, RemoteModel):
-            of_drafts = options.scheduling.draft_bytes_per_token(model)
-            kv_bytes = BytesPerToken(number_of(model, "kv_bytes_per_token"), of_drafts)
-        elif model.replaced:
-            names = ", ".join(model.replaced)
-            remark = f"  model {model.served_model} was used instead of {names}\n"
-        tell_summary(
-            options,
-            metrics.summary(engine.num_steps),
-            engine.run_event(),
-            self._setup.requests.name,
-            None if timeline is None else [timeline],
-            self._files,
-            self._file.name,
-            elapsed=time.monotonic() - self._started,
-            is_complete=self._loop.is_complete,
-            num_unread=self._loop.num_unread or 0,
-            kv_bytes=kv_bytes,
-            constraint_times=engine.constraint_times,
-            remark=remark,
-        )
+        Raises:
+            Interrupted: a signal came; the step is complete, or as if it had not begun.
+            KeyboardInterrupt: a second one came, or the model raised it.
+            BatchdecodeError: the model, its tokenizer, the policy or the input cannot go on.
+            WriteError, BrokenPipeError: a file or stdout takes no more.
+        """
+        loop, stop, view, report = self._loop, self._stop, self._view, self._setup.report
+        answers, earlier = loop.answers, self._resumption.earlier
+        engine, num_shown = loop.engine, 0
+        is_shown = view.is_watched or self._pace.is_slow
+        stop.before_wait, stop.before_pause = self._show_all, view.step_aside
+        self._note([engine.run_event()])
+        for input_index, lines in earlier.kept() if earlier else ():
+            self._results.write(answers.put_back(input_index, lines))
+        try:
+            for events, results, tokens in loop:
+                if events:
+                    self._note(events)
+                if tokens:
+                    self._results.write_tokens(tokens)
+                if results or answers.rejected:
+                    self._results.write(answers.take(results))
+                if report.news:
+                    view.write_message(report.take())
+                if (num_steps := engine.num_steps) > num_shown:
+                    num_shown = num_steps
+                    if is_shown:
+                        self._show_step(num_steps - 1)
+                elif view.is_watched:
+                    view.keep_up()
+                if stop.received is not None:
+                    raise Interrupted
+        except (KeyboardInterrupt, BatchdecodeError) as error:
+            if isinstance(error, Interrupted):
+                self._note(loop.arrived())
+            self._write_rest()
+            raise
+        self._write_rest()
+        self._note([engine.end_event()])
+
+    def _note(self, events: Sequence[Event]) -> None:
+        if self._trace is not None:
+            self._trace.write(events)
+        if self._metrics is not None:
+            with self._view.lock:
+                (self._collector or self._metrics).observe(events)
+        if self._opened.spans is not None:
+            self._opened.spans.take(events)
+        if self._series is not None:
+            self._series.write_known()
+        if self._timeline is not None:
+            for event in events:
+                self._timeline.add(event)
+
+    def _show_step(self, step: int) -> None:
+        if self._view.is_watched:
+            self._view.after_step(step)
+        pace = self._pace
+        if pace.is_slow:
+            pace.begin(time.monotonic())
+            while (seconds := pace.time_left(time.monotonic())) > 0:
+                with self._stop.waiting():
+                    self._view.wait(seconds)
+
+    def _show_all(self) -> float:
+        """Write and show everything before the run waits; return when to do so again, see View."""
+        self._results.flush()
+        if self._trace is not None:
+            self._trace.flush()
+        return self._view.refresh()
+
+    def _write_rest(self) -> None:
+        """Write what is kept back for its turn; a run that goes on puts it in its place."""
+        for lines in self._loop.answers.rest():
+            self._results.write([lines])
+        self._results.flush()
+
+    def close(self) -> None:
+        """Write what is kept for a moment, and end the files, whatever one of them raises."""
+        with ExitStack() as files:
+            files.callback(self._results.close)
+            files.callback(self._loop.answers.close)
+            if self._collector is not None:
+                files.callback(self._collector.observe, ())  # and how many steps there were
+            if self._series is not None and self._metrics is not None:
+                files.callback(self._series.close)
+                files.callback(self._metrics.close, self._loop.engine.num_steps)
+            if self._trace is not None:
+                self._trace.close()
 
     def _conclude(self) -> None:
-        metrics, num_steps = self._recorder.metrics, self._loop.engine.num_steps
-        if metrics is not None:
-            self._summarize(metrics)
-        close_spans(self._spans, [num_steps], is_quiet=self._options.quiet)
-        model = self._setup.model
+        """Show the summary, and write the files with numbers."""
+        options, engine, model = self._options, self._loop.engine, self._setup.model
+        if self._metrics is not None:
+            from ..screen.summary import BytesPerToken  # noqa: PLC0415 - a quiet run does without
+
+            self._metrics.note_constraints(*engine.constraint_counts)
+            kv_bytes, remark = None, ""
+            if not isinstance(model, RemoteModel):
+                of_drafts = options.scheduling.draft_bytes_per_token(model)
+                kv_bytes = BytesPerToken(number_of(model, "kv_bytes_per_token"), of_drafts)
+            elif model.replaced:
+                names = ", ".join(model.replaced)
+                remark = f"  model {model.served_model} was used instead of {names}\n"
+            tell_summary(
+                options,
+                self._metrics.summary(engine.num_steps),
+                engine.run_event(),
+                self._setup.requests.name,
+                None if self._timeline is None else [self._timeline],
+                self._opened.files,
+                self._opened.results.name,
+                elapsed=time.monotonic() - self._started,
+                is_complete=self._loop.is_complete,
+                num_unread=self._loop.num_unread or 0,
+                kv_bytes=kv_bytes,
+                constraint_times=engine.constraint_times,
+                remark=remark,
+            )
+        close_spans(self._opened.spans, [engine.num_steps], is_quiet=options.quiet)
         if isinstance(model, RemoteModel) and model.has_refused_waits:
             remark = "requests failed that were to wait longer than --max-wait"
             self._tell(remark, f"continue later with: {self._command} --retry-failed")
 
     def _tell(self, remark: str, what_now: str) -> None:
-        results, file = self._recorder.results, self._file
-        tell_ending(self._options, results, file, self._resumption, remark, what_now)
+        file = self._opened.results
+        tell_ending(self._options, self._results, file, self._resumption, remark, what_now)
 
     def _say_waiting(self, received: signal.Signals) -> None:
         """Say what a signal waits for: a step of a model that cannot be broken off."""
@@ -475,8 +431,8 @@ class Run:
         stop.note(received)  # its handler may not have been run
         try:
             with suppress(WriteError, OSError, Interrupted):
-                self._recorder.write_rest()
-                self._recorder.close()
+                self._write_rest()
+                self.close()
             self._view.close()
             self._tell(f"stopped by {stop.name}", f"continue with: {self._command}")
         finally:

@@ -16,7 +16,7 @@ from batcher.trace.files import encode_events
 from cli.errors import WriteError
 from cli.run.files import FileSink, GzipSink, OutputError, check_distinct, check_writable, open_sink
 from cli.run.recording import ResultWriter, TraceWriter
-from cli.run.run import RunRecorder
+from cli.run.run import Run
 
 
 class FullDisk(io.FileIO):
@@ -65,12 +65,12 @@ def test_what_takes_longer_than_a_moment_is_written_at_once(tmp_path):
 
 def test_what_was_kept_is_written_before_the_run_waits():
     log = Log()
-    recorder = object.__new__(RunRecorder)
-    recorder.results = ResultWriter(log, clock=lambda: 0.0)
-    recorder._trace, recorder._view = None, SimpleNamespace(refresh=lambda: 5.0)
-    recorder.results.write([item(0)])
+    run = object.__new__(Run)
+    run._results = ResultWriter(log, clock=lambda: 0.0)
+    run._trace, run._view = None, SimpleNamespace(refresh=lambda: 5.0)
+    run._results.write([item(0)])
     assert log.writes == []
-    assert recorder._show_all() == 5.0
+    assert run._show_all() == 5.0
     assert log.writes == [item(0)]
 
 
