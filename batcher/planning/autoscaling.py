@@ -15,17 +15,15 @@ from batcher.foreign import calling, import_object
 from batcher.metrics.slo import parse_slo
 from batcher.timing.catalog import Amount, Count, OptionalPositive, OptionalText, Text, hint_at
 
-TARGET_UTILISATION, QUEUE, SLO = "target-utilisation", "queue", "slo"
+SLO = "slo"
 _EDGE = 1e-9  # of a replica: a sum of shares is rounded
 
-_Seconds = Annotated[float, Meta(ge=1e-3, le=1e9)]
-Seconds = Annotated[_Seconds, Meta(description="seconds, from 0.001 to 1e9")]
+Seconds = Annotated[float, Meta(ge=1e-3, le=1e9, description="seconds, from 0.001 to 1e9")]
 OptionalSeconds = Annotated[
-    _Seconds | None, Meta(description="seconds, from 0.001 to 1e9, or null")
+    Annotated[float, Meta(ge=1e-3, le=1e9)] | None,
+    Meta(description="seconds, from 0.001 to 1e9, or null"),
 ]
-Share = Annotated[
-    Annotated[float, Meta(ge=0, lt=1)], Meta(description="a share from 0 to less than 1")
-]
+Share = Annotated[float, Meta(ge=0, lt=1, description="a share from 0 to less than 1")]
 
 
 class Autoscale(Struct, frozen=True, kw_only=True):
@@ -52,11 +50,7 @@ class Autoscale(Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits of its SLO, none without one.
-
-        Raises:
-            BatchdecodeError: it is none.
-        """
+        """The limits of its SLO, none without one; raises a BatchdecodeError if it is none."""
         return {} if self.slo is None else parse_slo(self.slo).limits
 
 
@@ -135,7 +129,7 @@ def policy_of(settings: Autoscale) -> Callable[[FleetState], int]:
         if target > 1 or settings.slo is None:
             raise BatchdecodeError(f"policy slo needs a slo, and {POLICIES[name]}")
         return lambda state: by_attainment(target, state)
-    if name == QUEUE:
+    if name == "queue":
         return lambda state: proportional(state.waiting, target, settings.tolerance, state)
     return lambda state: proportional(
         state.running / state.slots, target, settings.tolerance, state
@@ -143,8 +137,8 @@ def policy_of(settings: Autoscale) -> Callable[[FleetState], int]:
 
 
 POLICIES = {
-    TARGET_UTILISATION: "the share of slots that is to be used",
-    QUEUE: "how many requests are to wait for each replica",
+    "target-utilisation": "the share of slots that is to be used",
+    "queue": "how many requests are to wait for each replica",
     SLO: "the share of requests that is to meet the SLO, up to 1",
 }
 
@@ -168,22 +162,13 @@ def _own_policy(name: str) -> Callable[[FleetState], int]:
 
 
 class Autoscaler:
-    """Decides how many replicas there are to be, by what it is told, and by its settings.
-
-    Raises:
-        BatchdecodeError: see `policy_of`.
-    """
+    """Decides how many replicas there are to be; see `policy_of` for what it raises."""
 
     def __init__(self, settings: Autoscale) -> None:
         self._settings, self._policy = settings, policy_of(settings)
         self._wished: deque[tuple[float, int]] = deque()  # within the cooldown
 
     def decide(self, state: FleetState) -> int:
-        """Return how many replicas there are to be.
-
-        Raises:
-            BatchdecodeError: the function of a user's failed.
-        """
         settings, wished = self._settings, self._wished
         wish = min(max(self._policy(state), settings.min), settings.max)
         if not wished:

@@ -529,8 +529,7 @@ class Fleet:
         """
         arrivals = iter(self._turns.arrivals())
         first = next(arrivals, None)
-        if first is not None:
-            self._run(first, arrivals)
+        self._run(first, arrivals)
         return self._result(None if first is None else first.arrival_time)
 
     def _result(self, first_arrival: float | None) -> FleetResult:

@@ -40,14 +40,12 @@ from batcher.timing.catalog import (
 Readers = Mapping[str, Callable[[str], Any]]
 """For each setting what makes a value of a text, or raises what says what it may be."""
 
-MAX_GROUPS, MAX_RETRIES = 1024, 1000
-MAX_NAME = 40  # characters
+MAX_GROUPS, MAX_NAME = 1024, 40  # the latter in characters
 NOT_WHERE_DECODED = ("capacity", "watermark", "prefix_cache", "preempt_for")
 
 
-MaxQueue = Annotated[
-    Annotated[int, Meta(ge=0, le=10**9)], Meta(description="a whole number of at least 0")
-]
+Number = Annotated[int, Meta(ge=0, le=2**40, description="a whole number of at least 0")]
+Retries = Annotated[int, Meta(ge=0, le=1000, description="a whole number from 0 to 1000")]
 
 
 class AdmissionControl(Struct, frozen=True, kw_only=True):
@@ -60,17 +58,8 @@ class AdmissionControl(Struct, frozen=True, kw_only=True):
     """
 
     max_in_flight: Count
-    max_queue: MaxQueue = 0
+    max_queue: Number = 0
     max_wait: OptionalPositive = None
-
-
-Number = Annotated[
-    Annotated[int, Meta(ge=0, le=2**40)], Meta(description="a whole number of at least 0")
-]
-Retries = Annotated[
-    Annotated[int, Meta(ge=0, le=MAX_RETRIES)],
-    Meta(description=f"a whole number from 0 to {MAX_RETRIES}"),
-]
 
 
 class PlannedFailure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

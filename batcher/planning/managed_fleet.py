@@ -83,11 +83,7 @@ class RouterQueue:
 
 
 class ManagedFleet(Fleet):
-    """One run over `turns` on replicas that are alike, and managed; new ones are as the others.
-
-    Raises:
-        BatchdecodeError: the settings of a replica, or of the policy, make no sense.
-    """
+    """One run over `turns` on replicas that are alike, and managed; new ones are as the others."""
 
     def __init__(
         self,

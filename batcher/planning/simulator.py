@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from batcher.errors import InvariantError
 from batcher.lifecycle import FINISH, State
 from batcher.planning.simulated_sequence import SimulatedContents, SimulatedSequence, Turns
-from batcher.planning.workload import Workload
+from batcher.planning.workload import Job, Workload
 from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.clock import ticks_until
 from batcher.scheduling.kv_cache import KVCache
@@ -118,22 +118,13 @@ class AssumedDrafts(Struct, frozen=True, kw_only=True):
                     num_wanted[row] = num
         return num_wanted
 
-    def num_accepted(self, job_key: int, place: int, num_drafts: int) -> int:
-        """Return how many drafts are accepted of those for the tokens from `place` of an output on.
-
-        job_key: see `key_of`.
-        """
-        threshold = self.acceptance * 2**_BITS
+    def num_accepted(self, job: Job, place: int, num_drafts: int) -> int:
+        """Return how many drafts are accepted of those for the tokens from `place` of an output."""
+        key, threshold = scramble((job.input_index << 32) + job.index), self.acceptance * 2**_BITS
         for number in range(num_drafts):
-            if scramble(job_key + place + number) >> 64 - _BITS >= threshold:
+            if scramble(key + place + number) >> 64 - _BITS >= threshold:
                 return number
         return num_drafts
-
-
-def key_of(sequence: SimulatedSequence) -> int:
-    """Return what the luck of a sample is drawn from."""
-    job = sequence.job
-    return scramble((job.input_index << 32) + job.index)
 
 
 # -- the engine ----------------------------------------------------------------------------------
@@ -142,7 +133,6 @@ _SAFE_BITS = 49  # of 53: times this near to each other may be the same as float
 
 OnEnded = Callable[[int], object]
 """Called with how many sequences have ended by now, now and then."""
-
 
 Role = Literal["both", "prefill", "decode"]
 
@@ -455,7 +445,7 @@ class EngineSimulation:
             position = batch.decode_step + row.offset
             most = min(num_drafts, row.last_decode_step - batch.decode_step)
             place = position + 1 - row.num_prompt_tokens
-            num = drafts.num_accepted(key_of(row), place, most)
+            num = drafts.num_accepted(row.job, place, most)
             accepted[row.slot] = num
             totals.num_accepted += num
             totals.unread_tokens += num * position + num * (num + 1) // 2

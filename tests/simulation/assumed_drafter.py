@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from batcher.planning.simulated_sequence import make_sequence
-from batcher.planning.simulator import AssumedDrafts, key_of
+from batcher.planning.simulator import AssumedDrafts
 from batcher.planning.workload import Workload
 from batcher.speculation.proposal import Proposal
 from batcher.tokens import Tokens
@@ -21,8 +20,7 @@ class AssumedDrafter:
             (piece,) = job.prompt
             assert piece.tokens is not None
             assert job.output.tokens is not None
-            key = key_of(make_sequence(job))
-            self._jobs[piece.tokens[0]] = key, len(piece.tokens), list(job.output.tokens)
+            self._jobs[piece.tokens[0]] = job, len(piece.tokens), list(job.output.tokens)
         assert len(self._jobs) == len(workload.jobs)
         self._rows: dict[int, tuple[int, int]] = {}
 
@@ -39,10 +37,10 @@ class AssumedDrafter:
         proposed = {}
         for slot, num in num_wanted.items():
             first, place = self._rows[slot]
-            key, _, output = self._jobs[first]
+            job, _, output = self._jobs[first]
             coming = (output[place:] + [ANY] * num)[:num]
             for number in range(num):
-                if not self._drafts.num_accepted(key, place + number, 1):
+                if not self._drafts.num_accepted(job, place + number, 1):
                     coming[number] = 3 if coming[number] != 3 else 4
             proposed[slot] = Proposal(coming)
         return proposed
