@@ -207,7 +207,6 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return how a policy names a script or a style of just this text."""
     return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
 
 

@@ -97,7 +97,6 @@ def _settings(run: RunEvent) -> str:
 
 
 def _listed(settings: Mapping[str, Any]) -> str:
-    """Return single values by their names; curves of a profile are left to its file."""
     single = {n: value for n, value in settings.items() if isinstance(value, str | int | float)}
     return ", ".join(f"{name} {value}" for name, value in single.items())
 
@@ -136,7 +135,6 @@ def _section(title: str, content: str) -> str:
 
 
 def _words(path: str) -> str:
-    """Return the path of a number, in words."""
     return ": ".join("KV" if part == "kv" else part.replace("_", " ") for part in path.split("."))
 
 
@@ -160,7 +158,6 @@ def _unit_at(path: str, unit: str) -> str:
 
 
 def _records(path: str, records: list[dict[str, Any]]) -> str:
-    """Return a list of records as a table, a row for each, numbered from 0."""
     rows = [(str(n), f"{path}.{n}", record) for n, record in enumerate(records)]
     return _grid([_words(name) for name in records[0]], rows)
 
@@ -213,12 +210,10 @@ def _cell(path: str, value: Any, unit: str = "") -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Return a number with three significant digits, and all of an integer."""
     is_large = isinstance(value, int) or abs(value) >= 100  # noqa: PLR2004 - three digits
     return f"{value:,.0f}" if is_large else f"{value:.3g}"
 
 
 def _shown(text: str) -> str:
-    """Return a text as HTML in which what is not visible, or turns text, is escaped."""
     visible = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
     return html.escape("".join(visible))

@@ -445,7 +445,6 @@ def _missing_input(request_id: str) -> str:
 
 
 def _missing_id(argument: str) -> str:
-    """Return the end of a message where a file may stand in the place of an ID."""
     if not _is_file(argument):
         return ""
     return f"; before the file {argument} goes the ID of a request, or --longest"
@@ -520,7 +519,6 @@ def show_diff(
 
 
 def _in_columns(lines: list[str]) -> list[str]:
-    """Return `lines` as wide as the terminal, or 80 columns, at most."""
     width = terminal_size(1, os.environ).columns
     return [part for line in lines for part in wrapped(printable(line), width)]
 
@@ -589,7 +587,6 @@ def events_of(
 
 
 def _num_workers_of(source: OpenInput) -> int:
-    """Return the number of workers that a trace states; requests are run by one."""
     first_line = next(_lines(source), b"")
     run = next(read_trace([first_line], source.name), None) if is_trace(first_line) else None
     return run.workers if isinstance(run, RunEvent) else 1

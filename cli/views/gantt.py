@@ -443,7 +443,6 @@ def bar_styles(spans: Sequence[SlotSpan], scale: Scale) -> list[str]:
 
 
 def _end_style(span: SlotSpan) -> str:
-    """Return the style of what stands where `span` ends, "" where that is nothing but its bar."""
     if has_failed(span) or span.outcome == "lost":
         return "failed"
     return "preempted" if span.preemption is not None else ""
@@ -506,7 +505,6 @@ def _fork_marks(span: SlotSpan, scale: Scale, forked: str) -> Iterator[tuple[int
 
 
 def _room(cells: Sequence[str], bar: str) -> int:
-    """Return how many of `cells`, from the first on, show nothing but the bar."""
     return sum(1 for _ in takewhile(bar.__eq__, cells))
 
 
@@ -691,7 +689,6 @@ class _Page:
         self.num_cells = width - self.name_width - 1 - 2 - max(map(len, figures))
 
     def make_groups(self, height: int | None, num_charts: int) -> None:
-        """Find out how many rows each of `num_charts` has, and so which slots share one."""
         room = None if height is None else height - OTHER_LINES[num_charts]
         self.max_rows = MAX_ROWS if room is None else max(room // num_charts, MIN_ROWS)
         self.groups = in_groups(self.slots, self.max_rows)
@@ -709,12 +706,10 @@ class _Page:
         return self.timeline.num_steps > self.num_cells
 
     def title(self) -> list["Line"]:
-        """Return what run it is."""
         lines = fill(headline(self.timeline, self.slots), f" {self.glyphs.dot} ", self.page_width)
         return [[(line, "title")] for line in lines]
 
     def narrow(self, steps: range) -> None:
-        """Leave no more cells than a close-up of `steps` fills."""
         num_cells = Scale.fit(steps, self.num_cells, MAX_CELLS_PER_STEP).num_cells
         self.chart_width -= self.num_cells - num_cells
         self.num_cells = num_cells
@@ -786,28 +781,23 @@ class _Page:
         return [entry for entry, is_there in entries.items() if is_there]
 
     def explained(self, zoom: range, what: list[str]) -> list["Line"]:
-        """Return a close-up of `zoom` with a caption: `what` it shows, and how to read it."""
         held = self.held_in(zoom)
         return [*self.caption(zoom, what, held), *self.close_up(zoom, held)]
 
     def close_up(self, zoom: range, held: _Held | None) -> list["Line"]:
-        """Return the steps of `zoom` as bars of what is `held` in them; as shades for None."""
         scale = self._scale(zoom)
         rows = self._shades(scale) if held is None else self._bars(scale, held)
         return [*self._axis(scale), *rows, *self._restarts(scale), self._queue(scale)]
 
     def _scale(self, zoom: range) -> Scale:
-        """Return how the steps of `zoom` fill the cells of a row."""
         return Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
 
     def _spans_in(self, steps: range) -> Iterator[SlotSpan]:
-        """Yield the spans of the slots that have rows."""
         slots = frozenset(self.slots)
         chosen = Selection(start=steps.start, stop=steps.stop, slots=slots)
         return self.timeline.select_spans(chosen)
 
     def _drafts_in(self, steps: range) -> Iterator[StepDrafts]:
-        """Yield the drafts of the slots that have rows."""
         slots = frozenset(self.slots)
         return (drafts for drafts in self.timeline.drafts_in(steps) if drafts.slot in slots)
 
@@ -859,7 +849,6 @@ class _Page:
         return group_name(slots, self.timeline.run)
 
     def _restarts_in(self, steps: range) -> list[RestartEvent]:
-        """Return which workers were replaced in `steps`."""
         return [each for each in self.timeline.restarts if each.last_step in steps]
 
     def _restarts(self, scale: Scale) -> list["Line"]:
@@ -895,7 +884,6 @@ class _Page:
 
 
 def _labels(texts: Iterable[str]) -> list["Line"]:
-    """Return lines of what is said about a chart."""
     return [[(text, "label")] for text in texts]
 
 

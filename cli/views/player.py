@@ -209,7 +209,6 @@ class Player:
             self._go_to(end)
 
     def _go_to(self, step: float) -> None:
-        """Show `step`, and stay there."""
         self._position, self._is_paused = float(self._span.clip(step)), True
 
     def _press(self, key: str) -> None:
@@ -228,7 +227,6 @@ class Player:
             action()
 
     def _pause(self) -> None:
-        """Stop, or go on; where there is nothing more, from the other end."""
         self._is_paused = not self._is_paused
         end = self._span.last if self._direction > 0 else self._span.first
         if not self._is_paused and self.step == end:
@@ -271,7 +269,6 @@ class Player:
         self._go_along(self._points, "no preemption, failure or bubble", is_on=is_on)
 
     def _go_to_found(self, *, is_on: bool) -> None:
-        """Go to the next admission that was looked for, or to the one before."""
         if self._go_along(sorted(self._found), "no admission that was found", is_on=is_on):
             self._wanted = self._found[self.step]
 

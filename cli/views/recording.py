@@ -332,7 +332,6 @@ class Recording:
 
     @property
     def _chapter_size(self) -> int:
-        """How many events it has at least: packing the state costs as much as some of them."""
         return max(MIN_EVENTS, 2 * self._run.fold.num_open, len(self._run.slots))
 
     def _end_chapter(self, step: int) -> None:
@@ -388,13 +387,11 @@ class StepStrips(Strips):
             self._fill(number, self.steps[-1])
 
     def _fill(self, number: int, until: int) -> None:
-        """Add the cells of a slot in which nothing has happened since the last of them."""
         more = self._at_rest[number] * (until - self._until[number])
         self.cells[number] = (self.cells[number] + more)[-self._max_cells :]
         self._until[number] = until
 
     def _resting(self, slot: SlotState) -> str:
-        """Return the cell of each step from the next one on in which nothing happens."""
         return self._cell(slot, "", float(slot.end is None), 0, self.steps[-1])
 
 
@@ -538,7 +535,6 @@ class Playback:
         return GaugeReading(self._end_of(step), num_free, next_up, use, *queue)
 
     def _end_of(self, step: int) -> float:
-        """Return when `step` ended, in seconds; -1 is before the first."""
         return self.recording.timeline.figures.end_of(step) if step >= 0 else 0.0
 
 

@@ -273,14 +273,12 @@ def _total_rows(a: RunFigures, b: RunFigures, unit: str) -> Iterator[list[str]]:
 
 
 def _figure(totals: RunFigures, field: str) -> Any:
-    """Return a number of `totals`, or of a distribution in it; None if there is none."""
     name, _, figure = field.partition(".")
     found = getattr(totals, name)
     return getattr(found, figure) if figure and found is not None else found
 
 
 def _table(rows: Iterable[list[str]]) -> list[str]:
-    """Return `rows` in columns: the first to the left, all others to the right."""
     cells = list(rows)
     return [f"  {line}" for line in aligned(cells, range(1, len(cells[0])))]
 
@@ -372,7 +370,6 @@ def why_waiting(part: StoryPart, story: Story) -> str:
 
 
 def _blocks(part: StoryPart, story: Story) -> str:
-    """Return how many blocks were needed, and who had the others."""
     total = "" if story.kv_blocks is None else f" of {story.kv_blocks:,}"
     holders = f", and {names(part.by)} held the others" if part.by else ""
     return f"{part.blocks:,}{total}{holders}"
@@ -490,7 +487,6 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
 
 
 def _aged(story: Story, span: StorySpan) -> str:
-    """Return that the policy was overruled, where it was, to follow when a slot span began."""
     if span.aging is None:
         return ""
     how_long = duration(span.aging) if story.is_timed else f"{number(span.aging)} steps"
@@ -557,7 +553,6 @@ _WHY_CHANGED: dict[SpeculateReason, str] = {
 
 
 def _change(change: DraftChange, number: int) -> str:
-    """Return how many drafts were wanted in the end, and why."""
     wanted = "no more drafts" if not change.tokens else f"{counted(change.tokens, 'draft')} a step"
     how_often = f", the last of {number:,} changes" if number > 1 else ""
     return f"{wanted} from step {change.step + 1:,} on: {_WHY_CHANGED[change.reason]}{how_often}"
@@ -626,7 +621,6 @@ def _sums(story: Story) -> str:
 
 
 def _when(story: Story, num_steps: int, time: float) -> str:
-    """Return when something was, to follow its step; nothing where that is the number of steps."""
     if story.is_timed:
         return f" ({time_of(time)})"
     return "" if time == num_steps else f" (time {time:,.10g})"

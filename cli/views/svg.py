@@ -179,7 +179,6 @@ def begin_drawing(width: int) -> Drawing:
 
 
 def _style_sheet() -> str:
-    """Return the style of all classes, within this picture: its file may become part of a page."""
     dark = "".join(f"\n  .{ROOT_CLASS} .{name}{{{look}}}" for name, look in _DARK.items())
     both = [(name, look) for looks in (_LIGHT, _ALWAYS) for name, look in looks.items()]
     light = "\n".join(f".{ROOT_CLASS} .{name}{{{look}}}" for name, look in both)
@@ -428,7 +427,6 @@ def draw_body(drawing: Drawing, left: float, right: float, row: Row, end: End) -
 
 
 def _draw_label(drawing: Drawing, label: str, left: float, right: float, row: Row) -> bool:
-    """Write as much of a label as there is room for; return whether that says something."""
     text = cut_to_room(label, int((right - left) / CELL_WIDTH), "…")
     if text:
         drawing.text("text label", left, row.base_line, text)
@@ -532,7 +530,6 @@ class Panel:
         return lanes
 
     def _blocks(self) -> Iterator[Stretch]:
-        """Yield how many blocks were held."""
         blocks = self._timeline.figures.blocks
         for step in range(self._axis.steps.start, min(self._axis.steps.stop, len(blocks))):
             yield Stretch(step, step + 1, blocks[step])
