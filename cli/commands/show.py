@@ -500,7 +500,7 @@ def show_diff(
                 raise BatchdecodeError(
                     f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
                 ) from error
-        told = describe(comparison, source_a.name, source_b.name)
+        told = list(describe(comparison, source_a.name, source_b.name))
         width = None if html or not os.isatty(1) else terminal_size(1, os.environ).columns
         results = results_of(comparison, top, width)
         if json:

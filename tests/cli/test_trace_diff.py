@@ -138,7 +138,7 @@ def test_times_are_in_steps_where_nobody_gave_one_and_in_seconds_where_a_run_has
     requests = [Request(prompt=[1], id=f"r{n}", max_tokens=4, ignore_eos=True) for n in range(3)]
     one, two = events_of(requests, 1), events_of(requests, 2)
     comparison = compare(one, two)
-    assert "the schedules part at step 0:" in describe(comparison, "a", "b")
+    assert "the schedules part at step 0:" in list(describe(comparison, "a", "b"))
     told = "\n".join(results_of(comparison, 9))
     assert "time, steps" in told
     assert "mean TTFT, steps" in told

@@ -475,10 +475,10 @@ def test_two_kinds_of_step_time_are_one_line():
         for number, name in enumerate(names)
     ]
     a, b = ([run, *events] for run in runs)
-    lines = describe(compare(a, b), "a", "b")
+    lines = list(describe(compare(a, b), "a", "b"))
     assert lines[2:4] == [
         "step_time: step-linear in A, roofline in B",
         "schedules: equal, the same decisions in the same steps",
     ]
     other = [replace(runs[0], step_time={"name": names[0], "a": 0, "b": 7}), *events]
-    assert describe(compare(a, other), "a", "b")[2] == "step_time.b: 0 in A, 7 in B"
+    assert list(describe(compare(a, other), "a", "b"))[2] == "step_time.b: 0 in A, 7 in B"

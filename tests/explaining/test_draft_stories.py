@@ -104,7 +104,7 @@ def test_runs_that_draft_part_where_their_drafts_do(workload, seed):
     assert (found.parting is not None) or not differing
     if differing:
         assert found.parting.step <= min(differing)
-    for text in (describe(found, "A", "B"), list(results_of(found, 9))):
+    for text in (list(describe(found, "A", "B")), list(results_of(found, 9))):
         assert text
 
 
