@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,72 +50,6 @@ from ..screen.terminal import (
 )
 
 PROFILE = "Profile"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrateOptions:
-    """The options of `batchdecode calibrate`, None where not given; see docs/calibrating.md."""
-
-    input: Annotated[
-        str | None,
-        argument(
-            "Step times: a log, or the trace of a run with --profile wall; a file, a .gz file, "
-            "or -.",
-            "LOG",
-        ),
-    ] = None
-    name: Annotated[
-        str | None,
-        option(PROFILE, "Name of the profile.  [default: the name of LOG]", "NAME", common=True),
-    ] = None
-    hardware: Annotated[
-        str | None,
-        option(
-            PROFILE, "GPU of the run, to check the profile.", "GPU", common=True, complete="gpu"
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        option(
-            PROFILE,
-            "Model of the run, to check the profile.",
-            "MODEL",
-            common=True,
-            complete="model_shape",
-        ),
-    ] = None
-    tensor_parallel: Annotated[
-        int | None,
-        option(PROFILE, "GPUs that shared the model.  [default: 1]", "N", min=1, max=1024),
-    ] = None
-    output: Annotated[str | None, output_option("Write the profile to FILE, as YAML.")] = None
-    force: Force = False
-
-
-def profiles(
-    name: Annotated[
-        str | None,
-        argument("One profile, as for --profile, or a file of profiles.", "NAME", "profile_name"),
-    ] = None,
-    *,
-    json: Annotated[bool, flag(OUTPUT, "Print profiles as JSON.")] = False,
-) -> None:
-    """List profiles of step times, and check them against their hardware."""
-    show_step_times(name, as_json=json)
-
-
-def calibrate(options: CalibrateOptions) -> None:
-    """Fit a profile to a log of real step times, and state its error."""
-    write_profile(options)
-
-
-COMMANDS = {
-    "profiles": command(profiles),
-    "calibrate": command(calibrate, CalibrateOptions),
-}
-
-# -- profiles --------------------------------------------------------------------------------------
-
 _TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
 _HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
 _POINTS_IN_A_LINE = 4
@@ -148,15 +81,17 @@ class StepTimeReport(Struct, frozen=True, kw_only=True):
     predictions: list[Prediction]
 
 
-def show_step_times(name: str | None, *, as_json: bool) -> None:
-    """Carry out `batchdecode profiles`.
-
-    Raises:
-        BatchdecodeError: there is no such profile, or its file cannot be used.
-        WriteError: stdout takes no more.
-    """
-    reports = _reports(name)
-    if as_json:
+def profiles(
+    name: Annotated[
+        str | None,
+        argument("One profile, as for --profile, or a file of profiles.", "NAME", "profile_name"),
+    ] = None,
+    *,
+    json: Annotated[bool, flag(OUTPUT, "Print profiles as JSON.")] = False,
+) -> None:
+    """List profiles of step times, and check them against their hardware."""
+    reports = reports_of(name)
+    if json:
         print_json(reports)
     else:
         width = terminal_size(1, os.environ).columns if os.isatty(1) else None
@@ -164,7 +99,8 @@ def show_step_times(name: str | None, *, as_json: bool) -> None:
         print_text(details_of(reports[0], width) if is_one else table_of(reports, width))
 
 
-def _reports(name: str | None) -> list[StepTimeReport]:
+def reports_of(name: str | None) -> list[StepTimeReport]:
+    """Return the reports of a profile or of the profiles of a file; None: of all that are known."""
     if name is None:
         return [_report_of_profile(*named) for named in shipped_profiles().items()]
     if name.startswith("roofline:"):
@@ -191,7 +127,7 @@ def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
         pipeline_parallel=profile.pipeline_parallel,
         kv_tokens=profile.kv_tokens,
         kv_tokens_that_fit=fit,
-        kv_blocks=None if num_tokens is None else _num_blocks(num_tokens),
+        kv_blocks=None if num_tokens is None else usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE),
         error=profile.error,
         source=profile.source,
         physics=physics,
@@ -200,7 +136,7 @@ def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
 
 
 def _report_of_roofline(name: str) -> StepTimeReport:
-    """Return what is said of roofline:MODEL:GPU:TP@ENGINE, or raise a CatalogError."""
+    """Return the report of roofline:MODEL:GPU:TP@ENGINE."""
     kernels, overhead = split_overhead(name)
     shape, gpu, *stages = parts_of(kernels.partition(":")[2])
     step_time = step_time_of(name)
@@ -211,15 +147,11 @@ def _report_of_roofline(name: str) -> StepTimeReport:
         tensor_parallel=stages[0],
         pipeline_parallel=stages[1],
         kv_tokens_that_fit=num_tokens,
-        kv_blocks=_num_blocks(num_tokens),
+        kv_blocks=usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE),
         error="a bound, not an estimate: real engines take longer",
         source=f"{gpu.source}; the engine: {overhead.source}" if overhead else gpu.source,
         predictions=predictions_of(step_time),
     )
-
-
-def _num_blocks(num_tokens: int) -> int:
-    return usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE)
 
 
 def table_of(reports: Sequence[StepTimeReport], width: int | None = None) -> str:
@@ -270,32 +202,52 @@ def _lines(texts: Sequence[str], width: int | None) -> list[str]:
 
 
 def details_of(report: StepTimeReport, width: int | None = None) -> str:
-    """Return one step time with all that is known of it, and what it predicts; width: as above."""
-    rows = [
-        ("terms", "  ".join(_shown_settings(report))),
-        *_shown_times(report),
-        ("experts", _experts(report)),
-        ("hardware", _hardware(report)),
-        ("KV", _room(report)),
-        ("error", report.error),
-        ("source", report.source),
-        ("physics", str(report.physics or "")),
-    ]
-    lines = [printable(report.name)]
-    told = [(title, printable(text)) for title, text in rows if text]
+    """Return one step time with all that is known of it, and its predictions; width: as above."""
+    settings = report.settings
+    terms = {name: value for name, value in settings.items() if name not in _NO_TERMS}
+    rows: list[tuple[str, str | None]] = []
+    if all(isinstance(value, int | float) for value in terms.values()):
+        shown = [f"{name} {value:g}" for name, value in terms.items()]
+        rows.append(("terms", "  ".join([*shown, "(s)" if "seconds" in terms else "(ms)"])))
+    points = [f"{tokens:,}: {ms:g}" for tokens, ms in settings.get("by_tokens", ())]
+    for first in range(0, len(points), _POINTS_IN_A_LINE):
+        line = "  ".join(points[first : first + _POINTS_IN_A_LINE])
+        rows.append(("" if first else "by_tokens", line))
+    if "num_experts" in settings:
+        text = "{num_experts} in a layer, {num_experts_per_tok} of them for each token"
+        rows.append(("experts", text.format_map(settings)))
+    if report.hardware is not None:
+        stages = report.pipeline_parallel or 1
+        text = f"{(report.tensor_parallel or 1) * stages} x {report.hardware}"
+        text += f" in {stages} stages" if stages > 1 else ""
+        rows.append(("hardware", text + (f", {report.model}" if report.model else "")))
+    room = []
+    if report.kv_tokens is not None:
+        room.append(f"{report.kv_tokens:,} tokens reported")
+    elif report.kv_tokens_that_fit:
+        room.append("no engine has reported it")
+    if report.kv_tokens_that_fit == 0:
+        room.append("the weights do not fit")
+    elif report.kv_tokens_that_fit is not None:
+        room.append(f"{report.kv_tokens_that_fit:,} fit beside the weights by the data sheet")
+    if report.kv_blocks:
+        room.append(f"--kv-blocks {report.kv_blocks}")
+    rows += [("KV", "; ".join(room)), ("error", report.error), ("source", report.source)]
+    rows.append(("physics", str(report.physics or "")))
+    lines, texts = [printable(report.name)], [(key, printable(text)) for key, text in rows if text]
     if width is None:
-        lines += [f"  {title:<10}{text}" for title, text in told]
+        lines += [f"  {key:<10}{text}" for key, text in texts]
     else:
-        lines += aligned_within([[f"  {title}", text] for title, text in told], (), width)
-    table = [("step", "ms", "at least", "times", "limit")]
+        lines += aligned_within([[f"  {key}", text] for key, text in texts], (), width)
+    table: list[tuple[str, ...]] = [("step", "ms", "at least", "times", "limit")]
     for prediction in report.predictions:
-        least = prediction.least_seconds
+        seconds, least = prediction.seconds, prediction.least_seconds
         bound = ("", "", "")
         if least is not None:
-            bound = _ms(least), f"{prediction.seconds / least:.2f}", prediction.limit or ""
-        table.append((prediction.step, _ms(prediction.seconds), *bound))
+            bound = f"{least * 1000:.3f}", f"{seconds / least:.2f}", prediction.limit or ""
+        table.append((prediction.step, f"{seconds * 1000:.3f}", *bound))
     if not any(row[2] for row in table[1:]):
-        table = [row[:2] for row in table]  # type: ignore[misc]  # shorter rows, all of them
+        table = [row[:2] for row in table]
     return "".join(f"{line}\n" for line in [*lines, "", *aligned(table, range(1, len(table[0])))])
 
 
@@ -313,59 +265,6 @@ def _terms_row(report: StepTimeReport, num_digits: int = 4) -> tuple[str, ...]:
     return printable(report.name), *terms.values(), room
 
 
-def _shown_settings(report: StepTimeReport) -> list[str]:
-    terms = {name: value for name, value in report.settings.items() if name not in _NO_TERMS}
-    is_plain = all(isinstance(value, int | float) for value in terms.values())
-    if not is_plain:
-        return []
-    unit = "s" if "seconds" in terms else "ms"
-    return [f"{name} {value:g}" for name, value in terms.items()] + [f"({unit})"]
-
-
-def _shown_times(report: StepTimeReport) -> list[tuple[str, str]]:
-    """Return the times by tokens that were measured, so many to a line."""
-    points = [f"{tokens:,}: {ms:g}" for tokens, ms in report.settings.get("by_tokens", ())]
-    rows = range(0, len(points), _POINTS_IN_A_LINE)
-    lines = ["  ".join(points[row : row + _POINTS_IN_A_LINE]) for row in rows]
-    return [("" if row else "by_tokens", line) for row, line in zip(rows, lines, strict=True)]
-
-
-def _experts(report: StepTimeReport) -> str:
-    if "num_experts" not in report.settings:
-        return ""
-    return "{num_experts} in a layer, {num_experts_per_tok} of them for each token".format_map(
-        report.settings
-    )
-
-
-def _hardware(report: StepTimeReport) -> str:
-    if report.hardware is None:
-        return ""
-    stages = report.pipeline_parallel or 1
-    gpus = (report.tensor_parallel or 1) * stages
-    in_stages = f" in {stages} stages" if stages > 1 else ""
-    return f"{gpus} x {report.hardware}{in_stages}" + (f", {report.model}" if report.model else "")
-
-
-def _room(report: StepTimeReport) -> str:
-    parts = []
-    if report.kv_tokens is not None:
-        parts.append(f"{report.kv_tokens:,} tokens reported")
-    elif report.kv_tokens_that_fit:
-        parts.append("no engine has reported it")
-    if report.kv_tokens_that_fit == 0:
-        parts.append("the weights do not fit")
-    elif report.kv_tokens_that_fit is not None:
-        parts.append(f"{report.kv_tokens_that_fit:,} fit beside the weights by the data sheet")
-    if report.kv_blocks:
-        parts.append(f"--kv-blocks {report.kv_blocks}")
-    return "; ".join(parts)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3f}"
-
-
 # -- calibrating -----------------------------------------------------------------------------------
 
 _DEFAULT_NAME = "calibrated"
@@ -374,22 +273,52 @@ _REMOTE = b'"layout":"remote"'  # and in that of a server, whose steps nobody kn
 _UNSTATED = dict.fromkeys((*MORE_TERMS, "least"), 0.0) | {"pipeline_parallel": 1}
 
 
-def write_profile(options: CalibrateOptions) -> None:
-    """Carry out `batchdecode calibrate`.
-
-    Raises:
-        BatchdecodeError: the log cannot be used, or an option cannot be.
-        WriteError: the profile cannot be written.
-    """
-    name, hardware, model, output = options.name, options.hardware, options.model, options.output
+def calibrate(
+    log: Annotated[
+        str | None,
+        argument(
+            "Step times: a log, or the trace of a run with --profile wall; a file, a .gz file, "
+            "or -.",
+            "LOG",
+        ),
+    ] = None,
+    *,
+    name: Annotated[
+        str | None,
+        option(PROFILE, "Name of the profile.  [default: the name of LOG]", "NAME", common=True),
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        option(
+            PROFILE, "GPU of the run, to check the profile.", "GPU", common=True, complete="gpu"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        option(
+            PROFILE,
+            "Model of the run, to check the profile.",
+            "MODEL",
+            common=True,
+            complete="model_shape",
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        option(PROFILE, "GPUs that shared the model.  [default: 1]", "N", min=1, max=1024),
+    ] = None,
+    output: Annotated[str | None, output_option("Write the profile to FILE, as YAML.")] = None,
+    force: Force = False,
+) -> None:
+    """Fit a profile to a log of real step times, and state its error."""
     if hardware is not None:
         load_gpu(hardware)
     experts = None if model is None else load_model_shape(model).experts
     if output is not None and not is_profile_file(output):
         raise BatchdecodeError(f"--output {output}: profiles are in .yaml or .yml files")
-    if output is not None and not options.force:
+    if output is not None and not force:
         check_replaceable("--output", output)
-    with open_input(options.input, nullcontext) as source:
+    with open_input(log, nullcontext) as source:
         lines = numbered(source.lines())
         head = list(islice(lines, 1))
         first = head[0][1] if head else b""
@@ -411,7 +340,7 @@ def write_profile(options: CalibrateOptions) -> None:
             "num_experts_per_tok": per_token,
             "hardware": hardware,
             "model": model,
-            "tensor_parallel": options.tensor_parallel or 1,
+            "tensor_parallel": tensor_parallel or 1,
             "error": fit.errors.describe(),
             "source": f"fitted to {count} of {Path(source.name).name}",
         },
@@ -433,8 +362,11 @@ def write_profile(options: CalibrateOptions) -> None:
         if value not in (None, (), _UNSTATED.get(field))
     }
     if name is None:
-        stem = Path(options.input or "-").name.partition(".")[0]
+        stem = Path(log or "-").name.partition(".")[0]
         name = _DEFAULT_NAME if stem in ("", "-") else stem
     text = yaml.safe_dump({name: stated}, sort_keys=False, allow_unicode=True, width=100)
     with output_sink(output) as sink:
         sink.write(text.encode())
+
+
+COMMANDS = {"profiles": command(profiles), "calibrate": command(calibrate)}

@@ -1,6 +1,6 @@
 """`batchdecode workload`: makes a requests file, from a pattern or from a recorded trace."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -16,8 +16,6 @@ from batcher.planning.synthetic import (
     Constant,
     Gamma,
     Poisson,
-    PriorityShares,
-    ReadLines,
     SyntheticWorkload,
     closed_entries,
     open_entries,
@@ -44,7 +42,7 @@ from batcher.planning.workload_traces import (
 from ..command import OUTPUT, argument, command, flag, option
 from ..options import Force, output_option
 from ..run.files import check_distinct, check_replaceable, output_sink
-from ..run.input import InputError, OpenInput, numbered, open_input
+from ..run.input import InputError, numbered, open_input
 from ..run.problems import say
 from ..screen.terminal import counted
 
@@ -160,89 +158,18 @@ class WorkloadOptions:
     quiet: Annotated[bool, flag(OUTPUT, "Print no summary.", "-q")] = False
 
 
-def workload(options: WorkloadOptions) -> None:
-    """Make a requests file from an arrival pattern or a trace."""
-    write_workload(options)
-
-
-COMMANDS = {"workload": command(workload, WorkloadOptions, notes=(DISTRIBUTIONS,))}
-
-
-# -- synthetic workloads ---------------------------------------------------------------------------
-
-DEFAULT_REQUESTS = 1000
-DEFAULT_RATE = 1.0
+DEFAULT_REQUESTS, DEFAULT_RATE = 1000, 1.0
 DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = "1024", "128"  # as vLLM's benchmark has them
 DEFAULT_THINK_TIME = "0"
-
-
-def make_entries(options: WorkloadOptions, read_lines: ReadLines) -> Iterable[WorkloadEntry]:
-    """Return the entries that were asked for; `read_lines` gives the lines of a file.
-
-    Raises:
-        BatchdecodeError: an option is not right.
-    """
-    workload = _make_workload(options, read_lines)
-    num_requests = DEFAULT_REQUESTS if options.requests is None else options.requests
-    pause = parse_distribution(options.think_time or DEFAULT_THINK_TIME, "--think-time", TIMES)
-    if options.users is not None:
-        return islice(closed_entries(workload, options.users, pause), num_requests)
-    rate = DEFAULT_RATE if options.rate is None else options.rate
-    arrivals = PATTERNS[options.source](options, rate)
-    if options.turns is None:
-        return islice(open_entries(workload, arrivals), num_requests)
-    num_turns = parse_distribution(options.turns, "--turns", LENGTHS)
-    return islice(session_entries(workload, arrivals, num_turns, pause), num_requests)
-
-
-def _make_workload(options: WorkloadOptions, read_lines: ReadLines) -> SyntheticWorkload:
-    prompt_lengths = parse_lengths(
-        options.prompt_tokens or DEFAULT_PROMPT_TOKENS, "--prompt-tokens", "prompt", read_lines
-    )
-    output_lengths = parse_lengths(
-        options.output_tokens or DEFAULT_OUTPUT_TOKENS, "--output-tokens", "output", read_lines
-    )
-    prefix = options.shared_prefix
-    return SyntheticWorkload(
-        prompt_lengths=prompt_lengths,
-        output_lengths=output_lengths,
-        max_prompt_tokens=options.max_prompt_tokens or MAX_LENGTH,
-        max_output_tokens=options.max_output_tokens or MAX_LENGTH,
-        shared_prefix=None if prefix is None else parse_shared_prefix(prefix, "--shared-prefix"),
-        priorities=_priorities(options.priority),
-        seed=options.seed or 0,
-        name=DEFAULT_NAME if options.name is None else options.name,
-    )
-
-
-def _priorities(text: str | None) -> PriorityShares:
-    return {} if text is None else parse_priorities(text, "--priority")
-
-
-PATTERNS: dict[str, Callable[[WorkloadOptions, float], Arrivals]] = {
-    "constant": lambda _, rate: Constant(rate),
-    "poisson": lambda _, rate: Poisson(rate),
-    "gamma": lambda options, rate: Gamma(rate, options.burstiness or 0.0),
-    "bursty": lambda options, rate: Bursty(rate, options.on or 0.0, options.off or 0.0),
-}
-
-
-LARGE_RATE = 100  # from here on, nobody reads digits after the point
+LARGE_RATE = 100  # from here on, digits after the point are noise
 
 _LENGTHS = (
-    "prompt_tokens",
-    "output_tokens",
-    "max_prompt_tokens",
-    "max_output_tokens",
-    "shared_prefix",
-    "priority",
-    "seed",
-    "name",
+    *("prompt_tokens", "output_tokens", "max_prompt_tokens", "max_output_tokens"),
+    *("shared_prefix", "priority", "seed", "name"),
 )
 _OPEN = ("rate", "turns", "think_time", *_LENGTHS)
 _TRACE = ("file", "rate", "scale")
-
-# What each source takes beside what all take, and of that what it cannot do without.
+# The options of each source, in addition to those of all.
 OPTIONS_OF = {
     "constant": _OPEN,
     "poisson": _OPEN,
@@ -257,86 +184,106 @@ NEEDED = ("burstiness", "on", "off", "users", "file")
 _FOR_ALL = {"source", "requests", "output", "force", "quiet"}
 
 
-def write_workload(options: WorkloadOptions) -> None:
-    """Carry out `batchdecode workload`.
-
-    Raises:
-        BatchdecodeError: an option or the trace is not right.
-        WriteError: the output takes no more.
-    """
+def workload(options: WorkloadOptions) -> None:
+    """Make a requests file from an arrival pattern or a trace."""
     _check(options)
-    if options.source in TRACES:
-        with open_input(options.file, nullcontext) as trace:
-            _write_trace(options, trace)
+    if options.source not in TRACES:
+        _check_replaceable(options)
+        _write(_synthetic(options), options)
         return
-    _check_replaceable(options)
+    with open_input(options.file, nullcontext) as trace:
+        check_distinct(trace.status, [("--output", options.output)], options.file)
+        _check_replaceable(options)
 
-    _write(make_entries(options, read_lines), options)
+        def read_entries(checks: TraceEntryChecks) -> Iterable[WorkloadEntry]:
+            name = DEFAULT_NAME if options.name is None else options.name
+            entries = TRACES[options.source](numbered(trace.lines()), checks, name)
+            return islice(entries, options.requests)
+
+        factor, checks = options.scale, TraceEntryChecks(trace.name)
+        if options.rate is not None:
+            if not trace.is_file:
+                raise InputError(
+                    f"--rate needs to read {trace.name} twice, which is a pipe: give a file, or "
+                    "--scale"
+                )
+            read_first = read_entries(TraceEntryChecks(trace.name))
+            factor = factor_for_rate(read_first, options.rate, trace.name)
+        entries = read_entries(checks)
+        _write(entries if factor is None else scale_times(entries, factor), options)
+        say(trace.take_notes())
+        if checks.num_raised and not options.quiet:
+            say(f"  {counted(checks.num_raised, 'length')} of 0 written as 1\n")
 
 
 def _check(options: WorkloadOptions) -> None:
-    """Make sure that the options go together, or raise a BatchdecodeError."""
+    """Raise a BatchdecodeError if options do not go together."""
     source = options.source
     if source not in OPTIONS_OF:
         near = get_close_matches(source, OPTIONS_OF, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise BatchdecodeError(f"unknown source {source!r}{hint} (known: {', '.join(OPTIONS_OF)})")
-    taken = OPTIONS_OF[source]
-    given = [
-        name
-        for name, value in asdict(options).items()
-        if name not in _FOR_ALL and value is not None
-    ]
+    taken, values = OPTIONS_OF[source], asdict(options).items()
+    given = [name for name, value in values if name not in _FOR_ALL and value is not None]
+
+    def shown(name: str) -> str:
+        return name.upper() if name == "file" else f"--{name.replace('_', '-')}"
+
     for name in given:
         if name not in taken:
-            takes = ", ".join(map(_shown, taken))
-            raise BatchdecodeError(f"{source} takes no {_shown(name)} (it takes: {takes})")
+            takes = ", ".join(map(shown, taken))
+            raise BatchdecodeError(f"{source} takes no {shown(name)} (it takes: {takes})")
     for name in NEEDED:
         if name in taken and name not in given:
-            raise BatchdecodeError(f"{source} needs {_shown(name)}")
+            raise BatchdecodeError(f"{source} needs {shown(name)}")
     if options.rate is not None and options.scale is not None:
         raise BatchdecodeError("--rate and --scale both set the times: give one of them")
     if options.think_time is not None and options.turns is None and "turns" in taken:
         raise BatchdecodeError("--think-time is a pause between turns: give --turns too")
 
 
-def _shown(name: str) -> str:
-    """Return an option as a person gives it."""
-    return name.upper() if name == "file" else f"--{name.replace('_', '-')}"
+def _synthetic(options: WorkloadOptions) -> Iterable[WorkloadEntry]:
+    """Return the entries of a synthetic workload."""
 
+    def read_lines(path: str) -> Iterator[NumberedLine]:
+        with open_input(path, nullcontext) as file:
+            yield from numbered(file.lines())
 
-def read_lines(path: str) -> Iterator[NumberedLine]:
-    """Yield the lines of a file that are not blank."""
-    with open_input(path, nullcontext) as file:
-        yield from numbered(file.lines())
-
-
-def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
-    """Write what the trace holds, at the times that were asked for."""
-    check_distinct(trace.status, [("--output", options.output)], options.file)
-    _check_replaceable(options)
-
-    def read_entries(checks: TraceEntryChecks) -> Iterable[WorkloadEntry]:
-        name = DEFAULT_NAME if options.name is None else options.name
-        return islice(
-            TRACES[options.source](numbered(trace.lines()), checks, name), options.requests
-        )
-
-    factor = options.scale
-    if options.rate is not None:
-        if not trace.is_file:
-            raise InputError(
-                f"--rate needs to read {trace.name} twice, which is a pipe: give a file, or --scale"
-            )
-        factor = factor_for_rate(
-            read_entries(TraceEntryChecks(trace.name)), options.rate, trace.name
-        )
-    checks = TraceEntryChecks(trace.name)
-    entries = read_entries(checks)
-    _write(entries if factor is None else scale_times(entries, factor), options)
-    say(trace.take_notes())
-    if checks.num_raised and not options.quiet:
-        say(f"  {counted(checks.num_raised, 'length')} of 0 written as 1\n")
+    prompts, outputs = options.prompt_tokens, options.output_tokens
+    prefix, priority = options.shared_prefix, options.priority
+    made = SyntheticWorkload(
+        prompt_lengths=parse_lengths(
+            prompts or DEFAULT_PROMPT_TOKENS, "--prompt-tokens", "prompt", read_lines
+        ),
+        output_lengths=parse_lengths(
+            outputs or DEFAULT_OUTPUT_TOKENS, "--output-tokens", "output", read_lines
+        ),
+        max_prompt_tokens=options.max_prompt_tokens or MAX_LENGTH,
+        max_output_tokens=options.max_output_tokens or MAX_LENGTH,
+        shared_prefix=None if prefix is None else parse_shared_prefix(prefix, "--shared-prefix"),
+        priorities={} if priority is None else parse_priorities(priority, "--priority"),
+        seed=options.seed or 0,
+        name=DEFAULT_NAME if options.name is None else options.name,
+    )
+    num_requests = DEFAULT_REQUESTS if options.requests is None else options.requests
+    pause = parse_distribution(options.think_time or DEFAULT_THINK_TIME, "--think-time", TIMES)
+    if options.users is not None:
+        return islice(closed_entries(made, options.users, pause), num_requests)
+    rate = DEFAULT_RATE if options.rate is None else options.rate
+    arrivals: Arrivals
+    match options.source:
+        case "constant":
+            arrivals = Constant(rate)
+        case "poisson":
+            arrivals = Poisson(rate)
+        case "gamma":
+            arrivals = Gamma(rate, options.burstiness or 0.0)
+        case _:
+            arrivals = Bursty(rate, options.on or 0.0, options.off or 0.0)
+    if options.turns is None:
+        return islice(open_entries(made, arrivals), num_requests)
+    num_turns = parse_distribution(options.turns, "--turns", LENGTHS)
+    return islice(session_entries(made, arrivals, num_turns, pause), num_requests)
 
 
 def _check_replaceable(options: WorkloadOptions) -> None:
@@ -345,7 +292,7 @@ def _check_replaceable(options: WorkloadOptions) -> None:
 
 
 def _write(entries: Iterable[WorkloadEntry], options: WorkloadOptions) -> None:
-    """Write `entries`, then say what they were."""
+    """Write `entries`, then print their summary."""
     summary = WorkloadSummary()
     with output_sink(options.output) as sink:
         for block in encode_entries(summary.observe(entries)):
@@ -355,7 +302,7 @@ def _write(entries: Iterable[WorkloadEntry], options: WorkloadOptions) -> None:
 
 
 def render_summary(summary: WorkloadSummary) -> str:
-    """Return what a person should know of a workload, as lines of text."""
+    """Return the summary of a workload as lines of text."""
     if not summary.num_requests:
         return "no requests\n"
     headline = counted(summary.num_requests, "request")
@@ -373,3 +320,6 @@ def render_summary(summary: WorkloadSummary) -> str:
 def _lengths(name: str, lengths: LengthCounts) -> str:
     p50, p99 = lengths.percentile(50), lengths.percentile(99)
     return f"  {name:<3}  {counted(lengths.sum, 'token')}, p50 {p50:,}, p99 {p99:,}\n"
+
+
+COMMANDS = {"workload": command(workload, WorkloadOptions, notes=(DISTRIBUTIONS,))}

@@ -8,7 +8,7 @@ import yaml
 from process import ROOT, batchdecode
 
 from batcher.timing.profiles import shipped_profiles
-from cli.commands.profiles import _reports, details_of, table_of
+from cli.commands.profiles import details_of, reports_of, table_of
 
 SAMPLES = ROOT / "samples" / "timing"
 
@@ -36,12 +36,12 @@ def test_profiles_are_as_wide_as_the_terminal_and_tell_the_same():
     def words_of(text):
         return {word for word in re.split(r"[\s;]+", text) if re.search("[a-z]|~", word)}
 
-    reports = _reports(None)
+    reports = reports_of(None)
     narrow, wide = table_of(reports, 80), table_of(reports)
     assert max(map(len, narrow.splitlines())) <= 80
     assert words_of(wide) - words_of(narrow) == set()
     for name in ("rtx4090_llama3.1-8b", "roofline:llama-3.1-8b:h100-sxm", "constant:0.02"):
-        (report,) = _reports(name)
+        (report,) = reports_of(name)
         told = details_of(report, 80)
         assert max(map(len, told.splitlines())) <= 80
         assert told.split() == details_of(report).split()
