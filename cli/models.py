@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,6 @@ from .screen.terminal import can_animate, printable
 if TYPE_CHECKING:
     from .run.run_options import RunOptions
 
-Watch = Callable[[int, int], None]
-"""Called with how many tensors are read, and of how many."""
-
 
 def load(options: ModelOptions, *, is_shown: bool = True) -> Model:
     """Return the model that the options name.
@@ -34,12 +31,18 @@ def load(options: ModelOptions, *, is_shown: bool = True) -> Model:
     is_shown: whether a bar may be drawn.
 
     Raises:
-        BatchdecodeError: there is none, or an option means nothing to it.
+        BatchdecodeError: there is no such model, or an option has no effect on it.
     """
     name, given = options.model, options.checkpoint
     if is_server(name):
         raise BatchdecodeError(f"{name} is a server's: only `batchdecode run` asks one")
-    _check(given, name)
+    known = HF_SETTINGS if is_hf(name) else TRANSFORMER_SETTINGS if is_checkpoint(name) else {}
+    for setting in given:
+        if setting not in known:
+            whose = "checkpoints (.gguf files, folders)"
+            if setting not in TRANSFORMER_SETTINGS:
+                whose = "models of transformers (hf:...)"
+            raise BatchdecodeError(f"--{setting.replace('_', '-')} is for {whose}; {name} is none")
     with _loading_bar(name, is_shown=is_shown) as watch:
         return load_model(
             name,
@@ -52,22 +55,10 @@ def load(options: ModelOptions, *, is_shown: bool = True) -> Model:
         )
 
 
-def _check(given: Mapping[str, Any], name: str) -> None:
-    """Raise a BatchdecodeError if one of the options given means nothing to this model."""
-    known = HF_SETTINGS if is_hf(name) else TRANSFORMER_SETTINGS if is_checkpoint(name) else {}
-    for setting in given:
-        if setting not in known:
-            option = setting.replace("_", "-")
-            whose = "checkpoints (.gguf files, folders)"
-            if setting not in TRANSFORMER_SETTINGS:
-                whose = "models of transformers (hf:...)"
-            raise BatchdecodeError(f"--{option} is for {whose}; {name} is none")
-
-
 def open_server(
     options: "RunOptions", waiting: Callable[[], AbstractContextManager[None]]
 ) -> tuple[RemoteModel, DrivenEngine]:
-    """Return the model of the server that the options name, and what has it answer requests.
+    """Return the model of the server that the options name, and the engine that asks it.
 
     waiting: entered while nothing comes.
 
@@ -75,9 +66,7 @@ def open_server(
         BatchdecodeError: there is none, it cannot be reached, or an option means nothing to it.
     """
     scheduling, name = options.scheduling, options.model
-    unfit = {**options.checkpoint, **scheduling.given} | {
-        "call_timeout": options.call_timeout,
-    }
+    unfit = {**options.checkpoint, **scheduling.given, "call_timeout": options.call_timeout}
     for option, value in unfit.items():
         if value is not None and option not in REMOTE_SCHEDULING:
             raise BatchdecodeError(
@@ -97,13 +86,7 @@ def open_server(
 
 
 def model_again(model: Model, options: ModelOptions) -> Model:
-    """Return a model as `load` does, which has given `model`: the weights are those of that one.
-
-    A class is instantiated anew.
-
-    Raises:
-        BatchdecodeError: as `load` does.
-    """
+    """Return a new model with the weights of `model`, which `load` has returned."""
     if not (is_checkpoint(options.model) or is_hf(options.model)):
         return load(options)
     inner: Any = getattr(model, "inner", model)
@@ -111,7 +94,7 @@ def model_again(model: Model, options: ModelOptions) -> Model:
 
 
 def is_real(name: str) -> bool:
-    """Return whether a model computes here, so that how long it takes says something of it."""
+    """Return whether a model computes here, so that its step times mean something."""
     return name != "simulated" and not is_server(name)
 
 
@@ -138,8 +121,8 @@ def capabilities_of(engine: DrivenEngine, options: ModelOptions) -> ModelCapabil
 
 
 @contextmanager
-def _loading_bar(name: str, *, is_shown: bool) -> Iterator[Watch]:
-    """Give what shows how much of a checkpoint is loaded."""
+def _loading_bar(name: str, *, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """Give a function that shows how many tensors of a checkpoint are read, and of how many."""
     if not (is_shown and is_checkpoint(name) and can_animate(2, os.environ)):
         yield lambda _number, _total: None
         return

@@ -254,10 +254,10 @@ class DecodingOptions(ModelOptions):
 
 
 class SchedulingOptions:
-    """What was said of scheduling, of time and of checking.
+    """The options of scheduling, of time and of checking that were given.
 
-    given: what was, by the names of the options.  values: the fields of SchedulingSettings in it.
-    speculation: where drafts come from, if there are to be any.
+    given: their values, by name.  values: the fields of SchedulingSettings among them.
+    speculation: the source of drafts, if there are to be any.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -271,16 +271,16 @@ class SchedulingOptions:
 
     @property
     def has_default_schedule(self) -> bool:
-        """Whether no option has changed who is admitted when, and what time it is then."""
+        """Whether the options change neither the schedule nor its times."""
         is_plain = self.profile is None and self.speculation is None
         return is_plain and self.settings() == DEFAULT_SCHEDULING
 
     def fitted(self, model: "Model") -> Self:
-        """Return these, with as many blocks as --kv-memory has room for, if it was given.
+        """Return these options, with --kv-blocks in place of --kv-memory if that was given.
 
         Raises:
-            BatchdecodeError: the model does not say how large they are, there is room for none, or
-                their number was given, too.
+            BatchdecodeError: the size of a block is unknown, the memory holds too few or too many,
+                or --kv-blocks was given as well.
         """
         if self._kv_memory is None:
             return self
@@ -291,51 +291,39 @@ class SchedulingOptions:
         from batcher.models.base import kv_block_bytes_of  # noqa: PLC0415 - with it comes numpy
 
         block_size = self.values.get("block_size", DEFAULT_BLOCK_SIZE)
-        num_bytes = kv_block_bytes_of(model, block_size)
-        if num_bytes is None:
+        num_bytes, draft = kv_block_bytes_of(model, block_size), self._draft(model, block_size)
+        of_draft = 0 if draft is None else draft.per_block
+        if num_bytes is None or of_draft is None:
+            name = model.name if num_bytes is None else "the draft model"
             raise BatchdecodeError(
-                f"--kv-memory needs a model that says how much a token takes; {model.name} "
-                "does not: give --kv-blocks"
+                f"--kv-memory needs a model with a known size per token; {name} has none: "
+                "use --kv-blocks"
             )
-        num_bytes += self._draft_bytes(model, block_size)
+        num_bytes += of_draft
         num_blocks = self._kv_memory // num_bytes
         if not 1 <= num_blocks <= MAX_KV_BLOCKS:
             raise BatchdecodeError(
-                f"--kv-memory has room for {num_blocks:,} blocks of {block_size} tokens, which "
-                f"take {num_bytes:,} bytes each; there can be 1 to {MAX_KV_BLOCKS:,}"
+                f"--kv-memory holds {num_blocks:,} blocks of {block_size} tokens and "
+                f"{num_bytes:,} bytes; it must hold 1 to {MAX_KV_BLOCKS:,}"
             )
         given = {name: value for name, value in self.given.items() if name != "kv_memory"}
         return type(self)(**given, kv_blocks=num_blocks)
 
-    def _draft_cache(self, model: "Model", block_size: int) -> "DraftCache | None":
-        """Return what the cache of a second model takes, which drafts; None if there is none."""
+    def draft_bytes_per_token(self, model: "Model") -> int:
+        """Return the bytes of a token in the cache of a draft model, 0 if they are unknown."""
+        draft = self._draft(model, DEFAULT_BLOCK_SIZE)
+        return 0 if draft is None else draft.per_token or 0
+
+    def _draft(self, model: "Model", block_size: int) -> "DraftCache | None":
+        """Return the size of the cache of a draft model, None if there is none."""
         if self.speculation is None:
             return None
         from batcher.engine.speculating import draft_cache_of  # noqa: PLC0415 - seldom
 
         return draft_cache_of(self.speculation, model, block_size)
 
-    def _draft_bytes(self, model: "Model", block_size: int) -> int:
-        """Return what a block takes beside that for a second model, which drafts.
-
-        Raises:
-            BatchdecodeError: there is one that does not say.
-        """
-        cache = self._draft_cache(model, block_size)
-        if cache is not None and cache.per_block is None:
-            raise BatchdecodeError(
-                "--kv-memory needs a draft that says how much a token takes; this one does not: "
-                "give --kv-blocks"
-            )
-        return 0 if cache is None or cache.per_block is None else cache.per_block
-
-    def draft_bytes_per_token(self, model: "Model") -> int:
-        """Return what a token takes in the cache of a second model, as far as that says so."""
-        cache = self._draft_cache(model, DEFAULT_BLOCK_SIZE)
-        return 0 if cache is None else cache.per_token or 0
-
     def settings(self) -> SchedulingSettings:
-        """Return what decides the schedule.
+        """Return the settings that decide the schedule.
 
         Raises:
             BatchdecodeError: an option has no effect.
@@ -347,7 +335,7 @@ class SchedulingOptions:
         return settings
 
     def step_time(self) -> "StepTime | None":
-        """Return how long steps take; None if it is a second, or as long as they do.
+        """Return the duration of steps; None for a second, or for the time on the wall.
 
         Raises:
             BatchdecodeError: there is no such profile.
@@ -359,7 +347,7 @@ class SchedulingOptions:
         return step_time_of(self.profile)
 
     def clock(self, sleep: Callable[[float], object]) -> "Clock | None":
-        """Return the clock on the wall if that is to be read; `sleep` waits for an arrival."""
+        """Return the clock on the wall for --profile wall; `sleep` waits for an arrival."""
         if self.profile != WALL:
             return None
         from batcher.scheduling.clock import WallClock  # noqa: PLC0415 - heavy
@@ -375,7 +363,20 @@ def scheduling_group(
     panel: the title they all have, if they are to have one.  without: the names of those that the
     command does not take, or has itself.  default_time: the duration of a step without --profile.
     """
-    kinds: dict[str, Any] = {name: _kind_of(setting, panel) for name, setting in SETTINGS.items()}
+    kinds: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        kind: Any = setting.kind if setting.choices is None else Literal[tuple(setting.choices)]
+        largest = ANY_COUNT if setting.kind is int and setting.largest is None else setting.largest
+        declared = option(
+            panel or SCHEDULING,
+            help_of(setting),
+            setting.metavar,
+            common=setting.is_common and panel is None,
+            complete="policy" if name == "policy" else None,
+            min=setting.smallest,
+            max=largest,
+        )
+        kinds[name] = Annotated[kind | None, declared]
     kinds["check"] = Annotated[
         bool | None,
         option(panel or SCHEDULING, "Count all blocks after every step, and reread every token."),
@@ -406,24 +407,6 @@ def scheduling_group(
     return OptionGroup(kinds, lambda given: SchedulingOptions(**given))
 
 
-def _kind_of(setting: Setting, panel: str | None) -> Any:
-    """Return the annotation of the option that sets `setting`."""
-    kind: Any = setting.kind if setting.choices is None else Literal[tuple(setting.choices)]
-    largest = ANY_COUNT if setting.kind is int and setting.largest is None else setting.largest
-    return Annotated[
-        kind | None,
-        option(
-            panel or SCHEDULING,
-            help_of(setting),
-            setting.metavar,
-            common=setting.is_common and panel is None,
-            complete="policy" if setting.name == "policy" else None,
-            min=setting.smallest,
-            max=largest,
-        ),
-    ]
-
-
 def help_of(setting: Setting, more: str = "", default: str | None = None) -> str:
     """Return the help of a setting; default: that value, if not the usual words."""
     shown = setting.shown_default if default is None else default
@@ -443,10 +426,10 @@ def speculation_group(panel: str | None = None) -> OptionGroup:
 
 
 def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
-    """Return what the options say of speculation; None if there are to be no drafts.
+    """Return the settings of speculation, None without drafts.
 
     Raises:
-        BatchdecodeError: it makes no sense.
+        BatchdecodeError: a value is not allowed, or --draft is missing.
     """
     values = {name: given[name] for name in SPECULATION_SETTINGS if given.get(name) is not None}
     if not values:
