@@ -5,182 +5,121 @@ While the loop is in a step that takes long, another thread draws; a lock keeps 
 
 import math
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from threading import RLock
-from typing import IO, cast
-
-from rich.console import Console, ConsoleDimensions, ConsoleOptions
-from rich.console import ConsoleRenderable as Renderable
-from rich.control import Control
-from rich.live import Live
-from rich.segment import ControlType, Segment
-from rich.style import Style
 
 from ..signals import stop_by_key
 from .live_picture import BROWSING_KEYS, Browser, Picture, Scene, Strips, help_lines, last_picture
 from .live_state import GAP, MAX_UNSEEN, Lately, Moment, QueueDepths, RunState, newest_ends
 from .terminal import Keyboard, Pace, Pasted, Terminal, can_print
-from .theme import ASCII, LABEL, THEME, UNICODE, Line, line_width
+from .theme import ASCII, LABEL, UNICODE, Line, colored, line_width
 from .view import Gauges, RunPlan, View
 
-# rich's Live on the terminal: on a screen of its own, or below what is printed.
-#
-# The cursor is hidden only within a frame, so nothing that ends the process, kill -9 included, can
-# leave it hidden.
+MIN_RUN = 0.25
+"""Seconds before the first frame: of a run that is over by then only its end is shown."""
+MIN_INTERVAL = 0.1  # seconds from one frame to the next, at least
+MAX_SHARE = 0.02  # of the time, which the pictures take at most
+MAX_PENDING_BYTES = 2**16  # of results that wait for the next frame
+TICK = 1.0  # seconds after which the clock in the header changes while the run waits
+SHORTEST_WAIT = 0.05  # seconds that a run which waits is left alone, at least
+USUAL_COST = 0.02  # seconds that a frame may take without being thought to have hung
+NUM_SAMPLES = 20
+"""The speed in the header is the one since so many frames ago."""
+END_SECONDS = 1.0  # for which the newest ends are shown: more come, but nothing reads faster
+PAUSED_SECONDS = 0.6
+"""With a step of a paused run so much passes of the time for which marks are shown, and no more."""
+MAX_TREND = 256
+KEY_SECONDS = 0.05
+"""After so long the view looks for keys, and what they ask for is drawn at once: a person presses
+too few of them to keep a run from its work."""
 
-_BEGIN_FRAME, _END_FRAME = b"\x1b[?2026h", b"\x1b[?2026l"  # shown at once; rich has no name for it
-_HIDE_CURSOR, _SHOW_CURSOR = map(Control.show_cursor, (False, True))
-_TO_START = Control(ControlType.CARRIAGE_RETURN).segment
-_ERASE_REST = Control((ControlType.ERASE_IN_LINE, 0)).segment
+PACE_KEYS = (
+    ("space", "pause, or go on"),
+    (".", "one step, and pause"),
+    ("-, +", "slower, faster"),
+)
+QUIT_KEYS = (("q", "end the run, as Ctrl-C does"),)
+TYPING_HINTS = ("enter find  escape cancel",)
+HINTS = ("space pause  . step  / find  ? keys  q end", "/ find  ? keys  q end", "? keys")
+ROOM_FOR_HINT = 16  # lines; in fewer there is no line that says which keys there are
 
-
-class FrameFile:
-    """What rich writes to: all of a frame is one write, which the terminal shows at once.
-
-    error: what went wrong with the last frame; None if nothing did.
-    """
-
-    def __init__(self, terminal: Terminal) -> None:
-        self.error: OSError | None = None
-        self._terminal = terminal
-        self._parts: list[bytes] = []
-        self._is_dropped = False
-
-    def write(self, text: str) -> int:
-        """Take in a part of a frame."""
-        self._parts.append(text.encode(self._terminal.encoding, "backslashreplace"))
-        return len(text)
-
-    def write_bytes(self, data: bytes) -> None:
-        """Take in a part of a frame, which is not to be changed."""
-        self._parts.append(data)
-
-    def flush(self) -> None:
-        """Nothing: rich calls this in the middle of a frame."""
-
-    def drop(self) -> None:
-        """Write nothing of the frame that is being made."""
-        self._is_dropped = True
-
-    @contextmanager
-    def frame(self) -> Iterator[None]:
-        """Write what comes in meanwhile, together."""
-        self._parts, self._is_dropped, self.error = [], False, None
-        yield
-        if self._is_dropped:
-            return
-        try:
-            self._terminal.write_bytes(b"".join([_BEGIN_FRAME, *self._parts, _END_FRAME]))
-        except OSError as error:  # rich would end the process
-            self.error = error
+_BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"  # a frame is shown at once
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_ENTER_SCREEN, _LEAVE_SCREEN, _HOME = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H"
+_ERASE_REST = "\x1b[K"
 
 
-class FrameLines:
-    """A renderable of lines that need no layout any more; each erases what was there.
+class FrameLive(ABC):
+    """Frames on a terminal, each over the one before and in one write.
 
-    num_rows: blank lines follow up to so many.
-    """
-
-    def __init__(self, lines: Sequence[Line], num_rows: int = 0) -> None:
-        self.lines = [*lines, *[[]] * (num_rows - len(lines))]
-
-    def __rich_console__(self, console: Console, _: ConsoleOptions) -> Iterator[Segment]:
-        """Yield the segments of the lines, and leave the cursor where it was."""
-        styles: dict[str, Style | None] = {"": None}
-        for number, line in enumerate(self.lines):
-            if number:
-                yield Segment.line()
-            for text, name in line:
-                if name not in styles:
-                    styles[name] = console.get_style(name)
-                yield Segment(text, styles[name])
-            yield _ERASE_REST
-        if len(self.lines) > 1:
-            yield Control.move(0, 1 - len(self.lines)).segment
-        yield _TO_START
-
-
-class FrameLive(Live):
-    """A Live that its owner refreshes: what is shown is replaced in one write.
-
-    fills_screen: nothing else is to be seen.
+    The cursor is hidden only within a frame, so nothing that ends the process, kill -9 included,
+    can leave it hidden.  It rests on the first line of what is shown.
+    fills_screen: nothing else is to be seen.  is_started: whether there was a frame.
     """
 
     fills_screen = False
 
     def __init__(self, terminal: Terminal) -> None:
-        self._terminal, self._file = terminal, FrameFile(terminal)
-        self._shown = FrameLines([])
-        console = Console(
-            file=cast(IO[str], self._file),
-            theme=THEME,
-            color_system="standard" if terminal.has_color else None,
-            force_terminal=True,
-            force_jupyter=False,
-            no_color=False,
-            soft_wrap=True,
-            legacy_windows=False,
-            _environ=terminal.environ,
-        )
-        super().__init__(
-            console=console,
-            auto_refresh=False,
-            redirect_stdout=False,  # it would take what goes into a pipe, too
-            redirect_stderr=False,
-            get_renderable=lambda: self._shown,
-        )
-
-    def process_renderables(self, renderables: list[Renderable]) -> list[Renderable]:
-        """Let the picture be drawn over the one before."""
-        return [_HIDE_CURSOR, *renderables, self._shown, _SHOW_CURSOR]
+        self._terminal = terminal
+        self._shown: Sequence[Line] = []
+        self.is_started = self._is_dropped = False
 
     def show(self, lines: Sequence[Line], above: bytes = b"") -> OSError | None:
         """Replace what is shown by `lines`; `above` are whole lines that stay.
 
         Return what went wrong.
         """
-        with self._frame():
-            self.start()
-            self._replace(lines, above)
-        return self._file.error
+        self.is_started, self._is_dropped = True, False
+        return self._write_frame(*self._frame(lines, above))
 
     @abstractmethod
-    def _replace(self, lines: Sequence[Line], above: bytes) -> None:
-        """Draw `lines` over what is shown, after lines that stay."""
+    def _frame(self, lines: Sequence[Line], above: bytes) -> tuple[str, bytes, str]:
+        """Return what goes before the lines that stay, those, and what draws `lines` after them."""
 
     @abstractmethod
     def step_aside(self) -> OSError | None:
-        """Leave the terminal to somebody else, in the middle of a frame as well."""
+        """Leave the terminal to another program, in the middle of a frame as well."""
 
     def forget(self) -> None:
-        """Take what is shown as gone: somebody else has written there, if that can be."""
+        """Take what is shown as gone: another program has written there, if that can be."""
+        self._shown = []
 
     @abstractmethod
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` instead of what is shown, and the cursor below them and a blank line."""
 
-    @contextmanager
-    def _frame(self) -> Iterator[None]:
-        """Write what is drawn meanwhile in one go, for the size that the terminal has now."""
-        self.console.size = ConsoleDimensions(*self._terminal.size)
-        with self._file.frame():
-            yield
+    def _drawn(self, lines: Sequence[Line], num_rows: int = 0) -> str:
+        """Return what draws lines from the cursor on, erases so many rows, and comes back."""
+        rows = [*lines, *[[]] * (num_rows - len(lines))]
+        if self._terminal.has_color:
+            texts = colored(rows)
+        else:
+            texts = ["".join(text for text, _ in line) for line in rows]
+        drawn = "\n".join(text + _ERASE_REST for text in texts)
+        up = f"\x1b[{len(rows) - 1}A" if len(rows) > 1 else ""
+        return f"{_HIDE_CURSOR}{drawn}{up}\r{_SHOW_CURSOR}"
 
-    def _leave(self, lines: FrameLines) -> OSError | None:
-        """Draw `lines` and end."""
-        with self._frame():
-            self._shown = lines
-            self.start()  # unless that was done
-            self.stop()
-        return self._file.error
+    def _write_frame(self, before: str, above: bytes, drawn: str) -> OSError | None:
+        """Write a frame, unless the terminal was left to another program meanwhile."""
+        if self._is_dropped:
+            return None
+        begin, end = (
+            text.encode(self._terminal.encoding, "backslashreplace")
+            for text in (_BEGIN_FRAME + before, drawn + _END_FRAME)
+        )
+        try:
+            self._terminal.write_bytes(begin + above + end)
+        except OSError as error:
+            return error
+        return None
 
-    def _write(self, text: str) -> OSError | None:
-        """Write at once; what is being drawn is not."""
-        self._file.drop()
+    def _write_at_once(self, text: str) -> OSError | None:
+        """Write, and drop a frame that is being made."""
+        self._is_dropped = True
         try:
             self._terminal.write(text)
         except OSError as error:
@@ -197,60 +136,55 @@ class ScreenLive(FrameLive):
         super().__init__(terminal)
         self._is_there = False
 
-    def _replace(self, lines: Sequence[Line], above: bytes) -> None:
-        if above and self._is_there:
-            self.console.set_alt_screen(False)
-            self._is_there = False
-        self._file.write_bytes(above)
-        if not self._is_there:
-            self.console.set_alt_screen(True)
-            self._is_there = True
-        self._shown = FrameLines(lines, self._terminal.size.lines)
-        self.console.control(Control.home())
-        self.refresh()
+    def _frame(self, lines: Sequence[Line], above: bytes) -> tuple[str, bytes, str]:
+        before = _LEAVE_SCREEN if above and self._is_there else ""
+        enter = "" if self._is_there and not above else _ENTER_SCREEN
+        drawn = self._drawn(lines, self._terminal.size.lines)
+        self._is_there = self._is_there or not self._is_dropped
+        return before, above, enter + _HOME + drawn
 
     def step_aside(self) -> OSError | None:
-        """Go back to the usual screen."""
+        """Return to the usual screen."""
         if not self._is_there:
+            self._is_dropped = True
             return None
         self._is_there = False
-        return self._write(str(Control.alt_screen(enable=False)))
+        return self._write_at_once(_LEAVE_SCREEN)
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` on the usual screen."""
         error = self.step_aside()
-        error = self._leave(FrameLines(lines)) or error
-        return error or self._write("\r" + "\n" * (len(lines) + bool(lines)))
+        self._is_dropped = False
+        error = self._write_frame("", b"", self._drawn(lines)) or error
+        return error or self._write_at_once("\r" + "\n" * (len(lines) + bool(lines)))
 
 
 class InlineLive(FrameLive):
     """Stands below what is printed, and moves down with it.
 
-    The cursor rests on the first line of the picture.  A terminal that is resized keeps the cursor
-    on its line, whatever becomes of the lines below, so the next picture starts where this one did.
+    A terminal that is resized keeps the cursor on its line, whatever becomes of the lines below, so
+    the next picture starts where this one did.
     """
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
         self._columns = 0  # when it was drawn
 
-    def _replace(self, lines: Sequence[Line], above: bytes) -> None:
-        num_rows, self._columns = self._num_rows(), self._terminal.size.columns
+    def _frame(self, lines: Sequence[Line], above: bytes) -> tuple[str, bytes, str]:
+        num_rows, before = self._num_rows(), ""
         if above:
-            self._shown = FrameLines([], num_rows)
-            self.refresh()
-            self._file.write_bytes(above)
-            num_rows = 0
-        self._shown = FrameLines(lines, num_rows)
-        self.refresh()
-        self._shown = FrameLines(lines)
+            before, num_rows = self._drawn([], num_rows), 0
+        drawn = self._drawn(lines, num_rows)
+        if not self._is_dropped:
+            self._shown, self._columns = lines, self._terminal.size.columns
+        return before, above, drawn
 
     def _num_rows(self) -> int:
         """Return how many rows what is shown takes now, from the cursor's on."""
         columns, rows = self._terminal.size
-        needed = len(self._shown.lines)
+        needed = len(self._shown)
         if columns < self._columns:  # it may have broken lines into several
-            widths = (line_width(line) for line in self._shown.lines)
+            widths = (line_width(line) for line in self._shown)
             needed = sum(max(1, -(-width // columns)) for width in widths)
         return min(needed, max(rows - 1, 1))
 
@@ -258,37 +192,21 @@ class InlineLive(FrameLive):
         """Put the cursor below what is shown."""
         num_rows = self._num_rows()
         self.forget()
-        return self._write("\r" + "\n" * num_rows) if num_rows else None
-
-    def forget(self) -> None:
-        """Take what is shown as gone."""
-        self._shown = FrameLines([])
+        self._is_dropped = True
+        return self._write_at_once("\r" + "\n" * num_rows) if num_rows else None
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` where the picture was."""
-        error = self._leave(FrameLines(lines, self._num_rows()))
-        self._shown = FrameLines([*lines, []] if lines else [])
+        self._is_dropped = False
+        error = self._write_frame("", b"", self._drawn(lines, self._num_rows()))
+        self._shown = [*lines, []] if lines else []
         return error or self.step_aside()
 
 
-# What a person does to a run that is shown: looks around in it, holds it, ends it.
-
-PACE_KEYS = (
-    ("space", "pause, or go on"),
-    (".", "one step, and pause"),
-    ("-, +", "slower, faster"),
-)
-QUIT_KEYS = (("q", "end the run, as Ctrl-C does"),)
-TYPING_HINTS = ("enter find  escape cancel",)
-HINTS = ("space pause  . step  / find  ? keys  q end", "/ find  ? keys  q end", "? keys")
-ROOM_FOR_HINT = 16
-"""In fewer lines there is no line that says which keys there are."""
-
-
 class Controls:
-    """The keys of a run: they change where one looks, and its pace.
+    """The keys of a run: they change where a person looks, and the pace of the run.
 
-    pace: None for a run that nobody may hold.
+    pace: None for a run that cannot be held.
     """
 
     def __init__(self, keyboard: Keyboard, pace: Pace | None, gauges: Gauges) -> None:
@@ -310,7 +228,7 @@ class Controls:
         return bool(keys)
 
     def overlay(self, width: int) -> Sequence[Line]:
-        """Return what the keys do, if somebody wants to know."""
+        """Return what the keys do, if that is asked for."""
         if not self.browser.has_help:
             return ()
         return help_lines([PACE_KEYS if self._pace else (), BROWSING_KEYS, QUIT_KEYS], width)
@@ -321,54 +239,23 @@ class Controls:
         return is_held or self.browser.is_used or height >= ROOM_FOR_HINT
 
     def footer(self, scene: Scene, width: int) -> Line:
-        """Return a line on where one looks, how the run is held and which keys there are."""
+        """Return a line on where a person looks, how the run is held and which keys there are."""
         line, pace = self.browser.line(scene, width), self._pace
+
+        def add_first(texts: Sequence[str], style: str, *, is_right: bool = False) -> None:
+            gap = len(GAP) if line else 0
+            for text in texts:
+                spare = width - line_width(line) - len(text)
+                if spare >= gap:
+                    line.extend([(" " * (spare if is_right else gap), ""), (text, style)])
+                    return
+
         if pace is not None and pace.is_slow:
-            style = "paused" if pace.is_paused else ""
-            _add(line, [str(pace), "paused"] if pace.is_paused else [str(pace)], style, width)
+            texts = [str(pace), "paused"] if pace.is_paused else [str(pace)]
+            add_first(texts, "paused" if pace.is_paused else "")
         hints: Sequence[str] = HINTS if pace is not None else HINTS[1:]
-        if self.browser.is_typing:
-            hints = TYPING_HINTS
-        _add(line, hints, LABEL, width, is_right=True)
+        add_first(TYPING_HINTS if self.browser.is_typing else hints, LABEL, is_right=True)
         return line
-
-
-def _add(
-    line: Line, texts: Sequence[str], style: str, width: int, *, is_right: bool = False
-) -> None:
-    """Add the first of `texts` that `line` has room for, at the end of `width` if `is_right`."""
-    for text in texts:
-        gap = len(GAP) if line else 0
-        spare = width - line_width(line) - len(text)
-        if spare >= gap:
-            line += [(" " * (spare if is_right else gap), ""), (text, style)]
-            return
-
-
-MIN_RUN = 0.25
-"""Seconds before the first frame: of a run that is over by then only its end is shown."""
-MIN_INTERVAL = 0.1
-"""Seconds from one frame to the next, at least."""
-MAX_SHARE = 0.02
-"""How much of the time the pictures take at most."""
-MAX_PENDING_BYTES = 2**16
-"""Results wait for the next frame, but no more than these."""
-TICK = 1.0
-"""Seconds after which the clock in the header goes on while the run waits."""
-SHORTEST_WAIT = 0.05
-"""Seconds that a run which waits is left alone, at least."""
-USUAL_COST = 0.02
-"""Seconds that a frame may take without being thought to have hung."""
-NUM_SAMPLES = 20
-"""The speed in the header is the one since so many frames ago."""
-END_SECONDS = 1.0
-"""Who has ended is shown for so long: more come, but nobody can read faster."""
-PAUSED_SECONDS = 0.6
-"""With a step of a paused run so much passes of the time for which marks are shown, and no more."""
-MAX_TREND = 256
-KEY_SECONDS = 0.05
-"""After so long it is looked whether a key was pressed, and what that asks for is drawn at once:
-nobody presses enough of them to keep a run from its work."""
 
 
 class LiveView(View):
@@ -376,7 +263,7 @@ class LiveView(View):
 
     Steps are sampled by wall time; of a run that is slowed down each one is drawn.  The gantt of
     the run stays when it is over.  keyboard: of the person who looks at it, if that is
-    known.  pace: what that may change; None for a run that nobody may hold.
+    known.  pace: what keys may change; None for a run that cannot be held.
     """
 
     def __init__(
@@ -394,9 +281,8 @@ class LiveView(View):
         self._gauges, self._clock, self._pace = gauges, clock, pace
         self._run = run = RunState(plan.batch_size, plan.num_workers)
         self.fold, self.paces = run.fold, run.paces
-        self._ended = run.news.ended
         glyphs = UNICODE if can_print(terminal.encoding) else ASCII
-        lately = Lately(plan.batch_size)
+        self._lately = Lately(plan.batch_size)
         self._scene = Scene(
             run,
             plan,
@@ -404,7 +290,7 @@ class LiveView(View):
             glyphs,
             Strips(run.slots, glyphs),
             Moment(-1, 0, 0.0, 0.0, 0.0),
-            marks=lately.marks,
+            marks=self._lately.marks,
             notes=[],
             ends=[],
             busy=deque(maxlen=MAX_TREND),
@@ -417,13 +303,12 @@ class LiveView(View):
         self.lock = RLock()
         self._step = -1
         self._drawn_step: int | None = None
-        self._computing: float | None = None  # since when the next step is told of
+        self._computing: float | None = None  # since when the next step is known to be computed
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
         self._has_results = False  # among what is pending, or was
-        self._started = started = clock()
+        self._started = self._looked = started = clock()
         self._samples = deque([(-1, 0, started)], maxlen=NUM_SAMPLES)  # step, tokens, time
-        self._lately, self._looked = lately, started
         self._seconds = 0.0  # for which it was looked at, pauses not counted
         self._cost = self._next_ends = 0.0
         first_frame = started if self._shows_every_step else started + MIN_RUN
@@ -440,7 +325,7 @@ class LiveView(View):
             self._obey(now)
             if now >= self._next_frame:
                 self._draw(now)
-            elif len(self._ended) >= MAX_UNSEEN:
+            elif len(self._run.news.ended) >= MAX_UNSEEN:
                 self._run.catch_up()
 
     def keep_up(self) -> None:
@@ -519,7 +404,7 @@ class LiveView(View):
                 self._check(self._display.close(lines))
 
     def step_aside(self) -> None:
-        """Put the cursor below the picture, for somebody else to write; the next one is new."""
+        """Put the cursor below the picture, for another program to write; the next one is new."""
         with self.lock:
             self._display.step_aside()
             if self._controls is not None:
@@ -535,7 +420,6 @@ class LiveView(View):
 
     @property
     def _has_picture(self) -> bool:
-        """Whether there is anything to draw: a step, or one that takes long."""
         return self._step >= 0 or self._computing is not None
 
     def _obey(self, now: float) -> bool:
@@ -557,23 +441,24 @@ class LiveView(View):
             OSError: the terminal is gone, and results are lost.
         """
         above = b"".join(self._pending)
-        if not self._terminal.is_ours:  # the shell writes there now
+        is_ours = self._terminal.is_ours
+        if not is_ours:  # the shell writes there now
             self._display.forget()
             self._next_frame = now + MIN_INTERVAL
-            if above:
-                self._write(above)
-        elif self._has_picture:
+        if is_ours and self._has_picture:
             self._look(now)
             self._read_gauges()
             columns, rows = self._terminal.size
-            size = max(columns - 1, 1), max(rows - 1, 1)
-            lines = self._lines(*size)
+            lines = self._lines(max(columns - 1, 1), max(rows - 1, 1))
             drawn = self._clock()
             self._check(self._display.show(lines, above))
-            # What results take is no cost of the picture.
+            # The time that results take is no cost of the picture.
             self._plan_next_frame(now, drawn if above else self._clock())
         elif above:
-            self._write(above)
+            try:
+                self._terminal.write_bytes(above)
+            except OSError as error:
+                self._check(error)
         self._pending.clear()
         self._num_pending_bytes = 0
 
@@ -582,23 +467,16 @@ class LiveView(View):
         scene, has_gantt, controls = self._scene, self._display.fills_screen, self._controls
         if controls is None:
             return self._picture.lines(scene, width, height, has_gantt=has_gantt)
-        browser = controls.browser
-        browser.follow(scene)
+        controls.browser.follow(scene)
         return self._picture.lines(
             scene,
             width,
             height,
             has_gantt=has_gantt,
-            browser=browser,
+            browser=controls.browser,
             overlay=controls.overlay(width),
             footer=partial(controls.footer, scene, width) if controls.has_footer(height) else None,
         )
-
-    def _write(self, lines: bytes) -> None:
-        try:
-            self._terminal.write_bytes(lines)
-        except OSError as error:
-            self._check(error)
 
     def _check(self, error: OSError | None) -> None:
         """Draw no more without a terminal; messages may get lost then, results not."""
@@ -651,7 +529,7 @@ class LiveView(View):
     def _read_gauges(self) -> None:
         """Ask the gauges, but not in the middle of a step, which may be in another thread.
 
-        Who was next before steps that no frame has shown may be so no more.
+        The request that was next before steps that no frame has shown may be so no more.
         """
         scene = self._scene
         if self._computing is None:

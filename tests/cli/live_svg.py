@@ -13,12 +13,13 @@ from pathlib import Path
 
 from emulated_run import Screen
 from rich.console import Console
+from rich.text import Text
 
 from cli.options import SchedulingOptions
 from cli.run.input import open_input
 from cli.run.run import RunSetup
 from cli.run.run_options import RunOptions
-from cli.screen.live import FrameLines, LiveView, ScreenLive
+from cli.screen.live import LiveView, ScreenLive
 from cli.screen.terminal import Pace
 from cli.screen.theme import THEME, Line
 from cli.screen.view import RunPlan
@@ -96,7 +97,8 @@ def picture() -> str:
     console = Console(
         record=True, file=io.StringIO(), width=COLUMNS, theme=THEME, force_terminal=True
     )
-    console.print(FrameLines(frame()), end="", soft_wrap=True)
+    lines = Text("\n").join(Text.assemble(*line) for line in frame())
+    console.print(lines, end="", soft_wrap=True)
     svg = console.export_svg(title="batchdecode run chat.jsonl", unique_id="live")
     return FONT_FACE.sub("", svg).replace("Fira Code, monospace", "monospace")
 
