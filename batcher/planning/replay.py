@@ -1,6 +1,7 @@
 """A log of a real run, of one engine or several behind a router, simulated: how far off that is."""
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import numpy as np
 from msgspec import Struct
@@ -78,20 +79,11 @@ def replay(
             f"{len(failed):,} requests, the first of them {failed[0]!r}, can never run with "
             f"--kv-blocks {engine.scheduling.kv_blocks}, and they did"
         )
-    real = _numbers(
-        (
-            one.queued_ts,
-            one.scheduled_ts,
-            one.first_token_ts,
-            one.last_token_ts,
-            one.output_toks,
-        )
-        for one in log
+    logged = attrgetter(
+        "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts", "output_toks"
     )
-    simulated = _numbers(
-        (one.arrival_time, one.admitted, one.first_token, one.end, one.num_output_tokens)
-        for one in turns.sequences
-    )
+    ran = attrgetter("arrival_time", "admitted", "first_token", "end", "num_output_tokens")
+    real, simulated = _numbers(map(logged, log)), _numbers(map(ran, turns.sequences))
     comparisons = [
         Comparison(name, value, simulated[name], simulated[name] / value - 1 if value else None)
         for name, value in real.items()

@@ -110,14 +110,10 @@ class RandomChoice(Router):
         return self.replicas[int(self._random() * len(self.replicas))]
 
 
-class RandomTwo(Router):
+class RandomTwo(RandomChoice):
     """To that of any two which has fewer requests in flight (Mitzenmacher, IEEE TPDS 12, 2001)."""
 
     hears_ends = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._random = Random(SEED).random  # noqa: S311 - as above
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - others need it
         replicas = self.replicas
@@ -228,16 +224,6 @@ class PrefixAffinity(LeastLoaded):
         self._num_prefixes = 0
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
-        path, home = self._path_of(request)
-        mean = (sum(each.num_requests for each in self.replicas) + 1) / len(self.replicas)
-        if home not in self._entries or home.num_requests + 1 > max(1, MAX_OVERLOAD * mean):
-            home = self.least
-        for prefix in path:
-            prefix.home = home
-        return home
-
-    def _path_of(self, request: "SimulatedSequence") -> tuple[list[_Prefix], ReplicaView | None]:
-        """Return what ends with each block, and where the longest known part was sent."""
         prefixes, path, home = self._prefixes, list[_Prefix](), None
         num_tokens = request.num_prompt_tokens // PREFIX_BLOCK * PREFIX_BLOCK
         blocks = self._contents.blocks(request, 0, num_tokens, PREFIX_BLOCK)
@@ -256,7 +242,12 @@ class PrefixAffinity(LeastLoaded):
             parent = prefix.number
         while len(prefixes) > MAX_PREFIXES:
             prefixes.popitem(last=False)
-        return path, home
+        mean = (sum(each.num_requests for each in self.replicas) + 1) / len(self.replicas)
+        if home not in self._entries or home.num_requests + 1 > max(1, MAX_OVERLOAD * mean):
+            home = self.least
+        for prefix in path:
+            prefix.home = home
+        return home
 
 
 class BySession(Router):
