@@ -166,8 +166,15 @@ def parse_slos(texts: Sequence[str]) -> Slo | None:
     """
     slos: dict[int | None, Slo] = {}
     for text in texts:
-        match = _CLASS.fullmatch(text)
-        priority = None if match is None else _priority(match[1].strip(), text)
+        match, priority = _CLASS.fullmatch(text), None
+        if match is not None:
+            given = match[1].strip()
+            if not _PRIORITY.fullmatch(given) or abs(int(given)) > MAX_INT:
+                raise BatchdecodeError(
+                    f"SLO {text!r}: priority {given!r}: expected a whole number from "
+                    f"{-MAX_INT:,} to {MAX_INT:,}"
+                )
+            priority = int(given)
         if priority in slos:
             whom = "all" if priority is None else class_name(priority)
             raise BatchdecodeError(f"SLO {text!r}: there is one of {whom} already")
@@ -186,15 +193,6 @@ def doubtful_limits(texts: Sequence[str]) -> list[str]:
         for name, number in _BARE.findall(text)
         if float(number) >= _DOUBTFUL.get(name, float("inf"))
     ]
-
-
-def _priority(text: str, place: str) -> int:
-    if not _PRIORITY.fullmatch(text) or abs(int(text)) > MAX_INT:
-        raise BatchdecodeError(
-            f"SLO {place!r}: priority {text!r}: expected a whole number from {-MAX_INT:,} to "
-            f"{MAX_INT:,}"
-        )
-    return int(text)
 
 
 def _seconds(text: str, place: str) -> float:

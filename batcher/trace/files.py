@@ -97,7 +97,13 @@ def read_numbered_trace(
     """Yield the events of a trace as `read_trace` does, of lines with their numbers."""
     numbered = iter(lines)
     first_line = next((line for _, line in numbered), b"")
-    _check_header(first_line, name)
+    if not is_trace(first_line):
+        raise BatchdecodeError(f'{name}: not a trace: its first line is not {{"event":"run",...}}')
+    version = _kind_decoder.decode(first_line).version
+    if version != TRACE_VERSION:
+        raise BatchdecodeError(
+            f"{name}: a trace of version {version}; this batchdecode reads {TRACE_VERSION}"
+        )
     for number, line in chain([(1, first_line)], numbered):
         if line.isspace():
             continue
@@ -115,17 +121,6 @@ def read_numbered_trace(
         if wrong is not None:
             raise BatchdecodeError(f"{name}:{number}: {wrong}")
         yield event
-
-
-def _check_header(first_line: bytes, name: str) -> None:
-    """Make sure that `first_line` begins a trace of our version, or raise a BatchdecodeError."""
-    if not is_trace(first_line):
-        raise BatchdecodeError(f'{name}: not a trace: its first line is not {{"event":"run",...}}')
-    version = _kind_decoder.decode(first_line).version
-    if version != TRACE_VERSION:
-        raise BatchdecodeError(
-            f"{name}: a trace of version {version}; this batchdecode reads {TRACE_VERSION}"
-        )
 
 
 def _is_json(line: bytes) -> bool:

@@ -1020,45 +1020,30 @@ class TraceChecks:
                 self._is_remote = event.layout == "remote"
             case ArriveEvent():
                 self._open[event.worker, event.id, event.index] = _Sample(event.max_tokens)
-            case AdmitEvent():
-                return self._admit(event)
+            case AdmitEvent() if not is_follower(event):
+                sample = self._open.get((event.worker, event.id, event.index))
+                if sample is None:
+                    label = label_of(event.id, event.index, event.role)
+                    return f"{label!r} is admitted, and has not arrived"
+                sample.step, sample.num_tokens = event.step, event.generated
             case JumpEvent() | AcceptEvent():
                 sample = self._open.get((event.worker, event.id, event.index))
                 if sample is not None:
                     sample.num_tokens += event.tokens
-            case PreemptEvent():
+            case PreemptEvent(role="sample"):
                 sample = self._open.get((event.worker, event.id, event.index))
-                if sample is not None and event.role == "sample":
+                if sample is not None:
                     sample.step, sample.num_tokens = None, event.generated
-            case FinishEvent():
-                return self._finish(event)
+            case FinishEvent(role="sample"):
+                sample, most = self._open.pop((event.worker, event.id, event.index), None), 0
+                if sample is not None:
+                    num_steps = 0 if sample.step is None else event.step + 1 - sample.step
+                    most = min(sample.max_tokens, sample.num_tokens + num_steps)
+                if event.tokens > most and not self._is_remote:
+                    label = label_of(event.id, event.index, event.role)
+                    why = "has not arrived" if sample is None else f"can have {most:,} at most"
+                    return f"{label!r} ends with {event.tokens:,} tokens, and {why}"
         return None
-
-    def _admit(self, event: AdmitEvent) -> str | None:
-        if is_follower(event):
-            return None
-        sample = self._open.get((event.worker, event.id, event.index))
-        if sample is None:
-            label = label_of(event.id, event.index, event.role)
-            return f"{label!r} is admitted, and has not arrived"
-        sample.step, sample.num_tokens = event.step, event.generated
-        return None
-
-    def _finish(self, event: FinishEvent) -> str | None:
-        if event.role != "sample":
-            return None
-        sample = self._open.pop((event.worker, event.id, event.index), None)
-        if self._is_remote or not event.tokens:
-            return None
-        most = 0
-        if sample is not None:
-            num_steps = 0 if sample.step is None else event.step + 1 - sample.step
-            most = min(sample.max_tokens, sample.num_tokens + num_steps)
-        if event.tokens <= most:
-            return None
-        label = label_of(event.id, event.index, event.role)
-        why = "has not arrived" if sample is None else f"can have {most:,} at most"
-        return f"{label!r} ends with {event.tokens:,} tokens, and {why}"
 
 
 def check_worker(event: RequestEvent | EndEvent, run: RunEvent) -> None:
@@ -1081,6 +1066,5 @@ def check_worker(event: RequestEvent | EndEvent, run: RunEvent) -> None:
 def event_of_worker(event: Event, worker: int, batch: int) -> Event:
     """Return an event of a worker with `batch` slots as the trace of the whole run has it."""
     slot: int | None = getattr(event, "slot", None)
-    if slot is None:
-        return replace(event, worker=worker)
-    return replace(event, worker=worker, slot=worker * batch + slot)
+    place = {} if slot is None else {"slot": worker * batch + slot}
+    return replace(event, worker=worker, **place)

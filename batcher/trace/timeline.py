@@ -831,41 +831,30 @@ class Timeline:
             spans = list(together)
             if idle_from is None and spans[0].start > end:
                 idle_from = end
+            held = {(span.id, span.index, span.role, span.end) for span in spans}
             for span in spans:
-                self._check_span(span, last_in.get(span.slot))
+                until = f"holds its slot over [{span.start}, {span.end})"
+                before = last_in.get(span.slot)
+                if span.slot not in self.slots:
+                    raise InvariantError(
+                        f"{span.label!r} is in slot {span.slot} of {self.num_slots}"
+                    )
+                if not 0 <= span.start < span.end <= self.num_steps:
+                    raise InvariantError(f"{span.label!r} {until} of {self.num_steps} steps")
+                if before is not None and span.start < before.end:
+                    raise InvariantError(
+                        f"{before.label!r} and {span.label!r} share slot {span.slot}"
+                    )
+                first = (0, "beam") if span.role == "beam" else (span.index, "sample")
+                if is_follower(span) and (span.id, *first, span.end) not in held:
+                    other = label_of(span.id, first[0], "sample")
+                    raise InvariantError(f"{span.label!r} {until}, but {other!r} does not")
                 last_in[span.slot] = span
                 end = max(end, span.end)
-            _check_followers(spans)
         if idle_from is None and end < self.num_steps:
             idle_from = end
         if idle_from is not None:
             raise InvariantError(f"nothing runs in step {idle_from}")
-
-    def _check_span(self, span: SlotSpan, before: SlotSpan | None) -> None:
-        if span.slot not in self.slots:
-            raise InvariantError(f"{span.label!r} is in slot {span.slot} of {self.num_slots}")
-        if not 0 <= span.start < span.end <= self.num_steps:
-            raise InvariantError(
-                f"{span.label!r} holds its slot over [{span.start}, {span.end}) "
-                f"of {self.num_steps} steps"
-            )
-        if before is not None and span.start < before.end:
-            raise InvariantError(f"{before.label!r} and {span.label!r} share slot {span.slot}")
-
-
-def _check_followers(spans: list[SlotSpan]) -> None:
-    """Make sure that of `spans`, all that begin in one step, those of a group end together."""
-    followers = [span for span in spans if is_follower(span)]
-    if not followers:
-        return
-    held = {(span.id, span.index, span.role, span.end) for span in spans}
-    for span in followers:
-        first = (0, "beam") if span.role == "beam" else (span.index, "sample")
-        if (span.id, *first, span.end) not in held:
-            raise InvariantError(
-                f"{span.label!r} holds its slot over [{span.start}, {span.end}), "
-                f"but {label_of(span.id, first[0], 'sample')!r} does not"
-            )
 
 
 class Bubble(NamedTuple):
