@@ -5,7 +5,7 @@ Latency is from arrival to the end of the last step, a wait is all steps in the 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -16,14 +16,16 @@ from msgspec.structs import replace
 from batcher.events import (
     AdmitEvent,
     Decision,
+    EndEvent,
     Event,
     FinishEvent,
     PreemptEvent,
     PrefillEvent,
     Role,
     RunEvent,
+    StepsEvent,
 )
-from batcher.explaining.story import RunReader, Story, story_of
+from batcher.explaining.story import KeptRequests, Story, story_of
 from batcher.metrics.times import Distribution, SecondsHistogram
 from batcher.trace.run import RequestTimeline, label_of
 from batcher.trace.timeline import Timeline
@@ -167,6 +169,69 @@ class RunComparison(Struct, frozen=True):
     def is_equal(self) -> bool:
         """Whether the schedules are, of equal workloads, as far as told."""
         return self.parting is None and not (self.only_a or self.only_b or self.altered)
+
+
+class RunReader:
+    """Reads a run step by step, and keeps its requests.
+
+    until: how many of its steps are read, None for all.  breaks_off: the step of the last decision
+    so far, of which a run that breaks off may not tell all; None once the run has come to its end.
+    """
+
+    def __init__(self, events: Iterable[Event], until: int | None = None) -> None:
+        self._events = iter(events) if until is None else _before(events, until)
+        self._until, self._kept = until, KeptRequests()
+        self.breaks_off: int | None = 0
+
+    def decisions(self) -> Iterator[tuple[int, list[Decision]]]:
+        """Yield each step in which something was decided, with that."""
+        step, found = 0, list[Decision]()
+        for event in self._events:
+            self._kept.add(event)
+            if isinstance(event, EndEvent):
+                self.breaks_off = None
+            if not isinstance(event, Decision):
+                continue
+            decision = replace(event, time=0.0)  # it is the same, whenever that was
+            if isinstance(decision, FinishEvent):
+                if decision.slot is None:  # the end of what never had a slot is told late
+                    continue
+                decision = replace(decision, error=None)
+            if self.breaks_off is not None:
+                self.breaks_off = max(self.breaks_off, event.step)
+            if event.step > step:
+                if found:
+                    yield step, found
+                step, found = event.step, []
+            found.append(decision)
+        if found:
+            yield step, found
+
+    def close(self) -> KeptRequests:
+        """Read what is left, and return what happened."""
+        for _ in self.decisions():
+            pass
+        timeline = self._kept.timeline
+        if self._until is not None:
+            timeline.go_on_to(self._until)
+        timeline.close()
+        timeline.check_integrity()
+        return self._kept
+
+
+def _before(events: Iterable[Event], until: int) -> Iterator[Event]:
+    """Yield what happened before step `until`, without the end of the run."""
+    for event in events:
+        if isinstance(event, RunEvent):
+            yield event
+        elif isinstance(event, StepsEvent):
+            if event.step < until:
+                columns = [(name, getattr(event, name)) for name in event.__struct_fields__[1:]]
+                num_steps = until - event.step
+                cut = {name: told[:num_steps] for name, told in columns if told is not None}
+                yield replace(event, **cut)
+        elif not isinstance(event, EndEvent) and event.step < until:
+            yield event
 
 
 def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparison:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import groupby
 from operator import attrgetter
-from typing import Literal, NamedTuple, TypeGuard
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,7 +19,6 @@ from batcher.events import (
     AdmitEvent,
     ArriveEvent,
     BlockedReason,
-    Decision,
     EndEvent,
     EndReason,
     Event,
@@ -36,7 +35,6 @@ from batcher.events import (
     SequenceName,
     SpeculateEvent,
     SpeculateReason,
-    StepsEvent,
 )
 from batcher.metrics.times import StepFeed, WholeStep, open_feed
 from batcher.result import ErrorInfo, LengthLimit
@@ -303,86 +301,6 @@ def read_requests(events: Iterable[Event], request_id: str | None = None) -> Kep
     kept.timeline.close()
     kept.timeline.check_integrity()
     return kept
-
-
-class RunReader:
-    """Reads a run step by step, and keeps its requests.
-
-    until: how many of its steps are read, None for all.
-    """
-
-    def __init__(self, events: Iterable[Event], until: int | None = None) -> None:
-        self._events = iter(events) if until is None else _before(events, until)
-        self._until = until
-        self._kept = KeptRequests()
-        self._last_decision = 0
-        self._has_end = False
-
-    @property
-    def breaks_off(self) -> int | None:
-        """The step of the last decision of a run that was read and has no end, else None."""
-        return None if self._has_end else self._last_decision
-
-    def decisions(self) -> Iterator[tuple[int, list[Decision]]]:
-        """Yield each step in which something was decided, with that."""
-        step, found = 0, list[Decision]()
-        for event in self._read():
-            if not _is_decision(event):
-                continue
-            if event.step > step:
-                if found:
-                    yield step, found
-                step, found = event.step, []
-            found.append(_what_alone(event))
-        if found:
-            yield step, found
-
-    def close(self) -> KeptRequests:
-        """Read what is left, and return what happened."""
-        for _ in self._read():
-            pass
-        timeline = self._kept.timeline
-        if self._until is not None:
-            timeline.go_on_to(self._until)
-        timeline.close()
-        timeline.check_integrity()
-        return self._kept
-
-    def _read(self) -> Iterator[Event]:
-        for event in self._events:
-            self._kept.add(event)
-            if _is_decision(event):
-                self._last_decision = max(self._last_decision, event.step)
-            self._has_end |= isinstance(event, EndEvent)
-            yield event
-
-
-def _is_decision(event: Event) -> TypeGuard[Decision]:
-    """Return whether it decided something; an end of what never had a slot is told late."""
-    is_late = isinstance(event, FinishEvent) and event.slot is None
-    return isinstance(event, Decision) and not is_late
-
-
-def _what_alone(event: Decision) -> Decision:
-    """Return what was decided, whenever that was and in whatever words it failed."""
-    if isinstance(event, FinishEvent):
-        return replace(event, time=0.0, error=None)
-    return replace(event, time=0.0)
-
-
-def _before(events: Iterable[Event], until: int) -> Iterator[Event]:
-    """Yield what happened before step `until`, without the end of the run."""
-    for event in events:
-        if isinstance(event, RunEvent):
-            yield event
-        elif isinstance(event, StepsEvent):
-            if event.step < until:
-                columns = [(name, getattr(event, name)) for name in event.__struct_fields__[1:]]
-                num_steps = until - event.step
-                cut = {name: told[:num_steps] for name, told in columns if told is not None}
-                yield replace(event, **cut)
-        elif not isinstance(event, EndEvent) and event.step < until:
-            yield event
 
 
 TIME_DIGITS = 9  # of seconds, after the point

@@ -190,16 +190,6 @@ class CacheUse(Totals):
             self.hits[f"asked{again}"] += request.arrive.prompt_tokens + event.generated
             self.hits[f"found{again}"] += event.cached
 
-    def prefix(self) -> PrefixHits:
-        asked, found = self.hits["asked"], self.hits["found"]
-        return PrefixHits(share=round(found / asked, NUM_DIGITS) if asked else 0.0, **self.hits)
-
-    def preemptions(self) -> Preemptions:
-        return Preemptions(count=self.num_preempted, recomputed_tokens=self.recomputed)
-
-
-_NEVER = -1
-
 
 class Positions(Struct, frozen=True, kw_only=True):
     """total: how many positions were computed.  padding: how many of them held no token."""
@@ -247,7 +237,7 @@ class PositionCount:
         self._last_jumps[event.id, event.index] = event.step, num_tokens
 
     def finish(self, event: FinishEvent) -> None:
-        step, num_tokens = self._last_jumps.pop((event.id, event.index), (_NEVER, 0))
+        step, num_tokens = self._last_jumps.pop((event.id, event.index), (-1, 0))
         if step == event.step:
             self._jumped -= num_tokens
 
@@ -503,9 +493,21 @@ class SpeculationTotals(Totals):
         num_drafted, num_accepted = counts.num_drafted, counts.num_accepted
         if not num_drafted:
             return None
-        num_decode_steps = self.num_decode_steps
         tested = num_accepted + counts.num_rejecting
         acceptance = num_accepted / tested if tested else 0.0
+        num_decode_steps = max(self.num_decode_steps, counts.num_steps)
+        cost, mean_length = self.costs.draft_cost(), counts.num_on_end / counts.num_steps
+        level_cost = (cost or 0.0) * (num_drafted / counts.num_on_end)
+        expected = (
+            num_decode_steps
+            - counts.num_steps
+            + sum(
+                number * expected_speedup(acceptance, length, level_cost)
+                for length, number in counts.lengths.items()
+            )
+        )
+        measured = 1 + num_accepted / num_decode_steps
+        longer = None if cost is None else 1 + cost * num_drafted / num_decode_steps
         return Speculation(
             rule=rule,
             steps=counts.num_steps,
@@ -522,26 +524,13 @@ class SpeculationTotals(Totals):
             wasted=_share(num_drafted - num_accepted, num_positions),
             returned_blocks=counts.blocks,
             changes=DraftChanges(*(self.changes[why] for why in get_args(SpeculateReason))),
-            speedup=self._speedup(acceptance, max(num_decode_steps, counts.num_steps)),
-        )
-
-    def _speedup(self, acceptance: float, num_decode_steps: int) -> Speedup:
-        counts, cost = self.counts, self.costs.draft_cost()
-        mean_length = counts.num_on_end / counts.num_steps
-        level_cost = (cost or 0.0) * (counts.num_drafted / counts.num_on_end)
-        num_others = num_decode_steps - counts.num_steps
-        expected = num_others + sum(
-            number * expected_speedup(acceptance, length, level_cost)
-            for length, number in counts.lengths.items()
-        )
-        measured = 1 + counts.num_accepted / num_decode_steps
-        longer = None if cost is None else 1 + cost * counts.num_drafted / num_decode_steps
-        return Speedup(
-            expected=round(expected / num_decode_steps, 3),
-            simple=round(simple_return(acceptance, mean_length, level_cost), 3),
-            measured=round(measured, 3),
-            draft_cost=None if cost is None else round(cost, NUM_DIGITS),
-            in_time=None if longer is None else round(measured / longer, 3),
+            speedup=Speedup(
+                expected=round(expected / num_decode_steps, 3),
+                simple=round(simple_return(acceptance, mean_length, level_cost), 3),
+                measured=round(measured, 3),
+                draft_cost=None if cost is None else round(cost, NUM_DIGITS),
+                in_time=None if longer is None else round(measured / longer, 3),
+            ),
         )
 
 

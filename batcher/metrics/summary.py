@@ -262,12 +262,18 @@ def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -
     num_failed = reasons["error"] + totals.num_rejected
     busy, tokens = totals.busy, totals.generated_tokens
     num_idle = steps * slots - busy
-    blocked = totals.blocked_steps
+    needed, longest = busy, totals.longest_run  # slot-steps, and steps of one request
+    if run is not None and not is_untimed(run):
+        # Slots are also held for what another schedule need not compute.
+        num_beside = totals.num_jumped_tokens + totals.speculation.counts.num_accepted
+        needed, longest = max(0, tokens - num_beside), 0
+    blocked, blocked_steps = totals.blocked_steps, None
+    if blocked is not None:
+        blocked_steps = BlockedSteps(**{why: blocked[why] for why in get_args(BlockedReason)})
     speculation = None
     if run is not None:
-        rule: Acceptance = (
-            "leviathan" if run.speculation.get("acceptance") == "leviathan" else "exact"
-        )
+        is_sampled = run.speculation.get("acceptance") == "leviathan"
+        rule: Acceptance = "leviathan" if is_sampled else "exact"
         speculation = totals.speculation.numbers(rule, totals.num_positions)
     return RunSummary(
         requests=totals.num_requests + totals.num_rejected,
@@ -285,7 +291,7 @@ def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -
         longest_output=totals.longest_output,
         batch=slots,
         steps=steps,
-        least_steps=_least_steps(totals, run),
+        least_steps=max(-(-needed // slots), longest) if needed else 0,
         tokens_per_step=round(tokens / steps, 3) if steps else 0.0,
         busy_slot_steps=busy,
         idle_slot_steps=num_idle,
@@ -299,9 +305,7 @@ def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -
         wait=totals.wait.distribution(),
         first_token=totals.first_token.distribution(),
         latency=totals.latency.distribution(),
-        blocked=None
-        if blocked is None
-        else BlockedSteps(**{reason: blocked[reason] for reason in get_args(BlockedReason)}),
+        blocked=blocked_steps,
         speculation=speculation,
         cut_by_default=min(totals.num_cut, reasons["length"]),  # some of best_of are dropped
         **_timed_numbers(totals, run, slo),
@@ -325,15 +329,6 @@ def settings_of(run: RunEvent) -> SchedulingSettings:
 def _busy_share(totals: RunTotals) -> float:
     num_slot_steps = totals.num_steps * totals.num_slots
     return round(totals.busy / num_slot_steps, 6) if num_slot_steps else 0.0
-
-
-def _least_steps(totals: RunTotals, run: RunEvent | None) -> int:
-    busy, longest = totals.busy, totals.longest_run
-    if run is not None and not is_untimed(run):
-        # Slots are also held for what another schedule need not compute.
-        num_beside = totals.num_jumped_tokens + totals.speculation.counts.num_accepted
-        busy, longest = max(0, totals.generated_tokens - num_beside), 0
-    return max(-(-busy // totals.num_slots), longest) if busy else 0
 
 
 def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> dict[str, Any]:
@@ -363,9 +358,14 @@ def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> 
             "computed": timed.steps.computed(),
         }
     if settings.has_prefix_cache:
-        numbers["prefix_cache"] = timed.cache.prefix()
+        hits = timed.cache.hits
+        share = round(hits["found"] / hits["asked"], 6) if hits["asked"] else 0.0
+        numbers["prefix_cache"] = PrefixHits(share=share, **hits)
     if settings.kv_blocks is not None or settings.preempt_for is not None:
-        numbers["preemptions"] = timed.cache.preemptions()
+        cache = timed.cache
+        numbers["preemptions"] = Preemptions(
+            count=cache.num_preempted, recomputed_tokens=cache.recomputed
+        )
     if aging_of(run) is not None:
         numbers["aged"] = timed.num_aged
     return numbers
