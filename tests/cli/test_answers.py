@@ -241,12 +241,6 @@ def test_lines_come_out_in_order_however_little_is_held_in_memory(order, num_put
     assert out == [lines[index] for index in sorted(put)]
 
 
-def test_the_order_can_begin_later():
-    held = InputOrder(3)
-    assert held.put(4, b"4") == []
-    assert held.put(3, b"3") == [b"3", b"4"]
-
-
 def test_in_the_order_of_the_input_a_request_is_answered_when_it_is_complete():
     answers = answers_of(order=InputOrder())
     for index, num_samples in enumerate((3, 1, 2)):

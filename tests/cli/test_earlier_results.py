@@ -84,13 +84,6 @@ def test_a_result_is_found_by_its_request_whatever_its_form(took_over, earlier, 
     assert not known.has_rejected("o", 1)
 
 
-def test_samples_are_found_by_their_index(took_over):
-    known = took_over(*[encode_result(result(index)) for index in (4, 0, 1)])
-    assert sorted(known.results_of(request(n=3))) == [0, 1]
-    assert sorted(known.results_of(request(n=2, best_of=5))) == [0, 1, 4]
-    assert sorted(known.results_of(request())) == [0]
-
-
 def test_all_choices_of_a_row_are_found(took_over):
     results = [result(0), result(1), result(2)]
     known = took_over(encode_result(result(name="p")), row_of(*results))
@@ -103,12 +96,6 @@ def test_a_bad_line_is_told_from_the_request_that_has_its_id(took_over):
     assert known.results_of(request()) == {0: result()}
     assert [n for n in range(1, 9) if known.has_rejected("o", n)] == [3, 7]
     assert not known.has_rejected("p", 3)
-
-
-def test_a_bad_row_is_found_too(took_over):
-    known = took_over(row_of(rejected(3)))
-    assert known.has_rejected("o", 3)
-    assert known.results_of(request()) == {}
 
 
 def test_results_whose_hashes_are_equal_are_told_apart(took_over, monkeypatch):
@@ -195,14 +182,6 @@ def test_in_order_only_complete_requests_are_kept(took_over, num_lines, num_comp
     known = took_over(*ANSWERS[:num_lines], expected=expected())
     assert known.num_complete == num_complete
     assert known.end == len(b"".join(ANSWERS[:num_kept]))
-
-
-@pytest.mark.parametrize(
-    ("missing", "num_complete"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 4)]
-)
-def test_in_order_results_are_kept_up_to_the_first_gap(took_over, missing, num_complete):
-    lines = ANSWERS[:missing] + ANSWERS[missing + 1 :]
-    assert took_over(*lines, expected=expected()).num_complete == num_complete
 
 
 @pytest.mark.parametrize("line", [b'{"a":1}', b'{"a":' + b"[" * 100_000, b"\xff"])

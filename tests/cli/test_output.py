@@ -53,16 +53,6 @@ def test_results_are_in_the_file_soon_after_they_are_written(tmp_path):
     assert writer.num_written == 6
 
 
-def test_what_takes_longer_than_a_moment_is_written_at_once(tmp_path):
-    path, now = tmp_path / "out", 0.0
-    writer = ResultWriter(open_sink(str(path)), clock=lambda: now)
-    for number in range(3):
-        now += 0.1  # as long as a step of a model
-        writer.write([item(number)])
-        assert path.read_bytes().endswith(item(number))
-    writer.close()
-
-
 def test_what_was_kept_is_written_before_the_run_waits():
     log = Log()
     run = object.__new__(Run)
@@ -109,17 +99,6 @@ def test_a_full_disk_takes_the_results_there_is_room_for(tmp_path, is_closed):
     if not is_closed:
         writer.close()
     assert path.read_bytes() == item(0) + item(1)
-
-
-def test_a_full_disk_takes_all_results_of_a_request_or_none(tmp_path):
-    path = tmp_path / "out"
-    writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"), clock=lambda: 0.0)
-    writer.write([item(0) + item(0, 1), item(1) + item(1, 1)])
-    with pytest.raises(WriteError, match="No space left"):
-        writer.flush()
-    assert path.read_bytes() == item(0) + item(0, 1)
-    assert writer.num_written == 2
-    writer.close()
 
 
 def test_a_file_on_a_full_disk_ends_with_a_whole_line(tmp_path):

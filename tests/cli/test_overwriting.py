@@ -130,7 +130,7 @@ def test_options_that_contradict_each_other_are_refused(run, options, reason):
 
 
 BESIDE = ["out.run.json", "out.run.sums", "out.rest"]
-LEFT = ["out.run.json.new", "out.rest.new", "out.new"]  # names that a run may seem to need
+LEFT = ["out.new"]  # a name that a run may seem to need
 
 
 def make_link(path, target, kind):

@@ -155,32 +155,6 @@ def test_a_torn_gz_file_is_continued(tmp_path, whole, end):
     assert sorted(content(tmp_path / "out.gz").splitlines()) == sorted(whole.splitlines())
 
 
-def test_results_in_order_are_kept_up_to_the_first_gap(tmp_path):
-    decode(tmp_path, "out", keep_order=True)
-    out = tmp_path / "out"
-    whole = out.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    pretend_to_have_stopped(out, b"".join(lines[:10] + lines[12:]))
-    decode(tmp_path, "out", keep_order=True, resume=True)
-    assert out.read_bytes() == whole
-
-
-def test_results_in_order_go_on_while_the_run_does(tmp_path):
-    requests = lines_of(*workload(200))
-    decode(tmp_path, "out", keep_order=True, requests=requests)
-    out = tmp_path / "out"
-    whole = out.read_bytes()
-    kept = b"".join(whole.splitlines(keepends=True)[:20])
-    pretend_to_have_stopped(out, kept)
-    arguments = ["in.jsonl", "-o", "out", "-b", "3", "--keep-order", "--resume"]
-    process = start("run", *arguments, "--step-delay", "0.005", cwd=tmp_path)
-    while process.poll() is None and out.stat().st_size == len(kept):
-        time.sleep(0.005)
-    process.kill()
-    assert len(kept) < out.stat().st_size < len(whole)
-    process.communicate()
-
-
 @pytest.mark.parametrize("out", ["out", "out.gz"])
 def test_results_whose_turn_has_not_come_are_written_when_the_run_is_stopped(tmp_path, out):
     long, *short = workload(3, max_tokens=3)
@@ -201,16 +175,6 @@ def test_results_whose_turn_has_not_come_are_written_when_the_run_is_stopped(tmp
     decode(tmp_path, out, keep_order=True, resume=True, requests=requests)
     with open_it(tmp_path / out, "rb") as results:
         assert results.read() == (tmp_path / "whole").read_bytes()
-
-
-def test_a_run_that_gave_up_can_be_continued(tmp_path, whole):
-    assert decode(tmp_path, "out", max_errors=1) == 1
-    assert len((tmp_path / "out").read_bytes()) < len(whole)
-    assert decode(tmp_path, "out", resume=True) == 1
-    assert sorted((tmp_path / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
-    decode(tmp_path, "out", max_errors=1, force=True)
-    with pytest.raises(ResumeError, match="add --resume"):
-        decode(tmp_path, "out")
 
 
 @pytest.mark.parametrize("arguments", [["-o", "out"], ["-o", "out.gz", "--resume"]])
@@ -282,14 +246,6 @@ def test_a_run_that_followed_or_streamed_is_not_to_be_continued(tmp_path, option
     pretend_to_have_stopped(tmp_path / "out", (tmp_path / "out").read_bytes())
     with pytest.raises(ResumeError, match="did not finish: --force replaces them"):
         decode(tmp_path, "out")
-
-
-@pytest.mark.parametrize("name", ["out", "out.gz"])
-def test_resuming_a_finished_run_changes_nothing(tmp_path, name):
-    decode(tmp_path, name)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert decode(tmp_path, name, resume=True) == 1
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("options", [{"scheduling": KV_BLOCKS}, {}])

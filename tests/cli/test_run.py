@@ -114,18 +114,6 @@ def test_in_the_order_of_the_input_the_results_of_a_request_stand_together(tmp_p
     assert sorted(ordered.read_bytes().splitlines()) == sorted(out.read_bytes().splitlines())
 
 
-def test_an_openai_row_has_all_its_choices(tmp_path, capfdbinary):
-    body = {"prompt": "x", "max_tokens": 9, "n": 3, "temperature": 1}
-    row = {"custom_id": "o", "method": "POST", "url": "/v1/completions", "body": body}
-    path = write(tmp_path / "in", lines_of(row, {"id": "p", **body}))
-    assert run_here(path, batch=2) == 0
-    rows = results(capfdbinary.readouterr().out)
-    (answer,) = [row for row in rows if "custom_id" in row]
-    choices = answer["response"]["body"]["choices"]
-    assert [choice["index"] for choice in choices] == [0, 1, 2]
-    assert len(rows) == 4
-
-
 def test_the_summary_counts_the_constraints_that_were_compiled(tmp_path):
     path, summary = tmp_path / "in", tmp_path / "summary"
     request = {"prompt": "x", "choice": [" yes", " no"]}
@@ -336,15 +324,6 @@ def feed(path, chunks, delay):
     thread = threading.Thread(target=write_all)
     thread.start()
     return thread
-
-
-def test_a_slow_fifo_gives_what_a_file_gives(tmp_path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    thread = feed(fifo, [DESIGN[:50], DESIGN[50:120], DESIGN[120:]], 0.05)
-    done = batchdecode("run", fifo, "-q", "-b", 2)
-    thread.join()
-    assert done.stdout == batchdecode("run", "-q", "-b", 2, stdin=DESIGN).stdout
 
 
 def test_following_a_slow_fifo_does_not_wait_for_it(tmp_path):

@@ -13,7 +13,6 @@ from batcher.requests.validation import ModelCapabilities
 from cli.commands import show
 from cli.run import input as intake
 from cli.run.input import (
-    Duplicates,
     FileSource,
     FollowSource,
     IndexedSource,
@@ -169,19 +168,6 @@ def test_a_survey_keeps_four_bytes_of_a_line_behind_the_head():
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 5 * 2000 + 1000
-
-
-def test_what_is_known_of_duplicates_is_small_and_exact():
-    duplicates = Duplicates()
-    tracemalloc.start()
-    for place in range(0, 30_000, 3):
-        duplicates.add(place, place // 2)
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held < 20 * 10_000
-    for place in range(40_000):
-        is_one = place < 30_000 and place % 3 == 0
-        assert duplicates.first_number(place) == (place // 2 if is_one else None)
 
 
 def test_a_bad_file_is_refused_with_all_its_problems(tmp_path):

@@ -37,22 +37,6 @@ def requests(tmp_path):
     return write(tmp_path / "requests.jsonl", lines_of(*workload(60)))
 
 
-def test_what_the_model_prints_is_not_among_the_results(tmp_path):
-    (tmp_path / "chatty.py").write_text(
-        "print('hello')\n"
-        "def next_tokens(rows):\n    print('thinking')\n    return [5] * len(rows)\n"
-    )
-    path = write(tmp_path / "in", DESIGN)
-    done = batchdecode("run", path, "--model", "chatty:next_tokens", "-q", cwd=tmp_path)
-    assert len(results(done.stdout)) == 4
-    assert done.stderr.count("hello\n") == 1
-    assert "thinking\n" in done.stderr
-    for command in (["check", "--json"], ["trace", "--format", "chrome"]):
-        done = batchdecode(*command, path, "--model", "chatty:next_tokens", cwd=tmp_path)
-        assert json.loads(done.stdout)
-        assert "hello\n" in done.stderr
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -141,12 +125,6 @@ def test_a_terminal_is_sent_nothing_that_moves_its_cursor_or_reorders_a_line(tmp
         assert results(shown) == results(plain)
 
 
-@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
-def test_a_path_that_names_stdout_leads_there(requests, path):
-    plain = batchdecode("run", requests, "-q")
-    assert batchdecode("run", requests, "-q", "-o", path).stdout == plain.stdout
-
-
 @pytest.mark.parametrize("option", ["--output", "--trace", "--summary-json"])
 def test_the_input_is_not_overwritten(tmp_path, requests, option):
     link = tmp_path / "link"
@@ -165,12 +143,6 @@ def test_a_dash_is_stdout_for_results_only(tmp_path, requests):
     assert (done.returncode, done.stdout) == (2, b"")
     assert "stdout is for the results" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["requests.jsonl"]
-
-
-def test_two_outputs_are_not_one_file(tmp_path, requests):
-    done = batchdecode("run", requests, "-o", "x", "--trace", "./x", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--trace ./x is --output too" in done.stderr
 
 
 @pytest.mark.parametrize(
