@@ -29,7 +29,7 @@ from batcher.request import NOTHING_UNREAD, Request, Unread
 from batcher.requests.ids import IdRegistry
 from batcher.requests.lines import BadLine, ParsedLine
 from batcher.requests.results import decode_result_line
-from batcher.trace.run import is_follower
+from batcher.trace.run import RequestFold, is_follower
 
 from ..errors import WriteError
 from ..screen.progress import open_view
@@ -820,6 +820,7 @@ class WorkersRecord(Gauges):
             is_timed=bool(run.step_time),
             num_workers=num_workers,
         )
+        self._fold: RequestFold | None = None  # before there is a view
         self.view = open_view(
             plan,
             self,
@@ -831,6 +832,7 @@ class WorkersRecord(Gauges):
             has_others=options.output is None and is_same_terminal(stdout_descriptor(), 2),
             has_stdin=False,
         )
+        self._fold = self.view.fold
         self._note_events([self._run])
         if exposition is not None:
             exposition.tell(collector)
@@ -881,10 +883,10 @@ class WorkersRecord(Gauges):
                 self._timeline.add(event)
         if self._spans is not None:
             self._spans.take(events)
-        if self.view.fold is not None:
+        if self._fold is not None:
             with self.view.lock:
                 for event in events:
-                    self.view.fold.take(event)
+                    self._fold.take(event)
 
     @property
     def has_readers(self) -> bool:
@@ -903,8 +905,8 @@ class WorkersRecord(Gauges):
     def read_gauges(self) -> GaugeReading:
         """Return how things stand; see Gauges."""
         queued, coming = self.backlog()
-        fold = self.view.fold
-        own = [] if fold is None else [found for found in fold.open if not is_follower(found)]
+        waiting = [] if self._fold is None else self._fold.open
+        own = [found for found in waiting if not is_follower(found)]
         queued += sum(found.admission is None for found in own)
         coming += max(sum(self._num_begun) - sum(not found.index for found in own), 0)
         return GaugeReading(0.0, 0, None, None, queued, coming)

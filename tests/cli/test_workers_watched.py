@@ -173,3 +173,13 @@ def test_a_report_has_the_numbers_and_all_slots(tmp_path):
     assert b"ttft, " not in page
     assert len(shown) == 3
     assert list(map(spans_of, shown)) == list(map(spans_of, of_trace))
+
+
+@pytest.mark.parametrize(("live", "shown"), [("always", "w2 slot 11"), ("plain", "✓ 40 ok")])
+def test_a_view_shows_all_slots_whoever_dies(tmp_path, capfd, live, shown):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(40)))
+    options = options_of(tmp_path, quiet=False, live=live)
+    assert run_inner(options, kill_share=0.3, max_kills=2, seed=2)[0] == 0
+    said = capfd.readouterr().err
+    assert shown in said
+    assert "replaced, which had died" in said
