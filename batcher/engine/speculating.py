@@ -359,9 +359,8 @@ def _drafter(
         raise InvariantError("rows that speculate have no pages")
     held = drafting, runner.num_slots, runner.pages, eos_token_ids_of(model)
     if num_branches == 1:
-        return DraftModel(
-            *held, rows.look_ahead if speculation.acceptance == "exact" else rows.draft
-        )
+        is_drawn_apart = speculation.acceptance != "exact"
+        return DraftModel(*held, partial(rows.look_ahead, is_drawn_apart=is_drawn_apart))
     if not can_verify_trees(drafting):
         raise BatchdecodeError(
             f"--draft-tree: {drafting.name} cannot compute a tree, as a draft of trees has to"

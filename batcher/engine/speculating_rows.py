@@ -114,29 +114,14 @@ class SpeculatingRows(RowDecoder):
     # -- before a step ---------------------------------------------------------------------------
 
     @contextmanager
-    def look_ahead(self, slots: list[int]) -> Iterator[Choose]:
+    def look_ahead(self, slots: list[int], *, is_drawn_apart: bool = False) -> Iterator[Choose]:
         """Let rows in these slots be given tokens inside that are not theirs afterwards.
 
-        They are given those that they would be given by these logits, with the same noise.
+        They are given those that they would be given by these logits, with the same noise, or with
+        noise of its own, so that the step accepts or replaces them.  Their constraints stay where
+        they are.
         """
-        with self._sampling.undone(np.array(slots)):
-            yield self._choose_ahead(slots)
-
-    @contextmanager
-    def draft(self, slots: list[int]) -> Iterator[Choose]:
-        """Do what `look_ahead` does, with noise of its own; the step accepts or replaces them."""
-        with self._sampling.drafting(np.array(slots)):
-            yield self._choose_ahead(slots)
-
-    @property
-    def _sampling(self) -> Sampler:
-        if not isinstance(self._sampler, Sampler):
-            raise InvariantError("no row has logits")
-        return self._sampler
-
-    def _choose_ahead(self, slots: list[int]) -> Choose:
-        """Return what chooses the next tokens of rows, whose constraints stay where they are."""
-        sampler = self._sampling
+        sampler, at = self._sampling, np.array(slots)
         constraints = {slot: row.fork() for slot, row in self._constraints(slots).items()}
 
         def choose(logits: FloatArray, some: list[int]) -> dict[int, int]:
@@ -149,7 +134,14 @@ class SpeculatingRows(RowDecoder):
                     constraint.advance(chosen[slot])
             return chosen
 
-        return choose
+        with sampler.drafting(at) if is_drawn_apart else sampler.undone(at):
+            yield choose
+
+    @property
+    def _sampling(self) -> Sampler:
+        if self._sampler is None:
+            raise InvariantError("no row has logits")
+        return self._sampler
 
     def best_after(
         self, logits: FloatArray, ways: Mapping[int, list[int]], num_best: int
@@ -247,7 +239,12 @@ class SpeculatingRows(RowDecoder):
             over = _over(going_on)
             if over:
                 drafted = drafted.only(_are_outside(drafted.slots, over))
-            is_quick = self._are_quick(drafted.slots)
+            # rows are quick that are given what nothing but their position changes
+            is_quick = np.zeros(len(drafted.slots), np.bool_)
+            if self._sampler is not None:
+                is_quick = self._sampler.is_memoryless[drafted.slots]
+                if self._states:
+                    is_quick &= _are_outside(drafted.slots, self._states)
             if not self._go_on_at_once(drafted.only(is_quick), tokens, going_on):
                 is_quick[:] = False
             if not is_quick.all():
@@ -256,13 +253,6 @@ class SpeculatingRows(RowDecoder):
             if slot in given:
                 given[slot] += jump[1:]
         return going_on
-
-    def _are_quick(self, slots: IntArray) -> NDArray[np.bool_]:
-        """Return which rows are given what nothing but their position changes."""
-        if self._sampler is None:
-            return np.zeros(len(slots), np.bool_)
-        are_quick: NDArray[np.bool_] = self._sampling.is_memoryless[slots]
-        return are_quick & _are_outside(slots, self._states) if self._states else are_quick
 
     def _go_on_at_once(self, quick: _Drafted, tokens: IntArray, decoded: Decoded) -> bool:
         """Let rows go on of which nothing but their position changes what they are given.
