@@ -9,7 +9,7 @@ given a surprise of tau.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,14 +22,11 @@ from batcher.models.base import FloatArray, IntArray, bytes_of
 from batcher.request import REQUEST_FIELDS, SAMPLING_FIELDS, PromptInput, Request
 from batcher.tokens import Tokens
 
-# Which tokens would complete a bad word, whatever the tokens that it is cut into.
-#
-# The automaton of a trie over bytes, lifted to the tokens of a vocabulary for the states that are
-# reached: all that a row's text means for what follows is one number.
+# Bad words, whatever the tokens that they are cut into: the automaton of a trie over bytes, lifted
+# to the tokens of a vocabulary for the states that are reached.  All that a row's text means for
+# what follows is one number.
 
 MAX_LINES = 256  # of states, the latest in use
-
-Bools = NDArray[np.bool_]
 
 
 class Vocabulary:
@@ -59,12 +56,22 @@ class BadWords:
         self._token_bytes = vocabulary.token_bytes
         exits = tuple(Exit(word.encode(), END, word) for word in words)
         [(_, trie)] = StopReader(StopAutomaton((exits,)), self._token_bytes).tries
-        self._next_states = trie.next_nodes()
+        self._next_states = next_states = trie.next_nodes()  # [states, 256] by byte
         is_end = np.array([way is not None for way in trie.best])
-        make_line = partial(_completing, self._next_states, is_end, vocabulary)
-        self._line = lru_cache(MAX_LINES)(make_line)
 
-    def completes(self, states: Iterable[int]) -> Bools:
+        @lru_cache(MAX_LINES)
+        def line_of(state: int) -> NDArray[np.bool_]:
+            """Return [vocab]: which tokens complete a word after `state`."""
+            states = np.full(vocabulary.size, state)
+            line = np.zeros(vocabulary.size, np.bool_)
+            for token_ids, values in vocabulary.columns:
+                states[token_ids] = next_states[states[token_ids], values]
+                line[token_ids] |= is_end[states[token_ids]]
+            return line
+
+        self._line = line_of
+
+    def completes(self, states: Iterable[int]) -> NDArray[np.bool_]:
         """Return [states, vocab]: whether a word comes to its end with any byte of a token."""
         return np.stack([self._line(state) for state in states])
 
@@ -74,22 +81,6 @@ class BadWords:
             state = int(self._next_states[state, byte])
         return state
 
-
-def _completing(next_states: IntArray, is_end: Bools, vocabulary: Vocabulary, state: int) -> Bools:
-    """Return [vocab]: which tokens complete a word after `state`.
-
-    next_states: [states, 256] by byte.  is_end: [states] whether a word has just been completed.
-    """
-    states = np.full(vocabulary.size, state)
-    line = np.zeros(vocabulary.size, np.bool_)
-    for token_ids, values in vocabulary.columns:
-        reached = next_states[states[token_ids], values]
-        states[token_ids] = reached
-        line[token_ids] |= is_end[reached]
-    return line
-
-
-# Rows with equal settings: what they have in common, who they are, and what it does to logits.
 
 # The numbers that choose tokens; those that need no logits only say how one is drawn.
 _NUMBERS = {

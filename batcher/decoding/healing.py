@@ -8,6 +8,7 @@ in whatever tokens (S. Lundberg, "The Art of Prompt Design: Prompt Boundaries an
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class VocabularyIndex:
         ids.sort(key=self._bytes_of.__getitem__)
         self._sorted = [self._bytes_of[token_id] for token_id in ids]
         self._ids = np.array(ids, np.int64)
-        self._only_beginnings: dict[bytes, int | None] = {}
+        self.only_beginning = lru_cache(MAX_KEPT_BEGINNINGS)(self._only_beginning)
         self.max_length = max(map(len, self._sorted), default=0)  # bytes of the longest token
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -46,20 +47,15 @@ class VocabularyIndex:
         """Return whether a token starts with `text` and goes on."""
         return self._starting_with(text).stop > self._equal_to(text).stop
 
-    def only_beginning(self, text: bytes) -> int | None:
+    def _only_beginning(self, text: bytes) -> int | None:
         """Return the one token that anything can begin with which begins with `text`.
 
-        None if there are several, or it takes more than `text` to tell.
+        None if there are several, or it takes more than `text` to decide.
         """
-        known = self._only_beginnings
-        if text not in known:
-            if len(known) >= MAX_KEPT_BEGINNINGS:
-                known.clear()
-            found = [self._equal_to(text[:size]) for size in range(1, len(text) + 1)]
-            places = [place for equal in found for place in equal]
-            is_sure = len(places) == 1 and not self.is_proper_prefix(text)
-            known[text] = int(self._ids[places[0]]) if is_sure else None
-        return known[text]
+        found = [self._equal_to(text[:size]) for size in range(1, len(text) + 1)]
+        places = [place for equal in found for place in equal]
+        is_sure = len(places) == 1 and not self.is_proper_prefix(text)
+        return int(self._ids[places[0]]) if is_sure else None
 
     def next_tokens(self, text: bytes) -> IntArray:
         """Return the ids of the tokens that the output can begin with, if `text` begins it.

@@ -1,7 +1,10 @@
-"""Reading tokens through an automaton, one at a time: the exact rule that the table repeats.
+"""Stops and states of a request as an automaton, and the exact rule by which it reads tokens.
+
+A request without states has one, whose every way out ends generation: those are its stops.
 
 Text is matched byte by byte inside the token, so one token may lead through several states; ids
 match at a token's end.  After a match nothing before it counts, and ids count from the next token.
+The table of stop_matcher.py repeats this rule for all rows at once.
 """
 
 from collections import deque
@@ -16,10 +19,6 @@ from batcher.models.base import IntArray, bytes_of, join_bytes
 from batcher.request import Request, Transition
 from batcher.requests.validation import ANY_STATE
 from batcher.result import StopReason
-
-# What a request's output is watched for, stated exactly: its states, and the ways out of them.
-#
-# A request without states has one, whose every way out ends generation: those are its stops.
 
 END = -1  # where a way out leads that ends generation
 NOWHERE = -2  # where it leads while the row may not end: it is watched for, and does nothing
@@ -92,7 +91,7 @@ class StopProgress(NamedTuple):
     """How far a row has come in its automaton: all that what it generated means for what follows.
 
     id_node, text_node: the longest suffix of the ids, and of the text, since the state was entered
-    that begins a pattern; a node of a trie (see reader.py).
+    that begins a pattern; a node of a trie.
     skip: how many of the next bytes belong to the prompt; so do tokens with no byte after them.
     """
 
@@ -169,20 +168,17 @@ def _with_states(
     return StopAutomaton(
         tuple(
             stops
-            + tuple(_exit(way, numbers) for way in [*states[name], *general])
+            + tuple(
+                Exit(way.on.encode(), numbers[way.to], way.on)
+                if isinstance(way.on, str)
+                else Exit(tuple(way.on), numbers[way.to], tuple(way.on))
+                for way in [*states[name], *general]
+            )
             + exits[len(stops) :]
             for name in names
         ),
         tuple(names),
     )
-
-
-def _exit(transition: Transition, numbers: dict[str | None, int]) -> Exit:
-    given = transition.on
-    target = numbers[transition.to]
-    if isinstance(given, str):
-        return Exit(given.encode(), target, given)
-    return Exit(tuple(given), target, tuple(given))
 
 
 class Match(NamedTuple):
@@ -307,18 +303,16 @@ class StopReader:
     """
 
     def __init__(self, automaton: StopAutomaton, token_bytes: Sequence[bytes]) -> None:
-        self.automaton = automaton
         self._token_bytes = token_bytes
-        self.tries = [self._tries(exits) for exits in automaton.exits]
-
-    def _tries(self, exits: tuple[Exit, ...]) -> tuple[Trie, Trie]:
-        ids: list[RankedExit] = []
-        texts: list[RankedExit] = []
-        for place, way in enumerate(exits):
-            pattern, is_text = way.pattern, isinstance(way.pattern, bytes)
-            size = len(pattern if is_text else join_bytes(pattern, self._token_bytes))
-            (texts if is_text else ids).append(RankedExit(precedence(way, size, place), way, size))
-        return Trie(ids), Trie(texts)
+        self.tries: list[tuple[Trie, Trie]] = []
+        for exits in automaton.exits:
+            ids, texts = list[RankedExit](), list[RankedExit]()
+            for place, way in enumerate(exits):
+                pattern, is_text = way.pattern, isinstance(way.pattern, bytes)
+                size = len(pattern if is_text else join_bytes(pattern, token_bytes))
+                ranked = RankedExit(precedence(way, size, place), way, size)
+                (texts if is_text else ids).append(ranked)
+            self.tries.append((Trie(ids), Trie(texts)))
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return what a token shows as."""
