@@ -5,15 +5,14 @@ import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
-from batcher.models.base import Model, Tokenizer, bytes_of
-from batcher.request import Request
+from batcher.models.base import Tokenizer, bytes_of
 from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.speculation.settings import SpeculationSettings
 from batcher.verifying.verifying import Case, Difference, Verdict, make_cases, needs_of
@@ -63,19 +62,6 @@ class VerifyOptions(ModelOptions):
     color: Color = "auto"
 
 
-def verify(options: VerifyOptions) -> int:
-    """Prove that outputs do not depend on the batch, or show the first difference.
-
-    Exit status: 0 if outputs are equal under all settings, 1 if not, 2 for bad input.
-    """
-    with user_code_prints_to_stderr():
-        return verify_requests(options)
-
-
-COMMANDS = {"verify": command(verify, VerifyOptions)}
-
-# -- from requests to a verdict --------------------------------------------------------------------
-
 PROVEN, DIFFERENT = 0, 1
 PROGRESS_INTERVAL = 2.0  # seconds
 NUM_BEFORE, NUM_AFTER = 6, 2  # tokens shown around the first that differs
@@ -87,52 +73,130 @@ _ARRIVALS = {
 }
 
 
-def verify_requests(options: VerifyOptions) -> int:
-    """Carry out `batchdecode verify`, and return its exit status.
+def verify(options: VerifyOptions) -> int:
+    """Prove that outputs do not depend on the batch, or show the first difference.
 
-    Raises:
-        BatchdecodeError: the input or the model is not right.
-        WriteError, BrokenPipeError: stdout takes no more.
+    Exit status: 0 if outputs are equal under all settings, 1 if not, 2 for bad input.
     """
     if options.speculation is not None and options.speculation.acceptance != "exact":
         raise BatchdecodeError(
-            f"--acceptance {options.speculation.acceptance} has nothing to verify: which tokens a "
-            "request draws depends on the drafts that it is given, and so on the batch"
+            f"--acceptance {options.speculation.acceptance} cannot be verified: its tokens depend "
+            "on the drafts, and so on the batch"
         )
-    model = load(options)
-
-    def make_model() -> Model:
-        return model_again(model, options)
-
-    requests, name = _read(options, model)
-    num_cases = options.settings if options.only is None else options.only
-    cases = make_cases(needs_of(requests, model), num_cases, options.seed)
-    cases = cases if options.only is None else cases[-1:]
-    show = seldom(
-        lambda num_done: f"{num_done} of {len(cases)} settings: all outputs are identical",
-        PROGRESS_INTERVAL,
-    )
-    verdict = verify_outputs(requests, make_model, cases, options.seed, show, options.speculation)
-    if options.json:
-        print_json(record_of(verdict, options))
-    else:
-        print_text(render_verdict(verdict, options, name, model.tokenizer))
+    with user_code_prints_to_stderr():
+        model = load(options)
+        engine = Engine(model, 1, grammar_timeout=options.grammar_timeout)
+        capabilities = replace(capabilities_of(engine, options), num_slots=None)
+        with open_input(options.input, nullcontext) as source:
+            requests = read_requests(source, capabilities, options.color, "nothing decoded.")
+        if not requests:
+            raise BatchdecodeError(f"{source.name} has no requests, so there is nothing to verify")
+        num_cases = options.settings if options.only is None else options.only
+        cases = make_cases(needs_of(requests, model), num_cases, options.seed)
+        cases = cases if options.only is None else cases[-1:]
+        show = seldom(
+            lambda num_done: f"{num_done} of {len(cases)} settings: all outputs are identical",
+            PROGRESS_INTERVAL,
+        )
+        verdict = verify_outputs(
+            requests,
+            lambda: model_again(model, options),
+            cases,
+            options.seed,
+            show,
+            options.speculation,
+        )
+        if options.json:
+            document = msgspec.to_builtins(verdict)
+            document["is_proven"] = verdict.difference is None
+            document["is_deterministic"] = verdict.is_deterministic
+            if verdict.difference is not None:
+                document["again"] = _command(options, verdict.case)
+            print_json(document)
+        else:
+            lines = _proof(verdict, source.name)
+            if verdict.difference is not None:
+                lines = _differences(verdict, verdict.difference, options, model.tokenizer)
+            print_text("".join(f"{printable(line)}\n" for line in lines))
     return PROVEN if verdict.difference is None else DIFFERENT
 
 
-def _read(options: VerifyOptions, model: Model) -> tuple[list[Request], str]:
-    """Return all requests of the input, and its name.
+def _proof(verdict: Verdict, name: str) -> list[str]:
+    """Return the lines about a run without a difference; the last one sums it up."""
+    done = verdict.exercised
+    what = [
+        counted(verdict.num_requests, "request"),
+        counted(verdict.num_outputs, "output"),
+        counted(verdict.num_tokens, "token"),
+    ]
+    ways = [
+        counted(done.steps, "step"),
+        counted(done.preemptions, "preemption"),
+        f"{counted(done.chunks, 'later chunk')} of prompts",
+        f"{counted(done.cached_tokens, 'token')} found in blocks",
+    ]
+    if done.accepted_drafts or done.rejected_drafts:
+        accepted, rejected = done.accepted_drafts, done.rejected_drafts
+        ways.append(f"{accepted:,} drafts accepted and {rejected:,} rejected")
+    settings = counted(verdict.num_settings, "batch setting")
+    return [
+        f"{name}: {', '.join(what)}",
+        f"on the way: {', '.join(ways)}",
+        f"{_marks().good} identical outputs: alone, repeated, and in {settings}",
+    ]
 
-    Raises:
-        BatchdecodeError: the input has bad lines, which have been reported, or cannot be read.
-    """
-    engine = Engine(model, 1, grammar_timeout=options.grammar_timeout)
-    capabilities = replace(capabilities_of(engine, options), num_slots=None)
-    with open_input(options.input, nullcontext) as source:
-        requests = read_requests(source, capabilities, options.color, "nothing decoded.")
-    if not requests:
-        raise BatchdecodeError(f"{source.name} has no requests, so there is nothing to verify")
-    return requests, source.name
+
+def _differences(
+    verdict: Verdict, found: Difference, options: VerifyOptions, tokenizer: Tokenizer
+) -> list[str]:
+    """Return the lines about the first difference, and how to see it again."""
+    case, position = verdict.case, found.position
+    name, here = f"request {found.id}, output {found.index}", "again" if case is None else "here"
+    lines, where = [name], "" if position is None else f" of token {position}"
+    if found.field == "tokens" and position is not None:
+        lines.append(f"  first difference at token {position}, counted from 0")
+        alone = _context(found.alone_tokens, position, tokenizer)
+        other = _context(found.here_tokens, position, tokenizer)
+    else:
+        is_equal = found.alone_tokens == found.here_tokens
+        what = "the tokens are equal, but not" if is_equal else "first difference:"
+        lines.append(f"  {what} {found.field}{where}")
+        alone, other = (msgspec.json.encode(each).decode() for each in (found.alone, found.here))
+    lines += [f"  alone    {alone}", f"  {here:<9}{other}"]
+    for side, error in (("alone", found.alone_error), (here, found.here_error)):
+        if error is not None:
+            lines.append(f"  {side:<9}ended with {error.code}: {error.message}")
+    if case is not None:
+        lines.append(f"  setting  {shlex.join(arguments_of(case))}; {_ARRIVALS[case.arrivals]}")
+    lines.append(f"  verify   {_command(options, case)}")
+    if case is not None and case.arrivals == "given":  # or else no `run` does the same
+        run = shlex.join(["batchdecode", "run", *_source(options), *arguments_of(case)])
+        lines.append(f"  run      {run}")
+    place = f"{name} changes when it is decoded alone a second time"
+    if case is not None:
+        before = counted(verdict.num_settings, "setting")
+        identical = f"; identical in {before} before" if verdict.num_settings else ""
+        place = f"{name}, in batch setting {case.number}{identical}"
+    return [*lines, f"{_marks().bad} different outputs: {place}"]
+
+
+def _marks() -> Any:
+    return marks_in(encoding_of((sys.__stdout__ or sys.stdout).encoding, os.environ))
+
+
+def _context(tokens: list[int], position: int, tokenizer: Tokenizer) -> str:
+    """Return the tokens around the one at `position`, which is in brackets."""
+    start = max(position - NUM_BEFORE, 0)
+    shown = ["..."] if start else []
+    for place in range(start, min(position + NUM_AFTER + 1, len(tokens))):
+        text = bytes_of(tokens[place], tokenizer.token_bytes).decode("utf-8", "replace")
+        token = f"{tokens[place]} {text!r}"
+        shown.append(f"[{token}]" if place == position else token)
+    if position >= len(tokens):
+        shown.append("[the end]")
+    elif position + NUM_AFTER + 1 < len(tokens):
+        shown.append("...")
+    return "  ".join(shown)
 
 
 def _command(options: VerifyOptions, case: Case | None) -> str:
@@ -159,7 +223,7 @@ def _source(options: VerifyOptions) -> list[str]:
 
 
 def arguments_of(case: Case) -> list[str]:
-    """Return the options of `run` that stand for `case`, but for when requests arrive."""
+    """Return the options of `run` for `case`, except for arrivals."""
     words = ["--batch", str(case.batch)]
     for name, value in msgspec.to_builtins(case.settings).items():
         option = name.replace("_", "-")
@@ -174,120 +238,4 @@ def arguments_of(case: Case) -> list[str]:
     return words
 
 
-def record_of(verdict: Verdict, options: VerifyOptions) -> dict[str, Any]:
-    """Return the verdict for programs."""
-    case, document = verdict.case, msgspec.to_builtins(verdict)
-    document["is_proven"] = verdict.difference is None
-    document["is_deterministic"] = verdict.is_deterministic
-    if verdict.difference is not None:
-        document["again"] = _command(options, case)
-    return cast(dict[str, Any], document)
-
-
-def render_verdict(
-    verdict: Verdict, options: VerifyOptions, name: str, tokenizer: Tokenizer
-) -> str:
-    """Return the verdict as lines for a person; the last one says it all."""
-    encoding = encoding_of((sys.__stdout__ or sys.stdout).encoding, os.environ)
-    marks, difference = marks_in(encoding), verdict.difference
-    if difference is None:
-        settings = counted(verdict.num_settings, "batch setting")
-        lines = _proof(verdict, name)
-        lines.append(f"{marks.good} identical outputs: alone, repeated, and in {settings}")
-    else:
-        lines = _difference(verdict, difference, options, tokenizer)
-        lines.append(f"{marks.bad} different outputs: {_place(verdict, difference)}")
-    return "".join(f"{printable(line)}\n" for line in lines)
-
-
-def _proof(verdict: Verdict, name: str) -> list[str]:
-    done = verdict.exercised
-    what = [
-        counted(verdict.num_requests, "request"),
-        counted(verdict.num_outputs, "output"),
-        counted(verdict.num_tokens, "token"),
-    ]
-    ways = [
-        counted(done.steps, "step"),
-        counted(done.preemptions, "preemption"),
-        f"{counted(done.chunks, 'later chunk')} of prompts",
-        f"{counted(done.cached_tokens, 'token')} found in blocks",
-    ]
-    if done.accepted_drafts or done.rejected_drafts:
-        ways.append(
-            f"{done.accepted_drafts:,} drafts accepted and {done.rejected_drafts:,} rejected"
-        )
-    return [
-        f"{name}: {', '.join(what)}",
-        f"on the way: {', '.join(ways)}",
-    ]
-
-
-def _difference(
-    verdict: Verdict, difference: Difference, options: VerifyOptions, tokenizer: Tokenizer
-) -> list[str]:
-    case = verdict.case
-    here = "again" if case is None else "here"
-    lines = [_named(difference)]
-    lines += [f"  {line}" for line in _values(difference, here, tokenizer)]
-    for side, error in (("alone", difference.alone_error), (here, difference.here_error)):
-        if error is not None:
-            lines.append(f"  {side:<9}ended with {error.code}: {error.message}")
-    if case is not None:
-        lines.append(f"  setting  {shlex.join(arguments_of(case))}; {_ARRIVALS[case.arrivals]}")
-    lines.append(f"  verify   {_command(options, case)}")
-    if case is not None and case.arrivals == "given":  # or else no `run` does the same
-        run = shlex.join(["batchdecode", "run", *_source(options), *arguments_of(case)])
-        lines.append(f"  run      {run}")
-    return lines
-
-
-def _named(difference: Difference) -> str:
-    return f"request {difference.id}, output {difference.index}"
-
-
-def _place(verdict: Verdict, difference: Difference) -> str:
-    """Return which output differs, and where."""
-    if verdict.case is None:
-        return f"{_named(difference)} changes when it is decoded alone a second time"
-    before = verdict.num_settings
-    identical = f"; identical in {counted(before, 'setting')} before" if before else ""
-    return f"{_named(difference)}, in batch setting {verdict.case.number}{identical}"
-
-
-def _values(difference: Difference, here: str, tokenizer: Tokenizer) -> list[str]:
-    """Return what both were given, in the place where they part."""
-    position = difference.position
-    if difference.field == "tokens" and position is not None:
-        return [
-            f"first difference at token {position}, counted from 0",
-            f"alone    {_context(difference.alone_tokens, position, tokenizer)}",
-            f"{here:<9}{_context(difference.here_tokens, position, tokenizer)}",
-        ]
-    where = "" if position is None else f" of token {position}"
-    return [
-        f"the tokens are the same, but not {difference.field}{where}"
-        if difference.alone_tokens == difference.here_tokens
-        else f"first difference: {difference.field}{where}",
-        f"alone    {_shown(difference.alone)}",
-        f"{here:<9}{_shown(difference.here)}",
-    ]
-
-
-def _context(tokens: list[int], position: int, tokenizer: Tokenizer) -> str:
-    """Return the tokens around the one at `position`, which stands in brackets."""
-    start = max(position - NUM_BEFORE, 0)
-    shown = ["..."] if start else []
-    for place in range(start, min(position + NUM_AFTER + 1, len(tokens))):
-        text = bytes_of(tokens[place], tokenizer.token_bytes).decode("utf-8", "replace")
-        token = f"{tokens[place]} {text!r}"
-        shown.append(f"[{token}]" if place == position else token)
-    if position >= len(tokens):
-        shown.append("[the end]")
-    elif position + NUM_AFTER + 1 < len(tokens):
-        shown.append("...")
-    return "  ".join(shown)
-
-
-def _shown(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+COMMANDS = {"verify": command(verify, VerifyOptions)}

@@ -645,8 +645,8 @@ def test_memory_is_for_a_second_model_too(folder, draft, size, told):
     ("options", "message"),
     [
         (["--kv-memory", "1MB", "--kv-blocks", "3"], "--kv-memory and --kv-blocks exclude each"),
-        (["--kv-memory", "1kB"], "has room for 0 blocks of 16 tokens, which take 8,192 bytes each"),
-        (["--kv-memory", "900TB"], "there can be 1 to 16,777,216"),
+        (["--kv-memory", "1kB"], "holds 0 blocks of 16 tokens and 8,192 bytes"),
+        (["--kv-memory", "900TB"], "it must hold 1 to 16,777,216"),
         (["--kv-memory", "1MB", "--model", "simulated"], "needs a model with a known size per"),
         (
             ["--kv-memory", "1XB"],

@@ -56,7 +56,7 @@ def test_what_depends_on_drafts_by_its_nature_is_not_verified(folder):
     drafts = ["--draft", "simulated:0.5", "--acceptance"]
     done = verify(folder, "in", *drafts, "leviathan")
     assert done.returncode == 2
-    assert "--acceptance leviathan has nothing to verify: " in done.stderr
+    assert "--acceptance leviathan cannot be verified: " in done.stderr
     assert verify(folder, "in", *drafts, "exact", "--settings", 2).returncode == 0
 
 
