@@ -13,12 +13,11 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -58,18 +57,9 @@ from .signals import step_aside_first, stopping_signals
 if TYPE_CHECKING:
     from .commands.serve import ServeOptions
 
-# Servers at one address: one in this process, or several in processes of their own.
-#
-# The kernel deals connections out to them, and they know nothing of each other.  This process then
-# only passes signals on, and ends with all of them when one ends that was not told to.
-
 
 def serve_alone(options: "ServeOptions") -> int:
-    """Serve in this process; return the exit status.
-
-    Raises:
-        BatchdecodeError: an option is not right, or the address cannot be had.
-    """
+    """Serve in this process; return the exit status."""
     with bound(options) as listener:
         return Server(options, listener).run()
 
@@ -77,8 +67,8 @@ def serve_alone(options: "ServeOptions") -> int:
 def serve_together(options: "ServeOptions") -> int:
     """Serve in as many processes as the options say; return the exit status.
 
-    Raises:
-        BatchdecodeError: an option is not right, or the address cannot be had.
+    The kernel deals connections out to the workers, which do not know of each other.  This process
+    passes signals on to them, and ends all of them when one ends without a signal.
     """
     for name, is_given in (("trace", options.trace is not None), ("live", options.live != "auto")):
         if is_given:
@@ -92,14 +82,34 @@ def serve_together(options: "ServeOptions") -> int:
             context.Process(target=_work, args=(options, first, number, Path(folder), tell_ready))
             for number in range(options.workers)
         ]
+        received: list[int] = []
+
+        def pass_on(number: int, _frame: Any) -> None:
+            received.append(number)
+            for worker in workers:
+                if worker.is_alive() and worker.pid is not None:
+                    os.kill(worker.pid, number)
+
         for worker in workers:
             worker.start()
-        received = _pass_on(stopping, workers)
-        are_ready = _wait_until_ready(workers, ready)
-        if are_ready and not options.quiet:
+        for number in stopping:
+            signal.signal(number, pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
+        sentinels, num_ready = [worker.sentinel for worker in workers], 0
+        while num_ready < len(workers) and ready in wait([ready, *sentinels]):
+            ready.recv()
+            num_ready += 1
+        if num_ready == len(workers) and not options.quiet:
             whole = f"{counted(options.workers, 'worker')} of {counted(options.batch, 'slot')}"
             say(printable_lines(f"serving {options.model} with {whole} at {url_of(first)}\n"))
-        return _watch(workers, received)
+        while alive := [worker for worker in workers if worker.is_alive()]:
+            if not received and len(alive) < len(workers):
+                for worker in alive:
+                    worker.terminate()
+                received.append(signal.SIGTERM)
+            wait([worker.sentinel for worker in alive])
+        codes = [worker.exitcode or 0 for worker in workers]
+        return max(128 - code if code < 0 else code for code in codes)  # as a shell counts signals
 
 
 def bound(
@@ -107,16 +117,16 @@ def bound(
 ) -> socket.socket:
     """Return a socket at the address of the options.
 
-    is_shared: whether other sockets may have it, too.  port: instead of that of the options.
+    is_shared: whether other sockets may have the address, too.  port: instead of that of the
+    options.
 
     Raises:
-        BatchdecodeError: the address cannot be had.
+        BatchdecodeError: the address cannot be used.
     """
     port = options.port if port is None else port
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            options.host, port, type=socket.SOCK_STREAM
-        )[0]
+        found = socket.getaddrinfo(options.host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
@@ -148,48 +158,6 @@ def _work(
     sys.exit(status)
 
 
-def _wait_until_ready(workers: Sequence[BaseProcess], ready: Connection) -> bool:
-    """Wait until all workers listen; return False if one has ended instead."""
-    for _ in workers:
-        if ready not in wait([ready, *(worker.sentinel for worker in workers)]):
-            return False
-        ready.recv()
-    return True
-
-
-def _pass_on(stopping: Sequence[signal.Signals], workers: Sequence[BaseProcess]) -> list[int]:
-    """Pass signals on to the workers from now on; return a list that gets those which come."""
-    received: list[int] = []
-
-    def pass_on(number: int, _frame: Any) -> None:
-        received.append(number)
-        for worker in workers:
-            if worker.is_alive() and worker.pid is not None:
-                os.kill(worker.pid, number)
-
-    for number in stopping:
-        signal.signal(number, pass_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
-    return received
-
-
-def _watch(workers: Sequence[BaseProcess], received: Sequence[int]) -> int:
-    """Wait until all workers have ended, or end all when one has; return the worst status."""
-    while alive := [worker for worker in workers if worker.is_alive()]:
-        if not received and len(alive) < len(workers):
-            for worker in alive:
-                worker.terminate()
-            received = [signal.SIGTERM]
-        wait([worker.sentinel for worker in alive])
-    return max(_status(worker) for worker in workers)
-
-
-def _status(worker: BaseProcess) -> int:
-    """Return the exit status of a worker that has ended; as a shell tells it of a signal."""
-    code = worker.exitcode or 0
-    return 128 - code if code < 0 else code
-
-
 BACKLOG = 2048  # connections that wait to be accepted
 MAX_CONNECTIONS, FILES_OF_OTHERS = 2**16, 64
 HEAD_SECONDS = 10  # for the head of a request, and for the next one to begin
@@ -203,13 +171,13 @@ MAX_FAILURES = 10  # kinds of them that are told of
 
 
 class ServerGauges(Gauges):
-    """What a view asks of a server; which requests will come, nobody knows."""
+    """The numbers that a view asks of a server, which cannot know the requests to come."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def read_gauges(self) -> GaugeReading:
-        """Return what events do not tell."""
+        """Return the numbers that are not in events."""
         engine, scheduler = self._engine, self._engine.scheduler
         first = scheduler.queue.peek(engine.now)
         next_up = None if first is None else label_of(first.id, first.index, first.role)
@@ -255,14 +223,14 @@ class ServerWatcher:
         return self._view.refresh() or None
 
     def hear(self, raised: Raised) -> None:
-        """Say once of each kind what a model raises; its text may hold a prompt, so that is not."""
+        """Report each kind of error of a model once, without its text: that may hold a prompt."""
         kind = f"the model raised {raised.said.partition(':')[0]} at {raised.place}"
         if kind not in self._failures and len(self._failures) < MAX_FAILURES:
             self._failures.add(kind)
             self._view.write_message(printable_lines(f"{kind}\n"))
 
     def close(self) -> None:
-        """End the trace and the picture, when the engine has come to its end."""
+        """End the trace and the picture when the engine has ended."""
         if self._trace is not None:
             self._trace.write([*self._engine.hand_out().events, self._engine.end_event()])
             self._trace.close()
@@ -272,11 +240,8 @@ class ServerWatcher:
 class Server:
     """A server that is ready to begin.
 
-    listener: where it listens.  worker: its number, from 0.  folder: what it shares with others,
-    if there are any.  on_ready: called when it listens; by default it says so.
-
-    Raises:
-        BatchdecodeError: an option is not right.
+    listener: its socket.  worker: its number, from 0.  folder: shared with other workers, if there
+    are any.  on_ready: called when it listens, instead of a message.
     """
 
     def __init__(

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from math import log
 from pathlib import Path
@@ -29,7 +28,6 @@ from ..signals import StopSignals
 
 if TYPE_CHECKING:
     from batcher.training.losses import Evaluation
-    from batcher.training.trainer import Trainer
 
 TRAINING = "Training"
 _NEEDED_MODULES = ("torch", "tokenizers", "safetensors")
@@ -83,7 +81,16 @@ def train(options: TrainOptions) -> int:
         raise BatchdecodeError(
             "training needs torch: install it with `pip install 'batchdecode[train]'`"
         )
-    folder = _folder_of(options)
+    folder = Path(options.output)
+    try:
+        is_filled = folder.exists() and next(folder.iterdir(), None) is not None
+    except OSError as error:
+        raise BatchdecodeError(f"cannot write {folder}: {error.strerror}") from None
+    if is_filled and not (options.resume or options.force):
+        raise BatchdecodeError(
+            f"--output {folder}: the folder is not empty: --resume continues the training in it, "
+            "--force writes into it anew"
+        )
     from batcher.training.data import read_material  # noqa: PLC0415 - optional
     from batcher.training.trainer import Trainer  # noqa: PLC0415 - optional
 
@@ -94,13 +101,35 @@ def train(options: TrainOptions) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with StopSignals() as stop:
         try:
-            _train(trainer, folder, options, stop)
+            with _showing(settings.steps, options) as show:
+                while not (trainer.is_done or stop.received):
+                    loss = trainer.advance()
+                    if trainer.step % settings.save_every == 0 or trainer.is_done:
+                        trainer.evaluate()
+                        trainer.save(folder)
+                        write_whole(folder / LOSS_CURVE, loss_curve(trainer.losses).encode())
+                    show(trainer.step, loss, trainer.losses.held_out.get(trainer.step))
+            material, model = trainer.material, trainer.model
+            if trainer.is_done:
+                weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
+                write_model(folder, model.config, weights, material.tokenizer)
+            else:
+                trainer.save(folder)
         except KeyboardInterrupt:  # a second signal
             return stop.exit_status
         if not trainer.is_done:
-            say(f"stopped after {trainer.step:,} of {settings.steps:,} steps; {_going_on()}\n")
+            given = [each for each in sys.argv[1:] if each not in {"--resume", "--force"}]
+            again = f"continue with: batchdecode {shlex.join([*given, '--resume'])}"
+            say(f"stopped after {trainer.step:,} of {settings.steps:,} steps; {again}\n")
             return stop.exit_status
-    print_text(_outcome(trainer, options.output))
+    found = trainer.losses.held_out[trainer.step]
+    num_tokens = sum(map(len, material.held_out))
+    bits = found.loss / log(2) * num_tokens / material.num_held_out_bytes
+    name = printable(options.output)
+    print_text(
+        f"{name}: {trainer.num_parameters:,} parameters, {trainer.step:,} steps\n"
+        f"  held out: {_words_of(found)} ({bits:.3f} bits a byte)\n"
+    )
     return 0
 
 
@@ -115,53 +144,17 @@ def settings_of(options: TrainOptions) -> TrainingSettings:
     return msgspec.convert(said | given, TrainingSettings)
 
 
-def _folder_of(options: TrainOptions) -> Path:
-    """Return the folder that is written; it may not be there yet.
-
-    Raises:
-        BatchdecodeError: it is none, or what it holds might be lost.
-    """
-    folder = Path(options.output)
-    try:
-        is_filled = folder.exists() and next(folder.iterdir(), None) is not None
-    except OSError as error:
-        raise BatchdecodeError(f"cannot write {folder}: {error.strerror}") from None
-    if is_filled and not (options.resume or options.force):
-        raise BatchdecodeError(
-            f"--output {folder}: the folder holds something: --resume goes on with what it has, "
-            "--force writes into it anew"
-        )
-    return folder
-
-
-def _train(trainer: "Trainer", folder: Path, options: TrainOptions, stop: StopSignals) -> None:
-    """Do the steps that are left, unless a signal comes; write the model, or how to go on.
-
-    Raises:
-        BatchdecodeError: the loss is not a number.
-        OSError: there is no room.
-    """
-    settings = trainer.settings
-    with _showing(settings.steps, options) as show:
-        while not (trainer.is_done or stop.received):
-            loss = trainer.advance()
-            if trainer.step % settings.save_every == 0 or trainer.is_done:
-                trainer.evaluate()
-                trainer.save(folder)
-                write_whole(folder / LOSS_CURVE, loss_curve(trainer.losses).encode())
-            show(trainer.step, loss, trainer.losses.held_out.get(trainer.step))
-    if trainer.is_done:
-        weights = {name: weight.numpy() for name, weight in trainer.model.state_dict().items()}
-        write_model(folder, trainer.model.config, weights, trainer.material.tokenizer)
-    else:
-        trainer.save(folder)
-
-
 @contextmanager
 def _showing(num_steps: int, options: TrainOptions) -> Iterator[Show]:
-    """Give what shows how far a run is: a bar on a terminal, else a line for each evaluation."""
+    """Give a function that shows progress: a bar on a terminal, else a line per evaluation."""
     if options.quiet or not can_animate(2, os.environ):
-        yield _quiet if options.quiet else partial(_say_evaluation, num_steps)
+
+        def print_line(step: int, loss: float, held_out: "Evaluation | None") -> None:
+            if held_out is not None and not options.quiet:
+                found = _words_of(held_out)
+                say(f"step {step:,} of {num_steps:,}: loss {loss:.3f}; held out {found}\n")
+
+        yield print_line
         return
     from rich import progress  # noqa: PLC0415 - only on a terminal
     from rich.console import Console  # noqa: PLC0415 - as above
@@ -176,49 +169,23 @@ def _showing(num_steps: int, options: TrainOptions) -> Iterator[Show]:
         redirect_stdout=False,
         redirect_stderr=False,
     ) as bar:
-        task, said = bar.add_task("training", total=num_steps), ""
+        task, last = bar.add_task("training", total=num_steps), ""
 
         def show(step: int, loss: float, held_out: "Evaluation | None") -> None:
-            nonlocal said
-            said = said if held_out is None else f", held out {held_out.loss:.3f}"
-            bar.update(task, completed=step, description=f"loss {loss:.3f}{said}")
+            nonlocal last
+            last = last if held_out is None else f", held out {held_out.loss:.3f}"
+            bar.update(task, completed=step, description=f"loss {loss:.3f}{last}")
 
         yield show
 
 
-def _quiet(_step: int, _loss: float, _held_out: "Evaluation | None") -> None:
-    """Show nothing."""
-
-
-def _say_evaluation(num_steps: int, step: int, loss: float, held_out: "Evaluation | None") -> None:
-    if held_out is not None:
-        said = "; ".join(_words_of(held_out))
-        say(f"step {step:,} of {num_steps:,}: loss {loss:.3f}; held out {said}\n")
-
-
-def _words_of(found: "Evaluation") -> Iterator[str]:
-    """Yield what an evaluation says, in words."""
-    yield f"{found.loss:.3f} nats a token"
-    if found.acceptance is not None:
-        yield f"acceptance {found.acceptance:.1%}, the same likeliest token {found.agreement:.1%}"
-
-
-def _outcome(trainer: "Trainer", folder: str) -> str:
-    """Return what a run came to."""
-    found, material = trainer.losses.held_out[trainer.step], trainer.material
-    num_tokens = sum(map(len, material.held_out))
-    bits = found.loss / log(2) * num_tokens / material.num_held_out_bytes
-    lines = [
-        f"{printable(folder)}: {trainer.num_parameters:,} parameters, {trainer.step:,} steps",
-        f"  held out: {'; '.join(_words_of(found))} ({bits:.3f} bits a byte)",
-    ]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _going_on() -> str:
-    """Return the command that goes on with this run."""
-    given = [argument for argument in sys.argv[1:] if argument not in {"--resume", "--force"}]
-    return f"continue with: batchdecode {shlex.join([*given, '--resume'])}"
+def _words_of(found: "Evaluation") -> str:
+    """Return the numbers of an evaluation in words."""
+    words = f"{found.loss:.3f} nats a token"
+    if found.acceptance is None:
+        return words
+    agreement = f"the same likeliest token {found.agreement:.1%}"
+    return f"{words}; acceptance {found.acceptance:.1%}, {agreement}"
 
 
 COMMANDS = {
