@@ -548,8 +548,8 @@ def find_plan(
     num_jobs = 1 if question.workload.num_samples < small else num_jobs
     with WorkerProcesses(measure, question, num_jobs) as workers:
         trials = _Trials(question, ladder, workers, num_jobs, on_tried, on_trial)
-        search = LeastSearch(trials.score, question.asked, ladder.rungs)
-        search.run(ladder.start)
+        search = LeastSearch(question.asked, ladder.rungs)
+        search.run(trials.score, ladder.start)
         is_met = search.least is not None
         best = search.nearest if search.least is None else search.least
         after = max((number for number in search.scores if number < best and is_met), default=None)

@@ -6,7 +6,7 @@ checked around the answer, and whatever was seen against it is reported.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
@@ -93,18 +93,17 @@ MAX_ROUNDS = 8  # of finding a smaller one by a check
 class LeastSearch:
     """Looks for the least number of whose score the first part reaches `asked`.
 
-    score: of a number; each is asked for once.
     rungs: ascending; the first is the least that may be tried, the last the largest.
-    scores: of all that were tried.  least: of these, the least that is enough, None if none is.
+    scores: of all that were tried; `asks` yields the numbers whose scores it needs next.
     """
 
-    def __init__(self, score: Callable[[int], Score], asked: float, rungs: Sequence[int]) -> None:
-        self._score, self._asked, self._rungs = score, asked, rungs
+    def __init__(self, asked: float, rungs: Sequence[int]) -> None:
+        self._asked, self._rungs = asked, rungs
         self.scores: dict[int, Score] = {}
 
     @property
     def least(self) -> int | None:
-        """The least number tried that is enough."""
+        """The least number tried that is enough, None if none is."""
         return min((number for number in self.scores if self._is_enough(number)), default=None)
 
     @property
@@ -120,72 +119,61 @@ class LeastSearch:
         """The number tried with the best score; the least of several."""
         return max(self.scores, key=lambda number: (self.scores[number], -number))
 
-    def run(self, start: int = 0) -> None:
-        """Search from the rung at place `start` on."""
-        self._climb(start)
+    def run(self, score: Callable[[int], Score], start: int = 0) -> None:
+        """Search from the rung at place `start` on; `score` is asked for each number once."""
+        for number in self.asks(start):
+            self.scores[number] = score(number)
+
+    def asks(self, place: int) -> Iterator[int]:
+        """Yield each number whose score has to be in `scores` before the search goes on.
+
+        From the rung at `place` on it goes up to the first that is enough, or down as long as they
+        are.  If none is, it tries some numbers between the rungs around the best one.  Then, again
+        and again, it halves the distance to the largest smaller number that is not enough, down to
+        1, and tries numbers near the answer and the rung after it.
+        """
+        rungs = self._rungs
+        if (yield from self._tries(rungs[place])):
+            while place > 0 and (yield from self._tries(rungs[place - 1])):
+                place -= 1
+        else:
+            while place + 1 < len(rungs) and not (yield from self._tries(rungs[place + 1])):
+                place += 1
         if self.least is None:
-            self._probe_around(self.nearest)
+            best = rungs.index(self.nearest)
+            low, high = rungs[max(0, best - 1)], rungs[min(len(rungs) - 1, best + 1)]
+            for part in range(1, NUM_PROBES + 1):
+                yield from self._tries(low + (high - low) * part // (NUM_PROBES + 1))
         for _ in range(MAX_ROUNDS):
             least = self.least
             if least is None:
                 return
-            self._bisect(least)
-            least = self.least
-            self._check_around()
+            low = max((number for number in self.scores if number < least), default=least - 1)
+            while least - low > 1:
+                middle = (low + least) // 2
+                if (yield from self._tries(middle)):
+                    least = middle
+                else:
+                    low = middle
+            after = next((rung for rung in rungs if rung > least), least)
+            near = [least + sign * distance for distance in NEAR for sign in (-1, 1)]
+            for number in (*near, after):
+                if rungs[0] <= number <= rungs[-1]:
+                    yield from self._tries(number)
             if self.least == least:
                 return
 
-    def _is_enough(self, number: int) -> bool:
+    def _tries(self, number: int) -> Generator[int, None, bool]:
+        """Yield a number if it is new; return whether it is enough."""
         if number not in self.scores:
-            self.scores[number] = self._score(number)
+            yield number
+        return self._is_enough(number)
+
+    def _is_enough(self, number: int) -> bool:
         return self.scores[number][0] >= self._asked
-
-    def _climb(self, place: int) -> None:
-        """Go up the rungs to the first that is enough, or down as long as they are."""
-        rungs = self._rungs
-        if self._is_enough(rungs[place]):
-            while place > 0 and self._is_enough(rungs[place - 1]):
-                place -= 1
-            return
-        while place + 1 < len(rungs) and not self._is_enough(rungs[place + 1]):
-            place += 1
-
-    def _probe_around(self, best: int) -> None:
-        """Try some numbers between the rungs before and after the one with the best score."""
-        place = self._rungs.index(best)
-        low = self._rungs[max(0, place - 1)]
-        high = self._rungs[min(len(self._rungs) - 1, place + 1)]
-        for part in range(1, NUM_PROBES + 1):
-            self._is_enough(low + (high - low) * part // (NUM_PROBES + 1))
-
-    def _bisect(self, least: int) -> None:
-        """Halve the distance to the largest smaller number that is not enough, down to 1."""
-        low = max((number for number in self.scores if number < least), default=least - 1)
-        while least - low > 1:
-            middle = (low + least) // 2
-            if self._is_enough(middle):
-                least = middle
-            else:
-                low = middle
-
-    def _check_around(self) -> None:
-        """Try numbers near the answer, and the rung after it."""
-        least = self.least
-        if least is None:
-            return
-        first, last = self._rungs[0], self._rungs[-1]
-        after = next((rung for rung in self._rungs if rung > least), least)
-        near = [least + sign * distance for distance in NEAR for sign in (-1, 1)]
-        for number in (*near, after):
-            if first <= number <= last:
-                self._is_enough(number)
 
 
 ENOUGH, TOO_FEW = (2.0, 0.0), (-1.0, 0.0)  # scores that are assumed
-
-
-class _NotKnown(Exception):  # noqa: N818 - it is no error, but what a search asks for next
-    """A score is not known by now."""
 
 
 def likely(
@@ -200,29 +188,14 @@ def likely(
     branches: deque[dict[int, Score]] = deque([{}])
     while branches and len(found) < count:
         assumed = branches.popleft()
-        number = _next_asked({**known, **assumed}, asked, rungs, start)
-        if number is not None:
-            found[number] = None
-            branches += [{**assumed, number: TOO_FEW}, {**assumed, number: ENOUGH}]
+        scores, search = {**known, **assumed}, LeastSearch(asked, rungs)
+        for number in search.asks(start):
+            if number not in scores:
+                found[number] = None
+                branches += [{**assumed, number: TOO_FEW}, {**assumed, number: ENOUGH}]
+                break
+            search.scores[number] = scores[number]
     return list(found)
-
-
-def _next_asked(
-    known: Mapping[int, Score], asked: float, rungs: Sequence[int], start: int
-) -> int | None:
-    """Return the first number whose score a search asks for and that is not known."""
-
-    def score(number: int) -> Score:
-        if number not in known:
-            raise _NotKnown(number)
-        return known[number]
-
-    try:
-        LeastSearch(score, asked, rungs).run(start)
-    except _NotKnown as asks:
-        number: int = asks.args[0]
-        return number
-    return None
 
 
 def doublings(first: int, last: int) -> list[int]:

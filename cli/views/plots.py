@@ -182,9 +182,9 @@ def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart
                     ),
                 )
 
-    title = f"points: {along.title}" + f"; lines: {', '.join(a.title for a in others)}" * bool(
-        others
-    )
+    title = f"points: {along.title}"
+    if others:
+        title += f"; lines: {', '.join(axis.title for axis in others)}"
     return [
         Chart(title, _latency_title(name, "p99"), _lines(points(name)), limits.get(name))
         for name in limits or DEFAULT_METRICS

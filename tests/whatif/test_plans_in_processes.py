@@ -45,7 +45,7 @@ class Score:
 @given(st.sets(st.integers(1, 100)), st.integers(1, 6), st.integers(0, 6))
 def test_what_is_likely_begins_with_what_is_next(enough, count, start):
     score, rungs = Score(enough), doublings(1, 100)
-    LeastSearch(score, 1.0, rungs).run(start)
+    LeastSearch(1.0, rungs).run(score, start)
     known = {}
     for number in list(score.asked):
         numbers = likely(known, 1.0, rungs, start, count)

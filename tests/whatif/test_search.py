@@ -7,8 +7,8 @@ from batcher.planning.search import NUM_PROBES, LeastSearch, doublings
 
 
 def search(is_enough, *, high=1000, start=0):
-    found = LeastSearch(lambda number: (float(is_enough(number)), 0.0), 1.0, doublings(1, high))
-    found.run(start)
+    found = LeastSearch(1.0, doublings(1, high))
+    found.run(lambda number: (float(is_enough(number)), 0.0), start)
     return found
 
 
@@ -55,15 +55,15 @@ def test_a_band_between_two_rungs_is_found():
     found = search(lambda number: 80 <= number <= 110, high=128)
     assert found.least is None or found.least >= 80  # which rung is nearest is not known here
     score = lambda number: (1.0 if 80 <= number <= 110 else 0.5, -abs(number - 90))  # noqa: E731
-    found = LeastSearch(score, 1.0, doublings(1, 1000))
-    found.run()
+    found = LeastSearch(1.0, doublings(1, 1000))
+    found.run(score)
     assert found.least == 80
     assert found.contradictions
 
 
 def test_if_none_is_enough_the_nearest_is_told():
-    found = LeastSearch(lambda number: (0.5, -abs(number - 64)), 1.0, doublings(1, 300))
-    found.run()
+    found = LeastSearch(1.0, doublings(1, 300))
+    found.run(lambda number: (0.5, -abs(number - 64)))
     assert found.least is None
     assert found.nearest == 64
 
