@@ -1,7 +1,7 @@
 """`batchdecode compare` and `batchdecode plan`: from their options to tables, plots and a plan."""
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, get_args
 
@@ -25,7 +25,7 @@ from batcher.planning.deployments import (
 from batcher.planning.drafting import beside_none, check_drafts
 from batcher.planning.measure import Question
 from batcher.planning.plan import Plan, Trial, find_plan
-from batcher.planning.prices import Price, price_of, read_prices
+from batcher.planning.prices import price_of, read_prices
 from batcher.planning.search import Searched
 from batcher.planning.streamed import PREFIX as STREAMED
 from batcher.planning.streamed import AnyWorkload, parse_streamed
@@ -84,16 +84,10 @@ def compare_requests(options: "CompareOptions") -> int:
         values["draft_tokens"] = beside_none(values["draft_tokens"])
     grid = grid_of(values, Deployment())
     check_given(options.axes.keys() - options.preset, grid)
-    prices = priced(options.prices, grid)
     column = None if options.sort is None else column_of(options.sort)
-    check_plot(options.plot, force=options.force)
-    workload = read_workload(options)
-    check_classes(slo, workload)
-    if not options.quiet:
-        say_of_engines(grid, options.slo or [])
+    question = ask(options, slo, 1.0, grid)
     num_jobs = options.jobs or num_cores()
     with progress_of(len(grid), min(num_jobs, len(grid)), quiet=options.quiet) as on_done:
-        question = Question(workload, slo, prices=prices)
         cells = compare(
             question,
             grid,
@@ -126,13 +120,7 @@ def plan_requests(options: "PlanOptions") -> int:
     base, tried = _base_of(options, searched)
     if not options.goodput > 0:
         raise BatchdecodeError("--goodput 0 is met by anything: give more")
-    prices = priced(options.prices, [tried])
-    check_plot(options.plot, force=options.force)
-    workload = read_workload(options)
-    check_classes(slo, workload)
-    if not options.quiet:
-        say_of_engines([tried], options.slo)
-    question = Question(workload, slo, options.goodput, prices)
+    question = ask(options, slo, options.goodput, [tried])
     trials: list[Trial] = []
     found: Plan | None = None
 
@@ -317,42 +305,35 @@ def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> No
     check_router(given, deployments)
 
 
-def say_of_engines(deployments: Sequence[Deployment], slo_texts: Sequence[str]) -> None:
-    """Say what their memory has room for, and that an SLO in seconds wants steps of a profile."""
-    engines = engines_of(deployments)
-    say_of_memory((each.profile, each.scheduling) for each in engines)
-    if not slo_texts:
-        return
-    if any(each.profile == Deployment().profile for each in engines):
-        say("each step takes 1 second: --profile says how long steps take\n")
-    else:
-        say_of_slo(slo_texts)
-
-
-def check_classes(slo: Slo | None, workload: AnyWorkload) -> None:
-    """Make sure that there are requests of each class of an SLO.
+def ask(
+    options: "CompareOptions | PlanOptions",
+    slo: Slo | None,
+    asked: float,
+    grid: Sequence[Deployment],
+) -> Question:
+    """Return what is asked of the deployments of `grid`: read prices and requests, and check them.
 
     Raises:
-        BatchdecodeError: there are none of one.
+        BatchdecodeError: GPUs have no price, the input is not right, or has none of a class.
     """
+    engines, prices = engines_of(grid), None
+    if options.prices is not None:
+        prices = read_prices(options.prices)
+        for profile in dict.fromkeys(engine.profile for engine in engines):
+            price_of(profile, prices)
+    check_plot(options.plot, force=options.force)
+    workload = read_workload(options)
     for priority in () if slo is None else slo.classes:
         if priority not in workload.priorities:
             name, known = class_name(priority), ", ".join(map(str, sorted(workload.priorities)))
             raise BatchdecodeError(f"--slo {name}: no request has this priority; there is {known}")
-
-
-def priced(path: str | None, deployments: Iterable[Deployment]) -> dict[str, Price] | None:
-    """Return the prices of a file, which has those of the GPUs of all `deployments`.
-
-    Raises:
-        BatchdecodeError: it is no such file, or has no price of one of them.
-    """
-    if path is None:
-        return None
-    prices = read_prices(path)
-    for profile in {engine.profile: None for engine in engines_of(deployments)}:
-        price_of(profile, prices)
-    return prices
+    if not options.quiet:
+        say_of_memory((each.profile, each.scheduling) for each in engines)
+        if options.slo and any(each.profile == Deployment().profile for each in engines):
+            say("each step takes 1 second: --profile says how long steps take\n")
+        elif options.slo:
+            say_of_slo(options.slo)
+    return Question(workload, slo, asked, prices)
 
 
 def num_cores() -> int:

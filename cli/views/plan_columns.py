@@ -5,7 +5,7 @@ Rule: this is quick to import, since a shell that completes a line asks for thei
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +16,6 @@ from ..screen.terminal import number, whole_percent
 
 if TYPE_CHECKING:
     from batcher.planning.compare import GridCell
-    from batcher.planning.measure import Outcome
 
 Number = float | None
 UNITS = {"queue": ("s", 1), "ttft": ("s", 1), "tpot": ("ms", 1000), "e2e": ("s", 1)}
@@ -24,22 +23,28 @@ UNITS = {"queue": ("s", 1), "ttft": ("s", 1), "tpot": ("ms", 1000), "e2e": ("s",
 
 
 class Column(Struct, frozen=True):
-    """A number of an outcome; None where it is not known.
+    """A number of a cell; None where it is not known.
 
     group, title: the two lines of its head; a group is told over its first column.
-    best: 1 if the largest number is, -1 if the least.
+    path: where it stands in a cell.  best: 1 if the largest number is, -1 if the least.
     """
 
     name: str
     group: str
     title: str
-    read: Callable[["Outcome"], Number]
+    path: str
     show: Callable[[float], str]
     best: int = 1
 
     def value_of(self, cell: "GridCell") -> Number:
         """Return its number for `cell`."""
-        return None if cell.outcome is None else self.read(cell.outcome)
+        found: Any = cell
+        for name in self.path.split("."):
+            if found is None:
+                return None
+            found = found.get(name) if isinstance(found, dict) else getattr(found, name)
+        value: Number = found
+        return value
 
     def in_steps(self) -> "Column":
         """Return the same where a step is all that is known of time."""
@@ -56,23 +61,11 @@ class Column(Struct, frozen=True):
         return "-" if value is None else self.show(value)
 
 
-class SpeedupColumn(Column, frozen=True):
-    """How many times as fast a cell is as the same without drafts."""
-
-    def value_of(self, cell: "GridCell") -> Number:
-        """Return its number for `cell`."""
-        return cell.speedup
-
-
 def _latency(metric: str, percent: str) -> Column:
-    def read(outcome: "Outcome") -> Number:
-        times = getattr(outcome.latencies, metric)
-        value: Number = None if times is None else getattr(times, percent)
-        return value
-
     unit, scale = UNITS[metric]
-    group, show = f"{metric} {unit}", lambda value: number(value * scale)
-    return Column(f"{metric}-{percent}", group, percent, read, show, -1)
+    path = f"outcome.latencies.{metric}.{percent}"
+    name, group = f"{metric}-{percent}", f"{metric} {unit}"
+    return Column(name, group, percent, path, lambda value: number(value * scale), -1)
 
 
 def time_text(metric: str, seconds: float, *, in_steps: bool) -> str:
@@ -81,17 +74,6 @@ def time_text(metric: str, seconds: float, *, in_steps: bool) -> str:
         return f"{number(seconds)} step{'' if seconds == 1 else 's'}"
     unit, scale = UNITS[metric]
     return f"{number(seconds * scale)} {unit}"
-
-
-def _part(part: str, name: str) -> Callable[["Outcome"], Number]:
-    """Return what reads a number of a part of an outcome, which may be None."""
-
-    def read(outcome: "Outcome") -> Number:
-        found = getattr(outcome, part)
-        value: Number = None if found is None else getattr(found, name)
-        return value
-
-    return read
 
 
 def good_percent(share: float) -> str:
@@ -106,34 +88,24 @@ def _count(value: float) -> str:
 COLUMNS = {
     column.name: column
     for column in (
-        Column("throughput", "", "tokens/s", lambda outcome: outcome.tokens_per_s, number),
-        Column("requests", "", "outputs/s", lambda outcome: outcome.requests_per_s, number),
+        Column("throughput", "", "tokens/s", "outcome.tokens_per_s", number),
+        Column("requests", "", "outputs/s", "outcome.requests_per_s", number),
         *(_latency(metric, percent) for metric in UNITS for percent in ("p50", "p99")),
-        Column(
-            "goodput", "", "good", lambda o: o.goodput.share if o.goodput else None, good_percent
-        ),
-        Column("slots", "used", "slots", lambda outcome: outcome.slots_used, whole_percent),
-        Column("kv", "used", "KV", lambda outcome: outcome.kv_used, whole_percent),
-        Column("budget", "used", "budget", lambda outcome: outcome.budget_used, whole_percent),
-        Column("mean-replicas", "replicas", "mean", _part("fleet", "mean_replicas"), number, -1),
-        Column("preemptions", "", "preempt", lambda outcome: outcome.preemptions, _count, -1),
-        Column("hits", "prefix", "hits", lambda outcome: outcome.prefix_hits, whole_percent),
-        Column(
-            "accepted",
-            "drafts",
-            "accepted",
-            lambda o: o.drafts.acceptance if o.drafts else None,
-            whole_percent,
-        ),
-        SpeedupColumn(
-            "speedup", "drafts", "speedup", lambda _: None, lambda value: f"{value:.3g}x"
-        ),
-        Column("price", "$ an", "hour", _part("cost", "dollars_per_hour"), number, -1),
-        Column("cost", "a million", "$", _part("cost", "dollars_per_million_tokens"), number, -1),
-        Column("energy", "a million", "kWh", _part("cost", "kwh_per_million_tokens"), number, -1),
-        Column("lost", "", "lost", _part("fleet", "lost"), _count, -1),
-        Column("refused", "", "refused", lambda outcome: outcome.refused, _count, -1),
-        Column("failed", "", "failed", lambda outcome: outcome.failed, _count, -1),
+        Column("goodput", "", "good", "outcome.goodput.share", good_percent),
+        Column("slots", "used", "slots", "outcome.slots_used", whole_percent),
+        Column("kv", "used", "KV", "outcome.kv_used", whole_percent),
+        Column("budget", "used", "budget", "outcome.budget_used", whole_percent),
+        Column("mean-replicas", "replicas", "mean", "outcome.fleet.mean_replicas", number, -1),
+        Column("preemptions", "", "preempt", "outcome.preemptions", _count, -1),
+        Column("hits", "prefix", "hits", "outcome.prefix_hits", whole_percent),
+        Column("accepted", "drafts", "accepted", "outcome.drafts.acceptance", whole_percent),
+        Column("speedup", "drafts", "speedup", "speedup", lambda value: f"{value:.3g}x"),
+        Column("price", "$ an", "hour", "outcome.cost.dollars_per_hour", number, -1),
+        Column("cost", "a million", "$", "outcome.cost.dollars_per_million_tokens", number, -1),
+        Column("energy", "a million", "kWh", "outcome.cost.kwh_per_million_tokens", number, -1),
+        Column("lost", "", "lost", "outcome.fleet.lost", _count, -1),
+        Column("refused", "", "refused", "outcome.refused", _count, -1),
+        Column("failed", "", "failed", "outcome.failed", _count, -1),
     )
 }
 
@@ -141,14 +113,16 @@ COLUMNS = {
 def class_columns(cells: "Iterable[GridCell]") -> list[Column]:
     """Return a column for the goodput of each class of requests that a comparison tells apart."""
     outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
-
-    def of(name: str) -> Column:
-        def read(outcome: "Outcome") -> Number:
-            return outcome.classes[name].goodput.share
-
-        return Column(f"goodput-{name}", "good of", name, read, good_percent)
-
-    return [of(name) for name in (outcomes[0].classes if outcomes else ())]
+    return [
+        Column(
+            f"goodput-{name}",
+            "good of",
+            name,
+            f"outcome.classes.{name}.goodput.share",
+            good_percent,
+        )
+        for name in (outcomes[0].classes if outcomes else ())
+    ]
 
 
 def column_of(name: str) -> Column:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.compare import GridCell, varied
-from batcher.planning.deployments import AXES, Axis, show_value
+from batcher.planning.deployments import AXES, show_value
 from batcher.planning.measure import Outcome, Question, times_of
 from batcher.planning.plan import Plan, Trial
 
@@ -161,7 +161,11 @@ class Chart(Struct, frozen=True):
 def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart]:
     """Return the charts of a comparison."""
     names = varied(cell.deployment for cell in cells)
-    along = AXES["batch" if "batch" in names or not names else _most_varied(cells, names)]
+    num_values = {
+        name: len({str(AXES[name].value_of(cell.deployment)) for cell in cells}) for name in names
+    }
+    is_batch = "batch" in names or not names
+    along = AXES["batch" if is_batch else max(names, key=num_values.__getitem__)]
     others = [AXES[name] for name in names if name != along.name]
     limits = {} if question.slo is None else question.slo.all_limits
 
@@ -169,8 +173,12 @@ def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart
         for cell in cells:
             times = None if cell.outcome is None else times_of(cell.outcome, name)
             if cell.outcome is not None and times is not None:
-                line = ", ".join(_setting(axis, cell) for axis in others)
-                value = printable(show_value(along, along.value_of(cell.deployment)))
+                shown = {
+                    axis.name: printable(show_value(axis, axis.value_of(cell.deployment)))
+                    for axis in (along, *others)
+                }
+                line = ", ".join(f"{axis.title} {shown[axis.name]}" for axis in others)
+                value = shown[along.name]
                 yield (
                     line,
                     Point(
@@ -240,14 +248,6 @@ def _as_one(points: list[Point]) -> Point:
         kept = [first, *(point for point in between if point.mark), last]
         label = " ... ".join(point.label for point in kept)
     return replace(points[0], label=label, mark=max(point.mark for point in points))
-
-
-def _most_varied(cells: Sequence[GridCell], names: Sequence[str]) -> str:
-    return max(names, key=lambda name: len({str(AXES[name].value_of(c.deployment)) for c in cells}))
-
-
-def _setting(axis: Axis, cell: GridCell) -> str:
-    return f"{axis.title} {printable(show_value(axis, axis.value_of(cell.deployment)))}"
 
 
 def _keeps(outcome: Outcome, limits: dict[str, float]) -> bool:
