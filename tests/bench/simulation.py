@@ -1,14 +1,12 @@
-"""Benchmark of the simulation: rates on a real trace, a real run replayed, prefix hits counted.
+"""Benchmark of the simulation: rates on a real trace, a real run replayed.
 
 The recorded data are not part of the project: BATCHDECODE_DATA names the folder they are in.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import bare
 import workload
@@ -21,14 +19,11 @@ from batcher.planning.request_log import read_request_log
 from batcher.planning.simulator import ReplicaSettings, simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.planning.workload_traces import (
-    BLOCK_TOKENS,
     TraceEntryChecks,
     WorkloadEntry,
     azure_entries,
-    mooncake_entries,
 )
 from batcher.settings import SchedulingSettings
-from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.profiles import step_time_of
 
 PROFILE, KV_BLOCKS, BUDGET, NUM_SLOTS = "rtx4090_llama3.1-8b", 2588, 2048, 256
@@ -56,7 +51,6 @@ def simulation(folder: Path) -> Iterator[Row]:
         workload_of_trace(azure_entries(numbered(data, AZURE), TraceEntryChecks(AZURE)))
     )
     yield from replay_errors(data)
-    yield prefix_hits(data)
 
 
 def workload_of_trace(entries: Iterator[WorkloadEntry]) -> Workload:
@@ -116,27 +110,3 @@ def replay_errors(data: str) -> Iterator[Row]:
         if one.name in TARGETS and one.error is not None:
             name = f"replay of a real run of {len(log)} requests: {one.name}"
             yield Row(name, f"{one.error:+.1%}", f"within {TARGETS[one.name]}")
-
-
-def prefix_hits(data: str) -> Row:
-    """Measure the hits of a trace against a count over its hash_ids."""
-    lines = numbered(data, MOONCAKE)
-    trace = workload_of_trace(mooncake_entries(lines, TraceEntryChecks(MOONCAKE)))
-    settings = SchedulingSettings(prefix_cache=True, block_size=BLOCK_TOKENS)
-    result = simulate(trace, len(lines), settings, ConstantStepTime(0.01))
-    hits = result.totals.found_tokens // BLOCK_TOKENS
-    expected = counted_hits([json.loads(line) for _, line in lines])
-    return Row("Mooncake trace, hits in blocks of 512", f"{hits:,}", f"{expected:,}")
-
-
-def counted_hits(lines: list[dict[str, Any]]) -> int:
-    """Return how many full blocks were there before, with a token left to compute."""
-    nodes: dict[tuple[int, int], int] = {}  # (parent, hash_id) -> node
-    num_hits = 0
-    for line in lines:
-        node, is_hit, length = 0, True, line["input_length"]
-        for place, hash_id in enumerate(line["hash_ids"][: length // BLOCK_TOKENS], 1):
-            is_hit = is_hit and (node, hash_id) in nodes and place * BLOCK_TOKENS < length
-            num_hits += is_hit
-            node = nodes.setdefault((node, hash_id), len(nodes) + 1)
-    return num_hits

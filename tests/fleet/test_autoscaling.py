@@ -47,6 +47,7 @@ def test_replicas_are_in_proportion_to_the_load(load, serving, starting, wanted)
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
+        ({"starting": 1, "ended": 10}, 5),  # no more while some start
         ({"ended": 100, "good": 99}, 3),
         ({"ended": 100, "good": 90}, 5),  # 4 · 0.99 / 0.9
         ({"ended": 90, "good": 90, "refused": 10}, 5),
@@ -57,10 +58,6 @@ def test_replicas_are_in_proportion_to_the_load(load, serving, starting, wanted)
 )
 def test_attainment_asks_for_more_by_what_is_missed(given, wanted):
     assert by_attainment(0.99, state_of(4, **given)) == wanted
-
-
-def test_attainment_asks_for_no_more_while_some_start():
-    assert by_attainment(0.99, state_of(3, 1, ended=10)) == 4
 
 
 def test_policies_go_by_slots_in_use_or_by_who_waits():

@@ -8,7 +8,6 @@ from jobs import poisson, workload_of_jobs
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo
-from batcher.planning.compare import compare
 from batcher.planning.deployments import Deployment, check_router
 from batcher.planning.fleet import Fleet
 from batcher.planning.measure import Question, measure
@@ -40,13 +39,6 @@ def test_who_knows_more_balances_better():
     queue = {name: measure(question, fleet_of(4, name)).latencies.queue.mean for name in ROUTERS}
     assert queue["least-loaded"] < queue["random-two"] < queue["random"]
     assert queue["least-loaded"] < queue["shortest-queue"] < queue["round-robin"]
-
-
-@pytest.mark.heavy
-def test_the_answer_does_not_depend_on_the_number_of_processes():
-    grid = [fleet_of(number, name) for number in (2, 3) for name in sorted(ROUTERS)]
-    cells = [compare(QUESTION, grid, growth=0.1, num_jobs=jobs, small=0) for jobs in (1, 2)]
-    assert cells[0] == cells[1]
 
 
 def test_the_smallest_fleet_that_meets_an_slo():

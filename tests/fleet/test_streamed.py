@@ -50,39 +50,34 @@ def written(arrivals: Arrivals, priorities=None):
     return workload_of(requests, SimulatedModel())
 
 
-def deployment(replicas, router="round-robin", kv_blocks=200):
+def deployment(replicas, kv_blocks):
     scheduling = SchedulingSettings(kv_blocks=kv_blocks, max_batch_tokens=512)
     return Deployment(
         batch=8,
         profile="h100_llama3.1-8b_tp1",
         replicas=replicas,
-        router=router,
         scheduling=scheduling,
     )
 
 
 @pytest.mark.parametrize("replicas", mostly_heavy([1, 3], 3))
 @pytest.mark.parametrize(
-    ("more", "arrivals"),
+    ("more", "arrivals", "kv_blocks"),
     [
-        ("", Poisson(50)),
-        (",burstiness=0.4", Gamma(50, 0.4)),
-        (",burstiness=constant", Constant(50)),
-        (",priority=-1:2:5:1", Poisson(50)),
+        ("", Poisson(50), 12),  # some prompts never fit
+        (",burstiness=0.4", Gamma(50, 0.4), 200),
+        (",burstiness=constant", Constant(50), 200),
+        (",priority=-1:2:5:1", Poisson(50), 200),
     ],
 )
-def test_it_is_the_workload_that_is_written(replicas, more, arrivals):
+def test_it_is_the_workload_that_is_written(replicas, more, arrivals, kv_blocks):
     streamed = Question(parse_streamed(TEXT + more), SLO)
     file = Question(written(arrivals, streamed.workload.shares), SLO)
-    assert measure(streamed, deployment(replicas)) == measure(file, deployment(replicas))
+    engines = deployment(replicas, kv_blocks)
+    outcome = measure(streamed, engines)
+    assert outcome == measure(file, engines)
+    assert (outcome.failed > 0) == (kv_blocks == 12)
     assert streamed.workload.priorities == file.workload.priorities
-
-
-def test_a_prompt_that_never_fits_fails_alone():
-    outcome = measure(Question(parse_streamed(TEXT), SLO), deployment(2, kv_blocks=12))
-    file = measure(Question(written(Poisson(50)), SLO), deployment(2, kv_blocks=12))
-    assert outcome == file
-    assert outcome.failed > 0
 
 
 @pytest.mark.parametrize(

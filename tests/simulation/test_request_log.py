@@ -10,11 +10,7 @@ from batcher.planning.replay import replay
 from batcher.planning.request_log import LoggedRequest, read_request_log, workload_of_log
 from batcher.planning.simulator import ReplicaSettings
 from batcher.settings import SchedulingSettings
-from batcher.timing.profiles import load_profile
-from batcher.timing.step_time import StepTime
-
-SETTINGS = SchedulingSettings(kv_blocks=24, max_batch_tokens=64)
-NUM_SLOTS = 6
+from batcher.timing.profiles import step_time_of
 
 
 def line(**more: Any) -> dict[str, Any]:
@@ -31,9 +27,9 @@ def line(**more: Any) -> dict[str, Any]:
     }
 
 
-def read(*lines: dict[str, Any]) -> list[LoggedRequest]:
-    numbered = [(number, json.dumps(one).encode()) for number, one in enumerate(lines, 1)]
-    return read_request_log(numbered, "log")
+def read(*lines: dict[str, Any] | bytes) -> list[LoggedRequest]:
+    texts = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in lines]
+    return read_request_log(enumerate(texts, 1), "log")
 
 
 def test_requests_come_in_the_order_they_were_queued_from_0_on() -> None:
@@ -52,30 +48,22 @@ def test_requests_come_in_the_order_they_were_queued_from_0_on() -> None:
         ([line(first_token_ts=90.0)], "log:1: first_token_ts 90.0 is before scheduled_ts 100.5"),
         ([line(), line()], "log:2: request_id 'a' is in line 1 already"),
         ([], "log: there are no requests in it"),
+        ([b"nope"], "log:1: JSON is malformed"),
+        ([b'{"extra":' + b"[" * 5000], "log:1: maximum recursion depth exceeded"),
     ],
 )
-def test_a_log_that_cannot_be_used_says_why(lines: list[dict[str, Any]], message: str) -> None:
+def test_a_log_that_cannot_be_used_says_why(
+    lines: list[dict[str, Any] | bytes], message: str
+) -> None:
     with pytest.raises(BatchdecodeError) as caught:
         read(*lines)
     assert str(caught.value).startswith(message)
 
 
-def test_json_that_is_none_is_called_so() -> None:
-    with pytest.raises(BatchdecodeError, match=r"^log:1: JSON is malformed"):
-        read_request_log([(1, b"nope")], "log")
-
-
-def test_a_line_that_is_nested_too_deeply_is_named() -> None:
-    deep = "[" * 5000 + "]" * 5000
-    text = json.dumps(line(extra=None)).replace("null", deep).encode()
-    with pytest.raises(BatchdecodeError, match=r"^log:1: maximum recursion depth exceeded"):
-        read_request_log([(1, text)], "log")
-
-
-def engine_of(
-    num_slots: int, scheduling: SchedulingSettings, step_time: StepTime
-) -> ReplicaSettings:
-    return ReplicaSettings(num_slots=num_slots, scheduling=scheduling, step_time=step_time)
+def engine_of(num_slots: int, scheduling: SchedulingSettings) -> ReplicaSettings:
+    return ReplicaSettings(
+        num_slots=num_slots, scheduling=scheduling, step_time=step_time_of("rtx4090_llama3.1-8b")
+    )
 
 
 def test_numbers_are_vllms() -> None:
@@ -83,8 +71,7 @@ def test_numbers_are_vllms() -> None:
         line(),
         line(request_id="b", output_toks=1, queued_ts=101.0, scheduled_ts=None, last_token_ts=101),
     )
-    _, profile = load_profile("rtx4090_llama3.1-8b")
-    outcome = replay(log, engine_of(2, SchedulingSettings(), profile.step_time("p")))
+    outcome = replay(log, engine_of(2, SchedulingSettings()))
     real = {one.name: one.real for one in outcome.comparisons}
     assert real["ttft mean"] == 0.5
     assert real["tpot mean"] == real["tpot p99"] == 0.5  # of the one with several tokens
@@ -94,9 +81,6 @@ def test_numbers_are_vllms() -> None:
 
 
 def test_a_request_that_can_never_run_cannot_have_run() -> None:
-    _, profile = load_profile("rtx4090_llama3.1-8b")
+    settings = SchedulingSettings(kv_blocks=24, max_batch_tokens=64)
     with pytest.raises(BatchdecodeError, match="'a', can never run with --kv-blocks 24"):
-        replay(
-            read(line(input_toks=5000)),
-            engine_of(NUM_SLOTS, SETTINGS, profile.step_time("p")),
-        )
+        replay(read(line(input_toks=5000)), engine_of(6, settings))

@@ -44,8 +44,11 @@ def test_what_vllm_came_to_counts_more_than_what_it_was_asked_for():
         "block_size": 32,
         "resolved_config": {"a": {"max_num_seqs": 128}, "b": {"block_size": 16}},
         "num_gpu_blocks": None,
+        "long_prefill_token_threshold": 0,
     }
-    assert values_of(meta) == {"batch": 128, "max_batch_tokens": 512, "block_size": 16}
+    limits = {"batch": 128, "max_batch_tokens": 512, "block_size": 16}
+    assert values_of(meta) == limits | {"long_prefill_threshold": None}
+    assert values_of({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -60,10 +63,6 @@ def test_what_vllm_came_to_counts_more_than_what_it_was_asked_for():
 )
 def test_tokens_of_memory_are_put_into_blocks(meta, blocks):
     assert values_of(meta)["kv_blocks"] == blocks
-
-
-def test_a_threshold_of_0_is_none():
-    assert values_of({"long_prefill_token_threshold": 0}) == {"long_prefill_threshold": None}
 
 
 @pytest.mark.parametrize(
@@ -105,10 +104,6 @@ def test_what_would_change_the_schedule_and_is_not_simulated():
         "scheduler_config.enable_chunked_prefill false",
         'scheduler_config.policy "priority"',
     ]
-
-
-def test_a_file_that_says_nothing():
-    assert read({}).limits == {}
 
 
 def test_a_mark_of_utf_8_is_no_part_of_it():
