@@ -24,7 +24,6 @@ sys.path.append(str(Path(__file__).parents[2]))  # cli/, which is installed as b
 import bare
 import workload
 from constraints import constraints
-from drafts import drafts
 from fleets import fleets
 from models import models
 from paging import paging
@@ -264,7 +263,6 @@ BENCHMARKS = {
         startup,
         sampling,
         models,
-        drafts,
         speculation,
         constraints,
         simulation,

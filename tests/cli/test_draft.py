@@ -43,11 +43,6 @@ def test_a_fault_is_the_last_word(tmp_path):
     ]
 
 
-def test_one_request_may_be_enough(tmp_path):
-    done = diagnose(tmp_path, "--draft", "simulated", "--sample", 1, "--json")
-    assert json.loads(done.stdout)["num_rows"] == 1
-
-
 def test_another_tokenizer_is_told(tmp_path):
     done = diagnose(tmp_path, "--draft", str(TINY), "--json")
     assert done.returncode == 0

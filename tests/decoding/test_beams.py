@@ -258,10 +258,6 @@ def test_a_place_that_no_beam_needs_doubles_the_best_beam() -> None:
     assert [h.tokens for h in search.results()] == [[1], [0]]
 
 
-def test_there_are_no_more_results_than_sequences() -> None:
-    assert sorted(found(log_softmax([[0, 0], [0, 0]]), num_beams=5, max_tokens=1)) == [[0], [1]]
-
-
 def test_a_beam_without_a_possible_token_dies() -> None:
     no = IMPOSSIBLE
     dead_end = [[no, no, no, no], [no, no, -2.0, -0.1], [-1.0, no, no, no], [no, no, no, no]]
@@ -279,12 +275,6 @@ def test_a_search_all_of_whose_beams_die_has_failed_and_says_how_far_it_came() -
     assert (tokens, score, has_ended) == ([2], -2.0, False)
 
 
-def test_a_search_that_cannot_begin_has_failed() -> None:
-    search = run(markov([[IMPOSSIBLE] * 2] * 2)).search
-    assert search.has_failed
-    assert search.results() == [Hypothesis([], 0.0, has_ended=False)]
-
-
 def test_a_stop_ends_a_hypothesis_as_eos_does() -> None:
     table = log_softmax([[0, 0, 0], [-9, 0, 3], [-9, 2, 3]])
     results = run(
@@ -297,21 +287,11 @@ def test_a_stop_ends_a_hypothesis_as_eos_does() -> None:
     assert [(h.tokens, h.has_ended) for h in results] == [([2, 2, 1], True), ([2, 1], True)]
 
 
-def test_a_stop_at_the_last_token_is_no_cut() -> None:
-    results = run(markov(log_softmax([[0, 0], [2, 1]])), num_beams=2, max_tokens=1).search.results()
-    assert [(h.tokens, h.has_ended) for h in results] == [([0], True), ([1], False)]
-
-
 def test_only_the_best_num_beams_candidates_may_finish() -> None:
     """The third best is EOS: it is looked at, and passed over."""
     table = log_softmax([[0, 0, 0], [1, 2, 3], [0, 0, 0]])
     assert found(table, num_beams=3, max_tokens=2, length_penalty=-1)[0] == [EOS]
     assert [EOS] not in found(table, num_beams=2, max_tokens=2, length_penalty=-1)
-
-
-def test_results_are_the_best_of_the_beams() -> None:
-    table = log_softmax(CASES[-1]["logits"])
-    assert found(table, num_beams=4, num_results=2) == found(table, num_beams=4)[:2]
 
 
 @pytest.mark.parametrize("length_penalty", [-1e6, -400.0, 400.0, 1e6])

@@ -1,6 +1,5 @@
 """Healing: what is given back of a prompt, and which tokens its bytes leave, by brute force."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,23 +107,10 @@ def test_a_token_after_which_the_rest_cannot_be_written_is_not_allowed():
     assert ids_allowed(letters, 5) == {1}  # whose rest is written a byte at a time
 
 
-def test_the_only_token_is_forced():
-    row = HealingRow(index_of([b"", b"a", b"b", b"bc"]), b"ab")
-    assert forced_token(row) == 1
-    row.advance(1)
-    assert forced_token(row) is None
-
-
 def test_bytes_that_no_token_writes_are_a_failure_and_no_crash():
     row = HealingRow(index_of([b"", b"a"]), b"b")
     assert ids_allowed(row, 2) == set()
     assert forced_token(row) is None
-
-
-def test_ids_beyond_the_tokenizer_are_never_allowed():
-    row = HealingRow(VocabularyIndex([b"", b"a", b"ab"], 20, (EOS,)), b"a")
-    assert ids_allowed(row, 20) == {1, 2}
-    assert VocabularyIndex([b"", b"a", b"ab"], 20, (EOS,)).heal([1, 15]) == ([1, 15], b"")
 
 
 PIECES = st.text("abé", max_size=3).flatmap(
@@ -180,12 +166,3 @@ def test_a_row_allows_what_brute_force_over_bytes_does(vocabulary, remaining, da
         row.advance(token)
         written += vocabulary[token]
     assert written.startswith(remaining)
-
-
-def test_the_mask_is_contiguous_and_its_own():
-    row = HealingRow(index_of(URLS), b":")
-    mask = allowed_tokens([row, row.fork()], len(URLS))
-    assert mask.shape == (2, len(URLS))
-    assert mask.dtype == np.bool_
-    assert mask.flags.c_contiguous
-    assert mask.flags.writeable

@@ -202,14 +202,6 @@ def test_ids_beyond_the_tokenizer_show_as_a_replacement_character() -> None:
         assert table.advance(np.array([399])) == [0]
 
 
-def test_so_do_those_that_have_a_column_since_a_later_row() -> None:
-    table = StopMatcher(2, None, BYTES)
-    table.open(0, stops_at(stop="\ufffd"))
-    table.open(1, stops_at(stop="\ufffd", stop_token=333))
-    assert table.advance(np.array([400, 97])) == [0]
-    assert table.advance(np.array([0, 333])) == [1]
-
-
 def test_what_stands_in_a_free_slot_is_ignored() -> None:
     table = StopMatcher(3, 256, BYTES)
     table.open(1, stops_at(stop="ab"))
@@ -233,29 +225,12 @@ def test_a_row_with_nothing_to_watch_for_costs_nothing() -> None:
     assert len(table.watched) == 0
 
 
-def test_the_first_token_of_a_vocabulary_is_read_as_any_other() -> None:
-    table = StopMatcher(1, 256, BYTES)
-    table.open(0, stops_at(stop="a\0b"))
-    assert table.advance_row(0, b"a\0b") == 2
-    assert table.would_end(0, ord("b"))
-
-
 def test_equal_requests_share_lines() -> None:
     table = StopMatcher(8, 256, BYTES)
     for slot in range(8):
         table.open(slot, stops_at(stop=["ab", "cd"]))
         table.advance_row(slot, [97])
     assert len(table._places) == 2
-
-
-def test_a_row_that_ended_is_told_once() -> None:
-    table = StopMatcher(1, 256, BYTES)
-    table.open(0, stops_at(stop="a"))
-    assert table.would_end(0, 97)
-    assert not table.would_end(0, 98)
-    assert table.advance(np.array([97])) == [0]
-    assert table.advance(np.array([97])) == []
-    assert table.advance_row(0, [97]) == 1
 
 
 def test_a_row_that_ended_has_no_part_in_what_the_table_does_later() -> None:
@@ -266,16 +241,6 @@ def test_a_row_that_ended_has_no_part_in_what_the_table_does_later() -> None:
     for number in range(20):
         table.open(1, stops_at(stop=["a", f"{number}"]))
         assert table.advance(np.array([97, 98])) == []
-
-
-def test_ids_that_another_row_asks_for_leave_each_row_its_own() -> None:
-    table = StopMatcher(2, None, BYTES)
-    table.open(0, stops_at(stop_token=300))
-    table.open(1, stops_at(stop_token=400))
-    assert not table.would_end(0, 500)
-    assert table.advance(np.array([500, 500])) == []
-    assert table.advance(np.array([400, 300])) == []
-    assert table.advance(np.array([300, 400])) == [0, 1]
 
 
 @pytest.mark.parametrize("vocab_size", [10**8, 2**31 - 1])

@@ -169,24 +169,6 @@ def test_a_bad_character_is_told_once_it_is_bad_either_way() -> None:
     assert [stream.push(byte) for byte in b"\xc3xz"] == ["", "\ufffd", "xz"]
 
 
-def test_a_stop_begun_too_early_may_be_completed_in_time() -> None:
-    stream = Told(stops("aaa"), BYTES, min_tokens=4)
-    assert [stream.push(97) for _ in range(4)] == ["", "", "a", ""]
-    assert stream.finish() == ""
-
-
-def test_a_stop_inside_another_does_not_end_it_first_while_it_may_not() -> None:
-    stream = Told(stops("abc", "b"), BYTES, min_tokens=4)
-    assert [stream.push(token_id) for token_id in b"xabc"] == ["x", "", "", ""]
-
-
-def test_ids_that_can_only_be_completed_too_early_hold_nothing_back() -> None:
-    stream = Told(stops((97, 98)), BYTES, min_tokens=4)
-    assert [stream.push(token_id) for token_id in b"abab"] == ["a", "b", "", ""]
-    stream = Told(stops((97, 98, 99)), BYTES, min_tokens=4)
-    assert [stream.push(token_id) for token_id in b"xabc"] == ["x", "", "", ""]
-
-
 def test_a_marker_is_held_back_and_told_where_it_dissolves() -> None:
     exits = (Exit(b"abc", 1, "abc"), Exit(b"bd", END, "bd"))
     automaton = StopAutomaton((exits, ()), ("s", "t"))
@@ -199,12 +181,6 @@ def test_ids_that_begin_with_bytes_of_the_prompt_hold_back_only_the_text_after_t
     assert [stream.push(6), stream.push(6), stream.finish()] == ["", "", ""]
     stream = Told(stops((6, 6)), PIECES, skip=1)
     assert [stream.push(6), stream.finish()] == ["", "ab"]
-
-
-def test_a_long_stop_that_dissolves_gives_all_of_it_back() -> None:
-    stream = Told(stops("a" * 500, (97,) * 500), BYTES)
-    assert {stream.push(97) for _ in range(499)} == {""}
-    assert stream.push(98) == "a" * 499 + "b"
 
 
 def test_nothing_comes_after_the_end() -> None:

@@ -282,9 +282,3 @@ def test_models_without_logits_are_refused() -> None:
 )
 def test_what_is_more_than_a_sample_is_not_compared(fields: dict[str, Any]) -> None:
     assert not can_be_compared(Request(prompt="a", **fields))
-
-
-def test_samples_are_compared() -> None:
-    fields: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "bad_words": ["a"], "n": 2}
-    assert can_be_compared(Request(prompt="a", **fields))
-    assert can_be_compared(Request(prompt="a"))

@@ -1,6 +1,5 @@
 """What a constrained row allows: exactly the tokens that keep the constraint, EOS where it ends."""
 
-import json
 import random
 import re
 
@@ -140,10 +139,12 @@ def test_a_row_without_a_way_out_says_why_and_allows_nothing():
     assert row.failure == "the grammar allows nothing here"
 
 
-def test_masks_of_many_rows_are_those_of_each_row_alone():
+@pytest.mark.parametrize("least", [0, constraints.MIN_POOLED_VOCABULARY])
+def test_masks_of_many_rows_are_those_of_each_row_alone(monkeypatch, least):
+    monkeypatch.setattr(constraints, "MIN_POOLED_VOCABULARY", least)
     words = compiler()
-    constraints = [("regex", "[a-z]+"), ("choice", ["x", "yes"]), ("json_schema", True)]
-    made = [words.compile(source(*constraint)).new_row() for constraint in constraints * 3]
+    kinds = [("regex", "[a-z]+"), ("choice", ["x", "yes"]), ("json_schema", True)]
+    made = [words.compile(source(*kind)).new_row() for kind in kinds * 3]
     follow(made[4], "y")
     follow(made[6], "qed")
     masks = allowed_tokens(made, NUM_WORDS)
@@ -290,9 +291,3 @@ def test_a_grammar_with_many_choices_may_have_long_rows():
     row = row_of("lark", "\n".join([f"start: rest+\nrest: {rules}", *lines]))
     follow(row, "7x699y")
     assert may_end(row)
-
-
-def test_a_schema_in_a_grammar_may_have_many_properties():
-    properties = {f"p{number}": {"type": "integer"} for number in range(600)}
-    row = row_of("lark", f'start: "<" j ">"\nj: %json {json.dumps({"properties": properties})}')
-    assert must_end(follow(row, '<{"p7":1}>'))

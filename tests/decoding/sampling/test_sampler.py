@@ -152,13 +152,6 @@ def test_a_slot_forgets_its_row(params: SamplingParams, num_steps: int) -> None:
     assert decode() == first
 
 
-def test_rows_may_come_in_any_order_of_slots() -> None:
-    sampler = Sampler(3, 3, Letters(3))
-    for slot in (2, 0, 1):
-        sampler.open(slot, SamplingRow(GREEDY, 0, []))
-    assert sampler.sample(np.eye(3, dtype=np.float32)).tokens.tolist() == [0, 1, 2]
-
-
 def test_greedy_takes_the_first_of_the_most_likely() -> None:
     assert one_step([1, 3, 3, 2], GREEDY).tokens.tolist() == [1, 0]
 
@@ -261,13 +254,6 @@ def test_min_tokens_gives_way_where_a_constraint_leaves_only_stops() -> None:
         drawn_from(np.zeros(3, np.float32), only_stops, stop_token_ids=(0,))
 
 
-def test_a_mask_that_leaves_nothing_fails_the_row() -> None:
-    sampler = start(SAMPLED, 3)
-    masks = Masks(np.array([0]), np.zeros((1, 3), bool))
-    sampled = sampler.sample(np.zeros((1, 3), np.float32), masks)
-    assert sampled.failed == {0: NOTHING_LEFT}
-
-
 def test_bias_cannot_bring_back_what_is_ruled_out() -> None:
     params = SamplingParams(
         allowed_token_ids=(0, 1), logit_bias=((2, 100.0),), repetition_penalty=0.01
@@ -353,16 +339,6 @@ def test_a_fork_goes_on_as_its_source_would_and_they_part() -> None:
     assert sampler._positions.tolist() == [3, 3, 3]
     tokens = sampler.sample(logits).tokens
     assert tokens[1] == tokens[2]
-
-
-def test_a_fork_knows_what_was_seen() -> None:
-    params = SamplingParams(presence_penalty=99.0)
-    sampler = Sampler(2, 4, Letters(4))
-    sampler.open(0, SamplingRow(params, 0, []))
-    sampler.open(1, SamplingRow(params, 0, []))
-    sampler.extend({0: [3]})
-    sampler.fork(0, 1)
-    assert sampler.sample(np.array([[0, 0, 1, 9]] * 2, np.float32)).tokens.tolist() == [2, 2]
 
 
 def test_slots_are_those_of_open_rows_and_their_partners() -> None:
