@@ -13,7 +13,6 @@ from msgspec import Struct, field
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
-    ArriveReason,
     BlockedReason,
     Event,
     FinishEvent,
@@ -286,9 +285,8 @@ class SlotUse:
     def __init__(self) -> None:
         self.num_slots = self.num_occupied = 0
         self.integrated_steps = 0
-        self.busy = self.num_too_few = 0
-        self.idle: Counter[ArriveReason] = Counter()
-        self.blocked: Counter[str] = Counter()
+        self.busy = 0
+        self.idle = dict[str, int](arrivals=0, empty_queue=0, too_few=0)
         self.undecided: list[_Idle] = []  # of all steps
         self._reason: BlockedReason | None = None
 
@@ -319,7 +317,7 @@ class SlotUse:
             if idle.start < preempted
         ]
         for start, end, num_idle, reason in self.undecided:
-            self._count(reason, max(0, end - max(start, preempted)) * num_idle)
+            self._count(reason or "too_few", max(0, end - max(start, preempted)) * num_idle)
         self.undecided = earlier
         self._reason = None
 
@@ -346,12 +344,7 @@ class SlotUse:
         Those that are of no cause known so far are of the tail.
         """
         busy = self.busy + self.num_occupied * (num_steps - self.integrated_steps)
-        return busy, {
-            "arrivals": self.idle["input"] + self.idle["turn"],
-            "empty_queue": self.idle["follow"],
-            "too_few": self.num_too_few,
-            **self.blocked,
-        }
+        return busy, dict(self.idle)
 
     def _integrate(self, step: int) -> None:
         start, self.integrated_steps = self.integrated_steps, step
@@ -364,15 +357,13 @@ class SlotUse:
         """Say why slots were idle: first the request had not arrived, then it was blocked."""
         for start, end, num_idle, reason in self.undecided:
             arrived = min(max(start, arrive.step), end)
-            self.idle[arrive.reason] += (arrived - start) * num_idle
-            self._count(reason, (end - arrived) * num_idle)
+            cause = "empty_queue" if arrive.reason == "follow" else "arrivals"
+            self._count(cause, (arrived - start) * num_idle)
+            self._count(reason or "too_few", (end - arrived) * num_idle)
         self.undecided.clear()
 
-    def _count(self, reason: BlockedReason | None, slot_steps: int) -> None:
-        if reason is None:
-            self.num_too_few += slot_steps
-        else:
-            self.blocked[reason] += slot_steps
+    def _count(self, cause: str, slot_steps: int) -> None:
+        self.idle[cause] = self.idle.get(cause, 0) + slot_steps
 
 
 NUM_DIGITS = 6
