@@ -71,16 +71,10 @@ class EngineSetup:
         is_hinted = capabilities.chat_template is not None and not (options.chat or options.quiet)
         if not is_hinted or isinstance(self.model, SimulatedModel):  # simulates no chat
             return RequestParser(capabilities)
-        from .engine_setup import ChatHintingParser  # noqa: PLC0415 - few models have a template
-
         return ChatHintingParser(capabilities, tell)
 
     def _load_model(self, options: RunOptions, *, is_shown: bool) -> Model:
-        """Return the model that the options name, and let its calls be broken off by a signal.
-
-        Raises:
-            BatchdecodeError: there is none, or it makes no calls for --call-timeout to limit.
-        """
+        """Return the model that the options name, and let its calls be broken off by a signal."""
         for option in ("max_rate", "max_wait", "extra_body"):
             if getattr(options, option) is not None:
                 raise BatchdecodeError(

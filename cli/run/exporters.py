@@ -141,11 +141,6 @@ class SeriesWriter:
         self.all_series = [TimeSeries(interval) for _ in range(num_workers)]
         self._has_header = False
 
-    @property
-    def only(self) -> TimeSeries:
-        (series,) = self.all_series
-        return series
-
     def write_known(self) -> None:
         rows = [
             (number, row) for number, series in enumerate(self.all_series) for row in series.rows()

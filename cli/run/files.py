@@ -93,19 +93,6 @@ class FileSink:
     def close(self) -> None:
         self._raw.close()
 
-    def check_size(self, num_bytes: int) -> None:
-        """Make sure that the file has as many bytes as were written.
-
-        Raises:
-            OSError: it has others.
-        """
-        if num_bytes < self.size:
-            what = f"{self.size - num_bytes:,} bytes were cut off while it was written"
-            raise OSError(errno.EIO, what)
-        if num_bytes > self.size:
-            what = f"others have written {num_bytes - self.size:,} bytes into it meanwhile"
-            raise OSError(errno.EIO, what)
-
 
 class GzipSink:
     """Compresses what goes to another sink; after every write the file can be read up to there.
@@ -384,16 +371,21 @@ class OutFile:
         """
         if self._descriptor is None or not self._is_used:
             return
-        where = self.whereabouts()
+        where, problem = self.whereabouts(), None
         try:
             os.fsync(self._descriptor)
-            if where != self.path:
-                what = "deleted" if where == NAMELESS else "moved"
-                raise FileNotFoundError(errno.ENOENT, f"it was {what} while it was written")
-            if self._grown is not None:
-                self._grown.check_size(os.fstat(self._descriptor).st_size)
         except OSError as error:
             raise WriteError(self.name or "", error) from error
+        if where != self.path:
+            problem = f"it was {'deleted' if where == NAMELESS else 'moved'} while it was written"
+        elif self._grown is not None:
+            num_more = os.fstat(self._descriptor).st_size - self._grown.size
+            if num_more < 0:
+                problem = f"{-num_more:,} bytes were cut off while it was written"
+            elif num_more > 0:
+                problem = f"others have written {num_more:,} bytes into it meanwhile"
+        if problem is not None:
+            raise WriteError(self.name or "", OSError(problem))
 
     @property
     def has_foreign_lines(self) -> bool:
@@ -426,12 +418,7 @@ class OutFile:
             return "a file with another name"
 
     def _take(self, descriptor: int) -> None:
-        """Have this descriptor, locked, in the place of the one before.
-
-        Raises:
-            BlockingIOError: another run has locked the file.
-            OSError: no option names it, and it is more than one name of a file.
-        """
+        """Have this descriptor, locked, in the place of the one before."""
         error = None
         if not self._is_named and not is_alone(os.fstat(descriptor)):
             error = OSError(errno.EMLINK, "it is not a file with this name alone")
@@ -588,9 +575,14 @@ def check_replaceable(
             start = read_start(path, _START_BYTES)
         except UrlError as error:
             raise OutputError(f"cannot write {shown(path)}: {error}") from error
-    elif _is_filled(path):
-        with Path(path).open("rb") as file:
-            start = file.read(_START_BYTES)
+    else:
+        size = 0
+        with suppress(OSError):
+            status = Path(path).stat()
+            size = status.st_size if stat.S_ISREG(status.st_mode) else 0  # others hold nothing
+        if size:
+            with Path(path).open("rb") as file:
+                start = file.read(_START_BYTES)
     if not start:
         return
     if shown(path).endswith(".gz"):
@@ -601,15 +593,6 @@ def check_replaceable(
             f"{name} {shown(path)}: the file holds something that would be lost: --force "
             "overwrites it, or give another name"
         )
-
-
-def _is_filled(path: str) -> bool:
-    """Return whether `path` is a file that holds something; a device or pipe is not."""
-    try:
-        status = Path(path).stat()
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
 # -- answers: text or JSON on stdout, or bytes where --output says

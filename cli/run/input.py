@@ -347,11 +347,7 @@ class LineReader:
         return self._readline(MAX_LINE_BYTES + 1)
 
     def _begin(self, line: bytes) -> bytes:
-        """Return the first line without what only tells how the rest is encoded.
-
-        Raises:
-            InputError: the rest is compressed.
-        """
+        """Return the first line without what only tells how the rest is encoded."""
         name = self.name
         if line.startswith(b"PK\x03\x04") and b"[Content_Types].xml" in line[:256]:
             what = "an Office document, such as an Excel workbook: save it as CSV or text first"

@@ -157,11 +157,7 @@ class Loop:
         return StepOutcome([event for event, _, _ in rejected], [], [])
 
     def _next(self) -> Line | None:
-        """Return the next line, if there is one; at the end, or where a pipe breaks, stop reading.
-
-        Raises:
-            InputError: a file has changed, or of a pipe not one line can be read.
-        """
+        """Return the next line; at the end, or where a pipe breaks, stop reading."""
         source = self.source
         try:
             line = source.next()

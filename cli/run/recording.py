@@ -100,22 +100,14 @@ class BufferedWriter(Generic[Item]):
         self._last_flush = clock()
 
     def write(self, items: Sequence[Item]) -> None:
-        """Write `items`, or keep them for a moment.
-
-        Raises:
-            WriteError, BrokenPipeError: see Sink.
-        """
+        """Write `items`, or keep them for a moment."""
         self._kept += items
         waited = self._clock() - self._last_flush
         if waited > self._max_seconds or len(self._kept) >= self._max_items:
             self.flush()
 
     def flush(self) -> None:
-        """Write the items that were kept.
-
-        Raises:
-            WriteError, BrokenPipeError: see Sink.
-        """
+        """Write the items that were kept."""
         if self._kept:
             kept, self._kept = self._kept, []
             self._write_out(kept)
@@ -150,11 +142,7 @@ class ResultWriter(BufferedWriter[bytes]):
         super().__init__(sink, b"".join, RESULT_SECONDS, max_items, clock)
 
     def write_tokens(self, tokens: Sequence[TokenEvent]) -> None:
-        """Write the token events of a step, which go before its answers, at once.
-
-        Raises:
-            WriteError, BrokenPipeError: see Sink.
-        """
+        """Write the token events of a step, which go before its answers, at once."""
         self.flush()
         self._sink.write(encode_tokens(tokens))
         self.num_token_events += len(tokens)
@@ -337,11 +325,7 @@ def locked_files(
 
 
 def _check_beside(path: str, *, is_forced: bool) -> None:
-    """Make sure that a file which no option names is not another one's: links are not followed.
-
-    Raises:
-        OutputError: it may be.
-    """
+    """Make sure that a file which no option names is not another one's: links are not followed."""
     try:
         status = Path(path).lstat()
     except OSError:

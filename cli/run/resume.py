@@ -351,11 +351,7 @@ def _expected(requests: OpenInput) -> "Iterator[Expected]":
 
 
 def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> None:
-    """Make sure that the results of `earlier` are those that `now` would give.
-
-    Raises:
-        ResumeError: they are not; the message says why.
-    """
+    """Make sure that the results of `earlier` are those that `now` would give."""
     if earlier is None:
         raise ResumeError(
             f"cannot resume {name}: {name}{RECORD} is missing, "
@@ -422,11 +418,7 @@ def _changes(
 
 
 def _read_record(output: str, name: str) -> RunRecord | None:
-    """Return the record beside `output`, which messages call `name`; None if there is none.
-
-    Raises:
-        ResumeError: it cannot be read.
-    """
+    """Return the record beside `output`, which messages call `name`; None if there is none."""
     try:
         return msgspec.json.decode(Path(output + RECORD).read_bytes(), type=RunRecord)
     except FileNotFoundError:
@@ -444,11 +436,7 @@ def _read_record(output: str, name: str) -> RunRecord | None:
 
 
 def _write_record(output: str, record: RunRecord) -> None:
-    """Put `record` beside `output`, at once and whole.
-
-    Raises:
-        OutputError, WriteError: it cannot be written.
-    """
+    """Put `record` beside `output`, at once and whole."""
     file = OutFile(output + RECORD, is_named=False)
     with file.replace(is_synced=False) as sink:
         sink.write(msgspec.json.format(msgspec.json.encode(record)) + b"\n")

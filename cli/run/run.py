@@ -216,7 +216,7 @@ class Run:
 
             sink = files["--timeseries"].open()
             self._series = SeriesWriter(sink, options.timeseries_interval)
-        series = None if self._series is None else self._series.only
+        series = None if self._series is None else self._series.all_series[0]
         is_asked = not options.quiet or options.summary_json or options.report or series is not None
         self._metrics = self._collector = None
         if exposition is not None or is_asked:
@@ -285,14 +285,7 @@ class Run:
         return status or (1 if loop.num_failed else 0)
 
     def _record(self) -> None:
-        """Run the loop to its end.
-
-        Raises:
-            Interrupted: a signal came; the step is complete, or as if it had not begun.
-            KeyboardInterrupt: a second one came, or the model raised it.
-            BatchdecodeError: the model, its tokenizer, the policy or the input cannot go on.
-            WriteError, BrokenPipeError: a file or stdout takes no more.
-        """
+        """Run the loop to its end."""
         loop, stop, view, report = self._loop, self._stop, self._view, self._setup.report
         answers, earlier = loop.answers, self._resumption.earlier
         engine, num_shown = loop.engine, 0

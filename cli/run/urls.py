@@ -116,11 +116,7 @@ def upload(file: Path, url: str) -> None:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for `url`, and the path in it.
-
-    Raises:
-        UrlError: a package is missing, or there is no such store.
-    """
+    """Return fsspec's file system for `url`, and the path in it."""
     try:
         from fsspec.core import url_to_fs  # noqa: PLC0415 - an extra
     except ImportError:
