@@ -128,7 +128,7 @@ class Loop:
         Returns what is to be handed out before reading goes on: bad lines, or requests of which so
         many have ended without a step; None when all is read that was to be.
         """
-        engine = self.engine
+        engine, source = self.engine, self.source
         while self._is_reading:
             is_wanted = engine.wants_request
             if self._ahead is None and (is_wanted or engine.num_pending == 0):
@@ -138,17 +138,31 @@ class Loop:
                 break
             self._ahead = None
             self.num_read += 1
-            self.source.took(line)
+            source.took(line)
             if isinstance(line, ParsedLine):
-                self._add(line)
+                request = line.request
+                replayed = self.answers.open(request, line.form, source.input_index)
+                if source.reason == "follow":
+                    request = replace(request, arrival_time=max(request.arrival_time, engine.now))
+                engine.enqueue(
+                    request, input_index=source.input_index, reason=source.reason, replayed=replayed
+                )
                 if engine.num_results >= MAX_HELD:
                     outcome = engine.hand_out()
                     self._count_failures(outcome)
                     return outcome
-            else:
-                self._take_bad(line)
-                if len(self._rejected) == MAX_HELD:
-                    break
+                continue
+            if self._on_bad_line is not None:
+                self._on_bad_line(line)
+            if not self._keep_going:
+                self.has_refused = True
+                self._is_reading = False
+                continue
+            event = RejectEvent(engine.num_steps, engine.now, line.id, 0, line.problems[0].code)
+            self._rejected.append((event, line, source.input_index))
+            self._count_failure()
+            if len(self._rejected) == MAX_HELD:
+                break
         if not self._rejected:
             return None
         rejected, self._rejected = self._rejected, []
@@ -177,27 +191,6 @@ class Loop:
         if request.output_limit or request.prompt_logprobs is not None:
             return False
         return request.arrival_time <= self.engine.now or self.source.reason == "follow"
-
-    def _add(self, line: ParsedLine) -> None:
-        engine, source, request = self.engine, self.source, line.request
-        replayed = self.answers.open(request, line.form, source.input_index)
-        if source.reason == "follow":
-            request = replace(request, arrival_time=max(request.arrival_time, engine.now))
-        engine.enqueue(
-            request, input_index=source.input_index, reason=source.reason, replayed=replayed
-        )
-
-    def _take_bad(self, line: BadLine) -> None:
-        if self._on_bad_line is not None:
-            self._on_bad_line(line)
-        if self._keep_going:
-            engine, code = self.engine, line.problems[0].code
-            event = RejectEvent(engine.num_steps, engine.now, line.id, 0, code)
-            self._rejected.append((event, line, self.source.input_index))
-            self._count_failure()
-        else:
-            self.has_refused = True
-            self._is_reading = False
 
     def _count_failure(self) -> None:
         self.num_failed += 1
