@@ -1,4 +1,10 @@
-"""How fast the steps of a run follow each other, as a person wants it."""
+"""What a terminal can do, how to write to it, its keys, and text that fits on it.
+
+A terminal is asked by its descriptor and the environment.  Signals stay signals: Ctrl-C and Ctrl-Z
+are no keys.  A library for keys would be more than this: readchar waits for each key and changes
+the terminal for each, curses wants the whole screen, and prompt_toolkit takes longer to import than
+a short run does.
+"""
 
 import json
 import math
@@ -11,12 +17,9 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import floor
 from typing import Any, Literal, NamedTuple
 
 from ..signals import Interrupted, write_some
-
-# What a terminal can do, asked of its descriptor and the environment, and how to write to it.
 
 ColorChoice = Literal["auto", "always", "never"]
 
@@ -79,7 +82,12 @@ def is_same_terminal(fd: int, other: int) -> bool:
         return False
     if os.path.sameopenfile(fd, other):
         return True
-    return _is_controlling_terminal(fd) and _is_controlling_terminal(other)
+    try:  # the terminal of our session, under whatever name: /dev/tty is one
+        os.tcgetpgrp(fd)
+        os.tcgetpgrp(other)
+    except OSError:
+        return False
+    return True
 
 
 def terminal_size(fd: int, environ: Mapping[str, str]) -> os.terminal_size:
@@ -88,12 +96,13 @@ def terminal_size(fd: int, environ: Mapping[str, str]) -> os.terminal_size:
         columns, rows = os.get_terminal_size(fd)
     except OSError:
         columns = rows = 0
-    return os.terminal_size(
-        (
-            columns or _positive(environ.get("COLUMNS", "")) or _DEFAULT_COLUMNS,
-            rows or _positive(environ.get("LINES", "")) or _DEFAULT_ROWS,
-        )
-    )
+
+    def told(name: str) -> int:
+        text = environ.get(name, "")
+        return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else 0
+
+    columns = columns or told("COLUMNS") or _DEFAULT_COLUMNS
+    return os.terminal_size((columns, rows or told("LINES") or _DEFAULT_ROWS))
 
 
 def columns_of(fd: int, environ: Mapping[str, str]) -> int | None:
@@ -101,9 +110,13 @@ def columns_of(fd: int, environ: Mapping[str, str]) -> int | None:
     return terminal_size(fd, environ).columns if os.isatty(fd) else None
 
 
+def _is_set(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "").lower() not in ("", "0", "false")
+
+
 @dataclass(frozen=True)
 class Terminal:
-    """A descriptor that people read, a terminal or not; `environ` may tell its size."""
+    """A descriptor that people read, a terminal or not; `environ` may have its size."""
 
     fd: int
     encoding: str
@@ -112,7 +125,6 @@ class Terminal:
 
     @property
     def size(self) -> os.terminal_size:
-        """The columns and rows it has now."""
         return terminal_size(self.fd, self.environ)
 
     @property
@@ -143,30 +155,11 @@ class Terminal:
                 start += write_some(self.fd, data, start)
 
 
-def _is_set(environ: Mapping[str, str], name: str) -> bool:
-    return environ.get(name, "").lower() not in ("", "0", "false")
-
-
-def _is_controlling_terminal(fd: int) -> bool:
-    """Return whether `fd` is the terminal of our session, under whatever name: /dev/tty is one."""
-    try:
-        os.tcgetpgrp(fd)
-    except OSError:
-        return False
-    return True
-
-
-def _positive(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else 0
-
-
-# Text for a terminal: how wide it is, made safe to print, cut to a width, and figures.
+# -- text: made safe to print, measured in cells and cut to a width --------------------------------
 
 HANGING_INDENT = "  "
-_BETWEEN_FIGURES = re.compile(r"(?:(?<=  )|(?<=[·,;:=] ))(?=\S)")
 MIN_COLUMN = 12  # cells: a column is not wrapped to less
-_ROUNDING_ERROR = 1e-9
-_NUM_DIGITS = 3  # that count, of a number that is no whole one
+_BETWEEN_FIGURES = re.compile(r"(?:(?<=  )|(?<=[·,;:=] ))(?=\S)")
 _UNIT = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|.", re.DOTALL)
 
 
@@ -299,12 +292,18 @@ def aligned_within(rows: Sequence[Sequence[str]], right: Collection[int], width:
     """Return the same in lines of at most `width` cells if the words of the last column allow."""
     *others, _ = zip(*rows, strict=True)
     taken = sum(max(map(cell_width, column)) + 2 for column in others)
-    room = max(width - taken, MIN_COLUMN)
     parts = []
     for *cells, last in rows:
-        first, *rest = fill(last.split(" "), " ", room)
+        first, *rest = fill(last.split(" "), " ", max(width - taken, MIN_COLUMN))
         parts += [[*cells, first], *([*("" for _ in cells), more] for more in rest)]
     return aligned(parts, right)
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+_ROUNDING_ERROR = 1e-9
+_NUM_DIGITS = 3  # that count, of a number that is no whole one
+UNFINISHED = 0.99  # the most that is shown of what still runs
 
 
 def counted(number: int, noun: str) -> str:
@@ -347,9 +346,6 @@ def whole_percent(share: float) -> str:
     return "<1%" if 0 < share < 0.01 else f"{_rounded(share * 100, 100)}%"  # noqa: PLR2004 - a per cent
 
 
-UNFINISHED = 0.99  # the most that is shown of what still runs
-
-
 def unfinished_percent(share: float) -> str:
     """Return how much of something that still runs is done, in whole per cent, rounded down."""
     return f"{int(min(share, UNFINISHED) * 100 + _ROUNDING_ERROR)}%"
@@ -357,16 +353,12 @@ def unfinished_percent(share: float) -> str:
 
 def _rounded(amount: float, everything: int) -> int:
     """Return the next whole number, a half up, but not `everything` for less."""
-    nearest = floor(amount + 0.5 + _ROUNDING_ERROR)
+    nearest = math.floor(amount + 0.5 + _ROUNDING_ERROR)
     is_less = amount + _ROUNDING_ERROR < everything
     return min(nearest, everything - 1) if is_less else nearest
 
 
-# The keys that a person presses while a picture is shown, by their names.
-#
-# Signals stay signals: Ctrl-C and Ctrl-Z are no keys.  A library would be more than this: readchar
-# waits for each key and changes the terminal for each, curses wants the whole screen, and
-# prompt_toolkit takes longer to import than a short run does.
+# -- keys ----------------------------------------------------------------------------------------
 
 _LFLAG = 3  # where termios keeps the local modes
 MAX_TYPED = 200  # characters
