@@ -421,16 +421,17 @@ def tell_summary(
         )
 
         has_numbers = options.summary_json != STDOUT and "--summary-json" not in failures
+        paths = (
+            results,
+            options.trace,
+            None if "--report" in failures else options.report,
+            options.summary_json if has_numbers else None,
+            options.timeseries,
+            options.metrics_file,
+        )
         text = render_summary(
             summary,
-            RunFiles(
-                results,
-                options.trace,
-                None if "--report" in failures else options.report,
-                options.summary_json if has_numbers else None,
-                options.timeseries,
-                options.metrics_file,
-            ),
+            RunFiles(*(path if path is None else shown(path) for path in paths)),
             is_complete=is_complete,
             num_unread=num_unread,
             elapsed=elapsed,

@@ -11,7 +11,6 @@ from batcher.events import RestartReason
 from batcher.metrics.summary import RunSummary, Unit, unit_of
 from batcher.metrics.times import Distribution
 
-from ..run.urls import shown
 from .terminal import (
     aligned,
     can_print,
@@ -366,7 +365,7 @@ def _files(summary: RunSummary, files: RunFiles) -> list[str]:
     """Return where the results and all else are, and how to look at the trace."""
     from shlex import quote  # noqa: PLC0415 - most runs that must start fast write no file
 
-    paths = {n: printable(shown(p)) for n, p in files._asdict().items() if p is not None}
+    paths = {n: printable(p) for n, p in files._asdict().items() if p is not None}
     results, trace = paths.pop("results", None), paths.pop("trace", None)
     return [
         f"{results} ({summary.outputs - summary.unfinished:,})" if results is not None else "",
