@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from operator import itemgetter, lt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -83,6 +83,7 @@ from .worker import (
     Finished,
     Line,
     Lines,
+    Processes,
     Ready,
     Remark,
     Report,
@@ -91,9 +92,6 @@ from .worker import (
     Transport,
     Wanted,
 )
-
-if TYPE_CHECKING:
-    pass
 
 BAD_INPUT = 2  # an exit status
 BATCH_LINES = 1024
@@ -499,12 +497,8 @@ class _Member:
         self.held: dict[int, Line] = {}
         self.remarks: dict[int, Remark] = {}
         self.batches: deque[LineBatch] = deque()
-        self._num_bytes, self._rate, self._last = 0, 0.0, time.monotonic()
-
-    def give(self, lines: Lines) -> None:
-        self.held.update(zip(lines.indexes, lines.rows(), strict=True))
-        self.remarks |= lines.remarks
-        self._num_bytes += sum(map(len, lines.texts))
+        self.num_bytes = 0
+        self._rate, self._last = 0.0, time.monotonic()
 
     def note_answered(self, indexes: list[int]) -> None:
         """Take note that lines were answered."""
@@ -516,14 +510,14 @@ class _Member:
         self.is_alone = self.is_alone and bool(self.held)
 
     def release(self, indexes: list[int]) -> None:
-        self._num_bytes -= sum(map(len, map(_text_of, map(self.held.pop, indexes))))
+        self.num_bytes -= sum(map(len, map(_text_of, map(self.held.pop, indexes))))
         if self.remarks:
             for index in indexes:
                 self.remarks.pop(index, None)
 
     def num_wanted(self, num_slots: int) -> int:
         """Return how many lines more keep it busy until it is asked again; 0 for a few."""
-        if self._num_bytes > MAX_AHEAD_BYTES:
+        if self.num_bytes > MAX_AHEAD_BYTES:
             return max(0, num_slots - len(self.held))
         ahead = min(max(num_slots // 2, int(self._rate * AHEAD_SECONDS)), MAX_AHEAD_LINES)
         wanted = num_slots + ahead - len(self.held)
@@ -577,7 +571,8 @@ class Driver:
         while True:
             self._give_batches(lines)
             self._give_lines(lines)
-            if lines.has_ended and not self._has_work:
+            is_busy = self._again or self._suspects or any(m.held for m in self._members)
+            if lines.has_ended and not is_busy:
                 return
             for number, report in self._transport.receive():
                 restart = self._take(number, report, lines)
@@ -609,18 +604,20 @@ class Driver:
                 elif isinstance(report, Answered):
                     yield number, report
 
-    @property
-    def _has_work(self) -> bool:
-        return bool(self._again or self._suspects or any(m.held for m in self._members))
-
     def _take(
         self, number: int, report: Report | Died, lines: InputLines | None = None
     ) -> RestartEvent | None:
         """Take in what has come of a worker; return how it was replaced if it has died."""
         member = self._members[number]
         match report:
-            case Answered():
-                self._take_answers(member, report)
+            case Answered(indexes):
+                member.num_steps, member.now = report.num_steps, report.now
+                lost = {index for index, remark in member.remarks.items() if remark.deaths}
+                if not lost.issuperset(indexes):
+                    self._num_futile_deaths = 0
+                member.note_answered(indexes)
+                for index in indexes if self._deaths else ():
+                    self._deaths.pop(index, None)
             case Checked() if lines is not None:
                 lines.take(member.batches.popleft(), report)
             case Ready():
@@ -637,19 +634,6 @@ class Driver:
             case _:
                 pass
         return None
-
-    def _take_answers(self, member: _Member, report: Answered) -> None:
-        """Take note of the lines that a worker has answered, and how far it is."""
-        indexes = report.indexes
-        member.num_steps, member.now = report.num_steps, report.now
-        if self._num_futile_deaths:
-            lost = {index for index, remark in member.remarks.items() if remark.deaths}
-            if not lost.issuperset(indexes):
-                self._num_futile_deaths = 0
-        member.note_answered(indexes)
-        if self._deaths:
-            for index in indexes:
-                self._deaths.pop(index, None)
 
     def _give_batches(self, lines: InputLines) -> None:
         """Give lines to be checked to workers that have few."""
@@ -692,7 +676,10 @@ class Driver:
                 self._give(number, portion)
 
     def _give(self, number: int, lines: Lines) -> None:
-        self._members[number].give(lines)
+        member = self._members[number]
+        member.held.update(zip(lines.indexes, lines.rows(), strict=True))
+        member.remarks |= lines.remarks
+        member.num_bytes += sum(map(len, lines.texts))
         self._transport.send(number, Decode(lines))
 
     def _replace(self, number: int, died: Died) -> RestartEvent:
@@ -722,7 +709,13 @@ class Driver:
                 )
         self._unchecked.extend(member.batches)
         if member.batches and num_faults:
-            self._note_failed_check(member.batches[0], how)
+            batch = member.batches[0]
+            self._failed_checks[batch.number] += 1
+            if self._failed_checks[batch.number] == DEATHS_TOGETHER + DEATHS_ALONE:
+                first, last = batch.lines.numbers[0], batch.lines.numbers[-1]
+                raise BatchdecodeError(
+                    f"each worker died that was to read lines {first} to {last}; the last {how}"
+                )
         for index, line in member.held.items():
             remark = member.remarks.get(index)
             num_deaths = self._deaths[index] = self._deaths.get(index, 0) + num_faults
@@ -743,20 +736,6 @@ class Driver:
         )
         self._transport.start(number, replace(restart, worker=None))
         return restart
-
-    def _note_failed_check(self, batch: LineBatch, how: str) -> None:
-        """Take note that a worker has died that was to check this batch.
-
-        Raises:
-            BatchdecodeError: it was not the first one.
-        """
-        self._failed_checks[batch.number] += 1
-        if self._failed_checks[batch.number] == DEATHS_TOGETHER + DEATHS_ALONE:
-            numbers = batch.lines.numbers
-            first, last = numbers[0], numbers[-1]
-            raise BatchdecodeError(
-                f"each worker died that was to read lines {first} to {last}; the last {how}"
-            )
 
 
 class WorkersRecord(Gauges):
@@ -970,7 +949,14 @@ def run_by_workers(
     """
     with opened_run(options, stop, num_workers) as opened:
         options, requests, results = opened.options, opened.requests, opened.results
-        with workers or _workers_of(options, num_workers, stop) as transport:
+        if workers is None and options.on is None:
+            workers = Processes(options, num_workers, stop.waiting)
+        elif workers is None:
+            from .ray_workers import Actors  # noqa: PLC0415 - with it comes Ray
+
+            address = (options.on or "").partition(":")[2]
+            workers = Actors(options, num_workers, address, stop.waiting)
+        with workers as transport:
             driver = Driver(transport, num_workers, options.batch)
             try:
                 start = driver.start()
@@ -983,7 +969,19 @@ def run_by_workers(
                         if status is not None:
                             return status
                     report = ProblemReport(requests.name, options.color)
-                    lines = _open_lines(options, requests, report, resumption, driver, transport)
+                    keep_going = options.keep_going or options.max_errors is not None
+                    lines: InputLines
+                    if requests.is_file:
+                        lines = FileLines(
+                            requests, report, resumption.earlier, keep_going=keep_going
+                        )
+                        try:
+                            driver.check(lines)
+                            lines.begin()
+                        finally:
+                            say(requests.take_notes() + report.closing())
+                    else:
+                        lines = PipeLines(requests, report, transport.wake, keep_going=keep_going)
                     try:
                         record = WorkersRecord(opened, start, num_workers, lines)
                         run = _WorkersRun(
@@ -1150,45 +1148,3 @@ class _WorkersRun:
             if self._order is not None:
                 self._order.close()
             self._results.close()
-
-
-def _workers_of(
-    options: RunOptions, num_workers: int, stop: StopSignals
-) -> AbstractContextManager[Transport]:
-    """Return what leads to the workers that the options ask for.
-
-    Raises:
-        BatchdecodeError: what is needed for that is not there.
-    """
-    if options.on is None:
-        from .worker import Processes  # noqa: PLC0415 - with it comes multiprocessing
-
-        return Processes(options, num_workers, stop.waiting)
-    from .ray_workers import Actors  # noqa: PLC0415 - with it comes Ray
-
-    return Actors(options, num_workers, options.on.partition(":")[2], stop.waiting)
-
-
-def _open_lines(
-    options: RunOptions,
-    requests: OpenInput,
-    report: ProblemReport,
-    resumption: Resumption,
-    driver: Driver,
-    transport: Transport,
-) -> InputLines:
-    """Return the lines of the input; those of a file are checked.
-
-    Raises:
-        InvalidInput: a file has bad lines, and they are not to be skipped.
-    """
-    keep_going = options.keep_going or options.max_errors is not None
-    if not requests.is_file:
-        return PipeLines(requests, report, transport.wake, keep_going=keep_going)
-    lines = FileLines(requests, report, resumption.earlier, keep_going=keep_going)
-    try:
-        driver.check(lines)
-        lines.begin()
-    finally:
-        say(requests.take_notes() + report.closing())
-    return lines
