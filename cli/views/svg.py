@@ -35,41 +35,23 @@ SMALL, NORMAL = 11, 13
 CELL_WIDTH = 6.8
 """Of a small text, a bit more than most monospaced fonts take; in pixels."""
 
-_LIGHT = {
-    "ground": "fill:#ffffff",
-    "text": "fill:#1f2328",
-    "quiet": "fill:#59636e",
-    "grid": "stroke:#d1d9e0",
-    "link": "fill:#d1d9e0",
-    "decode": "fill:#9ec9f5",
-    "prefill": "fill:#f0b429",
-    "stripe": "stroke:#8a5a00",
-    "failed": "fill:#f8c9c5;stroke:#c62828",
-    "cross": "stroke:#b3151c",
-    "torn": "stroke:#8e24aa",
-    "ring": "stroke:#1f2328",
-    "restart": "stroke:#b3151c",
-    "begin": "stroke:#1b6ac9",
-    "queue": "fill:#c0a5e4",
-    "blocks": "fill:#8fc7a5",
-}
-_DARK = {
-    "ground": "fill:#0d1117",
-    "text": "fill:#f0f6fc",
-    "quiet": "fill:#9198a1",
-    "grid": "stroke:#2f3742",
-    "link": "fill:#2f3742",
-    "decode": "fill:#1f5a9e",
-    "prefill": "fill:#8f6410",
-    "stripe": "stroke:#f0b429",
-    "failed": "fill:#5c1a1b;stroke:#ff7b72",
-    "cross": "stroke:#ff7b72",
-    "torn": "stroke:#e58fff",
-    "ring": "stroke:#f0f6fc",
-    "restart": "stroke:#ff7b72",
-    "begin": "stroke:#79b8ff",
-    "queue": "fill:#6e4fa3",
-    "blocks": "fill:#2f7d4f",
+_COLORS = {  # on a light page, on a dark one
+    "ground": ("fill:#ffffff", "fill:#0d1117"),
+    "text": ("fill:#1f2328", "fill:#f0f6fc"),
+    "quiet": ("fill:#59636e", "fill:#9198a1"),
+    "grid": ("stroke:#d1d9e0", "stroke:#2f3742"),
+    "link": ("fill:#d1d9e0", "fill:#2f3742"),
+    "decode": ("fill:#9ec9f5", "fill:#1f5a9e"),
+    "prefill": ("fill:#f0b429", "fill:#8f6410"),
+    "stripe": ("stroke:#8a5a00", "stroke:#f0b429"),
+    "failed": ("fill:#f8c9c5;stroke:#c62828", "fill:#5c1a1b;stroke:#ff7b72"),
+    "cross": ("stroke:#b3151c", "stroke:#ff7b72"),
+    "torn": ("stroke:#8e24aa", "stroke:#e58fff"),
+    "ring": ("stroke:#1f2328", "stroke:#f0f6fc"),
+    "restart": ("stroke:#b3151c", "stroke:#ff7b72"),
+    "begin": ("stroke:#1b6ac9", "stroke:#79b8ff"),
+    "queue": ("fill:#c0a5e4", "fill:#6e4fa3"),
+    "blocks": ("fill:#8fc7a5", "fill:#2f7d4f"),
 }
 _ALWAYS = {
     "text": f"font:{SMALL}px sans-serif",
@@ -101,7 +83,6 @@ class Row:
 
     @property
     def bottom(self) -> float:
-        """Its lower edge."""
         return self.top + self.height
 
     @property
@@ -137,7 +118,6 @@ class Drawing:
         self._parents.append(self._parents[-1][-1])
 
     def close(self) -> None:
-        """End the element that was opened last."""
         self._parents.pop()
 
     def text(self, style: str, x: float, y: float, text: str) -> None:
@@ -157,32 +137,6 @@ class Drawing:
             root.set(name, value)
         ET.indent(root, "")  # an element a line
         return f"{ET.tostring(root, encoding='unicode')}\n".encode()
-
-
-def begin_drawing(width: int) -> Drawing:
-    """Return a drawing that has its style and its ground, and nothing on it."""
-    drawing = Drawing(width)
-    drawing.add("style", "", _style_sheet())
-    drawing.open(
-        "pattern",
-        id="prefill",
-        width=5,
-        height=5,
-        patternUnits="userSpaceOnUse",
-        patternTransform="rotate(45)",
-    )
-    drawing.add("rect", "prefill", width=5, height=5)
-    drawing.add("path", "stripe", d="M0 0V5")
-    drawing.close()
-    drawing.add("rect", "ground", width="100%", height="100%")
-    return drawing
-
-
-def _style_sheet() -> str:
-    dark = "".join(f"\n  .{ROOT_CLASS} .{name}{{{look}}}" for name, look in _DARK.items())
-    both = [(name, look) for looks in (_LIGHT, _ALWAYS) for name, look in looks.items()]
-    light = "\n".join(f".{ROOT_CLASS} .{name}{{{look}}}" for name, look in both)
-    return f"\n{light}\n@media (prefers-color-scheme:dark){{{dark}\n}}\n"
 
 
 def px(number: float) -> str:
@@ -342,36 +296,37 @@ class Bars:
         labels = short_labels(self.spans)
         for row, held in zip(rows, self._held.values(), strict=True):
             for span in held:
-                is_other = bool(self._request_ids) and span.id not in self._request_ids
-                label = printable(labels[span.label])
-                draw_bar(drawing, span, self._axis, row, label, is_other=is_other)
+                self._draw_bar(drawing, span, row, printable(labels[span.label]))
 
-
-def draw_bar(
-    drawing: Drawing, span: SlotSpan, axis: TimeAxis, row: Row, label: str, *, is_other: bool
-) -> None:
-    """Draw a sequence with its `label`, pale if it is another one than was asked for."""
-    left, right = axis.place(span.start, span.end)
-    right -= min(1, (right - left) / 4)  # a gap to the next
-    drawing.open("g", "other" if is_other else "")
-    drawing.add("title", "", printable(_told(span)))
-    end = end_of(span) if span.end <= axis.steps.stop else ""
-    label_right = right - draw_body(drawing, left, right, row, end) - PADDING
-    prefilled = left
-    first_token = min(span.start + span.prefill, span.end)
-    if first_token > axis.steps.start:
-        room = right - TOOTH * (end == "torn")  # or its stripes would hide the tear
-        prefilled = max(min(axis.place(span.start, first_token)[1], room), left)
-        width = prefilled - left
-        drawing.add("rect", "striped", x=left, y=row.top, width=width, height=row.height)
-    if span.start in axis.steps:
-        drawing.add("path", "begin", d=f"M{px(left)} {px(row.top)}V{px(row.bottom)}")
-    is_written = _draw_label(drawing, label, prefilled + PADDING, label_right, row)
-    if not is_written and text_width(label) <= label_right - left - PADDING:
-        place = {"x": left + PADDING, "y": row.top + 3, "height": row.height - 6}
-        drawing.add("rect", "decode", width=text_width(label), **place)  # stripes are no ground
-        _draw_label(drawing, label, left + PADDING, label_right, row)
-    drawing.close()
+    def _draw_bar(self, drawing: Drawing, span: SlotSpan, row: Row, label: str) -> None:
+        """Draw a sequence with its `label`, pale if it is another one than was asked for."""
+        axis = self._axis
+        left, right = axis.place(span.start, span.end)
+        right -= min(1, (right - left) / 4)  # a gap to the next
+        is_other = bool(self._request_ids) and span.id not in self._request_ids
+        drawing.open("g", "other" if is_other else "")
+        told = f"{span.label}: slot {span.slot}, steps {span.start}-{span.end - 1}"
+        told += f", prefill {span.prefill}, {span.outcome or 'still running'}"
+        if span.preemption is not None:
+            told += f", for {span.preemption.for_label} ({span.preemption.reason})"
+        drawing.add("title", "", printable(told))  # what a reader sees who points at a bar
+        end = end_of(span) if span.end <= axis.steps.stop else ""
+        label_right = right - draw_body(drawing, left, right, row, end) - PADDING
+        prefilled = left
+        first_token = min(span.start + span.prefill, span.end)
+        if first_token > axis.steps.start:
+            room = right - TOOTH * (end == "torn")  # or its stripes would hide the tear
+            prefilled = max(min(axis.place(span.start, first_token)[1], room), left)
+            width = prefilled - left
+            drawing.add("rect", "striped", x=left, y=row.top, width=width, height=row.height)
+        if span.start in axis.steps:
+            drawing.add("path", "begin", d=f"M{px(left)} {px(row.top)}V{px(row.bottom)}")
+        is_written = _draw_label(drawing, label, prefilled + PADDING, label_right, row)
+        if not is_written and text_width(label) <= label_right - left - PADDING:
+            place = {"x": left + PADDING, "y": row.top + 3, "height": row.height - 6}
+            drawing.add("rect", "decode", width=text_width(label), **place)  # stripes are no ground
+            _draw_label(drawing, label, left + PADDING, label_right, row)
+        drawing.close()
 
 
 def end_of(span: SlotSpan) -> End:
@@ -470,18 +425,38 @@ class Panel:
 
     def draw(self, drawing: Drawing, top: float) -> float:
         """Draw it below `top`, and return where it ends."""
-        busy, lanes = self._chart.busy, self._lanes()
+        timeline, axis, busy = self._timeline, self._axis, self._chart.busy
+        # The lanes below the slots: a name -> class, counts and the most there can be, 0 for any.
+        lanes = {"queue": ("queue", clip(timeline.waiting(), axis.steps), 0)}
+        blocks = timeline.figures.blocks
+        if any(blocks):
+            limit = timeline.run.scheduling.get("kv_blocks")
+            shown = range(axis.steps.start, min(axis.steps.stop, len(blocks)))
+            held = (Stretch(step, step + 1, blocks[step]) for step in shown)
+            lanes["KV blocks"] = ("blocks", held, limit if isinstance(limit, int) else 0)
         height = next(height for most, height in ROW_HEIGHTS.items() if len(busy) <= most)
         tops = (top + AXIS_HEIGHT + number * (height + GAP) for number in range(len(busy)))
         rows = [Row(row_top, height) for row_top in tops]
         bottom = rows[-1].bottom + len(lanes) * (LANE_HEIGHT + 2 * GAP)
-        self._draw_axis(drawing, top, bottom)
-        num_steps = len(self._axis.steps)
+        drawing.text("quiet right", NAME_WIDTH - 24, top + 11, axis.unit.removesuffix("s"))
+        drawing.text("quiet", axis.right + 10, top + 11, "busy")
+        for place, number in axis.ticks():
+            drawing.add("path", "grid", d=f"M{px(place)} {px(top + 15)}V{px(bottom)}")
+            if place < axis.right - text_width(number) / 2:  # or else it meets what is beside
+                drawing.text("quiet middle", place, top + 11, number)
         for row, (slots, num_busy) in zip(rows, busy.items(), strict=True):
-            figure = percent_of(num_busy, len(slots) * num_steps)
-            self._name(drawing, row, group_name(slots, self._timeline.run), figure)
+            figure = percent_of(num_busy, len(slots) * len(axis.steps))
+            self._name(drawing, row, group_name(slots, timeline.run), figure)
         self._chart.draw(drawing, rows)
-        self._draw_restarts(drawing, top, bottom)
+        for restart in timeline.restarts:
+            if restart.last_step not in axis.steps:
+                continue
+            at = px(axis.place(restart.last_step, restart.step)[1])
+            worker = "the worker" if restart.worker is None else f"worker {restart.worker}"
+            drawing.open("g")
+            drawing.add("title", "", f"{worker} replaced: {RESTART_REASONS[restart.reason]}")
+            drawing.add("path", "restart", d=f"M{at} {px(top + AXIS_HEIGHT)}V{px(bottom)}")
+            drawing.close()
         lane_top = rows[-1].bottom
         for name, (kind, stretches, most) in lanes.items():
             row = Row(lane_top + 2 * GAP, LANE_HEIGHT)
@@ -493,46 +468,9 @@ class Panel:
         """Return between which pixels `steps` are."""
         return self._axis.place(steps.start, steps.stop)
 
-    def _draw_axis(self, drawing: Drawing, top: float, bottom: float) -> None:
-        drawing.text("quiet right", NAME_WIDTH - 24, top + 11, self._axis.unit.removesuffix("s"))
-        drawing.text("quiet", self._axis.right + 10, top + 11, "busy")
-        for place, number in self._axis.ticks():
-            drawing.add("path", "grid", d=f"M{px(place)} {px(top + 15)}V{px(bottom)}")
-            if place < self._axis.right - text_width(number) / 2:  # or else it meets what is beside
-                drawing.text("quiet middle", place, top + 11, number)
-
-    def _draw_restarts(self, drawing: Drawing, top: float, bottom: float) -> None:
-        """Draw a line where a worker was replaced."""
-        for restart in self._timeline.restarts:
-            if restart.last_step not in self._axis.steps:
-                continue
-            place = px(self._axis.place(restart.last_step, restart.step)[1])
-            worker = "the worker" if restart.worker is None else f"worker {restart.worker}"
-            drawing.open("g")
-            drawing.add("title", "", f"{worker} replaced: {RESTART_REASONS[restart.reason]}")
-            drawing.add("path", "restart", d=f"M{place} {px(top + AXIS_HEIGHT)}V{px(bottom)}")
-            drawing.close()
-
     def _name(self, drawing: Drawing, row: Row, name: str, figure: str) -> None:
         drawing.text("text right", NAME_WIDTH - 8, row.base_line, name)
         drawing.text("quiet", self._axis.right + 10, row.base_line, figure)
-
-    def _lanes(self) -> dict[str, tuple[str, Iterator[Stretch], int]]:
-        """Return the lanes below the slots: a name -> class, counts and the most there can be.
-
-        0 for what has no limit.
-        """
-        timeline = self._timeline
-        lanes = {"queue": ("queue", clip(timeline.waiting(), self._axis.steps), 0)}
-        if any(timeline.figures.blocks):
-            limit = timeline.run.scheduling.get("kv_blocks")
-            lanes["KV blocks"] = ("blocks", self._blocks(), limit if isinstance(limit, int) else 0)
-        return lanes
-
-    def _blocks(self) -> Iterator[Stretch]:
-        blocks = self._timeline.figures.blocks
-        for step in range(self._axis.steps.start, min(self._axis.steps.stop, len(blocks))):
-            yield Stretch(step, step + 1, blocks[step])
 
     def _draw_lane(
         self, drawing: Drawing, row: Row, name: str, kind: str, counts: Iterator[Stretch], most: int
@@ -649,22 +587,22 @@ def render_svg(
     Steps of `selection` are all that is drawn, its slots what has a row, and what its requests held
     stands out.  Of a long run it is all of it, and below that the part worth a look.
     """
-    drawing = begin_drawing(width)
+    drawing = Drawing(width)
+    drawing.add("style", "", _style_sheet())
+    pattern: dict[str, Number] = {"id": "prefill", "width": 5, "height": 5}
+    pattern |= {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
+    drawing.open("pattern", **pattern)
+    drawing.add("rect", "prefill", width=5, height=5)
+    drawing.add("path", "stripe", d="M0 0V5")
+    drawing.close()
+    drawing.add("rect", "ground", width="100%", height="100%")
     title = " · ".join(headline(timeline, selection.slots))
     top = float(MARGIN + NORMAL)
     for line in fill(title.split(" · "), " · ", int((width - 2 * MARGIN) / CELL_WIDTH)):
         drawing.text("text title", MARGIN, top, line)
         top += LINE_HEIGHT
-    if len(timeline.spans):
-        top = _draw_charts(drawing, timeline, selection, unit, top)
-    return drawing.encode(top + MARGIN - LINE_HEIGHT / 2, title)
-
-
-def _draw_charts(
-    drawing: Drawing, timeline: Timeline, selection: Selection, unit: Axis, top: float
-) -> float:
-    """Draw the panels that suit the run below `top`, and return where they end."""
-    width = drawing.width
+    if not len(timeline.spans):
+        return drawing.encode(top + MARGIN - LINE_HEIGHT / 2, title)
     num_cells = int((width - NAME_WIDTH - FIGURE_WIDTH) / CELL_WIDTH * BAR_CELLS)
     zoom, reasons = choose_zoom(timeline, selection, num_cells)
     panel = Panel(timeline, selection, zoom, width, unit, may_have_bars=True)
@@ -679,7 +617,16 @@ def _draw_charts(
         path = "L".join(f"{px(x)} {px(y)}" for x, y in corners)
         drawing.add("path", "link", d=f"M{path}Z")
         what += reasons
-    return _draw_panel(drawing, panel, what, top)
+    top = _draw_panel(drawing, panel, what, top)
+    return drawing.encode(top + MARGIN - LINE_HEIGHT / 2, title)
+
+
+def _style_sheet() -> str:
+    """Return the style of all classes, within this picture: its file may become part of a page."""
+    dark = "".join(f"\n  .{ROOT_CLASS} .{name}{{{look}}}" for name, (_, look) in _COLORS.items())
+    both = [*((name, look) for name, (look, _) in _COLORS.items()), *_ALWAYS.items()]
+    light = "\n".join(f".{ROOT_CLASS} .{name}{{{look}}}" for name, look in both)
+    return f"\n{light}\n@media (prefers-color-scheme:dark){{{dark}\n}}\n"
 
 
 def _draw_panel(drawing: Drawing, panel: Panel, what: list[str], top: float) -> float:
