@@ -1,33 +1,34 @@
 """The gantt of a run as lines of text: all of it as shades, then the part worth a look as bars."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-from msgspec import Struct
-
-from batcher.events import RestartEvent
-from batcher.trace.run import SlotSpan, StepDrafts
-from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline
-
-from ..screen.terminal import cell_width, counted, cut_middle, fill, printable
-
-if TYPE_CHECKING:
-    from ..screen.theme import Line
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, takewhile
 from operator import attrgetter
 from os.path import commonprefix
 from string import digits
 from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
-from batcher.events import RunEvent
-from batcher.trace.run import FAILURES, Wait
-from batcher.trace.timeline import clip, worst_bubble
+from msgspec import Struct
 
-from ..screen.terminal import listed, whole_percent
+from batcher.events import RestartEvent, RunEvent
+from batcher.trace.run import FAILURES, SlotSpan, StepDrafts, Wait
+from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline, clip, worst_bubble
+
+from ..screen.terminal import (
+    cell_width,
+    counted,
+    cut_middle,
+    fill,
+    listed,
+    printable,
+    whole_percent,
+)
 from ..screen.theme import hue_of
+
+if TYPE_CHECKING:
+    from ..screen.theme import Line
 
 # What run a picture of it shows, in figures.
 
@@ -192,29 +193,31 @@ def choose_zoom(
     window = timeline.window(selection)
     if window and window != everything:
         return window, []
-    around = _around_requests(timeline, selection.request_ids)
-    if around:
-        return around, []
+    if selection.request_ids:  # the steps in which they run, or else wait, and a little around
+        chosen = Selection(request_ids=selection.request_ids)
+        found: list[SlotSpan] | list[Wait] = list(timeline.select_spans(chosen))
+        found = found or list(timeline.select_waits(chosen))
+        first = min((span.start for span in found), default=0)
+        stop = max((span.end for span in found), default=0)
+        margin = (stop - first + 9) // 10
+        around = range(max(0, first - margin), min(timeline.num_steps, stop + margin))
+        if around:
+            return around, []
     num_steps = readable_steps(timeline, num_cells)
     if len(everything) <= max(num_cells, num_steps / MAX_SHARE):
         return everything, []
-    return _around_bubble(timeline, num_steps) or _longest_queue(timeline, num_steps)
-
-
-def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
-    """Return the steps in which the requests run, and a little around; none for none.
-
-    Of requests that never ran, those in which they wait.
-    """
-    if not request_ids:
-        return range(0)
-    chosen = Selection(request_ids=request_ids)
-    found: list[SlotSpan] | list[Wait] = list(timeline.select_spans(chosen))
-    found = found or list(timeline.select_waits(chosen))
-    first = min((span.start for span in found), default=0)
-    stop = max((span.end for span in found), default=0)
-    margin = (stop - first + 9) // 10
-    return range(max(0, first - margin), min(timeline.num_steps, stop + margin))
+    bubble = worst_bubble(timeline)
+    if bubble is not None:  # in the middle, or as much of it as these steps hold
+        first = bubble.start - max(num_steps - (bubble.stop - bubble.start), 0) // 2
+        idle = f"{bubble.num_idle:,} idle slot-step{'s' * (bubble.num_idle > 1)}"
+        reasons = [f"worst bubble: steps {bubble.start}:{bubble.stop}", idle]
+    else:
+        longest = max(timeline.waiting(), key=attrgetter("num"))
+        first = longest.start - num_steps // 2
+        queue = f"longest queue: {longest.num:,} waiting"
+        reasons = [queue if longest.num else "the start, as nothing ever waited"]
+    start = min(max(first, 0), timeline.num_steps - num_steps)
+    return range(start, start + num_steps), reasons
 
 
 def readable_steps(timeline: Timeline, num_cells: int) -> int:
@@ -236,29 +239,6 @@ def usual_length(spans: Iterable[SlotSpan]) -> int:
         if middle < 0:
             return length
     return 0
-
-
-def _around_bubble(timeline: Timeline, num_steps: int) -> tuple[range, list[str]] | None:
-    """Return `num_steps` with the worst bubble in their middle, or as much of it as they hold."""
-    bubble = worst_bubble(timeline)
-    if bubble is None:
-        return None
-    first = bubble.start - max(num_steps - (bubble.stop - bubble.start), 0) // 2
-    start = min(max(first, 0), timeline.num_steps - num_steps)
-    idle = f"{bubble.num_idle:,} idle slot-step{'s' * (bubble.num_idle > 1)}"
-    return range(start, start + num_steps), [
-        f"worst bubble: steps {bubble.start}:{bubble.stop}",
-        idle,
-    ]
-
-
-def _longest_queue(timeline: Timeline, num_steps: int) -> tuple[range, list[str]]:
-    """Return the `num_steps` around the step in which the most requests wait."""
-    longest = max(timeline.waiting(), key=attrgetter("num"))
-    peak = longest.num
-    start = min(max(longest.start - num_steps // 2, 0), timeline.num_steps - num_steps)
-    reason = f"longest queue: {peak:,} waiting" if peak else "the start, as nothing ever waited"
-    return range(start, start + num_steps), [reason]
 
 
 # The rows of a gantt chart: steps onto cells, and cells into bars, shades, a queue and an axis.
@@ -358,13 +338,6 @@ def add_busy(busy: list[int], span: SlotSpan, scale: Scale) -> None:
             busy[cell] += min(steps.stop, shown.stop) - max(steps.start, shown.start)
 
 
-def _busy(spans: Iterable[SlotSpan], scale: Scale) -> list[int]:
-    busy = [0] * scale.num_cells
-    for span in spans:
-        add_busy(busy, span, scale)
-    return busy
-
-
 def busy_shares(busy: Sequence[int], scale: Scale, num_slots: int = 1) -> list[float]:
     """Return the busy share of `num_slots` slots by cell, [num_cells]; `busy`: see add_busy."""
     return [count / (num_slots * len(scale.steps_at(cell))) for cell, count in enumerate(busy)]
@@ -404,7 +377,10 @@ def bar_row(
     spans: those of the slot that `scale` shows, by start.  labels: what to write for each label.
     marks: what to write over the bars, by cell; where that has no room, what comes before its `/`.
     """
-    cells, shares = [" "] * scale.num_cells, busy_shares(_busy(spans, scale), scale)
+    cells, busy = [" "] * scale.num_cells, [0] * scale.num_cells
+    for span in spans:
+        add_busy(busy, span, scale)
+    shares = busy_shares(busy, scale)
     for number, span in enumerate(spans):
         steps = scale.clip(span)
         first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
@@ -413,7 +389,7 @@ def bar_row(
         for cell in _prefill_cells(span, scale):
             cells[cell] = glyphs.prefill if cells[cell] != " " else " "
         if span.end - 1 in steps:
-            cells[last] = _end_mark(span, glyphs) or cells[last]
+            cells[last] = _ending(span, glyphs)[0] or cells[last]
         if span.start in steps:
             cells[first] = glyphs.admitted
     free: set[int] = set()
@@ -436,16 +412,10 @@ def bar_styles(spans: Sequence[SlotSpan], scale: Scale) -> list[str]:
         first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
         styles[first : last + 1] = [hue_of(span.id)] * (last + 1 - first)
         if span.end - 1 in steps:
-            styles[last] = _end_style(span) or styles[last]
+            styles[last] = _ending(span, UNICODE)[1] or styles[last]
         if span.start in steps:
             styles[first] = "admitted"
     return styles
-
-
-def _end_style(span: SlotSpan) -> str:
-    if has_failed(span) or span.outcome == "lost":
-        return "failed"
-    return "preempted" if span.preemption is not None else ""
 
 
 def styled(row: str, styles: Sequence[str]) -> list[tuple[str, str]]:
@@ -508,15 +478,15 @@ def _room(cells: Sequence[str], bar: str) -> int:
     return sum(1 for _ in takewhile(bar.__eq__, cells))
 
 
-def _end_mark(span: SlotSpan, glyphs: ChartGlyphs) -> str:
-    """Return what stands where `span` ends, "" where that is nothing but its bar."""
+def _ending(span: SlotSpan, glyphs: ChartGlyphs) -> tuple[str, str]:
+    """Return what stands where `span` ends, and its style; "" where that is its bar."""
     if has_failed(span):
-        return glyphs.broken
+        return glyphs.broken, "failed"
     if span.outcome == "lost":
-        return glyphs.lost
+        return glyphs.lost, "failed"
     if span.preemption is not None:
-        return glyphs.preempted
-    return glyphs.dropped if span.dropped else ""
+        return glyphs.preempted, "preempted"
+    return glyphs.dropped if span.dropped else "", ""
 
 
 def id_frame(ids: Collection[str]) -> tuple[str, str]:
@@ -577,21 +547,12 @@ def restart_row(restarts: Iterable[RestartEvent], scale: Scale, glyphs: ChartGly
 
 
 def axis(scale: Scale, glyphs: ChartGlyphs) -> tuple[str, str]:
-    """Return the numbers of some round steps, and below them the line with their ticks."""
+    """Return the numbers of some round steps, and below them the line with their ticks.
+
+    They are the first step, and the multiples of a round number that leaves room between.
+    """
     numbers = [" "] * scale.num_cells
     line = [glyphs.line] * scale.num_cells
-    free = 0
-    for step in _ticks(scale):
-        cell, number = scale.first_cell(step), str(step)
-        if free <= cell <= scale.num_cells - len(number):
-            numbers[cell : cell + len(number)] = number
-            line[cell] = glyphs.tick
-            free = cell + len(number) + MIN_TICK_GAP
-    return "".join(numbers), "".join(line)
-
-
-def _ticks(scale: Scale) -> list[int]:
-    """Return the first step and the multiples of a round number that leaves room between."""
     widest = len(str(scale.steps.stop)) + MIN_TICK_GAP
     fewest_steps = max(MIN_TICK_CELLS, widest) * len(scale.steps) / scale.num_cells
     interval = next(
@@ -600,8 +561,14 @@ def _ticks(scale: Scale) -> list[int]:
         for base in (1, 2, 5)
         if base * 10**exponent >= fewest_steps
     )
-    first = scale.steps.start
-    return [first, *range(first - first % interval + interval, scale.steps.stop, interval)]
+    first, free = scale.steps.start, 0
+    for step in (first, *range(first - first % interval + interval, scale.steps.stop, interval)):
+        cell, number = scale.first_cell(step), str(step)
+        if free <= cell <= scale.num_cells - len(number):
+            numbers[cell : cell + len(number)] = number
+            line[cell] = glyphs.tick
+            free = cell + len(number) + MIN_TICK_GAP
+    return "".join(numbers), "".join(line)
 
 
 MIN_WIDTH = 40
