@@ -69,9 +69,9 @@ def _fields_of(whole: SimulatedSequence) -> dict[str, Any]:
 
 
 class PrefillReplica(Replica):
-    """An engine that keeps the blocks of a prompt until it is told from when on none needs them.
+    """An engine that keeps the blocks of a prompt until they are released.
 
-    With all blocks kept it stands still, though requests wait; then the next release goes on.
+    With all blocks kept it stands still, though requests wait, until the next release.
     """
 
     needs_tables = True
@@ -195,8 +195,8 @@ class DecodeReplica(Replica):
 
     def report(self, time: float) -> ReplicaStats:
         """Return how it stands at `time`; those that have no blocks yet wait, too."""
-        told = super().report(time)
-        return replace(told, waiting=told.waiting + len(self._incoming))
+        report = super().report(time)
+        return replace(report, waiting=report.waiting + len(self._incoming))
 
     def count(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
         if sequence.has_failed:

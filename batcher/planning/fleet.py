@@ -1,7 +1,10 @@
 """A fleet: requests come to a router, it sends each to a replica, and hears what comes of it.
 
 Rule: nothing happens before all that could bear on it has happened.  A replica stands still until
-it is known what is sent to it up to then; the router is told of nothing that is still to come.
+all that is sent to it up to then is known; the router hears of nothing that is still to come.
+
+One loop (`Fleet._run`) takes the next of: the event of a replica, a report, an action that is due
+(see managed_fleet), the next turn of a session, an arrival.
 """
 
 from array import array
@@ -37,7 +40,7 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 # -- the life of a replica -----------------------------------------------------------------------
 #
 # It starts, serves, fails and comes back, drains, and is down.  Failures and autoscaling make their
-# moves through this table alone, and all that is told of a replica's time follows from them.
+# moves through this table alone, and all numbers about a replica's time follow from them.
 
 
 class ReplicaState(Enum):
@@ -357,11 +360,11 @@ NOTHING = (inf, BEGINS)
 
 
 class Replica(EngineSimulation):
-    """An engine that stands still until it is told to go on.
+    """An engine that stands still between calls of `go_on` and `advance`.
 
     It takes exactly the steps that `simulate` takes if all that is sent to it is its workload.
 
-    turns: of all the fleet; which turn goes on after which is not for a replica to say.
+    turns: of all the fleet, which decides which turn goes on after which.
     result: what it has done by now; given one, it goes on with that of an engine before it.
     """
 
@@ -627,7 +630,7 @@ class Fleet:
             entry = member.replica.now, self._num_ended, member.view, sequence.num_prompt_tokens
             heappush(self._responses, entry)
 
-    # -- what the router is told -----------------------------------------------------------------
+    # -- what the router hears -----------------------------------------------------------------
 
     def _route(self, sequence: SimulatedSequence) -> None:
         view = self._choose(sequence)

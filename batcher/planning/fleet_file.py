@@ -1,8 +1,7 @@
 """A fleet from a YAML file: groups of replicas, and how the fleet is managed.
 
-A group has settings of its own; what a setting of an engine is called, and may be, is for those to
-say who read the file.  One group alone may be managed: what is too much refused, and replicas that
-fail, come and go.
+A group has settings of its own; the caller brings the names and readers of the settings.  Only a
+file of one group may be managed: with admission, failures and autoscaling.
 
 Rule: whatever can have no effect, or no meaning, is an error here.
 """

@@ -1,4 +1,4 @@
-"""Logs of real runs, as vLLM tells of requests: how long each was, and when what happened to it."""
+"""Logs of real runs as vLLM has them: lengths and times of requests, and the limits of the run."""
 
 import json
 from codecs import BOM_UTF8
@@ -25,7 +25,7 @@ FIELDS = (
     "request_id, input_toks, output_toks, queued_ts, first_token_ts, last_token_ts, "
     "maybe scheduled_ts and replica"
 )
-MARK = b'"queued_ts"'  # what tells a line of such a log from one of a log of steps
+MARK = b'"queued_ts"'  # in a line of such a log, and in none of a log of steps
 
 Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH)]
 Time = Annotated[float, Meta(ge=0, le=MAX_TIME)]
@@ -117,7 +117,7 @@ def workload_of_log(log: list[LoggedRequest]) -> Workload:
 class RequestsOfRun(NamedTuple):
     """The requests in the order they came.
 
-    batch: the slots of the engine, if that is told; of a server, what its client had in flight.
+    batch: the slots of the engine, if known; of a server, what its client had in flight.
     """
 
     requests: list[LoggedRequest]
@@ -131,7 +131,7 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
     Of a trace, those that came to their end by themselves; each sample is one.
 
     Raises:
-        BatchdecodeError: it is neither, its times are not told, no run can have written it, or
+        BatchdecodeError: it is neither, it has no times, no run can have written it, or
             nothing has come to its end.
     """
     numbered = iter(lines)

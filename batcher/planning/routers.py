@@ -1,8 +1,7 @@
-"""Routers: which replica a request is sent to, by what the one who sends it can know.
+"""Routers: which replica a request is sent to, by what a real router can know.
 
-Rule: a router is told of what it has sent, of the ends of the responses that pass through it, and
-of the reports of replicas, which are as old as the report interval lets them be; never of how
-things stand now.
+Rule: a router knows what it has sent, the ends of the responses that pass through it, and the
+reports of replicas, which are as old as the report interval lets them be; never the present state.
 """
 
 import reprlib
@@ -276,7 +275,7 @@ class BySession(Router):
 
 
 class RoutedRequest(Struct, frozen=True, gc=False):
-    """What a router of one's own is told of a request."""
+    """A request as a router of one's own gets it."""
 
     id: str
     arrival_time: float
@@ -306,7 +305,7 @@ class OwnRouter(Router):
         Raises:
             BatchdecodeError: it raised, or returned no place in the list.
         """
-        told = RoutedRequest(
+        routed = RoutedRequest(
             request.id,
             now,
             request.job.session,
@@ -315,7 +314,7 @@ class OwnRouter(Router):
             request.priority,
         )
         with calling(f"the router {self._name} raised"):
-            place = self._choose_place(told, self.replicas)
+            place = self._choose_place(routed, self.replicas)
         if place is None:
             return None
         if not isinstance(place, int) or not 0 <= place < len(self.replicas):

@@ -49,7 +49,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
 
     @property
     def first_arrival(self) -> float:
-        """When it came to who serves it: an engine, or the router of a fleet."""
+        """When it came to the engine, or to the router of the fleet, that serves it."""
         return self.arrival_time if self.came is None else self.came
 
     @property

@@ -313,7 +313,7 @@ class EngineSimulation:
             if settings.batching != "static":
                 until = scheduler.refuses_until(now)
             elif (blocked := scheduler.blocked) is None or blocked.reason != "batch":
-                until = now  # whether the batch is left as it is has not been told yet
+                until = now  # it is not known yet whether the batch is left as it is
             if until <= now:
                 return 0, now
         num_steps = min(batch.ending) - batch.decode_step + 1
@@ -340,7 +340,7 @@ class EngineSimulation:
         if until == inf:
             return num_steps, ticks
         end = int(until * TICKS_PER_SECOND)
-        left = end - (end >> _SAFE_BITS) - 1 - self._ticks  # sooner than floats tell apart
+        left = end - (end >> _SAFE_BITS) - 1 - self._ticks  # sooner than floats can distinguish
         if ticks <= left:
             return num_steps, ticks
         num_sure = 1 if left <= 0 else step_time.num_decodes_until(num_rows, num_read, left)

@@ -132,7 +132,7 @@ class StreamedTurns(Turns):
 
     @cached_property
     def longest(self) -> SimulatedSequence:
-        """One that is as long as any can be, as far as the distributions tell."""
+        """One that is as long as any can be by the distributions."""
 
         def most(text: str) -> int:
             constant = text.removeprefix("constant:")

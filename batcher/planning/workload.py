@@ -37,7 +37,7 @@ GREEDY: tuple[int | str, ...] = ("greedy",)
 class Job(Struct, frozen=True, kw_only=True, gc=False):
     """One sample of a request.
 
-    input_index: the request's.  max_tokens: what the scheduler is told, unless the context has less
+    input_index: the request's.  max_tokens: what the scheduler knows, unless the context has less
     room; num_output_tokens: what it comes to, at most as many.  has_default_limit: see Schedulable.
     prompt, output: what they hold, for the prefix cache; prompt is None if it shares nothing with
     any other.  segment_ends: see Schedulable.
