@@ -512,15 +512,6 @@ def keep_typical(logits: Floats, typical_p: float) -> None:
     """
     if typical_p >= 1:
         return
-    if logits.shape[-1] < WIDE:
-        logprobs = log_softmax(logits)
-        probabilities = np.exp(logprobs)
-        terms = np.zeros_like(logprobs)
-        np.multiply(probabilities, logprobs, out=terms, where=probabilities > 0)
-        distances = np.abs(logprobs - terms.sum(axis=-1, keepdims=True))
-        cut = _farthest(distances, probabilities, typical_p)
-        np.copyto(logits, -np.inf, where=distances > cut)
-        return
     for row in logits:
         (left,) = (row > -np.inf).nonzero()
         logprobs = row[left] - row.max()
@@ -530,7 +521,9 @@ def keep_typical(logits: Floats, typical_p: float) -> None:
         distances = np.abs(logprobs + entropy)
         found = _cut(distances, probabilities, typical_p, len(row) * ROUNDING)
         if found is None:
-            farthest = _farthest(distances[None], probabilities[None], typical_p).item()
+            nearest = distances.argsort(kind="stable")
+            last = np.count_nonzero(probabilities[nearest].cumsum()[:-1] < typical_p)
+            farthest = distances[nearest[last]]
         else:
             farthest = found.key
         (dropped,) = (distances > farthest).nonzero()
@@ -548,17 +541,6 @@ def _sum_of_row(values: Floats, columns: IntArray, width: int) -> float:
         row[columns] = values
     total: float = row.sum()
     return total
-
-
-def _farthest(distances: Floats, probabilities: Floats, mass: float) -> Floats:
-    """Return [rows, 1] the distance at which the nearest have `mass` of the probability."""
-    nearest = np.argsort(distances, axis=-1, kind="stable")
-    sums = np.take_along_axis(probabilities, nearest, axis=-1).cumsum(axis=-1)
-    last = np.count_nonzero(sums[:, :-1] < mass, axis=-1)[:, None]
-    farthest: Floats = np.take_along_axis(
-        distances, np.take_along_axis(nearest, last, axis=-1), axis=-1
-    )
-    return farthest
 
 
 class Cut(NamedTuple):
