@@ -54,7 +54,7 @@ class GrammarRow:
     is_cut: whether the mask has but one token as well, and the run was cut for being too long.
     """
 
-    __slots__ = ("_failure", "_is_cut", "_mask", "_matcher", "_run", "eos_token_ids", "vocabulary")
+    __slots__ = ("_failure", "_is_cut", "_matcher", "_run", "eos_token_ids", "mask", "vocabulary")
 
     is_active = True
 
@@ -65,7 +65,7 @@ class GrammarRow:
         self._matcher, self.vocabulary = matcher, vocabulary
         self.eos_token_ids = frozenset(eos_token_ids)
         self._run: list[int] = []
-        self._mask: bytes | None = None
+        self.mask: bytes | None = None
         self._is_cut = False
         self._failure: str | None = None
 
@@ -87,7 +87,7 @@ class GrammarRow:
         EOS is among them exactly if the output so far is a whole.
         """
         find_masks([self])
-        mask = self._mask or b""
+        mask = self.mask or b""
         if not self._run:
             return mask
         return (1 << self._run[0]).to_bytes(max(len(mask), self._run[0] // 8 + 1), "little")
@@ -120,7 +120,7 @@ class GrammarRow:
             return
         if not self._matcher.consume_token(token) and not self._matcher.is_error():
             raise InvariantError(f"token {token} is allowed, but cannot be followed")
-        self._mask = None
+        self.mask = None
 
     def advance_forced(self, num_tokens: int) -> None:
         """Follow the output by the first `num_tokens` of its `forced_tokens`."""
@@ -128,12 +128,12 @@ class GrammarRow:
             raise InvariantError("nothing is forced")
         del self._run[:num_tokens]
         if self._is_cut and not self._run:
-            self._is_cut, self._mask = False, None
+            self._is_cut, self.mask = False, None
 
     def fork(self) -> "GrammarRow":
         """Return a row of the same state that moves on by itself."""
         fork = GrammarRow(self._matcher.deep_copy(), self.vocabulary, self.eos_token_ids)
-        fork._run, fork._mask = self._run.copy(), self._mask
+        fork._run, fork.mask = self._run.copy(), self.mask
         fork._is_cut, fork._failure = self._is_cut, self._failure
         return fork
 
@@ -161,22 +161,17 @@ class GrammarRow:
             failure = self._matcher.get_error().partition("\n")[0]
             is_usual = failure.startswith("NoExtension")
             self._failure = "the grammar allows nothing here" if is_usual else failure
-            self._mask = b""
+            self.mask = b""
             return False
         bits = int.from_bytes(mask, "little")  # bit i is token i
         token = bits.bit_length() - 1
         is_forced = bits and not bits & (bits - 1) and token not in self.eos_token_ids
         if not is_forced or len(self._run) >= MAX_RUN:
-            self._mask, self._is_cut = mask, bool(is_forced)
+            self.mask, self._is_cut = mask, bool(is_forced)
             return False
         self._matcher.consume_token(token)
         self._run.append(token)
         return True
-
-    @property
-    def is_found(self) -> bool:
-        """Whether the mask of this place is known."""
-        return self._mask is not None
 
 
 RowConstraint = GrammarRow | HealingRow
@@ -194,7 +189,7 @@ def find_masks(rows: Iterable[RowConstraint]) -> None:
 
     Masks of several rows are found in llguidance's thread pool, if each takes long enough.
     """
-    waiting = [row for row in rows if isinstance(row, GrammarRow) and not row.is_found]
+    waiting = [row for row in rows if isinstance(row, GrammarRow) and row.mask is None]
     while waiting:
         matchers = [row.read_forced_bytes() for row in waiting]
         if len(waiting) == 1 or waiting[0].vocabulary.vocab_size < MIN_POOLED_VOCABULARY:

@@ -5,8 +5,6 @@ another choice; there its next best token is right as often.  Which prefixes the
 of their hash, so its drafts are the same in every batch.
 """
 
-from typing import NamedTuple
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +22,6 @@ from batcher.models.simulated import (
 from batcher.splitmix64 import scramble
 
 _NEXT_BEST = np.float32(0.95)  # of the largest logit: more than any other is
-
-
-class _Wrong(NamedTuple):
-    """Rows that do not agree.
-
-    rows: where they are.  bits: which choose for them.  tokens: what the other model chooses;
-    others: what this one does.  [rows] each.
-    """
-
-    rows: IntArray
-    bits: Hashes
-    tokens: IntArray
-    others: IntArray
 
 
 class SimulatedDraft(SimulatedModel):
@@ -61,8 +46,8 @@ class SimulatedDraft(SimulatedModel):
             drafts = self._pages.drafts
             if drafts is not None:
                 self._mistake(output.draft_logits, drafts.hashes, self.lines[drafts.tokens])
-        wrong = self._wrong(self._hashes[slots], self._lines[slots])
-        output.tokens[slots[wrong.rows]] = wrong.others
+        rows, _, _, others = self._wrong(self._hashes[slots], self._lines[slots])
+        output.tokens[slots[rows]] = others
         return output
 
     def _mistake(self, logits: FloatArray, hashes: Hashes, lines: IntArray) -> None:
@@ -78,8 +63,13 @@ class SimulatedDraft(SimulatedModel):
         own[which[is_next], tokens[is_next]] = _NEXT_BEST * own[which, others][is_next]
         logits[rows] = own
 
-    def _wrong(self, hashes: Hashes, lines: IntArray) -> _Wrong:
-        """Return which rows are not to agree; arguments: as above."""
+    def _wrong(
+        self, hashes: Hashes, lines: IntArray
+    ) -> tuple[IntArray, Hashes, IntArray, IntArray]:
+        """Return which rows are not to agree, their bits, and what either model chooses for them.
+
+        Arguments: as above.
+        """
         bits = scramble(hashes)
         (rows,) = (_uniform(bits) >= self._agreement).nonzero()
         bits, lines = scramble(bits[rows]), lines[rows]
@@ -89,7 +79,7 @@ class SimulatedDraft(SimulatedModel):
         )
         is_same = others == tokens
         others[is_same] = (others[is_same] + 1) % self.vocab_size
-        return _Wrong(rows, bits, tokens, others)
+        return rows, bits, tokens, others
 
 
 def _uniform(bits: Hashes) -> NDArray[np.float64]:
