@@ -272,8 +272,6 @@ class RunOptions(DecodingOptions):
                 raise BatchdecodeError(f"--{one} and --{other} exclude each other: {why}")
         if self.on is not None and (self.workers is None or self.on.partition(":")[0] != "ray"):
             raise BatchdecodeError(f"--on {self.on}: it is ray or ray:ADDRESS, with --workers N")
-        if self.workers is not None and self.live == "plain":
-            raise BatchdecodeError("--live plain and --workers exclude each other")
         if self.otel not in {None, "env"} and not str(self.otel).startswith(
             ("http://", "https://")
         ):

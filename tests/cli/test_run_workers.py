@@ -390,11 +390,7 @@ def test_a_pipe_ends_at_a_bad_line(folder):
 
 
 def test_options_of_one_engine_are_refused():
-    for option in (
-        ("--stream",),
-        ("--live", "plain"),
-        ("--step-delay", "1"),
-    ):
+    for option in (("--stream",), ("--step-delay", "1")):
         done = batchdecode("run", "--workers", 2, *option, stdin=lines_of(*VARIED))
         assert done.returncode == 2
         assert option[0] in done.stderr
