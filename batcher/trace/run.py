@@ -625,10 +625,6 @@ class RequestFold:
     def open(self) -> Collection[RequestTimeline]:
         return self._open.values()
 
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
-
     def ends_at(self, restart: RestartEvent) -> list[FinishEvent]:
         """Return how all that has not ended ends, since whoever had it has died.
 
@@ -669,7 +665,6 @@ class RequestFold:
             raise InvariantError(f"{event.id!r} arrives in step {event.step}")
         self.num_arrived += 1
         self.num_wanted += event.max_tokens
-        number = self.num_arrived + self._num_back
         found = RequestTimeline(
             event.id,
             event.index,
@@ -677,29 +672,27 @@ class RequestFold:
             event.worker,
             event,
             event.step,
-            number,
+            self.num_arrived + self._num_back,
             event.max_tokens,
         )
-        if not event.index and event.worker is None:
-            self._open[event.id] = found
-            return found
         self._open[key_of(event.id, event.index, "sample", event.worker)] = found
-        if self.news is not None and event.index:
+        if event.index and self.news is not None:
             self.news.samples.append(event)
         return found
 
     def admit(self, event: AdmitEvent) -> RequestTimeline:
         """Move a sequence from the queue into its slot."""
-        is_first = not event.index and event.role != "negative"
-        key: SequenceKey = event.id
-        if not is_first or event.worker is not None:
-            key = key_of(event.id, event.index, event.role, event.worker)
+        key = key_of(event.id, event.index, event.role, event.worker)
         found = self._open.get(key)
         if found is None:  # of those that came along, or events that begin in the middle
             found = RequestTimeline(event.id, event.index, event.role, event.worker)
             self._open[key] = found
-        if not is_first and is_follower(event):
-            self._join(event, found)
+        if is_follower(event):
+            index = 0 if event.role == "beam" else event.index
+            first = self._open.get(key_of(event.id, index, "sample", event.worker))
+            if first is not None:
+                first.num_rows += len(first.admissions) == 1
+                found.max_tokens = first.max_tokens if event.role == "beam" else 0
         elif self._blocked:
             self._unblock(event)
         if found.admission is not None or (event.generated and not found.admissions):
@@ -720,10 +713,7 @@ class RequestFold:
 
     def finish(self, event: FinishEvent) -> RequestTimeline:
         """End a sequence, in its slot or in the queue."""
-        key: SequenceKey = event.id
-        if event.index or event.role == "negative" or event.worker is not None:
-            key = key_of(event.id, event.index, event.role, event.worker)
-        found = self._open.pop(key, None)
+        found = self._open.pop(key_of(event.id, event.index, event.role, event.worker), None)
         if found is None:
             found = RequestTimeline(event.id, event.index, event.role, event.worker)
         admission = found.admission
@@ -737,8 +727,17 @@ class RequestFold:
                 )
             if admission.told_still > event.step:  # it was aborted before that step
                 admission.num_still -= 1
-            if admission.drafts is not None and event.reason != "lost":
-                _check_tokens(event, found, admission, admission.drafts)
+            drafts, is_sample = admission.drafts, found.role == "sample"
+            if drafts is not None and is_sample and event.reason != "lost":
+                # Steps in which it stood still may be told of later, so there may be fewer.
+                counts, most = drafts.counts, found.tokens_after(event.step)
+                least = admission.event.generated + admission.num_jumped
+                least += counts.num_steps + counts.num_accepted - (event.reason == "error")
+                if not least <= event.tokens <= most:
+                    raise InvariantError(
+                        f"{found.label!r} ends in step {event.step} with {event.tokens} tokens, "
+                        f"but its steps and drafts gave it {least} to {most}"
+                    )
         elif event.slot is not None and not found.admissions:
             raise _not_held(event, "leaves")
         elif self._blocked:
@@ -747,13 +746,6 @@ class RequestFold:
         if self.news is not None:
             self.news.ended.append(found)
         return found
-
-    def _join(self, event: AdmitEvent, found: RequestTimeline) -> None:
-        index = 0 if event.role == "beam" else event.index
-        first = self._open.get(key_of(event.id, index, "sample", event.worker))
-        if first is not None:
-            first.num_rows += len(first.admissions) == 1
-            found.max_tokens = first.max_tokens if event.role == "beam" else 0
 
     def _unblock(self, event: AdmitEvent | FinishEvent) -> None:
         """Forget what blocked a sequence that waits no more."""
@@ -954,26 +946,6 @@ class RequestFold:
 def _not_held(event: PrefillEvent | PreemptEvent | FinishEvent, verb: str) -> InvariantError:
     label = label_of(event.id, event.index, event.role)
     return InvariantError(f"{label!r} {verb} slot {event.slot}, which it does not hold")
-
-
-def _check_tokens(
-    event: FinishEvent, found: RequestTimeline, admission: AdmissionRecord, drafts: DraftRecord
-) -> None:
-    """Make sure that a sequence ends with as many tokens as its steps and drafts can have given it.
-
-    Steps in which it stood still may be told of later, so there may be fewer than steps would give.
-    """
-    if found.role != "sample":
-        return
-    counts = drafts.counts
-    least = admission.event.generated + admission.num_jumped
-    least += counts.num_steps + counts.num_accepted - (event.reason == "error")
-    most = found.tokens_after(event.step)
-    if not least <= event.tokens <= most:
-        raise InvariantError(
-            f"{found.label!r} ends in step {event.step} with {event.tokens} tokens, but its steps "
-            f"and drafts gave it {least} to {most}"
-        )
 
 
 def aging_of(run: RunEvent) -> float | None:

@@ -332,7 +332,7 @@ class Recording:
 
     @property
     def _chapter_size(self) -> int:
-        return max(MIN_EVENTS, 2 * self._run.fold.num_open, len(self._run.slots))
+        return max(MIN_EVENTS, 2 * len(self._run.fold.open), len(self._run.slots))
 
     def _end_chapter(self, step: int) -> None:
         """Pack what was told; the next chapter begins with `step`."""
