@@ -79,7 +79,7 @@ class WatchedRun:
             self._run(loop, setup.engine.run_event(), batch, watch)
 
     def _run(self, loop, run, batch, watch):
-        clock, screen = Clock(), Screen(200, 60)
+        clock, screen = Clock(), Screen(60, 8)
         plan = RunPlan("run", run.policy, batch, loop.source.total, is_timed=bool(run.step_time))
         view = LiveView(plan, loop, screen, ScreenLive(screen), pace=Pace(0.1), clock=clock)
         self.events.append(run)

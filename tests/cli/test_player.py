@@ -214,6 +214,14 @@ def test_a_terminal_that_is_gone_ends_it():
         seen.press("q")
 
 
+def test_a_run_that_breaks_off_is_played_up_to_there():
+    seen = Seen(LONG[:40])
+    seen.press("end").wait(1.0)
+    last = max(getattr(event, "step", 0) for event in LONG[:40])
+    assert seen.step == last
+    assert f"step {last} " in seen.text
+
+
 def test_a_run_without_steps_is_not_played():
     run = play(DESIGN_JOBS, 2).events
     with pytest.raises(BatchdecodeError, match="nothing to play"):
