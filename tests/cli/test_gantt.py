@@ -7,32 +7,25 @@ from by_step import by_step
 from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_drafts import DraftedJob, drafted_workloads, play_drafts
+from reference_drafts import DraftedJob, play_drafts
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.trace.run import Fork, SlotSpan, StepDrafts
-from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline
+from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 from cli.screen.live_state import RunState
 from cli.screen.terminal import cell_width
-from cli.screen.theme import HUES, colored, hue_of
+from cli.screen.theme import HUES, colored
 from cli.views.gantt import (
     ASCII,
     UNICODE,
     Scale,
-    add_busy,
-    axis,
     bar_row,
-    bar_styles,
-    busy_shares,
     choose_zoom,
     draft_marks,
     headline,
-    highest_counts,
-    level_row,
-    shaded_row,
 )
 from cli.views.gantt import render_gantt as render_lines
 from cli.views.svg import render_svg
@@ -65,18 +58,6 @@ def test_the_example_of_the_design():
         "slot 0 ┃a━━━━━━━━━━━━━━━━┃d╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌  100%",
         "slot 1 ┃b━━━━┃c╌╌╌╌╌╌╌╌╌╌                           43%",
         " queue ██████▄▄▄▄▄▄▄▄▄▄▄▄                          max 2",
-    ]
-
-
-def test_the_example_of_the_design_in_ascii():
-    assert gantt_of(DESIGN_JOBS, width=60, ascii_only=True) == [
-        "7 steps - 2 slots - 71% busy - 4 requests",
-        "                                              | admitted",
-        "  step 0           2           4           6",
-        "       +-----------+-----------+-----------+-----  busy",
-        "slot 0 |a================|d----------------------  100%",
-        "slot 1 |b====|c----------                           43%",
-        " queue 999999555555555555                          max 2",
     ]
 
 
@@ -150,13 +131,6 @@ def test_the_worst_bubble_stands_in_the_middle_of_the_close_up():
     assert abs((idle[0] - zoom.start) - (zoom.stop - 1 - idle[-1])) <= 1
 
 
-def test_the_drain_at_the_end_is_not_a_bubble():
-    timeline = timeline_of([*jobs_of(*[50] * 400), Job("last", 3000)], 4)
-    zoom, reasons = choose_zoom(timeline, EVERYTHING, 64)
-    assert "queue" in reasons[0]
-    assert zoom.stop <= 6000
-
-
 def test_steps_choose_the_close_up():
     timeline = long_run()
     assert choose_zoom(timeline, Selection(start=10, stop=20), 64) == (range(10, 20), [])
@@ -222,18 +196,6 @@ def test_what_ids_have_in_common_is_what_the_labels_leave_out():
     starts = ["10━", "10#1━", "11━", "11~━"]
     for slot, start in enumerate(starts):
         assert row_of(lines, f"slot {slot}").startswith(f"slot {slot} ┃{start}")
-
-
-def test_the_id_of_a_single_request_is_whole():
-    timeline = Timeline.from_events(play_units(beams("wide-beam4", 2, 20), 2).events)
-    lines = render_gantt(timeline, width=100)
-    assert not any("ids " in line for line in lines)
-    assert "┃wide-beam4━" in row_of(lines, "slot 0")
-    assert "┃wide-beam4#1━" in row_of(lines, "slot 1")
-
-
-def test_short_ids_are_whole():
-    assert row_of(gantt_of([Job("a1", 20), Job("a2", 20)]), "slot 1").startswith("slot 1 ┃a2━")
 
 
 def test_ids_that_do_not_fit_are_cut_or_left_out():
@@ -320,15 +282,6 @@ def test_the_legend_names_the_marks_that_are_there():
     assert "beam" not in render_gantt(Timeline.from_events(partners), width=100)[1]
 
 
-def test_a_legend_without_room_beside_the_rest_has_lines_of_its_own():
-    lines = render_gantt(units_timeline(), width=40)
-    assert lines[2:4] == [
-        "┃ admitted  #n sample or beam n",
-        "╭n goes on as beam n  ~ negative prompt",
-    ]
-    assert max(map(cell_width, lines)) <= 40
-
-
 BEAM = SlotSpan(0, "b", 0, 0, 10, "length", "beam")
 
 
@@ -348,11 +301,6 @@ BEAM = SlotSpan(0, "b", 0, 0, 10, "length", "beam")
 def test_a_fork_is_marked_where_the_beam_goes_on(forks, scale, row):
     span = msgspec.structs.replace(BEAM, forks=tuple(Fork(*fork) for fork in forks))
     assert bar_row([span], {"b": "b"}, scale, UNICODE) == row
-
-
-def test_a_mark_of_a_fork_spoils_no_label_and_no_other_mark():
-    span = SlotSpan(0, "a-b", 0, 0, 4, "error", "beam", forks=(Fork(0, 0), Fork(2, 1)))
-    assert bar_row([span], {"a-b": "a-b"}, Scale(range(4), 8), ASCII) == "|a-b==/x"
 
 
 SPECULATING = SlotSpan(0, "a", 0, 0, 8, "length", drafted=9, accepted=3)
@@ -396,12 +344,6 @@ def test_marks_of_drafts_spoil_no_label_and_no_other_mark():
     assert row == "|a==========3/4x|long-------1---"
 
 
-def test_a_mark_that_meets_another_one_is_its_first_number():
-    span = SlotSpan(0, "a", 0, 0, 3, "error", drafted=4)
-    marks = {9: "13/44"}
-    assert bar_row([span], {"a": "a"}, Scale(range(3), 14), UNICODE, marks) == "┃a━━━━━━━13━━x"
-
-
 def speculating(length, **options):
     jobs = [DraftedJob("a", 3, length), DraftedJob("b", 3, length, speculates=False)]
     return render_gantt(Timeline.from_events(play_drafts(jobs, 2, 3).events), **options)
@@ -432,22 +374,8 @@ def test_a_run_that_speculates_in_a_narrow_terminal_without_unicode():
     ]
 
 
-def test_a_slot_without_drafts_has_no_legend_of_them():
-    lines = speculating(9, selection=Selection(slots=frozenset({1})), width=80)
-    assert lines[1].strip() == "┃ admitted"
-
-
 def test_of_a_run_that_speculates_for_long_a_cell_tells_the_mean():
     assert speculating(300, width=60)[2].endswith("┃ admitted  n drafts accepted a step")
-
-
-@given(drafted_workloads(), st.booleans(), st.integers(40, 120), st.booleans())
-def test_any_timeline_of_drafts_can_be_drawn(workload, is_timed, width, ascii_only):
-    timeline = Timeline.from_events(play_drafts(*workload, is_timed=is_timed).events)
-    lines = render_gantt(timeline, width=width, ascii_only=ascii_only)
-    assert max(map(cell_width, lines)) <= width
-    has_drafts = any(span.drafted for span in timeline.spans)
-    assert ("accepted" in " ".join(lines)) == has_drafts
 
 
 def test_what_still_runs_is_counted():
@@ -500,50 +428,6 @@ def test_a_scale_shows_every_step_once_and_in_order(start, num_steps, max_cells,
     for step in scale.steps:
         cells = [cell for cell in range(scale.num_cells) if step in scale.steps_at(cell)]
         assert (scale.first_cell(step), scale.last_cell(step)) == (cells[0], cells[-1])
-
-
-def test_shades_keep_nothing_and_everything_apart_from_the_rest():
-    assert shaded_row([0.0, 0.001, 0.4, 0.999, 1.0], UNICODE) == " ░▒▓█"
-
-
-def test_levels_show_every_wait_and_only_the_peak_as_full():
-    assert level_row([0, 1, 99, 100], 100, UNICODE) == " ▁██"
-    assert level_row([0, 0, 0, 0], 0, UNICODE) == "    "
-    stretches = [Stretch(0, 1, 0), Stretch(1, 2, 5), Stretch(2, 3, 1), Stretch(3, 4, 0)]
-    assert highest_counts(stretches, Scale(range(4), 2)) == [5, 1]
-    assert level_row([5, 1], 5, UNICODE) == "█▂"
-
-
-def test_a_cell_is_as_busy_as_its_steps():
-    timeline = timeline_of([Job("a", 3), Job("c", 9, 0.5), Job("b", 2, 4.0)], 2)
-    slot_0 = [span for span in timeline.spans if span.slot == 0]
-    scale, busy = Scale(range(6), 3), [0, 0, 0]
-    for span in slot_0:
-        add_busy(busy, span, scale)
-    assert busy_shares(busy, scale) == [1.0, 0.5, 1.0]
-
-
-def test_a_bubble_of_most_of_a_cell_shows():
-    timeline = timeline_of([Job("a", 41), Job("c", 99), Job("b", 40, 44.0)], 2)
-    slot_0 = [span for span in timeline.spans if span.slot == 0]
-    labels = {"a": "a", "b": "b"}
-    assert bar_row(slot_0, labels, Scale(range(80), 20), UNICODE) == "┃a━━━━━━━━ ┃b╌╌╌╌╌╌╌"
-
-
-def test_axis_numbers_stand_at_their_ticks_and_never_touch():
-    numbers, line = axis(Scale(range(1037, 1433), 66), UNICODE)
-    assert len(numbers) == len(line) == 66
-    for cell, char in enumerate(line):
-        if char == "┬":
-            step = int(numbers[cell:].split()[0])
-            assert cell == Scale(range(1037, 1433), 66).first_cell(step)
-    assert axis(Scale(range(1095, 1491), 66), UNICODE)[0].split() == [
-        "1095",
-        "1200",
-        "1300",
-        "1400",
-    ]
-    assert numbers.split() == ["1037", "1100", "1200", "1300", "1400"]
 
 
 def test_the_title_says_how_many_failed_whether_they_had_slots_or_not():
@@ -627,27 +511,6 @@ def test_colours_are_those_the_user_chose_and_tell_requests_apart():
     assert {*HUES, "preempted", "admitted", "queue"} <= styles
 
 
-@given(paged_workloads())
-def test_each_cell_of_a_bar_has_the_style_of_what_holds_the_slot(workload):
-    jobs, limits = workload
-    timeline = Timeline.from_events(play_paged(jobs, limits).events)
-    for slot in range(timeline.num_slots):
-        spans = list(timeline.select_spans(Selection(slots=frozenset({slot}))))
-        scale = Scale.fit(range(timeline.num_steps), 1000, 3) if timeline.num_steps else None
-        if not spans or scale.cells_per_step < 2:
-            continue
-        styles = bar_styles(spans, scale)
-        held = {step for span in spans for step in range(span.start, span.end)}
-        for step in range(timeline.num_steps):
-            cells = styles[scale.first_cell(step) : scale.last_cell(step) + 1]
-            assert all(cells) if step in held else not any(cells)
-        for span in spans:
-            first, last = scale.first_cell(span.start) + 1, scale.last_cell(span.end - 1)
-            assert set(styles[first:last]) <= {hue_of(span.id)}
-        starts = {scale.first_cell(span.start) for span in spans}
-        assert {cell for cell, style in enumerate(styles) if style == "admitted"} == starts
-
-
 def kept(events, batch):
     """Return the timeline that a live view makes of the sequences that it keeps."""
     run, state = events[0], RunState(batch)
@@ -678,11 +541,6 @@ def test_a_live_view_keeps_the_gantt_of_a_run_that_preempts(workload):
 def test_a_live_view_keeps_the_gantt_of_samples_and_beams(workload, seed):
     units, batch = workload
     check_kept(play_units(units, batch, seed).events, batch)
-
-
-@given(drafted_workloads())
-def test_a_live_view_keeps_the_gantt_of_a_run_with_drafts(workload):
-    check_kept(play_drafts(*workload).events, workload[1])
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

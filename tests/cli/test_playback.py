@@ -20,7 +20,6 @@ from batcher.trace.files import read_trace
 from batcher.trace.run import label_of
 from batcher.trace.timeline import Timeline
 from cli.screen.live_picture import Longest, Picture
-from cli.screen.live_state import counts
 from cli.screen.theme import UNICODE
 from cli.views import recording
 from cli.views.recording import Playback
@@ -211,18 +210,3 @@ def test_no_seek_looks_for_garbage_in_what_it_unpacks(monkeypatch):
         played.seek(step)
         assert gc.isenabled()
     assert seen == [False]
-
-
-def test_what_has_ended_with_the_last_step_runs_no_more(tmp_path, monkeypatch):
-    write_requests(tmp_path / "in", [{"prompt_tokens": 2, "max_tokens": 3, "ignore_eos": True}] * 3)
-    run = watch_run(monkeypatch, tmp_path / "in", 2, {}, lambda scene: None)
-    played = Playback(record(run.events), "run", UNICODE)
-    for step, told in (
-        (0, ["step 0", "0/3 done", "2 running", "1 queued"]),
-        (2, ["step 2", "2/3 done", "0 running", "1 queued"]),
-        (played.last_step, ["step 5", "3/3 done", "0 running", "0 queued"]),
-    ):
-        scene = played.seek(step)
-        assert [
-            fact.text for fact in counts(scene.run, scene.plan, scene.gauges, scene.moment, ", ")
-        ] == told

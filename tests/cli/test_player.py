@@ -89,14 +89,6 @@ def test_steps_follow_each_other_as_fast_as_is_said_up_to_the_end():
     assert seen.press(" ").wait(0.5).step == 2  # from the beginning again
 
 
-def test_backwards_it_ends_at_the_first_step():
-    seen = Seen(LONG, step=20)
-    seen.press("r")
-    assert "10 steps/s back" in seen.wait(0.5).text
-    assert seen.step == 15
-    assert seen.wait_long().step == 0
-
-
 @given(st.lists(st.sampled_from([*MOVES, " ", "r", "+", "-", "]", "[", "?", "up", "escape"])))
 def test_keys_go_as_many_steps_as_they_say_and_stay_in_the_run(keys):
     seen, expected = Seen(LONG, rows=8, span=StepRange(5, 30), step=9), 9

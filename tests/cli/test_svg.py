@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
-from reference_schedule import DESIGN_JOBS, Job, jobs_of, play
+from reference_schedule import DESIGN_JOBS, Job, play
 from reference_units import play_units, unit_workloads
 
-from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, PreemptEvent, RunEvent
+from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
-from cli.views.svg import FIGURE_WIDTH, NAME_WIDTH, TOOTH, Areas, Drawing, Row, TimeAxis, render_svg
+from cli.views.svg import FIGURE_WIDTH, NAME_WIDTH, Areas, Drawing, Row, TimeAxis, render_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTH = 900
@@ -159,22 +159,6 @@ def test_a_prefill_is_as_long_as_its_steps():
     assert (pytest.approx(left, abs=0.1), pytest.approx(right - left, abs=0.1)) in found
 
 
-def test_stripes_leave_a_torn_end_free():
-    events = [
-        RunEvent(batch=1, model="test", settings={}),
-        ArriveEvent(0, 0.0, "a", 0, "input", 9, 9),
-        AdmitEvent(0, 0.0, "a", 0, 0, "empty", left=5),
-        PreemptEvent(2, 2.0, "a", 0, 0, "kv", "a", 0, 4, 0),
-        AdmitEvent(3, 3.0, "a", 0, 0, "refill"),
-        FinishEvent(8, 8.0, "a", 0, 0, "length", None, 6),
-    ]
-    root = picture_of(Timeline.from_events(events))
-    (_, _, right), _ = bars_of(root)
-    stripe = next(rect for rect in root.iter(f"{SVG}rect") if rect.get("class") == "striped")
-    teeth = right - float(stripe.get("x")) - float(stripe.get("width"))
-    assert teeth == pytest.approx(TOOTH, abs=0.2)
-
-
 def test_in_seconds_a_pause_is_a_gap():
     timeline = timeline_of([Job("a", 2), Job("b", 2, 8.0)], 1)
     (_, _, end), (_, start, _) = bars_of(picture_of(timeline, unit="seconds"))
@@ -228,18 +212,6 @@ def test_an_area_is_as_high_as_the_share_that_is_held():
         "M0 30H0V20H100V30H300V30Z",
     ]
     assert areas.busy == {(0,): 300, (1,): 200, (2,): 100}
-
-
-def test_groups_of_slots_are_as_high_as_all_of_them_together():
-    timeline = timeline_of(jobs_of(*[400, 200] * 32), 64)
-    axis = TimeAxis.of(timeline, range(400), 0, 400, "steps")
-    areas = Areas(timeline.spans, range(64), axis)
-    assert areas.busy == {(slot, slot + 1): 600 for slot in range(0, 64, 2)}
-    drawing = Drawing(400)
-    areas.draw(drawing, [Row(0, 10)] * 32)
-    paths = parsed(drawing.encode(10, "")).iter(f"{SVG}path")
-    found = {path.get("d") for path in paths if path.get("class") == "decode"}
-    assert found == {"M0 10H0V0H200V5H400V10H400V10Z"}
 
 
 def test_the_same_run_gives_the_same_bytes_and_the_dark_has_its_own_colours():

@@ -231,13 +231,6 @@ def test_stdin_is_a_trace_or_requests(data):
     assert rows_of(done.stdout) == DESIGN_SPANS
 
 
-def test_stdin_may_be_a_file(tmp_path):
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(DESIGN_REQUESTS)
-    with path.open("rb") as stdin:
-        assert rows_of(command("-b2", stdin=stdin).stdout) == DESIGN_SPANS
-
-
 def test_stdin_may_be_the_rest_of_a_file(tmp_path):
     path = tmp_path / "requests.jsonl"
     path.write_bytes(b"# read by somebody else\n" + DESIGN_REQUESTS)
@@ -297,22 +290,6 @@ def test_colours_go_to_a_terminal_and_where_they_are_asked_for(shown, design_tra
     for _ in range(2):
         shown(design_trace, format="gantt", color="always", output=str(tmp_path / "view"))
     assert b"\x1b[" in (tmp_path / "view").read_bytes()
-
-
-def test_no_variable_colours_a_pipe(shown, design_trace, monkeypatch):
-    plain = shown(design_trace, format="gantt")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert shown(design_trace, format="gantt") == plain
-
-
-def test_in_a_pipe_of_no_locale_the_gantt_is_ascii_and_in_a_file_it_is_not(design_trace, tmp_path):
-    command = [*COMMAND, "trace", str(design_trace), "--format", "gantt"]
-    environment = ENVIRONMENT | {"LC_ALL": "C"}
-    shown = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
-    assert b"|a=" in shown
-    assert shown.isascii()
-    subprocess.run([*command, "-o", tmp_path / "file"], env=environment, check=True)
-    assert "┃a━" in (tmp_path / "file").read_text("utf-8")
 
 
 def test_on_a_terminal_of_no_locale_the_gantt_is_ascii(tmp_path):

@@ -21,7 +21,7 @@ from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
 from batcher.settings import SchedulingSettings
 from batcher.trace.files import encode_events
-from cli.views.story_text import WHOLE, describe, names, results_of, tell, time_of
+from cli.views.story_text import WHOLE, describe, results_of, tell
 
 ASKED = {"id": "a", "prompt": "x", "max_tokens": 1}
 WHICH_RUN = (
@@ -322,37 +322,6 @@ def test_a_file_that_is_called_like_a_command_can_be_given_with_its_folder(trace
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 5)
     done = batchdecode("trace", "--format", "csv", "why", cwd=traces)
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 5)
-
-
-def test_help_lists_the_commands_below_and_each_has_its_own():
-    done = batchdecode("trace", "--help")
-    told = done.stdout.decode()
-    assert told.startswith("Usage: batchdecode trace [OPTIONS] [INPUT]")
-    assert "\nCommands:\n  why   Explain one request" in told
-    for name, usage in {"why": "[ID] [INPUT]", "diff": "{A} {B}"}.items():
-        told = batchdecode("trace", name, "-h").stdout.decode()
-        assert told.startswith(f"Usage: batchdecode trace {name} [OPTIONS] {usage}")
-
-
-@pytest.mark.parametrize(
-    ("labels", "text"),
-    [
-        (["a"], "a"),
-        (["a", "b"], "a and b"),
-        (["a", "b", "c"], "a, b and c"),
-        (["a", "b", "c", "d"], "a, b and 2 more"),
-    ],
-)
-def test_of_many_names_some_are_told(labels, text):
-    assert names(labels) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0, "0.0 s"), (12.5, "12.5 s"), (0.0625, "0.062 s"), (1e4, "10,000.0 s")],
-)
-def test_times_have_as_many_digits_as_they_need(seconds, text):
-    assert time_of(seconds) == text
 
 
 def test_where_each_step_takes_a_second_only_times_that_are_no_number_of_steps_are_told():
