@@ -33,7 +33,6 @@ from batcher.events import (
     RetryReason,
     RunEvent,
     SequenceName,
-    SpeculateEvent,
     SpeculateReason,
 )
 from batcher.metrics.times import StepFeed, WholeStep, open_feed
@@ -84,21 +83,11 @@ class EndedSequence(NamedTuple):
         return sum(phase.end - phase.start for phase in self.phases if phase.name in names)
 
 
-class _Begun:
+class _Begun(Struct):
     """What is known of a sequence: its phases by their starts, and when its first token came."""
 
-    def __init__(self, arrival: float) -> None:
-        self.marks: list[tuple[PhaseName, float, int | None]] = [("queue", arrival, None)]
-        self.first_token: float | None = None
-
-    def phases(self, end: float) -> list[RequestPhase]:
-        """Return those that took any time, of a sequence that ended at `end`."""
-        ends = [start for _, start, _ in self.marks[1:]] + [end]
-        return [
-            RequestPhase(name, start, end, slot)
-            for (name, start, slot), end in zip(self.marks, ends, strict=True)
-            if end > start
-        ]
+    marks: list[tuple[PhaseName, float, int | None]]
+    first_token: float | None = None
 
 
 class PhaseFollower:
@@ -153,29 +142,23 @@ class PhaseFollower:
             begun.marks.append(("decode", step.start, slot))
         self._decoding_next.clear()
         for event, found in step.events:
-            if isinstance(event, FinishEvent):
-                if event.step >= step.step:
-                    yield from self._finish(event, found, step.end)
-            elif found.arrive is not None and not is_follower(found):
-                self._move(event, found, found.arrive, step)
+            if isinstance(event, FinishEvent) and event.step >= step.step:
+                yield from self._finish(event, found, step.end)
+            if found.arrive is None or is_follower(found):
+                continue
+            if isinstance(event, AdmitEvent):
+                begun = self._begun.setdefault(id(found), _begun_at(found.arrive))
+                begun.marks.append(("prefill", step.start, event.slot))
+            elif isinstance(event, PreemptEvent):
+                self._begun[id(found)].marks.append(("preempted", step.start, None))
+            if isinstance(event, AdmitEvent | PrefillEvent | ReceiveEvent) and any(
+                admission.first_token == event.step for admission in found.admissions
+            ):
+                begun = self._begun[id(found)]
+                if begun.first_token is None:
+                    begun.first_token = step.end
+                self._decoding_next.append((begun, event.slot))
         self._last_end = step.end
-
-    def _move(
-        self, event: object, found: RequestTimeline, arrive: ArriveEvent, step: WholeStep
-    ) -> None:
-        """Take in what begins a phase of a sequence, or lets one begin with the next step."""
-        if isinstance(event, AdmitEvent):
-            begun = self._begun.setdefault(id(found), _Begun(arrive.time))
-            begun.marks.append(("prefill", step.start, event.slot))
-        elif isinstance(event, PreemptEvent):
-            self._begun[id(found)].marks.append(("preempted", step.start, None))
-        if isinstance(event, AdmitEvent | PrefillEvent | ReceiveEvent) and any(
-            admission.first_token == event.step for admission in found.admissions
-        ):
-            begun = self._begun[id(found)]
-            if begun.first_token is None:
-                begun.first_token = step.end
-            self._decoding_next.append((begun, event.slot))
 
     def _finish(
         self, event: FinishEvent, found: RequestTimeline, end: float
@@ -185,10 +168,19 @@ class PhaseFollower:
             return
         if found.admission is None:  # it ended while it waited
             end = max(event.time, found.arrive.time)
-        begun = begun or _Begun(found.arrive.time)
+        begun = begun or _begun_at(found.arrive)
+        starts = [start for _, start, _ in begun.marks]
+        phases = [
+            RequestPhase(name, start, until, slot)
+            for (name, start, slot), until in zip(begun.marks, [*starts[1:], end], strict=True)
+            if until > start
+        ]
         cached = found.admissions[0].event.cached if found.admissions else 0
-        phases = begun.phases(end)
         yield EndedSequence(found.arrive, event, end, begun.first_token, cached, phases)
+
+
+def _begun_at(arrive: ArriveEvent) -> _Begun:
+    return _Begun([("queue", arrive.time, None)])
 
 
 class DraftChange(Struct, frozen=True):
@@ -197,10 +189,6 @@ class DraftChange(Struct, frozen=True):
     step: int
     tokens: int
     reason: SpeculateReason
-
-    @classmethod
-    def by(cls, event: SpeculateEvent) -> "DraftChange":
-        return cls(event.step, event.tokens, event.reason)
 
 
 class StoryDrafts(Struct, frozen=True, omit_defaults=True):
@@ -228,7 +216,7 @@ class StoryDrafts(Struct, frozen=True, omit_defaults=True):
             counts.num_accepted,
             counts.by_position(),
             record.num_changes,
-            None if change is None else DraftChange.by(change),
+            None if change is None else DraftChange(change.step, change.tokens, change.reason),
         )
 
 
