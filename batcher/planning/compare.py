@@ -149,7 +149,6 @@ def compare(
 
 
 def settings_of(deployment: Deployment) -> dict[str, Value]:
-    """Return what `deployment` has on each of AXES, by name."""
     return {name: axis.value_of(deployment) for name, axis in AXES.items()}
 
 

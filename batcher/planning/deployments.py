@@ -88,17 +88,14 @@ class Axis(Struct, frozen=True):
 
     @property
     def option(self) -> str:
-        """Return the option that gives its values."""
         return f"--{self.name.replace('_', '-')}"
 
     def value_of(self, deployment: Deployment) -> Value:
-        """Return the value that `deployment` has on it."""
         if self.name in Deployment.__struct_fields__:
             return getattr(deployment, self.name)
         return getattr(deployment.scheduling, self.name)
 
     def set(self, deployment: Deployment, value: Value) -> Deployment:
-        """Return `deployment` with another value on it."""
         if self.name in Deployment.__struct_fields__:
             return replace(deployment, **{self.name: value})
         scheduling = replace(deployment.scheduling, **{self.name: value})
@@ -126,7 +123,6 @@ class FleetAxis(Axis, frozen=True):
     """The fleet of a file, which says how many replicas there are, and maybe the router."""
 
     def set(self, deployment: Deployment, value: FleetFile) -> Deployment:
-        """Return `deployment` with this fleet."""
         stated = {name: getattr(value, name) for name in OF_ROUTING}
         stated = {name: each for name, each in stated.items() if each is not None}
         return replace(deployment, fleet=value, replicas=value.num_replicas, **stated)
@@ -239,7 +235,6 @@ OF_ENGINE = [name for name in AXES if name not in ("fleet", "replicas", *OF_ROUT
 
 
 def show_value(axis: Axis, value: Value) -> str:
-    """Return a value as a person gives it."""
     setting = SETTINGS.get(axis.name)
     if setting is not None:
         return setting.shown(value)
@@ -328,7 +323,6 @@ def transfer_of(deployment: Deployment) -> Transfer | None:
 
 
 def engines_of(deployments: Iterable[Deployment]) -> list[Deployment]:
-    """Return what the replicas of `deployments` are."""
     return [group.engine for deployment in deployments for group in groups_of(deployment)]
 
 

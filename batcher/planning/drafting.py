@@ -35,7 +35,6 @@ class Gain(Struct, frozen=True, kw_only=True):
 
 
 def without_drafts(deployment: Deployment) -> Deployment:
-    """Return `deployment` as it is without any drafts."""
     for name in ("draft_tokens", *_NEEDED_BY):
         deployment = AXES[name].set(deployment, AXES[name].value_of(Deployment()))
     return deployment

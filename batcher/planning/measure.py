@@ -143,7 +143,6 @@ def run(
 
 
 def turns_of(workload: AnyWorkload) -> Turns:
-    """Return what makes the sequences of a workload."""
     return Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload)
 
 

@@ -271,7 +271,6 @@ class _Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """The share of the requests that meet the SLO so."""
         return self.score[0]
 
 
@@ -502,7 +501,6 @@ class _Trials:
         self._ahead.update(zip(numbers, outcomes, strict=True))
 
     def trial_of(self, number: int) -> Trial:
-        """Return a number that was tried, for a report."""
         outcome = self.outcomes[number]
         return Trial(
             value=self._ladder.value_of(number),

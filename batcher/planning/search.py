@@ -40,7 +40,6 @@ class Ladder:
         self.rungs, self.start = self._make_rungs(workload)
 
     def value_of(self, number: int) -> Value:
-        """Return what a whole number stands for."""
         if self.searched == "rate":
             return 2 ** (-number / STEPS_OF_DOUBLING)
         return number * self._num_replicas if self.searched == "replicas" else number
@@ -55,7 +54,6 @@ class Ladder:
         return 1 if self.searched == "rate" else max(1, number // STEPS_OF_DOUBLING)
 
     def deployment_of(self, number: int, base: Deployment | None = None) -> Deployment:
-        """Return the deployment with that value; `base`: as it is otherwise."""
         base, value = base or self.base, self.value_of(number)
         if self.searched == "rate":
             return replace(base, rate=value)

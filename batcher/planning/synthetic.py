@@ -349,7 +349,6 @@ class _Turn(Struct, frozen=True, gc=False):
 
 
 def open_entries(workload: SyntheticWorkload, arrivals: Arrivals) -> Iterator[WorkloadEntry]:
-    """Yield single requests without end, that arrive by a pattern."""
     times = arrivals.times(make_generator(workload.seed, ARRIVALS))
     turns = (_Turn(f"{workload.name}{number}", time) for number, time in enumerate(times))
     return _fill(workload, turns)

@@ -62,7 +62,6 @@ class WorkloadEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
 
 def encode_entries(entries: Iterable[WorkloadEntry]) -> Iterator[bytes]:
-    """Yield `entries` as lines of JSON, in blocks of whole lines."""
     encode = msgspec.json.Encoder().encode_lines
     remaining = iter(entries)
     while block := list(islice(remaining, _ENTRIES_PER_BLOCK)):
@@ -74,7 +73,6 @@ class LengthCounts(Counter[int]):
 
     @property
     def sum(self) -> int:
-        """The sum of all lengths."""
         return sum(length * count for length, count in self.items())
 
     def percentile(self, percent: int) -> int:
@@ -390,7 +388,6 @@ def _read_number(line: bytes, number: int, checks: TraceEntryChecks) -> int:
 
 
 def scale_times(entries: Iterable[WorkloadEntry], factor: float) -> Iterator[WorkloadEntry]:
-    """Yield `entries` with their arrival times multiplied by `factor`."""
     for entry in entries:
         yield replace(entry, arrival_time=round(entry.arrival_time * factor, _DIGITS))
 

@@ -83,7 +83,6 @@ _UniqueKeyLoader.add_implicit_resolver(  # 5e-6, which is a number everywhere bu
 
 @cache
 def shipped(file: str) -> dict[str, Any]:
-    """Return what a YAML file of this package holds."""
     return _loaded(files("batcher.timing").joinpath(file).read_text("utf-8"), file)
 
 
@@ -180,7 +179,6 @@ class Place:
         return f"{where}: {self._what}"
 
     def at(self, key: str | int) -> "Place":
-        """Return where something within it stands, which is called the same."""
         return Place(self._path, self._what, *self._keys, key)
 
 

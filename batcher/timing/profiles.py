@@ -78,7 +78,6 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def terms(self) -> dict[str, float]:
-        """The terms by their names, of MORE_TERMS those that are not 0."""
         more = [term for term in MORE_TERMS if getattr(self, term)]
         return {term: getattr(self, term) for term in (*TERMS, *more)}
 
@@ -90,7 +89,6 @@ class Profile(Struct, frozen=True, kw_only=True):
         return self.num_experts, self.num_experts_per_tok
 
     def step_time(self, name: str) -> StepTime:
-        """Return the step time that a profile of this name stands for."""
         passes = [
             ProfileStepTime(name, self.terms, self.by_tokens, self.experts, parts)
             for parts in range(1, self.pipeline_parallel + 1)
@@ -104,7 +102,6 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 @cache
 def shipped_profiles() -> dict[str, Profile]:
-    """Return the profiles that come with the project, by name."""
     return _as_profiles(catalog.shipped("profiles.yaml"), "profiles.yaml")
 
 
@@ -197,7 +194,6 @@ class Overhead(Struct, frozen=True, kw_only=True):
     source: catalog.Text = "not stated"
 
     def gap_seconds(self, num_layers: int) -> float:
-        """Return what is added to each step."""
         return self.gap_us * num_layers / 1e6
 
     def least_ms(self, num_layers: int) -> float:
@@ -254,7 +250,6 @@ class KvRoom(Struct, frozen=True):
     is_reported: bool
 
     def num_blocks(self, block_size: int) -> int:
-        """Count the blocks of so many tokens that sequences get."""
         return usable_blocks(self.num_tokens // block_size)
 
 

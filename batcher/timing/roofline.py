@@ -100,7 +100,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def attention_weights(self) -> int:
-        """The weights of the attention of a layer."""
         if self._latent is None:
             return self.hidden_size * 2 * (self.attention_size + self.kv_size)
         latent, rotary, keys, values = self._latent
@@ -133,7 +132,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def expert_weights(self) -> int:
-        """The weights of one expert in each layer that has any."""
         size = self.moe_intermediate_size or self.intermediate_size
         return self.num_expert_layers * 3 * self.hidden_size * size
 
@@ -144,12 +142,10 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def output_weights(self) -> int:
-        """The weights between the last layer and the vocabulary."""
         return self.hidden_size * self.vocab_size
 
     @property
     def expert_bytes(self) -> int:
-        """The bytes of all experts."""
         return self.expert_weights * (self.num_experts or 0) * self.bytes_per_weight
 
     @property
@@ -192,7 +188,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def num_all_reduces(self) -> int:
-        """Those of a step on several GPUs: after the attention and the MLP of each layer."""
         return 2 * self.num_hidden_layers
 
 

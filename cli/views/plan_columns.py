@@ -37,7 +37,6 @@ class Column(Struct, frozen=True):
     best: int = 1
 
     def value_of(self, cell: "GridCell") -> Number:
-        """Return its number for `cell`."""
         found: Any = cell
         for name in self.path.split("."):
             if found is None:
@@ -56,7 +55,6 @@ class Column(Struct, frozen=True):
         return self
 
     def text_of(self, cell: "GridCell") -> str:
-        """Return its number for `cell` as people read it."""
         value = self.value_of(cell)
         return "-" if value is None else self.show(value)
 

@@ -227,7 +227,6 @@ def csv_of(cells: Sequence[GridCell]) -> str:
 
 
 def json_of(cells: Sequence[GridCell]) -> str:
-    """Return a line of JSON for each cell: settings, problem, is_knee and outcome."""
     return "".join(
         msgspec.json.encode(
             {
@@ -267,7 +266,6 @@ def _notes(cell: GridCell) -> Iterator[str]:
 
 
 def cost_text(cost: Cost) -> list[str]:
-    """Return what the GPUs of all replicas cost and draw."""
     parts = [f"{counted(cost.gpus, 'GPU')} for ${number(cost.dollars_per_hour)} an hour"]
     if cost.dollars_per_million_tokens is not None:
         parts.append(f"${number(cost.dollars_per_million_tokens)} a million output tokens")
@@ -277,7 +275,6 @@ def cost_text(cost: Cost) -> list[str]:
 
 
 def sources_text(costs: Sequence[Cost]) -> str:
-    """Return where the prices are from."""
     sources = dict.fromkeys(source for cost in costs for source in cost.price_sources)
     return f"source of the prices: {', '.join(map(printable, sources))}"
 
@@ -521,7 +518,6 @@ def _value(relief: Relief) -> str:
 
 
 def named(searched: Searched, value: Value) -> str:
-    """Return a value of what is searched, with its name."""
     return f"{searched.replace('_', '-')} {_short(searched, value)}"
 
 

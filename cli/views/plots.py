@@ -106,7 +106,6 @@ class Chart(Struct, frozen=True):
 
     @property
     def points(self) -> list[Point]:
-        """The points of all lines."""
         return [point for line in self.lines.values() for point in line]
 
     @property
@@ -151,7 +150,6 @@ class Chart(Struct, frozen=True):
 
     @property
     def named(self) -> list[Point]:
-        """The points that have their label beside them."""
         points, frontier = self.points, self.frontier
         if len(points) <= MAX_NAMED:
             return points
@@ -159,7 +157,6 @@ class Chart(Struct, frozen=True):
 
 
 def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart]:
-    """Return the charts of a comparison."""
     names = varied(cell.deployment for cell in cells)
     num_values = {
         name: len({str(AXES[name].value_of(cell.deployment)) for cell in cells}) for name in names
@@ -200,7 +197,6 @@ def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart
 
 
 def charts_of_plan(plan: Plan) -> list[Chart]:
-    """Return the charts of what a plan has tried."""
 
     def points(name: str) -> Iterator[tuple[str, Point]]:
         for trial in plan.trials:
@@ -226,7 +222,6 @@ def _latency_title(name: str, percent: str) -> str:
 
 
 def limit_label(limit: float) -> str:
-    """Return what stands beside the line of a limit."""
     return f"SLO {duration(limit)}"
 
 
