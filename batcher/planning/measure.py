@@ -31,7 +31,6 @@ from batcher.planning.fleet import (
     PAID,
     Fleet,
     FleetResult,
-    Life,
     ReplicasResult,
     ReplicaState,
     result_of_engine,
@@ -272,18 +271,9 @@ def uses_of(
     result: FleetResult, groups: Sequence[EngineGroup], parts: Sequence[ReplicasResult]
 ) -> list[GroupUse]:
     """Return what the replicas of each group did; parts: their results, group by group."""
-    lives: dict[str, list[Life]] = {group.name: [] for group in groups}
-    if result.history is not None:
-        for life, replica in zip(result.history.lives, result.replicas, strict=True):
-            lives[replica.group].append(life)
-    end, uses = (result.first_arrival or 0.0) + result.makespan, []
+    uses, fleet = [], fleet_use_of(result)
     for group, part in zip(groups, parts, strict=True):
         paid = part.paid_seconds(result.makespan)
-        most = len(part.replicas)
-        if result.history is not None:
-            most = max(
-                (num_paid for _, _, num_paid in timeline_of(lives[group.name], end)), default=0
-            )
         uses.append(
             GroupUse(
                 name=group.name,
@@ -297,7 +287,8 @@ def uses_of(
                 slots_used=_rounded(part.slot_utilisation),
                 kv_used=_rounded_if(part.kv_utilisation),
                 preemptions=part.totals.num_preemptions,
-                most_replicas=most,
+                # a fleet that is managed has one group
+                most_replicas=len(part.replicas) if fleet is None else fleet.most_replicas,
             )
         )
     return uses

@@ -105,18 +105,6 @@ def test_memory_that_is_unlimited_is_said_once_for_each_profile():
     assert limited.stderr == ""
 
 
-def test_numbers_by_arithmetic(tmp_path):
-    # 8 requests of 10 tokens at 0, a second a step: two rounds in 4 slots
-    path = tmp_path / "r.jsonl"
-    path.write_bytes(lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8))
-    (four, eight) = rows_of(path, "--batch", "4,8", "--slo", "e2e=10")
-    assert (four["settings"]["batch"], eight["settings"]["batch"]) == (4, 8)
-    assert (four["outcome"]["tokens_per_s"], eight["outcome"]["tokens_per_s"]) == (4.0, 8.0)
-    assert (four["outcome"]["goodput"]["good"], eight["outcome"]["goodput"]["good"]) == (4, 8)
-    assert four["outcome"]["binding"]["constraint"] == "slots"
-    assert eight["outcome"]["binding"]["constraint"] == "compute"
-
-
 def test_processes_change_nothing(tmp_path):
     path = tmp_path / "r.jsonl"
     path.write_bytes(lines_of(*workload(200, arrivals=lambda i: i)))

@@ -115,8 +115,3 @@ def test_a_given_file_that_cannot_be_used(folder, name, message):
     done = replay(folder, "--meta", name)
     assert (done.returncode, done.stdout) == (2, b"")
     assert message in done.stderr
-
-
-def test_a_setting_that_is_not_simulated_is_said(folder):
-    (folder / "meta.json").write_text(json.dumps(LIMITS | {"pipeline_parallel_size": 2}))
-    assert replay(folder).stderr == "meta.json: pipeline_parallel_size 2 is not simulated\n"

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from batcher.timing.profiles import model_shape_of, step_time_of
-from batcher.timing.roofline import load_gpu, load_model_shape, roofline
+from batcher.timing.profiles import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 PAGE = Path(__file__).parents[2] / "docs" / "timing.md"
@@ -27,13 +26,6 @@ class Run(NamedTuple):
     ttft: float | None
     tpot: float | None
     e2e: float
-
-    @property
-    def num_layers(self) -> int:
-        """The layers of its model."""
-        shape = model_shape_of(self.profile)
-        assert shape is not None
-        return shape.num_hidden_layers
 
 
 # The first four: vLLM's benchmarks of latency on buildkite.com (builds 9515 of vllm/performance-
@@ -97,53 +89,3 @@ def test_with_the_engine_of_one_run_tpot_and_e2e_of_the_others_are_within_a_tent
     _, tpot, e2e = errors_of(run, f"@{ENGINE}")
     assert abs(e2e or 0) < CLAIMED
     assert abs(tpot or 0) < CLAIMED
-
-
-def errors_if(more_of_step: str) -> list[float]:
-    """How far E2E of the others is off if what the first run lost were something else."""
-    lost = FITTED.e2e / FITTED.output
-    e2e_alone = simulated(FITTED)[2]
-    errors = []
-    for run in OTHERS:
-        ttft, tpot, e2e = simulated(run)
-        if more_of_step == "the same in each step":
-            e2e += run.output * (lost - e2e_alone / FITTED.output)
-        elif more_of_step == "a share of the kernels":
-            e2e *= FITTED.e2e / e2e_alone
-        else:  # launches, which kernels may hide behind
-            least = lost / FITTED.num_layers * run.num_layers
-            e2e = max(ttft, least) + (run.output - 1) * max(tpot, least)
-        errors.append(e2e / run.e2e - 1)
-    return errors
-
-
-@pytest.mark.parametrize(
-    ("otherwise", "worst"),
-    [
-        ("the same in each step", -0.141),
-        ("a share of the kernels", -0.130),
-        ("the least a step can take", 0.210),
-    ],
-)
-def test_what_that_run_lost_is_in_gaps_of_layers_and_nothing_else(
-    otherwise: str, worst: float
-) -> None:
-    assert max(errors_if(otherwise), key=abs) == pytest.approx(worst, abs=0.0005)
-
-
-def test_two_published_times_to_the_first_token_are_not_those_of_the_prompts_they_name() -> None:
-    _, long_output, shorter, longer = RUNS[4:]
-    assert (longer.prompt, shorter.prompt) == (2048, 1024)
-    best = roofline("best", load_model_shape("qwen3-30b-a3b"), load_gpu("a100-sxm-80gb"))
-    least = {
-        tokens: best.compute_ticks(tokens, 1, 0, tokens**2) * 1000 / TICKS_PER_SECOND
-        for tokens in (1024, 2048)
-    }
-    between = (longer.ttft or 0) - (shorter.ttft or 0)
-    assert between == pytest.approx(10.7)
-    assert least[2048] - least[1024] == pytest.approx(21.9, abs=0.05), "2,048 were not computed"
-    same_prompt = RUNS[4]
-    assert same_prompt.prompt == long_output.prompt
-    assert (same_prompt.ttft or 0) / (long_output.ttft or 1) > (1 + CLAIMED) / (1 - CLAIMED), (
-        "no one number is within a tenth of both"
-    )

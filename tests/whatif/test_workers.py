@@ -47,11 +47,6 @@ def test_every_task_is_answered_once(num_jobs):
         assert dict(workers.answers(range(10))) == {task: 100 + task for task in range(10)}
 
 
-def test_more_processes_than_tasks():
-    with WorkerProcesses(answer, 0, 4) as workers:
-        assert list(workers.answers([5])) == [(0, 5)]
-
-
 def test_a_mistake_of_the_user_is_raised_here():
     with (
         WorkerProcesses(fail, BatchdecodeError, 2) as workers,

@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from batcher.planning.workload_traces import (
     TRACES,
@@ -160,16 +158,6 @@ def test_what_is_wrong_is_said_with_its_line(name, lines, said):
     with pytest.raises(WorkloadError) as caught:
         read(name, *lines)
     assert str(caught.value).startswith(said)
-
-
-@given(st.lists(st.integers(0, 3000), min_size=1, max_size=20))
-def test_segments_make_up_the_length_and_never_one_of_0(lengths):
-    lines = [mooncake(length=n, hash_ids=range(-(-n // 512))) for n in lengths]
-    entries, num_raised = read("mooncake", *lines)
-    for (_, _, segments, _), length in zip(entries, lengths, strict=True):
-        assert sum(part for part, _ in segments) == max(length, 1)
-        assert all(1 <= part <= 512 for part, _ in segments)
-    assert num_raised == lengths.count(0)
 
 
 def test_a_rate_stretches_the_trace_and_keeps_its_order():
