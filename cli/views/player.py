@@ -9,7 +9,6 @@ import sys
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -137,24 +136,6 @@ class Player:
         self._message = ""
         self._has_help = self.is_over = False
         self._shown: object = None  # what the last frame was of
-        self._actions: dict[str, Callable[[], None]] = {
-            " ": self._pause,
-            "+": self._faster,
-            "=": self._faster,  # which is that key without shift
-            "-": self._slower,
-            "r": self._turn,
-            "[": partial(self._go_to_point, is_on=False),
-            "]": partial(self._go_to_point, is_on=True),
-            "/": partial(self._ask, "find ", self._find),
-            "N": partial(self._go_to_found, is_on=False),
-            "n": partial(self._go_to_found, is_on=True),
-            "g": partial(self._ask, "go to step ", self._go_where),
-            "up": partial(self._scroll, "up"),
-            "down": partial(self._scroll, "down"),
-            "escape": self._escape,
-            "?": self._toggle_help,
-            "q": self._quit,
-        }
         self._now = self._next_frame = clock()
 
     @property
@@ -219,44 +200,42 @@ class Player:
                 self._prompt = None
             return
         self._message = ""
-        if key in MOVES:
-            self._go_to(self.step + MOVES[key])
-            return
-        action = self._actions.get(key)
-        if action is not None:
-            action()
-
-    def _pause(self) -> None:
-        self._is_paused = not self._is_paused
-        end = self._span.last if self._direction > 0 else self._span.first
-        if not self._is_paused and self.step == end:
-            self._position = float(sum(self._span) - end)
-
-    def _faster(self) -> None:
-        self._speed = next((more for more in SPEEDS if more > self._speed), self._speed)
-
-    def _slower(self) -> None:
-        less = (less for less in reversed(SPEEDS) if less < self._speed)
-        self._speed = next(less, self._speed)
-
-    def _turn(self) -> None:
-        self._position, self._direction = float(self.step), -self._direction
-
-    def _scroll(self, key: str) -> None:
-        self._browser.press(key, self._playback.scene)
-
-    def _toggle_help(self) -> None:
-        self._has_help = not self._has_help
-
-    def _escape(self) -> None:
-        self._has_help, self._wanted = False, None
-        self._scroll("escape")
-
-    def _quit(self) -> None:
-        self.is_over = True
-
-    def _ask(self, title: str, accept: Callable[[str], None]) -> None:
-        self._prompt = InputLine(title, accept)
+        match key:
+            case " ":
+                self._is_paused = not self._is_paused
+                end = self._span.last if self._direction > 0 else self._span.first
+                if not self._is_paused and self.step == end:  # from the other end
+                    self._position = float(sum(self._span) - end)
+            case "+" | "=":  # which is one key, with shift and without
+                self._speed = next((more for more in SPEEDS if more > self._speed), self._speed)
+            case "-":
+                less = (less for less in reversed(SPEEDS) if less < self._speed)
+                self._speed = next(less, self._speed)
+            case "r":
+                self._position, self._direction = float(self.step), -self._direction
+            case "[" | "]":
+                self._go_to_point(is_on=key == "]")
+            case "/":
+                self._prompt = InputLine("find ", self._find)
+            case "n" | "N":
+                steps, nothing = sorted(self._found), "no admission that was found"
+                if self._go_along(steps, nothing, is_on=key == "n"):
+                    self._wanted = self._found[self.step]
+            case "g":
+                self._prompt = InputLine("go to step ", self._go_where)
+            case "up" | "down":
+                self._browser.press(key, self._playback.scene)
+            case "escape":
+                self._has_help, self._wanted = False, None
+                self._browser.press(key, self._playback.scene)
+            case "?":
+                self._has_help = not self._has_help
+            case "q":
+                self.is_over = True
+            case _ if key in MOVES:
+                self._go_to(self.step + MOVES[key])
+            case _:
+                pass
 
     def _go_to_point(self, *, is_on: bool) -> None:
         """Go to the next thing of interest, or to the one before."""
@@ -267,10 +246,6 @@ class Player:
             bubble = recording.worst_bubble
             self._points = sorted(found if bubble is None else {*found, bubble})
         self._go_along(self._points, "no preemption, failure or bubble", is_on=is_on)
-
-    def _go_to_found(self, *, is_on: bool) -> None:
-        if self._go_along(sorted(self._found), "no admission that was found", is_on=is_on):
-            self._wanted = self._found[self.step]
 
     def _go_along(self, steps: Sequence[int], nothing: str, *, is_on: bool) -> bool:
         """Go to the next of `steps`, or to the one before, that is played; return whether one is.

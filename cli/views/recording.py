@@ -14,7 +14,6 @@ from array import array
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -36,7 +35,7 @@ from batcher.events import (
     RunEvent,
     StepsEvent,
 )
-from batcher.trace.run import RequestTimeline, SequenceKey, is_follower, key_of, label_of
+from batcher.trace.run import FAILURES, RequestTimeline, SequenceKey, is_follower, key_of, label_of
 from batcher.trace.timeline import MAX_STEPS, Timeline, worst_bubble
 
 from ..screen.live import MAX_TREND, NUM_SAMPLES
@@ -280,38 +279,26 @@ class Recording:
 
     def _take(self, event: Event) -> None:
         """Take in an event that is told with the current step."""
-        step = self._step
-        if len(self._events) >= self._chapter_size and step > self._steps[-1]:
+        step, run = self._step, self._run
+        # Packing the state costs as much as some events: a chapter has at least so many.
+        size = max(MIN_EVENTS, 2 * len(run.fold.open), len(run.slots))
+        if len(self._events) >= size and step > self._steps[-1]:
             self._end_chapter(step)
         self._steps.append(step)
         self._events.append(event)
-        if isinstance(event, AdmitEvent) and not 0 <= event.slot < len(self._run.slots):
-            raise InvariantError(f"{event.id!r} is in slot {event.slot} of {len(self._run.slots)}")
+        if isinstance(event, AdmitEvent) and not 0 <= event.slot < len(run.slots):
+            raise InvariantError(f"{event.id!r} is in slot {event.slot} of {len(run.slots)}")
         found = self.timeline.add(event)
-        self._run.keep_up()
+        run.keep_up()
         if found is not None and found.first_event is event:
-            if self._is_new(found):
+            key = key_of(found.id, found.index, found.role)
+            if self._again[key]:  # it was lost, and comes again
+                self._again[key] -= 1
+            elif not is_follower(found):
                 self.num_requests += not found.index
                 self._arrive_steps.append(found.waits_from)
             width = cell_width(printable(found.label[: MAX_LABEL + 1]))
             self.longest.request = max(self.longest.request, min(width, MAX_REQUEST))
-        if isinstance(event, FinishEvent) and found is not None:
-            self._see_tokens(found, event.tokens)
-        self._note(event, step, found)
-        self._num_events += 1
-
-    def _is_new(self, found: RequestTimeline) -> bool:
-        """Return whether a sequence that has become known is one that waits, and was not lost."""
-        if is_follower(found):
-            return False
-        key = key_of(found.id, found.index, found.role)
-        if self._again and self._again[key]:
-            self._again[key] -= 1
-            return False
-        return True
-
-    def _note(self, event: Event, step: int, found: RequestTimeline | None) -> None:
-        """Note what somebody may look for."""
         match event:
             case AdmitEvent() if not is_follower(event):
                 self._admit_steps.append(step)
@@ -319,8 +306,11 @@ class Recording:
                 self._admit_waits.append(0 if found is None else found.waits_from)
             case PreemptEvent() if not is_follower(event):
                 self.preemptions.append(step)
-            case FinishEvent(reason="error" | "aborted"):
-                self.failures.append(step)
+            case FinishEvent():
+                if found is not None:
+                    self._see_tokens(found, event.tokens)
+                if event.reason in FAILURES:
+                    self.failures.append(step)
             case RejectEvent():
                 self.num_requests += 1
                 self.failures.append(step)
@@ -329,10 +319,7 @@ class Recording:
                 self.longest.drafts = max(self.longest.drafts, len("drafts"), drafts)
             case _:
                 pass
-
-    @property
-    def _chapter_size(self) -> int:
-        return max(MIN_EVENTS, 2 * len(self._run.fold.open), len(self._run.slots))
+        self._num_events += 1
 
     def _end_chapter(self, step: int) -> None:
         """Pack what was told; the next chapter begins with `step`."""
@@ -444,18 +431,24 @@ class Playback:
 
     def seek(self, step: int) -> Scene:
         """Return the scene after `step`, one of the run; the one before it is gone."""
-        first = max(step - NUM_WATCHED + 1, 0)
-        with _nothing_collected():
+        first, recording = max(step - NUM_WATCHED + 1, 0), self.recording
+        # What is unpacked lives on: looking for garbage in it would take half of the time.
+        is_collecting = gc.isenabled()
+        gc.disable()
+        try:
             if not first <= self.step + 1 <= step + 1:
-                chapter = self.recording.chapter_before(first)
-                if not self.recording.step_of(chapter) <= self.step + 1 <= first:
-                    self._state = self.recording.state_before(chapter)
-                    self._told = self.recording.events_from(chapter)
+                chapter = recording.chapter_before(first)
+                if not recording.step_of(chapter) <= self.step + 1 <= first:
+                    self._state = recording.state_before(chapter)
+                    self._told = recording.events_from(chapter)
                     self._ahead = next(self._told, None)
                 self._take_before(first)
                 self._begin(first)
             while self.step < step:
                 self._watch(self.step + 1, is_sampled=self.step + 1 >= step - NUM_SAMPLES)
+        finally:
+            if is_collecting:
+                gc.enable()
         self._look()
         return self.scene
 
@@ -518,13 +511,9 @@ class Playback:
             speed = num_new / max(self._end_of(step) - self._end_of(first_step), 1e-9)
         rate = num_new / max(1, step - first_step)
         scene.moment = Moment(step, num_tokens, rate, speed, None)
-        scene.gauges = self._read_gauges()
-
-    def _read_gauges(self) -> GaugeReading:
-        """Return what the trace tells of what events do not tell a live view."""
-        step, blocks = self.step, self.recording.timeline.figures.blocks
-        num_free = len(self._state.slots) - len(self._held)
-        use = None
+        # What the trace tells of what events do not tell a live view.
+        blocks, use = self.recording.timeline.figures.blocks, None
+        num_free = len(state.slots) - len(self._held)
         if self._has_blocks and step < len(blocks):
             free = None if self._num_blocks is None else self._num_blocks - blocks[step]
             use = HeldBlocks(blocks[step], free)
@@ -532,19 +521,7 @@ class Playback:
         next_up, found = None, self.recording.admission_after(step)
         if found is not None and found.waits_from <= step:
             next_up = found.label if found.step == step + 1 or not num_free else None
-        return GaugeReading(self._end_of(step), num_free, next_up, use, *queue)
+        scene.gauges = GaugeReading(self._end_of(step), num_free, next_up, use, *queue)
 
     def _end_of(self, step: int) -> float:
         return self.recording.timeline.figures.end_of(step) if step >= 0 else 0.0
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Make what lives on without looking for garbage in it: of 200,000 that wait it is half."""
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
