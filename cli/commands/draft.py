@@ -62,8 +62,7 @@ class DiagnoseOptions(ModelOptions):
         ),
     ] = None
     sample: Annotated[
-        int,
-        option(DRAFT, "Number of requests to decode.", "N", min=1, max=MAX_SAMPLE, common=True),
+        int, option(DRAFT, "Number of requests to decode.", "N", min=1, max=MAX_SAMPLE, common=True)
     ] = 8
     tokens: Annotated[
         int,

@@ -106,8 +106,7 @@ class ReplayOptions:
         ),
     ] = None
     report_interval: Annotated[
-        float | None,
-        option(FLEET, REPORT_INTERVAL, "SECONDS", min=1e-6, max=1e6),
+        float | None, option(FLEET, REPORT_INTERVAL, "SECONDS", min=1e-6, max=1e6)
     ] = None
     prices: Prices = None
     json: Annotated[bool, flag(OUTPUT, "Print the result as JSON.", common=True)] = False

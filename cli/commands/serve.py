@@ -59,8 +59,7 @@ class ServeOptions(DecodingOptions):
         "127.0.0.1"
     )
     port: Annotated[
-        int,
-        option(SERVING, "Port (0 picks a free one).", "N", min=0, max=MAX_PORT, common=True),
+        int, option(SERVING, "Port (0 picks a free one).", "N", min=0, max=MAX_PORT, common=True)
     ] = 8000
     api_key: Annotated[
         str | None,
@@ -95,8 +94,7 @@ class ServeOptions(DecodingOptions):
         ),
     ] = 1024
     max_body: Annotated[
-        Any,
-        option(SERVING, "Maximum size of a request.", "SIZE", callback=num_bytes, parser=str),
+        Any, option(SERVING, "Maximum size of a request.", "SIZE", callback=num_bytes, parser=str)
     ] = "16MiB"
     workers: Annotated[
         int,
@@ -111,8 +109,7 @@ class ServeOptions(DecodingOptions):
     config: Annotated[
         str | None,
         config_option(
-            DECODING,
-            "defaults for -b, --model, requests and scheduling, and settings of models",
+            DECODING, "defaults for -b, --model, requests and scheduling, and settings of models"
         ),
     ] = None
     scheduling: Annotated[SchedulingOptions, scheduling_group(default_time="wall")] = field(

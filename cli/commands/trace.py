@@ -34,12 +34,7 @@ Run = Annotated[
             "batch": Annotated[
                 int | None,
                 option(
-                    REQUESTS,
-                    "Slots of the batch.  [default: 8]",
-                    "N",
-                    "-b",
-                    min=1,
-                    max=MAX_BATCH,
+                    REQUESTS, "Slots of the batch.  [default: 8]", "N", "-b", min=1, max=MAX_BATCH
                 ),
             ],
             "model": Annotated[
@@ -50,8 +45,7 @@ Run = Annotated[
             **checkpoint_group(REQUESTS).kinds,
             **defaults_group(REQUESTS).kinds,
             "grammar_timeout": Annotated[
-                float | None,
-                grammar_timeout_option(REQUESTS, f"  [default: {GRAMMAR_TIMEOUT:g}]"),
+                float | None, grammar_timeout_option(REQUESTS, f"  [default: {GRAMMAR_TIMEOUT:g}]")
             ],
             "keep_going": Annotated[bool | None, flag(REQUESTS, "Show invalid lines as rejected.")],
             **scheduling_group(REQUESTS).kinds,

@@ -107,8 +107,7 @@ class WorkloadOptions:
         float | None, option(ARRIVALS, "bursty: pause between bursts.", "SECONDS", min=0, max=1e6)
     ] = None
     users: Annotated[
-        int | None,
-        option(ARRIVALS, "closed: users, each with one request at a time.", "N", min=1),
+        int | None, option(ARRIVALS, "closed: users, each with one request at a time.", "N", min=1)
     ] = None
     scale: Annotated[
         float | None,
@@ -137,8 +136,7 @@ class WorkloadOptions:
         str | None, option(SESSIONS, "Make sessions with this many turns.", "D", common=True)
     ] = None
     think_time: Annotated[
-        str | None,
-        option(SESSIONS, "Seconds from an answer to the next turn.  [default: 0]", "D"),
+        str | None, option(SESSIONS, "Seconds from an answer to the next turn.  [default: 0]", "D")
     ] = None
     priority: Annotated[
         str | None,

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from batcher.metrics.slo import Slo
 
 SERVER = "Server"
-_OF_ONE_ENGINE = (
-    "stream",
-    "step-delay",
-)
+_OF_ONE_ENGINE = ("stream", "step-delay")
 _EXCLUDING = (
     ("stream", "keep-order", "a stream is in the order of the steps"),
     ("stream", "resume", "what was streamed is not repeated"),
@@ -134,8 +131,7 @@ class RunOptions(DecodingOptions):
         ),
     ] = None
     timeseries: Annotated[
-        str | None,
-        output_file("Write the run over time as CSV (gzipped if it ends in .gz)."),
+        str | None, output_file("Write the run over time as CSV (gzipped if it ends in .gz).")
     ] = None
     timeseries_interval: Annotated[
         float | None,
