@@ -12,11 +12,11 @@ import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from signal import SIGHUP
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -55,7 +55,6 @@ from ..run.input import (
 )
 from ..run.stdout import user_code_prints_to_stderr
 from ..screen.terminal import (
-    ColorChoice,
     can_animate,
     can_print,
     counted,
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from batcher.page.page import PageTimeline
 
     from ..views.player import InteractiveTerminal, Player
+    from .trace import TraceOptions
 
 STDIN = "-"
 FEW_NAMES = 8  # which a message lists all
@@ -96,32 +96,7 @@ _VIEW_START = re.compile(
 MAX_IDS_COMPARED = 20_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class ViewOptions:
-    """The options of `batchdecode trace`.
-
-    run_options: those given for running requests.  preset: those of them that the line does not
-    say, which mean nothing to a trace.
-    """
-
-    input: str | None = None
-    format: str | None = None
-    width: int | None = None
-    axis: Literal["steps", "seconds"] | None = None
-    play: bool = False
-    speed: float | None = None
-    from_step: int | None = None
-    color: ColorChoice = "auto"
-    steps: str | None = None
-    request: Sequence[str] | None = None
-    slot: Sequence[int] | None = None
-    output: str | None = None
-    force: bool = False
-    run_options: Mapping[str, Any] = field(default_factory=dict)
-    preset: Collection[str] = ()
-
-
-def show_trace(options: ViewOptions) -> int:
+def show_trace(options: "TraceOptions") -> int:
     """Carry out `batchdecode trace`; return its exit status.
 
     Raises:
@@ -183,7 +158,7 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
     return first, last
 
 
-def _selection_of(timeline: Timeline, options: ViewOptions) -> Selection:
+def _selection_of(timeline: Timeline, options: "TraceOptions") -> Selection:
     """Return what is to be shown.
 
     Raises:
@@ -218,7 +193,7 @@ def _selection_of(timeline: Timeline, options: ViewOptions) -> Selection:
 
 
 def _view_lines(
-    timeline: Timeline, selection: Selection, options: ViewOptions, source_name: str
+    timeline: Timeline, selection: Selection, options: "TraceOptions", source_name: str
 ) -> Iterable[bytes]:
     """Return the view that was asked for, or the one that suits where it goes."""
     to_terminal = options.output is None and os.isatty(1)
@@ -246,7 +221,7 @@ def _view_lines(
 
 
 def _gantt(
-    timeline: Timeline, selection: Selection, options: ViewOptions, *, to_terminal: bool
+    timeline: Timeline, selection: Selection, options: "TraceOptions", *, to_terminal: bool
 ) -> list[bytes]:
     """Return the gantt: on a terminal as high as that is, and in its colours."""
     from ..views.gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
@@ -271,7 +246,7 @@ def _gantt(
     return [f"{line}\n".encode(encoding, "backslashreplace") for line in lines]
 
 
-def _svg(timeline: Timeline, selection: Selection, options: ViewOptions) -> list[bytes]:
+def _svg(timeline: Timeline, selection: Selection, options: "TraceOptions") -> list[bytes]:
     """Return the picture, line by line; raise a BatchdecodeError if it cannot be so wide."""
     from ..views.svg import DEFAULT_WIDTH, WIDTHS, render_svg  # noqa: PLC0415 - as above
 
@@ -284,7 +259,7 @@ def _svg(timeline: Timeline, selection: Selection, options: ViewOptions) -> list
     return picture.splitlines(keepends=True)
 
 
-def _play(options: ViewOptions) -> int:
+def _play(options: "TraceOptions") -> int:
     """Carry out `batchdecode trace --play`; return its exit status."""
     for name in ("format", "width", "axis", "slot", "output", "force"):
         if getattr(options, name):
@@ -318,7 +293,7 @@ def _play(options: ViewOptions) -> int:
 
 
 def _player(
-    options: ViewOptions, path: str, source: OpenInput, terminal: "InteractiveTerminal"
+    options: "TraceOptions", path: str, source: OpenInput, terminal: "InteractiveTerminal"
 ) -> "Player":
     """Return a player of what the input holds, at the step that the options choose."""
     from ..views.player import DEFAULT_SPEED, Player, StepRange  # noqa: PLC0415 - as above

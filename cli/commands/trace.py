@@ -132,9 +132,9 @@ class TraceOptions:
 
 def trace(options: TraceOptions) -> int:
     """Show which request held which slot at which step."""
-    from .show import ViewOptions, show_trace  # noqa: PLC0415 - heavy
+    from .show import show_trace  # noqa: PLC0415 - heavy
 
-    return show_trace(ViewOptions(**vars(options)))
+    return show_trace(options)
 
 
 def why(

@@ -15,7 +15,8 @@ from reference_schedule import DESIGN_JOBS, jobs_of, play
 
 from batcher.errors import BatchdecodeError
 from batcher.trace.files import encode_events
-from cli.commands.show import ViewOptions, parse_steps, show_trace
+from cli.commands.show import parse_steps, show_trace
+from cli.commands.trace import TraceOptions
 from cli.errors import WriteError
 
 # The command leaves its files open to the end of the process, which here goes on.
@@ -47,7 +48,7 @@ def shown(capfdbinary):
     """Return a function that carries out the command and returns what it printed."""
 
     def show(path, **options):
-        show_trace(ViewOptions(input=str(path), **options))
+        show_trace(TraceOptions(input=str(path), **options))
         return capfdbinary.readouterr().out
 
     return show
@@ -261,8 +262,8 @@ def test_an_output_without_the_characters_gets_ascii(design_trace):
 
 def test_a_trace_needs_no_numpy(design_trace):
     script = (
-        "import sys; from cli.commands.show import *;"
-        f"show_trace(ViewOptions(input={str(design_trace)!r}, format='gantt'));"
+        "import sys; from cli.commands.show import *; from cli.commands.trace import TraceOptions;"
+        f"show_trace(TraceOptions(input={str(design_trace)!r}, format='gantt'));"
         "assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
@@ -278,7 +279,7 @@ def test_a_trace_needs_no_numpy(design_trace):
 )
 def test_options_that_a_format_has_not_are_refused(design_trace, options, message):
     with pytest.raises(BatchdecodeError, match=message):
-        show_trace(ViewOptions(input=str(design_trace), **options))
+        show_trace(TraceOptions(input=str(design_trace), **options))
 
 
 def test_colours_go_to_a_terminal_and_where_they_are_asked_for(shown, design_trace, tmp_path):
