@@ -1,9 +1,10 @@
 """The state of a run while it goes on: its slots, its history in little, and figures about it."""
 
+import time
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -24,8 +25,8 @@ from batcher.trace.run import (
 from batcher.trace.timeline import MAX_STEPS, Stretch, Timeline
 
 from .summary import BLOCKED_CAUSES, RESTART_REASONS
-from .terminal import UNFINISHED, counted, number, whole_percent
-from .view import GaugeReading, RunPlan
+from .terminal import UNFINISHED, Terminal, counted, number, printable, whole_percent
+from .view import GaugeReading, Gauges, RunPlan, View
 
 # A whole run in little, of whatever length: how busy slots were and how long the queue was.
 #
@@ -749,3 +750,69 @@ def short(count: float) -> str:
         if count >= size:
             return f"{number(count / size)}{unit}"
     return number(count)
+
+
+PLAIN_INTERVAL = 5.0
+"""Seconds from one plain progress line to the next."""
+
+
+class ProgressLines(View):
+    """A plain line of progress every few seconds, for a log or a screen reader.
+
+    None for a short run.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        gauges: Gauges,
+        terminal: Terminal,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(terminal)
+        self._plan = plan._replace(title=printable(plan.title))
+        self._gauges, self._clock = gauges, clock
+        self._run = RunState(plan.batch_size, plan.num_workers)
+        self.fold = self._run.fold
+        self.paces = self._run.paces
+        self._started = clock()
+        self._next_line = self._next_long_line = self._started + PLAIN_INTERVAL
+        self._long_step, self._long_since = -1, self._started
+        self._last = (-1, 0, self._started)  # step, tokens and time of the line before
+
+    def after_step(self, step: int) -> None:
+        """Write a line, if it is time to."""
+        now = self._clock()
+        if now >= self._next_line:
+            self._next_line = now + PLAIN_INTERVAL
+            self._run.catch_up()
+            self._write_line(step, now)
+        else:
+            self._run.keep_up()
+
+    def keep_up(self) -> None:
+        """Take in what is known by now, if it is much; see View."""
+        self._run.keep_up()
+
+    def still_computing(self, step: int) -> None:
+        """Write a line about a step that takes longer than from one line to the next."""
+        now = self._clock()
+        if step != self._long_step:
+            self._long_step, self._long_since = step, now
+            self._next_long_line = now + PLAIN_INTERVAL
+        if now >= self._next_long_line:
+            self._next_long_line = now + PLAIN_INTERVAL
+            taken, total = long_step(step, now - self._long_since), self._plan.total
+            of_total = "" if total is None else f" of {total:,}"
+            done = f"{self._run.num_done:,}{of_total} done"
+            self.write_message(f"{self._plan.title}, {taken}, {done}\n")
+
+    def _write_line(self, step: int, now: float) -> None:
+        num_tokens = self._run.num_tokens(step)
+        last_step, last_tokens, last_time = self._last
+        self._last = (step, num_tokens, now)
+        num_new = num_tokens - last_tokens
+        rate, speed = num_new / max(1, step - last_step), num_new / max(now - last_time, 1e-9)
+        moment = Moment(step, num_tokens, rate, speed, now - self._started)
+        line = plain_line(self._run, self._plan, self._gauges.read_gauges(), moment)
+        self.write_message(f"{printable(line)}\n")

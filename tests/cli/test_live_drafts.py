@@ -8,7 +8,7 @@ from reference_drafts import DraftedJob, drafted_workloads, play_drafts
 
 from batcher.events import EndEvent, RunEvent
 from cli.screen.live import LiveView, ScreenLive
-from cli.screen.progress import ProgressLines
+from cli.screen.live_state import ProgressLines
 from cli.screen.terminal import Pace
 from cli.screen.view import RunPlan
 

@@ -11,7 +11,7 @@ import pytest
 from emulated_run import Clock, Gauges, Run, Screen, inline, long_requests
 from process import lines_of, start, workload
 
-from cli.screen.progress import ProgressLines
+from cli.screen.live_state import ProgressLines
 from cli.screen.view import RunPlan
 from cli.signals import StepWatch
 

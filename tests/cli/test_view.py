@@ -11,7 +11,7 @@ from reference_paged import CROWDED, Limits, play_paged
 
 from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
 from batcher.scheduling.blocks import BlockUse
-from cli.screen.progress import ProgressLines
+from cli.screen.live_state import ProgressLines
 from cli.screen.view import RunPlan, View
 
 
