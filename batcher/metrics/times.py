@@ -6,7 +6,6 @@ nothing began or ended has no row.
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields
 from math import ceil
 from typing import ClassVar, NamedTuple, get_args
 
@@ -522,9 +521,10 @@ DRAFT_COLUMNS = ("drafted", "accepted")
 """The last columns, which a run without drafts does not have."""
 
 
-@dataclass(slots=True)
-class _Bin:
+class _Bin(Totals):
     """What happened in an interval."""
+
+    LARGEST: ClassVar = frozenset({"blocks"})
 
     steps: int = 0
     blocks: int = 0
@@ -541,15 +541,8 @@ class _Bin:
     drafted: int = 0
     accepted: int = 0
 
-    def add(self, other: "_Bin") -> None:
-        """Take in what happened in the next interval."""
-        blocks = max(self.blocks, other.blocks)
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        self.blocks = blocks
 
-
-_COUNTED = [each.name for each in fields(_Bin) if each.name in SeriesRow.__struct_fields__]
+_COUNTED = [name for name in _Bin.__struct_fields__ if name in SeriesRow.__struct_fields__]
 
 
 class TimeSeries:
@@ -595,10 +588,15 @@ class TimeSeries:
         at.num_first += given.num_first
         at.sum_ttft += given.sum_ttft
         self._known_steps = step.end
-        if self._is_fixed:
-            self._close_bins()
-        elif len(self._bins) > MAX_ROWS:
-            self._double()
+        if not self._is_fixed:
+            if len(self._bins) > MAX_ROWS:
+                self._double()
+            return
+        known = min(self._known_arrivals, self._known_steps)  # nothing to come is before that
+        first_open = max(ceil(known / self.interval) - 1, self._first_open, 0)
+        if first_open > self._first_open:
+            self._done += self._rows(sorted(n for n in self._bins if n < first_open))
+            self._first_open = first_open
 
     def take_rest(self, events: list[EventOfRequest]) -> None:
         for event, found in events:
@@ -639,10 +637,7 @@ class TimeSeries:
     def _bin(self, time: float) -> _Bin:
         """Return the interval of `time`, or if its row was given already, the next one."""
         index = max(ceil(time / self.interval) - 1, self._first_open, 0)
-        found = self._bins.get(index)
-        if found is None:
-            found = self._bins[index] = _Bin()
-        return found
+        return self._bins.setdefault(index, _Bin())
 
     def widen(self, interval: float) -> None:
         """Make intervals as long as `interval`, to which theirs can be doubled."""
@@ -655,18 +650,9 @@ class TimeSeries:
         self.interval *= 2
         for index, found in sorted(bins.items()):
             if index // 2 in self._bins:
-                self._bins[index // 2].add(found)
+                self._bins[index // 2].merge(found)
             else:
                 self._bins[index // 2] = found
-
-    def _close_bins(self) -> None:
-        """Give the rows of intervals that nothing to come is part of."""
-        known = min(self._known_arrivals, self._known_steps)
-        first_open = max(ceil(known / self.interval) - 1, self._first_open, 0)
-        if first_open > self._first_open:
-            closed = sorted(index for index in self._bins if index < first_open)
-            self._done += self._rows(closed)
-            self._first_open = first_open
 
     def _rows(self, indexes: list[int]) -> Iterator[SeriesRow]:
         for index in indexes:
