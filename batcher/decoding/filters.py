@@ -1,11 +1,6 @@
-"""Which tokens stay in the draw: temperature and the filters of the sampling literature.
+"""Settings of sampling, and what they do to logits: bad words, bias, penalties, guidance, filters.
 
-`logits` is [rows, width] float64, of the vocabulary or of candidates in the order of their ids.  A
-filter sets what it drops to -inf, in place, and never drops all of a row that has any.
-
-Mirostat is a filter that steers the surprise of what is generated (Basu et al. 2021): every row has
-a bound mu [rows] in bits, 2 * tau at first, that moves after each token towards what would have
-given a surprise of tau.
+Rows with equal settings form a group.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -330,6 +325,15 @@ class SeenTokens:
             self._token_ids = np.pad(self._token_ids, more, constant_values=NONE)
             self._counts = np.pad(self._counts, more)
 
+
+# Which tokens stay in the draw: temperature and the filters of the sampling literature.
+#
+# `logits` is [rows, width] float64, of the vocabulary or of candidates in the order of their ids.  A
+# filter sets what it drops to -inf, in place, and never drops all of a row that has any.
+#
+# Mirostat is a filter that steers the surprise of what is generated (Basu et al. 2021): every row
+# has a bound mu [rows] in bits, 2 * tau at first, that moves after each token towards what would
+# have given a surprise of tau.
 
 LOWEST = np.finfo(np.float32).min
 BLOCK = 1 << 14  # about so many numbers at a time stay in a processor's cache
