@@ -328,8 +328,8 @@ class SeenTokens:
 
 # Which tokens stay in the draw: temperature and the filters of the sampling literature.
 #
-# `logits` is [rows, width] float64, of the vocabulary or of candidates in the order of their ids.  A
-# filter sets what it drops to -inf, in place, and never drops all of a row that has any.
+# `logits` is [rows, width] float64, of the vocabulary or of candidates in the order of their ids.
+# A filter sets what it drops to -inf, in place, and never drops all of a row that has any.
 #
 # Mirostat is a filter that steers the surprise of what is generated (Basu et al. 2021): every row
 # has a bound mu [rows] in bits, 2 * tau at first, that moves after each token towards what would
