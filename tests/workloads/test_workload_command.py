@@ -159,6 +159,14 @@ def test_a_mistake_is_named_with_what_is_allowed(make, arguments, said):
     assert said in str(caught.value)
 
 
+def test_a_trace_is_never_overwritten_by_its_workload(make, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text((SAMPLES / "azure.csv").read_text())
+    with pytest.raises(BatchdecodeError, match="is the input too"):
+        make("azure", path, "-o", path)
+    assert path.read_text() == (SAMPLES / "azure.csv").read_text()
+
+
 def test_a_wrong_trace_leaves_an_old_output_alone(make, tmp_path):
     path = tmp_path / "w.jsonl"
     path.write_text("old")
