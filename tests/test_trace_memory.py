@@ -13,7 +13,7 @@ from batcher.trace import timeline as timeline_module
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 from cli.views.gantt import render_gantt
-from cli.views.html import PAGE_WORDS
+from cli.views.story_text import PAGE_WORDS
 from cli.views.svg import render_svg
 
 FIRST_TEN = Selection(stop=10)

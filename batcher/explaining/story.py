@@ -5,7 +5,7 @@ other without a gap, so their steps and seconds add up to those from arrival to 
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import groupby
 from operator import attrgetter
@@ -466,6 +466,14 @@ class Story(Struct, frozen=True, omit_defaults=True):
     seconds: PhaseTotals
     worker: int | None = None
     is_timed: bool = False
+
+
+class StoryWords(NamedTuple):
+    """What puts into words: a story, what a wait was for, and a line that was no request."""
+
+    story: Callable[[Story], list[str]]
+    wait: Callable[[StoryPart, Story], str]
+    reject: Callable[[RejectEvent], list[str]]
 
 
 class RequestStories(Struct, frozen=True):

@@ -13,7 +13,7 @@ import base64
 import html
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from heapq import merge
@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.events import Event, FinishEvent, RejectEvent
-from batcher.explaining.story import Story, StoryPart, outline, story_of, waits_of
+from batcher.explaining.story import StoryWords, outline, story_of, waits_of
 from batcher.page import START
 from batcher.result import FinishReason
 from batcher.trace.run import RequestTimeline, is_follower
@@ -122,14 +122,6 @@ def title_of(path: str) -> str:
 def page_title(name: str) -> str:
     """Return the title of a document about what is called `name`, as HTML."""
     return html.escape(f"{name} - batchdecode")
-
-
-class StoryWords(NamedTuple):
-    """What puts into words: a story, what a wait was for, and a line that was no request."""
-
-    story: Callable[[Story], list[str]]
-    wait: Callable[[StoryPart, Story], str]
-    reject: Callable[[RejectEvent], list[str]]
 
 
 class Opening(Struct, frozen=True, omit_defaults=True):

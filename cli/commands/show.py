@@ -22,7 +22,7 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event, RunEvent
-from batcher.explaining.differences import compare
+from batcher.explaining.differences import RunComparison, compare
 from batcher.explaining.story import KeptRequests, answer_of, read_requests
 from batcher.fields import read_number
 from batcher.hf.settings import LOADING_SETTINGS
@@ -66,7 +66,7 @@ from ..screen.terminal import (
     wants_color,
     wrapped,
 )
-from ..views.story_text import SHORT, WHOLE, describe, results_of, tell, tell_reject
+from ..views.story_text import PAGE_WORDS, SHORT, WHOLE, describe, results_of, tell, tell_reject
 
 if TYPE_CHECKING:
     from batcher.page.page import PageTimeline
@@ -199,25 +199,41 @@ def _view_lines(
     to_terminal = options.output is None and os.isatty(1)
     name = options.format or ("gantt" if to_terminal else "spans")
     if name == "html":
-        from ..views.html import render_page  # noqa: PLC0415 - as for a gantt, below
+        from batcher.page.page import (  # noqa: PLC0415 - as for a gantt, below
+            Opening,
+            PageFacts,
+            encode_page,
+            page_runs,
+            page_title,
+            title_of,
+        )
 
         pages = cast("Sequence[PageTimeline]", timeline.workers)  # see show_trace
-        window = timeline.window(selection)
+        window, title = timeline.window(selection), title_of(source_name)
         steps = None if options.steps is None else (window.start, window.stop)
-        return render_page(pages, source_name, steps, options.request, options.slot)
-    if name != "gantt":
-        lines = (
-            _svg(timeline, selection, options)
-            if name == "svg"
-            else ENCODERS[name](timeline, selection)
-        )
-        if not to_terminal:
-            return lines
-        texts = (line.decode() for line in lines)
-        if name in {"csv", "svg"}:  # a row is one line of a terminal
-            return (f"{printable(text[:-1])}\n".encode() for text in texts)
-        return (printable_json(text).encode() for text in texts)
-    return _gantt(timeline, selection, options, to_terminal=to_terminal)
+        facts = PageFacts(Opening(steps, options.request or None, options.slot or None))
+        title_as_html = page_title(printable(title))
+        return encode_page(page_runs(pages, title), facts, PAGE_WORDS, title_as_html)
+    if name == "gantt":
+        return _gantt(timeline, selection, options, to_terminal=to_terminal)
+    if name == "svg":
+        from ..views.svg import DEFAULT_WIDTH, WIDTHS, render_svg  # noqa: PLC0415 - as below
+
+        width = options.width or DEFAULT_WIDTH
+        if width not in WIDTHS:
+            raise BatchdecodeError(
+                f"--width {width}: an svg is {WIDTHS[0]} to {WIDTHS[-1]:,} pixels wide"
+            )
+        picture = render_svg(timeline, selection, width=width, unit=options.axis or "steps")
+        lines: Iterable[bytes] = picture.splitlines(keepends=True)
+    else:
+        lines = ENCODERS[name](timeline, selection)
+    if not to_terminal:
+        return lines
+    texts = (line.decode() for line in lines)
+    if name in {"csv", "svg"}:  # a row is one line of a terminal
+        return (f"{printable(text[:-1])}\n".encode() for text in texts)
+    return (printable_json(text).encode() for text in texts)
 
 
 def _gantt(
@@ -244,19 +260,6 @@ def _gantt(
 
         lines = colored(gantt)
     return [f"{line}\n".encode(encoding, "backslashreplace") for line in lines]
-
-
-def _svg(timeline: Timeline, selection: Selection, options: "TraceOptions") -> list[bytes]:
-    """Return the picture, line by line; raise a BatchdecodeError if it cannot be so wide."""
-    from ..views.svg import DEFAULT_WIDTH, WIDTHS, render_svg  # noqa: PLC0415 - as above
-
-    width = options.width or DEFAULT_WIDTH
-    if width not in WIDTHS:
-        raise BatchdecodeError(
-            f"--width {width}: an svg is {WIDTHS[0]} to {WIDTHS[-1]:,} pixels wide"
-        )
-    picture = render_svg(timeline, selection, width=width, unit=options.axis or "steps")
-    return picture.splitlines(keepends=True)
 
 
 def _play(options: "TraceOptions") -> int:
@@ -481,16 +484,39 @@ def show_diff(
         if json:
             print_json(comparison)
         elif html:
-            from ..views.html import render_difference  # noqa: PLC0415 - with it comes numpy
-
-            runs = [(source_a.name, events_a), (source_b.name, events_b)]
             with user_code_prints_to_stderr():
-                page = render_difference(runs, comparison, [*told, *results], top)
+                both = ((source_a.name, events_a), (source_b.name, events_b))
+                page = _page_of(both, comparison, [*told, *results], top)
                 with output_sink(output) as sink:
                     write_lines(page, sink)
         else:
             _print_lines([*_in_columns(told), *results])
     return 0 if comparison.is_equal else 1
+
+
+def _page_of(
+    runs: Iterable[tuple[str, Iterable[Event]]],
+    comparison: RunComparison,
+    lines: list[str],
+    top: int,
+) -> Iterator[bytes]:
+    """Return the page of two runs, A and B, with `lines` that say how they differ."""
+    from batcher.page.page import (  # noqa: PLC0415 - the text starts faster without
+        PageDifference,
+        PageFacts,
+        PageRun,
+        PageTimeline,
+        encode_page,
+        page_title,
+        title_of,
+    )
+
+    step = None if comparison.parting is None else comparison.parting.step
+    changed = [change.label for change in comparison.changes[:top]]
+    facts = PageFacts(diff=PageDifference(step, lines, changed))
+    shown = [PageRun(title_of(name), PageTimeline.from_events(events)) for name, events in runs]
+    title = page_title(printable(" and ".join(run.name for run in shown)))
+    return encode_page(shown, facts, PAGE_WORDS, title)
 
 
 def _in_columns(lines: list[str]) -> list[str]:

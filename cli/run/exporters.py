@@ -241,7 +241,7 @@ def write_report(
     )
     from batcher.page.report import render_report  # noqa: PLC0415 - as above
 
-    from ..views.html import PAGE_WORDS  # noqa: PLC0415 - as above
+    from ..views.story_text import PAGE_WORDS  # noqa: PLC0415 - as above
 
     for timeline in timelines:
         timeline.close()

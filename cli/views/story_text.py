@@ -34,6 +34,7 @@ from batcher.explaining.story import (
     StoryDrafts,
     StoryPart,
     StorySpan,
+    StoryWords,
 )
 from batcher.trace.run import label_of, label_of_name
 
@@ -540,3 +541,6 @@ def time_of(seconds: float) -> str:
     """Return a time such that a thousandth of a second shows, if it is not a whole number."""
     digits = 1 if round(seconds, 1) == round(seconds, 6) else 3
     return f"{seconds:,.{digits}f} s"
+
+
+PAGE_WORDS = StoryWords(tell, why_waiting, tell_reject)

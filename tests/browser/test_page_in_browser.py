@@ -23,8 +23,7 @@ from batcher.page.page import (
     encode_page,
 )
 from batcher.trace.views import encode_spans, encode_steps
-from cli.views.html import PAGE_WORDS
-from cli.views.story_text import tell
+from cli.views.story_text import PAGE_WORDS, tell
 
 VISIBLE = "(text) => visible(text, 4000)"
 PLAIN = 0  # a seed of a run with times, waits and preemptions

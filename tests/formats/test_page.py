@@ -28,8 +28,7 @@ from batcher.page.page import (
 )
 from batcher.trace.run import is_follower
 from batcher.trace.views import encode_spans
-from cli.views.html import PAGE_WORDS
-from cli.views.story_text import tell, tell_reject
+from cli.views.story_text import PAGE_WORDS, tell, tell_reject
 
 FACTS = PageFacts()
 HOSTILE = [
