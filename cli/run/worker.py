@@ -694,9 +694,10 @@ class Processes:
         self._selector.register(ours, selectors.EVENT_READ, number)
 
     def send(self, number: int, instruction: Instruction) -> None:
-        """Tell a worker something; see Transport."""
+        """Send to a worker; see Transport."""
         peer = self._peers[number]
-        peer.send(frame_of(instruction))
+        peer.unsent.append(memoryview(frame_of(instruction)))
+        peer.flush()
         self._watch(number, peer)
 
     def receive(self) -> list[Told]:
@@ -735,7 +736,6 @@ class Processes:
         self._selector.close()
 
     def _watch(self, number: int, peer: "_Peer") -> None:
-        """Wait for what there is to wait for."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
         self._selector.modify(peer.socket, events, number)
 
@@ -767,11 +767,6 @@ class _Peer:
         self.unsent: deque[memoryview] = deque()
         self.has_ended = False
         self._inbox = Inbox(decode_report)
-
-    def send(self, frame: bytes) -> None:
-        """Send a frame, as much of it as can be now."""
-        self.unsent.append(memoryview(frame))
-        self.flush()
 
     def flush(self) -> None:
         """Send as much as can be now; to a process that has ended, nothing."""
@@ -812,31 +807,6 @@ class _Peer:
         return Died(f"left with exit status {code}", "exited", code)
 
 
-class _Link:
-    """A worker's end of the socket."""
-
-    def __init__(self, own_end: socket.socket) -> None:
-        self._socket = own_end
-        self._inbox = Inbox(decode_instruction)
-
-    def send(self, report: Report) -> None:
-        """Send a report; wait until it is taken."""
-        self._socket.sendall(frame_of(report))
-
-    def receive(self, *, is_waiting: bool) -> list[Instruction]:
-        """Return what has come; wait for something if that is wanted.
-
-        Raises:
-            EOFError: nothing more will come.
-        """
-        found: list[Instruction] = []
-        while not found and (is_waiting or select.select([self._socket], [], [], 0)[0]):
-            if not self._inbox.read(self._socket):
-                raise EOFError
-            found = self._inbox.take()
-        return found
-
-
 def serve(
     own_end: socket.socket,
     options: RunOptions,
@@ -845,27 +815,39 @@ def serve(
     restart: RestartEvent | None,
     folder: str,
 ) -> None:
-    """Be the worker `number`; what a process does.
+    """Be the worker `number`; the main function of a process.
 
     folder: where the socket of the server is that has forked it.
     """
     become_helper(folder)
-    link = _Link(own_end)
+    inbox = Inbox(decode_instruction)
+
+    def send(report: Report) -> None:  # waits until it is taken
+        own_end.sendall(frame_of(report))
+
+    def receive(*, is_waiting: bool) -> list[Instruction]:
+        found = inbox.take()
+        while not found and (is_waiting or select.select([own_end], [], [], 0)[0]):
+            if not inbox.read(own_end):
+                raise EOFError
+            found = inbox.take()
+        return found
+
     with own_end, suppress(ConnectionError):
         try:
             worker = Worker(options, number, wanted, restart)
             look_seldom()
-            link.send(worker.ready())
+            send(worker.ready())
             while True:
-                for report in worker.exchange(link.receive(is_waiting=worker.is_idle)):
-                    link.send(report)
+                for report in worker.exchange(receive(is_waiting=worker.is_idle)):
+                    send(report)
         except (EOFError, ConnectionError):  # the parent was killed
             shutil.rmtree(folder, ignore_errors=True)
         except KeyboardInterrupt:  # while the model was loaded
-            link.send(StoppedByModel())
+            send(StoppedByModel())
         except LostModelError as error:  # another worker's may be well
             sys.exit(str(error))
         except BatchdecodeError as error:
-            link.send(Failed(str(error)))
+            send(Failed(str(error)))
         except Exception as error:  # noqa: BLE001 - it is told where the others are
-            link.send(Failed(describe(error), traceback.format_exc()))
+            send(Failed(describe(error), traceback.format_exc()))
