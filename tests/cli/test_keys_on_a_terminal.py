@@ -181,15 +181,6 @@ def next_tokens(rows):
 """
 
 
-@pytest.mark.parametrize("how", ["raise SystemExit(3)", "return [5.5]"])
-def test_a_model_that_breaks_leaves_the_terminal_as_before(folder, how):
-    (folder / "broken.py").write_text(BROKEN.format(how=how))
-    with Terminal(folder, *RUN, "--model", "broken:next_tokens") as terminal:
-        terminal.wait_for(lambda: terminal.takes_keys)
-        assert terminal.end() != 0
-        assert terminal.modes == terminal.usual_modes
-
-
 def test_a_step_that_takes_long_can_be_looked_at_and_is_ended_by_q(folder):
     (folder / "slow.py").write_text("import time\ndef next_tokens(rows):\n    time.sleep(60)\n")
     with Terminal(folder, *RUN, "--model", "slow:next_tokens") as terminal:

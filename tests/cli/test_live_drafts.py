@@ -85,15 +85,6 @@ def test_drafts_are_there_while_there_is_room_for_them(width, is_there):
     assert ("drafts" in rows_of(screen, 3)[0]) == is_there
 
 
-def test_the_header_says_which_share_of_the_drafts_was_accepted():
-    screen = Screen(80, 20)
-    run = play_drafts(JOBS, 3, 3)
-    watch(run, screen, 3, 7)
-    done = [v for v in run.verified if v.step < 7]
-    share = sum(v.accepted for v in done) / sum(v.drafted for v in done)
-    assert f"drafts {share:.0%} accepted" in screen.text()
-
-
 def test_a_plain_line_says_how_many_drafts_were_accepted():
     screen = Screen(200, 20)
     run = play_drafts(JOBS, 3, 3)
@@ -101,12 +92,6 @@ def test_a_plain_line_says_how_many_drafts_were_accepted():
     done = [v for v in run.verified if v.step < 5]
     drafted, accepted = sum(v.drafted for v in done), sum(v.accepted for v in done)
     assert f", {accepted} of {drafted} drafts accepted, " in screen.text()
-
-
-def test_a_run_without_drafts_says_nothing_of_them():
-    screen = Screen(120, 20)
-    watch(play_drafts([job._replace(speculates=False) for job in JOBS], 3, 3), screen, 3, 9)
-    assert "draft" not in screen.text()
 
 
 @given(drafted_workloads(), st.booleans(), st.integers(10, 120), st.integers(4, 40), st.booleans())

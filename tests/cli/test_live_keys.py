@@ -109,16 +109,6 @@ def find(run, text):
     return press(run, "/", *text, "enter")
 
 
-def test_whom_one_looks_for_is_marked_and_its_slot_is_shown():
-    run = played(1000, 300)
-    find(run, "req-250")
-    assert 250 in shown_slots(run)
-    assert "250 req-250◂" in run.screen.text()
-    assert last_line(run).startswith("req-250 is in slot 250")
-    assert "a cell a slot" in press(run, "escape")
-    assert "◂" not in run.screen.text()
-
-
 def test_the_whole_id_goes_before_a_part_and_the_next_ones_follow():
     run = played(1000, 300)
     assert "req-29 is in slot 29" in find(run, "req-29")

@@ -8,7 +8,7 @@ from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, PagedJob, play_paged
-from reference_units import beams, guided, play_units, samples
+from reference_units import beams, guided, play_units
 
 from batcher.events import (
     AdmitEvent,
@@ -16,7 +16,6 @@ from batcher.events import (
     BlockedEvent,
     EndEvent,
     FinishEvent,
-    JumpEvent,
     PreemptEvent,
     RejectEvent,
     RunEvent,
@@ -241,18 +240,6 @@ def test_a_map_has_room_for_every_slot(num_slots, width, num_rows):
     assert shape.height(num_slots) <= num_rows
 
 
-def test_sixty_four_slots_are_cells_in_columns_and_wide_terminals_are_filled():
-    requests = [(f"req-{n:04}", 99, 100) for n in range(300)]
-    narrow = Run(requests, 64, Screen(80, 24)).steps(9).screen
-    assert [line.count("req-") for line in narrow.lines()].count(4) == 16
-    assert all("▌·····" in line for line in narrow.lines() if "req-" in line)
-    wide = Run(requests, 64, Screen(200, 50)).steps(9).screen
-    rows = [line for line in wide.lines() if line.count("req-") == 2]
-    assert len(rows) == 32
-    assert all("decode" in row and "9/100" in row for row in rows)
-    assert max(map(len, wide.lines())) > 195
-
-
 def test_beside_the_map_are_the_rows_worth_seeing():
     requests = [(f"r{n}", 50 + n % 40, 50 + n % 60) for n in range(300)]
     run = Run(requests, 256, Screen(80, 24)).steps(40)
@@ -319,13 +306,6 @@ def test_samples_partners_and_beams_are_rows_that_say_what_they_are():
         "3▸b#1 ▏······· 2/99 beam ┃┃╌",
     ]
     assert " partner " in shown_after(play_units(guided("g", 9), 4).events, 1, 1)[1]
-
-
-def test_progress_is_tokens_once_a_constraint_has_forced_some():
-    events = play_units(samples("a", 9), 1).events
-    jumps = [JumpEvent(0, 0.0, "a", 0, 0, 30), JumpEvent(2, 2.0, "a", 0, 0, 40)]
-    (row,) = shown_after([*events, *jumps], 3, 1, batch_size=1)
-    assert row.startswith("0▸a █████▉·· 74/99 decode ┃")
 
 
 def test_a_long_prompt_is_in_prefill_until_its_first_token():

@@ -90,20 +90,6 @@ def test_a_sample_that_failed_and_was_dropped_is_no_failed_output():
     assert state.num_failed == 1
 
 
-def test_samples_without_a_slot_are_one_request_that_is_done():
-    for role in ("sample", "beam"):
-        state = RunState(1)
-        ends = [FinishEvent(0, 0.0, "x", i, None, "aborted", None, 0, role) for i in range(3)]
-        observe(state, ends)
-        assert state.num_done == 1
-    state = RunState(1)
-    for index in range(3):
-        observe(state, [ArriveEvent(0, 0.0, "a", index, "input", 5, 0)])
-        observe(state, [FinishEvent(0, 0.0, "a", index, None, "length", None, 0)])
-    assert state.num_done == 1
-    assert not list(state.fold.open)
-
-
 def events_by_step(events):
     """The events of each step; figures come right after the step they end with."""
     found = {}
@@ -176,19 +162,6 @@ def test_preemptions_and_failures_are_noted_and_the_slot_is_marked():
     observe(state, [FinishEvent(8, 8.0, "a", 0, 0, "error", None, 3)])
     assert state.notes[-1] == ("failed", "a", "failed")
     assert state.slots[0].take_mark() == "failed"
-
-
-def test_an_admission_hides_an_end_and_a_preemption_hides_both():
-    state = RunState(1)
-    observe(state, play_units(samples("a", 1, 1, 1), 1).events[1:-1])
-    assert state.slots[0].take_mark() == "admitted"
-    observe(
-        state, [ArriveEvent(9, 9.0, "z", 0, "input", 5, 9), AdmitEvent(9, 9.0, "z", 0, 0, "empty")]
-    )
-    state.slots[0].take_mark()
-    observe(state, [FinishEvent(9, 9.0, "z", 0, 0, "stop", None, 1)])
-    assert state.slots[0].take_mark() == "ended"
-    assert state.ends[-1].id == "z"
 
 
 @given(paged_workloads())

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from reference_drafts import DraftedJob, play_drafts
 from reference_schedule import Job, jobs_of, play
-from reference_units import beams, guided, play_units, samples
+from reference_units import beams, play_units, samples
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, RunEvent
 from batcher.metrics.counts import DraftChanges, PositionAcceptance
@@ -88,12 +88,6 @@ def test_a_run_that_stopped_tells_how_many_requests_had_not_begun():
     assert lines_of(summary_of(jobs_of(1)), **rest)[0].startswith("■ 1 ok  1,200 not begun   1 st")
 
 
-def test_it_fits_a_terminal_of_eighty_columns():
-    files = RunFiles(results="results.jsonl", trace="run.trace.jsonl")
-    jobs = [Job(f"r{number}", 70, number * 34.0) for number in range(400)]
-    assert max(map(len, lines_of(summary_of(jobs), files))) <= 80
-
-
 @pytest.mark.parametrize("columns", [40, 60, 80, 200])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_on_a_terminal_no_word_or_number_is_broken_whatever_its_width(columns, encoding):
@@ -132,21 +126,6 @@ def test_a_run_that_speculates_tells_what_its_drafts_brought():
         "  2.25 tokens per drafting step   speedup 2.02 (expected 1.9)",
         "  33.1% of positions wasted   number of drafts changed: gain 34",
     ]
-
-
-def test_drafts_that_decide_which_tokens_come_are_told_of():
-    summary = drafts_of(400, 300)
-    lines = lines_of(replace(summary, speculation=replace(summary.speculation, rule="leviathan")))
-    assert lines[-4].startswith("  drafts: 49.8% of 707 accepted by leviathan   by position ")
-    assert lines[-1] == (
-        "  outputs follow the model's distribution, but depend on drafts and schedule"
-    )
-    assert max(map(len, lines)) <= 80
-
-
-def test_the_speedup_is_also_told_in_time_where_that_is_known():
-    lines = lines_of(drafts_of(400, 300, is_timed=True))
-    assert lines[-2].endswith("   speedup 2.11 (expected 1.95), 2.11 in time")
 
 
 def test_lines_of_drafts_fit_whatever_their_numbers():
@@ -208,10 +187,6 @@ def test_the_headline_says_how_it_ended(headline, jobs, num_events):
     assert lines_of(summary_of(jobs, 8, num_events))[0] == headline
 
 
-def test_one_request_has_no_percentiles():
-    assert lines_of(summary_of(jobs_of(16)))[1] == "  queue 0   ttft 1   e2e 16  (steps)"
-
-
 def test_latencies_in_steps_have_the_names_and_percentiles_that_they_have_in_seconds():
     summary, in_seconds = summary_of(BUSY_JOBS), RunMetrics(parse_slo("e2e=9999"))
     in_seconds.observe(play(BUSY_JOBS, 2).events)
@@ -237,17 +212,6 @@ def test_latencies_in_steps_have_the_names_and_percentiles_that_they_have_in_sec
 )
 def test_idle_slot_steps_have_a_cause(line, jobs):
     assert lines_of(summary_of(jobs))[2] == line
-
-
-def test_a_full_batch_says_nothing_of_idle_slots():
-    assert lines_of(summary_of(jobs_of(4, 4)))[2:] == [
-        "  no schedule needs fewer steps",
-        "  computed 16 positions, no padding",
-    ]
-
-
-def test_a_run_that_was_broken_off_is_not_compared():
-    assert not any("schedule" in line for line in lines_of(summary_of(jobs_of(9, 2), 8, 6)))
 
 
 @pytest.mark.parametrize(
@@ -292,13 +256,6 @@ def unit_summary(units, batch=4, seed=None, compiled=0, cache_hits=0):
     return metrics.summary()
 
 
-def test_results_are_counted_and_then_their_requests():
-    units = [*samples("a", 3, 2), *guided("b", 2), *beams("c", 3, 2, num_results=2)]
-    lines = lines_of(unit_summary(units), RunFiles(results="out.jsonl"))
-    assert lines[0] == "✓ 5 ok  of 5 outputs for 3 requests   4 steps · 4 slots · 94% busy · 2.1 s"
-    assert lines[-1] == "  out.jsonl (5)"
-
-
 @pytest.mark.parametrize(
     ("line", "units", "options"),
     [
@@ -314,10 +271,6 @@ def test_results_are_counted_and_then_their_requests():
 )
 def test_constraints_and_beams_have_a_line_where_there_were_any(line, units, options):
     assert f"  {line}" in lines_of(unit_summary(units, **options))
-
-
-def test_a_plain_run_says_nothing_of_constraints_and_beams():
-    assert len(lines_of(unit_summary(samples("a", 3)))) == 5
 
 
 def test_slots_that_were_too_few_for_a_request_are_named():

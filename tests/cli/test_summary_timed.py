@@ -101,12 +101,6 @@ def test_padding_that_was_computed_takes_the_place_of_what_it_would_cost():
     assert timed_lines(padded)[-1] == "  computed 16 positions, 4 padding (25.0%)"
 
 
-def test_no_line_is_longer_than_a_terminal():
-    many = BlockedSteps(kv=34_567, tokens=4_567, preemption=1_345, batch=345)
-    summary = summary_of("ttft=0.123,tpot=45.6ms,e2e=12.3,queue=4", **(FULL | {"blocked": many}))
-    assert max(map(len, timed_lines(summary))) <= 80
-
-
 def test_deadlines_alone_are_named():
     goodput = Goodput(
         limits={}, requests=3, good=1, share=0.333333, per_second=0.01, missed={"deadline": 2}
@@ -142,9 +136,3 @@ def test_a_share_is_100_per_cent_only_if_it_is_all():
     assert whole_percent(1) == "100%"
     assert whole_percent(0.29) == "29%"
     assert whole_percent(0.001) == "<1%"
-
-
-def test_shares_are_rounded_wherever_they_are_told():
-    assert (percent(2, 3), whole_percent(2 / 3)) == ("66.7%", "67%")
-    assert (percent(1, 3), whole_percent(1 / 3)) == ("33.3%", "33%")
-    assert (percent(5, 2), whole_percent(0.125), whole_percent(-0.25)) == ("250.0%", "13%", "-25%")

@@ -3,15 +3,16 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from emulated_run import Clock, Gauges, Screen, feed
-from process import start
 from reference_paged import CROWDED, Limits, play_paged
 
 from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
 from batcher.scheduling.blocks import BlockUse
 from cli.screen.live_state import ProgressLines
+from cli.screen.progress import open_view
 from cli.screen.view import RunPlan, View
 
 
@@ -64,22 +65,6 @@ def test_the_quiet_view_writes_messages_only():
     assert screen.written == [b"warning\n"]
 
 
-OPEN_VIEW = """
-import sys
-from types import SimpleNamespace
-from cli.screen.progress import open_view
-
-from cli.screen.view import GaugeReading, RunPlan
-gauges = SimpleNamespace(read_gauges=lambda: GaugeReading(0.0, 1, None, None),
-                         find_upcoming=lambda text: None, knows_upcoming=lambda: False)
-view = open_view(RunPlan("t", "fcfs", 1, None, False), gauges, live=sys.argv[1], color="auto",
-                 is_quiet=sys.argv[2] == "quiet", pace=None,
-                 is_piped=sys.argv[2] == "piped", has_others=sys.argv[2] == "shared",
-                 has_stdin=True)
-print(type(view).__name__, *([type(view._display).__name__] if hasattr(view, "_display") else []))
-"""
-
-
 @pytest.mark.parametrize(
     ("live", "how", "on_tty", "expected"),
     [
@@ -97,19 +82,37 @@ print(type(view).__name__, *([type(view._display).__name__] if hasattr(view, "_d
         ("auto", "dumb", True, "ProgressLines"),
     ],
 )
-def test_the_view_is_the_one_stderr_allows(tmp_path, live, how, on_tty, expected):
-    (tmp_path / "instead.py").write_text(f"{OPEN_VIEW}raise SystemExit(0)\n")
+def test_the_view_is_the_one_stderr_allows(monkeypatch, live, how, on_tty, expected):
     ours, theirs = os.openpty()
-    environ = {key: value for key, value in os.environ.items() if key != "CI"}
-    environ |= {"TERM": "dumb" if how == "dumb" else "xterm", "COMMAND_SETUP": "instead.py"}
-    stderr = theirs if on_tty else subprocess.DEVNULL
-    told, _ = start(live, how, cwd=tmp_path, stderr=stderr, env=environ).communicate()
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "dumb" if how == "dumb" else "xterm")
+    with os.fdopen(theirs, "w") as tty, Path(os.devnull).open("w") as nothing:
+        monkeypatch.setattr(sys, "stderr", tty if on_tty else nothing)
+        view = open_view(
+            RunPlan("t", "fcfs", 1, None, is_timed=False),
+            Gauges(),
+            live=live,
+            color="auto",
+            is_quiet=how == "quiet",
+            pace=None,
+            is_piped=how == "piped",
+            has_others=how == "shared",
+            has_stdin=True,
+        )
+        names = [type(each).__name__ for each in (view, getattr(view, "_display", None)) if each]
     os.close(ours)
-    os.close(theirs)
-    assert told.decode().strip() == expected
+    assert " ".join(names) == expected
+
+
+WITHOUT_A_PICTURE = """
+import sys
+from pathlib import Path
+import cli.run.run
+from cli.screen.live_state import ProgressLines
+from cli.screen.progress import open_view
+assert "rich" not in sys.modules
+"""
 
 
 def test_a_view_without_a_picture_does_not_import_rich():
-    script = OPEN_VIEW + "\nassert 'rich' not in sys.modules"
-    command = [sys.executable, "-c", script, "plain", ""]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", WITHOUT_A_PICTURE], check=True, capture_output=True)
