@@ -113,11 +113,6 @@ def _completer(values: Completer | None) -> Callable[..., Any] | None:
     return complete
 
 
-def refusal(message: str) -> typer.BadParameter:
-    """Return the error about a value; the name of its option goes before `message`."""
-    return typer.BadParameter(message)
-
-
 class Value(types.ParamType):
     """A type of typer's that refuses other values in our words, and NaN.
 

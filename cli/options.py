@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 import msgspec
+import typer
 from msgspec import NODEFAULT
 
 from batcher.errors import BatchdecodeError
@@ -37,7 +38,6 @@ from .command import (
     argument,
     flag,
     option,
-    refusal,
 )
 from .config import OF_REQUESTS, defaults_in
 
@@ -63,7 +63,7 @@ SLO = "ttft=0.5,tpot=50ms,e2e=10,queue=1"
 def refuse_stdout(path: str | None) -> str | None:
     """Return `path`, or raise if it is stdout; a callback of what goes beside the results."""
     if path == STDOUT:
-        raise refusal("must be a file: stdout is for the results")
+        raise typer.BadParameter("must be a file: stdout is for the results")
     return path
 
 
@@ -73,7 +73,7 @@ def num_bytes(text: str | None) -> int | None:
         return None
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise refusal(f"must be a size such as 512MiB, 2GB or 1048576, not {text!r}")
+        raise typer.BadParameter(f"must be a size such as 512MiB, 2GB or 1048576, not {text!r}")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Annotated, Any
 
+import typer
+
 from batcher.errors import BatchdecodeError
 
-from ..command import DECODING, DISPLAY, command, flag, option, refusal
+from ..command import DECODING, DISPLAY, command, flag, option
 from ..options import (
     Color,
     DecodingOptions,
@@ -31,7 +33,7 @@ def _usable_key(key: str | None) -> str | None:
     """Return a key that a header can carry, or raise; an empty variable sets an empty key."""
     key = os.environ.get("BATCHDECODE_API_KEY") if key is None else key
     if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
-        raise refusal(
+        raise typer.BadParameter(
             "must be printable ASCII, not be empty, and not begin or end with a space; unset "
             "BATCHDECODE_API_KEY to serve without a key"
         )
@@ -42,7 +44,7 @@ def _usable_origins(origins: list[str] | None) -> list[str] | None:
     """Return origins as browsers write them, or raise."""
     for origin in origins or ():
         if not _ORIGIN.fullmatch(origin):
-            raise refusal(
+            raise typer.BadParameter(
                 f"must be an origin such as https://chat.example:3000, or *, not {origin!r}"
             )
     return origins
