@@ -120,7 +120,7 @@ class Controls {
       );
     this.found.replaceChildren(...items);
     const found = `${counted(this.hits.length)}${isMore ? " or more" : ""} found`;
-    if (text) this.say(this.hits.length ? found : this.rejected(text));
+    if (text) this.status.textContent = this.hits.length ? found : this.rejected(text);
     if (this.only.checked) this.applyFilter();
   }
 
@@ -139,7 +139,8 @@ class Controls {
     this.hit = (number + length) % length;
     const { run, sequence } = this.hits[this.hit];
     this.page.choose(run, sequence);
-    this.say(`${counted(this.hit + 1)} of ${counted(length)}: ${visible(run.sequences.label[sequence], 60)}`);
+    const label = visible(run.sequences.label[sequence], 60);
+    this.status.textContent = `${counted(this.hit + 1)} of ${counted(length)}: ${label}`;
   }
 
   onFindKey(event) {
@@ -157,16 +158,12 @@ class Controls {
     const compared = this.page.facts.diff ? filtered.slice(0, 1) : filtered; // A of two
     const shown = d3.sum(compared, (of) => of.number);
     const total = d3.sum(compared, (of) => of.shows.length);
-    this.say(filtered[0].isAll ? "" : `${counted(shown)} of ${plural(total, "span")} shown`);
+    this.status.textContent = filtered[0].isAll ? "" : `${counted(shown)} of ${plural(total, "span")} shown`;
   }
 
   clear() {
     this.only.checked = false;
     this.outcome.value = this.state.value = "";
     this.applyFilter();
-  }
-
-  say(text) {
-    this.status.textContent = text;
   }
 }

@@ -286,7 +286,7 @@ class Page {
       this.zoom.translateTo(this.area, view.base(view.begin(run, spans.start[span])), 0);
     this.reveal(run, spans.slot[span]);
     const pointed = { run, step: spans.start[span], slot: spans.slot[span], span };
-    this.controls.say(pointedText(pointed).join(", "));
+    this.controls.status.textContent = pointedText(pointed).join(", ");
   }
 
   tell(selected) {
