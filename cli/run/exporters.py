@@ -6,7 +6,7 @@ end.
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from threading import Event as Flag
@@ -25,7 +25,6 @@ from ..screen.summary import BLOCKED_CAUSES, PER, UNICODE, headline, idle_causes
 from ..screen.terminal import counted, duration, printable
 from ..screen.terminal import number as short
 from .files import OutFile, OutputError, Sink, output_sink, write_lines
-from .run_options import RunOptions
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import RunCollector, WorkersCollector
@@ -195,28 +194,14 @@ def _headline(summary: RunSummary, run: RunEvent) -> str:
     return headline(summary, UNICODE.separator, more)
 
 
-def write_numbers(
-    options: RunOptions,
-    files: Mapping[str, OutFile],
-    summary: RunSummary,
-    timelines: "Sequence[PageTimeline] | None",
-    run: RunEvent,
-    source_name: str,
-) -> dict[str, Exception]:
-    """Write --summary-json and --report; return why one could not be written, by its option."""
-    failures: dict[str, Exception] = {}
-    if options.summary_json is not None:
-        try:
-            with output_sink(files.get("--summary-json")) as sink:
-                sink.write(encode_summary(summary))
-        except (WriteError, OutputError) as error:
-            failures["--summary-json"] = error
-    if options.report is not None and timelines is not None:
-        try:
-            write_report(files["--report"], timelines, summary, run, source_name)
-        except (WriteError, OutputError) as error:
-            failures["--report"] = error
-    return failures
+def write_summary(file: OutFile | None, summary: RunSummary) -> None:
+    """Write the numbers of a run as JSON; None is stdout.
+
+    Raises:
+        WriteError, OutputError: the file cannot be written.
+    """
+    with output_sink(file) as sink:
+        sink.write(encode_summary(summary))
 
 
 def write_report(

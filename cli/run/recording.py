@@ -341,36 +341,34 @@ def _check_beside(path: str, *, is_forced: bool) -> None:
 # -- what a run says at its end
 
 
-def settle_files(files: Mapping[str, OutFile], results: OutFile) -> None:
+def settle_files(opened: OpenRun) -> None:
     """Make sure that all that a run has written is on the disk, the results last.
 
     Raises:
         WriteError: some of it is not, or a file is gone.
         Interrupted: a signal came.
     """
-    for file in files.values():
+    for file in (*opened.files.values(), opened.results):
         file.settle()
-    results.settle()
 
 
 def tell_ending(
-    options: RunOptions,
+    opened: OpenRun,
     results: ResultWriter | None,
-    file: OutFile,
     resumption: Resumption,
     remark: str,
     what_now: str,
 ) -> None:
-    """Say why the run ends, where its results are if there are any, and how to go on.
+    """Report why the run ends, where its results are if there are any, and how to go on.
 
     results: None if the run has not begun.
     """
-    where = file.whereabouts()
+    file = opened.results
     if results is not None and (results.num_written or results.num_token_events):
         went = counted(results.num_written, "result")
-        if options.stream:
+        if opened.options.stream:
             went += f" and {counted(results.num_token_events, 'token event')}"
-        remark += f"; {went} went to {where}"
+        remark += f"; {went} went to {file.whereabouts()}"
     say(printable_lines(f"{remark}\n"))
     if resumption.is_possible and file.is_in_place:
         if isinstance(file, UploadedResults):
@@ -381,13 +379,10 @@ def tell_ending(
 
 
 def tell_summary(
-    options: RunOptions,
+    opened: OpenRun,
     summary: "RunSummary",
     run: RunEvent,
-    name: str,
     timelines: "Sequence[PageTimeline] | None",
-    files: Mapping[str, OutFile],
-    results: str | None,
     *,
     elapsed: float,
     is_complete: bool,
@@ -398,21 +393,33 @@ def tell_summary(
 ) -> None:
     """Write the numbers of a run, and show them.
 
-    run: how its trace begins.  name: of its input.  timelines: of its workers, for a report.
-    results: what messages call the file of results.  remark: a line that follows the summary.
+    run: how its trace begins.  timelines: of its workers, for a report.
+    remark: a line that follows the summary.
 
     Raises:
         WriteError, OutputError: one of the files cannot be written; the others are.
     """
+    options = opened.options
     if is_real(options.model):
         from batcher.metrics.summary import with_wall_clock  # noqa: PLC0415 - few runs need it
 
         summary = with_wall_clock(summary, elapsed)
     failures: dict[str, Exception] = {}
     if options.summary_json is not None or options.report is not None:
-        from .exporters import write_numbers  # noqa: PLC0415 - few runs have one
+        from .exporters import write_report, write_summary  # noqa: PLC0415 - few runs have one
 
-        failures = write_numbers(options, files, summary, timelines, run, name)
+        try:
+            if options.summary_json is not None:
+                write_summary(opened.files.get("--summary-json"), summary)
+        except (WriteError, OutputError) as error:
+            failures["--summary-json"] = error
+        try:
+            if timelines is not None:
+                write_report(
+                    opened.files["--report"], timelines, summary, run, opened.requests.name
+                )
+        except (WriteError, OutputError) as error:
+            failures["--report"] = error
     if not options.quiet:
         from ..screen.summary import (  # noqa: PLC0415 - as above
             NOT_TOLD,
@@ -422,7 +429,7 @@ def tell_summary(
 
         has_numbers = options.summary_json != STDOUT and "--summary-json" not in failures
         paths = (
-            results,
+            opened.results.name,
             options.trace,
             None if "--report" in failures else options.report,
             options.summary_json if has_numbers else None,

@@ -156,8 +156,9 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         from .workers import run_by_workers  # noqa: PLC0415 - few runs have some
 
         return run_by_workers(options, options.workers, stop, command)
-    with opened_run(options, stop) as opened:
-        setup = RunSetup(opened.options, opened.requests, stop.waiting)
+    with opened_run(options, stop) as files:
+        setup = RunSetup(files.options, files.requests, stop.waiting)
+        opened = files._replace(options=setup.options)
         start = setup.engine.run_event()
         with (
             closing(setup.engine),
@@ -173,7 +174,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
                 return Run(setup, opened, resumption, stop, command).carry_out()
             except Interrupted:  # before the first step, or after the last one
                 remark, what_now = f"stopped by {stop.name}", f"continue with: {command}"
-                tell_ending(opened.options, None, opened.results, resumption, remark, what_now)
+                tell_ending(opened, None, resumption, remark, what_now)
                 return stop.exit_status
 
 
@@ -251,13 +252,13 @@ class Run:
             self._say_waiting,
             self._end_now,
         )
-        status, remark, is_over = 0, None, False
+        status, remark, is_over = 0, "", False
         try:
             with self._view, closing(self), watch, tracebacks:
                 resumption.begin()
                 self._record()
             stop.before_wait = None
-            settle_files(self._opened.files, self._opened.results)
+            settle_files(self._opened)
             if loop.is_complete:
                 resumption.finish()
         except KeyboardInterrupt as error:
@@ -273,11 +274,11 @@ class Run:
         tracebacks.close()
         say(setup.requests.take_notes() + setup.report.closing())
         if not is_over:
-            self._conclude()
+            self._summarize()
         if loop.first_failure is not None:
             say(printable_lines(f"first failure: {loop.first_failure}\n"))
         refuse_rest(setup.report, loop)
-        if remark is not None:
+        if remark:
             self._tell(remark, f"continue with: {self._command}")
         elif loop.has_given_up:
             remark = f"stopped after {counted(loop.num_failed, 'failed request')}"
@@ -370,7 +371,7 @@ class Run:
             if self._trace is not None:
                 self._trace.close()
 
-    def _conclude(self) -> None:
+    def _summarize(self) -> None:
         """Show the summary, and write the files with numbers."""
         options, engine, model = self._options, self._loop.engine, self._setup.model
         if self._metrics is not None:
@@ -385,13 +386,10 @@ class Run:
                 names = ", ".join(model.replaced)
                 remark = f"  model {model.served_model} was used instead of {names}\n"
             tell_summary(
-                options,
+                self._opened,
                 self._metrics.summary(engine.num_steps),
                 engine.run_event(),
-                self._setup.requests.name,
                 None if self._timeline is None else [self._timeline],
-                self._opened.files,
-                self._opened.results.name,
                 elapsed=time.monotonic() - self._started,
                 is_complete=self._loop.is_complete,
                 num_unread=self._loop.num_unread or 0,
@@ -405,8 +403,7 @@ class Run:
             self._tell(remark, f"continue later with: {self._command} --retry-failed")
 
     def _tell(self, remark: str, what_now: str) -> None:
-        file = self._opened.results
-        tell_ending(self._options, self._results, file, self._resumption, remark, what_now)
+        tell_ending(self._opened, self._results, self._resumption, remark, what_now)
 
     def _say_waiting(self, received: signal.Signals) -> None:
         """Say what a signal waits for: a step of a model that cannot be broken off."""

@@ -36,7 +36,7 @@ from ..screen.progress import open_view
 from ..screen.terminal import counted, is_pipe, is_same_terminal, printable_lines
 from ..screen.view import GaugeReading, Gauges, RunPlan
 from ..signals import Interrupted, StopSignals
-from .files import OutFile, OutputError, ResumeError
+from .files import OutputError, ResumeError
 from .input import (
     Block,
     Duplicates,
@@ -757,7 +757,7 @@ class WorkersRecord(Gauges):
         options, files = opened.options, opened.files
         exposition, spans = opened.exposition, opened.spans
         title = opened.requests.name.rpartition("/")[2]
-        self._options, self._title, self.files = options, title, files
+        self._opened = opened
         self._run = run if num_workers == 1 else replace(run, workers=num_workers)
         self._lines, self._num_to_answer = lines, lines.num_to_answer
         self._spans, self._wanted = spans, Wanted.by(options)
@@ -909,25 +909,18 @@ class WorkersRecord(Gauges):
                 closing.callback(self._trace.close)
             self.view.close()
 
-    def conclude(self, results: str | None, *, is_complete: bool, elapsed: float) -> None:
-        """Report what happened, to the person and to the programs that want to know.
-
-        results: what messages call the file of results, if there is one.
-        """
-        options = self._options
+    def conclude(self, *, is_complete: bool, elapsed: float) -> None:
+        """Report what happened, to the person and to the programs that want to know."""
         if self._metrics is not None:
             tell_summary(
-                options,
+                self._opened,
                 self._metrics.summary(),
                 self._run,
-                self._title,
                 None if self._timeline is None else self._timeline.workers,
-                self.files,
-                results,
                 elapsed=elapsed,
                 is_complete=is_complete,
             )
-        close_spans(self._spans, self._num_steps, is_quiet=options.quiet)
+        close_spans(self._spans, self._num_steps, is_quiet=self._opened.options.quiet)
 
 
 def run_by_workers(
@@ -948,7 +941,7 @@ def run_by_workers(
         Interrupted: a signal came before the first line was decoded.
     """
     with opened_run(options, stop, num_workers) as opened:
-        options, requests, results = opened.options, opened.requests, opened.results
+        options, requests = opened.options, opened.requests
         if workers is None and options.on is None:
             workers = Processes(options, num_workers, stop.waiting)
         elif workers is None:
@@ -984,13 +977,11 @@ def run_by_workers(
                         lines = PipeLines(requests, report, transport.wake, keep_going=keep_going)
                     try:
                         record = WorkersRecord(opened, start, num_workers, lines)
-                        run = _WorkersRun(
-                            options, driver, lines, report, results, resumption, record
-                        )
+                        run = _WorkersRun(opened, driver, lines, report, resumption, record)
                         return run.carry_out(stop, command)
                     except Interrupted:  # before the first line, or after the last one
                         now = f"stopped by {stop.name}", f"continue with: {command}"
-                        tell_ending(options, None, results, resumption, *now)
+                        tell_ending(opened, None, resumption, *now)
                         return stop.exit_status
             except FailedWorkerError as error:
                 say(printable_lines(error.traceback))
@@ -1006,18 +997,18 @@ class _WorkersRun:
 
     def __init__(
         self,
-        options: RunOptions,
+        opened: OpenRun,
         driver: Driver,
         lines: InputLines,
         report: ProblemReport,
-        file: OutFile,
         resumption: Resumption,
         record: WorkersRecord,
     ) -> None:
         look_seldom()
         self._started = time.monotonic()
-        self._options, self._driver, self._lines = options, driver, lines
-        self._report, self._file, self._resumption = report, file, resumption
+        options = self._options = opened.options
+        self._opened, self._driver, self._lines = opened, driver, lines
+        self._report, self._resumption = report, resumption
         if not options.quiet:
             say(printable_lines(resumption.describe(lines.total)))
         earlier = resumption.earlier
@@ -1036,7 +1027,7 @@ class _WorkersRun:
         say(self._report.closing())
         elapsed = time.monotonic() - self._started
         if not self._is_over:
-            self._record.conclude(self._file.name, is_complete=self._is_complete, elapsed=elapsed)
+            self._record.conclude(is_complete=self._is_complete, elapsed=elapsed)
         num_restarts = self._driver.num_restarts
         if num_restarts and not self._options.quiet:
             say(f"  {counted(num_restarts, 'worker')} replaced, which had died\n")
@@ -1048,8 +1039,7 @@ class _WorkersRun:
             remark = f"stopped after {counted(self._num_failed, 'failed request')}"
             what_now = "to go on, add --resume and raise --max-errors"
         if remark:
-            results, file, resumption = self._results, self._file, self._resumption
-            tell_ending(self._options, results, file, resumption, remark, what_now)
+            tell_ending(self._opened, self._results, self._resumption, remark, what_now)
         return status or (1 if self._num_failed else 0)
 
     def _carry_out(self, stop: StopSignals) -> tuple[int, str]:
@@ -1065,7 +1055,7 @@ class _WorkersRun:
                     self._write_rest()
                 finally:
                     self._record.close()
-            settle_files(self._record.files, self._file)
+            settle_files(self._opened)
             if not (self._has_given_up or lines.has_refused or lines.broken):
                 self._is_complete = True
                 resumption.finish()
