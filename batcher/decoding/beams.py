@@ -199,7 +199,6 @@ class BeamSearch:
         return BeamStep([c.token for c in chosen], [c.beam.place for c in chosen])
 
     def _score(self, total: np.float32, num_tokens: int) -> float:
-        """Return total / num_tokens^length_penalty, in float32."""
         with np.errstate(over="ignore", under="ignore"):
             power = np.float64(num_tokens) ** self._length_penalty
             divisor = np.float32(np.clip(power, _MIN_DIVISOR, _MAX_DIVISOR))

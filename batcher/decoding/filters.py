@@ -189,7 +189,6 @@ class Group:
         self.is_memoryless = not (tells or is_edited or key.is_beam or params.mirostat)
 
     def join(self, slot: int) -> None:
-        """Take in a row."""
         self._members.add(slot)
         self._slots = None
 

@@ -366,7 +366,6 @@ class _Parser:
         return match[0]
 
     def _take(self, token: str) -> bool:
-        """Move past `token` if it is next."""
         if not self._text.startswith(token, self._at):
             return False
         self._at += len(token)
@@ -544,7 +543,6 @@ def _lark_grammar(source: ConstraintSource) -> str:
 
 
 def _lark_regex(regex: str) -> str:
-    """Return `regex` as Lark has it between slashes."""
     return _MARK.sub(
         lambda match: _MARKS.get(match[1] or match[0], match[0]), with_literal_dashes(regex)
     )
@@ -577,7 +575,6 @@ def grammar_error(tokenizer: "LLTokenizer", source: ConstraintSource, said: str)
 
 
 def _split(said: str) -> tuple[str, int | None, int | None]:
-    """Return what is wrong, and the line and the column where."""
     place = _PLACE.match(said)
     message = _INTERNALS.sub("", _EXCERPT.sub("", said[place.end() :] if place else said)).strip()
     message = message.removeprefix("panic: ")

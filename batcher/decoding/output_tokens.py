@@ -92,7 +92,6 @@ class OutputTokens:
         return tokens[start:stop] + array("q", in_page.tobytes())
 
     def _start_over(self) -> None:
-        """Let all rows go on in an empty page."""
         for slot in self.first_rows:
             self._put_aside(slot, 0)
         self.row, self._has_gaps = 0, False

@@ -101,7 +101,6 @@ class StopMatcher:
             self.starts[automaton] = state
 
     def close(self, slot: int) -> None:
-        """Forget the row in `slot`."""
         self.watched.discard(slot)
         self.states[slot] = FREE_LINE
 

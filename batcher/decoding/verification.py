@@ -223,7 +223,6 @@ class _Reading:
         return self._regex[self._at - 1]
 
     def _take(self, mark: str) -> bool:
-        """Step over `mark` if it comes next, and return whether it did."""
         is_next = self._regex.startswith(mark, self._at)
         self._at += is_next
         return is_next

@@ -232,7 +232,6 @@ class Speculator:
         return None
 
     def _forget(self) -> None:
-        """Forget the rows that have left their slots."""
         gone = [
             slot
             for slot, row in self._rows.items()

@@ -327,10 +327,8 @@ class SpeculatingRows(RowDecoder):
 
 
 def _over(decoded: Decoded) -> set[int]:
-    """Return the slots of rows that are given no more in a step."""
     return {*decoded.stopped, *decoded.failed, *decoded.jumps}
 
 
 def _are_outside(slots: IntArray, some: Container[int]) -> NDArray[np.bool_]:
-    """Return which of `slots` are not among some."""
     return np.array([slot not in some for slot in slots.tolist()], np.bool_)

@@ -57,7 +57,6 @@ class DraftingRows:
             row += tokens
 
     def close(self, slot: int, *, has_ended: bool) -> None:  # noqa: ARG002 - as other drafters
-        """Forget the row in `slot`."""
         del self._rows[slot]
         self._drafts.pop(slot, None)
 
@@ -72,7 +71,6 @@ class DraftingRows:
             self._forward([])
 
     def _stand_still(self, slot: int) -> None:
-        """Compute nothing more of a row in this step."""
         self._batch.leave(slot)
         self._model.release(slot)
 

@@ -60,7 +60,6 @@ class NgramDrafter:
         return drafts
 
     def close(self, slot: int, *, has_ended: bool) -> None:  # noqa: ARG002 - see Drafter
-        """Forget the row in `slot`."""
         del self._rows[slot]
 
 
@@ -114,7 +113,6 @@ class _Row:
         return found
 
     def _from(self, place: int, number: int) -> list[int]:
-        """Return `number` tokens from a place on."""
         draft = self.tokens[place : place + number]
         while len(draft) < number:
             draft += draft[: number - len(draft)]

@@ -101,7 +101,6 @@ def diagnose(options: DiagnoseOptions) -> None:
 
 
 def _read_fields(text: str | None) -> dict[str, Any]:
-    """Return the sampling fields in `text`, or raise a BatchdecodeError."""
     if text is None:
         return {}
     known = [name for name in SAMPLING_FIELDS if name != "seed"]
