@@ -112,14 +112,43 @@ class BeamSearch:
                 self._running = []
             return None
         self._num_tokens += 1
+        num_beams, num_tokens = self._num_beams, self._num_tokens
+        is_last_step = num_tokens >= self._max_tokens
         has_ended = [ends(beam.place, token) for beam, token, _ in candidates]
-        num_beams = self._num_beams
-        self._finish(candidates[:num_beams], has_ended[:num_beams])
+        # those of the best candidates that end here are kept, if they are among the best so far
+        best = zip(candidates[:num_beams], has_ended[:num_beams], strict=True)
+        self._finished += [
+            Hypothesis(_tokens(c.path), self._score(c.total, num_tokens), is_over)
+            for c, is_over in best
+            if is_over or is_last_step
+        ]
+        self._finished.sort(key=lambda finished: -finished.score)  # stable: the older one first
+        del self._finished[num_beams:]
         going_on = [c for c, is_over in zip(candidates, has_ended, strict=True) if not is_over]
-        if self._is_done(going_on):
+        is_done = not going_on or is_last_step
+        if not is_done and len(self._finished) >= num_beams:
+            # As `generate` expects, the best beam's sum stays as it is, and its length does too,
+            # unless early_stopping is "never" and longer is better.
+            length = self._max_tokens if self._hopes_for_length else num_tokens
+            is_hopeless = self._score(going_on[0].total, length) <= self._finished[-1].score
+            is_done = is_hopeless or self._is_enough_when_full
+        if is_done:
             self._running = []
             return None
-        return self._go_on(going_on[:num_beams])
+        # each candidate gets a place, and every place that is left over the best one's double
+        going_on = going_on[:num_beams]
+        first_ranks: dict[int, int] = {}  # of the children of each place
+        for rank, candidate in enumerate(going_on):
+            first_ranks.setdefault(candidate.beam.place, rank)
+        free = iter([place for place in range(num_beams) if place not in first_ranks])
+        places = [
+            candidate.beam.place if first_ranks[candidate.beam.place] == rank else next(free)
+            for rank, candidate in enumerate(going_on)
+        ]
+        at_place = dict(zip(places, going_on, strict=True))
+        self._running = [_Beam(place, c.path, c.total) for place, c in at_place.items()]
+        chosen = [at_place.get(place, going_on[0]) for place in range(num_beams)]
+        return BeamStep([c.token for c in chosen], [c.beam.place for c in chosen])
 
     def running_tokens(self) -> list[list[int]]:
         """Return the tokens of each beam that goes on, by place; before the first step, of one.
@@ -157,46 +186,6 @@ class BeamSearch:
             _Candidate(self._running[index // vocab_size], index % vocab_size, flat[index])
             for index in best[: self._num_candidates].tolist()
         ]
-
-    def _finish(self, candidates: list[_Candidate], has_ended: list[bool]) -> None:
-        """Keep those of the best candidates that end here, if they are among the best so far."""
-        is_last_step = self._num_tokens >= self._max_tokens
-        self._finished += [
-            Hypothesis(_tokens(c.path), self._score(c.total, self._num_tokens), is_over)
-            for c, is_over in zip(candidates, has_ended, strict=True)
-            if is_over or is_last_step
-        ]
-        self._finished.sort(key=lambda finished: -finished.score)  # stable: the older one first
-        del self._finished[self._num_beams :]
-
-    def _is_done(self, going_on: list[_Candidate]) -> bool:
-        """Return whether nothing can go on, or nothing that does is expected to be a result.
-
-        The expectation is that of `generate`: the best beam's sum stays as it is, and its length
-        does too, unless early_stopping is "never" and longer is better.
-        """
-        if not going_on or self._num_tokens >= self._max_tokens:
-            return True
-        if len(self._finished) < self._num_beams:
-            return False
-        length = self._max_tokens if self._hopes_for_length else self._num_tokens
-        is_hopeless = self._score(going_on[0].total, length) <= self._finished[-1].score
-        return is_hopeless or self._is_enough_when_full
-
-    def _go_on(self, candidates: list[_Candidate]) -> BeamStep:
-        """Give each candidate a place, and every place that is left over the best one's double."""
-        first_ranks: dict[int, int] = {}  # of the children of each place
-        for rank, candidate in enumerate(candidates):
-            first_ranks.setdefault(candidate.beam.place, rank)
-        free = iter([place for place in range(self._num_beams) if place not in first_ranks])
-        places = [
-            candidate.beam.place if first_ranks[candidate.beam.place] == rank else next(free)
-            for rank, candidate in enumerate(candidates)
-        ]
-        at_place = dict(zip(places, candidates, strict=True))
-        self._running = [_Beam(place, c.path, c.total) for place, c in at_place.items()]
-        chosen = [at_place.get(place, candidates[0]) for place in range(self._num_beams)]
-        return BeamStep([c.token for c in chosen], [c.beam.place for c in chosen])
 
     def _score(self, total: np.float32, num_tokens: int) -> float:
         with np.errstate(over="ignore", under="ignore"):

@@ -273,7 +273,15 @@ class _Parser:
                     raise self._error(f"more than {_MAX_NESTING} repetitions of one item")
                 if item[-1] != ")":  # a literal's last character, or one repetition after another
                     item = ["(", *item, ")"]
-                repetition = self._times(times)
+                repetition = times[0]  # as Lark writes it
+                if times[1] is not None:
+                    least, most = times[1], times[1] if times[2] is None else times[2]
+                    if max(len(least), len(most)) > _MAX_DIGITS:
+                        raise self._error(f"a repetition count of more than {_MAX_DIGITS} digits")
+                    if most and int(least) > int(most):
+                        raise self._error("a repetition whose maximum is below its minimum")
+                    repetition = f"{{{int(least)},{most}}}"
+                self._at = times.end()
                 item = ['""'] if repetition == "{0,0}" else [*item, repetition]
                 self._skip(blanks)
             parts += item
@@ -344,19 +352,6 @@ class _Parser:
             character = chr(number)
         self._at = match.end()
         return character
-
-    def _times(self, match: re.Match[str]) -> str:
-        """Read how often an item is repeated, and return it as Lark writes it."""
-        if match[1] is None:
-            self._at = match.end()
-            return match[0]
-        least, most = match[1], match[1] if match[2] is None else match[2]
-        if max(len(least), len(most)) > _MAX_DIGITS:
-            raise self._error(f"a repetition count of more than {_MAX_DIGITS} digits")
-        if most and int(least) > int(most):
-            raise self._error("a repetition whose maximum is below its minimum")
-        self._at = match.end()
-        return f"{{{int(least)},{most}}}"
 
     def _name(self) -> str:
         match = _NAME.match(self._text, self._at)

@@ -231,7 +231,19 @@ class Trie:
         self._begun: list[list[tuple[Pattern, int]]] = [[]]
         self.best: list[RankedExit | None] = [None]
         for way in exits:
-            self._insert(way)
+            node = 0
+            for depth, symbol in enumerate(way.exit.pattern):
+                self._begun[node].append((way.exit.pattern, depth))
+                if symbol not in self._children[node]:
+                    self._children[node][symbol] = len(self._children)
+                    self._children.append({})
+                    self._fallback.append(0)
+                    self._begun.append([])
+                    self.best.append(None)
+                node = self._children[node][symbol]
+            best = self.best[node]
+            if way.exit.target != NOWHERE and (best is None or way < best):
+                self.best[node] = way
         self.settled = [0] * len(self.best)
         queue = deque(self._children[0].values())
         while queue:  # breadth first: the fallback, which is shorter, is complete
@@ -243,21 +255,6 @@ class Trie:
             for symbol, child in self._children[node].items():
                 self._fallback[child] = self.step(fallback, symbol)
                 queue.append(child)
-
-    def _insert(self, way: RankedExit) -> None:
-        node = 0
-        for depth, symbol in enumerate(way.exit.pattern):
-            self._begun[node].append((way.exit.pattern, depth))
-            if symbol not in self._children[node]:
-                self._children[node][symbol] = len(self._children)
-                self._children.append({})
-                self._fallback.append(0)
-                self._begun.append([])
-                self.best.append(None)
-            node = self._children[node][symbol]
-        best = self.best[node]
-        if way.exit.target != NOWHERE and (best is None or way < best):
-            self.best[node] = way
 
     def step(self, node: int, symbol: int) -> int:
         """Return the node of the longest suffix that begins a pattern, `symbol` after `node`."""

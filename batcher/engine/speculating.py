@@ -158,8 +158,16 @@ class Speculator:
                 (row.slot, num, decoded.num_accepted.get(row.slot, 0))
                 for row, num in scheduled.num_drafts.items()
             )
-        for row, num_tokens, reason in self._take_changes():
-            self._recorder.speculates(row, num_tokens, reason)
+        # the rows that are given another number of drafts from now on
+        self._forget()  # this step may have preempted some
+        if self.failure is not None:
+            for row in self._rows.values():
+                self._recorder.speculates(row, 0, FAILURE)
+            self._rows.clear()
+        elif self._lengths is not None:
+            for slot, num_tokens, reason in self._lengths.take_changes():
+                if slot in self._rows:
+                    self._recorder.speculates(self._rows[slot], num_tokens, reason)
         return decoded
 
     def _propose(self, num_drafts: Mapping[Sequence, int]) -> dict[Sequence, Proposal]:
@@ -205,19 +213,6 @@ class Speculator:
             num_tokens = 0 if measured is None else measured.num_tokens
             began = self._clock.start_of(self._clock.step - 1)
             self._costs.note_step(num_tokens, self._clock.now - began)
-
-    def _take_changes(self) -> list[tuple[Sequence, int, SpeculateReason]]:
-        """Return which rows are given another number of drafts from now on, how many, and why."""
-        self._forget()  # this step may have preempted some
-        if self.failure is not None:
-            ended = [(row, 0, FAILURE) for row in self._rows.values()]
-            self._rows.clear()
-            return ended
-        return [
-            (self._rows[each.slot], each.tokens, each.reason)
-            for each in (() if self._lengths is None else self._lengths.take_changes())
-            if each.slot in self._rows
-        ]
 
     def _ask(self, call: Callable[[], Answer]) -> Answer | None:
         """Return what the drafter answers; None if it fails, or has failed before."""
