@@ -164,7 +164,7 @@ def test_a_run_that_gets_no_room_says_what_there_is_and_ends(few):
     import ray  # noqa: PLC0415 - the environment of the command comes first
 
     code = (
-        "from cli.run.workers import actors; actors.NOTE_SECONDS, actors.ROOM_SECONDS = 1, 5; "
+        "from cli.run import ray_workers as ray; ray.NOTE_SECONDS, ray.ROOM_SECONDS = 1, 5; "
         "from cli.main import main; main()"
     )
     with Nodes(num_cpus=1) as nodes:
