@@ -9,11 +9,13 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
 from batcher.settings import SETTINGS
+from batcher.speculation.settings import Acceptance
 
 _MAX_READ = 2**25  # bytes of a file in which ids are searched
 _MAX_IDS = 200
@@ -33,46 +35,37 @@ def candidates(
 
 
 def _values(name: str, start: str) -> Iterable[str | tuple[str, str]]:
-    # Each import is done only when it is asked for.
-    if name == "policy":
-        from batcher.scheduling.queue import POLICIES  # noqa: PLC0415
-
-        return POLICIES
+    if name in _TABLES:
+        module, attribute = _TABLES[name]
+        found: Iterable[str] = getattr(import_module(module, __package__), attribute)
+        return found
     if name in SETTINGS:
         return SETTINGS[name].choices or ()
-    if name == "router":
-        from batcher.planning.routers import ROUTERS  # noqa: PLC0415
+    if name in _CATALOGS or name == "profile":
+        from batcher.timing.catalog import shipped  # noqa: PLC0415 - only when asked
 
-        return ROUTERS
-    if name == "profile":
-        return _profiles(start)
-    if name in _CATALOGS:
-        from batcher.timing.catalog import shipped  # noqa: PLC0415
-
-        return shipped(_CATALOGS[name])
-    if name == "model":
-        return _MODELS
-    if name == "draft":
-        return ["ngram", *_MODELS]
+        return _profiles(start) if name == "profile" else shipped(_CATALOGS[name])
+    if name in {"model", "draft"}:
+        return _MODELS if name == "model" else ["ngram", *_MODELS]
     if name == "acceptance":
-        from batcher.speculation.settings import Acceptance  # noqa: PLC0415
-
         return get_args(Acceptance)
-    if name == "column":
-        from .views.plan_columns import COLUMNS  # noqa: PLC0415
-
-        return COLUMNS
     if name in {"slo", "slos"}:
-        from batcher.metrics.slo import METRICS  # noqa: PLC0415
+        from batcher.metrics.slo import METRICS  # noqa: PLC0415 - only when asked
 
-        found = [(f"{metric}=", text) for metric, text in METRICS.items()]
+        metrics = [(f"{metric}=", text) for metric, text in METRICS.items()]
         classes = ("priority=", "a class of requests: priority=1:ttft=0.3")
-        return [*found, classes] if name == "slos" else found
+        return [*metrics, classes] if name == "slos" else metrics
     if name == "trace_input":  # a file, or a command of two words
         return ("why", "diff") if start else ()
     return _request_ids(start)
 
 
+# Modules that are imported only when their names are asked for.
+_TABLES = {
+    "policy": ("batcher.scheduling.queue", "POLICIES"),
+    "router": ("batcher.planning.routers", "ROUTERS"),
+    "column": (".views.plan_columns", "COLUMNS"),
+}
 _CATALOGS = {"profile_name": "profiles.yaml", "model_shape": "models.yaml", "gpu": "hardware.yaml"}
 _MODELS = (
     ("simulated", "the default"),

@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import sys
-from typing import NoReturn
 
 from batcher.errors import BatchdecodeError
 
@@ -29,28 +28,22 @@ def main() -> None:
     _occupy_standard_descriptors()
     try:
         _carry_out(sys.argv[1:])
-    except BatchdecodeError as error:
-        _fail_of_use(error)
     except SystemExit as error:
         if error.code in STOPPED:
             from .signals import exit_soon  # noqa: PLC0415 - only after a signal
 
             exit_soon(error.code)
         raise
-    except WriteError as error:
-        _fail(str(error), FAILURE)
-    except KeyboardInterrupt:  # raised by code of the user: otherwise SIGINT ends the process
-        _fail("aborted", FAILURE)
-    except OSError as error:
-        if error.errno == errno.EMFILE:  # whichever file it was, of ours or of Python's
-            _fail(_too_many_files(), FAILURE)
-        where = f"{error.filename}: " if error.filename is not None else ""
-        _fail(f"{where}{error.strerror or error}", FAILURE)
-    except (MemoryError, ImportError, RuntimeError) as error:
-        message = _lack_of_memory(error)
-        if message is None:
+    except (
+        *(BatchdecodeError, WriteError, OSError),
+        *(MemoryError, ImportError, RuntimeError),  # too little memory has many faces
+    ) as error:
+        found = _described(error)
+        if found is None:
             raise
-        _fail(message, FAILURE)
+        message, status = found
+        print(f"error: {_printable(message)}", file=sys.stderr)  # noqa: T201 - it is the command line
+        sys.exit(status)
     finally:
         from .run.stdout import end_stdout  # noqa: PLC0415 - see the rule above
 
@@ -83,30 +76,29 @@ def _carry_out(arguments: list[str]) -> None:
         raise BatchdecodeError(describe(error, arguments)) from None
 
 
-def _fail_of_use(error: BatchdecodeError) -> NoReturn:
-    """Print the message of an error, after the traceback if code of the user raised it."""
-    from batcher.foreign import RaisedError  # noqa: PLC0415 - only after an error
+def _described(error: Exception) -> tuple[str, int] | None:
+    """Return the message of an error and the exit status, None for a fault of ours."""
+    cause = error.__cause__ or error
+    if getattr(cause, "errno", None) == errno.EMFILE:  # whichever file it was, of ours or Python's
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too many files are open at once: `ulimit -n` allows {most}", FAILURE
+    if isinstance(error, BatchdecodeError):
+        from batcher.foreign import RaisedError  # noqa: PLC0415 - only after an error
 
-    if isinstance(error, RaisedError):
-        sys.stderr.write(_printable(error.raised.traceback))
-    if getattr(error.__cause__, "errno", None) == errno.EMFILE:
-        _fail(_too_many_files(), FAILURE)
-    _fail(str(error), USER_ERROR)
-
-
-def _lack_of_memory(error: Exception) -> str | None:
-    """Return the message of an error that too little memory causes; None for any other error."""
-    cause = error.__cause__ or error  # numpy's own words are long, those of its cause are not
+        if isinstance(error, RaisedError):  # by code of the user
+            sys.stderr.write(_printable(error.raised.traceback))
+        return str(error), USER_ERROR
+    if isinstance(error, WriteError):
+        return str(error), FAILURE
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror or error}", FAILURE
     if isinstance(error, ImportError) and "shared object" in str(cause):
-        return f"cannot load a library: {cause}"
+        return f"cannot load a library: {cause}", FAILURE  # numpy's own words are long
     if isinstance(error, MemoryError) or str(error) == "can't start new thread":
-        return "not enough memory; `ulimit -v` or the memory of a container may limit it"
+        limits = "`ulimit -v` or the memory of a container may limit it"
+        return f"not enough memory; {limits}", FAILURE
     return None
-
-
-def _too_many_files() -> str:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return f"too many files are open at once: `ulimit -n` allows {most}"
 
 
 def _occupy_standard_descriptors() -> None:
@@ -138,11 +130,6 @@ class _ForPeople(io.FileIO):
             return write_some(self.fileno(), bytes(data), 0)
         except (OSError, Interrupted):
             return len(data)
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    print(f"error: {_printable(message)}", file=sys.stderr)  # noqa: T201 - this is the command line
-    sys.exit(status)
 
 
 def _printable(text: str) -> str:

@@ -96,8 +96,9 @@ def test_a_module_of_python_imports_nothing_from_the_current_folder(folder, argu
 
 
 def test_completing_imports_nothing_from_the_current_folder(folder, script):
-    asked = {"_BATCHDECODE_COMPLETE": "zsh"}
-    assert marks_of(folder, script, "1", "run", "--mo", **asked) == (0, [], "")
+    line = {"COMP_WORDS": "batchdecode run --mo", "COMP_CWORD": "2"}
+    asked = {"_BATCHDECODE_COMPLETE": "complete_bash", **line}
+    assert marks_of(folder, script, **asked) == (0, [], "")
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -474,15 +474,12 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
-def test_a_trace_of_a_server_gives_a_profile_of_it_which_replay_reads(folder):
+def test_a_trace_of_a_server_is_replayed(folder):
     with FaultServer(usual=answer("a", "b", "c", first=0.02, gap=0.01)) as server:
         assert run(folder, server).returncode == 0
     limits = ("--max-batch-tokens", "64", "--kv-blocks", "1000")
-    start = ("--start", "h100_llama3.1-8b_tp1", "--tries", "5")
-    fitted = batchdecode("calibrate", "t.jsonl", *start, *limits, "-o", "p.yaml", cwd=folder)
-    assert fitted.returncode == 0, fitted.stderr
-    assert "t.jsonl: 8 requests" in fitted.stderr
-    replayed = batchdecode("replay", "t.jsonl", "--profile", "p.yaml", *limits, cwd=folder)
+    profile = ("--profile", "h100_llama3.1-8b_tp1")
+    replayed = batchdecode("replay", "t.jsonl", *profile, *limits, cwd=folder)
     assert replayed.returncode == 0, replayed.stderr
     assert b"24 output tokens" in replayed.stdout
     assert b"--batch" in replayed.stdout
