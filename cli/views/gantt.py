@@ -620,15 +620,6 @@ def render_gantt(
     ]
 
 
-class _Held(NamedTuple):
-    """What is drawn as bars: by slot, in how many steps each is busy, and which have a row."""
-
-    spans: list[SlotSpan]
-    by_slot: dict[int, list[SlotSpan]]
-    busy: dict[int, int]
-    choice: ShownSlots
-
-
 class _Page:
     """Lays out rows: a name, the cells, and a figure."""
 
@@ -684,49 +675,59 @@ class _Page:
     def overview(self, zoom: range) -> list["Line"]:
         """Return the whole run as shades, a row for each slot or group of them, and mark `zoom`."""
         timeline = self.timeline
-        scale = Scale.fit(range(timeline.num_steps), self.num_cells, MAX_CELLS_PER_STEP)
+        scale = self._scale(range(timeline.num_steps))
         first, last = scale.first_cell(zoom[0]), scale.last_cell(zoom[-1])
         brace = self.glyphs.brace
         mark = brace[0] + brace[1] * (last - first - 1) + brace[2]
-        return [
-            *self._axis(scale),
-            *self._shades(scale),
-            *self._restarts(scale),
-            self._queue(scale),
-            self._row("", " " * min(first, scale.num_cells - 2) + mark),
-        ]
+        pointer = self._row("", " " * min(first, scale.num_cells - 2) + mark)
+        return [*self._chart(scale, self._shades(scale)), pointer]
 
-    def held_in(self, zoom: range) -> _Held | None:
-        """Return what a close-up of `zoom` draws as bars; None where there is too much for that."""
+    def explained(self, zoom: range, what: list[str]) -> list["Line"]:
+        """Return a close-up of `zoom` with a caption: `what` it shows, and how to read it.
+
+        Its steps are bars, or shades where there is too much for bars.
+        """
+        scale = self._scale(zoom)
         if len(zoom) > self.num_cells:  # is the usual request more than a speck as a bar?
             usual = usual_length(self._spans_in(zoom)) or len(zoom)
             if usual * self.num_cells < MIN_CELLS_PER_BAR * len(zoom):
-                return None
+                caption = _labels(fill(what, ", ", self.page_width))
+                return [*caption, *self._chart(scale, self._shades(scale))]
         spans = list(self._spans_in(zoom))
-        by_slot: dict[int, list[SlotSpan]] = {slot: [] for slot in self.slots}
+        held: dict[int, list[SlotSpan]] = {slot: [] for slot in self.slots}
         for span in spans:
-            by_slot[span.slot].append(span)
-        scale = self._scale(zoom)
-        busy = {slot: sum(len(scale.clip(span)) for span in held) for slot, held in by_slot.items()}
-        choice = choose_slots(by_slot, busy, self.max_rows, self.request_ids)
-        return _Held(spans, by_slot, busy, choice)
-
-    def caption(self, zoom: range, what: list[str], held: _Held | None) -> list["Line"]:
-        """Return `what` the close-up of `zoom` shows, and on the right how to read it."""
-        if held is None:
-            return _labels(fill(what, ", ", self.page_width))
-        frame = id_frame({span.id for span in held.spans})
+            held[span.slot].append(span)
+        busy = {slot: sum(len(scale.clip(span)) for span in held[slot]) for slot in held}
+        shown, reason = choose_slots(held, busy, self.max_rows, self.request_ids)
+        frame = id_frame({span.id for span in spans})
         if any(frame):
             ends = self.glyphs.cut.join(map(self._printable, frame))
             what = [*what, "ids " + cut_middle(ends, 24, self.glyphs.cut)]
-        what = [*what, *filter(None, [held.choice.reason])]
-        legend = self._legend(held.spans, zoom)
-        *lines, last = fill(what, ", ", self.page_width)
+        legend = self._legend(spans, zoom)
+        *lines, last = fill([*what, *filter(None, [reason])], ", ", self.page_width)
         gap = self.chart_width - cell_width(last) - len("  ".join(legend))
-        if gap > 1:
-            return _labels([*lines, f"{last}{' ' * gap}{'  '.join(legend)}"])
-        legend_lines = fill(legend, "  ", self.page_width)
-        return _labels([*filter(None, [*lines, last]), *legend_lines])
+        if gap > 1:  # room for the legend on the right
+            lines.append(f"{last}{' ' * gap}{'  '.join(legend)}")
+        else:
+            lines = [*filter(None, [*lines, last]), *fill(legend, "  ", self.page_width)]
+        short = short_labels(spans)  # without what all ids have in common
+        labels = {label: self._printable(text) for label, text in short.items()}
+        marks = draft_marks(self._drafts_in(zoom), scale)
+        rows = [
+            self._row(
+                self._name([slot]),
+                bar_row(held[slot], labels, scale, self.glyphs, marks.get(slot, {})),
+                percent_of(busy[slot], len(zoom)),
+                bar_styles(held[slot], scale),
+            )
+            for slot in shown
+        ]
+        num_hidden = len(self.slots) - len(shown)
+        if num_hidden:
+            num_busy = sum(busy.values()) - sum(busy[slot] for slot in shown)
+            share = percent_of(num_busy, num_hidden * len(zoom))
+            rows.append(self._row("", f"+{counted(num_hidden, 'more slot')}", share))
+        return [*_labels(lines), *self._chart(scale, rows)]
 
     def _legend(self, spans: Collection[SlotSpan], zoom: range) -> list[str]:
         """Return what the marks in the bars of `spans` mean."""
@@ -747,14 +748,17 @@ class _Page:
         }
         return [entry for entry, is_there in entries.items() if is_there]
 
-    def explained(self, zoom: range, what: list[str]) -> list["Line"]:
-        held = self.held_in(zoom)
-        return [*self.caption(zoom, what, held), *self.close_up(zoom, held)]
-
-    def close_up(self, zoom: range, held: _Held | None) -> list["Line"]:
-        scale = self._scale(zoom)
-        rows = self._shades(scale) if held is None else self._bars(scale, held)
-        return [*self._axis(scale), *rows, *self._restarts(scale), self._queue(scale)]
+    def _chart(self, scale: Scale, rows: list["Line"]) -> list["Line"]:
+        """Return `rows` of slots below an axis, and below them where workers died and the queue."""
+        numbers, line = axis(scale, self.glyphs)
+        chart = [self._row("step", numbers), self._row("", line, "busy"), *rows]
+        restarts = self._restarts_in(scale.steps)
+        if restarts:
+            row, styles = restart_row(restarts, scale, self.glyphs), ["failed"] * scale.num_cells
+            chart.append(self._row("died", row, str(len(restarts)), styles))
+        highest = highest_counts(self._queue_lengths or self.timeline.waiting(), scale)
+        levels, styles = level_row(highest, max(highest), self.glyphs), ["queue"] * scale.num_cells
+        return [*chart, self._row("queue", levels, f"max {max(highest)}", styles)]
 
     def _scale(self, zoom: range) -> Scale:
         return Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
@@ -770,28 +774,6 @@ class _Page:
 
     def _printable(self, text: str) -> str:
         return printable(text, ascii_only=self.ascii_only)
-
-    def _bars(self, scale: Scale, held: _Held) -> list["Line"]:
-        """Return a row for each slot, or for those that were chosen."""
-        short = short_labels(held.spans)  # without what all ids have in common
-        labels = {label: self._printable(text) for label, text in short.items()}
-        marks = draft_marks(self._drafts_in(scale.steps), scale)
-        shown = held.choice.slots
-        rows = [
-            self._row(
-                self._name([slot]),
-                bar_row(held.by_slot[slot], labels, scale, self.glyphs, marks.get(slot, {})),
-                percent_of(held.busy[slot], len(scale.steps)),
-                bar_styles(held.by_slot[slot], scale),
-            )
-            for slot in shown
-        ]
-        num_hidden = len(self.slots) - len(shown)
-        if num_hidden:
-            num_busy = sum(held.busy.values()) - sum(held.busy[slot] for slot in shown)
-            share = percent_of(num_busy, num_hidden * len(scale.steps))
-            rows.append(self._row("", f"+{counted(num_hidden, 'more slot')}", share))
-        return rows
 
     def _shades(self, scale: Scale) -> list["Line"]:
         """Return a row for each slot or group of slots."""
@@ -817,26 +799,6 @@ class _Page:
 
     def _restarts_in(self, steps: range) -> list[RestartEvent]:
         return [each for each in self.timeline.restarts if each.last_step in steps]
-
-    def _restarts(self, scale: Scale) -> list["Line"]:
-        """Return the row of where workers were replaced, if any was."""
-        restarts = self._restarts_in(scale.steps)
-        if not restarts:
-            return []
-        row = restart_row(restarts, scale, self.glyphs)
-        return [self._row("died", row, str(len(restarts)), ["failed"] * scale.num_cells)]
-
-    def _queue(self, scale: Scale) -> "Line":
-        """Return the row of how many requests wait."""
-        lengths = self._queue_lengths or self.timeline.waiting()
-        highest = highest_counts(lengths, scale)
-        peak = max(highest)
-        levels = level_row(highest, peak, self.glyphs)
-        return self._row("queue", levels, f"max {peak}", ["queue"] * scale.num_cells)
-
-    def _axis(self, scale: Scale) -> list["Line"]:
-        numbers, line = axis(scale, self.glyphs)
-        return [self._row("step", numbers), self._row("", line, "busy")]
 
     def _row(self, name: str, cells: str, figure: str = "", styles: Sequence[str] = ()) -> "Line":
         """Return a row; styles: those of its cells, which are labels where there are none."""
