@@ -26,7 +26,7 @@ from batcher.errors import BatchdecodeError
 from batcher.whole_files import WholeFile
 
 from ..errors import WriteError, reason_of
-from ..screen.terminal import printable_json
+from ..screen.terminal import printable, printable_json
 from ..signals import open_to_write, write_some
 from .stdout import stdout_descriptor
 from .urls import UrlError, check_upload, is_url, masked, read_start, shown, upload
@@ -457,6 +457,10 @@ class UploadedResults(OutFile):
         self.name = shown(url)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None and self.is_filled and not self._is_uploaded:
+            from .problems import say  # noqa: PLC0415 - it is heavy
+
+            say(f"the results so far are kept as {printable(str(self._place))}\n")
         super().__exit__(kind, *rest)
         if self._is_uploaded:
             shutil.rmtree(self._place.parent, ignore_errors=True)

@@ -323,6 +323,16 @@ def test_results_that_cannot_be_uploaded_are_kept(shelf, tmp_path):
     assert f"40 results went to {kept}\n" in done.stderr
 
 
+def test_results_of_an_input_that_breaks_off_are_kept(shelf, tmp_path):
+    lines = b'{"id":"a","prompt":"x","max_tokens":2}\nnot a request\n'
+    environment = SHELF | {"TMPDIR": str(tmp_path / "tmp")}
+    done = batchdecode("run", "-q", "-o", shelf.url, stdin=lines, **environment)
+    (kept,) = kept_in(tmp_path / "tmp")
+    assert kept.read_bytes().startswith(b'{"id":"a"')
+    assert (done.returncode, f"the results so far are kept as {kept}\n" in done.stderr) == (2, True)
+    assert not (tmp_path / "there").exists()
+
+
 @pytest.mark.parametrize("option", ["--trace", "--report", "--summary-json"])
 def test_other_files_that_cannot_be_uploaded_are_kept(shelf, tmp_path, option):
     done = shelf("-q", "-o", "out.jsonl", option, f"{shelf.url}/file", SHELF_FAULT="broken@file")
