@@ -55,7 +55,7 @@ def output_of(*command, cwd, **environment):
 @pytest.mark.heavy
 def test_an_install_has_the_command_and_no_package_named_cli(scripts, tmp_path):
     importing = (
-        "import batchdecode.app, batcher; import importlib.util as u; print(u.find_spec('cli'))"
+        "import batchdecode.main, batcher; import importlib.util as u; print(u.find_spec('cli'))"
     )
     assert output_of(scripts / "python", "-c", importing, cwd=tmp_path) == (0, b"None\n", "")
     shown = output_of(scripts / "batchdecode", "--version", cwd=tmp_path)
@@ -94,7 +94,7 @@ def test_an_install_has_all_that_a_page_is_made_of(scripts, tmp_path):
     command = [scripts / "batchdecode", "trace", "requests.jsonl", "--format", "html"]
     status, page, said = output_of(*command, cwd=tmp_path)
     assert (status, said) == (0, "")
-    folder = ROOT / "batcher" / "formats" / "page" / "assets"
+    folder = ROOT / "batcher" / "page" / "assets"
     assert all(asset.read_bytes() in page for asset in folder.iterdir())
 
 
