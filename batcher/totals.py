@@ -27,7 +27,7 @@ class Totals(Struct):
             elif name in self.LEAST:
                 merged = _chosen(min, own, others)
             else:
-                merged = _sum(own, others)
+                merged = _added(own, others)
             setattr(self, name, merged)
 
     def copy(self) -> Self:
@@ -46,7 +46,7 @@ def _chosen(choose: Any, own: Any, others: Any) -> Any:
     return own
 
 
-def _sum(own: Any, others: Any) -> Any:
+def _added(own: Any, others: Any) -> Any:
     """Return the sum of two numbers, or of what is under each key of two mappings."""
     if own is None or others is None:
         return deepcopy(others) if own is None else own
@@ -56,5 +56,5 @@ def _sum(own: Any, others: Any) -> Any:
     if not isinstance(own, dict):
         return own + others
     for key, value in others.items():
-        own[key] = _sum(own.get(key), value)
+        own[key] = _added(own.get(key), value)
     return own
