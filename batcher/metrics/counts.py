@@ -25,8 +25,7 @@ from batcher.events import (
 from batcher.metrics.times import WholeStep, is_untimed
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import Acceptance, expected_speedup, simple_return
-from batcher.totals import Totals
-from batcher.trace.run import AdmissionRecord, DraftCounts, RequestTimeline, is_follower
+from batcher.trace.run import AdmissionRecord, DraftCounts, RequestTimeline, Totals, is_follower
 
 
 class KvUse(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from batcher.errors import BatchdecodeError
 from batcher.metrics.times import EndedRequest, microseconds
 from batcher.request import MAX_INT
-from batcher.totals import Totals
+from batcher.trace.run import Totals
 
 METRICS = {
     "queue": "from arrival to admission",

@@ -60,8 +60,7 @@ from batcher.metrics.times import (
 from batcher.request import NOTHING_UNREAD, Unread
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.speculation.settings import Acceptance
-from batcher.totals import Totals
-from batcher.trace.run import RequestFold, RequestTimeline, aging_of, is_aged
+from batcher.trace.run import RequestFold, RequestTimeline, Totals, aging_of, is_aged
 
 Unit = Literal["seconds", "steps"]
 

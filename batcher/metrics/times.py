@@ -30,8 +30,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.settings import DEFAULT_SCHEDULING
-from batcher.totals import Totals
-from batcher.trace.run import RequestTimeline, is_follower
+from batcher.trace.run import RequestTimeline, Totals, is_follower
 
 # Distributions: whole numbers counted in bounded memory; seconds in whole microseconds.
 

@@ -7,7 +7,8 @@ have not ended are kept, and events that contradict each other are refused where
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, Protocol, get_args
+from copy import deepcopy
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -43,7 +44,60 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.settings import DEFAULT_AGING, DEFAULT_SCHEDULING
-from batcher.totals import Totals
+
+
+class Totals(Struct):
+    """Numbers of a part of a run that add up: each field of the whole is the sum, but for some.
+
+    What does not add up, such as a mean or a percentile, is not a field.
+
+    LARGEST, LEAST: fields of which the largest, or the least one that there is, counts.
+    """
+
+    LARGEST: ClassVar[frozenset[str]] = frozenset()
+    LEAST: ClassVar[frozenset[str]] = frozenset()
+
+    def merge(self, other: Self) -> None:
+        """Take in the numbers of another part, which stays as it is."""
+        for name in self.__struct_fields__:
+            own, others = getattr(self, name), getattr(other, name)
+            if name in self.LARGEST:
+                merged = _chosen(max, own, others)
+            elif name in self.LEAST:
+                merged = _chosen(min, own, others)
+            else:
+                merged = _added(own, others)
+            setattr(self, name, merged)
+
+    def copy(self) -> Self:
+        """Return the same numbers, to merge others into."""
+        return deepcopy(self)
+
+
+def _chosen(choose: Any, own: Any, others: Any) -> Any:
+    """Return one of two numbers, or of the numbers under each key of two mappings."""
+    if own is None or others is None:
+        return others if own is None else own
+    if not isinstance(own, dict):
+        return choose(own, others)
+    for key, value in others.items():
+        own[key] = choose(own.get(key, value), value)
+    return own
+
+
+def _added(own: Any, others: Any) -> Any:
+    """Return the sum of two numbers, or of what is under each key of two mappings."""
+    if own is None or others is None:
+        return deepcopy(others) if own is None else own
+    if isinstance(own, Totals):
+        own.merge(others)
+        return own
+    if not isinstance(own, dict):
+        return own + others
+    for key, value in others.items():
+        own[key] = _added(own.get(key), value)
+    return own
+
 
 SequenceKey = str | tuple[str, int, Role, int | None]
 """The id, index, role and worker of a sequence; for most the id alone, which is faster."""
