@@ -12,6 +12,7 @@ of the events that they report: trace, picture and numbers are those of one engi
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -119,7 +120,7 @@ class LineBatch(NamedTuple):
     lines: Block
 
 
-class InputLines:
+class InputLines(ABC):
     """Lines on their way to workers, which are checked in batches, and given out.
 
     num_read: how many were checked.  num_bad: of them, those that are no requests.
@@ -152,25 +153,25 @@ class InputLines:
         return None
 
     @property
+    @abstractmethod
     def has_ended(self) -> bool:
         """Whether no more lines will be given out."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next_batch(self) -> LineBatch | None:
         """Return lines that are to be checked; None while there are none.
 
         Raises:
             InputError: the input is damaged or gone.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def next_lines(self, most: int) -> Lines:
         """Return lines that are to be answered, up to so many; less while there are no more.
 
         Raises:
             InputError: the input is damaged or gone, or shorter than it was.
         """
-        raise NotImplementedError
 
     def take(self, batch: LineBatch, checked: Checked) -> None:
         """Take in what the lines of a batch are, whichever was checked first.
@@ -262,17 +263,17 @@ class InputLines:
         self._report.add(bad)
         self._keep_bad((index, number, text, 0), bad.id, remark)
 
+    @abstractmethod
     def _take_late(self, line: Line, request_id: str, arrival: float) -> None:
         """Take in a request that arrives before the one before it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:
         """Take in requests with these ids; several: see Checked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:
         """Take in a line that is no request, or not one beside others."""
-        raise NotImplementedError
 
 
 class FileLines(InputLines):
