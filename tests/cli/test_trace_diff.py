@@ -116,22 +116,23 @@ def test_workers_are_refused_by_name(tmp_path):
         assert "compares two schedules step by step, and each of the 2 workers of t2" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("width", "without"),
-    [(None, []), (80, ["preempted", "ended"]), (70, ["wait", "preempted", "ended"])],
-)
-def test_what_changed_is_as_wide_as_the_terminal_and_says_what_has_no_room(width, without):
+def test_what_changed_is_as_wide_as_the_terminal_and_says_what_has_no_room():
     name = "a-request-with-a-long-name-of-its-own"
     requests = [
         Request(prompt=[1], id=f"{name}-{n}", max_tokens=9000, ignore_eos=True) for n in range(4)
     ]
     comparison = compare(*(events_of(requests, batch) for batch in (1, 4)))
-    lines = list(results_of(comparison, 9, width))
-    widest = max(map(len, lines))
-    assert widest > 80 if width is None else widest <= width
-    head = lines[1].split()
-    assert [title for title in ("wait", "preempted", "ended") if title not in head] == without
-    assert any("no room for" in line for line in lines) is bool(without)
+    for width, without in {
+        None: [],
+        80: ["preempted", "ended"],
+        70: ["wait", "preempted", "ended"],
+    }.items():
+        lines = list(results_of(comparison, 9, width))
+        widest = max(map(len, lines))
+        assert widest > 80 if width is None else widest <= width
+        head = lines[1].split()
+        assert [title for title in ("wait", "preempted", "ended") if title not in head] == without
+        assert any("no room for" in line for line in lines) is bool(without)
 
 
 def test_times_are_in_steps_where_nobody_gave_one_and_in_seconds_where_a_run_has_a_profile():

@@ -3,6 +3,7 @@
 // two runs differ.  Texts of a trace go into the page as text alone, never as markup.
 
 const MAX_WAITS = 200;
+const MANY = "the page has the stories of the first requests; batchdecode trace why has this one";
 
 /** Returns a new element with attributes, listeners (onclick, say) and children. */
 function element(name, attributes = {}, ...children) {
@@ -53,7 +54,7 @@ function storyOfRequest(run, sequence, goTo) {
     "article",
     { class: "story" },
     element("h3", {}, nameOf(name)),
-    element("p", {}, title ? title.slice(name.length + 2) : "too many requests to tell of each here"),
+    element("p", {}, title ? title.slice(name.length + 2) : MANY),
     ...lines.map((line) => storyLine(line, goTo)),
     element("button", { type: "button", onclick: showAll }, "Show all of it"),
   );
