@@ -31,10 +31,7 @@ def test_every_command_reads_its_options_from_the_environment(name, monkeypatch)
     "command",
     [
         ["run", REQUESTS, "-q"],
-        ["check", REQUESTS],
         ["trace", REQUESTS, "--format", "spans"],
-        ["trace", "why", "dash", REQUESTS],
-        ["compare", REQUESTS, "--csv", "-q"],
         ["plan", REQUESTS, "--slo", "e2e=500", "--search", "rate", "-q"],
     ],
     ids=lambda command: command[0],
