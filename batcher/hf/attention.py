@@ -221,7 +221,6 @@ class _Recorder:
         self.positions = positions
 
     def attend(self, layer: int, call: AttentionCall) -> torch.Tensor:
-        """Return the output [tokens, heads, value features] of all queries of a layer."""
         first = self.calls.setdefault(layer, call)
         keys, values = first.key.clone(), first.value.clone()
         keys[self.positions], values[self.positions] = call.key, call.value

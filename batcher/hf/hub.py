@@ -28,7 +28,6 @@ def is_offline(name: str) -> bool:
 
 
 def _answers() -> bool:
-    """Return whether the Hub answers anything at all."""
     has_answered = Event()
 
     def ask() -> None:

@@ -47,7 +47,6 @@ def as_tokenizer(tokenizer: Any) -> TransformerTokenizer:
 
 
 def _template_of(tokenizer: Any) -> ChatTemplate | None:
-    """Return the chat template, of several the default one."""
     source = tokenizer.chat_template
     if isinstance(source, dict):
         source = source.get(_DEFAULT)
@@ -160,22 +159,12 @@ def reading(source: str) -> Iterator[None]:
 
 
 def _check_whole(missing: Collection[str]) -> None:
-    """Make sure that no weight is missing: transformers draws those by chance, and goes on.
-
-    Raises:
-        BatchdecodeError: one is.
-    """
-    if missing:
+    if missing:  # transformers would draw them by chance, and go on
         first = min(missing)
         raise BatchdecodeError(f"{len(missing)} weights are missing, {first} for one")
 
 
 def _sizes_of(model: Any) -> Sizes:
-    """Return what the configuration of a model says, and where it is more, that for generating.
-
-    Raises:
-        BatchdecodeError: it ends with what are no tokens.
-    """
     config = model.config.get_text_config()
     ends = getattr(model.generation_config, "eos_token_id", None)
     ends = getattr(config, "eos_token_id", None) if ends is None else ends

@@ -150,7 +150,6 @@ class RaggedStep:
         return _Alone(places, self._tensor(cells), mask)
 
     def attend(self, layer: int, call: AttentionCall) -> torch.Tensor:
-        """Return the output [tokens, heads, value features] of all queries of a layer."""
         group, at = self._group_of[layer]
         kept = self._store.keys[at], self._store.values[at]
         keys, values = (part.view(-1, *part.shape[-2:]) for part in kept)  # or two in each cell
@@ -274,7 +273,6 @@ class HFDecoder:
         return bool(torch.equal(alone, together[len(beside.token_ids) :]))
 
     def new_store(self) -> TensorStore:
-        """Return room for the keys and values of tokens."""
         has_versions = self._long_rope is not None
         return TensorStore(
             self._num_kept, self._call.key[0], self._call.value[0], has_versions=has_versions
@@ -317,7 +315,6 @@ class HFDecoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Any) -> FloatArray:
-        """Return the logits [rows, vocab_size] after tokens with these hidden states."""
         num_rows = len(hidden)
         if self.tile is not None:
             missing = hidden.new_zeros(-num_rows % self.tile, hidden.shape[1])
@@ -449,7 +446,6 @@ class WholeDecoder:
         return found, row
 
     def copy(self, cache: _Row) -> _Row:
-        """Return a cache that holds the same."""
         return deepcopy(cache)
 
     def _continued(
@@ -478,11 +474,6 @@ class WholeDecoder:
 
     @torch.inference_mode()
     def _check_cache(self) -> None:
-        """Compare a few tokens with and without cache, and find how tokens may follow others.
-
-        Raises:
-            BatchdecodeError: the model cannot use a cache, or computes something else with it.
-        """
         ids = [token % self.config.vocab_size for token in range(_NUM_COMPARED)]
         given = {"use_cache": False} if "use_cache" in self._known else {}
         tried = torch.tensor([ids], device=self._model.device)

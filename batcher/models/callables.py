@@ -87,7 +87,6 @@ class CallableModel(PrefixModel):
         return ModelOutput(tokens, failed, logits)
 
     def _ask(self, prefixes: list[list[int]]) -> list[Any]:
-        """Return what the callable answers for each of `prefixes`; raises what `forward` does."""
         num_rows = len(prefixes)  # the callable may change the list
         try:
             with child_ends_here():
@@ -189,7 +188,6 @@ class _Call(Generic[T]):
         return self._deadline - now
 
     def _last(self, failure: CallFailure, num_attempts: int) -> CallFailure:
-        """Return the failure of the last attempt as that of the call."""
         code, remarks = failure.code, []
         if num_attempts > 1:
             remarks.append(f"attempt {num_attempts}")
@@ -225,7 +223,6 @@ class _Call(Generic[T]):
             raise failure_of(error) from None
 
     async def _once(self) -> Any:
-        """Return the answer of one attempt; a CallFailure, not raised, if it raised something."""
         function = self._function
         try:
             arguments = [copy(argument) for argument in self._arguments]
@@ -283,7 +280,6 @@ class Workers:
         stop.atexit = False  # the threads are daemons
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Start a call of `function` and return the future that it completes."""
         future: Future[T] = Future()
         if not self._num_idle.acquire(blocking=False):
             work = (self._jobs, self._num_idle)
@@ -409,7 +405,6 @@ class LLMModel(PrefixModel):
         return ModelOutput(np.zeros(self._num_slots, np.int64), failed, logits)
 
     def _ask(self, prefixes: list[list[int]]) -> list[FloatArray | CallFailure]:
-        """Return the logits after each of `prefixes`, or why there are none."""
         probed, self._probed = self._probed, None
         if probed is None:
             return self._call(prefixes)
@@ -422,12 +417,6 @@ class LLMModel(PrefixModel):
         return self.calls.run(function, [[prefix] for prefix in prefixes], read)
 
     def _probe(self, prefix: list[int], num_needed: int) -> FloatArray:
-        """Return the logits after `prefix` once `num_needed` answers have as many of them.
-
-        Raises:
-            BatchdecodeError: there are none.
-        """
-
         def read(answer: Any) -> FloatArray:
             logits, eos = read_logits(None, answer), self.eos_token_id
             if logits.size <= eos:
@@ -448,7 +437,6 @@ class LLMModel(PrefixModel):
     def _ask_all(
         self, method: str, arguments: list[list[Any]], read: Callable[[Any], T]
     ) -> list[T]:
-        """Return what a method answers to each of `arguments`, or raise a BatchdecodeError."""
         found: list[T] = []
         for answer in self.calls.run(getattr(self._llm, method), arguments, read):
             if isinstance(answer, CallFailure):

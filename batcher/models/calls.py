@@ -117,7 +117,6 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _retry_after(error: BaseException) -> float | None:
-    """Return the seconds after which the server of an HTTP error wants to be asked again."""
     try:
         for carrier in _carriers(error):
             headers = getattr(carrier, "headers", None)
@@ -148,7 +147,6 @@ def _carriers(error: BaseException) -> list[Any]:
 
 
 def _read_seconds(value: Any, unit: float) -> float | None:
-    """Return what a header says: a number of units, or a date; None if it says neither."""
     text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
     try:
         seconds = float(text) * unit

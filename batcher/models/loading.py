@@ -198,11 +198,6 @@ class CheckedModel:
         return ModelOutput(tokens, failed, checked, checked_scores, after_drafts)
 
     def _pieces(self, pieces: Iterable[Any], num_tokens: int) -> Iterator[FloatArray]:
-        """Yield the answered logits after each token of a chunk, as the engine takes them.
-
-        Raises:
-            ModelError: they are no such logits, or not one row for each token.
-        """
         num_left = num_tokens
         try:
             for answered in pieces:
@@ -230,7 +225,6 @@ class CheckedModel:
     def _take_tokens(
         self, answered: NDArray[Any], slots: IntArray, tokens: IntArray
     ) -> dict[int, str | Failure]:
-        """Put the good ones of the answered tokens into `tokens`; return what the others are."""
         if answered.shape != (self._num_slots,) or answered.dtype.kind not in "iu":
             shape = f"{answered.dtype} {list(answered.shape)}"
             raise ModelError(f"{self.name} returned {shape}, not integers [{self._num_slots}]")
@@ -254,7 +248,6 @@ class CheckedModel:
 
 
 def _read_failure(why: Any) -> str | Failure:
-    """Return why a row failed, as text that can be written whatever the model says."""
     if isinstance(why, Failure) and why.code in RUN_ERROR_CODES:
         return Failure(why.code, writable(why.message))
     return writable(why) if isinstance(why, str) else shown(why)
@@ -357,11 +350,6 @@ def as_model(
 def _adapted(
     model: Any, name: str | None, call_settings: "CallSettings | None"
 ) -> "SimulatedModel | PrefixModel | CheckedModel":
-    """Return `model`, which is no class, as a Model.
-
-    Raises:
-        BatchdecodeError: it is none, or an LLM does not answer.
-    """
     if isinstance(model, SimulatedModel):
         return model
     from batcher.models.callables import CallableModel  # noqa: PLC0415 - see above
@@ -389,7 +377,6 @@ def _adapted(
 
 
 def _untrue_of(model: "CheckedModel") -> Iterator[str]:
-    """Yield what a model says that it can do, with what that lacks."""
     if model.is_paged and not callable(attribute_of(model.inner, "allocate_pages", None)):
         yield "is_paged, and lacks allocate_pages"
     if model.verifies_drafts and not model.is_paged:
@@ -421,7 +408,6 @@ def check_description(model: Model) -> None:
 
 
 def _faults_of(model: Any) -> Iterator[str]:
-    """Yield what a model says wrong of itself, each as if all before were right."""
     size = model.vocab_size
     kinds = getattr(model, "KINDS", get_args(OutputKind))
     largest = MAX_INT + 1 if model.gives == "tokens" else MAX_LOGITS

@@ -48,14 +48,11 @@ class PrefixModel:
         raise NotImplementedError
 
     def allocate(self, num_slots: int) -> None:
-        """Make room for `num_slots` rows."""
         self._prefixes.clear()
         self._num_slots = num_slots
 
     def fork(self, source: int, target: int) -> None:
-        """Let the row in `target` be what the one in `source` is."""
         self._prefixes[target] = self._prefixes[source].copy()
 
     def release(self, slot: int) -> None:
-        """Forget the row in `slot`, if there is one."""
         self._prefixes.pop(slot, None)

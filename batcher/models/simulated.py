@@ -316,7 +316,6 @@ class SimulatedModel:
         self.allocate(0)
 
     def allocate(self, num_slots: int) -> None:
-        """Make room for `num_slots` rows."""
         self._pages: PagedHashes | AttentivePages | None = None
         self._parts: dict[int, int] = {}  # slot -> the hash of a row that yields no token yet
         self._hashes = np.zeros(num_slots, np.uint64)
@@ -369,11 +368,9 @@ class SimulatedModel:
         return dataclass_replace(output, logits=logits)
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target` hold what `source` does; in pages, it does already."""
         self._hashes[target] = self._hashes[source]
 
     def release(self, slot: int) -> None:
-        """Forget the row in `slot`."""
         self._hashes[slot] = 0
         if self._pages is not None:
             self._pages.release(slot)
@@ -409,7 +406,6 @@ class SimulatedModel:
     def _score(
         self, batch: Batch, hash_before: Callable[[Chunk], int]
     ) -> dict[int, Iterator[FloatArray]]:
-        """Return by slot the logits after each token of chunks that are scored."""
         return {
             chunk.slot: self._logits_after(hash_before(chunk), chunk.token_ids)
             for chunk in batch.chunks
@@ -417,7 +413,6 @@ class SimulatedModel:
         }
 
     def _logits_after(self, before: int, token_ids: Tokens) -> Iterator[FloatArray]:
-        """Yield the logits after each of `token_ids`, `before` being the hash before the first."""
         for start in range(0, len(token_ids), _PIECE):
             piece = token_ids[start : start + _PIECE]
             hashes = hashes_after(before, piece)
@@ -425,7 +420,6 @@ class SimulatedModel:
             yield self._fill(np.empty((len(piece), self.vocab_size), np.float32), piece, hashes)
 
     def _logits_after_drafts(self, drafts: "Drafts") -> FloatArray:
-        """Return the logits after each of some drafts, good until the next call."""
         num_drafts = len(drafts.tokens)
         if num_drafts > len(self._draft_logits):
             self._draft_logits = np.empty((num_drafts, self.vocab_size), np.float32)
@@ -442,7 +436,6 @@ class SimulatedModel:
         return self._logit_table.gather_into(logits, parts, hashes, self.choices[choices])
 
     def _prefill(self, batch: Batch) -> bool:
-        """Take in the chunks of a step, by slot; return whether any row yields a token."""
         parts, has_part = self._parts, False
         for chunk in batch.chunks:
             slot, token_ids = chunk.slot, chunk.token_ids
@@ -460,7 +453,6 @@ class SimulatedModel:
         return not has_part or batch.slots.size > 0
 
     def _hash_before(self, chunk: Chunk) -> int:
-        """Return the hash that a chunk goes on from."""
         if chunk.start == 0:
             return self.begin_hash
         part = self._parts.get(chunk.slot)
@@ -619,7 +611,6 @@ class AttentivePages:
         return bool(slots)
 
     def _drafts_of(self, chunk: Chunk, pages: Pages) -> Drafts:
-        """Return the drafts of a chunk, which are in their cells."""
         last = len(chunk.token_ids) - chunk.num_drafts - 1
         before, stop = chunk.start + last, chunk.start + len(chunk.token_ids)
         token_ids = self._cells.values[cells_of(pages, chunk.slot, before, stop)].view(np.int64)
@@ -632,20 +623,16 @@ class AttentivePages:
         """Do nothing: no hash is kept."""
 
     def release(self, slot: int) -> None:
-        """Let `slot` neither read nor write."""
         self._positions.pop(slot, None)
 
     def hash_before(self, chunk: Chunk, pages: Pages) -> int:
-        """Do what that of PagedHashes does."""
         return self._hash_of(chunk.slot, chunk.start, pages)
 
     def _hash_before(self, slot: int, pages: Pages) -> int:
-        """Return the hash after all tokens before the one that the row in `slot` computes."""
         position = self._positions[slot]
         return self._seed_hash if position < 0 else self._hash_of(slot, position, pages)
 
     def _hash_of(self, slot: int, num_tokens: int, pages: Pages) -> int:
-        """Return the hash after the first `num_tokens` tokens of the row in `slot`."""
         cells = cells_of(pages, slot, 0, num_tokens)
         return hash_after(self._begin_hash, self._cells.values[cells].tolist())
 
@@ -660,12 +647,10 @@ def _has_drafts(chunk: Chunk) -> bool:
 
 
 def _is_plain(chunk: Chunk) -> bool:
-    """Return whether a chunk has one token before its drafts, which are a line."""
     return len(chunk.token_ids) - chunk.num_drafts == 1 and not chunk.draft_parents
 
 
 def _without(chunk: Chunk, num_tokens: int) -> Chunk:
-    """Return a chunk without its first so many tokens."""
     return replace(
         chunk,
         token_ids=chunk.token_ids[num_tokens:],
@@ -773,7 +758,6 @@ class PagedHashes:
     def _compute_chunks(
         self, chunks: list[Chunk], batch: Batch, pages: Pages, tokens: IntArray, hashes: Hashes
     ) -> bool:
-        """Do that in a step that has chunks."""
         values, goes_on = self._cells.values, False  # perhaps after what others compute now
         has_drafts, strides = False, self._stride_of
         for chunk in chunks:
@@ -802,7 +786,6 @@ class PagedHashes:
     def _compute_with_drafts(
         self, chunks: list[Chunk], batch: Batch, pages: Pages, tokens: IntArray
     ) -> dict[int, int]:
-        """Do that for chunks of which some have drafts; return what `_compute_others` does."""
         entered: dict[int, int] = {}
         drafts: list[Drafts] = []
         for has_drafts, group in groupby(chunks, _has_drafts):
@@ -816,7 +799,6 @@ class PagedHashes:
     def _compute_others(
         self, chunks: Iterable[Chunk], batch: Batch, pages: Pages, tokens: IntArray
     ) -> dict[int, int]:
-        """Do that for chunks without drafts; return by slot the hash before the last token."""
         entered, size = {}, pages.block_size
         for chunk in chunks:
             slot, token_ids, before = chunk.slot, chunk.token_ids, self._compute(chunk, pages)
@@ -834,16 +816,13 @@ class PagedHashes:
         return entered
 
     def store(self, hashes: Hashes) -> None:
-        """Keep the hash after each row's token."""
         self._cells.values[self._write] = hashes
 
     def release(self, slot: int) -> None:
-        """Let `slot` neither read nor write."""
         self._reads[slot] = self._writes[slot] = SCRATCH
         self._stride_of[slot] = 0
 
     def hash_before(self, chunk: Chunk, pages: Pages) -> int:
-        """Return the hash after all tokens before a chunk, which are computed by now."""
         if not chunk.start:
             return self._begin_hash
         position = chunk.start - 1

@@ -140,7 +140,6 @@ class ByteTokenizer:
         return list(text.encode())
 
     def encode_array(self, text: str) -> "array[int]":
-        """Return the same as an array."""
         return array("B", text.encode())
 
 
@@ -170,7 +169,6 @@ class WordTokenizer:
         return [token_id for window in _windows(data) for token_id in self._encode(window)]
 
     def encode_array(self, text: str) -> "array[int]":
-        """Return the same as an array."""
         tokens = array("H")
         for window in _windows(text.encode()):
             tokens.extend(self._encode(window))
@@ -265,7 +263,6 @@ class CheckedTokenizer:
             self.encode_with_special = partial(self._encode, encode=encode)
 
     def _read_prefix(self, given: Any) -> list[int]:
-        """Return the tokens before a text, or raise a BatchdecodeError."""
         tokens = _read_tokens(given)
         if tokens is None or not all(0 <= token <= self._largest for token in tokens):
             raise BatchdecodeError(
@@ -322,7 +319,6 @@ def checked_tokenizer(tokenizer: Tokenizer, vocab_size: int | None) -> Tokenizer
 
 
 def _read_table(table: Any) -> list[bytes]:
-    """Return the bytes of every token id, or raise a BatchdecodeError."""
     if isinstance(table, str | bytes | bytearray | Mapping) or not isinstance(table, Iterable):
         kind = type(table).__name__
         raise BatchdecodeError(f"the tokenizer's token_bytes is a {kind}, not a list of bytes")
@@ -337,7 +333,6 @@ def _read_table(table: Any) -> list[bytes]:
 
 
 def _read_tokens(answer: Any) -> list[int] | None:
-    """Return an answer as a list of integers, None if it is none; arrays know how to become one."""
     if hasattr(answer, "tolist"):
         answer = answer.tolist()
     if isinstance(answer, str | bytes | bytearray | Mapping) or not isinstance(answer, Iterable):

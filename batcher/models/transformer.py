@@ -84,20 +84,16 @@ class SlotModel:
         self.allocate(0)
 
     def twin(self) -> Self:
-        """Return one of the same weights, with caches of its own."""
         return type(self)(self._decoder, self.tokenizer, self.name, self.settings, self.max_context)
 
     def allocate(self, num_slots: int) -> None:
-        """Make room for `num_slots` rows, all empty."""
         self._caches: list[Any] = [None] * num_slots
         self._tokens = np.zeros(num_slots, np.int64)
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target` hold what `source` does."""
         self._caches[target] = self._decoder.copy(self._caches[source])
 
     def release(self, slot: int) -> None:
-        """Forget the row in `slot`."""
         self._caches[slot] = None
 
     def forward(self, batch: Batch) -> ModelOutput:
@@ -119,7 +115,6 @@ class SlotModel:
 
 
 def _chunks_of(batch: Batch) -> Iterator[Chunk]:
-    """Yield the tokens of all rows; those that a row generated last as a chunk, too."""
     brings = {chunk.slot for chunk in batch.chunks}
     for slot in batch.slots.tolist():
         if slot not in brings:
@@ -204,7 +199,6 @@ class TransformerModel:
 
     @property
     def store(self) -> KVStore:
-        """The keys and values of its rows, since it was allocated last."""
         return self._store
 
     def kv_block_bytes(self, block_size: int) -> int:
@@ -212,18 +206,15 @@ class TransformerModel:
         return self._cache_size.of_block(block_size)
 
     def twin(self) -> Self:
-        """Return one of the same weights, with a cache of its own."""
         return type(self)(
             self._decoder, self.tokenizer, self.name, self.settings, self.max_context, self.layout
         )
 
     def allocate(self, num_slots: int) -> None:
-        """Make room for `num_slots` rows, all empty."""
         self._own: OwnTables | None = OwnTables(num_slots, self._groups)
         self._begin(num_slots)
 
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
-        """Make room for `num_slots` rows in `num_blocks` blocks, or as many as there come to be."""
         self._own = None
         self._begin(num_slots)
         self._make_room(num_blocks or 0, block_size)
@@ -237,7 +228,6 @@ class TransformerModel:
         self._tokens = np.zeros(num_slots, np.int64)
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target` hold what `source` does; in pages, it does already."""
         self._lengths[target] = self._lengths[source]
         self._num_prompt[target] = self._num_prompt[source]
         if self._own is None:
@@ -252,7 +242,6 @@ class TransformerModel:
             self._states.make_room(NOWHERE + num_blocks)
 
     def _copy(self, copies: Iterable[tuple[int, int]], block_size: int) -> None:
-        """Let blocks hold what others do: pairs (source, target)."""
         for source, target in copies:
             self._store.copy(source, target, block_size)
             if self._states is not None:
@@ -261,7 +250,6 @@ class TransformerModel:
                 self._state_lengths[second] = self._state_lengths.get(first, 0)
 
     def release(self, slot: int) -> None:
-        """Forget the row in `slot`."""
         self._lengths[slot] = 0
         if self._own is not None:
             self._own.release(slot)
@@ -339,12 +327,10 @@ class TransformerModel:
         return logits, draft_logits
 
     def _logits_of(self, hidden: FloatArray) -> Iterator[FloatArray]:
-        """Yield the logits after each token of a chunk, in pieces."""
         for start in range(0, len(hidden), _PIECE):
             yield self._decoder.logits(hidden[start : start + _PIECE])
 
     def _rows(self, batch: Batch) -> tuple[list[_Row], dict[int, str]]:
-        """Return what a step computes, and which rows cannot be, by slot."""
         rows: list[_Row] = []
         failed: dict[int, str] = {}
         brings = {chunk.slot for chunk in batch.chunks}
@@ -397,14 +383,12 @@ class TransformerModel:
         return Span(token_ids, start, cells, source, snapshots, num_drafts)
 
     def _position(self, batch: Batch, slot: int) -> int:
-        """Return where the token is that a row generated last."""
         length = self._lengths[slot]
         return length if batch.pages is None else batch.pages.moved.get(slot, length)
 
     def _tables(
         self, batch: Batch, slot: int, start: int, stop: int
     ) -> tuple[list[list[int]], int]:
-        """Return the block tables of a row that computes start..stop, by groups; and block size."""
         pages = batch.pages
         if pages is not None:
             tables = [pages.tables[slot], *(tables[slot] for tables in pages.group_tables)]
@@ -417,7 +401,6 @@ class TransformerModel:
 
 
 def _state_cell(block: int) -> int:
-    """Return the cell of the states in a block."""
     if block < 0:
         raise InvariantError("a row goes on from states that are freed")
     return NOWHERE + 1 + block

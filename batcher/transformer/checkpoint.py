@@ -200,7 +200,6 @@ def decoder_of(
 
 
 def _check_low_memory(settings: TransformerSettings) -> None:
-    """Raise a BatchdecodeError if weights cannot be kept packed."""
     if settings.weights == "fp32":
         raise BatchdecodeError(
             "--low-memory keeps integers packed: give --weights int8-channel, too"
@@ -212,7 +211,6 @@ def _check_low_memory(settings: TransformerSettings) -> None:
 
 
 def _linears_of(checkpoint: Checkpoint, settings: TransformerSettings) -> Linears:
-    """Return what makes products in this process."""
     if not settings.low_memory:
         return WholeLinears(settings.weights, is_fast=settings.fast_math)
     from batcher.transformer.linear import PackedLinears  # noqa: PLC0415 - as above
@@ -236,7 +234,6 @@ def make_rank(
 
 
 def _reader(checkpoint: Checkpoint, path: Path, watch: Watch) -> ReadWeight:
-    """Return what reads the weights of a checkpoint, and makes sure that they are numbers."""
     num_read = 0
 
     def read(name: str) -> FloatArray:

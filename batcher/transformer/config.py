@@ -489,7 +489,6 @@ def eos_token_ids(given: Eos) -> tuple[int, ...]:
 
 
 def _refuse_unsupported(fields: _Fields) -> None:
-    """Raise a BatchdecodeError if a model has what is not computed here."""
     for name in ("attention_bias", "mlp_bias"):
         if getattr(fields, name):
             raise BatchdecodeError(
@@ -513,7 +512,6 @@ def _activation_of(fields: _Fields, architecture: Architecture) -> Activation:
 
 
 def _in_config(message: str, fields: _Fields) -> str:
-    """Return what is wrong with the RoPE, with the place in config.json."""
     for holder in ("rope_parameters", "rope_scaling"):
         given = getattr(fields, holder)
         found = re.search(r"`\$\.(\w+)", message)
@@ -530,10 +528,6 @@ def _ropes_of(
     """Return the RoPE of `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
 
     The second is that of layers with a window, where it is another one.
-
-    Raises:
-        BatchdecodeError: it is of a kind that is not supported.
-        ValidationError: a value is wrong.
     """
     part = fields.partial_rotary_factor
     given = {
@@ -567,11 +561,6 @@ def _rope_of(given: dict[str, Any], architecture: Architecture) -> RopeSettings:
 
 
 def _kinds_of(fields: _Fields, architecture: Architecture) -> list[str]:
-    """Return what each layer mixes tokens by.
-
-    Raises:
-        BatchdecodeError: there is one of another kind, or not one for each layer.
-    """
     num_layers, kinds = fields.num_hidden_layers, fields.layer_types
     if architecture == "llama":
         return [FULL] * num_layers
@@ -598,11 +587,6 @@ def _kinds_of(fields: _Fields, architecture: Architecture) -> list[str]:
 
 
 def _delta_net_of(mapping: Mapping[str, Any], kinds: list[str]) -> DeltaNetSettings | None:
-    """Return the gated delta nets of a model, if it has any.
-
-    Raises:
-        ValidationError: a size is missing or wrong.
-    """
     if LINEAR not in kinds:
         return None
     fields = msgspec.convert(mapping, _DeltaNetFields)
@@ -617,11 +601,6 @@ def _delta_net_of(mapping: Mapping[str, Any], kinds: list[str]) -> DeltaNetSetti
 
 
 def _experts_of(fields: _Fields, architecture: Architecture) -> ExpertSettings | None:
-    """Return the experts of a model, if it has any.
-
-    Raises:
-        BatchdecodeError: a token goes through more than there are.
-    """
     unsaid, is_mixtral = EXPERTS.get(architecture), architecture == "mixtral"
     if unsaid is None or (fields.num_experts == 0 and not is_mixtral):
         return None

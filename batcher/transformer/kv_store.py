@@ -37,7 +37,6 @@ class RecurrentStates:
         return len(self.delta[0])
 
     def make_room(self, num_cells: int) -> None:
-        """Have at least the cells up to `num_cells`; memory is used as they are."""
         num_old = self.num_cells
         if num_cells < num_old:
             return
@@ -48,7 +47,6 @@ class RecurrentStates:
                 store[layer][:num_old] = old
 
     def copy(self, source: int, target: int) -> None:
-        """Let a cell hold what another does."""
         for states in (*self.convolution, *self.delta):
             states[target] = states[source]
 
@@ -125,7 +123,6 @@ class KVStore:
         return np.zeros((num_cells, *self._shape), np.float32)
 
     def make_room(self, num_cells: int) -> None:
-        """Have at least so many cells beside those that are fixed; memory is used as they are."""
         num_old = self._num_cells
         num_missing = NUM_FIXED + num_cells - num_old
         if num_missing <= 0:
@@ -164,7 +161,6 @@ class KVStore:
         return keys, values
 
     def copy(self, source: int, target: int, block_size: int) -> None:
-        """Let a block hold what another does."""
         first, second = NUM_FIXED + source * block_size, NUM_FIXED + target * block_size
         for store in (*self.keys, *self.values):
             store[second : second + block_size] = store[first : first + block_size]
@@ -251,7 +247,7 @@ class OwnTables:
         return self.num_blocks - 1
 
     def fork(self, source: int, target: int) -> Iterator[tuple[int, int]]:
-        """Give `target` as many blocks as `source` has; return which are to be copied to which."""
+        """Give `target` as many blocks as `source` has; yield which are to be copied to which."""
         self.release(target)
         for table, copied in zip(self._tables[source], self._tables[target], strict=True):
             for block in table:
@@ -260,7 +256,6 @@ class OwnTables:
                     yield block, copied[-1]
 
     def release(self, slot: int) -> None:
-        """Take its blocks from a slot."""
         for table in self._tables[slot]:
             self._free += [block for block in table if block != NO_BLOCK]
             table.clear()

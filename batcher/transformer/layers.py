@@ -192,7 +192,6 @@ class RowBlocks:
 
     @property
     def _is_single(self) -> bool:
-        """Whether each query sees one block."""
         return len(self.rows) == len(self.counts)
 
     def spread(self, x: FloatArray) -> FloatArray:

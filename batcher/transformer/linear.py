@@ -101,7 +101,6 @@ def pieces_of(num_out: int) -> list[slice]:
 
 
 def _piece(num_out: int) -> int:
-    """Return how many outputs are multiplied at once, of so many."""
     return max(num_out, 1) if num_out <= _TALL else -(-num_out // -(-num_out // _PIECE))
 
 
@@ -126,7 +125,6 @@ def tiles_of(num_out: int, num_in: int) -> Tiles:
 
 
 def _bits(weight: FloatArray, rows: FloatArray, size: int) -> list[bytes | None]:
-    """Return what rows come to in each place of a product of `size`; None if layouts differ."""
     products, is_equal = [], np.ones(size, np.bool_)
     for row in rows:
         company = np.tile(row, (size, 1))
@@ -207,7 +205,6 @@ class FastLinear(Linear):
         self._bias = None if bias is None else bias[:, None]
 
     def by_feature(self, x: FloatArray) -> FloatArray:
-        """Return the product [out, rows]."""
         product = multiply(self._weight, x)
         if self._bias is not None:
             product += self._bias
@@ -226,7 +223,6 @@ class TiledLinear(Linear):
         self._tiles = tiles_of(*weight.shape)
 
     def by_feature(self, x: FloatArray) -> FloatArray:
-        """Return the product [out, rows]."""
         parts = self._tiles.split(len(x))
         filled = [_filled(x[part.start : part.stop], part.tile) for part in parts]
         if len(parts) == 1:
@@ -239,7 +235,6 @@ class TiledLinear(Linear):
         return product
 
     def _of_parts(self, parts: list[TilePart], filled: list[FloatArray]) -> FloatArray:
-        """Return the product of several tiles, each piece of the weights with all of them."""
         product = np.empty((len(self._weight), parts[-1].stop), np.float32)
         for piece in pieces_of(len(self._weight)):
             for (tile, start, stop), rows in zip(parts, filled, strict=True):
@@ -270,7 +265,6 @@ class UnpackedIntegers:
         self._weights = [integers[:, part].astype(np.float32, "C") for part in self._slices]
 
     def multiply(self, x: FloatArray) -> FloatArray:
-        """Return the product [out, rows]."""
         product = multiply(self._weights[0], x[:, self._slices[0]])
         for part, weight in zip(self._slices[1:], self._weights[1:], strict=True):
             product += multiply(weight, x[:, part])
@@ -302,7 +296,6 @@ class Int8Linear(Linear):
         self._integers = keep(integers[outputs])
 
     def by_feature(self, x: FloatArray) -> FloatArray:
-        """Return the product [out, rows]."""
         integers = np.abs(x)
         scales = integers.max(1, keepdims=True) / np.float32(LARGEST)
         scales[scales == 0] = 1
@@ -379,7 +372,6 @@ class WholeLinears:
         self._kind, self._is_fast = kind, is_fast
 
     def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
-        """Return the product with a weight [out, in], and a bias [out] added to it."""
         if self._kind != "fp32":
             return Int8Linear(weight, bias, per_channel=self._kind == "int8-channel")
         if self._is_fast:
@@ -387,15 +379,12 @@ class WholeLinears:
         return TiledLinear(weight, bias)
 
     def embedding(self, table: FloatArray) -> Embedding:
-        """Return what looks up rows of a table [vocab, hidden_size]."""
         return table.__getitem__
 
     def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
-        """Return both for one table."""
         return self.embedding(table), self.linear(table)
 
     def heads(self, num_kv_heads: int) -> OwnHeads:
-        """Return all heads."""
         return OwnHeads(
             slice(0, num_kv_heads), lambda attended: attended.reshape(len(attended), -1)
         )
@@ -416,7 +405,6 @@ class PackedIntegers:
         self._integers, self._slices = np.ascontiguousarray(integers), slices_of(integers)
 
     def multiply(self, x: FloatArray) -> FloatArray:
-        """Return the product [out, rows]."""
         num_out, num_in = self._integers.shape
         size = max(UNPACKED // num_in, 1)
         product = np.empty((num_out, len(x)), np.float32)
@@ -440,9 +428,7 @@ class PackedLinears(WholeLinears):
         self._per_channel, self._embedding = kind == "int8-channel", embedding
 
     def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
-        """Return the product with a weight [out, in], and a bias [out] added to it."""
         return Int8Linear(weight, bias, per_channel=self._per_channel, keep=PackedIntegers)
 
     def embedding(self, _table: FloatArray) -> Embedding:
-        """Return what looks up rows of the table, which is not held."""
         return self._embedding

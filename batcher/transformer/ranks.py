@@ -118,7 +118,6 @@ class RankGroup:
             raise PeerGoneError from None
 
     def close(self) -> None:
-        """Leave the group; the others are told when they wait for this one."""
         for peer in self._peers:
             peer.close()
 
@@ -139,7 +138,6 @@ def group_parts(
 
 
 def _pieces(num_rows: int, num_columns: int, capacity: int) -> Iterator[tuple[slice, slice]]:
-    """Yield rows and columns of the pieces that fit into so many numbers each."""
     width = min(num_columns, capacity)
     height = capacity // max(width, 1)
     for row, column in product(range(0, num_rows, height), range(0, num_columns, capacity)):
@@ -253,7 +251,6 @@ class RankProcesses:
                     end.close()
 
     def _await_ranks(self, watch: Watch) -> None:
-        """Wait until all ranks are made."""
         loading = list(self._connections)
         while loading:
             for connection in cast(list[Connection], wait(loading)):
@@ -267,13 +264,11 @@ class RankProcesses:
                         self._raise(message)
 
     def new_store(self) -> KVStore:
-        """Return room for the keys and values of tokens, which is in the ranks."""
         store = RemoteStore(self._tell, self._numbered("store"))
         finalize(store, self._dropped.append, store.number)
         return store
 
     def new_states(self) -> RecurrentStates | None:
-        """Return room for the states of recurrent layers, which is in the ranks."""
         if self.config.delta_net is None:
             return None
         states = RemoteStates(self._tell, self._numbered("states"))
@@ -304,7 +299,6 @@ class RankProcesses:
             return self._taken(sum(len(span.token_ids) for span in spans), self.config.hidden_size)
 
     def logits(self, hidden: FloatArray) -> FloatArray:
-        """Return the logits [rows, vocab_size] after tokens with these hidden states."""
         with self._unless_lost():
             self._send(("logits", hidden))
             return self._taken(len(hidden), self.config.vocab_size)
@@ -314,13 +308,11 @@ class RankProcesses:
             self._send(message)
 
     def _send(self, message: Any) -> None:
-        """Send the same to all ranks."""
         pickled = ForkingPickler.dumps(message)
         for connection in self._connections:
             connection.send_bytes(pickled)
 
     def _taken(self, num_rows: int, num_columns: int) -> FloatArray:
-        """Return what the first rank hands over."""
         nothing = np.empty((0, num_columns), np.float32)
         return self._group.all_gather(nothing, (0, num_rows, num_rows))
 
@@ -383,13 +375,11 @@ class RemoteKept:
         self._num_cells = 0
 
     def make_room(self, num_cells: int) -> None:
-        """Have at least so many cells."""
         if num_cells > self._num_cells:
             self._num_cells = num_cells
             self._tell("call", self.number, "make_room", num_cells)
 
     def copy(self, *which: int) -> None:
-        """Let one part hold what another does."""
         self._tell("call", self.number, "copy", *which)
 
 
@@ -397,7 +387,6 @@ class RemoteStore(RemoteKept, KVStore):
     """A KVStore in each rank."""
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Let cells hold what others do."""
         self._tell("call", self.number, "move", moves)
 
 
@@ -406,7 +395,6 @@ class RemoteStates(RemoteKept, RecurrentStates):
 
 
 def _end(processes: list[SpawnProcess], connections: list[Connection], group: RankGroup) -> None:
-    """End all ranks."""
     group.close()
     for connection in connections:
         connection.close()
@@ -455,21 +443,17 @@ class ColumnParallelLinears:
         self._cuts: dict[tuple[int, ...], Boundaries] = {}  # by the shape of a weight
 
     def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
-        """Return the product with a weight [out, in], and a bias [out] added to it."""
         return self._parallel(weight, self._own_rows(weight), bias)
 
     def embedding(self, table: FloatArray) -> Embedding:
-        """Return what looks up rows of a table [vocab, hidden_size]."""
         return ParallelEmbedding(self._own_rows(table), self._cut(table), self._group)
 
     def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
-        """Return both for one table."""
         own = self._own_rows(table)
         embedding = ParallelEmbedding(own, self._cut(table), self._group)
         return embedding, self._parallel(table, own, None)
 
     def heads(self, num_kv_heads: int) -> OwnHeads:
-        """Return which of the heads of keys and values are those of this rank."""
         boundaries = even_boundaries(num_kv_heads, self._group.world_size)
         own = self._group.own_part(boundaries)
 
@@ -501,7 +485,6 @@ class ColumnParallelLinears:
         return own if is_mapped else own.copy()
 
     def _cut(self, weight: FloatArray) -> Boundaries:
-        """Return where a weight is cut."""
         shape = (len(weight), weight.shape[1])
         if shape not in self._cuts:
             if self._kind == "fp32" and not self._is_fast:
@@ -521,7 +504,6 @@ class ColumnParallelLinear(Linear):
         self._own, self._boundaries, self._group = own, boundaries, group
 
     def by_feature(self, x: FloatArray) -> FloatArray:
-        """Return the product [out, rows]."""
         return column_parallel_linear(x, self._own, self._boundaries, self._group)
 
 

@@ -164,7 +164,6 @@ class _Mixed:
     def attend(
         self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
     ) -> FloatArray:
-        """Return the output [tokens, heads, head_dim] of all queries."""
         output = np.empty_like(query)
         for part, start, cells in self._chunks:
             output[part] = attention.of_chunk(query[part], start, cells, keys, values)
@@ -173,7 +172,6 @@ class _Mixed:
         return output
 
     def _row_blocks(self, window: int | None) -> list[tuple[IntArray, RowBlocks]]:
-        """Return which single tokens see which blocks of keys, which layers of a window share."""
         if window not in self._blocks:
             counts = self._positions // KEYS - first_blocks(self._positions, window) + 1
             groups = (counts.cumsum() - 1) // _NUM_BLOCKS
@@ -231,7 +229,6 @@ STEPS: dict[Layout, type[Step]] = {"ragged": Step, "padded": PaddedStep}
 
 
 def _behind(span: Span, longest: int) -> Span:
-    """Return the padding behind a span that is shorter than the longest."""
     num_missing = longest - len(span.token_ids)
     cells = [np.concatenate([own, np.full(num_missing, NOWHERE)]) for own in span.cells]
     return Span([PAD] * num_missing, span.start + len(span.token_ids), cells)
@@ -246,7 +243,6 @@ class _BothParts:
     def attend(
         self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
     ) -> FloatArray:
-        """Return the output [positions, heads, head_dim] of all queries."""
         of_tokens, of_padding = np.split(query, [self._num_tokens])
         return np.concatenate(
             [
@@ -268,7 +264,6 @@ class _PaddedKeys:
     def attend(
         self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
     ) -> FloatArray:
-        """Return the output [rows, heads, head_dim] of all queries."""
         output = np.empty_like(query)
         num_rows = max(_NUM_KEYS // self._cells.shape[1], 1)
         for start in range(0, len(query), num_rows):

@@ -172,7 +172,6 @@ def stored_size(kind: str, shape: tuple[int, ...]) -> int:
 
 
 def _widened(data: Bytes) -> FloatArray:
-    """Return bfloat16 as float32: its upper half."""
     return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
@@ -273,7 +272,6 @@ class _Header:
         self._bytes = memoryview(data[:MAX_HEADER])  # type: ignore[arg-type] # numpy's stubs lack it
 
     def check_start(self) -> None:
-        """Read the magic bytes and the version."""
         if bytes(self._take(len(MAGIC))) != MAGIC:
             raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
         version = self.u32()
@@ -284,17 +282,14 @@ class _Header:
             )
 
     def u32(self) -> int:
-        """Read a number of four bytes."""
         number: int = _U32.unpack(self._take(4))[0]
         return number
 
     def u64(self) -> int:
-        """Read a number of eight bytes."""
         number: int = _U64.unpack(self._take(8))[0]
         return number
 
     def text(self) -> str:
-        """Read a string."""
         try:
             return str(self._take(self.u64()), "utf-8")
         except UnicodeDecodeError:
@@ -356,7 +351,6 @@ def _tensor_at(place: _Place, body: Bytes) -> StoredTensor:
 
 
 def _kind_name(kind: int) -> str:
-    """Return what GGUF calls the kind of a tensor."""
     from gguf import GGMLQuantizationType  # noqa: PLC0415 - optional
 
     try:
@@ -494,11 +488,6 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _read_file(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of one file.
-
-    Raises:
-        BatchdecodeError: it is damaged, or has tensors of an unknown kind.
-    """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
 
     with about(path):
@@ -662,11 +651,7 @@ def _scale_of_gemma(fields: _Fields) -> float | None:
 
 
 def _full_layers_of(fields: _Fields) -> tuple[int, ...]:
-    """Return the layers of Gemma that attend to all tokens: every sixth, if a file says nothing.
-
-    Raises:
-        BatchdecodeError: it says so of too few layers.
-    """
+    """Return the layers of Gemma that attend to all tokens: every sixth, if a file says nothing."""
     pattern, num_layers = fields.window_pattern or GEMMA_PATTERN, fields.num_layers
     if isinstance(pattern, int):
         return tuple(layer for layer in range(num_layers) if (layer + 1) % pattern == 0)
@@ -676,11 +661,6 @@ def _full_layers_of(fields: _Fields) -> tuple[int, ...]:
 
 
 def _experts_of(fields: _Fields) -> ExpertSettings | None:
-    """Return the experts of all layers, if there are any.
-
-    Raises:
-        BatchdecodeError: a token goes through none of them, or through more than there are.
-    """
     wide = fields.expert_size or fields.intermediate_size
     if not fields.num_experts or wide is None:
         return None
@@ -698,7 +678,6 @@ def _experts_of(fields: _Fields) -> ExpertSettings | None:
 
 
 def _refuse_unsupported(fields: _Fields, head_dim: int) -> None:
-    """Raise a BatchdecodeError if a model has what is not computed here."""
     for name, size in (
         ("attention.value_length", fields.value_length),
         ("rope.dimension_count", fields.rope_dimensions),

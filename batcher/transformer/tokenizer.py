@@ -105,7 +105,6 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    """Let a template refuse messages."""
     from jinja2 import TemplateError  # noqa: PLC0415 - optional
 
     raise TemplateError(message)
@@ -171,7 +170,7 @@ class TransformerTokenizer:
                 self._inner.encode_special_tokens = True
 
     def _ids_of(self, text: str) -> list[int]:
-        """Return the token ids of `text`, encoded as a batch: it alone lets other threads run."""
+        # A batch of one, since it alone lets other threads run.
         return self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _check(self, text: str) -> None:
@@ -319,7 +318,6 @@ def sentencepiece_bytes(token: str) -> bytes:
 
 
 def _table_of(inner: "Tokenizer", bytes_of: Callable[[str], bytes]) -> list[bytes]:
-    """Return the bytes of every token id."""
     vocabulary = inner.get_vocab(with_added_tokens=True)
     size = max(vocabulary.values(), default=-1) + 1
     if size > MAX_VOCABULARY:
@@ -469,7 +467,6 @@ def _template_of(folder: Path) -> ChatTemplate | None:
 
 
 def _default_of(given: str | list[_Named] | None) -> str | None:
-    """Return the template for plain chats, of one or of several."""
     if isinstance(given, list):
         return next((named.template for named in given if named.name == "default"), None)
     return given
@@ -540,7 +537,6 @@ def _prefix_of(fields: _Fields) -> list[int]:
 
 
 def _special_texts(fields: _Fields) -> dict[str, str]:
-    """Return what a chat template may call by name."""
     ids = {"bos": fields.bos, "eos": fields.eos, "unk": fields.unk, "pad": fields.pad}
     return {
         f"{name}_token": fields.tokens[token_id]
@@ -550,11 +546,6 @@ def _special_texts(fields: _Fields) -> dict[str, str]:
 
 
 def _byte_level(fields: _Fields) -> "Tokenizer":
-    """Return the encoder of byte-level BPE with these tokens and merges.
-
-    Raises:
-        BatchdecodeError: they do not go together, or it is not known how a text is cut.
-    """
     from tokenizers import Tokenizer, models, normalizers  # noqa: PLC0415 - optional
 
     if fields.pre not in SPLITS:
@@ -580,9 +571,6 @@ def _sentencepiece(fields: _Fields, is_gemma: bool) -> "Tokenizer":  # noqa: FBT
 
     Gemma's is in the order in which its tokens are merged, whatever their scores are; and it has
     runs of spaces as they are, where others write them as sentencepiece does.
-
-    Raises:
-        BatchdecodeError: there is not a score for each token, or a token stands there twice.
     """
     from tokenizers import Tokenizer, models, normalizers  # noqa: PLC0415 - optional
 
@@ -634,11 +622,6 @@ def _merges_of(
 
 
 def _ids_of(tokens: list[str]) -> dict[str, int]:
-    """Return the id of each token.
-
-    Raises:
-        BatchdecodeError: one stands there twice.
-    """
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         raise BatchdecodeError("its tokenizer has the same token twice")

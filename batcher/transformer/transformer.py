@@ -227,7 +227,6 @@ class Transformer:
         return GatedMLP(self._read_linear(gate_up), self._read_linear([down]), activation)
 
     def _read_linear(self, names: list[str], *, has_bias: bool = False) -> Linear:
-        """Return the product with weights of these names, one above the other."""
         weights = [self._read(f"{name}.weight") for name in names]
         weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
         bias = [self._read(f"{name}.bias") for name in names] if has_bias else None
@@ -241,12 +240,10 @@ class Transformer:
         return self._read_norm(name) if is_there else None
 
     def new_store(self) -> KVStore:
-        """Return room for the keys and values of tokens."""
         config, own = self.config, self._own_heads.which
         return KVStore(num_kv_layers(self.cache_groups), own.stop - own.start, config.head_dim)
 
     def new_states(self) -> RecurrentStates | None:
-        """Return room for the states of recurrent layers; None if there are no such layers."""
         delta_net = self.config.delta_net
         return None if delta_net is None else RecurrentStates(delta_net)
 
@@ -270,12 +267,10 @@ class Transformer:
         return x[: step.num_tokens]
 
     def logits(self, hidden: FloatArray) -> FloatArray:
-        """Return the logits [rows, vocab_size] after tokens with these hidden states."""
         logits = self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps))
         cap = self.config.logit_softcap
         return logits if cap is None else soft_cap(logits, cap)
 
 
 def _normed(x: FloatArray, weight: FloatArray | None, eps: float) -> FloatArray:
-    """Return x, normalised if there is a weight for it."""
     return x if weight is None else rms_norm(x, weight, eps)
