@@ -10,11 +10,9 @@ vector operations of `SimulatedModel` are tested against it.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace as dataclass_replace
 from functools import cached_property, partial
-from itertools import chain, groupby
-from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -67,25 +65,23 @@ class LogitTable:
         self._sharpnesses = np.array(SHARPNESSES, np.float32)[:, None]
         self._buffer = np.empty((0, vocab_size), np.float32)
 
-    def gather(self, parts: IntArray, hashes: Bits, tokens: IntArray) -> FloatArray:
+    def gather(
+        self, parts: IntArray, hashes: Bits, tokens: IntArray, logits: FloatArray | None = None
+    ) -> FloatArray:
         """Return the logits of some rows: [rows, vocab], good until the next call.
 
         parts, hashes, tokens: [rows] the part of speech of the last token, the hash of the prefix,
-        the greedy choice.
+        the greedy choice.  logits: [rows, vocab] to write into, in place of a shared buffer.
         """
         num_rows = len(tokens)
-        if num_rows > len(self._buffer):
-            self._buffer = np.empty((num_rows, self._logits.shape[1]), np.float32)
-        return self.gather_into(self._buffer[:num_rows], parts, hashes, tokens)
-
-    def gather_into(
-        self, logits: FloatArray, parts: IntArray, hashes: Bits, tokens: IntArray
-    ) -> FloatArray:
-        """Return `logits` [rows, vocab] with what `gather` would return written into it."""
+        if logits is None:
+            if num_rows > len(self._buffer):
+                self._buffer = np.empty((num_rows, self._logits.shape[1]), np.float32)
+            logits = self._buffer[:num_rows]
         shapes = (hashes >> np.uint64(SHAPE_SHIFT)).view(np.int64)
         rankings = shapes // len(SHARPNESSES) % NUM_RANKINGS
         self._logits.take(parts * NUM_RANKINGS + rankings, 0, logits, "clip")
-        logits[np.arange(len(tokens)), tokens] = TOP_LOGIT
+        logits[np.arange(num_rows), tokens] = TOP_LOGIT
         logits *= self._sharpnesses[shapes % len(SHARPNESSES)]
         return logits
 
@@ -145,13 +141,13 @@ class _Powers:
 _powers = _Powers()
 
 
-def hash_after(state: int, token_ids: Tokens) -> int:
-    """Return the hash after `token_ids`: many at once, state * M^n + sum of token_i * M^(n-i)."""
-    return hash_after_first(state, token_ids, len(token_ids))
+def hash_after(state: int, token_ids: Tokens, num_tokens: int | None = None) -> int:
+    """Return the hash after `token_ids`, or the first `num_tokens` of them.
 
-
-def hash_after_first(state: int, token_ids: Tokens, num_tokens: int) -> int:
-    """Return the hash after the first `num_tokens` of `token_ids`."""
+    Many are hashed at once: state * M^n + sum of token_i * M^(n-i).
+    """
+    if num_tokens is None:
+        num_tokens = len(token_ids)
     if num_tokens <= _NUM_ONE_BY_ONE:
         for token_id in token_ids[:num_tokens]:
             state = (state + token_id) * MULTIPLIER & MASK
@@ -185,50 +181,16 @@ def hashes_after(state: int, token_ids: Tokens) -> Hashes:
     return hashes
 
 
-class Runs:
-    """Tokens on end of several rows, to be hashed all at once, each row from a hash of its own.
+def _tail_hashes(before: int, chunk: Chunk) -> list[int]:
+    """Return the hash after the last known token of a chunk, and after each draft.
 
-    token_ids: [tokens] those of the first row, of the second, and so on.
-    firsts: [rows] where those of each begin.  rows: [tokens] whose each is.
-    places: [tokens] how many of its row are before it.
+    before: the hash before that token.  A draft is hashed behind those on its way alone.
     """
-
-    def __init__(self, token_ids: IntArray, lengths: IntArray) -> None:
-        self.token_ids = token_ids
-        self.firsts: IntArray = lengths.cumsum() - lengths
-        self.rows: IntArray = np.arange(len(lengths)).repeat(lengths)
-        self.places: IntArray = np.arange(len(token_ids)) - self.firsts[self.rows]
-        _powers.make(int(lengths.max()))
-        terms = token_ids.view(np.uint64) * _powers.inverse[self.places]
-        sums = terms.cumsum()
-        sums -= (sums - terms)[self.firsts][self.rows]
-        self._sums, self._powers = sums, _powers.rising[self.places]
-
-    def hashes_after(self, states: Hashes) -> Hashes:
-        """Return [tokens] the hash after each, as `hashes_after` does; states: [rows]."""
-        hashes: Hashes = (self._sums + states[self.rows]) * self._powers
-        return hashes
-
-
-class Tree:
-    """The last known token of one row, and drafts that are a tree behind it, as a kind of Runs.
-
-    parents: [drafts] the index of the token that each follows.
-    """
-
-    def __init__(self, token_ids: IntArray, parents: Sequence[int]) -> None:
-        self.token_ids, self._parents = token_ids, parents
-        self.firsts: IntArray = np.zeros(1, np.int64)
-        self.rows: IntArray = np.zeros_like(token_ids)
-        self.places: IntArray = np.arange(len(token_ids))
-
-    def hashes_after(self, states: Hashes) -> Hashes:
-        """Return [tokens] the hash after each, behind those on its way alone; states: [1]."""
-        first, *drafts = self.token_ids.tolist()
-        hashes = [(int(states[0]) + first) * MULTIPLIER & MASK]
-        for token_id, parent in zip(drafts, self._parents, strict=True):
-            hashes.append((hashes[parent] + token_id) * MULTIPLIER & MASK)
-        return np.array(hashes, np.uint64)
+    last = len(chunk.token_ids) - chunk.num_drafts - 1
+    hashes = [(before + chunk.token_ids[last]) * MULTIPLIER & MASK]
+    for token_id, parent in zip(chunk.token_ids[last + 1 :], draft_parents(chunk), strict=True):
+        hashes.append((hashes[parent - last] + token_id) * MULTIPLIER & MASK)
+    return hashes
 
 
 _CHOICE_BITS = 10
@@ -328,7 +290,6 @@ class SimulatedModel:
         self._multiplier = np.full(num_slots, MULTIPLIER, np.uint64)
         self._shift = np.full(num_slots, HASH_SHIFT, np.uint64)
         self._output = ModelOutput(self._tokens)
-        self._draft_logits = np.empty((0, self.vocab_size), np.float32)
 
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
         """Make room for `num_slots` rows in blocks, of as many as `Pages.num_blocks` says by then.
@@ -388,52 +349,39 @@ class SimulatedModel:
         generated one.
         """
         pages, draft_logits = self._pages, None
+        hash_before = self._hash_before
         if pages is not None:
             does_yield = pages.load(batch, self._tokens, self._hashes)
             if not batch.chunks:
                 return self._output, does_yield
-            chunk_logits = self._score(batch, partial(pages.hash_before, pages=pages_of(batch)))
+            hash_before = partial(pages.hash_before, pages=pages_of(batch))
             if pages.drafts is not None:
-                draft_logits = self._logits_after_drafts(pages.drafts)
-        else:
-            chunk_logits = self._score(batch, self._hash_before)
+                draft_logits = self._fill(*pages.drafts)
+        chunk_logits = {
+            chunk.slot: self._logits_after(hash_before(chunk), chunk.token_ids)
+            for chunk in batch.chunks
+            if chunk.is_scored
+        }
+        if pages is None:
             does_yield = self._prefill(batch)
         if not chunk_logits and draft_logits is None:
             return self._output, does_yield
         output = ModelOutput(self._tokens, chunk_logits=chunk_logits, draft_logits=draft_logits)
         return output, does_yield
 
-    def _score(
-        self, batch: Batch, hash_before: Callable[[Chunk], int]
-    ) -> dict[int, Iterator[FloatArray]]:
-        return {
-            chunk.slot: self._logits_after(hash_before(chunk), chunk.token_ids)
-            for chunk in batch.chunks
-            if chunk.is_scored
-        }
-
     def _logits_after(self, before: int, token_ids: Tokens) -> Iterator[FloatArray]:
         for start in range(0, len(token_ids), _PIECE):
             piece = token_ids[start : start + _PIECE]
             hashes = hashes_after(before, piece)
             before = int(hashes[-1])
-            yield self._fill(np.empty((len(piece), self.vocab_size), np.float32), piece, hashes)
+            yield self._fill(piece, hashes)
 
-    def _logits_after_drafts(self, drafts: "Drafts") -> FloatArray:
-        num_drafts = len(drafts.tokens)
-        if num_drafts > len(self._draft_logits):
-            self._draft_logits = np.empty((num_drafts, self.vocab_size), np.float32)
-        return self._fill(self._draft_logits[:num_drafts], drafts.tokens, drafts.hashes)
-
-    def _fill(self, logits: FloatArray, tokens: Tokens | IntArray, hashes: Hashes) -> FloatArray:
-        """Return `logits` [tokens, vocab], with those after some tokens written into it.
-
-        hashes: [tokens] the hash after each.
-        """
+    def _fill(self, tokens: Tokens | IntArray, hashes: Hashes) -> FloatArray:
+        """Return the logits [tokens, vocab] after tokens with these hashes behind them."""
         lines = self.lines[tokens]
-        choices = (hashes >> np.uint64(HASH_SHIFT)).view(np.int64) + lines
-        parts = lines // NUM_CHOICES
-        return self._logit_table.gather_into(logits, parts, hashes, self.choices[choices])
+        choices = self.choices[(hashes >> np.uint64(HASH_SHIFT)).view(np.int64) + lines]
+        logits = np.empty((len(tokens), self.vocab_size), np.float32)
+        return self._logit_table.gather(lines // NUM_CHOICES, hashes, choices, logits)
 
     def _prefill(self, batch: Batch) -> bool:
         parts, has_part = self._parts, False
@@ -448,7 +396,7 @@ class SimulatedModel:
                 parts.pop(slot, None)
             if not token_ids:
                 before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
-            self._hashes[slot] = hash_after_first(before, token_ids, len(token_ids) - 1)
+            self._hashes[slot] = hash_after(before, token_ids, len(token_ids) - 1)
             self._tokens[slot] = token_ids[-1]
         return not has_part or batch.slots.size > 0
 
@@ -538,13 +486,15 @@ class Drafts(NamedTuple):
     tokens: IntArray
     hashes: Hashes
 
-
-def together(drafts: list[Drafts]) -> Drafts:
-    """Return the drafts of one after the other."""
-    if len(drafts) == 1:
-        return drafts[0]
-    tokens, hashes = zip(*drafts, strict=True)
-    return Drafts(np.concatenate(tokens), np.concatenate(hashes))
+    @classmethod
+    def of(cls, chunks: Iterable[tuple[Chunk, list[int]]]) -> "Drafts | None":
+        """Return the drafts of chunks, each with its `_tail_hashes`; None if there are none."""
+        tokens: list[int] = []
+        hashes: list[int] = []
+        for chunk, own_hashes in chunks:
+            tokens += chunk.token_ids[-chunk.num_drafts :]
+            hashes += own_hashes[1:]
+        return cls(np.array(tokens, np.int64), np.array(hashes, np.uint64)) if tokens else None
 
 
 def pages_of(batch: Batch) -> Pages:
@@ -605,19 +555,17 @@ class AttentivePages:
                 values[cell_of(pages, slot, positions[slot])] = tokens[slot]
         for slot in slots:
             hashes[slot] = self._hash_before(slot, pages)
-        drafts = [self._drafts_of(chunk, pages) for chunk in batch.chunks if chunk.num_drafts]
-        if drafts:
-            self.drafts = together(drafts)
+        self.drafts = Drafts.of(
+            self._with_tail_hashes(chunk, pages) for chunk in batch.chunks if chunk.num_drafts
+        )
         return bool(slots)
 
-    def _drafts_of(self, chunk: Chunk, pages: Pages) -> Drafts:
-        last = len(chunk.token_ids) - chunk.num_drafts - 1
-        before, stop = chunk.start + last, chunk.start + len(chunk.token_ids)
-        token_ids = self._cells.values[cells_of(pages, chunk.slot, before, stop)].view(np.int64)
-        parents = [parent - last for parent in draft_parents(chunk)]
-        state = np.array([self._hash_of(chunk.slot, before, pages)], np.uint64)
-        hashes = Tree(token_ids, parents).hashes_after(state)
-        return Drafts(token_ids[1:], hashes[1:])
+    def _with_tail_hashes(self, chunk: Chunk, pages: Pages) -> tuple[Chunk, list[int]]:
+        stop = chunk.start + len(chunk.token_ids)
+        cells = cells_of(pages, chunk.slot, chunk.start, stop)
+        read = replace(chunk, token_ids=self._cells.values[cells].tolist())
+        last = stop - chunk.num_drafts - 1
+        return read, _tail_hashes(self._hash_of(chunk.slot, last, pages), read)
 
     def store(self, hashes: Hashes) -> None:
         """Do nothing: no hash is kept."""
@@ -642,26 +590,6 @@ class AttentivePages:
 _UNMADE = 0x5DEECE66D  # in cells whose hash is still to be made: for who reads them wrongly
 
 
-def _has_drafts(chunk: Chunk) -> bool:
-    return chunk.num_drafts > 0
-
-
-def _is_plain(chunk: Chunk) -> bool:
-    return len(chunk.token_ids) - chunk.num_drafts == 1 and not chunk.draft_parents
-
-
-def _without(chunk: Chunk, num_tokens: int) -> Chunk:
-    return replace(
-        chunk,
-        token_ids=chunk.token_ids[num_tokens:],
-        start=chunk.start + num_tokens,
-        draft_parents=tuple(parent - num_tokens for parent in chunk.draft_parents),
-    )
-
-
-_PARTS = attrgetter("slot", "start", "num_drafts", "token_ids")
-
-
 class _Computed(Struct, gc=False):
     """A chunk that is computed, whose hashes are made when the first of them is asked for.
 
@@ -679,37 +607,6 @@ class _Computed(Struct, gc=False):
         if self.made is None:
             self.made = hashes_after(self.before, self.token_ids)
         return self.made
-
-
-class _Tails:
-    """The last known tokens of several rows, each with its drafts, one row after the other.
-
-    chunks: one of each row, with one token and its drafts; a single one if these are a tree.
-    slots: [rows].  runs: all tokens.  cells: [tokens] where each is.  reads: [rows] the cell of the
-    token before.  blocks: all in which one of these is.
-    """
-
-    def __init__(self, chunks: list[Chunk], pages: Pages) -> None:
-        size = pages.block_size
-        slots, all_starts, nums, token_ids = zip(*map(_PARTS, chunks), strict=True)
-        self.slots: IntArray = np.array(slots, np.int64)
-        starts, num_drafts = np.array(all_starts, np.int64), np.array(nums, np.int64)
-        tokens, parents = np.array([*chain(*token_ids)], np.int64), chunks[0].draft_parents
-        self.runs = Tree(tokens, parents) if parents else Runs(tokens, num_drafts + 1)
-        before = np.maximum(starts - 1, 0)
-        places, stop_places = before // size, (starts + num_drafts) // size + 1
-        bounds = zip(slots, places.tolist(), stop_places.tolist(), strict=True)
-        own = [pages.tables[slot][place:stop] for slot, place, stop in bounds]
-        self.blocks = [*chain(*own)]
-        first_cells = np.array(self.blocks, np.int64) * size + NUM_FIXED
-        num_blocks = stop_places - places
-        numbers = num_blocks.cumsum() - num_blocks  # of each row's first block among all
-        self.reads: IntArray = first_cells[numbers] + before % size
-        self.reads[starts == 0] = BEGIN
-        # Where a token would be if the blocks were on end.
-        rows = self.runs.rows
-        on_end = ((numbers - places) * size + starts)[rows] + self.runs.places
-        self.cells: IntArray = first_cells[on_end // size] + on_end % size
 
 
 class PagedHashes:
@@ -759,61 +656,57 @@ class PagedHashes:
         self, chunks: list[Chunk], batch: Batch, pages: Pages, tokens: IntArray, hashes: Hashes
     ) -> bool:
         values, goes_on = self._cells.values, False  # perhaps after what others compute now
-        has_drafts, strides = False, self._stride_of
+        strides = self._stride_of
         for chunk in chunks:
             if strides[chunk.slot]:
                 self.release(chunk.slot)
             if chunk.start:
                 goes_on = True
-            if chunk.num_drafts:
-                has_drafts = True
         does_yield = batch.holds(chunk.slot) or batch.slots.size > 0
         if does_yield:
             self._move_on(pages)
             if goes_on:
                 values.take(self._read, None, hashes, "clip")
                 values[self._write] = (hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER)
-        if has_drafts:
-            entered = self._compute_with_drafts(chunks, batch, pages, tokens)
-        else:
-            entered = self._compute_others(chunks, batch, pages, tokens)
+        entered, size = {}, pages.block_size  # slot -> the hash before the last known token
+        drafts: list[tuple[Chunk, list[int]]] = []
+        for chunk in chunks:
+            slot, token_ids = chunk.slot, chunk.token_ids
+            if not chunk.num_drafts:
+                before = self._compute(chunk, pages)
+                if not batch.holds(slot):
+                    continue
+                if not token_ids:
+                    tokens[slot], entered[slot] = BEGIN_TOKEN_ID, self._seed_hash
+                    continue
+            # As if it went on by the last of its tokens that are known.
+            last = len(token_ids) - chunk.num_drafts - 1
+            if chunk.num_drafts:
+                before = self._compute(Chunk(slot, token_ids[:last], chunk.start), pages)
+            before = hash_after(before, token_ids, last)
+            tokens[slot], entered[slot] = token_ids[last], before
+            position = chunk.start + last
+            if chunk.num_drafts:
+                drafts.append((chunk, _tail_hashes(before, chunk)))
+                self._keep_tail(drafts[-1][1], pages.tables[slot], position, size)
+            cell = pages.tables[slot][position // size] * size + position % size
+            self._writes[slot], strides[slot] = NUM_FIXED + cell, 1
+        self.drafts = Drafts.of(drafts)
         if does_yield:
             values.take(self._read, None, hashes, "clip")
         for slot, before in entered.items():
             hashes[slot] = before
         return does_yield
 
-    def _compute_with_drafts(
-        self, chunks: list[Chunk], batch: Batch, pages: Pages, tokens: IntArray
-    ) -> dict[int, int]:
-        entered: dict[int, int] = {}
-        drafts: list[Drafts] = []
-        for has_drafts, group in groupby(chunks, _has_drafts):
-            if has_drafts:
-                drafts += self._compute_drafts(group, pages, tokens)
-            else:
-                entered |= self._compute_others(group, batch, pages, tokens)
-        self.drafts = together(drafts)
-        return entered
-
-    def _compute_others(
-        self, chunks: Iterable[Chunk], batch: Batch, pages: Pages, tokens: IntArray
-    ) -> dict[int, int]:
-        entered, size = {}, pages.block_size
-        for chunk in chunks:
-            slot, token_ids, before = chunk.slot, chunk.token_ids, self._compute(chunk, pages)
-            if not batch.holds(slot):
-                continue
-            if not token_ids:
-                tokens[slot], entered[slot] = BEGIN_TOKEN_ID, self._seed_hash
-                continue
-            # As if it went on by the last of its tokens.
-            last = len(token_ids) - 1
-            tokens[slot], entered[slot] = token_ids[last], hash_after_first(before, token_ids, last)
-            position = chunk.start + last
-            cell = pages.tables[slot][position // size] * size + position % size
-            self._writes[slot], self._stride_of[slot] = NUM_FIXED + cell, 1
-        return entered
+    def _keep_tail(self, hashes: list[int], table: list[int], start: int, size: int) -> None:
+        """Put the hashes of a row's last tokens, from position `start` on, into their cells."""
+        cells, offset = self._cells.view, start % size
+        if offset:
+            self._settle(table[start // size], start - offset, size)
+        for position, state in enumerate(hashes, start):
+            block = table[position // size]
+            self._computed.pop(block, None)
+            cells[NUM_FIXED + block * size + position % size] = state
 
     def store(self, hashes: Hashes) -> None:
         self._cells.values[self._write] = hashes
@@ -823,6 +716,7 @@ class PagedHashes:
         self._stride_of[slot] = 0
 
     def hash_before(self, chunk: Chunk, pages: Pages) -> int:
+        """Return the hash after all tokens before a chunk, which are computed by now."""
         if not chunk.start:
             return self._begin_hash
         position = chunk.start - 1
@@ -876,55 +770,6 @@ class PagedHashes:
             cells[cell : cell + size] = unmade
         self._computed.update(dict.fromkeys(blocks, _Computed(before, token_ids, start)))
         return before
-
-    def _compute_drafts(
-        self, chunks: Iterable[Chunk], pages: Pages, tokens: IntArray
-    ) -> Iterator[Drafts]:
-        """Do that for rows with drafts, which go on by the token before these; yield the drafts.
-
-        tokens: [num_slots] gets those tokens.
-        """
-        for is_plain, group in groupby(chunks, _is_plain):
-            if is_plain:
-                yield self._compute_tails([*group], pages, tokens)
-                continue
-            for chunk in group:
-                tail = len(chunk.token_ids) - chunk.num_drafts - 1
-                if tail:
-                    head = Chunk(chunk.slot, chunk.token_ids[:tail], chunk.start)
-                    self._compute(head, pages)
-                yield self._compute_tails([_without(chunk, tail)], pages, tokens)
-
-    def _compute_tails(self, chunks: list[Chunk], pages: Pages, tokens: IntArray) -> Drafts:
-        """Do that for rows that have one token before their drafts."""
-        tails, values = _Tails(chunks, pages), self._cells.values
-        self._settle_all(tails, chunks, pages)
-        before = values[tails.reads]
-        for _ in chunks:
-            hashes = tails.runs.hashes_after(before)
-            values[tails.cells] = hashes
-            used, before = before, values[tails.reads]
-            if (used == before).all():  # else one goes on after what another has just computed
-                break
-        slots, firsts, token_ids = tails.slots, tails.runs.firsts, tails.runs.token_ids
-        self._read[slots], self._write[slots] = tails.reads, tails.cells[firsts]
-        self._strides[slots] = 1
-        tokens[slots] = token_ids[firsts]
-        is_draft = tails.runs.places > 0
-        return Drafts(token_ids[is_draft], hashes[is_draft])
-
-    def _settle_all(self, tails: _Tails, chunks: list[Chunk], pages: Pages) -> None:
-        """Put hashes into the cells that are read, where that is still to be done."""
-        computed, size = self._computed, pages.block_size
-        if computed.keys().isdisjoint(tails.blocks):
-            return
-        for chunk in chunks:
-            table = pages.tables[chunk.slot]
-            place = (chunk.start - 1) // size
-            if chunk.start:
-                self._settle(table[place], place * size, size)
-            for block in table[place + 1 : (chunk.start + chunk.num_drafts) // size + 1]:
-                computed.pop(block, None)
 
     def _settle(self, block: int, first: int, size: int) -> None:
         """Put the hashes of a block into its cells, of which some are about to be written.

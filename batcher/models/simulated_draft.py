@@ -58,7 +58,7 @@ class SimulatedDraft(SimulatedModel):
         rows, bits, tokens, others = self._wrong(hashes, lines)
         parts, which = lines[rows] // NUM_CHOICES, np.arange(len(rows))
         own = np.empty((len(rows), self.vocab_size), np.float32)
-        self._logit_table.gather_into(own, parts, bits, others)
+        self._logit_table.gather(parts, bits, others, own)
         is_next = _uniform(scramble(bits)) < self._agreement
         own[which[is_next], tokens[is_next]] = _NEXT_BEST * own[which, others][is_next]
         logits[rows] = own
