@@ -61,9 +61,9 @@ def _carry_out(arguments: list[str]) -> None:
     from .commands import app  # noqa: PLC0415 - as above
 
     if arguments and any(name.startswith(PREFIX) for name in os.environ):
-        from .mistakes import unknown_variables  # noqa: PLC0415 - it imports every command
+        from .mistakes import unknown_variables  # noqa: PLC0415 - only for a variable
 
-        for unknown in unknown_variables():
+        for unknown in unknown_variables(arguments):
             sys.stderr.write(f"warning: {_printable(unknown)}\n")
     try:
         sys.exit(app(prog_name="batchdecode", standalone_mode=False))

@@ -14,7 +14,7 @@ from batcher.request import Request
 from batcher.requests.openai import own_name
 
 from .command import PREFIX
-from .commands import all_options
+from .commands import COMMANDS, all_options, command_of
 from .config import name_here
 from .screen.terminal import listed
 
@@ -79,14 +79,23 @@ def unknown_command(name: str, known: Sequence[str]) -> str:
     return f"no command {name!r}{hint}"
 
 
-def unknown_variables() -> Iterator[str]:
-    """Yield a warning for each variable of ours that sets no option of any command."""
+def unknown_variables(line: Sequence[str]) -> Iterator[str]:
+    """Yield a warning for each variable of ours that sets no option of any command.
+
+    The other commands are imported only if a variable sets no option of the one in `line`.
+    """
+    name = next((n for n in (" ".join(line[:2]), line[0]) if n in COMMANDS), None)
+    params = [] if name is None else command_of(name).params
+    own = {param.name.upper() for param in params if param.expose_value}
+    given = sorted(name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX))
+    if own.issuperset(given):
+        return
     options = sorted({param.name.upper() for _, param in all_options()})
-    for name in sorted(name for name in os.environ if name.startswith(PREFIX)):
-        if (option := name.removeprefix(PREFIX)) not in options:
+    for option in given:
+        if option not in options:
             near = get_close_matches(option, options, n=1)
             hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-            yield f"{name} in the environment is no option of any command{hint}"
+            yield f"{PREFIX}{option} in the environment is no option of any command{hint}"
 
 
 def _lowered(message: str) -> str:

@@ -99,6 +99,6 @@ def test_a_name_that_no_command_has_is_warned_of(monkeypatch):
         "did you mean BATCHDECODE_BATCH?\n"
     )
     monkeypatch.setenv("BATCHDECODE_XYZ", "0")
-    assert list(unknown_variables()) == [
+    assert list(unknown_variables(["check"])) == [
         "BATCHDECODE_XYZ in the environment is no option of any command"
     ]
