@@ -149,7 +149,6 @@ def _check_for_json(value: Any, name: str) -> None:
 
 
 def _as_python(value: Any) -> Any:
-    """Return the numbers of an array (numpy's, torch's), which know how to become Python's."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} cannot be part of a request")

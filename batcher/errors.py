@@ -104,7 +104,6 @@ class EncodingError(BatchdecodeError):
 
 
 def not_encoded(path: Path, error: EncodingError) -> FieldProblem:
-    """Return what is wrong with the text at `path`, which a tokenizer cannot encode."""
     problem = FieldProblem(error.code, path, "")
     return replace(problem, message=f"`{problem.field}` cannot be encoded: {error}")
 
@@ -131,7 +130,6 @@ class RequestError(BatchdecodeError):
 
 
 def id_in_use(request_id: str) -> RequestError:
-    """Return what is wrong with a request whose id is that of one that has not ended."""
     message = f"a request with id {request_id!r} has not ended yet"
     return RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
 

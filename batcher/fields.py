@@ -50,7 +50,6 @@ class Range(Struct, frozen=True):
 
     @property
     def expected(self) -> str:
-        """What a message says of a number that has to be in the range."""
         noun = ("an integer" if self.is_integer else "a number") + self.unit
         if self.is_open:
             return f"{noun} above {self.smallest} and up to {self.largest}"
@@ -122,7 +121,6 @@ class FieldFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> list[Any]:
-        """The types that a value may have beside null."""
         parts = get_args(self.type) if get_origin(self.type) in _UNIONS else [self.type]
         return [part for part in parts if part is not NoneType]
 
@@ -146,7 +144,6 @@ class Field(FieldFacts, frozen=True):
 
     @property
     def range(self) -> Range | None:
-        """The numbers that the field holds, None where it holds others than numbers."""
         part, *others = self.parts
         return None if others else range_of(part, self.unit)
 
@@ -164,7 +161,6 @@ class Field(FieldFacts, frozen=True):
         return found
 
     def asks(self, value: object) -> bool:
-        """Return whether `value` asks for something."""
         return value != self.default and value not in self.idle
 
 

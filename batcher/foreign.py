@@ -205,7 +205,6 @@ def attribute_of(holder: Any, name: str, default: Any = ABSENT) -> Any:
 
 
 def has_attribute(holder: Any, name: str) -> bool:
-    """Return whether `holder` has an attribute of this name; raises what the attribute does."""
     return attribute_of(holder, name) is not ABSENT
 
 
@@ -225,7 +224,6 @@ def check_members(what: str, value: object, protocol: type) -> None:
 
 
 def _status_of(error: BaseException | None) -> int:
-    """Return the exit status of a process that `error` ends, which it is told of."""
     if error is None:
         return 0
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
@@ -254,14 +252,12 @@ def _walk(error: BaseException) -> Iterator[TracebackType]:
 
 
 def _is_ours(filename: str) -> bool:
-    """Return whether a frame is one of the project's, or of the machinery of imports."""
     is_import = filename.startswith("<frozen ") or filename.endswith("importlib/__init__.py")
     return filename.startswith(_OURS) or is_import
 
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    """Return the folders of Python itself and of what is installed."""
     import sysconfig  # noqa: PLC0415 - only where something is raised
 
     names = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -269,6 +265,5 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _short(filename: str) -> str:
-    """Return the name of a file as seen from the current folder."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

@@ -45,11 +45,9 @@ class Undrawn(Struct, frozen=True, gc=False):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are."""
         return self.ends[-1] if self.ends else 0
 
     def draw(self, start: int, stop: int) -> Tokens:
-        """Return the tokens from `start` up to `stop`."""
         return joined(self._parts(start, stop), self.vocab_size)
 
     def _parts(self, start: int, stop: int) -> Iterator[Tokens]:
@@ -77,7 +75,6 @@ class Prompt(Struct, gc=False):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it has."""
         drawn = self.drawn
         return drawn.num_tokens if isinstance(drawn, Undrawn) else len(drawn)
 
@@ -138,7 +135,6 @@ def read_prompt(
 def _read(
     prompt: str | list[PromptSegment], field: str, request_id: str, model: Model, prefix: Tokens
 ) -> Prompt:
-    """Return the tokens of texts and segments, of which the first text stands behind `prefix`."""
     if isinstance(prompt, str):
         tokens = _encode(prompt, (field,), request_id, model)
         return Prompt(joined((prefix, tokens), model.vocab_size) if prefix else tokens)
@@ -170,7 +166,6 @@ def prefix_of(prompt: PromptInput, tokenizer: Tokenizer) -> Tokens:
 
 
 def has_segments(prompt: PromptInput) -> TypeGuard[list[PromptSegment]]:
-    """Return whether a valid `prompt` is a list of segments."""
     return bool(prompt) and isinstance(prompt[0], PromptSegment)
 
 

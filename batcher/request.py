@@ -82,7 +82,6 @@ _PROMPT_ANEW = {"heal": "it writes the end of the prompt anew"}
 
 
 def _above(name: str) -> dict[str, str]:
-    """Return why a constraint cannot go with those above it."""
     index = CONSTRAINT_FIELDS.index(name)
     return dict.fromkeys(CONSTRAINT_FIELDS[:index], "an output keeps one constraint")
 
@@ -357,7 +356,6 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         return NUM_TOKENS if self.max_tokens is None else self.max_tokens
 
     def __eq__(self, other: object) -> bool:
-        """Return whether `other` asks for the same; checked requests are of types of their own."""
         return isinstance(other, Request) and astuple(self) == astuple(other)
 
 

@@ -55,17 +55,14 @@ class Setting(FieldFacts, frozen=True):
 
     @property
     def option(self) -> str:
-        """The option that gives it."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def kind(self) -> Any:
-        """The type of its values beside None."""
         return self.parts[0]
 
     @property
     def is_optional(self) -> bool:
-        """Whether None is one of its values."""
         return NoneType in get_args(self.type)
 
     @property
@@ -90,11 +87,9 @@ class Setting(FieldFacts, frozen=True):
         return "" if self.default is None and self.takes_none else self.shown(self.default)
 
     def read(self, given: Any) -> Any:
-        """Return the value of what a person gives."""
         return given if self.choices is None else self.choices.get(given, given)
 
     def shown(self, value: Any) -> str:
-        """Return a value as a person gives it."""
         for word, choice in (self.choices or {}).items():
             if choice == value:
                 return word
@@ -210,7 +205,6 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def has_prefix_cache(self) -> bool:
-        """Whether blocks are found again by their tokens."""
         return self.kv_blocks is not None if self.prefix_cache is None else self.prefix_cache
 
     @property
@@ -220,14 +214,12 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def beside_policy(self) -> dict[str, Any]:
-        """What is not the default, but for the policy, ready for JSON."""
         told: dict[str, Any] = to_builtins(self)
         told.pop("policy", None)
         return told
 
     @property
     def is_paged(self) -> bool:
-        """Whether there are blocks at all."""
         return self.kv_blocks is not None or self.has_prefix_cache
 
 

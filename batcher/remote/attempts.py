@@ -69,7 +69,6 @@ class Rate:
 
     @property
     def limit(self) -> int:
-        """How many may be in flight."""
         return int(self._limit)
 
     def why_not(self, now: float) -> BlockedReason | None:
@@ -83,12 +82,10 @@ class Rate:
         return None if self.num_in_flight >= self.limit else max(now, self._next_start)
 
     def note_sent(self, now: float) -> None:
-        """Take note that a request is sent."""
         self.num_in_flight += 1
         self._next_start = max(now, self._next_start) + self._interval
 
     def note_over(self) -> None:
-        """Take note that one is over, whatever came of it."""
         self.num_in_flight -= 1
 
     def succeed(self) -> bool:
@@ -169,13 +166,11 @@ class Attempts:
         self._returning: deque[asyncio.Future[None]] = deque()
 
     def send(self, row: RemoteSequence, body: Body) -> None:
-        """Ask for a row; the rate has allowed it."""
         self._rate.note_sent(self._now())
         self._tasks[row] = self._loop.create_task(self._ask(row, body))
         self._tasks[row].add_done_callback(self._note_bug)
 
     def send_again(self) -> None:
-        """Send paused requests again, as far as the rate allows."""
         while self._returning:
             if self._rate.why_not(self._now()) is not None:
                 return
@@ -184,7 +179,6 @@ class Attempts:
 
     @property
     def has_returning(self) -> bool:
-        """Whether paused requests wait for the rate to allow another attempt."""
         return bool(self._returning)
 
     def listen(self, until: float | None) -> News:
@@ -208,7 +202,6 @@ class Attempts:
             self._loop.call_soon_threadsafe(self._wakeup.set)
 
     def close(self) -> None:
-        """Cancel all that is in flight, and close all connections."""
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
@@ -228,7 +221,6 @@ class Attempts:
                 await self._wakeup.wait()
 
     async def _ask(self, row: RemoteSequence, body: Body) -> None:
-        """Ask until there is an answer, or no attempt is left."""
         settings, longest = self._settings, min(MAX_BACKOFF, self._settings.max_wait)
         for number in range(1, settings.max_attempts + 1):
             sent = self._now()
@@ -273,7 +265,6 @@ class Attempts:
             self._wakeup.set()
 
     def _hear(self, row: RemoteSequence, chunk: StreamEvent) -> None:
-        """Record what a chunk brings."""
         num_tokens, text = row.reply.take(chunk)
         row.text += text
         if num_tokens:
@@ -282,7 +273,6 @@ class Attempts:
             self._wakeup.set()
 
     async def _return(self, delay: float) -> None:
-        """Return after a pause, when the rate allows another attempt."""
         await asyncio.sleep(delay)
         turn = self._loop.create_future()
         self._returning.append(turn)

@@ -130,7 +130,6 @@ class Client:
         return [model.id for model in told.data]
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._http.aclose()
 
     @asynccontextmanager
@@ -156,7 +155,6 @@ class Client:
         raise ServerFailure("answer", message, is_worth_retry=False)
 
     async def _refused(self, response: httpx.Response) -> ServerFailure:
-        """Return the failure that a response with an error status means."""
         said = await _read(response, MAX_ERROR)
         headers = response.headers
         failure = refusal(response.status_code, said, retry_after_of(headers))
@@ -180,7 +178,6 @@ class Client:
         return failure
 
     def _with_hint(self, failure: ServerFailure) -> ServerFailure:
-        """Return a failure with a hint at what the address may lack."""
         if not urlsplit(self._address.url).path:
             failure.args = (f"{failure}; is it {PREFIX}{self._address.url}/v1?",)
         return failure
@@ -193,7 +190,6 @@ class Client:
 
     @staticmethod
     def _broken(error: Exception) -> ServerFailure:
-        """Return the failure that an error of HTTP means."""
         said = str(error) or type(error).__name__
         is_there = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         what = "the connection failed" if is_there else "cannot connect"
@@ -244,7 +240,6 @@ class _BoundedStream(httpx.AsyncByteStream):
         return bool(self._head) and self._head[:1] not in b":deir"
 
     async def read(self) -> bytes:
-        """Return all of it."""
         return b"".join([part async for part in self])
 
     def check_end(self) -> None:
@@ -258,7 +253,6 @@ class _BoundedStream(httpx.AsyncByteStream):
             raise ServerFailure("answer", f"the server sent an error: {error_text(words)}")
 
     def begin_event(self) -> None:
-        """Take what comes from now on for another event."""
         self._begin = self._num_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -283,7 +277,6 @@ class _BoundedStream(httpx.AsyncByteStream):
             yield part
 
     async def _unpacked(self) -> AsyncIterator[bytes]:
-        """Yield the bytes, which a server may have packed unasked, in small pieces."""
         if self._packing not in {"identity", "gzip", "deflate"}:
             message = f"the answer is packed ({self._packing[:80]}), unasked"
             raise ServerFailure("answer", message, is_worth_retry=False)
@@ -301,12 +294,10 @@ class _BoundedStream(httpx.AsyncByteStream):
                 part = unpack.unconsumed_tail
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._stream.aclose()
 
 
 def _target_of(response: httpx.Response) -> httpx.URL | None:
-    """Return where a response redirects to on the same host, or None."""
     if not response.has_redirect_location:
         return None
     try:
@@ -318,7 +309,6 @@ def _target_of(response: httpx.Response) -> httpx.URL | None:
 
 
 async def _read(response: httpx.Response, limit: int = MAX_LIST) -> bytes:
-    """Return the body of a response, at most `limit` bytes."""
     parts, length = [], 0
     async for part in response.aiter_raw():
         parts.append(part)

@@ -103,7 +103,6 @@ class RemoteInputs:
         replayed: Mapping[int, Result],
         now: float,
     ) -> list[Over]:
-        """Queue the samples of a request; return those that are over already."""
         self.latest_arrival = max(self.latest_arrival, request.arrival_time)
         turn = Turn(request, request_id, input_index, reason, replayed, is_streamed=True)
         if request.session is not None:
@@ -124,7 +123,6 @@ class RemoteInputs:
 
     @property
     def num_turns(self) -> int:
-        """How many turns of sessions wait for the turn before them."""
         return sum(len(session.turns) for session in self._sessions.values())
 
     def end_turn(self, sequence: RemoteSequence, result: Result, now: float) -> list[Over]:
@@ -140,17 +138,14 @@ class RemoteInputs:
         return self._begin(session, session.turns.popleft(), now) if session.turns else []
 
     def arrive(self, clock: Clock) -> Iterator[tuple[RemoteSequence, int]]:
-        """Yield those that have arrived by now, each with the step in which it has."""
         for sequence in self._queue.take_arrivals(clock.now):
             sequence.arrived_step = step = clock.step_at(sequence.arrival_time)
             yield sequence, step
 
     def why_broken(self, request: Request) -> str:
-        """Return why no turn of a session can go on."""
         return self._sessions[request.session or ""].failure or ""
 
     def _begin(self, session: Conversation, turn: Turn, now: float) -> list[Over]:
-        """Queue a turn, or return it as over."""
         request, said = turn.request, session.said
         sequence = _sequence(turn, 0, said)
         if said is not None and isinstance(said, str) == is_chat(request):
@@ -190,7 +185,6 @@ def _sequence(turn: Turn, index: int, said: Any = None) -> RemoteSequence:
 
 
 def _with_answer(request: Request, said: Any, result: Result) -> Any:
-    """Return what was said in a session up to this turn, its answer included."""
     if not is_chat(request):
         return (said or "") + str(request.prompt) + result.text
     messages = (request.extra_body or {})["messages"]
@@ -258,7 +252,6 @@ class RemoteEngine:
 
     @property
     def num_steps(self) -> int:
-        """How many steps were taken; the index of the next one."""
         return self._clock.step
 
     @property
@@ -270,42 +263,34 @@ class RemoteEngine:
 
     @property
     def num_waiting(self) -> int:
-        """How many samples are in the waiting queue."""
         return self._queue.num_waiting
 
     @property
     def num_running(self) -> int:
-        """How many slots are held."""
         return len(self._running)
 
     @property
     def num_pending(self) -> int:
-        """How many are known that have not joined the waiting queue yet."""
         return self._queue.num_pending
 
     @property
     def num_coming(self) -> int:
-        """How many are known that have not arrived: too early, or turns that wait for others."""
         return self._queue.num_pending + self._inputs.num_turns
 
     @property
     def last_start(self) -> float:
-        """When the last step started, or the first one will, in seconds of the engine's clock."""
         return self._clock.start_of(max(self._clock.step - 1, 0))
 
     @property
     def num_results(self) -> int:
-        """How many results are there that no step has handed out."""
         return len(self._results)
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` still has something to do or to hand out."""
         return bool(self._num_open or self._recorder.events or self._results)
 
     @property
     def wants_request(self) -> bool:
-        """Whether the next step could make use of one more request; see Engine."""
         if not self._num_open:
             return True
         reads_all = self._settings.sees_all or self._inputs.has_sessions
@@ -319,7 +304,6 @@ class RemoteEngine:
 
     @property
     def first_waiting(self) -> RemoteSequence | None:
-        """The sequence that is to be sent first; None if none waits."""
         return self._queue.peek(self._clock.now)
 
     @property
@@ -328,7 +312,6 @@ class RemoteEngine:
 
     @property
     def constraint_counts(self) -> tuple[int, int]:
-        """How many constraints were compiled here: none."""
         return 0, 0
 
     @property
@@ -336,7 +319,6 @@ class RemoteEngine:
         """Nothing: see constraint_counts."""
 
     def run_event(self) -> RunEvent:
-        """Return the first line of this run's trace."""
         return RunEvent(
             batch=self.batch_size,
             policy=self._settings.policy,
@@ -349,7 +331,6 @@ class RemoteEngine:
         )
 
     def end_event(self) -> EndEvent:
-        """Return the last line of this run's trace."""
         clock = self._clock
         return EndEvent(clock.step, clock.now, self._num_tokens, self._num_requests)
 
@@ -421,7 +402,6 @@ class RemoteEngine:
         self._attempts.wake()
 
     def close(self) -> None:
-        """Cancel what is in flight, and close all connections."""
         self._attempts.close()
 
     def _outcome(self, tokens: list[TokenEvent]) -> StepOutcome:
@@ -464,7 +444,6 @@ class RemoteEngine:
             self._occupy(row)
 
     def _occupy(self, row: RemoteSequence) -> None:
-        """Give a row the lowest free slot, and send it."""
         clock, slot = self._clock, heappop(self._free)
         row.state = ADMIT[row.state]
         row.slot, row.admitted_step = slot, clock.step
@@ -491,7 +470,6 @@ class RemoteEngine:
         return min(times, default=None)
 
     def _sleep_until_allowed(self) -> None:
-        """Wait until the rate allows to send something, while nothing is in flight."""
         start = self._rate.start_of_next(self._measure())
         if start is not None:
             self._sleep(start - self._measure())
@@ -526,7 +504,6 @@ class RemoteEngine:
         return tokens
 
     def _adapt(self, ended: Attempt) -> None:
-        """Send less at once after a refusal, and more after answers."""
         rate, failure = self._rate, ended.failure
         if failure is None and rate.succeed():
             self._recorder.limited(rate.limit, "success")
@@ -535,7 +512,6 @@ class RemoteEngine:
             self._recorder.limited(rate.limit, "overload")
 
     def _end(self, attempt: Attempt, step: int) -> None:
-        """End a row whose answer has come, or will not."""
         row, failure = attempt.row, attempt.failure
         if failure is None or not failure.is_forbidden:
             self._forbidden = None
@@ -554,7 +530,6 @@ class RemoteEngine:
             self._finish(row, "error", failure.as_failure(attempt.num_attempts), step)
 
     def _report_wait(self, failure: ServerFailure, seconds: float) -> None:
-        """Report, once, a long wait that the server asks for."""
         until = self._measure() + seconds
         if seconds < LONG_WAIT or until < self._reported_until + max(LONG_WAIT, seconds / 10):
             return
@@ -569,7 +544,6 @@ class RemoteEngine:
             model.report(f"waiting {when} for {model.address.url}: {failure}; {limit}\n")
 
     def _end_all(self, overs: list[Over]) -> None:
-        """End samples that are not sent, and the turns that depend on them."""
         for sequence, result in overs:
             if result is None:
                 failure = Failure("session-failed", self._inputs.why_broken(sequence.request))
@@ -582,7 +556,6 @@ class RemoteEngine:
     def _finish(
         self, row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
     ) -> None:
-        """End a row with `step`, and give it its result."""
         row.state = FINISH[row.state]
         slot = self._running.pop(row, None)
         if slot is not None:
@@ -593,7 +566,6 @@ class RemoteEngine:
         self._close(row, result, step)
 
     def _close(self, row: RemoteSequence, result: Result, step: int) -> None:
-        """Record that a row has ended with a result, and start the next turn of its session."""
         self._num_tokens += result.usage.completion_tokens
         self._recorder.finished(row, result, step)
         self._num_open[row.id] -= 1
@@ -639,7 +611,6 @@ class RemoteRecorder:
         return events
 
     def arrived(self, row: RemoteSequence, step: int) -> None:
-        """Record that a row joined the waiting queue, at its own time and step."""
         self.events.append(
             ArriveEvent(
                 step,
@@ -655,26 +626,22 @@ class RemoteRecorder:
         )
 
     def admitted(self, row: RemoteSequence, reason: AdmitReason) -> None:
-        """Record that a row is sent, of whose prompt nothing is known to be computed."""
         step, now, num_left = self._clock.step, self._clock.now, max(row.num_prompt_tokens, 1)
         event = AdmitEvent(step, now, row.id, row.index, row.slot, reason, left=num_left)
         self.events.append(event)
         self._blocked = None
 
     def blocked(self, row: RemoteSequence, reason: BlockedReason) -> None:
-        """Record why the first of the queue is not sent, unless the last reason was the same."""
         blocked = row.id, row.index, reason
         if blocked != self._blocked:
             self.events.append(BlockedEvent(self._clock.step, self._clock.now, *blocked))
         self._blocked = blocked
 
     def received(self, row: RemoteSequence, num_tokens: int) -> None:
-        """Record how many tokens of a row have come in the step that has ended."""
         step, start = self._last_step()
         self.events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, num_tokens))
 
     def failed(self, row: RemoteSequence, reason: RetryReason, attempt: int, delay: float) -> None:
-        """Record that an attempt has failed in that step, and when there will be another one."""
         step, start = self._last_step()
         told = reason, attempt, round(delay, NUM_DIGITS)
         self.events.append(RetryEvent(step, start, row.id, row.index, row.slot, *told))
@@ -684,7 +651,6 @@ class RemoteRecorder:
         self.events.append(ConcurrencyEvent(*self._last_step(), limit, reason))
 
     def finished(self, row: RemoteSequence, result: Result, step: int) -> None:
-        """Record that a row ended with `step`."""
         clock, usage = self._clock, result.usage
         self.events.append(
             FinishEvent(
@@ -702,7 +668,6 @@ class RemoteRecorder:
         )
 
     def stepped(self, num_tokens: int, num_rows: int) -> None:
-        """Record, before its other events, when that step ended, its tokens and its rows."""
         step, none = self._clock.step - 1, [0]
         ends, columns = [self._clock.now], ([num_tokens], none, [num_rows], none, none, none)
         self.events.insert(0, StepsEvent(step, ends, *columns))
@@ -775,7 +740,6 @@ _verifier_of = lru_cache(MAX_CACHED)(Verifier)
 
 @cache
 def _grammars() -> ConstraintCompiler:
-    """Return what compiles grammars for texts whose tokens are their bytes, and EOS."""
     return ConstraintCompiler(ByteTokenizer(), 257, (256,))
 
 

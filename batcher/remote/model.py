@@ -46,7 +46,6 @@ class RemoteModel:
 
     @property
     def traced_settings(self) -> dict[str, Any]:
-        """The settings that decide answers, for the trace."""
         return {"extra_body": self.settings.extra_body} if self.settings.extra_body else {}
 
     def capabilities(self, num_slots: int) -> ModelCapabilities:

@@ -69,12 +69,10 @@ class ServerFailure(Exception):  # noqa: N818 - it is passed on more often than 
 
     @property
     def is_final(self) -> bool:
-        """Whether no request will be answered: the key is wrong."""
         return self.status == UNAUTHORIZED
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether the key may be wrong, or only this request is refused."""
         return self.status == FORBIDDEN and self.code == "server-error"
 
     def as_failure(self, num_attempts: int) -> Failure:
@@ -84,7 +82,6 @@ class ServerFailure(Exception):  # noqa: N818 - it is passed on more often than 
 
 
 def refusal(status: int, body: bytes, retry_after: float | None) -> ServerFailure:
-    """Return the failure that an HTTP status other than 200 means."""
     said = error_text(body)
     words = said.lower()
     code = "server-error"
@@ -179,7 +176,6 @@ class Body(Struct, frozen=True):
 
 
 def is_chat(request: Request) -> bool:
-    """Return whether a request is messages, and no text to go on from."""
     return request.extra_body is not None and "messages" in request.extra_body
 
 

@@ -136,12 +136,10 @@ class _Call:
 
     @property
     def called(self) -> dict[str, str]:
-        """What is called, with which arguments."""
         return {"name": self.name, "arguments": "".join(self._arguments)}
 
     @property
     def as_tool(self) -> dict[str, Any]:
-        """The call in OpenAI's form."""
         called = self.called
         if self.kind == "custom":
             called["input"] = called.pop("arguments")
@@ -190,22 +188,18 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """What was generated."""
         return "".join(self._texts) + self._held
 
     @property
     def reasoning(self) -> str | None:
-        """What the model thought, None for nothing."""
         return "".join(self._reasoning) or None
 
     @property
     def refusal(self) -> str | None:
-        """What the model said in place of an answer, None if it did not refuse."""
         return "".join(self._refusal) or None
 
     @property
     def tool_calls(self) -> list[dict[str, Any]] | None:
-        """The calls that the model asks for, None for none."""
         return [call.as_tool for call in self._calls] or None
 
     @property
@@ -215,7 +209,6 @@ class Reply:
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing of an answer has come."""
         said = self._held or self._texts or self._reasoning or self._refusal or self._calls
         return not (said or self.num_tokens or self._function_call)
 
@@ -226,7 +219,6 @@ class Reply:
 
     @property
     def outcome(self) -> FinishReason:
-        """How it ended, in our words."""
         if self._has_stopped:
             return "stop"
         return ENDS.get((self.finish_reason or "").lower(), "error")
@@ -415,7 +407,6 @@ _CONSTRAINTS = {
 
 
 def _constraint_of(request: Request, fields: dict[str, Any]) -> ConstraintSource | None:
-    """Return the constraint that a request states, or --extra-body for it, if any."""
     capabilities = ModelCapabilities()
     read = find_given(Fields(fields, capabilities), _CONSTRAINTS)
     try:
@@ -435,7 +426,6 @@ _KINDS = {"thinking": "reasoning", "reasoning": "reasoning", "refusal": "refusal
 
 
 def _said_in(content: Any) -> Iterator[tuple[str, str]]:
-    """Yield what a content says, a text or a list of parts, each text with its kind."""
     if isinstance(content, str):
         if content:
             yield "text", content
@@ -459,7 +449,6 @@ def _is_json(text: str) -> bool:
 
 
 def _called(function: dict[str, Any]) -> tuple[str, str]:
-    """Return the name and the arguments in a part of a call; arguments are JSON, as text."""
     arguments = function.get("arguments", function.get("input"))
     if not isinstance(arguments, str):
         arguments = "" if arguments is None else json.dumps(arguments, ensure_ascii=False)

@@ -43,7 +43,6 @@ class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_server(name: str) -> bool:
-    """Return whether `name` is that of a model which a server has."""
     return name.startswith(PREFIX)
 
 

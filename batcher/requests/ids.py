@@ -166,7 +166,6 @@ class _IdFile:
             marks, places = marks[is_left], (places[is_left] + 1) & (len(table) - 1)
 
     def _marks_of(self, request_ids: Collection[str]) -> "tuple[np.ndarray, np.ndarray]":
-        """Return the marks of ids, and the places where each is looked for first."""
         import numpy as np  # noqa: PLC0415 - few runs need it
 
         codes = np.fromiter(map(hash, request_ids), np.int64, len(request_ids))
@@ -184,7 +183,6 @@ class _IdFile:
         return None
 
     def _read_chunks(self) -> Iterator[bytes]:
-        """Yield the file from its beginning, a number of whole lines at a time."""
         if self._file is not None:
             self._file.seek(0)
             while chunk := self._file.read(CHUNK_SIZE):

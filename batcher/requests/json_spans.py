@@ -206,7 +206,6 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
 
 
 def _trailing_comma(text: str, error: json.JSONDecodeError) -> int | None:
-    """Return where a comma stands right before a closing bracket, if that is the error."""
     if error.msg.startswith("Illegal trailing comma"):  # since Python 3.13
         return error.pos
     before = text[: error.pos].rstrip(" \t\n\r")
@@ -236,7 +235,6 @@ def _find_elements(text: str, start: int) -> Iterator[int]:
 
 
 def _value_span(text: str, start: int) -> TextSpan:
-    """Return the place of the value at `start` (spaces may come first)."""
     start = _skip_space(text, start)
     if text[start] not in "[{":
         return TextSpan(start, _end(_SCALAR, text, start))

@@ -243,7 +243,6 @@ def _without_options(fields: dict[str, Any], options: Supported) -> dict[str, An
 
 
 def _without_synonyms(line: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the fields of a line by their own names, as far as those are of ours."""
     if line is None:
         return None
     fields = dict(line)

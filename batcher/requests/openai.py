@@ -74,7 +74,6 @@ def suggest(name: str, allowed: tuple[str, ...]) -> str | None:
 
 
 def own_name(name: str, allowed: tuple[str, ...]) -> str | None:
-    """Return the one of the `allowed` that has this name here or elsewhere; None for none."""
     found = _OTHER_NAMES.get(name, name)
     return found if found in allowed else None
 
@@ -151,7 +150,6 @@ UNSUPPORTED = frozenset((*OPTIONS[None], *PASSED_ON, "extra_body"))
 
 
 def url_of(row: dict[str, Any]) -> str | None:
-    """Return which of the URLS a row is for, by its `url` or else its `body`; None for none."""
     url, body = row.get("url"), row.get("body")
     if url in URLS:
         return str(url)
@@ -164,7 +162,6 @@ def url_of(row: dict[str, Any]) -> str | None:
 
 
 def form_of(url: str | None, request: Request) -> Form:
-    """Return how `request` is answered, which was read from a row with that `url`, if any."""
     if url is None:
         return "result"
     if url == CHAT_URL:
@@ -221,7 +218,6 @@ class Fields(NamedTuple):
 
     @property
     def is_server(self) -> bool:
-        """Whether a server is sent them."""
         return self.capabilities.served is not None
 
     @property
@@ -314,8 +310,6 @@ def defaults_of(fields: Mapping[str, Any], capabilities: ModelCapabilities) -> d
 
 
 def _renamed(field: str) -> Reader:
-    """Return the reader of a name that is nothing but another name of `field`."""
-
     def read(name: str, value: Any, _: Fields) -> Found:
         yield Given(field, value, (name,))
 
@@ -323,7 +317,6 @@ def _renamed(field: str) -> Reader:
 
 
 def _read_stop_token_ids(name: str, value: Any, _: Fields) -> Found:
-    """Read a list of ids; an empty one is vLLM's default."""
     if not isinstance(value, list):
         yield wrong("invalid-type", (name,), "a list of token ids", value)
     elif value:
@@ -365,7 +358,6 @@ def _any_object(path: Path) -> Given:
 
 
 def _read_response_format(name: str, value: Any, _: Fields) -> Found:
-    """Read OpenAI's response_format."""
     if not isinstance(value, dict):
         yield wrong("invalid-type", (name,), "an object with a `type`", value)
         return
@@ -400,7 +392,6 @@ def _read_stated_schema(path: Path, value: Any) -> Found:
 
 
 def _read_structured_outputs(name: str, value: Any, _: Fields) -> Found:
-    """Read vLLM's structured_outputs, which has one of these names."""
     if not isinstance(value, dict):
         yield wrong("invalid-type", (name,), "an object", value)
         return
@@ -428,7 +419,6 @@ _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
-    """Read a chat as the prompt that the model's template makes of it."""
     path, template = (name,), fields.capabilities.chat_template
     if fields.is_server:
         yield from _pass_on_messages(path, messages)
@@ -459,7 +449,6 @@ def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
 
 
 def _pass_on_messages(path: Path, messages: Any) -> Found:
-    """Read a chat for a server, which alone knows what a message may hold."""
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         yield wrong("invalid-type", path, "a list of messages, which are objects", messages)
     elif not messages:
@@ -470,7 +459,6 @@ def _pass_on_messages(path: Path, messages: Any) -> Found:
 
 
 def _read_passed_on(name: str, value: Any, _: Fields) -> Found:
-    """Read what a server is sent as it is."""
     yield Given("extra_body", {name: value}, (name,))
 
 
@@ -488,7 +476,6 @@ def _as_written(read: Reader) -> Reader:
 
 
 def _rendered(answer: Any) -> str | list[Any]:
-    """Return what a template has made of a chat: text, or a list of token ids."""
     rendered = answer["input_ids"] if isinstance(answer, Mapping) else answer
     if isinstance(rendered, str):
         return rendered
@@ -515,7 +502,6 @@ def _num_system_tokens(
 
 
 def _read_prompt(name: str, value: Any, fields: Fields) -> Found:
-    """Read a prompt that, if it is text, is what a user says, or may have special tokens."""
     encode = fields.capabilities.encode_with_special
     if isinstance(value, str) and fields.capabilities.takes_chats:
         yield from _read_messages(name, [{"role": "user", "content": value}], fields)
@@ -534,7 +520,6 @@ def _read_prompt(name: str, value: Any, fields: Fields) -> Found:
 
 
 def _read_special(name: str, value: Any, fields: Fields) -> Found:
-    """Check what `_read_prompt` and `_read_messages` act on."""
     if not isinstance(value, bool):
         yield wrong("invalid-type", (name,), "true or false", value)
     elif value and fields.capabilities.encode_with_special is None:
@@ -551,7 +536,6 @@ def _flat(message: Mapping[str, Any]) -> Message:
 
 
 def _check_messages(messages: Any, path: Path) -> Iterator[FieldProblem]:
-    """Yield what is wrong with messages, whatever they are."""
     if not isinstance(messages, list):
         yield wrong("invalid-type", path, "a list of messages", messages)
     elif not messages:
@@ -603,7 +587,6 @@ def _check_part(part: Any, path: Path) -> Iterator[FieldProblem]:
 
 
 def _read_echo(name: str, value: Any, fields: Fields) -> Found:
-    """Read the echo of a completion, whose logprobs begin with those of the prompt, too."""
     yield Given("echo", value, (name,))
     num_told = fields.values.get("logprobs")
     if value is True and num_told is not None and fields.values.get("prompt_logprobs") is None:
@@ -611,7 +594,6 @@ def _read_echo(name: str, value: Any, fields: Fields) -> Found:
 
 
 def _read_chat_logprobs(name: str, value: Any, fields: Fields) -> Found:
-    """Read the logprobs of a chat: true or false, and in another field how many."""
     if not isinstance(value, bool):
         problem = wrong("invalid-type", (name,), "true or false", value)
         yield replace(problem, hint="`top_logprobs` says how many")

@@ -145,12 +145,10 @@ def render_problem(problem: Problem, *, filename: str, width: int, color: bool) 
 
 
 def printable(text: str) -> str:
-    """Return `text` with a visible stand-in for every character that is none."""
     return text if text.isprintable() else "".join(_cell(character).text for character in text)
 
 
 def _show_source(problem: Problem, available: int) -> tuple[str, str]:
-    """Return the part of the source that fits into `available` columns, and the carets below it."""
     cells = [_cell(character) for character in problem.source]
     start = min(problem.column - problem.source_start, len(cells))
     end = min(start + problem.width, len(cells))
@@ -177,7 +175,6 @@ def _choose_window(widths: list[int], start: int, end: int, available: int) -> t
 
 
 def _count_fitting(widths: list[int], room: int) -> int:
-    """Return how many of the first cells take no more than `room` columns together."""
     for count, width in enumerate(widths):
         room -= width
         if room < 0:
@@ -308,7 +305,6 @@ class _Line:
                     self._paths[field] = (*self._prefix, *path)
 
     def read(self, capabilities: ModelCapabilities) -> tuple[Request, Form]:
-        """Return what `read_line` does, or raise the same."""
         request = self._build()
         findings = list(islice(self._check_layout(), MAX_PROBLEMS))
         problems = [self._show(*finding) for finding in findings]
@@ -340,7 +336,6 @@ class _Line:
         return self._show(located, self._span_of(located))
 
     def _span_of(self, problem: FieldProblem) -> TextSpan | None:
-        """Return the place of a problem with a path in the line, if that is not the value's."""
         if problem.is_key:
             return json_spans.find_key(self._text, problem.path)
         place = _PLACE_IN_TEXT.search(problem.message)
@@ -362,7 +357,6 @@ class _Line:
         return json_spans.find_character(self._text, span, offset)
 
     def _locate(self, problem: FieldProblem) -> Path:
-        """Return where in the line the path of a problem of the request leads."""
         return self._paths[str(problem.path[0])] + problem.path[1:] if problem.path else ()
 
     def _show(self, problem: FieldProblem, span: TextSpan | None) -> Problem:
@@ -392,7 +386,6 @@ class _Line:
         return holder if isinstance(holder, dict) else {}
 
     def _check_layout(self) -> Iterator[Finding]:
-        """Yield what is wrong with the fields that are there or not, whatever their values mean."""
         yield from ((problem, self._span_of(problem)) for problem in self._spelling_problems)
         if self._is_openai:
             yield from self._check_names((), ROW_FIELDS)
@@ -402,7 +395,6 @@ class _Line:
             yield from self._check_request_names(LINE_FIELDS)
 
     def _check_request_names(self, names: tuple[str, ...]) -> Iterator[Finding]:
-        """Yield the problems of names where the fields of a request belong, its prompt included."""
         path, allowed = self._prefix, (*names, *self._passed_on)
         findings = list(islice(self._check_names(path, allowed), MAX_PROBLEMS))
         yield from findings
@@ -416,7 +408,6 @@ class _Line:
     def _check_prompt(
         self, path: Path, allowed: tuple[str, ...], findings: list[Finding]
     ) -> Iterator[Finding]:
-        """Yield the problem that there is no prompt, by none of the `allowed` names."""
         names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
         values = self._holder((*path, ""))
         hints = {HINT.format(name) for name in names}
@@ -426,7 +417,6 @@ class _Line:
             yield self._missing(path, names[0])
 
     def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
-        """Yield the duplicate and the unknown fields of the object at `path`."""
         keys: dict[str, TextSpan] = {}
         start = json_spans.find_value(self._text, path).start
         for name, span, _ in json_spans.find_members(self._text, start):
@@ -440,7 +430,6 @@ class _Line:
             keys.setdefault(name, span)
 
     def _check_records(self, path: Path) -> Iterator[Finding]:
-        """Yield the problems of names in the records that belong into the field at `path`."""
         field = str(path[-1])
         names, required = _RECORDS[field]
         for below, record in _objects_in(field, self._holder(path).get(field)):
@@ -452,7 +441,6 @@ class _Line:
                 yield self._missing(whole, name)
 
     def _check_doubles(self, path: Path) -> Iterator[Finding]:
-        """Yield the names that are given twice in an object at or below `path`."""
         holds_names = isinstance(self._holder(path).get(path[-1]), dict | list)
         if not holds_names or not json_spans.has_doubles(self._text):
             return
@@ -469,7 +457,6 @@ class _Line:
             yield FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`"), None
 
     def _check_row(self) -> Iterator[Finding]:
-        """Yield what is wrong with an OpenAI row beside the names of its fields."""
         method, url, body = (self._fields.get(name) for name in ROW_FIELDS[1:])
         if method not in (None, "POST"):
             message = f'`method` must be "POST", not {show(method)}'
@@ -504,7 +491,6 @@ class _Line:
                 yield FieldProblem("unsupported-option", path, message, hint), None
 
     def _missing(self, path: Path, name: str) -> Finding:
-        """Return the problem that the object at `path` lacks a field, at its opening brace."""
         start = json_spans.find_value(self._text, path).start
         problem = FieldProblem("missing-field", (*path, name), f"field `{name}` is missing")
         return problem, TextSpan(start, start + 1)
@@ -551,7 +537,6 @@ def _parse_object(text: str) -> dict[str, Any]:
 
 
 def _objects_in(field: str, value: object) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the objects where records belong in the value of a field, each with its path there."""
     lists: dict[Path, object] = {(): value}
     if field == "states":
         lists = {(name,): v for name, v in value.items()} if isinstance(value, dict) else {}
@@ -588,7 +573,6 @@ def _transition_of(given: dict[str, Any]) -> Transition:
 
 
 def _explain_undecodable(line: bytes, line_number: int, error: UnicodeDecodeError) -> Problem:
-    """Return the problem of bytes that are not UTF-8, shown as escapes."""
     start = len(line[: error.start].decode())
     text = line.decode(errors="backslashreplace")
     span = TextSpan(start, start + len(r"\xff") * (error.end - error.start))

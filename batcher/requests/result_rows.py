@@ -256,19 +256,16 @@ def completion_of(
 
 
 def answer_id_of(request_id: str, form: Form) -> str:
-    """Return the id of the answer to a request."""
     return f"chatcmpl-{request_id}" if form == "chat" else f"cmpl-{request_id}"
 
 
 def usage_of(results: Sequence[Result]) -> RowUsage:
-    """Return how many tokens the results of one or more requests took."""
     prompt_tokens = sum({result.id: result.usage.prompt_tokens for result in results}.values())
     completion_tokens = sum(result.usage.completion_tokens for result in results)
     return RowUsage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
 
 
 def status_of(error_code: str) -> int:
-    """Return the status of an answer to a request that failed for this reason."""
     is_ours = error_code in RUN_ERROR_CODES and error_code not in CLIENT_FAULTS
     return SERVER_ERROR if is_ours else BAD_REQUEST
 
@@ -393,7 +390,6 @@ def _chat_choice(place: int, result: Result) -> ChatChoice:
 
 
 def chat_logprobs(told: Iterable[TokenLogprob]) -> ChatLogprobs:
-    """Return the logprobs of tokens in a chat."""
     content = [
         ChatTokenLogprob(
             token=_text_of(item.token),
@@ -433,6 +429,5 @@ def _text_of(token: int | str) -> str:
 
 
 def read_token(text: str) -> int | str:
-    """Return a token by its id if `text` names one, else its text."""
     token = text.removeprefix(TOKEN_PREFIX)
     return int(token) if token != text and token.isdecimal() else text

@@ -20,17 +20,14 @@ _result_decoder = msgspec.json.Decoder(Result)
 
 
 def encode_result(result: Result) -> bytes:
-    r"""Return `result` as a line of our own form, "\n" included."""
     return _encoder.encode(result) + b"\n"
 
 
 def encode_results(results: Iterable[Result]) -> bytes:
-    """Return `results` as lines of our own form; cheaper than one call for each."""
     return _encoder.encode_lines(results)
 
 
 def encode_tokens(events: Iterable[TokenEvent]) -> bytes:
-    """Return token events as lines, which stand among the results of a run that streams."""
     return _encoder.encode_lines(events)
 
 
@@ -55,7 +52,6 @@ def decode_result_line(line: bytes) -> list[Result]:
 
 
 def is_result(line: bytes) -> bool:
-    """Return whether a line, of whatever, is one of results."""
     try:
         return bool(decode_result_line(line))
     except (BatchdecodeError, RecursionError):

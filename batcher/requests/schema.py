@@ -68,12 +68,10 @@ def make_schema(kind: Kind) -> Schema:
 
 
 def encode_schema(kind: Kind) -> str:
-    """Return the JSON Schema of one line of this kind of file as indented JSON."""
     return json.dumps(make_schema(kind), indent=2, ensure_ascii=False) + "\n"
 
 
 def _plain(words: str) -> str:
-    """Return words of a table without the links."""
     return _LINK.sub(r"\1", words)
 
 
@@ -81,7 +79,6 @@ def _plain(words: str) -> str:
 
 
 def _describe(definitions: dict[str, Schema]) -> None:
-    """Add what the table of fields says in words, and that null stands for most defaults."""
     for record in (Request, PromptSegment, Transition):
         for name, field in fields_of(record).items():
             properties = definitions[record.__name__]["properties"]
@@ -94,7 +91,6 @@ def _describe(definitions: dict[str, Schema]) -> None:
 
 
 def _nullable(schema: Schema) -> Schema:
-    """Return a schema that null conforms to, too."""
     if "anyOf" in schema:
         return schema | {"anyOf": [*(s for s in schema["anyOf"] if s != _NULL), _NULL]}
     if "enum" in schema:
@@ -117,7 +113,6 @@ def _make_exact(properties: dict[str, Schema], marker: list[Schema]) -> None:
 
 
 def _refine_segment(definition: Schema) -> None:
-    """Add which fields exclude or need each other."""
     contents = [_given(**{name: {"not": _NULL}}) for name in ("text", "tokens", "length")]
     definition["oneOf"] = contents
     definition["if"] = _given(seed={"enum": [0, None]})
@@ -173,7 +168,6 @@ def _record(description: str, properties: dict[str, Schema], **more: Any) -> Sch
 
 
 def _options(supported_values: Supported) -> dict[str, Schema]:
-    """Return the schemas of OpenAI's options."""
     kinds: dict[type, str] = {str: "string", dict: "object"}
     return {
         option: {"type": [kinds[supported], "null"]}

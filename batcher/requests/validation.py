@@ -86,7 +86,6 @@ class ModelCapabilities(Struct, frozen=True):
 
     @property
     def largest_token(self) -> int:
-        """The largest token id that may be named."""
         return MAX_INT if self.vocab_size is None else self.vocab_size - 1
 
 
@@ -113,24 +112,20 @@ def show(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """Return `text`, or its beginning if it is too long for a message."""
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
 def quote(path: Path) -> str:
-    """Return the field at `path` as a message names it."""
     return f"`{FieldProblem('', path, '').field}`"
 
 
 def wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
-    """Return the problem that `value` is not what is expected at `path`."""
     is_quoted = isinstance(value, str) and _would_be(expected, value)
     hint = "remove the quotes" if is_quoted else None
     return FieldProblem(code, path, f"{quote(path)} must be {expected}, not {show(value)}", hint)
 
 
 def _would_be(expected: str, text: str) -> bool:
-    """Return whether `text` would be of the kind that is expected if it had no quotes."""
     if "number" in expected:
         return _NUMBER.fullmatch(text) is not None
     if "integer" in expected or "token id" in expected:
@@ -155,13 +150,11 @@ def misfit(record: type[Struct], given: Mapping[str, Any]) -> str | None:
 
 
 def check_object(value: object, path: Path, _: ModelCapabilities) -> Problems:
-    """Yield the problem of what is no object."""
     if value is not None and not isinstance(value, dict):
         yield wrong("invalid-type", path, "an object", value)
 
 
 def check_choice(value: object, path: Path, choices: Sequence[object]) -> Problems:
-    """Yield the problem of what is none of the `choices`."""
     *names, last = ["true or false"] if choices == [True, False] else map(show, choices)
     expected = f"{', '.join(names)} or {last}" if names else last
     if not isinstance(value, tuple(set(map(type, choices)))):
@@ -171,7 +164,6 @@ def check_choice(value: object, path: Path, choices: Sequence[object]) -> Proble
 
 
 def check_string(value: object, path: Path, expected: str) -> Problems:
-    """Yield the problem of what is no text."""
     if not isinstance(value, str):
         yield wrong("invalid-type", path, expected, value)
     elif not is_text(value):
@@ -180,7 +172,6 @@ def check_string(value: object, path: Path, expected: str) -> Problems:
 
 
 def check_strings(values: object, path: Path) -> Problems:
-    """Yield the problems of what is no list of texts."""
     if not isinstance(values, list):
         yield wrong("invalid-type", path, "a list of strings", values)
         return
@@ -189,7 +180,6 @@ def check_strings(values: object, path: Path) -> Problems:
 
 
 def check_number(value: object, path: Path, allowed: Range) -> Problems:
-    """Yield the problem of what is not a number of the range."""
     is_kind = is_integer(value) or (isinstance(value, float) and not allowed.is_integer)
     if not is_kind:
         yield wrong("invalid-type", path, allowed.expected, value)
@@ -223,7 +213,6 @@ def check_token_ids(values: list[Any], path: Path, capabilities: ModelCapabiliti
 
 
 def check_token_id(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    """Yield the problem of what is no token id of the model."""
     largest = capabilities.largest_token
     if not is_integer(value):
         yield wrong("invalid-type", path, "a token id, an integer", value)
@@ -232,7 +221,6 @@ def check_token_id(value: object, path: Path, capabilities: ModelCapabilities) -
 
 
 def is_integer(value: object) -> bool:
-    """Return whether `value` is an int, which true and false are not here."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -248,7 +236,6 @@ def is_text(value: str) -> bool:
 
 
 def check_json_schema(value: object, path: Path, _: ModelCapabilities) -> Problems:
-    """Yield the problem of what is no JSON Schema."""
     if not isinstance(value, dict | bool):
         yield wrong("invalid-type", path, "a JSON Schema: an object, true or false", value)
         return
@@ -260,7 +247,6 @@ def check_json_schema(value: object, path: Path, _: ModelCapabilities) -> Proble
 
 
 def check_texts_to_choose(value: object, path: Path, _: ModelCapabilities) -> Problems:
-    """Yield the problems of what is no list of texts with at least one."""
     yield from check_strings(value, path)
     if isinstance(value, list) and not value:
         message = f"{quote(path)} is empty: there is nothing to choose from"
@@ -268,7 +254,6 @@ def check_texts_to_choose(value: object, path: Path, _: ModelCapabilities) -> Pr
 
 
 def check_bad_words(words: object, path: Path, _: ModelCapabilities) -> Problems:
-    """Yield the problems of what are no texts, or too long together."""
     problems = list(check_strings(words, path))
     yield from problems
     if problems or not isinstance(words, list):
@@ -284,7 +269,6 @@ def check_bad_words(words: object, path: Path, _: ModelCapabilities) -> Problems
 
 
 def check_allowed(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    """Yield the problems of what is no list of token ids with at least one."""
     if not isinstance(value, list):
         yield wrong("invalid-type", path, "a list of token ids", value)
     elif not value:
@@ -294,7 +278,6 @@ def check_allowed(value: object, path: Path, capabilities: ModelCapabilities) ->
 
 
 def check_logit_bias(biases: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    """Yield the problems of what is no object of token ids and numbers."""
     if not isinstance(biases, dict):
         yield wrong("invalid-type", path, "an object of token ids and numbers", biases)
         return
@@ -313,7 +296,6 @@ def check_logit_bias(biases: object, path: Path, capabilities: ModelCapabilities
 
 
 def _is_token_key(key: object, largest: int) -> bool:
-    """Return whether `key` is a token id as a string, written in the one way there is."""
     if not isinstance(key, str) or not key.isascii() or not key.isdigit():
         return False
     return len(key) <= len(str(largest)) and str(int(key)) == key and int(key) <= largest
@@ -332,7 +314,6 @@ _DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
 
 
 def check_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    """Yield the problems of what is neither text nor token ids nor segments."""
     if not isinstance(value, list) or not any(isinstance(item, PromptSegment) for item in value):
         yield from check_text_or_tokens(value, path, capabilities, _IF_SEVERAL)
     elif is_integer(value[0]):
@@ -343,14 +324,12 @@ def check_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> 
 
 
 def check_negative_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    """Yield the problems of what is neither text nor token ids."""
     yield from check_text_or_tokens(value, path, capabilities, _IF_SEVERAL)
 
 
 def _check_segments(
     items: Sequence[object], path: Path, capabilities: ModelCapabilities
 ) -> Problems:
-    """Yield the problems of the segments, and the first item that is none."""
     is_uniform = True
     total = 0
     for index, item in enumerate(items):
@@ -370,7 +349,6 @@ def _check_segments(
 
 
 def _length(segment: PromptSegment) -> int:
-    """Return the length that a segment gives, 0 if it gives none or a bad one."""
     length: object = segment.length
     return length if isinstance(length, int) and _SEGMENT_LENGTH.holds(length) else 0
 
@@ -392,7 +370,6 @@ def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabi
 
 
 def _check_contents(segment: PromptSegment, path: Path) -> Problems:
-    """Yield what is wrong with a segment that has not exactly one of _CONTENTS."""
     given = [name for name in _CONTENTS if getattr(segment, name) is not None]
     if not given:
         yield FieldProblem("missing-field", path, f"{quote(path)} is empty; {_ONE_OF_THEM}")
@@ -488,7 +465,6 @@ def _parts(value: object, depth: int) -> Iterator[object]:
 
 
 def check_stop_token(stop: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    """Yield the problems of what is neither a token id nor a list of them."""
     if isinstance(stop, list):
         yield from check_token_ids(stop, path, capabilities)
     elif is_integer(stop):
@@ -498,7 +474,6 @@ def check_stop_token(stop: object, path: Path, capabilities: ModelCapabilities) 
 
 
 def check_stop_sequence(stop: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    """Yield the problems of what is neither a sequence nor a list of several of one kind."""
     if not isinstance(stop, list):
         yield from _check_text(stop, path, _SEQUENCE_KINDS[0])
         return
@@ -521,7 +496,6 @@ def check_stop_sequence(stop: object, path: Path, capabilities: ModelCapabilitie
 
 
 def check_stop(stop: object, path: Path, _: ModelCapabilities) -> Problems:
-    """Yield the problems of what is neither a text nor a list of texts."""
     if isinstance(stop, list):
         yield from _check_texts(stop, path)
     else:
@@ -529,14 +503,12 @@ def check_stop(stop: object, path: Path, _: ModelCapabilities) -> Problems:
 
 
 def check_marker(marker: object, path: Path) -> Problems:
-    """Yield the problem of an empty text or list."""
     if isinstance(marker, str | list) and not marker:
         message = f"{quote(path)} is empty, so it would match everywhere"
         yield FieldProblem("invalid-value", path, message, "leave it out")
 
 
 def check_total_length(request: Request) -> Problems:
-    """Yield the problem of stops and markers that hold too much together."""
     lengths = {name: _text_length(getattr(request, name)) for name in MARKER_FIELDS}
     total = sum(lengths.values())
     if total > MAX_STOP_LENGTH:
@@ -548,7 +520,6 @@ def check_total_length(request: Request) -> Problems:
 
 
 def _text_length(marker: object) -> int:
-    """Return the number of token ids and UTF-8 bytes in a valid stop or in states."""
     if isinstance(marker, str):
         return len(marker.encode())
     if isinstance(marker, list):
@@ -572,7 +543,6 @@ def _check_texts(stops: list[object], path: Path) -> Problems:
 
 
 def _kind(item: object) -> type | None:
-    """Return int, str or list for what a stop_sequence list may hold, None for anything else."""
     if is_integer(item):
         return int
     return next((kind for kind in (str, list) if isinstance(item, kind)), None)
@@ -582,14 +552,12 @@ def _kind(item: object) -> type | None:
 
 
 def initial_state_of(request: Request) -> str | None:
-    """Return the state in which a valid `request` begins: the first declared, unless it says."""
     if request.initial_state is not None or request.states is None:
         return request.initial_state
     return next(name for name in request.states if name != ANY_STATE)
 
 
 def check_states(states: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    """Yield the problems of what is no object of states with their transitions."""
     if not isinstance(states, dict):
         yield wrong("invalid-type", path, "an object of states", states)
         return
@@ -610,7 +578,6 @@ def check_states(states: object, path: Path, capabilities: ModelCapabilities) ->
 
 
 def find_doubled_markers(states: States) -> Problems:
-    """Yield the transitions whose marker the same state, or any state, has already."""
     everywhere = {_key(transition) for transition in states.get(ANY_STATE, [])}
     for name, transitions in states.items():
         others = set() if name == ANY_STATE else everywhere
@@ -625,7 +592,6 @@ def find_doubled_markers(states: States) -> Problems:
 
 
 def find_unreachable(request: Request, states: States) -> Problems:
-    """Yield the states that the valid ones `states` never lead to."""
     initial = initial_state_of(request)
     if initial not in states or initial == ANY_STATE:
         message = f"`initial_state` {show(initial)} is not declared; {_declared(states)}"
@@ -714,7 +680,6 @@ Conflicts = Iterator[Conflict]
 
 
 def look_closely(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
-    """Return everything wrong with `request`, to be decoded by that model; [] if nothing is."""
     problems: list[FieldProblem] = []
     for name, field in REQUEST_FIELDS.items():
         value = getattr(request, name)
@@ -734,12 +699,10 @@ def look_closely(request: Request, capabilities: ModelCapabilities) -> list[Fiel
 
 
 def check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> list[FieldProblem]:
-    """Return what is wrong with the value of a field by itself."""
     return [*islice(_check_field(field, value, capabilities), MAX_PROBLEMS)]
 
 
 def _check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> Problems:
-    """Yield what is wrong with the value of a field by itself."""
     path = (field.name,)
     if field.name in _CHECKS:
         yield from _CHECKS[field.name](value, path, capabilities)
@@ -831,7 +794,6 @@ def num_slots_needed(request: Request) -> int:
 
 
 def logit_fields_of(request: Request) -> list[str]:
-    """Return the fields of a valid `request` that need logits; [] if tokens will do."""
     return [
         field.name
         for field in REQUEST_FIELDS.values()
@@ -840,7 +802,6 @@ def logit_fields_of(request: Request) -> list[str]:
 
 
 def constraint_fields_of(request: Request) -> list[ConstraintField]:
-    """Return the fields of `request` that state a constraint; a valid one has one at the most."""
     return [name for name in CONSTRAINT_FIELDS if getattr(request, name) is not None]
 
 
@@ -859,7 +820,6 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
 def _find_unserved_by_model(
     request: Request, capabilities: ModelCapabilities
 ) -> Iterator[FieldProblem]:
-    """Yield what the valid `request` asks for and a model and its batch cannot give."""
     if not capabilities.gives_logits:
         for name in logit_fields_of(request):
             message = f"`{name}` needs a model that gives logits; this one gives only tokens"
@@ -924,7 +884,6 @@ def find_untold(
 
 
 def _texts_of(request: Request) -> Iterator[tuple[Path, str]]:
-    """Yield the texts that are to be encoded, each with its path."""
     for name in ("prompt", "negative_prompt"):
         prompt = getattr(request, name)
         if isinstance(prompt, str):
@@ -970,7 +929,6 @@ _RULED = {"n", "best_of", "min_tokens", "num_beams", "cfg_scale", "prompt_logpro
 
 
 def _free_fields() -> set[str]:
-    """Return the fields that are right if their type is, while all others have their defaults."""
     simple = {
         name
         for name, field in REQUEST_FIELDS.items()
@@ -1087,7 +1045,6 @@ def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
 
 
 def _is_uniform(stop: object) -> bool:
-    """Return whether a stop that has its type is of one kind and free of surrogates."""
     if type(stop) is not list:
         return type(stop) is str and stop.isascii()
     kinds = set(map(type, stop))

@@ -78,26 +78,22 @@ class ServerMetrics:
         self.share()
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Count what a step did."""
         self._collector.observe(outcome.events)
         self._is_shared = False
         if self._file is not None and time.monotonic() - self._shared_at > SHARE_SECONDS:
             self.share()
 
     def share(self) -> None:
-        """Let the other workers know, if they do not."""
         if self._file is not None and not self._is_shared:
             write_to_textfile(str(self._file), self._own)
             self._is_shared, self._shared_at = True, time.monotonic()
 
     def text(self) -> bytes:
-        """Return what /metrics answers."""
         registry = CollectorRegistry()
         registry.register(self)
         return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what there is to tell of all workers."""
         yield from joined(self._told_of_each())
 
     def _told_of_each(self) -> Iterator[Iterable[Metric]]:
@@ -134,7 +130,6 @@ class GeneratingEndpoint:
         self._url, self._service = url, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; if its client goes, it is aborted."""
         answer = Answer(send, self._service.limits)
         with suppress(ClientGoneError):
             try:
@@ -182,7 +177,6 @@ class GeneratingEndpoint:
         return await asyncio.to_thread(lambda: reader.read(self._url, fields_of(data)))
 
     async def _give_whole(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
-        """Answer when all is generated."""
         results = [news for news in await exchange.take() if isinstance(news, Result)]
         _raise_failure(results)
         is_ranked = body.requests[0].best_of is not None
@@ -248,20 +242,17 @@ def _chunks(
 
 
 def _events(chunks: Iterable[AnswerChunk]) -> Iterable[bytes]:
-    """Yield chunks as server-sent events."""
     for chunk in chunks:
         yield b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
 def _raise_failure(news: Iterable[News]) -> None:
-    """Raise an ApiError if an output has failed."""
     for item in news:
         if isinstance(item, Result) and item.error is not None:
             raise of_result(item.error)
 
 
 async def _watch(receive: Receive, exchange: Exchange) -> None:
-    """Tell whoever waits for news of a request when its client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
     exchange.fail(ClientGoneError())
@@ -316,14 +307,12 @@ def _json(status: int, content: object) -> Response:
 
 
 async def _of_api_error(_: Request, error: Exception) -> Response:
-    """Answer with an error of ours."""
     if not isinstance(error, ApiError):
         raise error
     return Response(error.json, error.status, dict(error.headers), JSON)
 
 
 async def _of_http_error(request: Request, error: Exception) -> Response:
-    """Answer to an address or a method that there is not."""
     if not isinstance(error, HTTPException):
         raise error
     message = f"{request.method} {request.url.path}: {error.detail}"

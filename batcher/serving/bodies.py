@@ -40,7 +40,6 @@ class Delivery(Struct, frozen=True):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with how many tokens the answer took."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -92,11 +91,9 @@ class BodyReader:
         self._parser, self._model, self._asks_tokenizer = parser, model, asks_tokenizer
 
     def is_quick(self, fields: dict[str, Any]) -> bool:
-        """Return whether a body of at most MAX_QUICK_BYTES is read in a moment."""
         return not (self._asks_tokenizer or _has_prompts(fields)) and _SLOW.isdisjoint(fields)
 
     def check_model(self, name: object) -> None:
-        """Raise an ApiError if `name` is that of another model."""
         if isinstance(name, str) and name != self._model:
             message = f"the model {name!r} does not exist; this server has {self._model!r}"
             raise ApiError(NOT_FOUND, "model_not_found", message, "model")
@@ -132,7 +129,6 @@ class BodyReader:
 
 
 def _has_prompts(fields: dict[str, Any]) -> bool:
-    """Return whether `prompt` is a list of prompts."""
     prompts = fields.get("prompt")
     return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], str | list)
 
@@ -158,7 +154,6 @@ def fields_of(data: bytes) -> dict[str, Any]:
 
 
 def _refuse_doubles(text: str) -> None:
-    """Raise an ApiError if an object in `text` has a name twice."""
     if has_doubles(text):
         path, span, first = next(find_doubles(text, find_value(text, ()).start))
         message = (
@@ -168,7 +163,6 @@ def _refuse_doubles(text: str) -> None:
 
 
 def _why_no_json(data: bytes) -> str:
-    """Return what is wrong with a body that is not JSON, and where."""
     try:
         text = data.decode()
         parse(text)
@@ -186,7 +180,6 @@ def _place(text: str, span: TextSpan) -> str:
 
 
 def _take_delivery(fields: dict[str, Any]) -> Delivery:
-    """Return how the answer is to come, and take what says so out of the fields."""
     told = {name: fields.pop(name) for name in Delivery.__struct_fields__ if name in fields}
     if not told:
         return Delivery()

@@ -94,7 +94,6 @@ class ChunkWriter:
         self._outputs: dict[int, _Output] = {}
 
     def of_tokens(self, event: TokenEvent, place: int) -> AnswerChunk:
-        """Return the chunk that tells of tokens as they come; place: as below."""
         return self._chunk(
             place, event.text, event.tokens or [], None, None, logprobs=event.logprobs
         )
@@ -116,7 +115,6 @@ class ChunkWriter:
         )
 
     def of_usage(self, results: list[Result]) -> AnswerChunk:
-        """Return the chunk that tells how many tokens the whole answer took."""
         return self._around([], usage_of(results))
 
     def _chunk(

@@ -67,7 +67,6 @@ class Exchange:
         return len(self._news) > MAX_UNREAD
 
     def fail(self, failure: Exception) -> None:
-        """Let nothing more come; whoever waits for it is told why."""
         self.failure = failure
         self._has_news.set()
 
@@ -130,7 +129,6 @@ class EngineThread:
     # -- in the event loop -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to step, and to tell the running event loop of it."""
         self._loop = asyncio.get_running_loop()
         self.clock.elapsed()  # it begins with this
         self._thread.start()
@@ -182,18 +180,15 @@ class EngineThread:
         return exchange
 
     def release(self, exchange: Exchange) -> None:
-        """Forget the requests of an exchange, and abort those which have not ended."""
         if self._forget(exchange):
             for name in exchange.names:
                 self._post(name)
 
     def stop(self) -> None:
-        """End the thread after the step that it is in, and fail whatever is left to do."""
         self._post(None)
         self._fail_all(ApiError(UNAVAILABLE, "server-ended", "the server has ended"))
 
     def join(self, timeout: float) -> None:
-        """Wait until the thread has ended, but not for ever: a model may hang."""
         self._thread.join(timeout)
 
     def _post(self, mail: Mail) -> None:
@@ -201,7 +196,6 @@ class EngineThread:
         self._has_mail.set()
 
     def _forget(self, exchange: Exchange) -> bool:
-        """Count an exchange no more; return whether it was counted."""
         if exchange.names[0] not in self.exchanges:
             return False
         for name in exchange.names:
@@ -210,7 +204,6 @@ class EngineThread:
         return True
 
     def _hear(self, tokens: Sequence[TokenEvent], results: Sequence[Result]) -> None:
-        """Pass on what a step has brought."""
         self._room.release()
         exchanges = self.exchanges
         for event in tokens:
@@ -234,7 +227,6 @@ class EngineThread:
             exchange.fail(ApiError(BAD_REQUEST, problem.code, problem.message, problem.field))
 
     def _hear_end(self, failure: str | None) -> None:
-        """Fail what is left, now that no step will come."""
         self.has_failed = failure is not None
         self.failure = failure or "the server has ended"
         self._fail_all(engine_failed())
@@ -275,7 +267,6 @@ class EngineThread:
             self.clock.linger()
 
     def _rest(self) -> None:
-        """Wait for mail, without spinning."""
         while not self._has_mail.wait(self._watcher.while_idle()):
             pass
         self._has_mail.clear()

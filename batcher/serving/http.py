@@ -63,7 +63,6 @@ class ApiError(Exception):
 
     @property
     def json(self) -> bytes:
-        """The body of the answer."""
         return msgspec.json.encode({"error": self.body})
 
 
@@ -87,7 +86,6 @@ def of_result(error: ErrorInfo) -> ApiError:
 
 
 def engine_failed() -> ApiError:
-    """Return the answer of a server whose engine can go on no more."""
     return ApiError(UNAVAILABLE, "engine-failed", "the engine of this server has failed")
 
 
@@ -180,7 +178,6 @@ class Answer:
         await self.add(body, is_last=True)
 
     async def begin_stream(self) -> None:
-        """Answer with events, of which `add` is given one or several at a time."""
         await self._begin(200, {"content-type": EVENTS, "cache-control": "no-cache"})
 
     async def add(self, part: bytes, *, is_last: bool = False) -> None:
@@ -231,7 +228,6 @@ class Gate:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it and close its connection."""
         try:
             _check(scope, self._access)
         except ApiError as error:
@@ -242,7 +238,6 @@ class Gate:
 
 
 def _check(scope: Scope, access: Access) -> None:
-    """Raise an ApiError if a request may not enter."""
     num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
     if num_bytes + len(scope["path"]) + len(scope["query_string"]) > MAX_HEAD_BYTES:
         message = f"the head of the request has more than {MAX_HEAD_BYTES:,} bytes"
@@ -260,7 +255,6 @@ def _check(scope: Scope, access: Access) -> None:
 
 
 def _check_page(scope: Scope, access: Access) -> None:
-    """Raise an ApiError if a request is for another host, or from a page of another origin."""
     if "*" in access.origins:
         return
     headers = Headers(scope=scope)
