@@ -19,8 +19,17 @@ from batcher.decoding.stops import stop_automaton
 from batcher.engine.driven import NOTHING_HAPPENED, NOTHING_REPLAYED, StepOutcome
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.recorder import Recorder, StepStats
-from batcher.engine.sequence import NOTHING_DECODED, Decoded, Generated, Sequence, SequenceExtras
-from batcher.engine.sessions import NOTHING_DROPPED, PastTurn, Session, Turn
+from batcher.engine.sequence import (
+    NOTHING_DECODED,
+    NOTHING_DROPPED,
+    Decoded,
+    Generated,
+    PastTurn,
+    Sequence,
+    SequenceExtras,
+    Session,
+    Turn,
+)
 from batcher.errors import BatchdecodeError, Failure, InvariantError, RequestError, id_in_use
 from batcher.events import ArriveReason, EndEvent, RequestEvent, Role, RunEvent
 from batcher.foreign import check_members

@@ -11,8 +11,15 @@ from msgspec.structs import replace
 from batcher.decoding.logprobs import PromptLogprobs
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stop_matcher import FREE_LINE, StopMatcher
-from batcher.engine.sequence import NO_DRAFTS, NOTHING_DECODED, Decoded, Generated, Sequence
-from batcher.engine.suspended import SuspendedRow, SuspendedRows
+from batcher.engine.sequence import (
+    NO_DRAFTS,
+    NOTHING_DECODED,
+    Decoded,
+    Generated,
+    Sequence,
+    SuspendedRow,
+    SuspendedRows,
+)
 from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.events import TokenEvent
 from batcher.models.base import (

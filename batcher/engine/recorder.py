@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batcher.engine.sequence import Decoded, Sequence
-from batcher.engine.sessions import NOTHING_DROPPED
+from batcher.engine.sequence import NOTHING_DROPPED, Decoded, Sequence
 from batcher.events import (
     AcceptEvent,
     AdmitEvent,

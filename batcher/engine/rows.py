@@ -35,8 +35,7 @@ from batcher.decoding.stop_matcher import StopMatcher
 from batcher.decoding.stops import StopAutomaton, StopProgress
 from batcher.decoding.streaming import TextPiece, TextStream
 from batcher.decoding.verification import Look
-from batcher.engine.sequence import Decoded, Generated, Sequence
-from batcher.engine.suspended import SuspendedRow, SuspendedRows
+from batcher.engine.sequence import Decoded, Generated, Sequence, SuspendedRow, SuspendedRows
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
 from batcher.models.base import (

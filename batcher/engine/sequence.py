@@ -1,16 +1,18 @@
 """One output of a request on its way through the engine."""
 
+from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
 from batcher.decoding.logprobs import PromptLogprobs
+from batcher.decoding.stop_matcher import AutomatonPlace
 from batcher.decoding.stops import StopAutomaton
-from batcher.engine.sessions import NOTHING_DROPPED, DroppedTurns
 from batcher.errors import Failure
 from batcher.events import ArriveReason
+from batcher.models.base import Context
 from batcher.prompts import Prompt
 from batcher.request import Request
 from batcher.result import (
@@ -22,10 +24,124 @@ from batcher.result import (
     TokenLogprob,
 )
 from batcher.scheduling.sequence import NEVER, Schedulable
-from batcher.tokens import Tokens
+from batcher.tokens import NO_TOKENS, Tokens, joined
 
 if TYPE_CHECKING:
+    from batcher.decoding.sampling import SuspendedSampling
+    from batcher.engine.rows import BeamRows, RowState
     from batcher.speculation.proposal import Proposal
+
+# Rows that are out of the batch for a while.
+
+
+class SuspendedRow(Struct, frozen=True):
+    """What the tables knew of one row; None for what they did not."""
+
+    place: AutomatonPlace | None
+    state: "RowState | None" = None
+    sampling: "SuspendedSampling | None" = None
+
+
+class SuspendedRows(Struct, frozen=True):
+    """The rows of a group: enough to go on as if nothing had been.
+
+    tokens: what each of them has generated, in the order of the group, for all rows that the model
+    has to compute again: a request for beams has but one before its first step.
+    rows: of those the tables know, in the order of the group.
+    """
+
+    tokens: list[list[int]]
+    rows: list[SuspendedRow]
+    beams: "BeamRows | None" = None
+
+
+# What the conversation of a session has come to, and which of its turns are dropped.
+#
+# Rule: of one session at most one turn is a sequence; the others wait here, in input order.
+
+
+class Turn(NamedTuple):
+    """A request of a session as it was added to the engine.
+
+    replayed: what an earlier run found, by index.  is_streamed: see Engine.enqueue.
+    """
+
+    request: Request
+    request_id: str
+    input_index: int
+    arrive_reason: ArriveReason
+    replayed: Mapping[int, Result]
+    is_streamed: bool
+
+
+class PastTurn(NamedTuple):
+    """A turn that has ended.
+
+    tokens: its own prompt, and its output.  num_lasting: how many of them, from the first on, stay
+    if it is dropped.
+    """
+
+    tokens: Tokens
+    num_lasting: int
+
+
+class DroppedTurns(NamedTuple):
+    """How many of the oldest turns are dropped for another one, and how many tokens of them."""
+
+    num_turns: int
+    num_tokens: int
+
+
+NOTHING_DROPPED = DroppedTurns(0, 0)
+
+
+class Session:
+    """What one conversation has come to.
+
+    kept: the tokens that have stayed of turns that were dropped.  past: the turns that have ended
+    since.  end: when the last of them did; None before the first has.
+    num_history: how many tokens the turn that is a sequence goes on from.
+    failure: why no turn can go on from here, if that is so.
+    active: the id of the turn that is a sequence; None if there is none.  turns: that wait for it.
+    """
+
+    __slots__ = ("active", "end", "failure", "kept", "num_history", "past", "turns")
+
+    def __init__(self) -> None:
+        self.kept: Tokens = NO_TOKENS
+        self.past: list[PastTurn] = []
+        self.num_history = 0
+        self.end: float | None = None
+        self.failure: str | None = None
+        self.active: str | None = None
+        self.turns: deque[Turn] = deque()
+
+    def history(self, vocab_size: int | None) -> Tokens:
+        """Return all tokens that the next turn goes on from."""
+        return joined((self.kept, *(turn.tokens for turn in self.past)), vocab_size)
+
+    def drop(self, num_more: int, context: Context, vocab_size: int | None) -> DroppedTurns:
+        """Drop the oldest turns until `num_more` tokens fit behind the others, or none is left."""
+        lengths = [(len(turn.tokens), turn.num_lasting) for turn in self.past]
+        number = context.num_dropped(lengths, len(self.kept) + num_more)
+        if not number:
+            return NOTHING_DROPPED
+        dropped, self.past = self.past[:number], self.past[number:]
+        lasting = [turn.tokens[: turn.num_lasting] for turn in dropped]
+        self.kept = joined((self.kept, *lasting), vocab_size)
+        return DroppedTurns(number, sum(len(turn.tokens) - turn.num_lasting for turn in dropped))
+
+    def break_off(self, request_id: str, outcome: str, place: int) -> list[Turn]:
+        """Let nothing go on after a turn; return those that wait, from `place` on."""
+        if self.failure is None:
+            self.failure = (
+                f"a turn before it in its session, request {request_id!r}, ended with {outcome!r}"
+            )
+        turns = list(self.turns)[place:]
+        for _ in turns:
+            self.turns.pop()
+        return turns
+
 
 # What decoding comes to: of a step, and of a row at its end.
 

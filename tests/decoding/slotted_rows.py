@@ -7,8 +7,7 @@ from typing import NamedTuple
 from batcher import Request, SimulatedModel
 from batcher.engine.engine import SequenceMaker
 from batcher.engine.model_runner import Decoder
-from batcher.engine.sequence import Decoded, Generated, Sequence
-from batcher.engine.suspended import SuspendedRows
+from batcher.engine.sequence import Decoded, Generated, Sequence, SuspendedRows
 from batcher.models.base import ANY_LENGTH, Batch, Chunk
 from batcher.result import FinishReason
 
