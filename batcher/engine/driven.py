@@ -44,66 +44,50 @@ class DrivenEngine(Protocol):
     capabilities: ModelCapabilities
 
     @property
-    def num_steps(self) -> int:
-        """How many steps were taken; the index of the next one."""
+    def num_steps(self) -> int: ...
 
     @property
-    def now(self) -> float:
-        """When the next step starts, in seconds of the engine's clock."""
+    def now(self) -> float: ...
 
     @property
-    def num_waiting(self) -> int:
-        """How many samples, or requests for beams, are in the waiting queue."""
+    def num_waiting(self) -> int: ...
 
     @property
-    def num_running(self) -> int:
-        """How many slots are held."""
+    def num_running(self) -> int: ...
 
     @property
-    def num_pending(self) -> int:
-        """How many are known that have not joined the waiting queue yet."""
+    def num_pending(self) -> int: ...
 
     @property
-    def num_coming(self) -> int:
-        """How many are known that have not arrived: too early, or turns that wait for others."""
+    def num_coming(self) -> int: ...
 
     @property
-    def last_start(self) -> float:
-        """When the last step started, or the first one will, in seconds of the engine's clock."""
+    def last_start(self) -> float: ...
 
     @property
-    def num_results(self) -> int:
-        """How many results are there that no step has handed out."""
+    def num_results(self) -> int: ...
 
     @property
-    def has_work(self) -> bool:
-        """Whether `step` still has something to do or to hand out."""
+    def has_work(self) -> bool: ...
 
     @property
-    def wants_request(self) -> bool:
-        """Whether the next step could make use of one more request."""
+    def wants_request(self) -> bool: ...
 
     @property
-    def first_waiting(self) -> Schedulable | None:
-        """The sequence that is to be admitted first; None if none waits."""
+    def first_waiting(self) -> Schedulable | None: ...
 
     @property
-    def block_use(self) -> "BlockUse | None":
-        """What the KV blocks are used for; None if there are none."""
+    def block_use(self) -> "BlockUse | None": ...
 
     @property
-    def constraint_counts(self) -> tuple[int, int]:
-        """How many constraints were compiled, and for how many rows one was there already."""
+    def constraint_counts(self) -> tuple[int, int]: ...
 
     @property
-    def constraint_times(self) -> "ConstraintTimes | None":
-        """What constraints have taken on the wall; None if none was asked for."""
+    def constraint_times(self) -> "ConstraintTimes | None": ...
 
-    def run_event(self) -> RunEvent:
-        """Return the first line of this run's trace."""
+    def run_event(self) -> RunEvent: ...
 
-    def end_event(self) -> EndEvent:
-        """Return the last line of this run's trace."""
+    def end_event(self) -> EndEvent: ...
 
     def enqueue(
         self,
@@ -112,14 +96,11 @@ class DrivenEngine(Protocol):
         input_index: int | None = None,
         reason: ArriveReason = "input",
         replayed: Mapping[int, Result] = NOTHING_REPLAYED,
-    ) -> str:
-        """Take in a request in which `find_problems` has found none; return its id."""
+    ) -> str: ...
 
-    def step(self) -> StepOutcome:
-        """Take one step; return what happened."""
+    def step(self) -> StepOutcome: ...
 
-    def hand_out(self) -> StepOutcome:
-        """Return what has come of requests that need no slot, without taking a step."""
+    def hand_out(self) -> StepOutcome: ...
 
     def wake(self) -> None:
         """Let a step that waits for something come back, since there is more to read.

@@ -106,7 +106,6 @@ class Outputs:
     # -- requests --------------------------------------------------------------------------------
 
     def open_request(self, request: Request, request_id: str, num_sequences: int) -> None:
-        """Take note of a request for which so many groups of sequences wait."""
         self.num_open[request_id] = num_sequences
         if request.best_of is not None and request.best_of > 1:
             self._candidates[request_id] = []
@@ -114,11 +113,9 @@ class Outputs:
 
     @property
     def num_results(self) -> int:
-        """How many results there are since they were last taken."""
         return len(self._results)
 
     def take_results(self) -> list[Result]:
-        """Return the results since the last call."""
         results, self._results = self._results, []
         return results
 
@@ -176,7 +173,6 @@ class Outputs:
         return num_more
 
     def _fork(self, parent: Sequence | None, child: Sequence | None) -> None:
-        """Let a beam go on as another, unless their request has ended in this step."""
         if parent is not None and child is not None:
             self._scheduler.fork(parent, child)
             self._runner.fork(parent, child)
@@ -234,7 +230,6 @@ class Outputs:
     def _finish_all(
         self, first: Sequence, outputs: list[Generated], step: int, failure: Failure | None
     ) -> None:
-        """Give the sequences of a group what they have come to, after `step`."""
         self._finish(first, outputs[0], step, failure)
         if first.others:
             was_admitted = first.admitted_step is not None
@@ -253,7 +248,6 @@ class Outputs:
             self._choose_best(first.request, self._candidates.pop(request_id, []), step)
 
     def _choose_best(self, request: Request, candidates: list[Result], step: int) -> None:
-        """Hand out the n best of all samples of a request, if it wants the best."""
         ranked = sorted(candidates, key=_rank)
         self._results += ranked[: request.n]
         if len(ranked) > request.n:
@@ -320,7 +314,6 @@ class Outputs:
         return self._with_more(result, sequence, generated, output, failure)
 
     def _read(self, sequence: Sequence, extras: SequenceExtras, generated: Generated) -> Output:
-        """Return what a sequence that is not plain has come to."""
         request, tokens, automaton = sequence.request, generated.tokens, sequence.automaton
         has_stopped = generated.reason == "stop"
         if has_stopped and len(tokens) < request.min_tokens:  # stops do not act there
@@ -383,13 +376,11 @@ class Outputs:
 
 
 def _of_prompt(request: Request, reason: FinishReason) -> Generated:
-    """Return the output of a row whose only step was for its prompt."""
     told: FinishReason = "length" if reason == "stop" else reason
     return Generated([], told, None if request.logprobs is None else [])
 
 
 def _rank(result: Result) -> tuple[bool, float, int]:
-    """Return what sorts samples: the likeliest first, those that failed or were aborted last."""
     is_whole = result.finish_reason in {"stop", "length"}
     return not is_whole, -(result.cumulative_logprob or 0.0), result.index
 
@@ -549,7 +540,6 @@ class Inputs:
 
     @property
     def num_turns(self) -> int:
-        """How many turns of sessions wait for the turn before them."""
         return sum(len(session.turns) for session in self._sessions.values())
 
     def continue_sessions(self) -> None:
@@ -606,7 +596,6 @@ class Inputs:
         self._queue.add(sequence, self._clock.now)
 
     def _past_turn(self, sequence: Sequence, result: Result, num_history: int) -> PastTurn:
-        """Return the turn that has ended, which went on from so many tokens."""
         own, tokenizer = sequence.prompt_tokens[num_history:], self._model.tokenizer
         num_lasting = num_lasting_tokens(sequence.request.prompt, tokenizer)
         if not num_history:
@@ -731,7 +720,6 @@ def _fitted(first: Sequence, negative: Prompt | None, context: Context) -> Seque
 
 
 def _with_beams(first: Sequence) -> Sequence:
-    """Return `first` as the first of the beams of its request."""
     num_beams = first.request.num_beams
     beam, *others = [_another(first, index, None, role="beam") for index in range(num_beams)]
     beam.others = tuple(replace(other, num_tokens=0) for other in others)  # before the first fork
@@ -742,7 +730,6 @@ def _with_beams(first: Sequence) -> Sequence:
 def _another(
     first: Sequence, index: int, replayed: Result | None, *, role: Role = "sample"
 ) -> Sequence:
-    """Return a sequence like `first` that has not begun."""
     extras = copy(first.extras) or SequenceExtras()
     extras.replayed = replayed
     if role == "negative":
@@ -754,7 +741,6 @@ def _another(
 
 
 def _beginning_with(prompt: Prompt, sequence: Sequence) -> Sequence:
-    """Return a sequence like `sequence` that starts with another prompt than its request's."""
     num_tokens = prompt.num_tokens
     return replace(
         sequence,

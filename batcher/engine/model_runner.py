@@ -117,12 +117,10 @@ class Decoder:
 
     @property
     def constraint_counts(self) -> tuple[int, int]:
-        """How many constraints were compiled, and for how many rows one was there already."""
         return self.grammars.counts if "grammars" in vars(self) else (0, 0)
 
     @property
     def constraint_times(self) -> "ConstraintTimes | None":
-        """What constraints have taken; None if none was asked for."""
         return self.grammars.times if "grammars" in vars(self) else None
 
     def heal(self, prompt_tokens: Tokens) -> tuple[list[int], bytes]:
@@ -174,7 +172,6 @@ class Decoder:
         return [Generated(self._tokens.close(slot, num_tokens), reason)]
 
     def read(self, slot: int, start: int, stop: int) -> "array[int]":
-        """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
         if self.rows is not None and self.rows.is_busy:
             return self.rows.read(slot, start, stop)
         return self._tokens.read(slot, start, stop)
@@ -192,7 +189,6 @@ class Decoder:
         return SuspendedRows([tokens], [SuspendedRow(self._stops.suspend(first.slot))])
 
     def resume(self, first: Sequence, suspended: SuspendedRows) -> None:
-        """Let suspended rows go on in the slots that their group has by now."""
         if self.rows is not None:
             self.rows.resume(first, suspended)
         else:
@@ -200,7 +196,6 @@ class Decoder:
             self._stops.resume(first.slot, suspended.rows[0].place)
 
     def close_suspended(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
-        """Return what suspended rows had generated: the row's output, or those of its beams."""
         if self.rows is not None:
             return self.rows.close(suspended, reason)
         return [Generated(suspended.tokens[0], reason)]
@@ -227,7 +222,6 @@ class Decoder:
         return NOTHING_DECODED
 
     def fail(self, failed: Mapping[int, str | Failure]) -> Decoded:
-        """Return the outcome of a step in which the model failed these rows, and gave no other."""
         return Decoded([], self._failures(failed), {}, [])
 
     def _failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
@@ -241,7 +235,6 @@ class Decoder:
         }
 
     def take_streamed(self) -> list[TokenEvent]:
-        """Return what was told of samples since the last call."""
         return [] if self.rows is None else self.rows.take_streamed()
 
 
@@ -311,7 +304,6 @@ class ModelRunner:
 
     @property
     def has_pages(self) -> bool:
-        """Whether the model reads and writes what rows have computed through their blocks."""
         return self.pages is not None
 
     # -- a group comes, waits and goes -----------------------------------------------------------
@@ -333,7 +325,6 @@ class ModelRunner:
         return num_forced
 
     def _note_forced(self, first: Sequence, tokens: list[int]) -> None:
-        """Take note that a group has `tokens`, which it computes all at once."""
         for row in first.group:
             row.generated = tokens
 
@@ -348,7 +339,6 @@ class ModelRunner:
         self._note_forced(first, self.decoder.read(first.slot, 0, first.num_generated).tolist())
 
     def preempt(self, first: Sequence) -> None:
-        """Take the rows of a group, with all they have generated, out of their slots."""
         self._suspend(first)
         self._release(first)
 
@@ -369,7 +359,6 @@ class ModelRunner:
         return outputs
 
     def close_suspended(self, first: Sequence, reason: FinishReason) -> list[Generated]:
-        """Forget the rows of a group that was preempted; return what they had generated."""
         return self.decoder.close_suspended(self._suspended.pop(first), reason)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -430,7 +419,6 @@ class ModelRunner:
     def _suspend_all(
         self, output: SchedulerOutput[Sequence], prefilling: Collection[Sequence]
     ) -> None:
-        """Suspend the rows that are given no token."""
         for first in prefilling:
             self._suspend(first)
             for row in first.group:
@@ -444,13 +432,11 @@ class ModelRunner:
                             self._lost.add(row)
 
     def _resume(self, prefill_finished: Collection[Sequence]) -> None:
-        """Let the rows that were suspended go on where the step gives them a token."""
         for first in prefill_finished:
             if first in self._suspended:
                 self.decoder.resume(first, self._suspended.pop(first))
 
     def _begin(self, first: Sequence) -> None:
-        """Let every further token of a group's rows go to the model by itself."""
         for row in first.computed_group:
             row.generated = None
             if not row.num_tokens:  # an empty prompt, of which there is no chunk
@@ -470,7 +456,6 @@ class ModelRunner:
     def _turn_pages(
         self, output: SchedulerOutput[Sequence], pages: Pages, decode_step: int
     ) -> None:
-        """Tell the model where the tokens of its rows are."""
         tables = pages.tables
         for first in output.admitted:
             if first.others or pages.group_tables:
@@ -617,7 +602,6 @@ class ModelRunner:
         return decoder.fail(failed) if failed else NOTHING_DECODED
 
     def _forget_step(self) -> None:
-        """Forget what was for one step alone."""
         self._forget_chunks()
         if self.pages is not None and self.pages.moved:
             self.pages.moved = {}
@@ -632,7 +616,6 @@ class ModelRunner:
 
 
 def _show(pages: Pages, row: Sequence) -> None:
-    """Let the model see where the tokens of a row are, from now on."""
     pages.tables[row.slot] = row.block_table
     for tables, table in zip(pages.group_tables, row.group_tables, strict=False):
         tables[row.slot] = table

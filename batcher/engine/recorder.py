@@ -170,7 +170,6 @@ class Recorder:
         ]
 
     def blocked(self, blocked: Blocked[Sequence]) -> None:
-        """Tell that the first of the queue is not admitted, and why."""
         clock, first = self._clock, blocked.first
         self.events.append(
             BlockedEvent(
@@ -179,14 +178,12 @@ class Recorder:
         )
 
     def jumped(self, sequence: Sequence, num_tokens: int) -> None:
-        """Tell that a row was given `num_tokens` more than a step gives."""
         clock, slot = self._clock, sequence.slot
         self.events.append(
             JumpEvent(clock.step, clock.now, sequence.id, sequence.index, slot, num_tokens)
         )
 
     def drafted(self, drafts: "Mapping[Sequence, Proposal]", decode_step: int) -> None:
-        """Tell which drafts the step computes."""
         step, now = self._clock.step, self._clock.now
         self.events += [
             DraftEvent(
@@ -234,7 +231,6 @@ class Recorder:
         )
 
     def forked(self, child: Sequence, parent: Sequence) -> None:
-        """Tell that a beam goes on as what another one was."""
         clock = self._clock
         self.events.append(
             ForkEvent(clock.step, clock.now, child.id, child.index, child.slot, parent.index)
@@ -307,15 +303,12 @@ class StepStats:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to tell of the steps."""
         return len(self._ends) >= MAX_STEPS
 
     def go_on_from(self, step: int) -> None:
-        """Let the first step be `step`, before there was any."""
         self._first_step = step
 
     def begin_step(self) -> None:
-        """Note what rows decode before a step is scheduled."""
         self._padding = self._batch.padding
 
     def measure(self, output: SchedulerOutput[Sequence]) -> BatchStats | None:
@@ -341,7 +334,6 @@ class StepStats:
         return stats
 
     def end_step(self, end: float) -> None:
-        """Note when the step that was measured last ended."""
         self._ends.append(end)
 
     def take(self) -> StepsEvent:

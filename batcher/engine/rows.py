@@ -85,7 +85,6 @@ class RowStream:
         return [first, *others]
 
     def finish(self, step: int) -> list[TokenEvent]:
-        """Return the events of what was kept back until nothing more came."""
         return self._events([], self._stream.finish(), step)
 
     def _events(self, tokens: list[int], pieces: list[TextPiece], step: int) -> list[TokenEvent]:
@@ -121,12 +120,10 @@ class RowState(Struct, eq=False):
 
     @property
     def automaton(self) -> StopAutomaton:
-        """What the row is watched for now."""
         automaton = self.sequence.automaton
         return automaton.endless if self.has_to_go_on else automaton
 
     def fork(self, sequence: Sequence) -> "RowState":
-        """Return the row of `sequence`, a beam that goes on from this one."""
         constraint = None if self.constraint is None else self.constraint.fork()
         return RowState(
             sequence, self.num_given, self.grammar, constraint, has_to_go_on=self.has_to_go_on
@@ -183,14 +180,12 @@ class BeamRows:
 
     @property
     def failure(self) -> Failure | None:
-        """Why the search had to give up, if it had."""
         if not self.search.has_failed:
             return None
         return Failure("constraint-error", "no token is left that any beam may go on with")
 
     @property
     def slots(self) -> list[int]:
-        """The slots of the sequences, in their order."""
         return [sequence.slot for sequence in self.sequences]
 
     def advance(
@@ -288,7 +283,6 @@ def sampling_row(sequence: Sequence, eos_token_ids: tuple[int, ...]) -> Sampling
 
 
 def partner_slot(sequence: Sequence) -> int | None:
-    """Return the slot of the negative prompt's row beside that of a sequence, if it has one."""
     return next((c.slot for c in sequence.others if c.role == "negative"), None)
 
 
@@ -328,7 +322,6 @@ class RowDecoder:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is any row that asks for more."""
         return bool(self._states) or not (self._sampler is None or self._sampler.is_idle)
 
     @property
@@ -483,7 +476,6 @@ class RowDecoder:
         return Decoded(stopped, failed, jumps, forks)
 
     def take_streamed(self) -> list[TokenEvent]:
-        """Return what was told of samples since the last call."""
         streamed, self._streamed = self._streamed, []
         return streamed
 
@@ -523,7 +515,6 @@ class RowDecoder:
         return Masks(np.array([*constraints]), allowed)
 
     def _constraints(self, slots: Iterable[int]) -> dict[int, RowConstraint]:
-        """Return what of the rows in `slots` is constrained, and by what."""
         states = self._states
         return {
             slot: row.constraint
@@ -567,7 +558,6 @@ class RowDecoder:
             self._stops.switch(slot, row.automaton)
 
     def _would_end(self, slot: int, token: int) -> bool:
-        """Return whether `token` would be the last of the row in `slot`."""
         row = self._states[slot]
         is_end = row.constraint is not None and token in self._eos_token_ids
         return is_end or self._stops.would_end(slot, token)
@@ -620,14 +610,12 @@ class RowDecoder:
         return jumps
 
     def _tell(self, row: RowState, tokens: list[int], num_silent: int = 0) -> None:
-        """Tell of what a row was given, if that is told at all."""
         if row.stream is not None:
             told = row.untold + tokens
             self._streamed += row.stream.push(told, self._step, row.logprobs, num_silent=num_silent)
             row.untold = []
 
     def _extend(self, given: dict[int, list[int]]) -> None:
-        """Let rows have tokens that were forced on them; given: slot -> its tokens."""
         for slot, tokens in given.items():
             self._tokens.extend(slot, tokens)
         if self._sampler is not None:

@@ -117,7 +117,6 @@ class Session:
         self.turns: deque[Turn] = deque()
 
     def history(self, vocab_size: int | None) -> Tokens:
-        """Return all tokens that the next turn goes on from."""
         return joined((self.kept, *(turn.tokens for turn in self.past)), vocab_size)
 
     def drop(self, num_more: int, context: Context, vocab_size: int | None) -> DroppedTurns:
@@ -243,7 +242,6 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is asked for but greedy tokens until a stop."""
         return self.extras is None
 
     @property
@@ -255,7 +253,6 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
 
     @property
     def healing(self) -> bytes:
-        """The bytes at the end of its prompt that are generated anew."""
         return b"" if self.extras is None else self.extras.healing
 
     @property

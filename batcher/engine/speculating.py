@@ -131,7 +131,6 @@ class Speculator:
         self._ask(lambda: self._drafter.open(slot, known))
 
     def compute(self, chunks: Iterable[Chunk]) -> None:
-        """Let a model that drafts compute the prompts of the step."""
         drafter = self._drafter
         if isinstance(drafter, DraftingRows):
             self._ask(lambda: drafter.compute(chunks))
@@ -193,7 +192,6 @@ class Speculator:
     # -- after a step ----------------------------------------------------------------------------
 
     def settle(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
-        """Let rows keep the drafts that were accepted, and undo the others."""
         if scheduled.num_drafts:
             num_blocks = self._scheduler.settle_drafts(scheduled, decoded.num_accepted)
             self._recorder.settled(

@@ -92,7 +92,6 @@ class _Drafted(NamedTuple):
         return places, num_right
 
     def only(self, is_wanted: NDArray[np.bool_]) -> "_Drafted":
-        """Return some of the rows; is_wanted: [rows]."""
         if is_wanted.all():
             return self
         is_theirs, counts = is_wanted.repeat(self.counts), self.counts[is_wanted]
@@ -183,7 +182,6 @@ class SpeculatingRows(RowDecoder):
         return {slot: self._cut(own, constraints.get(slot)) for slot, own in proposals.items()}
 
     def _cut(self, proposal: Proposal, constraint: RowConstraint | None) -> Proposal:
-        """Return as much of what is proposed as a row may be given."""
         tokens, parents, vocab_size = proposal.tokens, proposal.parents, self._vocab_size
         after = {0: None if constraint is None else constraint.fork()}
         kept = []

@@ -104,7 +104,6 @@ class PrefixMatch(Struct, frozen=True, gc=False):
 
     @property
     def found(self) -> list[int]:
-        """All blocks of it."""
         blocks = chain.from_iterable(self.group_blocks)
         return [*self.blocks, *(block for block in blocks if block != NO_BLOCK)]
 
@@ -131,12 +130,10 @@ class IdleBlocks:
         self._gone: dict[int, int] = {}  # block -> how many of its first entries are passed over
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """Take in blocks that have just been freed, one after the other."""
         self._queue += blocks
         self.num_blocks += len(blocks)
 
     def take(self, num_blocks: int) -> list[int]:
-        """Return so many blocks, or all there are."""
         first, queue = self._first, self._queue
         blocks = queue[first : first + num_blocks]
         stop = first + len(blocks)
@@ -154,7 +151,6 @@ class IdleBlocks:
         return blocks
 
     def remove(self, block: int) -> None:
-        """Take out a block, wherever it is."""
         self._gone[block] = self._gone.get(block, 0) + 1
         self.num_blocks -= 1
         if 2 * self.num_blocks < len(self._queue) - self._first:
@@ -181,7 +177,6 @@ _end_of = itemgetter(0)
 
 
 def ends_between(ends: SegmentEnds, start: int, stop: int) -> SegmentEnds:
-    """Return those after `start`, up to `stop`."""
     if not ends:
         return ()
     first = bisect_right(ends, start, key=_end_of)
@@ -253,12 +248,10 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """How many blocks are held."""
         return self.num_total - self.num_free
 
     @property
     def use(self) -> BlockUse:
-        """What the blocks there are so far are used for."""
         num_blank = len(self._blank) + self.num_total - self._num_made
         free = None if self._is_growing else num_blank
         return BlockUse(self.num_used, self.num_free - num_blank, free)
@@ -266,7 +259,6 @@ class BlockPool:
     # -- held and free ---------------------------------------------------------------------------
 
     def has_room(self, num_blocks: int) -> bool:
-        """Whether so many blocks can be taken."""
         return self._is_growing or num_blocks <= self.num_free
 
     def take(self, num_blocks: int) -> list[int]:
@@ -318,7 +310,6 @@ class BlockPool:
         return sum(map(self._is_idle.__getitem__, blocks))
 
     def is_shared(self, block: int) -> bool:
-        """Whether more than one holds `block`."""
         return block in self._extra_holders
 
     def num_only_in(self, tables: Iterable[Sequence[int]], but: Collection[int]) -> int:
@@ -354,7 +345,6 @@ class BlockPool:
             self._idle[0].extend(idle)
 
     def _without_shared(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Return those of `blocks` that one held; the others have a holder less."""
         extra = self._extra_holders
         if extra.keys().isdisjoint(blocks):
             return blocks
@@ -369,7 +359,6 @@ class BlockPool:
     # -- cached and found ------------------------------------------------------------------------
 
     def find(self, parent: BlockHash, content: Hashable) -> int:
-        """Return the block with `content` after `parent`, or NO_BLOCK."""
         run = self._runs.get(parent)
         if run is not None and run.num_keys < len(run.blocks):
             self._make_key(run)
@@ -494,11 +483,9 @@ class BlockPool:
             self._raise_priority([block], self._priorities[neighbour])
 
     def find_beside(self, block_hash: BlockHash, group: int) -> int:
-        """Return what another cache group has beside a block with this hash, or NO_BLOCK."""
         return self._found.get((block_hash, group), NO_BLOCK)
 
     def hash_of(self, block: int) -> BlockHash:
-        """Return the hash of a cached block."""
         return self._hashes[block]
 
     def filler_of(self, block: int) -> SequenceName | None:
@@ -551,7 +538,6 @@ class BlockPool:
         run.num_keys += 1
 
     def _evict(self, blocks: list[int]) -> None:
-        """Forget what `blocks` hold, all of which are cached."""
         keys, hashes, is_idle = self._keys, self._hashes, self._is_idle
         for block in blocks:
             if block in keys:

@@ -28,7 +28,6 @@ class BatchStats(NamedTuple):
 
 
 def one_second(stats: BatchStats) -> float:  # noqa: ARG001 - as other clocks need it
-    """Return how long a step takes where all take the same."""
     return STEP_SECONDS
 
 
@@ -92,16 +91,13 @@ class ConstantClock:
         self._jumped_to, self._jumped_at = 0.0, 0  # the last of each
 
     def estimate(self, stats: BatchStats) -> float:
-        """Return how long each step takes."""
         return one_second(stats)
 
     def advance(self, stats: BatchStats | None) -> None:  # noqa: ARG002 - see Clock
-        """Go on to the next step."""
         self.step = step = self.step + 1
         self.now = self._jumped_to + (step - self._jumped_at) * STEP_SECONDS
 
     def start_of(self, step: int) -> float:
-        """Return when `step`, which is not later than the current one, started."""
         run = -1  # nearly always: the steps since the last jump
         if step < self._first_steps[-1]:
             run = bisect_right(self._first_steps, step) - 1
@@ -121,7 +117,6 @@ class ConstantClock:
         self._first_steps.append(self.step)
 
     def step_at(self, time: float) -> int:
-        """Return the first step that starts at or after `time`, which is not later than now."""
         if time <= self._first_times[0]:
             return 0
         run = bisect_right(self._first_times, time) - 1
@@ -135,7 +130,6 @@ class ConstantClock:
         return step if is_last_run else min(step, self._first_steps[run + 1])
 
     def go_on_from(self, step: int, time: float) -> None:
-        """Let the first step be `step`, which starts at `time`; see Clock."""
         self.step = self._jumped_at = step
         self.now = self._jumped_to = time
         self._first_steps.append(step)
@@ -156,15 +150,12 @@ class _RecordedClock:
         self._first, self._max_kept = 0, max_kept  # the first step that is kept
 
     def start_of(self, step: int) -> float:
-        """Return when `step`, which is not later than the current one, started."""
         return self._starts[step - self._first]
 
     def step_at(self, time: float) -> int:
-        """Return the first step that starts at or after `time`, which is not later than now."""
         return self._first + bisect_left(self._starts, time)
 
     def go_on_from(self, step: int, time: float) -> None:
-        """Let the first step be `step`, which starts at `time`; see Clock."""
         self.step, self.now = step, time
         self._starts = array("d", (time * number / step for number in range(step)))
         self._starts.append(time)
@@ -197,23 +188,19 @@ class FormulaClock(_RecordedClock):
         self._step_ticks = step_time.ticks
 
     def estimate(self, stats: BatchStats) -> float:
-        """Return how long the formula says that a step takes."""
         return self._step_ticks(*stats) / TICKS_PER_SECOND
 
     def advance(self, stats: BatchStats | None) -> None:
-        """Go on to the next step."""
         if stats is None:
             raise InvariantError("nobody has measured what the step computed")
         self.ticks += self._step_ticks(*stats)
         self._begin_step(self.ticks / TICKS_PER_SECOND)
 
     def go_on_from(self, step: int, time: float) -> None:
-        """Let the first step be `step`, which starts at `time`; see Clock."""
         super().go_on_from(step, time)
         self.ticks = ticks_until(time)
 
     def jump(self, time: float) -> None:
-        """Let the current step start at the first tick that is not before `time`."""
         self.ticks = ticks_until(time)
         self._move(self.ticks / TICKS_PER_SECOND)
 
@@ -238,21 +225,17 @@ class PacedClock(FormulaClock):
         self._started = measure()
 
     def go_on_from(self, step: int, time: float) -> None:
-        """Let the first step be `step`, which starts at `time`, and that be now; see Clock."""
         super().go_on_from(step, time)
         self._started = self._measure() - time
 
     def elapsed(self) -> float:
-        """Return how many seconds it is on the wall since the clock was made."""
         return self._measure() - self._started
 
     def advance(self, stats: BatchStats | None) -> None:
-        """Go on to the next step, once this one has lasted as long as it does."""
         super().advance(stats)
         self._wait(self.now)
 
     def jump(self, time: float) -> None:
-        """Wait until `time`, and let the current step start at the first tick after that."""
         super().jump(time)
         self._wait(self.now)
 
@@ -289,22 +272,18 @@ class WallClock(_RecordedClock):
         self._last_seconds = 0.0
 
     def go_on_from(self, step: int, time: float) -> None:
-        """Let the first step be `step`, which starts at `time`, and that be now; see Clock."""
         super().go_on_from(step, time)
         self._started = self._measure() - time
 
     def estimate(self, stats: BatchStats) -> float:  # noqa: ARG002 - see Clock
-        """Return how long the last step took."""
         return self._last_seconds
 
     def advance(self, stats: BatchStats | None) -> None:  # noqa: ARG002 - see Clock
-        """Go on to the next step."""
         began = self.now
         self._begin_step(max(self.elapsed(), began))
         self._last_seconds = self.now - began
 
     def jump(self, time: float) -> None:
-        """Sleep until `time`."""
         while (left := time - self.elapsed()) > 0:
             self._sleep(left)
         self._move(max(self.elapsed(), time))
@@ -316,7 +295,6 @@ class WallClock(_RecordedClock):
             self._move(elapsed)
 
     def step_at(self, time: float) -> int:
-        """Return the first step that starts at or after `time`, which is not later than now."""
         self.elapsed()  # it starts to count with the first arrival, of which this is asked
         return super().step_at(time)
 

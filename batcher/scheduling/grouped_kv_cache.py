@@ -41,7 +41,6 @@ class CountedBlocks(KVCache[S]):
     """
 
     def __init__(self, settings: SchedulingSettings) -> None:
-        """Have as many blocks as the settings say, without a prefix cache."""
         super().__init__(settings, _no_contents)
         self._given: dict[S, int] = {}  # how many a sequence took before it decoded
         self._grown: list[S] = []
@@ -51,7 +50,6 @@ class CountedBlocks(KVCache[S]):
         return CountedPool(self.max_blocks)
 
     def admit(self, sequence: S, stop: int, max_tokens: int, *, is_alone: bool) -> int:
-        """Give a sequence blocks to compute its first tokens: see KVCache, but nothing is found."""
         capacity, size = self._capacity, self.block_size
         if stop > max_tokens or stop < 0:
             stop = max(min(stop, max_tokens), 0)
@@ -70,13 +68,11 @@ class CountedBlocks(KVCache[S]):
         return 0
 
     def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
-        """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
         if sequence.is_decoding:  # it begins a block, or nobody would ask
             return int(self._capacity != "no-evict")
         return max(self.num_blocks(num_tokens) - self._given.get(sequence, 0), 0)
 
     def extend(self, sequence: S, num_tokens: int) -> None:
-        """Let `sequence` hold `num_tokens`."""
         if sequence.is_decoding:
             self.grow_all([sequence])
             return
@@ -86,13 +82,11 @@ class CountedBlocks(KVCache[S]):
             self.pool.num_free -= num_blocks - num_given
 
     def grow_all(self, rows: list[S]) -> None:
-        """Give rows that decode the block that they begin in this step."""
         if self._capacity != "no-evict":  # else they have it already
             self._grown += rows
             self.pool.num_free -= len(rows)
 
     def grow_in_turn(self, growing: Iterable[Collection[S]], num_blocks: int) -> None:  # noqa: ARG002 - they are counted
-        """Give rows that decode the block that each begins, in so many steps in which all go on."""
         self.pool.num_free -= num_blocks
 
     def extend_for_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
@@ -122,15 +116,12 @@ class CountedBlocks(KVCache[S]):
         return num_behind
 
     def _num_held(self, sequence: S, num_tokens: int) -> int:
-        """Return how many blocks a row holds that decodes, with so many tokens and no drafts."""
         return max(self.num_blocks(num_tokens), self._given.get(sequence, 0))
 
     def end_step(self) -> None:
-        """Count the blocks of rows that have grown among those that their tokens fill."""
         self._grown.clear()
 
     def close(self, sequence: S, num_computed_tokens: int) -> None:
-        """Take its blocks from `sequence`, of which so many tokens are computed."""
         num_filled = -(-num_computed_tokens // self.block_size) + (sequence in self._grown)
         self.pool.num_free += max(self._given.pop(sequence, 0), num_filled)
 
@@ -218,11 +209,9 @@ class GroupedKVCache(KVCache[S]):
         return max(ends)
 
     def outlook(self, sequence: S) -> tuple[int, ...]:  # noqa: ARG002 - of any
-        """Return what changes whenever `match` would find something else than it did."""
         return self.pool.num_cached, self.pool.num_lost, 0
 
     def num_blocks_to_take(self, match: PrefixMatch, num_tokens: int) -> int:
-        """Return how many free blocks it takes to hold `num_tokens`, with what was found."""
         num_new = self.num_blocks(num_tokens) - len(match.blocks)
         tables = [match.blocks, *match.group_blocks]
         num_needed = 0
@@ -235,25 +224,21 @@ class GroupedKVCache(KVCache[S]):
         return num_needed
 
     def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
-        """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
         num_new = self.num_blocks(num_tokens) - len(sequence.block_table)
         if num_new > 0:
             return num_new * self.num_groups
         return sum(map(int, map(self._has_shared_end, self._tables(sequence))))
 
     def most_blocks(self, num_tokens: int) -> int:
-        """Return how many blocks a sequence holds at most until it has computed `num_tokens`."""
         num_all = self.num_blocks(num_tokens)
         return sum([num_all if most is None else min(most, num_all) for most in self._most_held])
 
     def held_blocks(self, sequence: S) -> list[int]:
-        """Return all blocks that `sequence` holds."""
         return [block for table in self._tables(sequence) for block in held(table)]
 
     # -- a sequence comes, grows and goes --------------------------------------------------------
 
     def attach(self, sequence: S, match: PrefixMatch) -> None:
-        """Give `sequence` what was found for it, which nobody can take from it any more."""
         super().attach(sequence, match)
         for table in match.group_blocks:
             self.pool.share(held(table))
@@ -280,14 +265,12 @@ class GroupedKVCache(KVCache[S]):
             table[start:stop] = [NO_BLOCK] * (stop - start)
 
     def extend(self, sequence: S, num_tokens: int) -> None:
-        """Let the tables of `sequence` hold `num_tokens`."""
         num_new = self.num_blocks(num_tokens) - len(sequence.block_table)
         if num_new > 0:
             for table in self._tables(sequence):
                 table.extend(self.pool.take(num_new))
 
     def _cut(self, sequence: S, num_kept: int) -> list[int]:
-        """Keep the first `num_kept` blocks of each table; return the others, which it had held."""
         blocks = []
         for table in self._tables(sequence):
             blocks += table[num_kept:]
@@ -295,12 +278,10 @@ class GroupedKVCache(KVCache[S]):
         return blocks
 
     def compute(self, sequence: S, start: int, stop: int, match: PrefixMatch = NO_MATCH) -> None:  # noqa: ARG002 - segments end in whole blocks
-        """Let the tokens up to `stop`, which the step computes, be found from now on."""
         if self._has_prefix_cache:
             self._cache(sequence, stop // self.block_size, match)
 
     def grow_all(self, rows: list[S]) -> None:
-        """Give rows that decode, each by itself, the blocks that they begin in this step."""
         if self._capacity == "no-evict":
             return  # they have them already
         for row in rows:
@@ -310,7 +291,6 @@ class GroupedKVCache(KVCache[S]):
                 table.append(block)
 
     def fork(self, parent: S, child: S, num_computed_tokens: int) -> None:
-        """Let `child` hold what `parent` does, of which so many tokens are computed."""
         super().fork(parent, child, num_computed_tokens)
         own = child.group_tables or tuple([] for _ in parent.group_tables)
         child.group_tables = tuple(
@@ -319,7 +299,6 @@ class GroupedKVCache(KVCache[S]):
         )
 
     def copy_shared_end(self, sequence: S) -> None:
-        """Give `sequence` last blocks of its own if it shares those with another one."""
         for table in self._tables(sequence):
             if self._has_shared_end(table):
                 self._copy_last(table)
@@ -328,7 +307,6 @@ class GroupedKVCache(KVCache[S]):
         """Do nothing: what other samples may start from is found by its tokens, if at all."""
 
     def close(self, sequence: S, num_computed_tokens: int) -> None:
-        """Take its blocks from `sequence`; what `num_computed_tokens` tokens fill can be found."""
         if self._has_prefix_cache:
             self._cache(sequence, num_computed_tokens // self.block_size)
         for table in self._tables(sequence):
@@ -336,7 +314,6 @@ class GroupedKVCache(KVCache[S]):
         sequence.block_table, sequence.group_tables, sequence.run = [], (), None
 
     def forget(self, sequence: S) -> None:
-        """Let nothing be found that `sequence` was to compute: it has not."""
         first = sequence.num_cached_tokens // self.block_size
         for table in self._tables(sequence):
             for block in held(table[first:]):

@@ -80,11 +80,9 @@ class KVCache(Generic[S]):
         self._num_noted = 0  # siblings
 
     def _make_pool(self, max_grown: int) -> BlockPool:
-        """Return the blocks; max_grown: see BlockPool."""
         return BlockPool(self.max_blocks, max_grown)
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Return how many blocks hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
     # -- what is there ---------------------------------------------------------------------------
@@ -143,7 +141,6 @@ class KVCache(Generic[S]):
         return self.num_blocks(num_tokens)
 
     def held_blocks(self, sequence: S) -> list[int]:
-        """Return all blocks that `sequence` holds, to be read only."""
         return sequence.block_table
 
     # -- a sequence comes, grows and goes --------------------------------------------------------
@@ -194,7 +191,6 @@ class KVCache(Generic[S]):
         sequence.cached_from = self._filler_of(match) if num_tokens else None
 
     def _filler_of(self, match: PrefixMatch) -> SequenceName | None:
-        """Return the sequence that computed the last token of what was found."""
         if match.source != NO_BLOCK:
             return self.pool.filler_of(match.source)
         if match.num_cached_blocks:
@@ -213,7 +209,6 @@ class KVCache(Generic[S]):
         """Free what no token reads from `position` on: here all are read."""
 
     def extend(self, sequence: S, num_tokens: int) -> None:
-        """Let the table of `sequence` hold `num_tokens`."""
         num_new = -(-num_tokens // self.block_size) - len(sequence.block_table)
         if num_new > 0:
             sequence.block_table += self.pool.take(num_new)
@@ -334,7 +329,6 @@ class KVCache(Generic[S]):
         return shared + kept
 
     def num_blocks_to_promise(self, first: S) -> int:
-        """Return how many free blocks `promise` takes."""
         if self._capacity != "no-evict":
             return 0
         num_own = self.num_blocks(first.most_tokens) - first.num_prompt_tokens // self.block_size
@@ -353,7 +347,6 @@ class KVCache(Generic[S]):
             self.extend(beam, beam.most_tokens)
 
     def copy_shared_end(self, sequence: S) -> None:
-        """Give `sequence` a last block of its own if it shares that with another one."""
         if self._has_shared_end(sequence.block_table):
             self._copy_last(sequence.block_table)
 
@@ -480,7 +473,6 @@ class KVCache(Generic[S]):
         return bool(table) and self.pool.is_shared(table[-1])
 
     def _copy_last(self, table: list[int]) -> None:
-        """Replace the last block of a table by a copy of it."""
         shared = table.pop()
         (own,) = self.pool.take(1)
         self.pool.give_back([shared])

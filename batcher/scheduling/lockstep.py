@@ -115,26 +115,21 @@ class RunningBatch(Generic[S]):
 
     @property
     def num_occupied(self) -> int:
-        """How many slots somebody holds."""
         return len(self.slots) - self.num_free
 
     def first_of(self, sequence: S) -> S:
-        """Return the first of the group of a running sequence, perhaps itself."""
         return self._first_of.get(sequence, sequence) if self._first_of else sequence
 
     @property
     def has_groups(self) -> bool:
-        """Whether any group of several sequences runs."""
         return bool(self._first_of)
 
     @property
     def holders(self) -> list[S]:
-        """The running sequences, by slot."""
         return [*filter(None, self.slots)]
 
     @property
     def firsts(self) -> list[S]:
-        """The first sequences of the groups that run, by slot."""
         holders, first_of = self.holders, self._first_of
         return [row for row in holders if row not in first_of] if first_of else holders
 
@@ -226,7 +221,6 @@ class RunningBatch(Generic[S]):
             self._forked[parent] = self._forked[child] = None
 
     def _forget_end(self, first: S) -> None:
-        """Let a group stay until it is told to leave."""
         slots = self.ending[first.last_decode_step]
         if len(slots) == 1:
             del self.ending[first.last_decode_step]
@@ -278,7 +272,6 @@ class RunningBatch(Generic[S]):
 
     @property
     def may_need_blocks(self) -> bool:
-        """Whether a row may need a block in the current decode step."""
         rows = self.by_boundary.get(self.decode_step % self.block_size)
         return bool(rows or self._forked)
 

@@ -171,7 +171,6 @@ class ArrivalOrder(Generic[S]):
         return sequence in self._waiting
 
     def push(self, sequence: S) -> None:
-        """Take in a sequence."""
         waiting, number = self._waiting, sequence.queue_number
         if not waiting or number > waiting[-1].queue_number:
             waiting.append(sequence)
@@ -181,22 +180,18 @@ class ArrivalOrder(Generic[S]):
             insort(waiting, sequence, key=queue_number)
 
     def first(self, now: float) -> S | None:  # noqa: ARG002 - as others need it
-        """Return the one that came first."""
         return self._waiting[0] if self._waiting else None
 
     def remove(self, sequence: S) -> None:
-        """Let one go."""
         if self._waiting[0] is sequence:
             self._waiting.popleft()
         else:
             self._waiting.remove(sequence)
 
     def steady_until(self, now: float) -> float:  # noqa: ARG002 - as above
-        """Return that nothing but arrivals changes the order of arrival."""
         return inf
 
     def last(self, sequences: Iterable[S], now: float) -> S:  # noqa: ARG002 - as above
-        """Return the one that came last."""
         return max(sequences, key=queue_number)
 
 
@@ -225,7 +220,6 @@ class KeyOrder(Generic[S]):
         return sequence in self._numbers
 
     def push(self, sequence: S) -> None:
-        """Take in a sequence."""
         number = self._num_pushed
         self._num_pushed += 1
         heappush(self._by_key, (self._policy(sequence), number))
@@ -234,7 +228,6 @@ class KeyOrder(Generic[S]):
         self._waiting[number] = sequence
 
     def first(self, now: float) -> S | None:
-        """Return the one that has waited too long, else that with the smallest key."""
         if not self._waiting:
             return None
         oldest = self._top(self._by_arrival)
@@ -243,7 +236,6 @@ class KeyOrder(Generic[S]):
         return self._top(self._by_key)
 
     def remove(self, sequence: S) -> None:
-        """Let one go."""
         waiting = self._waiting
         del waiting[self._numbers.pop(sequence)]
         num_entries = len(self._by_key) + len(self._by_arrival)
@@ -252,22 +244,18 @@ class KeyOrder(Generic[S]):
             self._by_arrival = self._still_here(self._by_arrival)
 
     def steady_until(self, now: float) -> float:
-        """Return when the one that has waited longest will have waited too long."""
         if not self._waiting:
             return inf
         aged = self._top(self._by_arrival).arrival_time + self._aging
         return aged if aged > now else inf
 
     def last(self, sequences: Iterable[S], now: float) -> S:
-        """Return the one with the largest key, and only if there is no other one that is aged."""
-
         def key(sequence: S) -> tuple[bool, Key]:
             return now - sequence.arrival_time < self._aging, self._policy(sequence)
 
         return max(sequences, key=key)
 
     def _still_here(self, heap: list[Entry]) -> list[Entry]:
-        """Return a heap without what has gone."""
         kept = [entry for entry in heap if entry[1] in self._waiting]
         heapify(kept)
         return kept
@@ -291,14 +279,12 @@ class PrefixOrder(ArrivalOrder[S]):
         self._num_cached, self._aging = num_cached, aging
 
     def first(self, now: float) -> S | None:
-        """Return the one of which most is cached; of equals, the one that came first."""
         oldest = super().first(now)
         if oldest is None or now - oldest.arrival_time >= self._aging:
             return oldest
         return max(islice(self, MAX_MATCHED), key=self._num_cached)
 
     def steady_until(self, now: float) -> float:
-        """Return `now`: what is cached is not known ahead."""
         return now
 
 
@@ -347,7 +333,6 @@ class WaitingQueue(Generic[S]):
 
     @property
     def num_waiting(self) -> int:
-        """How many sequences wait; those of a group count as one."""
         return len(self._ordering)
 
     @property
@@ -405,23 +390,19 @@ class WaitingQueue(Generic[S]):
         return self._ordering.first(now)
 
     def take(self, sequence: S) -> None:
-        """Take one that waits out of the queue."""
         self._ordering.remove(sequence)
         self.num_slots -= sequence.num_slots
 
     @property
     def pending(self) -> Iterator[S]:
-        """Those that have not joined yet."""
         early = sorted([entry[-1] for entry in self._early], key=ARRIVAL_ORDER)
         return chain(self._arrived, self._pending, early)
 
     def find(self, request_id: str) -> list[S]:
-        """Return the sequences of a request that have no slot."""
         everything = chain(self._ordering, self.pending)
         return [sequence for sequence in everything if sequence.id == request_id]
 
     def remove(self, sequence: S) -> None:
-        """Forget a sequence, wherever on its way it is."""
         if sequence in self._ordering:
             self.take(sequence)
         else:
@@ -473,16 +454,13 @@ class Urgency(Generic[S]):
         return sequence in self._ordering
 
     def push(self, sequence: S) -> None:
-        """Take in a sequence."""
         self._ordering.push(sequence)
         insort(self._by_urgency, sequence, key=self._key)
 
     def first(self, now: float) -> S | None:
-        """Return the one that the queue's own order puts first."""
         return self._ordering.first(now)
 
     def remove(self, sequence: S) -> None:
-        """Let one go."""
         self._ordering.remove(sequence)
         del self._by_urgency[bisect_left(self._by_urgency, self._key(sequence), key=self._key)]
 
@@ -491,7 +469,6 @@ class Urgency(Generic[S]):
         return max(sequences, key=self._key)
 
     def steady_until(self, now: float) -> float:
-        """Return until when the first in the queue's own order stays."""
         return self._ordering.steady_until(now)
 
     # -- who may not wait ------------------------------------------------------------------------

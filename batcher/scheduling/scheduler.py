@@ -399,7 +399,6 @@ class Admission(Generic[S]):
     def _room_for(
         self, kv_cache: "KVCache[S]", first: S, budget: int, num_kept: int, *, is_alone: bool
     ) -> _Room[S]:
-        """Return what it takes to admit a group of several sequences within `budget`."""
         rows = first.computed_group
         matches = self._matches_of(first)
         for row, match in zip(rows, matches, strict=True):
@@ -415,7 +414,6 @@ class Admission(Generic[S]):
         return _Room(matches, stops, num_tokens, num_needed)
 
     def _matches_of(self, first: S) -> list[PrefixMatch]:
-        """Return what is found in blocks of each row of a group."""
         kv_cache = self.kv_cache
         if kv_cache is None:
             return []
@@ -505,7 +503,6 @@ class Admission(Generic[S]):
     def _preempt(
         self, output: SchedulerOutput[S], first: S, beneficiary: S, reason: PreemptReason
     ) -> None:
-        """Take slots and blocks from a group, and let it wait again."""
         kv_cache, rows, batch = self.kv_cache, first.computed_group, self.batch
         for row in rows:
             num_planned = output.num_scheduled_tokens.pop(row, None)
@@ -625,7 +622,6 @@ class Scheduler(Admission[S]):
         super().__init__(num_slots, settings, ordering, kv_cache)
 
     def _num_cached(self, sequence: S) -> int:
-        """Return how many tokens of a sequence that waits are found in blocks now."""
         return 0 if self.kv_cache is None else self.kv_cache.match(sequence).num_tokens
 
     # -- before a step ---------------------------------------------------------------------------
@@ -693,7 +689,6 @@ class Scheduler(Admission[S]):
         output.budget = budget
 
     def _continue_all(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> int:
-        """Spend `budget` on tokens that running groups know; return what is left of it."""
         batch = self.batch
         just_admitted = {*map(batch.first_of, output.num_scheduled_tokens)}
         for first in batch.prefilling.copy():
@@ -894,7 +889,6 @@ class Scheduler(Admission[S]):
         return self.batch.end_decode_step() if output.is_decode_step else ()
 
     def _note_step(self, output: SchedulerOutput[S]) -> None:
-        """Let groups know the step that first admitted them, and that of their first token."""
         step, kv_cache = self._step, self.kv_cache
         for first in output.admitted:
             if first.admitted_step is None:
@@ -927,7 +921,6 @@ class Scheduler(Admission[S]):
             self.kv_cache.fork(parent, child, self.batch.decode_step + parent.offset)
 
     def finish_waiting(self, first: S, move: Move) -> None:
-        """End a group that has no slot."""
         for sequence in first.group:
             sequence.state = move[sequence.state]
 

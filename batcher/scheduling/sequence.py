@@ -89,17 +89,14 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
 
     @property
     def name(self) -> SequenceName:
-        """What tells it from all others."""
         return SequenceName(self.id, self.index, self.role)
 
     @property
     def is_first(self) -> bool:
-        """Whether it stands for its group, or is alone."""
         return self.role == "sample" or (self.role == "beam" and self.index == 0)
 
     @property
     def group(self) -> tuple[Self, ...]:
-        """The sequences of the group it is the first of."""
         return (self, *self.others)
 
     @property
