@@ -61,7 +61,6 @@ class _Candidate(NamedTuple):
 
     @property
     def path(self) -> _Path:
-        """The tokens of the beam, and this one."""
         return self.beam.path, self.token
 
 

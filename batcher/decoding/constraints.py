@@ -131,7 +131,6 @@ class GrammarRow:
             self._is_cut, self.mask = False, None
 
     def fork(self) -> "GrammarRow":
-        """Return a row of the same state that moves on by itself."""
         fork = GrammarRow(self._matcher.deep_copy(), self.vocabulary, self.eos_token_ids)
         fork._run, fork.mask = self._run.copy(), self.mask
         fork._is_cut, fork._failure = self._is_cut, self._failure
@@ -246,11 +245,9 @@ class CompiledConstraint:
         self.start = GrammarRow(matcher.deep_copy(), vocabulary, eos_token_ids)
 
     def new_row(self) -> GrammarRow:
-        """Return the constraint of an output that has not begun."""
         return self.start.fork()
 
     def accepts(self, tokens: list[int]) -> bool:
-        """Return whether `tokens` are a whole."""
         matcher = self.matcher.deep_copy()
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
@@ -324,7 +321,6 @@ class ConstraintCompiler:
 
     @cached_property
     def vocabulary(self) -> VocabularyIndex:
-        """The tokens by their bytes."""
         token_bytes = self._tokenizer.token_bytes
         return VocabularyIndex(token_bytes, self._vocab_size, self._eos_token_ids)
 
@@ -406,7 +402,6 @@ class ConstraintCompiler:
 
     @cached_property
     def _tokenizer_of_words(self) -> "LLTokenizer":
-        """The same, quicker with masks that hold all words: half of what a regex's mask takes."""
         return self._llguidance_tokenizer.with_slices(WORDS)
 
     @cached_property

@@ -106,24 +106,20 @@ class SamplingParams(Request, frozen=True, kw_only=True, eq=True, cache_hash=Tru
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is chosen, after what may change which that is."""
         return self.temperature == 0
 
     @property
     def has_penalties(self) -> bool:
-        """Whether tokens count that the row has already."""
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         return penalties != (1, 0, 0)
 
     @property
     def needs_raw(self) -> bool:
-        """Whether log-probabilities of the model's own logits are wanted."""
         has_raw = self.num_logprobs is not None and not self.has_processed_logprobs
         return has_raw or self.needs_cumulative
 
 
 def needs_cumulative(request: Request) -> bool:
-    """Return whether the log-probability of the whole output is told, or ranks it."""
     return request.logprobs is not None or (request.best_of or 1) > 1
 
 
@@ -193,14 +189,12 @@ class Group:
         self._slots = None
 
     def leave(self, slot: int) -> bool:
-        """Leave out a row; return whether there is none left."""
         self._members.discard(slot)
         self._slots = None
         return not self._members
 
     @property
     def slots(self) -> IntArray:
-        """The slots of the rows, ascending."""
         if self._slots is None:
             self._slots = np.array(sorted(self._members), np.int64)
         return self._slots
@@ -216,7 +210,6 @@ class Group:
             np.copyto(logits, -np.inf, where=self.bad_words.completes(bad_word_states.tolist()))
 
     def add_bias(self, logits: FloatArray) -> None:
-        """Add the bias to `logits` [rows, vocab]."""
         if len(self._bias):
             logits[:, self._bias_ids] += self._bias
 
@@ -273,7 +266,6 @@ class SeenTokens:
         self._sizes: IntArray = np.zeros(num_slots, np.int64)
 
     def open(self, slot: int, prompt_tokens: Tokens) -> None:
-        """Let `slot` begin a new row with this prompt, of which nothing was generated."""
         token_ids = np.array(list(dict.fromkeys(prompt_tokens)), np.int64)
         self.resume(slot, token_ids, np.zeros_like(token_ids))
 
@@ -293,7 +285,6 @@ class SeenTokens:
         self._sizes[slot] = size
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target` have what `source` has."""
         for table in (self._token_ids, self._counts, self._sizes):
             table[target] = table[source]
 

@@ -61,7 +61,6 @@ def stated_source(field: ConstraintField, stated: Any) -> ConstraintSource:
 
 
 def schema_source(schema: Any) -> ConstraintSource:
-    """Return a JSON Schema, given as its value, as a constraint."""
     return ConstraintSource("json_schema", canonical_json(schema))
 
 
@@ -90,7 +89,6 @@ def place_in(text: str, offset: int) -> str:
 
 
 def _is_text(text: str) -> bool:
-    """Return whether `text` can be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -288,7 +286,6 @@ class _Parser:
         return parts or ['""']
 
     def _item(self) -> _Parts:
-        """Read one literal, class, group, rule or `.`; return nothing if none is next."""
         if self._take('"'):
             characters: _Parts = []
             while not self._take('"'):
@@ -334,7 +331,6 @@ class _Parser:
         return f"/[{negation}{''.join(ranges)}]/"
 
     def _character(self, wanted: str) -> str:
-        """Read one character, escaped or not."""
         if not self._text.startswith("\\", self._at):
             if self._at == len(self._text):
                 raise self._error(f"expected {wanted}")
@@ -577,7 +573,6 @@ def _split(said: str) -> tuple[str, int | None, int | None]:
 
 
 def _regex_message(regex: str | None, message: str) -> str:
-    """Return `message`; if it is about a regex, what is wrong with it and where."""
     if match := _REGEX_ERROR.search(message):
         offset = len(match["caret"])
         if regex is None:

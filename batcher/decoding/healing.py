@@ -40,7 +40,6 @@ class VocabularyIndex:
         self.max_length = max(map(len, self._sorted), default=0)  # bytes of the longest token
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of a token, b"" if it is special or not known."""
         return self._bytes_of[token_id] if token_id < len(self._bytes_of) else b""
 
     def is_proper_prefix(self, text: bytes) -> bool:
@@ -87,7 +86,6 @@ class VocabularyIndex:
         return list(prompt_tokens[:num_kept]), forced
 
     def _can_write(self, text: bytes) -> list[bool]:
-        """Return, for each place in `text`, whether tokens can write what follows it."""
         size = len(text)
         can_write = [True] * size
         for begin in reversed(range(1, size)):
@@ -103,7 +101,6 @@ class VocabularyIndex:
         return range(begin, bisect_right(self._sorted, prefix, begin, key=lambda t: t[:size]))
 
     def _equal_to(self, text: bytes) -> range:
-        """Return the places of the tokens that are `text`."""
         begin = bisect_left(self._sorted, text)
         return range(begin, bisect_right(self._sorted, text, begin))
 
@@ -123,7 +120,6 @@ class HealingRow:
 
     @property
     def is_active(self) -> bool:
-        """Whether bytes are still to come."""
         return bool(self.remaining)
 
     @property
@@ -152,7 +148,6 @@ class HealingRow:
         return forced
 
     def advance(self, token: int) -> None:
-        """Follow the output by `token`."""
         if not self.remaining:
             return
         if token not in self._index.next_tokens(self.remaining):
@@ -165,5 +160,4 @@ class HealingRow:
             self.advance(token)
 
     def fork(self) -> "HealingRow":
-        """Return a row of the same state that moves on by itself."""
         return HealingRow(self._index, self.remaining)

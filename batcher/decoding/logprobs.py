@@ -66,7 +66,6 @@ class PromptLogprobs:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all tokens of the prompt are told."""
         return max(len(self._told), 1) >= self._num_tokens
 
     def wants(self, start: int, stop: int) -> bool:

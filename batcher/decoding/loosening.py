@@ -140,7 +140,6 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
 
 
 def _changed(schema: Any, change: Change, path: Path = ()) -> Any:
-    """Return `schema` with a change made to it and to all schemas in it."""
     if not isinstance(schema, dict):
         return schema
     made = {}
@@ -330,7 +329,6 @@ class Trials:
             return found
 
     def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -393,7 +393,6 @@ class Sampler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no row is open."""
         return not self._groups
 
     @property
@@ -592,11 +591,9 @@ class Sampler:
         self._drafts = drafted
 
     def forget_drafts(self) -> None:
-        """Forget what was drafted: it is verified, or will never be."""
         self._drafts = {}
 
     def _drafts_of(self, slots: IntArray, states: DrawStates) -> Sequence[DrawnDraft | None]:
-        """Return the draft of each row that is to be verified now; empty if there is none."""
         if not self._drafts:
             return ()
         places = zip(slots.tolist(), states.positions.tolist(), strict=True)
@@ -605,7 +602,6 @@ class Sampler:
     # -- parts of the above ----------------------------------------------------------------------
 
     def _enter(self, slot: int, row: SamplingRow) -> None:
-        """Take a row into its group."""
         key = GroupKey(row.params, row.is_beam, row.is_constrained)
         group = self._groups.get(key)
         if group is None:
@@ -626,7 +622,6 @@ class Sampler:
     def _failures(
         self, logits: FloatArray, wanted: IntArray, skip: Collection[int]
     ) -> dict[int, Failure]:
-        """Return why the rows fail whose logits are of no use, and those whose partners' are."""
         maxima = logits.max(axis=-1)  # NaN if any is
         unusable = {}
         for row in (~np.isfinite(maxima)).nonzero()[0]:
@@ -652,7 +647,6 @@ class Sampler:
         return failed
 
     def _sample_group(self, group: Group, slots: IntArray, step: "_Step", sampled: Sampled) -> None:
-        """Let the rows in `slots`, all of `group`, have their tokens, and move on."""
         params = group.key.params
         raw = self._logits_of(slots, step)
         if group.key.is_beam:
@@ -744,7 +738,6 @@ class Sampler:
         return logits
 
     def _remember(self, group: Group, slots: IntArray, tokens: IntArray) -> None:
-        """Take note of a token for each of `slots`, for what is chosen later."""
         if group.key.params.has_penalties:
             self._seen.add(slots, tokens)
         if group.bad_words is not None:

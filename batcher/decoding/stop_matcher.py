@@ -213,11 +213,9 @@ class StopMatcher:
         return num_read
 
     def would_end(self, slot: int, token_id: int) -> bool:
-        """Return whether the row in `slot` would end if it read `token_id` next."""
         return self._state_after(slot, token_id) == ENDED
 
     def _state_after(self, slot: int, token_id: int) -> int:
-        """Return the state that a token leads the row in `slot` to, or ENDED."""
         if slot not in self.watched:
             return FREE_LINE
         state = self.states.item(slot)
@@ -306,7 +304,6 @@ class StopMatcher:
                 yield self._texts.beginning(byte)
 
     def _is_always_read(self, automaton: StopAutomaton) -> bool:
-        """Return whether ids of `automaton` are among those that share a column."""
         return any(
             self._shared is not None and max(way.pattern) >= self._shared
             for exits in automaton.exits
@@ -316,7 +313,6 @@ class StopMatcher:
 
     @cached_property
     def _texts(self) -> ByteIndex:
-        """What the tokens of all columns show as."""
         known = self._token_bytes[: self._width if self._shared is None else self._shared]
         return ByteIndex([*known, *[REPLACEMENT] * (self._width - len(known))])
 
@@ -455,7 +451,6 @@ def _with_segments(
     *,
     has_stopped: bool,
 ) -> Output:
-    """Return the output of an automaton with named states."""
     readers = [StopReader(automaton.endless, tokenizer.token_bytes)] * len(tokens)
     if has_stopped:
         readers[-1] = StopReader(automaton, tokenizer.token_bytes)

@@ -147,7 +147,6 @@ def _only_stops(
     texts: tuple[str, ...],
     eos_token_ids: tuple[int, ...],
 ) -> StopAutomaton:
-    """Return the automaton of one state that these stops end: its exits are in their order."""
     exits = [Exit((token_id,), END, token_id) for token_id in token_ids]
     exits += [Exit(sequence, END, sequence) for sequence in sequences]
     exits += [Exit(text.encode(), END, text) for text in texts]
@@ -158,7 +157,6 @@ def _only_stops(
 def _with_states(
     states: dict[str, list[Transition]], initial_state: str | None, exits: tuple[Exit, ...]
 ) -> StopAutomaton:
-    """Return the automaton of these states, each with `exits`, too; EOS stays last."""
     names = [name for name in states if name != ANY_STATE]
     if initial_state is not None:
         names.sort(key=lambda name: name != initial_state)  # the others stay in order
@@ -312,7 +310,6 @@ class StopReader:
             self.tries.append((Trie(ids), Trie(texts)))
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return what a token shows as."""
         return bytes_of(token_id, self._token_bytes)
 
     def read(self, progress: StopProgress, token_id: int) -> StopReading:
@@ -374,11 +371,9 @@ class ByteIndex:
         return np.concatenate(found)
 
     def beginning(self, byte: int) -> IntArray:
-        """Return the places of texts that begin with `byte`."""
         here = self._between(byte * NUM_SECONDS, (byte + 1) * NUM_SECONDS)
         places: IntArray = self._owners[here][self._is_first[here]]
         return places
 
     def _between(self, low: int, high: int) -> slice:
-        """Return where the pairs from `low` to below `high` are."""
         return slice(*self._pairs.searchsorted([low, high]))

@@ -104,7 +104,6 @@ class TextStream:
         return most
 
     def _cut_by_ids(self, progress: StopProgress, ids: Pattern) -> int:
-        """Return how much is cut if the tokens that come next are `ids`."""
         position = 0
         for number, token_id in enumerate(ids):
             reader = self._endless if number < self._num_endless else self._ending
@@ -160,7 +159,6 @@ class _Characters:
         return self._untold(self._decoder.decode(b"", final=True))
 
     def _untold(self, text: str) -> str:
-        """Return `text` without the bad character that was told before all of it had come."""
         if self._has_told_bad and text:
             self._has_told_bad = False
             return text[1:]

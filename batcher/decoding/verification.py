@@ -234,7 +234,6 @@ def _one_of(ranges: Ranges) -> str:
 
 
 def _complement(ranges: Ranges) -> Ranges:
-    """Return the code points that are in none of `ranges`."""
     gaps: Ranges = []
     first = 0
     for start, end in sorted(ranges):
@@ -301,7 +300,6 @@ class JsonCheck:
         return f"`{first.json_path}` does not keep `{first.validator}` of the schema"
 
     def _make_validator(self, text: str) -> Any:
-        """Return what checks values against a schema; None if it is of a dialect unknown here."""
         import attrs  # noqa: PLC0415 - an optional dependency, as those below
         import jsonschema  # noqa: PLC0415 - slow to import, too
         from jsonschema import validators  # noqa: PLC0415 - as above

@@ -56,7 +56,6 @@ def knee_of(sizes: Sequence[Size], growth: float) -> int | None:
 
 
 def _beats(larger: Size, size: Size, growth: float) -> bool:
-    """Return whether a `larger` size is worth its slots."""
     if larger.served >= size.served * (1 + growth) ** log2(larger.batch / size.batch):
         return True
     if not (larger.is_fed or size.is_fed) or larger.ttft is None or size.ttft is None:
@@ -153,7 +152,6 @@ def settings_of(deployment: Deployment) -> dict[str, Value]:
 
 
 def varied(deployments: Iterable[Deployment]) -> list[str]:
-    """Return the names of the AXES on which the deployments differ."""
     values = [settings_of(deployment) for deployment in deployments]
     return [name for name in AXES if any(each[name] != values[0][name] for each in values)]
 

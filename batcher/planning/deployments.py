@@ -68,7 +68,6 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def drafts(self) -> AssumedDrafts | None:
-        """What is assumed of drafts, None if there are none."""
         if self.draft_tokens is None:
             return None
         return AssumedDrafts(
@@ -187,7 +186,6 @@ def _fleet(path: str) -> FleetFile:
 
 
 def _reader(setting: Setting) -> Callable[[str], Value]:
-    """Return what makes a value of a setting of a text."""
     if setting.choices is not None:
         none = {NO_LIMIT: None} if setting.takes_none else {}
         return _one_of({**none, **setting.choices})
@@ -376,7 +374,6 @@ def check_fleets(given: Collection[str], alternatives: Iterable[Deployment]) -> 
 
 
 def _states(fleet: FleetFile | None, name: str) -> bool:
-    """Return whether a file leaves nothing of a setting to the command line."""
     if fleet is None:
         return False
     if name in OF_ROUTING:
@@ -386,7 +383,6 @@ def _states(fleet: FleetFile | None, name: str) -> bool:
 
 @contextmanager
 def _in_file(place: str) -> Iterator[None]:
-    """Let errors say which file they are about, and where in it."""
     try:
         yield
     except BatchdecodeError as error:

@@ -84,7 +84,6 @@ class PrefillReplica(Replica):
         self._is_stuck = False
 
     def release(self, whole: SimulatedSequence, time: float) -> None:
-        """Let the blocks of a prompt be free from `time` on."""
         self._num_releases += 1
         heappush(self._releases, (time, self._num_releases, whole))
 
@@ -98,7 +97,6 @@ class PrefillReplica(Replica):
         return (max(min(times), self._now), BEGINS) if times else NOTHING
 
     def go_on(self) -> None:
-        """Take the steps up to the next event, or the one that is it."""
         if self._is_stuck:
             begin, self._ticks = self._ticks, max(self._ticks, ticks_until(self.next_event()[0]))
             self.result.stalled_ticks += self._ticks - begin
@@ -141,7 +139,6 @@ class ReservedBlocks(CountedBlocks[SimulatedSequence]):
     """Blocks that sequences have before they are admitted, whose prompts came from elsewhere."""
 
     def reserve(self, sequence: SimulatedSequence) -> bool:
-        """Set aside what a sequence will ever hold; return whether there was room for it."""
         if not self.has_room(self.num_blocks(sequence.most_tokens)):
             return False
         self.extend(sequence, sequence.most_tokens)
@@ -208,7 +205,6 @@ class DecodeReplica(Replica):
             columns.add(sequence, num_output)
 
     def _take_in(self) -> None:
-        """Let what waits for blocks travel, in turn, as far as there are any."""
         incoming = self._incoming
         while incoming and self._blocks.reserve(incoming[0]):
             sequence = incoming.popleft()
@@ -265,7 +261,6 @@ class DisaggregatedFleet(Fleet):
         return PrefillReplica(self._turns, settings)
 
     def _release(self, sequence: Phase, time: float) -> None:
-        """Let the replica that has the prompt of a sequence keep it until `time` only."""
         source = None if sequence.source is None else self._members[sequence.source]
         if source is not None and isinstance(source.replica, PrefillReplica):
             source.replica.release(sequence.whole, time)
@@ -288,7 +283,6 @@ class DisaggregatedFleet(Fleet):
         super()._deliver(sequence, view)
 
     def _end(self, member: Member, sequence: SimulatedSequence) -> None:
-        """Take note of a phase that has ended: the second one begins, or all is over."""
         if not isinstance(sequence, Phase):
             raise InvariantError(f"{sequence.id!r} has ended whole, where phases do")
         whole = sequence.whole

@@ -202,7 +202,6 @@ class ReplicaResult(Struct):
             columns.add(sequence, num_output)
 
     def add_output(self, num_prompt: int, num_output: int) -> None:
-        """Count what was read for an output after a prompt, but for its first token."""
         decoded = max(num_output - 1, 0)
         self.kv_read += decoded * num_prompt + (decoded * (decoded - 1) >> 1)
 
@@ -211,7 +210,6 @@ class ReplicaResult(Struct):
             self.prefill_work += sequence.num_prompt_tokens**2 - sequence.num_cached_at_first**2
 
     def note_served(self, admitted_ticks: int) -> None:
-        """Count a sequence that was admitted then, and given tokens."""
         self.num_served += 1
         if admitted_ticks > (self.last_admission_ticks or NEVER):
             self.last_admission_ticks = admitted_ticks
@@ -298,7 +296,6 @@ class ReplicasResult(Struct, frozen=True, dict=True):
         return self._share(limits, self.totals.computed_tokens)
 
     def _share(self, limits: Sequence[int | None], num_used: int) -> float | None:
-        """Return the share of what all steps might use; limits: of each replica in a step."""
         there = 0
         for limit, replica in zip(limits, self.replicas, strict=True):
             if limit is None:
@@ -441,7 +438,6 @@ class Replica(EngineSimulation):
         self._until = inf
 
     def count(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
-        """Count a sequence that has ended here, or failed, and keep its times in `columns`."""
         self.result.add(sequence, columns)
 
     def report(self, time: float) -> ReplicaStats:
@@ -603,7 +599,6 @@ class Fleet:
             heappush(self._events, (event, member.view.index))
 
     def _take_ended(self, member: Member) -> None:
-        """Count the sequences that have ended on a replica, and go on with their sessions."""
         replica = member.replica
         if replica.ended:
             for sequence in replica.ended:
@@ -612,7 +607,6 @@ class Fleet:
             self._on_ended(self._num_ended)
 
     def _end(self, member: Member, sequence: SimulatedSequence) -> None:
-        """Take note of a sequence that has ended on a replica; the next turn goes on."""
         replica = member.replica
         replica.count(sequence, self._columns)
         self._note_end(member, sequence)
@@ -624,7 +618,6 @@ class Fleet:
             heappush(self._turns_ahead, (*ARRIVAL_ORDER(turn), turn))
 
     def _note_end(self, member: Member, sequence: SimulatedSequence) -> None:
-        """Count a response that has just ended, of which the router is going to hear."""
         self._num_ended += 1
         if self._hears_ends:
             entry = member.replica.now, self._num_ended, member.view, sequence.num_prompt_tokens
@@ -653,11 +646,9 @@ class Fleet:
         self._note(view)
 
     def _note(self, view: ReplicaView) -> None:
-        """Let the router that sends to a replica know that what is known of it has changed."""
         self._router.note(view)
 
     def _choose(self, sequence: SimulatedSequence) -> ReplicaView | None:
-        """Return where to send a sequence; the samples of a request go where its first went."""
         if not sequence.has_siblings:
             return self._router.choose(sequence, sequence.arrival_time)
         number, view = self._siblings
@@ -667,7 +658,6 @@ class Fleet:
         return view
 
     def _refuse(self, sequence: SimulatedSequence) -> None:
-        """End a sequence, and the turns after it, since the router sends it nowhere."""
         sequence.has_failed = True
         turn: SimulatedSequence | None = sequence
         while turn is not None:
@@ -675,14 +665,12 @@ class Fleet:
             turn = self._turns.next_turn(turn, sequence.arrival_time)
 
     def _hear_end(self, time: float, view: ReplicaView, num_tokens: int) -> None:  # noqa: ARG002 - others need it
-        """Tell the router of a response that has ended at `time`, to a prompt of `num_tokens`."""
         view.num_requests -= 1
         view.num_tokens -= num_tokens
         if self._router.hears_ends:
             self._note(view)
 
     def _hear_reports(self, time: float) -> None:
-        """Tell the router how all replicas stand at `time`, up to which they have gone on."""
         for member in self._members:
             member.view.report, member.view.num_unreported = member.replica.report(time), 0
             self._note(member.view)

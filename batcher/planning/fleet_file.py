@@ -99,13 +99,11 @@ class Failures(Struct, frozen=True, kw_only=True):
     retries: Retries = 3
 
     def times_of(self, replica: int) -> Iterator[float]:
-        """Yield for how many seconds a replica serves each time until it fails."""
         draw = Random(f"{self.seed}:{replica}").expovariate  # noqa: S311 - chance, not secrets
         while True:
             yield inf if self.mtbf is None else draw(1 / self.mtbf)
 
     def noticed_at(self, time: float) -> float:
-        """Return when a failure at `time` is noticed: at the next look."""
         return (floor(time / self.health_check) + 1) * self.health_check
 
 
@@ -219,7 +217,6 @@ def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
 
 
 def _management(contents: _Contents, fleet: FleetFile) -> Management | None:
-    """Return how a fleet is managed; None if it is not."""
     kinds = (("admission", AdmissionControl), ("failures", Failures), ("autoscale", Autoscale))
     sections: dict[str, Any] = {}
     for name, kind in kinds:
@@ -265,7 +262,6 @@ def _management(contents: _Contents, fleet: FleetFile) -> Management | None:
 
 
 def _group(values: Any, number: str, place: Place, readers: Readers) -> ReplicaGroup:
-    """Return a group of a file, which has its number for a name if it states none."""
     allowed = ["name", "role", *readers]
     if not isinstance(values, dict):
         raise CatalogError(f"{place}: expected a count, and any of {', '.join(allowed)}")

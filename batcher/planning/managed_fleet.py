@@ -50,7 +50,6 @@ class RouterQueue:
 
     @property
     def next_limit(self) -> float:
-        """Until when none has waited too long."""
         return self._limits[0][0] if self._limits else inf
 
     def push(self, sequence: SimulatedSequence, now: float) -> SimulatedSequence | None:
@@ -139,7 +138,6 @@ class ManagedFleet(Fleet):
     # -- the timetable ---------------------------------------------------------------------------
 
     def _at(self, time: float, action: Callable[[float], None]) -> None:
-        """Plan an action, which is given its time."""
         self._num_planned += 1
         if time < inf:
             heappush(self._timetable, (time, self._num_planned, action))
@@ -170,7 +168,6 @@ class ManagedFleet(Fleet):
         self._admit(sequence, sequence.arrival_time)
 
     def _admit(self, sequence: SimulatedSequence, now: float) -> None:
-        """Send a sequence to a replica that has room, or let it wait, or refuse it."""
         number, view = self._siblings
         is_sibling = sequence.has_siblings and number == sequence.input_index
         if self._open or (is_sibling and view in self._known):
@@ -203,7 +200,6 @@ class ManagedFleet(Fleet):
             self._deliver(sequence, view)
 
     def _offer(self) -> None:
-        """Let the router send to the replicas that have room."""
         self._open = [view for view in self._known if view.num_requests < self._max_in_flight]
         if self._open:
             self._router.use(self._open)
@@ -238,7 +234,6 @@ class ManagedFleet(Fleet):
     # -- failures --------------------------------------------------------------------------------
 
     def _draw_failure(self, member: Member, now: float) -> None:
-        """Plan when a replica fails that serves from now on."""
         num_starts = member.life.num_starts
 
         def fail(time: float) -> None:
@@ -310,7 +305,6 @@ class ManagedFleet(Fleet):
         self._at(now + autoscale.interval, partial(self._look, autoscale, autoscaler))
 
     def _state(self, autoscale: Autoscale, now: float) -> FleetState:
-        """Return what replicas report now, and what has ended since the last time."""
         by_state = Counter(member.life.state for member in self._members)
         serving = [
             member.replica.report(now)

@@ -486,7 +486,6 @@ class _Trials:
         return score_of(self._question, outcome)
 
     def _measure_ahead(self) -> None:
-        """Measure what is asked for now, and what may be next where processes are free."""
         known = {
             number: score_of(self._question, outcome)
             for number, outcome in (self.outcomes | self._ahead).items()

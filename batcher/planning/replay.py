@@ -48,7 +48,6 @@ class AsLogged(Router):
         self.num_replicas = len(places)
 
     def choose(self, request: SimulatedSequence, now: float) -> ReplicaView:  # noqa: ARG002 - it has been
-        """Return the one that had it."""
         return self.replicas[self._places[request.input_index]]
 
 

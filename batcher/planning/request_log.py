@@ -309,7 +309,6 @@ def read_run_meta(content: bytes, name: str) -> RunMeta:
 
 
 def _said(meta: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield all that is said of a known field, with the names that lead to it."""
     for name, value in meta.items():
         path = (*above, name)
         if name in NAMES or name in _NOT_SIMULATED:

@@ -72,7 +72,6 @@ class Router:
         self.replicas: Sequence[ReplicaView] = ()
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
-        """Send to these from now on."""
         self.replicas = replicas
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
@@ -134,7 +133,6 @@ class LeastOf(Router):
         self._heap: list[tuple[float, int, ReplicaView]] = []  # outdated ones, too
 
     def load(self, replica: ReplicaView) -> float:
-        """Return what is to be least."""
         raise NotImplementedError
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
@@ -148,7 +146,6 @@ class LeastOf(Router):
 
     @property
     def least(self) -> ReplicaView:
-        """The replica with the least load."""
         heap, entries = self._heap, self._entries
         while entries[heap[0][-1]] is not heap[0]:
             heappop(heap)

@@ -62,7 +62,6 @@ class Ladder:
         return AXES[self.searched].set(base, value)
 
     def _make_rungs(self, workload: AnyWorkload) -> tuple[Sequence[int], int]:
-        """Return the numbers of the first tries, and the place of the very first."""
         scheduling, first = self.base.scheduling, 1
         if self.searched == "rate":
             if workload.mean_rate is None:
@@ -101,7 +100,6 @@ class LeastSearch:
 
     @property
     def least(self) -> int | None:
-        """The least number tried that is enough, None if none is."""
         return min((number for number in self.scores if self._is_enough(number)), default=None)
 
     @property
@@ -114,7 +112,6 @@ class LeastSearch:
 
     @property
     def nearest(self) -> int:
-        """The number tried with the best score; the least of several."""
         return max(self.scores, key=lambda number: (self.scores[number], -number))
 
     def run(self, score: Callable[[int], Score], start: int = 0) -> None:
@@ -197,7 +194,6 @@ def likely(
 
 
 def doublings(first: int, last: int) -> list[int]:
-    """Return `first`, twice that and so on below `last`, and `last`."""
     rungs = []
     while first < last:
         rungs.append(first)

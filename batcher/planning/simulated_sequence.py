@@ -54,13 +54,11 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
 
     @property
     def admitted(self) -> float | None:
-        """When the step began that first gave it a slot, in seconds."""
         ticks = self.admitted_ticks
         return None if ticks == NEVER else ticks / TICKS_PER_SECOND
 
     @property
     def first_token(self) -> float | None:
-        """When the step ended that gave it its first token, in seconds."""
         ticks = self.first_token_ticks
         return None if ticks == NEVER else ticks / TICKS_PER_SECOND
 
@@ -71,7 +69,6 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens it is given."""
         if self.has_failed:
             return 0
         num_output, most = self.job.output.length, self.max_tokens
@@ -107,7 +104,6 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         return fresh
 
     def lay_out(self) -> tuple[Piece, ...]:
-        """Return its pieces, which are known with their ends from now on."""
         if not self.ends:
             pieces = (*self.history, *self.job.pieces, self.output)
             self.pieces = tuple(piece for piece in pieces if piece.length) or (self.output,)
@@ -219,7 +215,6 @@ class Turns:
         return any(job.session is not None for job in self._jobs)
 
     def arrivals(self) -> Iterable[SimulatedSequence]:
-        """Return those of `begin` in the order in which they arrive."""
         return sorted(self.begin(), key=ARRIVAL_ORDER)
 
     def begin(self) -> list[SimulatedSequence]:

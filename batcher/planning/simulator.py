@@ -271,7 +271,6 @@ class EngineSimulation:
                 self._fail(sequence)
 
     def _fail(self, sequence: SimulatedSequence) -> None:
-        """End a sequence that waits, and can never run."""
         self._scheduler.finish_waiting(sequence, FINISH)
         sequence.has_failed = True
         self._note_over(sequence)
@@ -479,7 +478,6 @@ class EngineSimulation:
             self._drafting |= dict.fromkeys(scheduled.prefill_finished)
 
     def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
-        """Let steps that take `ticks` together pass, and count what is held and used in them."""
         totals, pool, num_free = self._totals, self._pool, self._batch.num_free
         totals.slot_steps += num_steps * (self._num_slots - num_free)
         totals.block_steps += num_steps * (pool.num_total - pool.num_free)

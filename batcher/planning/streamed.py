@@ -142,7 +142,6 @@ class StreamedTurns(Turns):
         return _sequence(0, 0.0, most(self._workload.prompt), most(self._workload.output), 0)
 
     def arrivals(self) -> Iterable[SimulatedSequence]:
-        """Return the sequences in the order in which they arrive."""
         return (_sequence(number, *row) for number, row in enumerate(self._workload.rows()))
 
 

@@ -59,7 +59,6 @@ class Family(Struct, frozen=True):
 
 
 def make_generator(seed: int, stream: int) -> Generator:
-    """Return the generator of one of the independent streams of random numbers of a seed."""
     return Generator(PCG64(SeedSequence(seed, spawn_key=(stream,))))
 
 
@@ -135,7 +134,6 @@ def _usage(name: str, family: Family) -> str:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether `text` is a number that can be a parameter."""
     try:
         value = read_number(text, float)
     except ValueError:
@@ -211,7 +209,6 @@ LENGTHS = TIMES | {
 
 
 def draw_priorities(shares: PriorityShares, generator: Generator) -> Iterator[int]:
-    """Yield priorities without end, each as often as `shares` say."""
     priorities = list(shares)
     if len(priorities) <= 1:
         yield from repeat(priorities[0] if priorities else 0)
@@ -259,7 +256,6 @@ class Arrivals(Struct, frozen=True):
                 elapsed += gap
 
     def _gaps(self, generator: Generator) -> NDArray[np.float64]:
-        """Return the next _BLOCK gaps."""
         raise NotImplementedError
 
     def _time(self, elapsed: float) -> float:
@@ -418,7 +414,6 @@ def parse_shared_prefix(text: str, option: str) -> SharedPrefix:
 
 
 def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[WorkloadEntry]:
-    """Yield the requests of `turns`, with their prompts and lengths."""
     prompts, outputs = (make_generator(workload.seed, stream) for stream in (PROMPTS, OUTPUTS))
     prompt_lengths = draw_lengths(workload.prompt_lengths, prompts, workload.max_prompt_tokens)
     output_lengths = draw_lengths(workload.output_lengths, outputs, workload.max_output_tokens)
@@ -441,7 +436,6 @@ def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[Workl
 
 
 def _draw_prefixes(workload: SyntheticWorkload) -> Iterator[list[LengthSegment]]:
-    """Yield what prompts begin with, without end: no segment at all, or that of a group."""
     prefix = workload.shared_prefix
     if prefix is None:
         while True:

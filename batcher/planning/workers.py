@@ -173,7 +173,6 @@ def _killed() -> BatchdecodeError:
 
 
 def _taken(connection: Connection) -> _Message:
-    """Return what has come: an answer, or how much of a task is done."""
     try:
         kind, content = connection.recv()
     except (EOFError, OSError):

@@ -124,7 +124,6 @@ class Workload(Struct, frozen=True, gc=False):
 
     @property
     def span(self) -> float:
-        """From the first arrival to the last, in seconds."""
         arrivals = [job.arrival_time for job in self.jobs]
         return max(arrivals, default=0.0) - min(arrivals, default=0.0)
 
@@ -215,7 +214,6 @@ def workload_of(
 
 
 def has_exact_length(request: Request) -> bool:
-    """Return whether the output of a valid `request` is known to have max_tokens tokens."""
     return request.max_tokens == 0 or (
         request.ignore_eos
         and request.max_tokens != TO_THE_END
@@ -232,7 +230,6 @@ def _output(
     key: tuple[int, int],
     outputs: Mapping[tuple[int, int], Sequence[int]] | None,
 ) -> Piece:
-    """Return what a sample generates."""
     if outputs is not None and key in outputs:
         tokens = tuple(outputs[key])
         return Piece(len(tokens), tokens=tokens)
@@ -248,7 +245,6 @@ def _output(
 def _read(
     prompt: PromptInput, model: Model, prefix: Tokens
 ) -> tuple[tuple[Piece, ...], tuple[SegmentEnd, ...]]:
-    """Return what a prompt holds after `prefix`, and where its segments end."""
     if isinstance(prompt, str):
         return _listed([*prefix, *model.tokenizer.encode(prompt)]), ()
     if not has_segments(prompt):

@@ -175,7 +175,6 @@ class TraceEntryChecks:
         return max(value, 1)
 
     def error(self, number: int, message: str) -> WorkloadError:
-        """Return the error that says what is wrong with a line."""
         return WorkloadError(f"{self.source}:{number}: {message}")
 
 
@@ -213,7 +212,6 @@ def _split(line: bytes) -> list[str]:
 
 
 def _find_columns(header: NumberedLine, checks: TraceEntryChecks) -> list[int]:
-    """Return the places of AZURE_COLUMNS in the first line, or raise a WorkloadError."""
     number, line = header
     names = _split(line)
     for column in AZURE_COLUMNS:
@@ -337,7 +335,6 @@ def vllm_entries(
 def _records(
     lines: Iterable[NumberedLine], kind: type[T], checks: TraceEntryChecks
 ) -> Iterator[tuple[int, T]]:
-    """Yield each line of JSON as a `kind`, with its number; raise a WorkloadError at another."""
     decoder = msgspec.json.Decoder(kind)
     for number, line in lines:
         try:

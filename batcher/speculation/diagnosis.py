@@ -160,7 +160,6 @@ class Side:
     def _drawn_from(
         self, number: int, request: Request, positions: Sequence[int], logits: Iterable[FloatArray]
     ) -> list[Floats]:
-        """Return what a row is drawn from at `positions` of its output, by the logits of each."""
         row, sampler, found, num_known = self._rows[number], self._sampler, [], 0
         stop = request.stop_token
         stops = [] if stop is None else [stop] if isinstance(stop, int) else stop
@@ -315,7 +314,6 @@ def _overlaps(wanted: Sequence[Floats], drawn: Sequence[Floats]) -> Floats:
 
 
 def _tokenizer_check(rows: Sequence[TargetOutput], target: Model, draft: Model) -> CauseCheck:
-    """Compare what both models read in the tokens of `rows`, and what ends their texts."""
     ours, theirs = target.tokenizer.token_bytes, draft.tokenizer.token_bytes
     used = sorted({token for row in rows for token in (*row.prompt, *row.output)})
     others = [token for token in used if bytes_of(token, ours) != bytes_of(token, theirs)]

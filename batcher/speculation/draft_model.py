@@ -43,7 +43,6 @@ class DraftingRows:
         model.allocate_pages(num_slots, pages.num_blocks or None, pages.block_size)
 
     def open(self, slot: int, tokens: Tokens) -> None:
-        """Begin a row that has `tokens`, which `compute` has seen."""
         self._rows[slot] = [*tokens]
 
     def extend(self, given: Mapping[int, Sequence[int]]) -> None:
@@ -75,7 +74,6 @@ class DraftingRows:
         self._model.release(slot)
 
     def _forward(self, slots: list[int]) -> ModelOutput:
-        """Compute what the batch has, with the logits of those in `slots`, which yield."""
         batch, pages = self._batch, self._pages
         pages.num_blocks = self._theirs.num_blocks
         batch.logit_slots = np.array(slots, np.int64)
@@ -203,7 +201,6 @@ class DraftTreeModel(DraftingRows):
         return {slot: proposal_of(tree.tokens, tree.parents) for slot, tree in trees.items()}
 
     def _grow(self, tree: _Tree, best: list[list[int]]) -> None:
-        """Let each branch go on by a level, its best tokens, as far as there is room."""
         branches, tree.branches = tree.branches, []
         for branch, tokens in zip(branches, best, strict=True):
             for token in tokens[: tree.size - len(tree.tokens)]:

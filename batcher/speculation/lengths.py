@@ -104,12 +104,10 @@ class AutoLengths:
                 self._settle(slot, row, _MARGIN)
 
     def take_changes(self) -> list[LengthChange]:
-        """Return the changes since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
     def _review(self, slots: list[int]) -> None:
-        """Find out which drafts are worth their time."""
         num_rows = self._num_reviewed = len(slots)
         rows = [self._rows[slot] for slot in slots]
         for row in rows:
@@ -169,7 +167,6 @@ class AutoLengths:
                 heappop(last)
 
     def _probe(self, wanted: dict[int, int]) -> None:
-        """Give a row more than are worth it as far as is known, if that is paid for."""
         num_rows, num_tokens = len(wanted), len(wanted) + sum(wanted.values())
         slot = min((s for s in wanted if s > self._last_probed), default=min(wanted))
         number = min(max(2 * wanted[slot], 1), self._max_drafts)
@@ -183,7 +180,6 @@ class AutoLengths:
         self._credit = min(self._credit + PROBE_SHARE * seconds, max(cost, seconds))
 
     def _look_at(self, row: "_Row") -> None:
-        """Estimate how likely a draft of the row is accepted if those before it are."""
         shown, shared = row.shown, self._shared
         prior = _ROW_PRIOR_DRAFTS * shared.accepted / shared.tried
         acceptance = (shown.accepted + prior) / (shown.tried + _ROW_PRIOR_DRAFTS)
@@ -324,17 +320,14 @@ class MeasuredCosts:
         self._seconds = 0.0  # that the drafts of this step have taken
 
     def note_drafts(self, num_rows: int, most_drafts: int, seconds: float) -> None:
-        """Take in how long it took to propose the drafts of a step."""
         self._seconds = seconds
         if most_drafts:
             self.drafts.learn(num_rows, seconds / most_drafts)
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
-        """Take in how long a step took, its drafts included."""
         if num_tokens:
             self.steps.learn(num_tokens, max(seconds - self._seconds, 0.0))
         self._seconds = 0.0
 
     def draft_seconds(self, num_rows: int) -> float:
-        """Return how long one more draft of each of so many rows takes."""
         return self.drafts.estimate(num_rows, num_rows)

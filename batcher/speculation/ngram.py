@@ -38,7 +38,6 @@ class NgramDrafter:
         self._rows[slot] = _Row(tokens[-WINDOW:], self._max_length)
 
     def extend(self, given: Mapping[int, Sequence[int]]) -> None:
-        """Let rows have been given tokens."""
         for slot, tokens in given.items():
             row = self._rows[slot]
             row.append(tokens)
@@ -81,7 +80,6 @@ class _Row:
         self.append(tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Take in the tokens that follow."""
         known, of_tokens, of_pairs = self.tokens, self._of_tokens, self._of_pairs
         first, second = [_NONE, _NONE, *known[-2:]][-2:]
         for place, token in enumerate(tokens, len(known)):

@@ -108,7 +108,6 @@ class TreeShape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many drafts there are at most."""
         return self.num_branches * self.depth
 
 

@@ -47,7 +47,6 @@ class StepLine(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def work(self) -> int:
-        """The prefill_work, given or counted."""
         if self.chunks is None:
             return self.prefill_work or 0
         return sum(tokens * (2 * context + tokens) for context, tokens in self.chunks)
@@ -64,7 +63,6 @@ class StepLog(Struct, frozen=True):
 
     @property
     def num_steps(self) -> int:
-        """How many there are."""
         return len(self.seconds)
 
     def part(self, chosen: Any) -> "StepLog":
@@ -131,7 +129,6 @@ def read_traced_steps(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
 
 
 def _contradiction(line: StepLine, last: float) -> str | None:
-    """Return what is wrong with a line whose values are each allowed; None if nothing is."""
     if (line.prefill_work is None) == (line.chunks is None):
         return "one of prefill_work and chunks is needed, and only one"
     if line.time is not None and line.time < last:
@@ -181,7 +178,6 @@ class KindErrors(Struct, frozen=True):
     replayed: float
 
     def describe(self) -> str:
-        """Return it as a person reads it."""
         text = f"{self.kind} MAPE {self.mape:.1%}, in all {self.replayed:+.1%}"
         return f"{text} ({self.num_steps:,})".replace("%", " %")
 
@@ -204,7 +200,6 @@ class FitErrors(Struct, frozen=True, kw_only=True):
     by_kind: list[KindErrors]
 
     def describe(self) -> str:
-        """Return it as a person reads it."""
         return (
             f"MAPE {self.mape:.2%}, p95 {self.p95:.2%}, R2 {self.r2:.4f}, held out "
             f"{self.held_out_mape:.2%}; {self.num_steps:,} steps, replayed {self.replayed:+.2%}"
@@ -336,7 +331,6 @@ def fit_nonnegative(columns: Any, target: Any) -> tuple[Any, float]:
 
 
 def _least(loss: Callable[[float], float], places: list[float]) -> float:
-    """Return where `loss` is least: the best of `places`, or better ones around it."""
     losses = [loss(place) for place in places]
     best = min(range(len(places)), key=losses.__getitem__)
     around = places[max(best - 1, 0) : best + 2]

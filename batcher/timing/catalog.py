@@ -105,7 +105,6 @@ def read_mapping(path: str) -> dict[str, Any]:
 
 @contextmanager
 def _at(place: str) -> Iterator[None]:
-    """Let what is wrong with a text become a CatalogError that says where."""
     try:
         yield
     except yaml.MarkedYAMLError as error:
@@ -183,7 +182,6 @@ class Place:
 
 
 def _line_of(path: str, keys: tuple[str | int, ...]) -> int | None:
-    """Return the line of what `keys` lead to, or of what comes nearest, or None."""
     try:
         part: Any = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError):  # it was another file before

@@ -209,7 +209,6 @@ class RooflineStepTime:
     def compute_ticks(
         self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int
     ) -> int:
-        """Return how long the arithmetic of a step takes, and communication."""
         per_step, per_token, per_sequence, per_kv, per_work = self._compute
         return (
             per_step

@@ -83,7 +83,6 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def experts(self) -> tuple[int, int] | None:
-        """How many experts a layer has, and how many of them are for each token, if any."""
         if self.num_experts is None or self.num_experts_per_tok is None:
             return None
         return self.num_experts, self.num_experts_per_tok
@@ -129,7 +128,6 @@ def _as_profiles(content: dict[str, Any], place: str) -> dict[str, Profile]:
 
 
 def _fault(profile: Profile) -> str | None:
-    """Return what is wrong with a profile whose values are each allowed; None if nothing is."""
     for (before, _), (after, _) in pairwise(profile.by_tokens):
         if after <= before:
             return f"by_tokens: {after} comes after {before}: expected tokens that ascend"
@@ -143,7 +141,6 @@ def _fault(profile: Profile) -> str | None:
 
 
 def is_profile_file(text: str) -> bool:
-    """Return whether `text` names a file of profiles, and not one of them."""
     return text.endswith(YAML_SUFFIXES)
 
 
@@ -197,7 +194,6 @@ class Overhead(Struct, frozen=True, kw_only=True):
         return self.gap_us * num_layers / 1e6
 
     def least_ms(self, num_layers: int) -> float:
-        """Return what each step takes at least, in milliseconds."""
         return self.launch_us * num_layers / _US_PER_MS
 
 

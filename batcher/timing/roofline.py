@@ -70,7 +70,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_weight(self) -> int:
-        """The size of a weight of a layer."""
         return _BYTES_OF_TYPES[self.weight_dtype or self.torch_dtype]
 
     @property
@@ -112,7 +111,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def num_expert_layers(self) -> int:
-        """The layers that have experts in place of an MLP."""
         if self.experts is None:
             return 0
         return self.num_hidden_layers - (self.first_k_dense_replace or 0)
@@ -137,7 +135,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def weights_per_token(self) -> int:
-        """The weights of all layers that a token is multiplied with."""
         return self.layer_weights + self.expert_weights * (self.num_experts_per_tok or 0)
 
     @property
@@ -175,7 +172,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """The bytes that the cache holds for a token."""
         numbers = 2 * self.kv_size if self._latent is None else sum(self._latent[:2])
         size = _BYTES_OF_TYPES[self.kv_cache_dtype or self.torch_dtype]
         return self.num_hidden_layers * numbers * size
@@ -242,7 +238,6 @@ def _quantized(config: dict[str, Any], place: str) -> str | None:
 
 
 def _fault_of_experts(shape: ModelShape, config: dict[str, Any]) -> str | None:
-    """Return what is wrong with the experts of a config; None if nothing is."""
     if shape.num_experts is None:
         return None
     if shape.num_experts_per_tok is None or shape.num_experts_per_tok > shape.num_experts:
