@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from control_requests import SCHEMA, STATES, control_requests
+from control_requests import SCHEMA, control_requests
 from engine_runs import fields, of_kind, run
 from examples import examples, mostly_heavy
 from hypothesis import given
@@ -51,16 +51,6 @@ def test_forced_tokens_come_in_one_step_and_count() -> None:
     assert result.steps.finished is not None
     assert len(result.tokens) == result.steps.finished + 1 + num_jumped == finish.tokens
     assert (result.finish_reason, result.constraint) == ("stop", "complete")
-
-
-def test_what_is_too_much_for_the_grammar_byte_by_byte_is_legal_all_the_same() -> None:
-    schema = {"type": "string", "maxLength": 300, "pattern": r"^(?:\S+\s+){0,29}\S+$"}
-    requests = [
-        fields(id=str(n), json_schema=schema, max_tokens=40, temperature=1.0) for n in range(6)
-    ]
-    results = run(requests).results
-    assert [result.error for result in results] == [None] * 6
-    assert {result.constraint for result in results} <= {"complete", "incomplete"}
 
 
 def test_what_only_its_own_grammar_can_judge_goes_unchecked() -> None:
@@ -161,13 +151,6 @@ def test_the_best_samples_are_those_with_the_highest_sum() -> None:
     assert best[0].tokens == next(r.tokens for r in everything if r.index == ranked[0])
 
 
-def test_a_sample_is_the_same_whatever_n_is() -> None:
-    few = run([fields(temperature=1.0, n=2)]).results
-    many = run([fields(temperature=1.0, n=6)]).results
-    assert [r.tokens for r in few] == [r.tokens for r in many if r.index < 2]
-    assert len({tuple(result.tokens) for result in many}) > 1
-
-
 def test_another_seed_and_another_id_give_other_samples() -> None:
     tokens = [
         run([fields(temperature=1.0, **more)]).results[0].tokens
@@ -185,13 +168,6 @@ def test_logprobs_sum_up_and_the_greedy_token_is_the_likeliest() -> None:
     assert result.cumulative_logprob == pytest.approx(sum(e.logprob for e in result.logprobs))
 
 
-def test_echo_puts_the_prompt_before_the_text() -> None:
-    [plain] = run([fields()]).results
-    [echoed] = run([fields(echo=True)]).results
-    assert echoed.text == "Count the boats" + plain.text
-    assert echoed.tokens == plain.tokens
-
-
 def test_a_healed_prompt_is_written_anew_and_only_what_follows_is_text() -> None:
     prompt = "Count the bo"
     [result] = run([fields(prompt=prompt, heal=True)]).results
@@ -201,15 +177,6 @@ def test_a_healed_prompt_is_written_anew_and_only_what_follows_is_text() -> None
     forced = written[: len(written) - len(result.text)]
     assert prompt.endswith(forced)
     assert result.usage.prompt_tokens == len(tokenizer.encode(prompt))
-
-
-def test_stops_act_after_a_healed_prompt() -> None:
-    prompt = "Count the bo"
-    [free] = run([fields(prompt=prompt, heal=True, max_tokens=20)]).results
-    stop = free.text[4:6]
-    [stopped] = run([fields(prompt=prompt, heal=True, max_tokens=20, stop=stop)]).results
-    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
-    assert stopped.text == free.text[: free.text.index(stop)]
 
 
 def test_stops_do_not_act_in_the_end_of_the_prompt_that_is_healed() -> None:
@@ -267,18 +234,6 @@ def test_as_many_best_samples_as_there_are_come_best_first_in_any_batch() -> Non
     assert sums == sorted(sums, reverse=True)
 
 
-@pytest.mark.parametrize(
-    "more", [{"regex": "the door(way)?"}, {"prompt": "Count the bo", "heal": True}]
-)
-def test_tokens_that_are_forced_from_the_outset_are_told_with_the_first(
-    more: dict[str, Any],
-) -> None:
-    done = run([fields(**more)])
-    [result] = done.results
-    assert [token for told in done.tokens for token in told.tokens] == result.tokens
-    assert "".join(told.text for told in done.tokens) == result.text
-
-
 @pytest.mark.parametrize("more", FORCED)
 def test_a_model_is_told_all_tokens_of_a_row_once_and_where_they_go_on(
     more: dict[str, Any],
@@ -298,20 +253,6 @@ def test_a_model_is_told_all_tokens_of_a_row_once_and_where_they_go_on(
         for slot, prompt in enumerate(prompts):
             told = held[slot][len(prompt) :]
             assert held[slot] == prompt + results[0].tokens[: len(told)]
-
-
-def test_a_search_gives_as_many_results_as_were_asked_for_even_if_it_finds_fewer() -> None:
-    results = run([fields(num_beams=3, n=3, regex="yes|no")]).results
-    assert [result.index for result in results] == [0, 1, 2]
-    assert sorted(result.text for result in results) == ["", "no", "yes"]
-
-
-@pytest.mark.parametrize("more", [{"temperature": 1.0, "n": 3}, {"states": STATES}])
-def test_every_sample_is_told_its_own_tokens_once(more: dict[str, Any]) -> None:
-    done = run([fields(max_tokens=40, ignore_eos=True, **more)])
-    for result in done.results:
-        told = [event.tokens for event in done.tokens if event.index == result.index]
-        assert [token for tokens in told for token in tokens] == result.tokens
 
 
 def test_best_of_no_tokens_makes_no_samples_to_drop() -> None:
@@ -334,3 +275,29 @@ def test_what_was_forced_before_the_first_step_is_told_of_a_row_that_is_aborted(
     assert result.text
     assert "".join(event.text for event in told) == result.text
     assert [token for event in told for token in event.tokens] == result.tokens
+
+
+def test_what_is_too_much_for_the_grammar_byte_by_byte_is_legal_all_the_same() -> None:
+    schema = {"type": "string", "maxLength": 300, "pattern": r"^(?:\S+\s+){0,29}\S+$"}
+    requests = [
+        fields(id=str(n), json_schema=schema, max_tokens=40, temperature=1.0) for n in range(6)
+    ]
+    results = run(requests).results
+    assert [result.error for result in results] == [None] * 6
+    assert {result.constraint for result in results} <= {"complete", "incomplete"}
+
+
+def test_echo_puts_the_prompt_before_the_text() -> None:
+    [plain] = run([fields()]).results
+    [echoed] = run([fields(echo=True)]).results
+    assert echoed.text == "Count the boats" + plain.text
+    assert echoed.tokens == plain.tokens
+
+
+def test_stops_act_after_a_healed_prompt() -> None:
+    prompt = "Count the bo"
+    [free] = run([fields(prompt=prompt, heal=True, max_tokens=20)]).results
+    stop = free.text[4:6]
+    [stopped] = run([fields(prompt=prompt, heal=True, max_tokens=20, stop=stop)]).results
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
+    assert stopped.text == free.text[: free.text.index(stop)]

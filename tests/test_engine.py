@@ -75,13 +75,6 @@ def test_the_example_of_the_documentation() -> None:
     assert [result.id for result in results] == ["b", "a", "c", "d"]
 
 
-def test_a_single_request_reports_its_steps() -> None:
-    _, [result] = run([plain("a", 2)], 4)
-    steps = result.steps
-    assert (steps.arrived, steps.admitted, steps.first_token, steps.finished) == (0, 0, 0, 1)
-    assert result.usage.completion_tokens == 2
-
-
 def test_nothing_to_do_is_no_step() -> None:
     engine = Engine(SimulatedModel(), 3)
     assert not engine.has_work
@@ -108,35 +101,11 @@ def test_only_requests_without_tokens_take_no_step() -> None:
     assert engine.now == 7.5
 
 
-def test_the_clock_jumps_over_idle_time_and_counts_no_step() -> None:
-    engine = Engine(SimulatedModel(), 2)
-    engine.add(plain("late", 1, arrival_time=100.25))
-    engine.add(plain("now", 2))
-    events, _ = drain(engine)
-    admitted = {
-        event.id: (event.step, event.time) for event in events if isinstance(event, AdmitEvent)
-    }
-    assert admitted == {"now": (0, 0.0), "late": (2, 100.25)}
-    assert engine.num_steps == 3
-
-
-def test_an_arrival_during_the_last_step_before_idling_is_no_jump_back() -> None:
-    requests = [plain("a", 1), plain("b", 3, 0.5), plain("c", 1, 3)]
-    _, results = run(requests, 2)
-    assert {result.id: result.steps.admitted for result in results} == {"a": 0, "b": 1, "c": 3}
-
-
 def test_a_freed_slot_is_refilled_in_the_next_step_and_says_so() -> None:
     requests = [plain("long", 9), plain("a", 1), plain("b", 1), plain("c", 1, arrival_time=5)]
     events, _ = run(requests, 2)
     reasons = {event.id: event.reason for event in events if isinstance(event, AdmitEvent)}
     assert reasons == {"long": "empty", "a": "empty", "b": "refill", "c": "empty"}
-
-
-def test_arrival_order_is_time_then_line() -> None:
-    requests = [plain("c", 1, 2), plain("a", 1, 1), plain("d", 1, 2), plain("b", 1, 1.5)]
-    events, _ = run(requests, 1)
-    assert [event.id for event in events if isinstance(event, ArriveEvent)] == ["a", "b", "c", "d"]
 
 
 def test_a_request_added_late_counts_as_arrived_at_its_time() -> None:
@@ -221,17 +190,6 @@ def test_an_aborted_request_keeps_what_it_had_and_frees_its_slot(when: str) -> N
         engine.abort("a")
 
 
-def test_a_slot_freed_by_an_abort_is_refilled_at_once() -> None:
-    engine = Engine(SimulatedModel(), 1)
-    engine.add(plain("a", 50))
-    engine.add(plain("b", 2))
-    engine.step()
-    engine.abort("a")
-    _, results = drain(engine)
-    assert [(result.id, result.steps.finished) for result in results] == [("a", 0), ("b", 2)]
-    assert results[1].steps.admitted == 1
-
-
 def test_samples_that_arrive_together_wait_in_the_order_of_their_requests() -> None:
     requests = [
         Request(id=name, prompt=[5], max_tokens=1, temperature=1.0, n=2, arrival_time=1)
@@ -268,14 +226,6 @@ def test_a_known_result_that_never_held_a_slot_holds_none_again() -> None:
     assert (results, again.num_steps) == ([], 0)
 
 
-def test_of_equal_arrival_times_the_place_decides_not_the_order_of_adding() -> None:
-    engine = Engine(SimulatedModel(), 1)
-    engine.add(plain("b", 1), input_index=1)
-    engine.add(plain("a", 1), input_index=0)
-    _, results = drain(engine)
-    assert [result.id for result in results] == ["a", "b"]
-
-
 def test_an_abort_in_the_queue_makes_room_for_another_request() -> None:
     engine = Engine(SimulatedModel(), 2)
     for name in "abc":
@@ -286,18 +236,6 @@ def test_an_abort_in_the_queue_makes_room_for_another_request() -> None:
     assert not engine.wants_request
     engine.abort("c")
     assert engine.wants_request
-
-
-@pytest.mark.parametrize("aborted", range(9))
-def test_an_abort_leaves_the_order_of_all_that_are_to_come(aborted: int) -> None:
-    times = [1.0, 2, 6, 3, 4, 7, 8, 5, 9]
-    engine = Engine(SimulatedModel(), 1)
-    for number, time in enumerate(times):
-        engine.add(plain(str(number), 1, arrival_time=10 * time))
-    engine.abort(str(aborted))
-    events, _ = drain(engine)
-    arrived = [event.time for event in events if isinstance(event, ArriveEvent)]
-    assert arrived == sorted(10 * time for n, time in enumerate(times) if n != aborted)
 
 
 def check_tokens(requests: list[Request], results: list[Result], language: Language) -> None:
@@ -427,25 +365,6 @@ def test_nothing_is_replayed_where_what_it_computed_would_be_missed(setting: dic
     with pytest.raises(BatchdecodeError, match="only without KV blocks and without preemption"):
         engine.add(plain("a", 3), replayed={0: result})
     assert not engine.has_work
-
-
-def test_the_last_allowed_token_may_be_a_stop() -> None:
-    tokens = decode_alone(plain("a", 6), ENGLISH).tokens
-    last = Request(prompt=[5], max_tokens=6, ignore_eos=True, stop_sequence=tokens[4:6])
-    _, [result] = run([last], 2)
-    assert (result.finish_reason, result.stop_reason) == ("stop", tokens[4:6])
-
-
-def test_finish_events_count_what_results_hold() -> None:
-    events, results = run([plain("a", 3), plain("b", 0)], 2)
-    finishes = {event.id: event for event in events if isinstance(event, FinishEvent)}
-    for result in results:
-        event = finishes[result.id]
-        assert (event.tokens, event.slot, event.step) == (
-            len(result.tokens),
-            result.slot,
-            result.steps.finished,
-        )
 
 
 def test_requests_without_a_slot_are_handed_out_without_a_step() -> None:

@@ -46,7 +46,7 @@ def preemptions(events: list[Event]) -> list[tuple[int, str, str, str]]:
     return [(event.step, event.id, event.for_id, event.reason) for event in found]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "deadline", "sjf"])
+@pytest.mark.parametrize("policy", ["fcfs", "sjf"])
 @pytest.mark.parametrize(("measure", "step"), [("priority", 3), ("deadline", 5)])
 def test_who_may_not_wait_takes_the_slot_of_the_worst(policy: str, measure: str, step: int) -> None:
     # by its deadline it has to begin at 5.0: it takes five steps
@@ -58,41 +58,6 @@ def test_who_may_not_wait_takes_the_slot_of_the_worst(policy: str, measure: str,
     assert {id_: result.tokens for id_, result in results.items()} == {
         id_: result.tokens for id_, result in waiting.items()
     }
-
-
-def test_who_has_a_slot_to_itself_in_time_takes_none() -> None:
-    short = replace(BULK[0], id="short", max_tokens=5)
-    _, events = run([*BULK[:3], short, VIP], settings("deadline"))
-    assert preemptions(events) == []  # that one ends at 5.0
-    _, events = run([*BULK[:3], VIP], settings("priority"))
-    assert preemptions(events) == []  # there is a free slot
-
-
-@pytest.mark.parametrize(
-    ("measure", "changes"),
-    [
-        ("priority", {"priority": 5}),
-        ("deadline", {"deadline": None}),
-        ("deadline", {"deadline": 3.0}),  # it has passed
-    ],
-)
-def test_who_is_no_better_waits(measure: str, changes: dict[str, Any]) -> None:
-    _, events = run([*BULK, replace(VIP, **changes)], settings(measure))
-    assert preemptions(events) == []
-
-
-def test_it_goes_ahead_of_a_queue_that_waits_for_blocks() -> None:
-    # of 12 blocks the first takes 7; the second needs 8 and holds up the queue; 5 are free
-    first = replace(BULK[0], prompt=[5] * 24, max_tokens=2)
-    second = replace(BULK[1], prompt=[6] * 32, max_tokens=2)
-    limits: dict[str, Any] = {"kv_blocks": 12, "block_size": 4}
-    vip = replace(VIP, arrival_time=1.0)
-    results, events = run([first, second, vip], settings("priority", **limits))
-    assert results["vip"].steps.admitted == 1
-    assert preemptions(events) == []
-    taken = replace(first, prompt=[5] * 44)
-    results, events = run([taken, second, vip], settings("priority", **limits))
-    assert preemptions(events) == [(1, "bulk-0", "vip", "priority")]
 
 
 def test_groups_give_way_and_come_together() -> None:
@@ -109,18 +74,6 @@ def test_groups_give_way_and_come_together() -> None:
     others = [replace(row, priority=0) for row in BULK[2:4]]
     _, events = run([*others, *BULK[:2], beams], settings("priority"))
     assert preemptions(events) == []
-
-
-def test_the_most_urgent_goes_first_and_each_takes_the_worst_that_is_left() -> None:
-    bulk = [replace(row, priority=number) for number, row in enumerate(BULK[:4], 5)]
-    vips = [replace(VIP, id=f"vip-{number}", priority=number) for number in (2, 1, 6)]
-    _, events = run([*bulk, *vips], settings("priority"))
-    assert preemptions(events) == [
-        (3, "bulk-3", "vip-1", "priority"),
-        (3, "bulk-2", "vip-2", "priority"),
-    ]
-    admitted = [event.id for event in events if isinstance(event, AdmitEvent)]
-    assert admitted[4:] == ["vip-1", "vip-2", "vip-6", "bulk-2", "bulk-3"]
 
 
 def test_each_gets_the_lowest_slot_that_is_free_when_it_comes() -> None:
@@ -143,77 +96,6 @@ def is_move(event: Event) -> TypeGuard[AdmitEvent | PreemptEvent]:
     return isinstance(event, AdmitEvent | PreemptEvent)
 
 
-@pytest.mark.parametrize("capacity", ["watermark", "on-demand"])
-def test_who_gave_way_does_not_come_back_in_the_same_step(capacity: Any) -> None:
-    # the long prompt lacks blocks until both have gone, but takes only two of them at first
-    limits: dict[str, Any] = {"kv_blocks": 14, "block_size": 4, "long_prefill_threshold": 8}
-    first = replace(BULK[0], id="first", prompt=[5] * 2, max_tokens=20)
-    second = replace(BULK[1], id="second", prompt=[6] * 28, max_tokens=20, priority=4)
-    vip = replace(VIP, prompt=[7] * 44, arrival_time=5.0)
-    requests = [first, second, vip]
-    results, events = run(requests, settings("priority", capacity=capacity, **limits), num_slots=3)
-    told = [row for row in preemptions(events) if row[3] == "priority"]
-    assert [row[:2] for row in told] == [(5, "first"), (5, "second")]
-    moves = [(event.step, event.id) for event in events if isinstance(event, AdmitEvent)]
-    assert [id_ for step, id_ in moves if step == 5] == ["vip"]
-    plain, _ = run(requests, SchedulingSettings())
-    assert {id_: result.tokens for id_, result in results.items()} == {
-        id_: result.tokens for id_, result in plain.items()
-    }
-
-
-def test_an_earlier_deadline_that_can_wait_keeps_back_none_that_cannot() -> None:
-    # by the clock b has to begin at 10.0, and a at 28.0
-    bulk = [replace(row, max_tokens=100, deadline=500.0) for row in BULK[:2]]
-    a = replace(VIP, id="a", max_tokens=2, deadline=30.0)
-    b = replace(VIP, id="b", max_tokens=30, deadline=40.0)
-    results, events = run([*bulk, a, b], settings("deadline"), num_slots=2)
-    assert preemptions(events) == [
-        (10, "bulk-1", "b", "deadline"),
-        (28, "bulk-0", "a", "deadline"),
-    ]
-    assert results["a"].steps.finished == 29, "until 30.0"
-    assert results["b"].steps.finished == 39, "until 40.0"
-    _, without = run([*bulk, b], settings("deadline"), num_slots=2)
-    assert preemptions(without) == [(10, "bulk-1", "b", "deadline")]
-
-
-def test_deadlines_that_have_passed_keep_back_none_that_has_not() -> None:
-    lost = [
-        replace(VIP, id=f"lost-{number}", arrival_time=1.0, deadline=1.0) for number in range(200)
-    ]
-    _, events = run([*BULK[:2], *lost, VIP], settings("deadline"), num_slots=2)
-    assert preemptions(events) == [(5, "bulk-1", "vip", "deadline")]
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_who_cannot_be_let_in_keeps_back_no_one_less_urgent(policy: str) -> None:
-    top = replace(BULK[0], id="top", priority=0, max_tokens=50)
-    beams = replace(VIP, id="beams", priority=1, num_beams=3, arrival_time=2.0)
-    vip = replace(VIP, priority=2, max_tokens=100)
-    bulk = [replace(row, max_tokens=200) for row in BULK[:2]]
-    chosen = settings("priority", policy=policy)
-    _, events = run([top, *bulk, beams, vip], chosen, num_slots=3)
-    assert preemptions(events)[0] == (3, "bulk-1", "vip", "priority")
-    # as soon as all less urgent are enough they give way to the beams, this vip, too
-    assert sorted(preemptions(events)[1:]) == [
-        (50, "bulk-0", "beams", "priority"),
-        (50, "vip", "beams", "priority"),
-    ]
-
-
-def test_who_lacks_blocks_keeps_back_no_one_less_urgent() -> None:
-    limits: dict[str, Any] = {"kv_blocks": 20, "block_size": 4}
-    top = replace(BULK[0], id="top", priority=0, prompt=[5] * 40, max_tokens=9)
-    bulk = replace(BULK[1], prompt=[6] * 24, max_tokens=20)
-    large = replace(VIP, id="large", priority=1, prompt=[7] * 60, arrival_time=2.0)
-    vip = replace(VIP, priority=2, prompt=[8] * 24)
-    _, events = run([top, bulk, large, vip], settings("priority", **limits))
-    told = [row for row in preemptions(events) if row[3] == "priority"]
-    assert told[0] == (3, "bulk-1", "vip", "priority")
-    assert [event.step for event in events if is_move(event) and event.id == "large"] == [9]
-
-
 def test_who_cannot_be_let_in_lets_no_one_as_urgent_go_first() -> None:
     # else single ones that keep coming would take each slot that the beams need
     top = replace(BULK[0], id="top", priority=0, max_tokens=10)
@@ -224,16 +106,6 @@ def test_who_cannot_be_let_in_lets_no_one_as_urgent_go_first() -> None:
     ]
     results, _ = run([top, *BULK[:2], beams, *stream], settings("priority"), num_slots=3)
     assert results["beams"].steps.admitted == 10
-
-
-def test_who_gave_way_is_not_overtaken_in_the_same_step() -> None:
-    # the beams leave two slots; who is less urgent than they were gets neither
-    beams = replace(BULK[0], id="beams", num_beams=3, priority=4)
-    top = replace(BULK[1], id="top", priority=6)
-    vips = [replace(VIP, id="first", num_beams=2), replace(VIP, id="second", priority=5)]
-    _, events = run([beams, top, *vips], settings("priority"))
-    moves = [(event.step, event.id) for event in events if isinstance(event, AdmitEvent)]
-    assert {id_ for step, id_ in moves if step == 3} == {"first"}
 
 
 @pytest.mark.parametrize(
@@ -261,7 +133,7 @@ def crowd(random: Random) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_nobody_takes_back_what_it_gave_way_to(seed: int) -> None:
     random = Random(seed)
     requests, measure = crowd(random), random.choice(["priority", "deadline"])
@@ -307,3 +179,29 @@ def test_beams_that_were_preempted_and_are_aborted_end_without_a_slot() -> None:
         ("beams", 0, None),
         ("beams", 1, None),
     ]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_who_cannot_be_let_in_keeps_back_no_one_less_urgent(policy: str) -> None:
+    top = replace(BULK[0], id="top", priority=0, max_tokens=50)
+    beams = replace(VIP, id="beams", priority=1, num_beams=3, arrival_time=2.0)
+    vip = replace(VIP, priority=2, max_tokens=100)
+    bulk = [replace(row, max_tokens=200) for row in BULK[:2]]
+    chosen = settings("priority", policy=policy)
+    _, events = run([top, *bulk, beams, vip], chosen, num_slots=3)
+    assert preemptions(events)[0] == (3, "bulk-1", "vip", "priority")
+    # as soon as all less urgent are enough they give way to the beams, this vip, too
+    assert sorted(preemptions(events)[1:]) == [
+        (50, "bulk-0", "beams", "priority"),
+        (50, "vip", "beams", "priority"),
+    ]
+
+
+def test_who_gave_way_is_not_overtaken_in_the_same_step() -> None:
+    # the beams leave two slots; who is less urgent than they were gets neither
+    beams = replace(BULK[0], id="beams", num_beams=3, priority=4)
+    top = replace(BULK[1], id="top", priority=6)
+    vips = [replace(VIP, id="first", num_beams=2), replace(VIP, id="second", priority=5)]
+    _, events = run([beams, top, *vips], settings("priority"))
+    moves = [(event.step, event.id) for event in events if isinstance(event, AdmitEvent)]
+    assert {id_ for step, id_ in moves if step == 3} == {"first"}

@@ -44,22 +44,6 @@ def test_a_scale_of_one_without_a_partner_and_of_zero_are_the_two_ends() -> None
     assert only_negative.tokens == by_itself.tokens
 
 
-def test_a_unit_that_finds_no_room_waits_and_those_behind_it_too() -> None:
-    requests = [
-        fields(id="short", max_tokens=2, ignore_eos=True),
-        fields(id="beams", num_beams=3, max_tokens=2),
-        fields(id="late", max_tokens=1),
-    ]
-    admits = of_kind(run(requests, 3).events, AdmitEvent)
-    assert [(admit.id, admit.step) for admit in admits] == [
-        ("short", 0),
-        ("beams", 2),
-        ("beams", 2),
-        ("beams", 2),
-        ("late", 4),
-    ]
-
-
 def test_beams_fork_from_the_first_and_their_events_name_parents() -> None:
     done = run([fields(num_beams=3, n=2)], 4)
     forks = of_kind(done.events, ForkEvent)
@@ -104,12 +88,6 @@ def test_aborting_beams_gives_what_they_have() -> None:
     assert engine.num_running == 0
 
 
-def test_beams_and_partners_arrived_when_their_first_did() -> None:
-    requests = [fields(id="first", max_tokens=3), fields(num_beams=3, n=3)]
-    results = [result for result in run(requests, 3).results if result.id == "a"]
-    assert [(r.steps.arrived, r.steps.admitted) for r in results] == [(0, 3)] * 3
-
-
 @pytest.mark.parametrize(
     ("more", "ends"),
     [
@@ -135,21 +113,6 @@ def test_what_is_aborted_before_it_has_a_slot_gives_what_was_asked_for(
     drops = [(drop.index, drop.reason) for drop in of_kind(outcome.events, DropEvent)]
     assert drops == [(index, "aborted") for index, _ in ends[request.n :]]
     assert not engine.has_work
-
-
-def test_behind_a_known_sample_and_its_partner_the_model_computes_again() -> None:
-    requests = [
-        fields(cfg_scale=2.0, negative_prompt="x", ignore_eos=True),
-        fields(id="b", ignore_eos=True),
-    ]
-    first, second = run(requests, 2).results
-    engine = Engine(SimulatedModel(), 2)
-    engine.add(requests[0], replayed={0: first})
-    engine.add(requests[1])
-    results = []
-    while engine.has_work:
-        results += engine.step().results
-    assert results == [second]
 
 
 def test_samples_that_are_whole_are_better_than_those_that_were_aborted() -> None:
@@ -206,17 +169,6 @@ def test_beams_end_with_a_stop_or_for_their_length_each_for_itself() -> None:
         assert (result.finish_reason == "stop") == (stop in result.tokens)
 
 
-@pytest.mark.heavy
-def test_text_stops_of_beams_are_found_in_any_slots() -> None:
-    [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
-    for start in range(len(free.text) - 3):
-        beams = fields(num_beams=3, n=3, max_tokens=12, stop=free.text[start : start + 3])
-        alone = run([beams], 3).results
-        beside = run([fields(id="b", max_tokens=1), fields(id="c", max_tokens=20), beams], 5)
-        found = [result for result in beside.results if result.id == "a"]
-        assert [(r.tokens, r.text) for r in found] == [(r.tokens, r.text) for r in alone]
-
-
 @pytest.mark.parametrize("first", mostly_heavy(range(4), 0))
 def test_a_beam_that_forks_takes_along_how_far_a_stop_has_come(first: int) -> None:
     token_bytes = SimulatedModel().tokenizer.token_bytes
@@ -248,19 +200,6 @@ def test_each_beam_may_stop_from_min_tokens_on(min_tokens: int) -> None:
             assert (result.finish_reason == "stop") == (result.tokens[-1] == stop)
             seen.add(result.finish_reason)
     assert seen == {"stop", "length"}
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("min_tokens", [3, 6])
-def test_text_stops_of_beams_act_from_min_tokens_on(min_tokens: int) -> None:
-    token_bytes = SimulatedModel().tokenizer.token_bytes
-    [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
-    for start in range(len(free.text) - 3):
-        stop = free.text[start : start + 3]
-        beams = fields(num_beams=3, n=3, max_tokens=14, stop=stop, min_tokens=min_tokens)
-        for result in run([beams]).results:
-            late = b"".join(token_bytes[token] for token in result.tokens[min_tokens:])
-            assert stop.encode() not in late or result.stop_reason == stop
 
 
 @pytest.mark.parametrize("max_tokens", [3, 30])

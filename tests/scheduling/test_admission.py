@@ -6,8 +6,6 @@ from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, BlockedEvent, PreemptEvent
 from batcher.planning.simulator import simulate
 from batcher.planning.workload import Job, Piece, Workload
-from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
-from batcher.scheduling.sequence import Schedulable
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
 
@@ -29,36 +27,6 @@ def job(place: int, num_prompt_tokens: int, num_output_tokens: int) -> Job:
         max_tokens=num_output_tokens,
         prompt=(Piece(num_prompt_tokens, ("seed", place)),),
         output=Piece(num_output_tokens, ("seed", -place)),
-    )
-
-
-def admitted(settings: SchedulingSettings, num_steps: int) -> list[list[str]]:
-    """Return who is let in at each step: two prompts of 24 tokens wait, 6 blocks each."""
-    scheduler = Scheduler(2, settings, lambda *_: ())
-    for name in ("first", "second"):
-        waiting = Schedulable(id=name, num_prompt_tokens=24, num_tokens=24, max_tokens=4)
-        waiting.state = "waiting"  # type: ignore[assignment]  # as the engine leaves it
-        scheduler.queue.push(waiting)
-    outputs: list[SchedulerOutput[Schedulable]] = []
-    for step in range(num_steps):
-        outputs.append(scheduler.schedule(step, float(step)))
-        scheduler.update(outputs[-1])
-    return [[first.id for first in output.admitted] for output in outputs]
-
-
-def test_by_default_all_known_tokens_have_to_fit() -> None:
-    # the first chunks of the second would fit beside the first, all of it does not
-    assert admitted(limits(), 5) == [["first"], [], [], [], []]
-
-
-@pytest.mark.parametrize(
-    ("more", "second"), [({"capacity": "on-demand"}, 3), ({"capacity": "no-evict"}, None)]
-)
-def test_the_other_capacities(more: dict[str, str], second: int | None) -> None:
-    found = admitted(limits(**more), 5)
-    assert found[0] == ["first"]
-    assert [step for step, names in enumerate(found) if "second" in names] == (
-        [] if second is None else [second]
     )
 
 

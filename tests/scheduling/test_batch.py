@@ -26,40 +26,12 @@ def batch_that_ends(*steps: int) -> RunningBatch[Schedulable]:
     return batch
 
 
-def test_the_lowest_free_slot_is_taken() -> None:
-    batch: RunningBatch[Schedulable] = RunningBatch(4, 0)
-    sequences = [admitted(batch) for _ in range(4)]
-    assert [sequence.slot for sequence in sequences] == [0, 1, 2, 3]
-    for slot in (2, 0, 3):
-        batch.vacate(sequences[slot], 5, FINISH)
-    assert [admitted(batch).slot for _ in range(3)] == [0, 2, 3]
-    assert (batch.num_free, batch.num_occupied) == (0, 4)
-
-
-def test_holders_end_with_their_last_steps_unless_they_leave_before() -> None:
-    batch = batch_that_ends(7, 4, 4)
-    assert batch.ending == {7: [0], 4: [1, 2]}
-    batch.vacate(batch.slots[1], 3, FINISH)
-    assert batch.ending == {7: [0], 4: [2]}
-    batch.vacate(batch.slots[2], 4, FINISH)
-    assert batch.ending == {7: [0]}
-    assert (batch.last_used[2], batch.last_used[0]) == (4, -2)
-
-
 def test_the_last_step_of_a_holder_can_be_set_anew() -> None:
     batch = batch_that_ends(9, 9)
     batch.end_after(batch.slots[1], 7)
     assert batch.ending == {9: [0], 6: [1]}
     batch.vacate(batch.slots[1], 6, FINISH)
     assert batch.ending == {9: [0]}
-
-
-def test_a_holder_may_have_no_last_step() -> None:
-    batch: RunningBatch[Schedulable] = RunningBatch(2, 0)
-    sequence = admitted(batch)
-    assert batch.ending == {}
-    batch.vacate(sequence, 3, FINISH)
-    assert batch.num_free == 2
 
 
 def test_the_sequences_of_a_group_come_and_go_together() -> None:
@@ -179,22 +151,6 @@ def batch_with_a_longest_row(*positions: int) -> tuple[RunningBatch[Schedulable]
     batch.stop_decoding(longer)
     check_padding(batch, rows)
     return batch, rows
-
-
-def test_the_longest_row_may_be_one_that_came_later() -> None:
-    batch, (short, long) = batch_with_a_longest_row(1, 5)
-    later = row_at(batch, 3)
-    check_padding(batch, [short, long, later])
-    batch.stop_decoding(long)
-    check_padding(batch, [short, later])
-    batch.stop_decoding(later)
-    check_padding(batch, [short])
-
-
-def test_the_longest_row_may_be_one_that_was_given_more_tokens() -> None:
-    batch, (short, long) = batch_with_a_longest_row(1, 5)
-    batch.advance({short: 8})
-    check_padding(batch, [short, long])
 
 
 def test_the_longest_row_may_be_one_that_has_come_back() -> None:

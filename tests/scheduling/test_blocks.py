@@ -155,44 +155,6 @@ TestPools = Pools.TestCase
 TestPools.settings = settings(examples(100), stateful_step_count=40)
 
 
-def idle_pool(ranks: list[int]) -> BlockPool:
-    """Return a pool whose blocks can all be found, freed one after the other."""
-    pool = BlockPool(len(ranks))
-    tables = [pool.take(1) for _ in ranks]
-    for (block,), rank in zip(tables, ranks, strict=True):
-        pool.cache([block], ROOT, iter([block]), rank)
-    for table in tables:
-        pool.give_back(table)
-    return pool
-
-
-def test_the_least_recently_used_goes_first_and_a_hit_refreshes() -> None:
-    pool = idle_pool([0, 0, 0])
-    pool.share([0])
-    pool.give_back([0])
-    assert [pool.take(1)[0] for _ in range(3)] == [1, 2, 0]
-    assert pool._found == {}
-    assert pool.num_lost == 3
-
-
-def test_what_cannot_be_found_goes_before_what_can() -> None:
-    pool = idle_pool([0, 0, 0])
-    pool.take(1)
-    pool.give_back([0])
-    assert [pool.take(1)[0] for _ in range(3)] == [0, 1, 2]
-
-
-def test_the_end_of_a_chain_is_evicted_before_its_beginning() -> None:
-    pool = BlockPool(3)
-    table = pool.take(3)
-    pool.cache(table, ROOT, iter("abc"))
-    pool.give_back(table)
-    assert pool.take(2) == [2, 1]
-    assert list(pool._found) == [(ROOT, "a")]
-    pool.follow(found := CachedPrefix(), ROOT, "abc")
-    assert found.blocks == [0]
-
-
 def test_a_run_is_found_as_far_as_it_is_there_though_only_its_first_block_has_a_key() -> None:
     pool = BlockPool(4)
     table = pool.take(4)
@@ -226,30 +188,6 @@ def test_a_run_goes_on_until_somebody_else_has_cached_a_block_behind_it() -> Non
         assert found.blocks == [*table[:2], block]
 
 
-def test_typed_blocks_are_evicted_rank_by_rank_pinned_ones_last() -> None:
-    pool = idle_pool([3, 1, 0, 2, 0])
-    assert [pool.take(1)[0] for _ in range(5)] == [2, 4, 1, 3, 0]
-
-
-def test_an_evicted_block_has_lost_its_rank() -> None:
-    pool = idle_pool([3, 0])
-    for block in pool.take(2):
-        pool.cache([block], ROOT, iter([f"new {block}"]))
-    for block in (0, 1):
-        pool.give_back([block])
-    assert pool.take(2) == [0, 1], "the least recently used of two that are worth the same"
-
-
-def test_a_block_that_is_evicted_takes_all_its_keys_along() -> None:
-    pool = BlockPool(1)
-    table = pool.take(1)
-    found, _ = pool.cache(table, ROOT, iter(["part"]))
-    assert pool.cache(table, ROOT, iter(["whole"])) == (found, None)
-    pool.give_back(table)
-    pool.take(1)
-    assert pool._found == {}
-
-
 def test_a_pool_without_a_limit_grows_and_takes_old_blocks_first() -> None:
     pool = BlockPool(None)
     assert pool.has_room(10**9)
@@ -261,51 +199,6 @@ def test_a_pool_without_a_limit_grows_and_takes_old_blocks_first() -> None:
     pool.take(100)
     assert len(pool._found) == 1, "nothing is evicted while there can be more blocks"
     assert pool.num_used + pool.num_free == pool.num_total
-
-
-def lose_a_block(pool: BlockPool) -> None:
-    pool._blank.pop()
-
-
-def free_one_twice(pool: BlockPool) -> None:
-    pool._blank.append(pool._blank[0])
-
-
-def free_a_held_one(pool: BlockPool) -> None:
-    pool._blank[0] = 0
-
-
-def count_a_holder_too_many(pool: BlockPool) -> None:
-    pool._extra_holders[0] = 1
-
-
-def count_holders_of_a_free_one(pool: BlockPool) -> None:
-    pool._extra_holders[pool._blank[0]] = 1
-
-
-def miscount(pool: BlockPool) -> None:
-    pool.num_free += 1
-
-
-CORRUPTIONS = [
-    lose_a_block,
-    free_one_twice,
-    free_a_held_one,
-    count_a_holder_too_many,
-    count_holders_of_a_free_one,
-    miscount,
-]
-
-
-@pytest.mark.parametrize("corrupt", CORRUPTIONS)
-def test_a_corrupt_pool_is_found_out(corrupt: Callable[[BlockPool], None]) -> None:
-    pool = BlockPool(5)
-    pool.give_back(pool.take(5))
-    tables = [pool.take(2)]
-    pool.check(tables)
-    corrupt(pool)
-    with pytest.raises(InvariantError):
-        pool.check(tables)
 
 
 @pytest.mark.parametrize("tables", [[], [[0]], [[0, 1], [1]], [[0, 1, 2]], [[0, 2]]])
@@ -326,3 +219,24 @@ def test_blocks_that_nobody_has_wanted_take_no_memory() -> None:
     assert [block for blocks in taken for block in blocks] == [*range(1003)]
     assert pool.use == (1003, 0, 2**24 - 1003)
     pool.check(taken)
+
+
+CORRUPTIONS: dict[str, Callable[[BlockPool], object]] = {
+    "a block is lost": lambda pool: pool._blank.pop(),
+    "one is free twice": lambda pool: pool._blank.append(pool._blank[0]),
+    "a held one is free": lambda pool: pool._blank.__setitem__(0, 0),
+    "a holder too many": lambda pool: pool._extra_holders.__setitem__(0, 1),
+    "holders of a free one": lambda pool: pool._extra_holders.__setitem__(pool._blank[0], 1),
+    "a wrong count": lambda pool: setattr(pool, "num_free", pool.num_free + 1),
+}
+
+
+@pytest.mark.parametrize("what", CORRUPTIONS)
+def test_a_corrupt_pool_is_found_out(what: str) -> None:
+    pool = BlockPool(5)
+    pool.give_back(pool.take(5))
+    tables = [pool.take(2)]
+    pool.check(tables)
+    CORRUPTIONS[what](pool)
+    with pytest.raises(InvariantError):
+        pool.check(tables)

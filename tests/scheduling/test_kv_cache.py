@@ -1,25 +1,6 @@
 """What is found of a sequence in the cache: whole blocks, and parts of them where segments end."""
 
-import pytest
-from cached_tokens import SIZE, Cache
-
-
-def test_a_prefix_is_found_block_by_block_from_the_first_on() -> None:
-    cache = Cache()
-    cache.begin(first := cache.sequence("a", range(12)))
-    for same in (0, 3, 4, 7, 8, 11, 12):
-        other = cache.sequence("b", [*range(same), *range(50, 63 - same)])
-        assert cache.match(other).num_tokens == same // SIZE * SIZE
-        assert cache.match(other).blocks == first.block_table[: same // SIZE]
-    middle = cache.sequence("b", [9, 9, 9, 9, *range(4, 12)])
-    assert cache.match(middle).num_tokens == 0, "a chain begins at the first block"
-
-
-@pytest.mark.parametrize(("length", "num_found"), [(4, 0), (5, 4), (8, 4), (9, 8), (0, 0), (1, 0)])
-def test_at_least_one_token_is_left_to_compute(length: int, num_found: int) -> None:
-    cache = Cache()
-    cache.begin(cache.sequence("a", range(12)))
-    assert cache.match(cache.sequence("b", range(length))).num_tokens == num_found
+from cached_tokens import Cache
 
 
 def test_no_key_is_built_after_the_first_that_is_not_found() -> None:
@@ -50,61 +31,6 @@ def test_the_key_of_a_block_that_is_found_is_built_for_it_once_and_for_who_looks
     assert sorted(cache.built) == sorted(2 * [*range(10, 25)])
 
 
-def test_what_was_found_is_looked_for_again_after_a_part_of_it_is_gone() -> None:
-    cache = Cache(6)
-    cache.begin(first := cache.sequence("a", range(20)))
-    cache.leave(first)
-    waiting = cache.sequence("b", range(21))
-    assert cache.match(waiting).num_tokens == 20
-    cache.begin(other := cache.sequence("c", range(50, 62)))
-    assert cache.match(waiting).num_tokens == 12, "two blocks were evicted"
-    cache.leave(other)
-    cache.begin(again := cache.sequence("d", range(19)))
-    assert cache.match(waiting).num_tokens == 16
-    assert cache.match(waiting).blocks[:4] == again.block_table[:4]
-
-
-def test_sequences_share_blocks_with_those_of_their_salt() -> None:
-    cache = Cache()
-    cache.begin(cache.sequence("a", range(9), cache_salt="x"))
-    assert cache.match(cache.sequence("b", range(9), cache_salt="x")).num_tokens == 8
-    assert cache.match(cache.sequence("b", range(9), cache_salt="y")).num_tokens == 0
-    assert cache.match(cache.sequence("b", range(9))).num_tokens == 0
-    cache.begin(cache.sequence("c", range(9)))
-    assert cache.match(cache.sequence("b", range(9))).num_tokens == 8
-
-
-def test_whole_blocks_are_found_in_the_step_that_computes_them() -> None:
-    cache = Cache()
-    cache.begin(first := cache.sequence("a", range(11)), 7)
-    cache.begin(second := cache.sequence("b", range(11)))
-    assert second.num_cached_tokens == 4
-    assert second.block_table[:1] == first.block_table[:1]
-    assert set(second.block_table[1:]).isdisjoint(first.block_table)
-    cache.check_all()
-
-
-def test_without_a_prefix_cache_nothing_is_found() -> None:
-    cache = Cache(prefix_cache=False)
-    cache.begin(first := cache.sequence("a", range(9), segment_ends=((6, 1), (9, 0))))
-    cache.end_step()
-    cache.leave(first)
-    assert cache.match(cache.sequence("b", range(9))).num_tokens == 0
-    assert cache.pool._found == {}
-
-
-def test_what_a_sequence_has_computed_is_found_after_it_has_left() -> None:
-    cache = Cache()
-    cache.begin(first := cache.sequence("a", range(4)))
-    cache.tokens["a"] += range(4, 20)
-    cache.extend(first, 5)
-    cache.extend(first, 9)
-    first.num_computed_tokens = 11
-    cache.leave(first)
-    assert cache.pool.num_used == 0
-    assert cache.match(cache.sequence("b", range(15))).num_tokens == 8, "two blocks are full"
-
-
 def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it() -> None:
     cache = Cache()
     cache.begin(first := cache.sequence("a", range(5), role="beam"))
@@ -113,48 +39,6 @@ def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it() -> None:
     first.num_computed_tokens = 9
     cache.leave(first)
     assert cache.match(cache.sequence("b", range(15))).num_tokens == 4
-
-
-def test_an_evicted_block_is_found_no_longer_but_those_before_it_are() -> None:
-    cache = Cache(4)
-    cache.begin(first := cache.sequence("a", range(16)))
-    cache.leave(first)
-    cache.begin(other := cache.sequence("c", range(90, 98)))
-    cache.leave(other)
-    assert cache.match(cache.sequence("b", range(17))).num_tokens == 8
-
-
-def test_a_hit_refreshes() -> None:
-    cache = Cache(3)
-    for name, start in (("a", 0), ("b", 50)):
-        cache.begin(sequence := cache.sequence(name, range(start, start + 4)))
-        cache.leave(sequence)
-    cache.begin(again := cache.sequence("c", range(5)))
-    cache.leave(again)
-    cache.begin(cache.sequence("d", range(70, 78)))
-    assert cache.match(cache.sequence("e", range(5))).num_tokens == 4
-    assert cache.match(cache.sequence("e", range(50, 55))).num_tokens == 0
-
-
-def test_looking_does_not_refresh() -> None:
-    cache = Cache(2)
-    for name, start in (("a", 0), ("b", 50)):
-        cache.begin(sequence := cache.sequence(name, range(start, start + 4)))
-        cache.leave(sequence)
-    assert cache.match(cache.sequence("c", range(5))).num_tokens == 4
-    cache.begin(cache.sequence("d", range(70, 74)))
-    assert cache.match(cache.sequence("e", range(5))).num_tokens == 0
-
-
-def test_what_is_found_cannot_be_taken_from_whom_it_was_found_for() -> None:
-    cache = Cache(3)
-    cache.begin(first := cache.sequence("a", range(8)))
-    cache.leave(first)
-    cache.begin(second := cache.sequence("b", range(9)))
-    assert second.num_cached_tokens == 8
-    assert cache.pool.num_free == 0
-    assert len(set(second.block_table)) == 3
-    cache.check_all()
 
 
 # -- segments --------------------------------------------------------------------------------------

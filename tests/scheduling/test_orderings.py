@@ -158,40 +158,6 @@ TestQueue = Queue.TestCase
 TestQueue.settings = settings(examples(150), stateful_step_count=40)
 
 
-@pytest.mark.parametrize("policy", ["priority", "sjf", "ljf", "deadline", "lpm"])
-def test_nothing_starves(policy: str) -> None:
-    """However many come that go before it, one that has waited for long enough is the next."""
-    ordering = make_ordering(policy)
-    unlucky = waiting(
-        "unlucky", queue_number=0, priority=5, num_prompt_tokens=50 if policy != "ljf" else 1
-    )
-    ordering.push(unlucky)
-    for step in range(1, 10):
-        favoured = waiting(
-            f"s{step}",
-            arrival_time=float(step),
-            queue_number=step,
-            num_prompt_tokens=9,
-            deadline=1.0,
-            priority=2,
-        )
-        ordering.push(favoured)
-        first = ordering.first(float(step))
-        assert (first is unlucky) == (step >= AGING)
-        ordering.remove(first)
-        if first is unlucky:
-            break
-    assert unlucky not in ordering
-
-
-def test_what_has_waited_too_long_is_no_victim_either() -> None:
-    ordering = make_ordering("sjf")
-    old = waiting("old", queue_number=0, num_prompt_tokens=99)
-    young = waiting("young", queue_number=1, arrival_time=6.0)
-    assert ordering.last([old, young], 4.9) is old
-    assert ordering.last([old, young], 5.0) is young
-
-
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_what_has_gone_is_not_kept(policy: str) -> None:
     ordering = make_ordering(policy)

@@ -14,42 +14,6 @@ from batcher.scheduling.queue import ArrivalOrder, KeyOrder, WaitingQueue
 from batcher.scheduling.sequence import Schedulable
 
 
-def test_arrivals_come_by_time_then_place_then_sample() -> None:
-    queue = WaitingQueue(ArrivalOrder())
-    given = [
-        pending("d", arrival_time=2.0, input_index=0),
-        pending("c", arrival_time=1.0, input_index=7),
-        pending("b", arrival_time=1.0, input_index=3, index=1),
-        pending("a", arrival_time=1.0, input_index=3),
-    ]
-    for sequence in given:
-        queue.add(sequence, 0.0)
-    assert queue.next_arrival == 1.0
-    assert [sequence.id for sequence in queue.take_arrivals(1.5)] == ["a", "b", "c"]
-    assert (queue.num_pending, queue.next_arrival) == (1, 2.0)
-    assert [sequence.id for sequence in queue.take_arrivals(2.0)] == ["d"]
-    assert queue.take_arrivals(9.0) == []
-
-
-def test_one_that_came_in_the_past_joins_at_once_in_its_order() -> None:
-    queue = WaitingQueue(ArrivalOrder())
-    queue.add(pending("later", arrival_time=4.0), 5.0)
-    queue.add(pending("earlier", arrival_time=3.0), 5.0)
-    assert queue.next_arrival is None, "there is nothing to wait for"
-    assert [sequence.id for sequence in queue.take_arrivals(5.0)] == ["earlier", "later"]
-
-
-def test_one_that_comes_back_goes_before_all_that_came_later() -> None:
-    queue = WaitingQueue(ArrivalOrder())
-    first, second, third = (waiting(name) for name in "abc")
-    for sequence in (first, second):
-        queue.push(sequence)
-    queue.take(first)
-    queue.push(third)
-    queue.push(first)
-    assert [queue.peek(0.0), first.queue_number, third.queue_number] == [first, 0, 2]
-
-
 def test_the_smallest_key_goes_first_whoever_has_gone_out_of_turn() -> None:
     draw = random.Random(3)
     order: KeyOrder[Schedulable] = KeyOrder(lambda sequence: (sequence.priority,), inf)
