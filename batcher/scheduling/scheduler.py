@@ -23,7 +23,6 @@ from batcher.scheduling.lockstep import RunningBatch
 from batcher.scheduling.queue import (
     LONGEST_PREFIX_MATCH,
     Estimate,
-    Ordering,
     Urgency,
     WaitingQueue,
     ordering_of,
@@ -35,7 +34,6 @@ from batcher.settings import (
     ONE_GROUP,
     SETTINGS,
     CacheWindows,
-    PreemptFor,
     SchedulingSettings,
 )
 
@@ -61,7 +59,15 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
     Raises:
         BatchdecodeError: they do not; the message says why and what would.
     """
-    _check_values(settings)
+    check_types(settings, SETTINGS)
+    for name in _COUNTS:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise BatchdecodeError(f"{name} must be at least 1, not {value}")
+    for name, setting, is_allowed in _FRACTIONS:
+        value = getattr(settings, name)
+        if not is_allowed(value):
+            raise BatchdecodeError(f"{setting.option} must be {setting.must_be}, not {value}")
     policy_of(settings.policy)
     budget, block_size = settings.max_batch_tokens, settings.block_size
     if budget is not None and budget < num_slots:
@@ -76,40 +82,14 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
     if settings.policy == LONGEST_PREFIX_MATCH and not settings.has_prefix_cache:
         raise BatchdecodeError("the policy lpm needs a prefix cache: --prefix-cache on")
     if settings.preempt_for is not None:
-        _check_preemption(settings, settings.preempt_for)
+        for name, value in (("batching", "static"), ("capacity", "no-evict")):
+            if getattr(settings, name) == value:
+                raise BatchdecodeError(
+                    f"--preempt-for {settings.preempt_for} does not go with --{name} {value}, "
+                    "where nobody is preempted"
+                )
     if settings.capacity != DEFAULT_SCHEDULING.capacity and settings.kv_blocks is None:
         raise BatchdecodeError(f"--capacity {settings.capacity} has no effect without --kv-blocks")
-
-
-def _check_values(settings: SchedulingSettings) -> None:
-    """Make sure that each setting by itself has a value that it may have.
-
-    Raises:
-        BatchdecodeError: one has not.
-    """
-    check_types(settings, SETTINGS)
-    for name in _COUNTS:
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise BatchdecodeError(f"{name} must be at least 1, not {value}")
-    for name, setting, is_allowed in _FRACTIONS:
-        value = getattr(settings, name)
-        if not is_allowed(value):
-            raise BatchdecodeError(f"{setting.option} must be {setting.must_be}, not {value}")
-
-
-def _check_preemption(settings: SchedulingSettings, measure: PreemptFor) -> None:
-    """Make sure that somebody can be preempted.
-
-    Raises:
-        BatchdecodeError: nobody ever is.
-    """
-    for name, value in (("batching", "static"), ("capacity", "no-evict")):
-        if getattr(settings, name) == value:
-            raise BatchdecodeError(
-                f"--preempt-for {measure} does not go with --{name} {value}, where nobody is "
-                "preempted"
-            )
 
 
 def check_effects(given: Collection[str], alternatives: Sequence[SchedulingSettings]) -> None:
@@ -193,20 +173,6 @@ UNLIMITED = 2**62
 """Tokens in a step: more than there are."""
 
 
-class _Room(NamedTuple, Generic[S]):
-    """What it takes to admit a group, for each of its rows.
-
-    matches: what is found of it.  stops: how many tokens its blocks are to hold at first.
-    num_tokens: how many of which row the step computes.  num_needed: how many blocks have to be
-    free.
-    """
-
-    matches: list[PrefixMatch]
-    stops: list[int]
-    num_tokens: dict[S, int]
-    num_needed: int
-
-
 class _Refusal(Struct, Generic[S], frozen=True):
     """There were fewer blocks for a group than num_needed.
 
@@ -221,32 +187,213 @@ class _Refusal(Struct, Generic[S], frozen=True):
     num_needed: int
 
 
-class Admission(Generic[S]):
-    """The waiting queue and the running batch, and the way from one to the other and back.
+NO_CHANGES: SchedulerOutput[Any] = SchedulerOutput()  # for most steps; nothing is ever put into it
 
+
+class Scheduler(Generic[S]):
+    """What runs and what waits, and what each step does: `schedule` before it, `update` after it.
+
+    token_contents: what stands for the tokens of a sequence in the prefix cache; None if no blocks
+    are shared or found, and how many there are is all that matters.
+    estimate: how long a step would take.
+    windows: of each cache group, see GroupedKVCache.  block_bytes: what a block takes, if known.
+    is_paged: whether there are blocks though the settings need none.
+    recomputes_drafts: whether drafts that are accepted have to be computed again.
+    kv_cache: the blocks, if they are not simply as the settings say.
     blocked: why the first of the waiting queue was not admitted when that was last told.
+
+    Raises:
+        BatchdecodeError: the settings contradict each other, or are not what there is.
     """
 
     def __init__(
         self,
         num_slots: int,
         settings: SchedulingSettings,
-        ordering: Ordering[S],
-        kv_cache: "KVCache[S] | None",
+        token_contents: "Contents[S] | None",
+        estimate: Estimate = one_second,
+        windows: CacheWindows = ONE_GROUP,
+        block_bytes: int | None = None,
+        *,
+        is_paged: bool = False,
+        recomputes_drafts: bool = False,
+        kv_cache: "KVCache[S] | None" = None,
     ) -> None:
+        check_settings(num_slots, settings)
+        if kv_cache is None and (settings.is_paged or is_paged):
+            from batcher.scheduling.grouped_kv_cache import make_kv_cache  # noqa: PLC0415 - as it says
+
+            kv_cache = make_kv_cache(settings, token_contents, windows, block_bytes)
         self.settings, self.kv_cache = settings, kv_cache
-        self.queue = WaitingQueue(ordering)
+        self._recomputes_drafts = recomputes_drafts
+        self._num_uncomputed: dict[S, int] = {}  # accepted drafts of this step
+        self._max_tokens = settings.max_batch_tokens or UNLIMITED
+        self._max_chunk = settings.long_prefill_threshold or UNLIMITED
+        self._ordering = ordering_of(settings, self._num_cached)
+        self._urgency: Urgency[S] | None = None
+        if settings.preempt_for is not None:
+            max_chunk = min(self._max_tokens, self._max_chunk)
+            self._ordering = self._urgency = Urgency(
+                self._ordering, settings.preempt_for, max_chunk, estimate
+            )
+        self.queue = WaitingQueue(self._ordering)
         self.batch: RunningBatch[S] = RunningBatch(
             num_slots, 0 if kv_cache is None else kv_cache.block_size
         )
         self.blocked: Blocked[S] | None = None
-        self._ordering = ordering
-        self._max_tokens = settings.max_batch_tokens or UNLIMITED
-        self._max_chunk = settings.long_prefill_threshold or UNLIMITED
         self._is_prefill_first = settings.prefill_order == "prefill-first"
         self._is_static = settings.batching == "static"
         self._step, self._now = 0, 0.0
         self._refusal: _Refusal[S] | None = None
+
+    def _num_cached(self, sequence: S) -> int:
+        return 0 if self.kv_cache is None else self.kv_cache.match(sequence).num_tokens
+
+    # -- before a step ---------------------------------------------------------------------------
+
+    def schedule(
+        self, step: int, now: float, num_wanted: Mapping[S, int] = NO_DRAFTS
+    ) -> SchedulerOutput[S]:
+        """Return what `step`, which starts at `now`, does, after doing the book-keeping of it.
+
+        num_wanted: how many drafts are wanted of which rows that decode.
+        """
+        kv_cache, batch = self.kv_cache, self.batch
+        can_admit = self.queue.num_slots and (batch.num_free or self._urgency is not None)
+        if not (can_admit or batch.prefilling or num_wanted) and (
+            kv_cache is None or not batch.may_need_blocks
+        ):
+            return NO_CHANGES
+        self._step, self._now = step, now
+        output: SchedulerOutput[S] = SchedulerOutput()
+        if self._is_prefill_first:
+            self._schedule_prompts(output, self._max_tokens, 1)
+            if output.num_scheduled_tokens:
+                output.is_decode_step = False
+                return output
+        if kv_cache is not None:
+            self._grow(output, kv_cache)
+        self._schedule_prompts(output, self._max_tokens - batch.num_decoding, 0)
+        if output.prefill_finished and batch.prefilling:
+            batch.prefilling = [first for first in batch.prefilling if not first.is_decoding]
+        if num_wanted:
+            self._schedule_drafts(output, num_wanted)
+        return output
+
+    def _schedule_drafts(self, output: SchedulerOutput[S], num_wanted: Mapping[S, int]) -> None:
+        """Spend what is left of the step's budget and of the free blocks on drafts."""
+        kv_cache, budget, num_drafts = self.kv_cache, output.budget, dict[S, int]()
+        num_computed_tokens = self.batch.decode_step + 1  # beside the offset of each
+        scheduled, has_changed = output.num_scheduled_tokens, bool(output.preempted)
+        for row, wanted in num_wanted.items():
+            if has_changed and (not row.is_decoding or row in scheduled):  # perhaps it came back
+                continue
+            num = min(wanted, budget)
+            if kv_cache is not None and num > 0:
+                num = kv_cache.extend_for_drafts(row, num_computed_tokens + row.offset, num)
+            if num > 0:
+                num_drafts[row] = num
+                budget -= num
+        output.num_drafts, output.budget = num_drafts, budget
+
+    def _schedule_prompts(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> None:
+        """Spend `budget` on tokens that are known: of running groups, then of those that wait.
+
+        num_kept: how many of each are left for a later step, 0 or 1.  With prefill-first there is a
+        second pass, for decode steps, in which nobody is admitted who was not in the first.
+        """
+        is_second = self._is_prefill_first and not num_kept
+        if self._urgency is not None and not (is_second or output.preempted):
+            budget = self._admit_urgent(output, self._urgency, budget, num_kept)
+        if self.batch.prefilling:
+            just_admitted = {*map(self.batch.first_of, output.num_scheduled_tokens)}
+            for first in self.batch.prefilling.copy():
+                if budget <= 0:
+                    break
+                if first.state is State.RUNNING and first not in just_admitted:  # else preempted
+                    budget -= self._continue(output, first, budget, num_kept)
+        if output.preempted:
+            self._note_blocked(output, self._ordering.first(self._now), "preemption")
+        elif self.queue.num_slots and not is_second:
+            budget = self._admit_waiting(output, budget, num_kept)
+        output.budget = budget
+
+    def _continue(self, output: SchedulerOutput[S], first: S, budget: int, num_kept: int) -> int:
+        """Compute more of what a running group knows; return how many tokens the step computes."""
+        output.has_continued = True
+        scheduled, spent = output.num_scheduled_tokens, 0
+        for row, num_tokens in self._split(first, budget, num_kept).items():
+            start, stop = row.num_computed_tokens, row.num_computed_tokens + num_tokens
+            if self.kv_cache is not None:
+                if self.kv_cache.has_windows:
+                    self.kv_cache.slide(row, start - scheduled.get(row, 0))
+                if not self._make_room(output, row, stop):
+                    return spent
+                self.kv_cache.extend(row, stop)
+                self.kv_cache.compute(row, start, stop)
+            row.num_computed_tokens = stop
+            scheduled[row] = scheduled.get(row, 0) + num_tokens
+            spent += num_tokens
+        if not num_kept:
+            self._finish_prefill(output, first)
+        return spent
+
+    def lengthen_admitted(self, output: SchedulerOutput[S], first: S, num_more: int) -> None:
+        """Let a group that this step admits begin with `num_more` tokens more.
+
+        What the budget still allows of them is computed in the same step.
+        """
+        batch = self.batch
+        for row in first.computed_group:
+            num_known = row.num_tokens
+            if row.is_decoding:
+                batch.stop_decoding(row)
+                row.num_computed_tokens = num_known
+            row.num_tokens = num_known + num_more
+        if first in output.prefill_finished:
+            output.prefill_finished.remove(first)
+            batch.go_back_to_prefill(first)
+        num_kept = int(not output.is_decode_step)
+        shares, kv_cache = self._split(first, output.budget, num_kept), self.kv_cache
+        if kv_cache is None or kv_cache.has_room(  # without anybody giving way
+            sum(
+                kv_cache.num_blocks_to_grow(row, row.num_computed_tokens + more)
+                for row, more in shares.items()
+            )
+        ):
+            output.budget -= self._continue(output, first, output.budget, num_kept)
+            batch.prefilling = [other for other in batch.prefilling if not other.is_decoding]
+
+    def batch_stats(self, output: SchedulerOutput[S]) -> BatchStats:
+        """Return what the step computes, as far as its duration depends on that, before its end."""
+        batch, scheduled = self.batch, output.num_scheduled_tokens
+        num_decodes, num_rows = self.count_rows(output)
+        num_read = batch.num_read if output.is_decode_step else 0
+        if not (scheduled or output.prefill_finished or output.num_drafts):
+            return BatchStats(num_decodes, num_rows, num_read, 0)
+        for first in output.prefill_finished:  # they compute chunks
+            for row in (first,) if not first.others else first.computed_group:
+                num_read -= row.offset + batch.decode_step
+        num_prefill = work = 0
+        for row, num_tokens in scheduled.items():
+            num_prefill += num_tokens
+            work += num_tokens * (2 * row.num_computed_tokens - num_tokens)
+        for row, num_tokens in output.num_drafts.items():
+            num_prefill += num_tokens
+            stop = batch.decode_step + row.offset + 1 + num_tokens
+            work += num_tokens * (2 * stop - num_tokens)
+        return BatchStats(num_decodes + num_prefill, num_rows, num_read, work)
+
+    def count_rows(self, output: SchedulerOutput[S]) -> tuple[int, int]:
+        """Return how many rows only decode in the step, and how many it computes in all."""
+        num_decodes = num_empty = 0
+        if output.is_decode_step:
+            num_decodes = self.batch.num_decoding
+            for first in output.prefill_finished:  # they compute chunks
+                num_decodes -= len(first.computed_group) if first.others else 1
+                if not first.num_tokens:  # it has no chunk
+                    num_empty += 1
+        return num_decodes, num_decodes + len(output.num_scheduled_tokens) + num_empty
 
     # -- what a step computes of a group ---------------------------------------------------------
 
@@ -367,8 +514,20 @@ class Admission(Generic[S]):
             self._refusal = None
         is_alone = self.batch.num_free == len(self.batch.slots)
         if first.others:
-            room = self._room_for(kv_cache, first, budget, num_kept, is_alone=is_alone)
-            num_needed = 0 if kv_cache.has_room(room.num_needed) else room.num_needed
+            rows = first.computed_group
+            matches = self._matches_of(first)
+            for row, match in zip(rows, matches, strict=True):
+                row.num_computed_tokens = match.num_tokens
+            shares = self._split(first, budget, num_kept)
+            stops = [row.num_computed_tokens + shares.get(row, 0) for row in rows]
+            if not shares:  # their last tokens may be computed in this very step
+                stops = [row.num_tokens for row in rows]
+            if self.settings.capacity == "no-evict":
+                stops = [row.most_tokens for row in rows]
+            num_needed = self._num_needed(kv_cache, first, matches, stops, is_alone=is_alone)
+            num_needed += kv_cache.num_blocks_to_promise(first)
+            if kv_cache.has_room(num_needed):
+                num_needed = 0
         else:
             stop, most = first.num_tokens - num_kept, min(budget, self._max_chunk)
             num_needed = kv_cache.admit(first, stop, most, is_alone=is_alone)
@@ -383,35 +542,17 @@ class Admission(Generic[S]):
             if num_given:
                 scheduled[first] = num_given
             return num_given
-        rows = first.computed_group
-        for row, match in zip(rows, room.matches, strict=True):
+        for row, match in zip(rows, matches, strict=True):
             kv_cache.attach(row, match)
-        for row, match, stop in zip(rows, room.matches, room.stops, strict=True):
+        for row, match, stop in zip(rows, matches, stops, strict=True):
             kv_cache.fill(row, match, stop)
         kv_cache.promise(first)
-        for row, num in room.num_tokens.items():
+        for row, num in shares.items():
             start = row.num_computed_tokens
             row.num_computed_tokens = start + num
             kv_cache.compute(row, start, start + num)
-        scheduled.update(room.num_tokens)
-        return sum(room.num_tokens.values())
-
-    def _room_for(
-        self, kv_cache: "KVCache[S]", first: S, budget: int, num_kept: int, *, is_alone: bool
-    ) -> _Room[S]:
-        rows = first.computed_group
-        matches = self._matches_of(first)
-        for row, match in zip(rows, matches, strict=True):
-            row.num_computed_tokens = match.num_tokens
-        num_tokens = self._split(first, budget, num_kept)
-        stops = [row.num_computed_tokens + num_tokens.get(row, 0) for row in rows]
-        if not num_tokens:  # their last tokens may be computed in this very step
-            stops = [row.num_tokens for row in rows]
-        if self.settings.capacity == "no-evict":
-            stops = [row.most_tokens for row in rows]
-        num_needed = self._num_needed(kv_cache, first, matches, stops, is_alone=is_alone)
-        num_needed += kv_cache.num_blocks_to_promise(first)
-        return _Room(matches, stops, num_tokens, num_needed)
+        scheduled.update(shares)
+        return sum(shares.values())
 
     def _matches_of(self, first: S) -> list[PrefixMatch]:
         kv_cache = self.kv_cache
@@ -446,8 +587,7 @@ class Admission(Generic[S]):
 
     def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
         """Give a block to every decoding row whose next token begins one, by admission."""
-        batch = self.batch
-        step = batch.decode_step
+        batch, step = self.batch, self.batch.decode_step
         rows = batch.rows_at_boundary()
         num_sure, num_groups = len(rows), kv_cache.num_groups
         if kv_cache.has_windows:
@@ -574,213 +714,6 @@ class Admission(Generic[S]):
             and kv_cache.outlook(refusal.first) == refusal.outlook
         )
 
-
-NO_CHANGES: SchedulerOutput[Any] = SchedulerOutput()  # for most steps; nothing is ever put into it
-
-
-class Scheduler(Admission[S]):
-    """What runs and what waits, and what each step does: `schedule` before it, `update` after it.
-
-    token_contents: what stands for the tokens of a sequence in the prefix cache; None if no blocks
-    are shared or found, and how many there are is all that matters.
-    estimate: how long a step would take.
-    windows: of each cache group, see GroupedKVCache.  block_bytes: what a block takes, if known.
-    is_paged: whether there are blocks though the settings need none.
-    recomputes_drafts: whether drafts that are accepted have to be computed again.
-    kv_cache: the blocks, if they are not simply as the settings say.
-
-    Raises:
-        BatchdecodeError: the settings contradict each other, or are not what there is.
-    """
-
-    def __init__(
-        self,
-        num_slots: int,
-        settings: SchedulingSettings,
-        token_contents: "Contents[S] | None",
-        estimate: Estimate = one_second,
-        windows: CacheWindows = ONE_GROUP,
-        block_bytes: int | None = None,
-        *,
-        is_paged: bool = False,
-        recomputes_drafts: bool = False,
-        kv_cache: "KVCache[S] | None" = None,
-    ) -> None:
-        check_settings(num_slots, settings)
-        if kv_cache is None and (settings.is_paged or is_paged):
-            from batcher.scheduling.grouped_kv_cache import make_kv_cache  # noqa: PLC0415 - as it says
-
-            kv_cache = make_kv_cache(settings, token_contents, windows, block_bytes)
-        self._recomputes_drafts = recomputes_drafts
-        self._num_uncomputed: dict[S, int] = {}  # accepted drafts of this step
-        ordering = ordering_of(settings, self._num_cached)
-        self._urgency: Urgency[S] | None = None
-        if settings.preempt_for is not None:
-            limits = (settings.max_batch_tokens, settings.long_prefill_threshold)
-            max_chunk = min((limit for limit in limits if limit is not None), default=UNLIMITED)
-            ordering = self._urgency = Urgency(ordering, settings.preempt_for, max_chunk, estimate)
-        super().__init__(num_slots, settings, ordering, kv_cache)
-
-    def _num_cached(self, sequence: S) -> int:
-        return 0 if self.kv_cache is None else self.kv_cache.match(sequence).num_tokens
-
-    # -- before a step ---------------------------------------------------------------------------
-
-    def schedule(
-        self, step: int, now: float, num_wanted: Mapping[S, int] = NO_DRAFTS
-    ) -> SchedulerOutput[S]:
-        """Return what `step`, which starts at `now`, does, after doing the book-keeping of it.
-
-        num_wanted: how many drafts are wanted of which rows that decode.
-        """
-        kv_cache, batch = self.kv_cache, self.batch
-        can_admit = self.queue.num_slots and (batch.num_free or self._urgency is not None)
-        if not (can_admit or batch.prefilling or num_wanted) and (
-            kv_cache is None or not batch.may_need_blocks
-        ):
-            return NO_CHANGES
-        self._step, self._now = step, now
-        output: SchedulerOutput[S] = SchedulerOutput()
-        if self._is_prefill_first:
-            self._schedule_prompts(output, self._max_tokens, 1)
-            if output.num_scheduled_tokens:
-                output.is_decode_step = False
-                return output
-        if kv_cache is not None:
-            self._grow(output, kv_cache)
-        self._schedule_prompts(output, self._max_tokens - batch.num_decoding, 0)
-        if output.prefill_finished and batch.prefilling:
-            batch.prefilling = [first for first in batch.prefilling if not first.is_decoding]
-        if num_wanted:
-            self._schedule_drafts(output, num_wanted)
-        return output
-
-    def _schedule_drafts(self, output: SchedulerOutput[S], num_wanted: Mapping[S, int]) -> None:
-        """Spend what is left of the step's budget and of the free blocks on drafts."""
-        kv_cache, budget, num_drafts = self.kv_cache, output.budget, dict[S, int]()
-        num_computed_tokens = self.batch.decode_step + 1  # beside the offset of each
-        scheduled, has_changed = output.num_scheduled_tokens, bool(output.preempted)
-        for row, wanted in num_wanted.items():
-            if has_changed and (not row.is_decoding or row in scheduled):  # perhaps it came back
-                continue
-            num = min(wanted, budget)
-            if kv_cache is not None and num > 0:
-                num = kv_cache.extend_for_drafts(row, num_computed_tokens + row.offset, num)
-            if num > 0:
-                num_drafts[row] = num
-                budget -= num
-        output.num_drafts, output.budget = num_drafts, budget
-
-    def _schedule_prompts(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> None:
-        """Spend `budget` on tokens that are known: of running groups, then of those that wait.
-
-        num_kept: how many of each are left for a later step, 0 or 1.  With prefill-first there is a
-        second pass, for decode steps, in which nobody is admitted who was not in the first.
-        """
-        is_second = self._is_prefill_first and not num_kept
-        if self._urgency is not None and not (is_second or output.preempted):
-            budget = self._admit_urgent(output, self._urgency, budget, num_kept)
-        if self.batch.prefilling:
-            budget = self._continue_all(output, budget, num_kept)
-        if output.preempted:
-            self._note_blocked(output, self._ordering.first(self._now), "preemption")
-        elif self.queue.num_slots and not is_second:
-            budget = self._admit_waiting(output, budget, num_kept)
-        output.budget = budget
-
-    def _continue_all(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> int:
-        batch = self.batch
-        just_admitted = {*map(batch.first_of, output.num_scheduled_tokens)}
-        for first in batch.prefilling.copy():
-            if budget <= 0:
-                break
-            if first.state is State.RUNNING and first not in just_admitted:  # else preempted
-                budget -= self._continue(output, first, budget, num_kept)
-        return budget
-
-    def _continue(self, output: SchedulerOutput[S], first: S, budget: int, num_kept: int) -> int:
-        """Compute more of what a running group knows; return how many tokens the step computes."""
-        output.has_continued = True
-        scheduled, spent = output.num_scheduled_tokens, 0
-        for row, num_tokens in self._split(first, budget, num_kept).items():
-            start, stop = row.num_computed_tokens, row.num_computed_tokens + num_tokens
-            if self.kv_cache is not None:
-                if self.kv_cache.has_windows:
-                    self.kv_cache.slide(row, start - scheduled.get(row, 0))
-                if not self._make_room(output, row, stop):
-                    return spent
-                self.kv_cache.extend(row, stop)
-                self.kv_cache.compute(row, start, stop)
-            row.num_computed_tokens = stop
-            scheduled[row] = scheduled.get(row, 0) + num_tokens
-            spent += num_tokens
-        if not num_kept:
-            self._finish_prefill(output, first)
-        return spent
-
-    def lengthen_admitted(self, output: SchedulerOutput[S], first: S, num_more: int) -> None:
-        """Let a group that this step admits begin with `num_more` tokens more.
-
-        What the budget still allows of them is computed in the same step.
-        """
-        batch = self.batch
-        for row in first.computed_group:
-            num_known = row.num_tokens
-            if row.is_decoding:
-                batch.stop_decoding(row)
-                row.num_computed_tokens = num_known
-            row.num_tokens = num_known + num_more
-        if first in output.prefill_finished:
-            output.prefill_finished.remove(first)
-            batch.go_back_to_prefill(first)
-        num_kept = int(not output.is_decode_step)
-        if self._has_room_for(self._split(first, output.budget, num_kept)):
-            output.budget -= self._continue(output, first, output.budget, num_kept)
-            batch.prefilling = [other for other in batch.prefilling if not other.is_decoding]
-
-    def _has_room_for(self, num_tokens: dict[S, int]) -> bool:
-        """Whether running rows can compute so many tokens more without anybody giving way."""
-        kv_cache = self.kv_cache
-        if kv_cache is None:
-            return True
-        return kv_cache.has_room(
-            sum(
-                kv_cache.num_blocks_to_grow(row, row.num_computed_tokens + more)
-                for row, more in num_tokens.items()
-            )
-        )
-
-    def batch_stats(self, output: SchedulerOutput[S]) -> BatchStats:
-        """Return what the step computes, as far as its duration depends on that, before its end."""
-        batch, scheduled = self.batch, output.num_scheduled_tokens
-        num_decodes, num_rows = self.count_rows(output)
-        num_read = batch.num_read if output.is_decode_step else 0
-        if not (scheduled or output.prefill_finished or output.num_drafts):
-            return BatchStats(num_decodes, num_rows, num_read, 0)
-        for first in output.prefill_finished:  # they compute chunks
-            for row in (first,) if not first.others else first.computed_group:
-                num_read -= row.offset + batch.decode_step
-        num_prefill = work = 0
-        for row, num_tokens in scheduled.items():
-            num_prefill += num_tokens
-            work += num_tokens * (2 * row.num_computed_tokens - num_tokens)
-        for row, num_tokens in output.num_drafts.items():
-            num_prefill += num_tokens
-            stop = batch.decode_step + row.offset + 1 + num_tokens
-            work += num_tokens * (2 * stop - num_tokens)
-        return BatchStats(num_decodes + num_prefill, num_rows, num_read, work)
-
-    def count_rows(self, output: SchedulerOutput[S]) -> tuple[int, int]:
-        """Return how many rows only decode in the step, and how many it computes in all."""
-        num_decodes = num_empty = 0
-        if output.is_decode_step:
-            num_decodes = self.batch.num_decoding
-            for first in output.prefill_finished:  # they compute chunks
-                num_decodes -= len(first.computed_group) if first.others else 1
-                if not first.num_tokens:  # it has no chunk
-                    num_empty += 1
-        return num_decodes, num_decodes + len(output.num_scheduled_tokens) + num_empty
-
     # -- who may not wait ------------------------------------------------------------------------
 
     def has_urgent(self, now: float) -> bool:
@@ -824,31 +757,27 @@ class Scheduler(Admission[S]):
 
     def _victims_of(self, first: S, urgency: Urgency[S]) -> list[S] | None:
         """Return who gives way to one that waits, as few as will do; None if all are not enough."""
-        less_urgent = urgency.less_urgent(first, self.batch.firsts)
+        less_urgent, kv_cache = urgency.less_urgent(first, self.batch.firsts), self.kv_cache
         num_free = self.batch.num_free
         if num_free + sum(victim.num_slots for victim in less_urgent) < first.num_slots:
             return None
         matches = self._matches_of(first)
+        known = [row.num_tokens for row in first.computed_group]
+        kept = {block for match in matches for block in match.found}
         for count in range(len(less_urgent) + 1):
             gone = less_urgent[:count]
-            if num_free >= first.num_slots and self._would_fit(first, matches, gone):
-                return gone
+            if num_free >= first.num_slots:
+                if kv_cache is None:
+                    return gone
+                is_alone = self.batch.num_occupied == sum(victim.num_slots for victim in gone)
+                num_needed = self._num_needed(kv_cache, first, matches, known, is_alone=is_alone)
+                rows = [row for victim in gone for row in victim.computed_group]
+                num_given = kv_cache.pool.num_only_in(map(kv_cache.held_blocks, rows), kept)
+                if kv_cache.has_room(num_needed - num_given):
+                    return gone
             if count < len(less_urgent):
                 num_free += less_urgent[count].num_slots
         return None
-
-    def _would_fit(self, first: S, matches: list[PrefixMatch], gone: list[S]) -> bool:
-        """Whether all that is known of a group has room if the groups of `gone` give way."""
-        kv_cache = self.kv_cache
-        if kv_cache is None:
-            return True
-        rows = first.computed_group
-        is_alone = self.batch.num_occupied == sum(victim.num_slots for victim in gone)
-        known = [row.num_tokens for row in rows]
-        num_needed = self._num_needed(kv_cache, first, matches, known, is_alone=is_alone)
-        kept = {block for match in matches for block in match.found}
-        tables = [kv_cache.held_blocks(row) for victim in gone for row in victim.computed_group]
-        return kv_cache.has_room(num_needed - kv_cache.pool.num_only_in(tables, kept))
 
     # -- after a step ----------------------------------------------------------------------------
 
@@ -884,26 +813,22 @@ class Scheduler(Admission[S]):
 
     def update(self, output: SchedulerOutput[S]) -> Collection[int]:
         """Take note that the step has been computed; return the slots of rows that end with it."""
-        if output is not NO_CHANGES:
-            self._note_step(output)
-        return self.batch.end_decode_step() if output.is_decode_step else ()
-
-    def _note_step(self, output: SchedulerOutput[S]) -> None:
+        if output is NO_CHANGES:
+            return self.batch.end_decode_step()
         step, kv_cache = self._step, self.kv_cache
         for first in output.admitted:
             if first.admitted_step is None:
-                first.admitted_step = step
-                for other in first.others:
-                    other.admitted_step = step
+                for row in first.group:
+                    row.admitted_step = step
         for first in output.prefill_finished:
             if first.first_token_step is None:
-                first.first_token_step = step
-                for other in first.others:
-                    other.first_token_step = step
+                for row in first.group:
+                    row.first_token_step = step
             if first.has_siblings and kv_cache is not None:
                 kv_cache.note_sibling(first)
         if kv_cache is not None:
             kv_cache.end_step()
+        return self.batch.end_decode_step() if output.is_decode_step else ()
 
     def lengthen(self, num_more: dict[S, int]) -> None:
         """Let decoding groups that were given so many tokens more at once catch up with them."""
