@@ -27,7 +27,7 @@ from batcher.transformer.config import (
     tensor_shapes,
 )
 from batcher.transformer.layers import FloatArray, IntArray
-from batcher.transformer.linear import Linears, WholeLinears
+from batcher.transformer.linear import WholeLinears
 from batcher.transformer.stored import (
     StoredTensor,
     about,
@@ -189,7 +189,8 @@ def decoder_of(
     if settings.low_memory:
         _check_low_memory(settings)
     if settings.tensor_parallel == 1:
-        linears = _linears_of(checkpoint, settings)
+        table = partial(checkpoint.read_rows, EMBEDDING) if settings.low_memory else None
+        linears = WholeLinears(settings.weights, is_fast=settings.fast_math, table=table)
         return Transformer(
             checkpoint.config, _reader(checkpoint, path, watch), linears, settings.layout
         )
@@ -208,14 +209,6 @@ def _check_low_memory(settings: TransformerSettings) -> None:
         raise BatchdecodeError(
             "--low-memory is for one process, and --tensor-parallel asks for more"
         )
-
-
-def _linears_of(checkpoint: Checkpoint, settings: TransformerSettings) -> Linears:
-    if not settings.low_memory:
-        return WholeLinears(settings.weights, is_fast=settings.fast_math)
-    from batcher.transformer.linear import PackedLinears  # noqa: PLC0415 - as above
-
-    return PackedLinears(settings.weights, partial(checkpoint.read_rows, EMBEDDING))
 
 
 def make_rank(

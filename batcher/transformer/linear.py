@@ -6,12 +6,11 @@ known to add up in one order.  See He et al., "Defeating Nondeterminism in LLM I
 BLAS is fastest at weight @ x.T, so what comes of it lies feature by feature, and is turned around.
 """
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,8 +175,10 @@ EXACT = 2**24  # up to here, float32 has all whole numbers
 _TURNED = 2048  # features that are turned around at once: so that they stay in the cache
 
 
-class Linear(ABC):
-    """A product with a matrix."""
+class Linear:
+    """A product with a matrix, and a bias [out] added to it."""
+
+    _bias: FloatArray | None = None  # [out, 1]
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """Return x [rows, in] times the matrix: [rows, out], row by row in memory."""
@@ -189,9 +190,15 @@ class Linear(ABC):
             product[:, start : start + _TURNED] = features[start : start + _TURNED].T
         return product
 
-    @abstractmethod
     def by_feature(self, x: FloatArray) -> FloatArray:
         """Return the same as [out, rows], feature by feature; x may lie in memory either way."""
+        product = self._product(x)
+        if self._bias is not None:
+            product += self._bias
+        return product
+
+    def _product(self, x: FloatArray) -> FloatArray:
+        raise NotImplementedError
 
 
 class FastLinear(Linear):
@@ -204,37 +211,23 @@ class FastLinear(Linear):
         self._weight = weight
         self._bias = None if bias is None else bias[:, None]
 
-    def by_feature(self, x: FloatArray) -> FloatArray:
-        product = multiply(self._weight, x)
-        if self._bias is not None:
-            product += self._bias
-        return product
+    def _product(self, x: FloatArray) -> FloatArray:
+        return multiply(self._weight, x)
 
 
-class TiledLinear(Linear):
-    """x @ weight.T in tiles of rows, so that each row is the same in any company.
-
-    weight: [out, in].  bias: [out].
-    """
+class TiledLinear(FastLinear):
+    """x @ weight.T in tiles of rows, so that each row is the same in any company."""
 
     def __init__(self, weight: FloatArray, bias: FloatArray | None = None) -> None:
-        self._weight = weight
-        self._bias = None if bias is None else bias[:, None]
+        super().__init__(weight, bias)
         self._tiles = tiles_of(*weight.shape)
 
-    def by_feature(self, x: FloatArray) -> FloatArray:
+    def _product(self, x: FloatArray) -> FloatArray:
         parts = self._tiles.split(len(x))
         filled = [_filled(x[part.start : part.stop], part.tile) for part in parts]
         if len(parts) == 1:
             first = parts[0].tile.first
-            product = multiply(self._weight, filled[0])[:, first : first + len(x)]
-        else:
-            product = self._of_parts(parts, filled)
-        if self._bias is not None:
-            product += self._bias
-        return product
-
-    def _of_parts(self, parts: list[TilePart], filled: list[FloatArray]) -> FloatArray:
+            return multiply(self._weight, filled[0])[:, first : first + len(x)]
         product = np.empty((len(self._weight), parts[-1].stop), np.float32)
         for piece in pieces_of(len(self._weight)):
             for (tile, start, stop), rows in zip(parts, filled, strict=True):
@@ -243,18 +236,8 @@ class TiledLinear(Linear):
         return product
 
 
-class Integers(Protocol):
-    """Weights [out, in] of int8, however they are held."""
-
-    def multiply(self, x: FloatArray) -> FloatArray:
-        """Return the product [out, rows] with x [rows, in], which is int8 as float32: exactly."""
-
-
-KeepIntegers = Callable[[NDArray[np.int8]], Integers]
-
-
 class UnpackedIntegers:
-    """Weights of int8 that are held as float32, in which BLAS is fastest.
+    """Weights [out, in] of int8 that are held as float32, in which BLAS is fastest.
 
     It adds whole numbers exactly as long as no sum can be above EXACT, so where one could, weights
     are multiplied in slices.
@@ -265,6 +248,7 @@ class UnpackedIntegers:
         self._weights = [integers[:, part].astype(np.float32, "C") for part in self._slices]
 
     def multiply(self, x: FloatArray) -> FloatArray:
+        """Return the product [out, rows] with x [rows, in], which is int8 as float32: exactly."""
         product = multiply(self._weights[0], x[:, self._slices[0]])
         for part, weight in zip(self._slices[1:], self._weights[1:], strict=True):
             product += multiply(weight, x[:, part])
@@ -288,14 +272,14 @@ class Int8Linear(Linear):
         *,
         per_channel: bool,
         outputs: slice = ALL,
-        keep: KeepIntegers = UnpackedIntegers,
+        keep: type[UnpackedIntegers] = UnpackedIntegers,
     ) -> None:
         integers, scales = quantize_weights_int8(weight, per_channel=per_channel)
         self._scales = (scales[outputs] if per_channel else scales)[:, None]
         self._bias = None if bias is None else bias[outputs, None]
         self._integers = keep(integers[outputs])
 
-    def by_feature(self, x: FloatArray) -> FloatArray:
+    def _product(self, x: FloatArray) -> FloatArray:
         integers = np.abs(x)
         scales = integers.max(1, keepdims=True) / np.float32(LARGEST)
         scales[scales == 0] = 1
@@ -304,8 +288,6 @@ class Int8Linear(Linear):
         product = self._integers.multiply(integers)
         product *= scales.T
         product *= self._scales
-        if self._bias is not None:
-            product += self._bias
         return product
 
 
@@ -329,67 +311,6 @@ def slices_of(integers: NDArray[np.int8]) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(starts)]
 
 
-# Which product is made of a weight, and who attends, for a process that holds all of a model.
-
-Embedding = Callable[[IntArray], FloatArray]
-"""Return the rows [tokens, hidden_size] of a table for token ids [tokens]."""
-
-
-class OwnHeads(NamedTuple):
-    """The heads of keys and values that a process attends with.
-
-    which: of all of them.  gather: returns what all heads come to [tokens, heads * width], of what
-    these do [tokens, own heads, width].
-    """
-
-    which: slice
-    gather: Callable[[FloatArray], FloatArray]
-
-
-class Linears(Protocol):
-    """Makes products of weights."""
-
-    def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
-        """Return the product with a weight [out, in], and a bias [out] added to it."""
-
-    def embedding(self, table: FloatArray) -> Embedding:
-        """Return what looks up rows of a table [vocab, hidden_size]."""
-
-    def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
-        """Return both for one table, which is held once where that is possible."""
-
-    def heads(self, num_kv_heads: int) -> OwnHeads:
-        """Return which of the heads of keys and values are those of this process."""
-
-
-class WholeLinears:
-    """Makes products of weights that one process holds.
-
-    kind: how they are kept and multiplied.  is_fast: whether products of floats are left to BLAS.
-    """
-
-    def __init__(self, kind: WeightKind = "fp32", *, is_fast: bool = False) -> None:
-        self._kind, self._is_fast = kind, is_fast
-
-    def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
-        if self._kind != "fp32":
-            return Int8Linear(weight, bias, per_channel=self._kind == "int8-channel")
-        if self._is_fast:
-            return FastLinear(weight, bias)
-        return TiledLinear(weight, bias)
-
-    def embedding(self, table: FloatArray) -> Embedding:
-        return table.__getitem__
-
-    def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
-        return self.embedding(table), self.linear(table)
-
-    def heads(self, num_kv_heads: int) -> OwnHeads:
-        return OwnHeads(
-            slice(0, num_kv_heads), lambda attended: attended.reshape(len(attended), -1)
-        )
-
-
 # Weights that stay integers of eight bits, and an embedding that stays in its file.
 #
 # A quarter of the memory that float32 takes; each product unpacks them anew, a few outputs at a
@@ -398,7 +319,7 @@ class WholeLinears:
 UNPACKED = 2**18  # numbers that are unpacked at once: 1 MiB, which stays in the cache
 
 
-class PackedIntegers:
+class PackedIntegers(UnpackedIntegers):
     """Weights of int8 that stay what they are."""
 
     def __init__(self, integers: NDArray[np.int8]) -> None:
@@ -417,18 +338,55 @@ class PackedIntegers:
         return product
 
 
-class PackedLinears(WholeLinears):
-    """Makes products with weights that stay int8.
+# Which product is made of a weight, and who attends, for a process that holds all of a model.
 
-    kind: how they are scaled, which is not fp32.  embedding: looks up rows where the file is.
+Embedding = Callable[[IntArray], FloatArray]
+"""Return the rows [tokens, hidden_size] of a table for token ids [tokens]."""
+
+
+class OwnHeads(NamedTuple):
+    """The heads of keys and values that a process attends with.
+
+    which: of all of them.  gather: returns what all heads come to [tokens, heads * width], of what
+    these do [tokens, own heads, width].
     """
 
-    def __init__(self, kind: WeightKind, embedding: Embedding) -> None:
-        super().__init__(kind)
-        self._per_channel, self._embedding = kind == "int8-channel", embedding
+    which: slice
+    gather: Callable[[FloatArray], FloatArray]
+
+
+class WholeLinears:
+    """Makes products of weights that one process holds.
+
+    kind: how they are kept and multiplied.  is_fast: whether products of floats are left to BLAS.
+    table: looks up rows of the embedding where its file is, if integers stay packed.
+    """
+
+    def __init__(
+        self, kind: WeightKind = "fp32", *, is_fast: bool = False, table: Embedding | None = None
+    ) -> None:
+        self._kind, self._is_fast, self._table = kind, is_fast, table
 
     def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
-        return Int8Linear(weight, bias, per_channel=self._per_channel, keep=PackedIntegers)
+        """Return the product with a weight [out, in], and a bias [out] added to it."""
+        if self._kind != "fp32":
+            is_packed = self._table is not None
+            keep = PackedIntegers if is_packed else UnpackedIntegers
+            return Int8Linear(weight, bias, per_channel=self._kind == "int8-channel", keep=keep)
+        if self._is_fast:
+            return FastLinear(weight, bias)
+        return TiledLinear(weight, bias)
 
-    def embedding(self, _table: FloatArray) -> Embedding:
-        return self._embedding
+    def embedding(self, table: FloatArray) -> Embedding:
+        """Return what looks up rows of a table [vocab, hidden_size]."""
+        return self._table or table.__getitem__
+
+    def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
+        """Return both for one table, which is held once where that is possible."""
+        return self.embedding(table), self.linear(table)
+
+    def heads(self, num_kv_heads: int) -> OwnHeads:
+        """Return which of the heads of keys and values are those of this process."""
+        return OwnHeads(
+            slice(0, num_kv_heads), lambda attended: attended.reshape(len(attended), -1)
+        )

@@ -32,6 +32,7 @@ from batcher.transformer.linear import (
     Linear,
     OwnHeads,
     TiledLinear,
+    WholeLinears,
 )
 from batcher.transformer.step import Span
 from batcher.transformer.transformer import Transformer, Watch
@@ -431,7 +432,7 @@ def even_boundaries(num_columns: int, world_size: int) -> tuple[int, ...]:
     return tuple(-(-num_columns * rank // world_size) for rank in range(world_size + 1))
 
 
-class ColumnParallelLinears:
+class ColumnParallelLinears(WholeLinears):
     """Makes products of which this rank holds its columns.
 
     kind: how weights are kept and multiplied.  is_fast: whether products of floats are left to
@@ -439,7 +440,8 @@ class ColumnParallelLinears:
     """
 
     def __init__(self, kind: WeightKind, group: RankGroup, *, is_fast: bool) -> None:
-        self._kind, self._group, self._is_fast = kind, group, is_fast
+        super().__init__(kind, is_fast=is_fast)
+        self._group = group
         self._cuts: dict[tuple[int, ...], Boundaries] = {}  # by the shape of a weight
 
     def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:

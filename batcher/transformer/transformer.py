@@ -28,7 +28,7 @@ from batcher.transformer.kv_store import (
     num_kv_layers,
 )
 from batcher.transformer.layers import Attention, FloatArray, RotaryEmbedding, rms_norm, soft_cap
-from batcher.transformer.linear import Linear, Linears
+from batcher.transformer.linear import Linear, WholeLinears
 from batcher.transformer.mixers import (
     ACTIVATIONS,
     Experts,
@@ -121,7 +121,7 @@ class Transformer:
         self,
         config: TransformerConfig,
         read: ReadWeight,
-        linears: Linears,
+        linears: WholeLinears,
         layout: Layout = "ragged",
     ) -> None:
         self.config, self.cache_groups = config, cache_groups(config)

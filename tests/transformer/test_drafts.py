@@ -30,7 +30,7 @@ from batcher.models.base import (
 )
 from batcher.models.transformer import TransformerModel
 from batcher.speculation.settings import SpeculationSettings
-from batcher.transformer.linear import PackedLinears
+from batcher.transformer.linear import WholeLinears
 from batcher.transformer.transformer import EMBEDDING, Transformer
 
 NUM_SLOTS, BLOCK_SIZE, MAX_TOKENS = 4, 4, 70
@@ -307,7 +307,7 @@ def test_several_ranks_verify_drafts(kind: str) -> None:
 def test_packed_weights_verify_drafts() -> None:
     config = tiny_config()
     read = random_weights(config)
-    linears = PackedLinears("int8-channel", read(EMBEDDING).__getitem__)
+    linears = WholeLinears("int8-channel", table=read(EMBEDDING).__getitem__)
     model = TransformerModel(Transformer(config, read, linears), ByteTokenizer(), "tiny", {})
     check(model, tiny_model(weights="int8-channel"), num_seeds=1)
 

@@ -12,7 +12,7 @@ from tiny_checkpoints import config_json, random_tensors, write_gguf
 from batcher import BatchdecodeError, Request, decode
 from batcher.models.checkpoints import load_transformer
 from batcher.transformer.config import TransformerSettings
-from batcher.transformer.linear import PackedLinears, WholeLinears
+from batcher.transformer.linear import WholeLinears
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def test_products_are_the_same_to_the_last_bit(num_out, num_in, num_rows, kind, 
     weight[0] *= 100
     bias = draw.standard_normal(num_out, np.float32) if has_bias else None
     x = draw.standard_normal((num_rows, num_in), np.float32)
-    linears = PackedLinears(kind, weight.__getitem__)
+    linears = WholeLinears(kind, table=weight.__getitem__)
     product = linears.linear(weight, bias)(x)
     assert product.tobytes() == WholeLinears(kind).linear(weight, bias)(x).tobytes()
 
