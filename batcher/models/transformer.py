@@ -55,15 +55,38 @@ class SequenceDecoder(Protocol):
         """Return a cache that holds the same."""
 
 
-class SlotModel:
-    """A decoder with the caches of all rows, by slot.
+class DecoderModel:
+    """What is known of a model of any decoder.
 
-    Nothing of a row shows in another: they are computed one by one.
+    name, settings: what finds it again.  max_context: how many tokens a row may have.
+    session_overflow: what becomes of a conversation that would have more.
+    eos_token_ids: all that end a text; eos_token_id: the first of them.
     """
 
     gives: OutputKind = "both"
     scores_prompts = True
     needs_prompt = True
+
+    def __init__(
+        self,
+        sizes: ModelSizes,
+        tokenizer: Tokenizer,
+        name: str,
+        settings: dict[str, Any],
+        max_context: int | None,
+    ) -> None:
+        self.name, self.settings, self.tokenizer = name, settings, tokenizer
+        self.vocab_size, self.eos_token_ids = sizes.vocab_size, sizes.eos_token_ids
+        self.eos_token_id = next(iter(sizes.eos_token_ids), None)
+        self.max_context = max_context or sizes.max_position_embeddings
+        self.session_overflow: str | None = settings.get("session_overflow")
+
+
+class SlotModel(DecoderModel):
+    """A decoder with the caches of all rows, by slot.
+
+    Nothing of a row shows in another: they are computed one by one.
+    """
 
     def __init__(
         self,
@@ -73,17 +96,12 @@ class SlotModel:
         settings: dict[str, Any],
         max_context: int | None = None,
     ) -> None:
-        sizes = decoder.config
-        self.name, self.settings, self.tokenizer = name, settings, tokenizer
-        self.vocab_size = sizes.vocab_size
-        self.eos_token_ids = sizes.eos_token_ids
-        self.eos_token_id = sizes.eos_token_ids[0] if sizes.eos_token_ids else None
-        self.max_context = max_context or sizes.max_position_embeddings
-        self.session_overflow: str | None = settings.get("session_overflow")
+        super().__init__(decoder.config, tokenizer, name, settings, max_context)
         self._decoder = decoder
         self.allocate(0)
 
     def twin(self) -> Self:
+        """Return a model of the same weights, with caches of its own."""
         return type(self)(self._decoder, self.tokenizer, self.name, self.settings, self.max_context)
 
     def allocate(self, num_slots: int) -> None:
@@ -101,7 +119,13 @@ class SlotModel:
         wanted = {slot: line for line, slot in enumerate(batch.logit_slots.tolist())}
         logits = np.zeros((len(wanted), self.vocab_size), np.float32) if wanted else None
         chunk_logits: dict[int, list[FloatArray]] = {}
-        for chunk in _chunks_of(batch):
+        brings = {chunk.slot for chunk in batch.chunks}
+        generated = [  # start: anywhere but at the beginning
+            Chunk(slot, [batch.tokens.item(slot)], start=1)
+            for slot in batch.slots.tolist()
+            if slot not in brings
+        ]
+        for chunk in (*generated, *batch.chunks):
             slot, cache = chunk.slot, self._caches[chunk.slot] if chunk.start else None
             scores, self._caches[slot] = self._decoder.forward(
                 [*chunk.token_ids], cache, is_scored=chunk.is_scored
@@ -112,14 +136,6 @@ class SlotModel:
             if logits is not None and slot in wanted:
                 logits[wanted[slot]] = scores[-1]
         return ModelOutput(self._tokens, {}, logits, chunk_logits)
-
-
-def _chunks_of(batch: Batch) -> Iterator[Chunk]:
-    brings = {chunk.slot for chunk in batch.chunks}
-    for slot in batch.slots.tolist():
-        if slot not in brings:
-            yield Chunk(slot, [batch.tokens.item(slot)], start=1)  # anywhere but at the beginning
-    yield from batch.chunks
 
 
 _PIECE = 64  # rows of logits at once
@@ -147,12 +163,9 @@ class _Row(NamedTuple):
         return 0 if self.chunk is None else self.chunk.num_drafts
 
 
-class TransformerModel:
+class TransformerModel(DecoderModel):
     """A decoder that keeps what rows have computed, by slot or in pages.
 
-    name, settings: what finds it again.  max_context: how many tokens a row may have.
-    session_overflow: what becomes of a conversation that would have more.
-    eos_token_ids: all that end a text; eos_token_id: the first of them.
     cache_windows: how far back each group of layers reads, see `cache_windows_of`.
     kv_bytes_per_token: what the keys and values of a token take, in all groups.
     layout: that of the decoder; padded, rows that decode and chunks are computed apart.
@@ -160,11 +173,8 @@ class TransformerModel:
     verifies_trees: each draft is then computed behind those on its way.
     """
 
-    gives: OutputKind = "both"
     is_paged = True
-    scores_prompts = True
     verifies_drafts = True
-    needs_prompt = True
 
     def __init__(
         self,
@@ -175,13 +185,7 @@ class TransformerModel:
         max_context: int | None = None,
         layout: Layout = "ragged",
     ) -> None:
-        config = decoder.config
-        self.name, self.settings, self.tokenizer = name, settings, tokenizer
-        self.vocab_size = config.vocab_size
-        self.eos_token_ids = config.eos_token_ids
-        self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
-        self.max_context = max_context or config.max_position_embeddings
-        self.session_overflow: str | None = settings.get("session_overflow")
+        super().__init__(decoder.config, tokenizer, name, settings, max_context)
         self._groups = decoder.cache_groups
         self.cache_windows = tuple(group.window for group in self._groups)
         self._cache_size = decoder.cache_size
@@ -334,8 +338,9 @@ class TransformerModel:
         rows: list[_Row] = []
         failed: dict[int, str] = {}
         brings = {chunk.slot for chunk in batch.chunks}
+        moved = {} if batch.pages is None else batch.pages.moved
         asked: list[tuple[int, int, list[int], Chunk | None]] = [
-            (slot, self._position(batch, slot), [batch.tokens.item(slot)], None)
+            (slot, moved.get(slot, self._lengths[slot]), [batch.tokens.item(slot)], None)
             for slot in batch.slots.tolist()
             if slot not in brings
         ]
@@ -381,10 +386,6 @@ class TransformerModel:
             snapshot.cell: start + snapshot.num_tokens for snapshot in snapshots
         }
         return Span(token_ids, start, cells, source, snapshots, num_drafts)
-
-    def _position(self, batch: Batch, slot: int) -> int:
-        length = self._lengths[slot]
-        return length if batch.pages is None else batch.pages.moved.get(slot, length)
 
     def _tables(
         self, batch: Batch, slot: int, start: int, stop: int

@@ -163,37 +163,32 @@ def serve(connection: Connection, part: GroupPart, outer: GroupPart | None, make
     """
     become_helper()
     try:
-        _serve(connection, RankGroup(part), None if outer is None else RankGroup(outer), make)
+        group, outer_group = RankGroup(part), None if outer is None else RankGroup(outer)
+        transformer = make(group, lambda number, total: connection.send(("read", number, total)))
+        connection.send("made")
+        kept: dict[int | None, Any] = {None: None}  # stores and states
+        makers = {"store": transformer.new_store, "states": transformer.new_states}
+        while True:
+            match connection.recv():
+                case "new", kind, number:
+                    kept[number] = makers[kind]()
+                case "drop", number:
+                    del kept[number]
+                case "call", number, method, *arguments:
+                    getattr(kept[number], method)(*arguments)
+                case "forward", spans, store, states:
+                    hidden = transformer.forward(spans, kept[store], kept[states])
+                    _hand_over(hidden, outer_group)
+                case "logits", hidden:
+                    _hand_over(transformer.logits(hidden), outer_group)
+                case message:
+                    raise InvariantError(f"a rank is asked {message}")  # noqa: TRY301 - as others are
     except (EOFError, ConnectionError, PeerGoneError):
         pass
     except BatchdecodeError as error:
         _send_last(connection, ("error", str(error)))
     except Exception as error:  # noqa: BLE001 - it is raised again where the calls come from
         _send_last(connection, ("raised", describe(error), traceback.format_exc()))
-
-
-def _serve(
-    connection: Connection, group: RankGroup, outer: RankGroup | None, make: MakeRank
-) -> None:
-    transformer = make(group, lambda number, total: connection.send(("read", number, total)))
-    connection.send("made")
-    kept: dict[int | None, Any] = {None: None}  # stores and states
-    makers = {"store": transformer.new_store, "states": transformer.new_states}
-    while True:
-        match connection.recv():
-            case "new", kind, number:
-                kept[number] = makers[kind]()
-            case "drop", number:
-                del kept[number]
-            case "call", number, method, *arguments:
-                getattr(kept[number], method)(*arguments)
-            case "forward", spans, store, states:
-                hidden = transformer.forward(spans, kept[store], kept[states])
-                _hand_over(hidden, outer)
-            case "logits", hidden:
-                _hand_over(transformer.logits(hidden), outer)
-            case message:
-                raise InvariantError(f"a rank is asked {message}")
 
 
 def _hand_over(rows: FloatArray, outer: RankGroup | None) -> None:

@@ -210,7 +210,7 @@ SCALARS = {
 _U32, _U64 = Layout("<I"), Layout("<Q")
 
 
-class GgufFile(Struct, frozen=True):
+class GgufFile(NamedTuple):
     """What a file holds; tensors: by their names there."""
 
     metadata: dict[str, Any]
@@ -229,14 +229,21 @@ def read_gguf(path: Path) -> GgufFile:
         raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
     data: Bytes = np.memmap(path, np.uint8, mode="r")
     header = _Header(data)
-    header.check_start()
-    num_tensors, num_fields = header.u64(), header.u64()
+    if bytes(header.take(len(MAGIC))) != MAGIC:
+        raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
+    version = header.number(_U32)
+    if version not in VERSIONS:
+        known = ", ".join(map(str, VERSIONS))
+        raise BatchdecodeError(
+            f"GGUF version {version} is not supported, known: {known}, little-endian"
+        )
+    num_tensors, num_fields = header.number(_U64), header.number(_U64)
     metadata: dict[str, Any] = {}
     for _ in header.counted(num_fields, least=13):  # a name's length, a kind, a byte
         name = header.text()
         if name in metadata:
             raise BatchdecodeError(f"{name!r} stands twice in its metadata")
-        metadata[name] = header.value(header.u32())
+        metadata[name] = header.value(header.number(_U32))
     if metadata.get("split.count", 1) != 1:
         raise BatchdecodeError("it is one part of several; llama-gguf-split --merge joins them")
     places = list(_places(header, num_tensors))
@@ -245,20 +252,16 @@ def read_gguf(path: Path) -> GgufFile:
         raise BatchdecodeError(f"general.alignment {alignment!r} is no power of two")
     body = data[-(-header.offset // alignment) * alignment :]
     tensors: dict[str, StoredTensor] = {}
-    for place in places:
-        if place.name in tensors:
-            raise BatchdecodeError(f"it has two tensors {place.name!r}")
-        tensors[place.name] = _tensor_at(place, body)
+    for name, number, shape, offset in places:
+        if name in tensors:
+            raise BatchdecodeError(f"it has two tensors {name!r}")
+        with about(repr(name)):
+            kind = _kind_name(number)
+            end = offset + stored_size(kind, shape)
+            tensors[name] = StoredTensor(kind, shape, body[offset:end])
     if sum(len(tensor.data) for tensor in tensors.values()) > len(body):
         raise BatchdecodeError("its tensors take more bytes than it has: some of them overlap")
     return GgufFile(metadata, tensors)
-
-
-class _Place(Struct, frozen=True):
-    name: str
-    kind: int
-    shape: tuple[int, ...]
-    offset: int
 
 
 class _Header:
@@ -271,27 +274,13 @@ class _Header:
         self.offset = 0
         self._bytes = memoryview(data[:MAX_HEADER])  # type: ignore[arg-type] # numpy's stubs lack it
 
-    def check_start(self) -> None:
-        if bytes(self._take(len(MAGIC))) != MAGIC:
-            raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
-        version = self.u32()
-        if version not in VERSIONS:
-            known = ", ".join(map(str, VERSIONS))
-            raise BatchdecodeError(
-                f"GGUF version {version} is not supported, known: {known}, little-endian"
-            )
-
-    def u32(self) -> int:
-        number: int = _U32.unpack(self._take(4))[0]
-        return number
-
-    def u64(self) -> int:
-        number: int = _U64.unpack(self._take(8))[0]
+    def number(self, layout: Layout) -> int:
+        number: int = layout.unpack(self.take(layout.size))[0]
         return number
 
     def text(self) -> str:
         try:
-            return str(self._take(self.u64()), "utf-8")
+            return str(self.take(self.number(_U64)), "utf-8")
         except UnicodeDecodeError:
             raise BatchdecodeError("a string in its header is not UTF-8") from None
 
@@ -307,7 +296,7 @@ class _Header:
             return self.text()
         if kind != ARRAY:
             return self._scalars(kind, 1)[0]
-        kind, count = self.u32(), self.u64()
+        kind, count = self.number(_U32), self.number(_U64)
         if kind == STRING:
             return [self.text() for _ in self.counted(count, least=8)]
         return self._scalars(kind, count)
@@ -316,10 +305,10 @@ class _Header:
         if kind not in SCALARS:
             raise BatchdecodeError(f"its metadata has values of kind {kind}, which is unknown")
         dtype = np.dtype(SCALARS[kind])
-        numbers: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
+        numbers: list[Any] = np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
         return numbers
 
-    def _take(self, size: int) -> memoryview:
+    def take(self, size: int) -> memoryview:
         begin, self.offset = self.offset, self.offset + size
         if self.offset > len(self._bytes):
             raise self._cut_off()
@@ -331,23 +320,17 @@ class _Header:
         return BatchdecodeError("it is cut off or damaged: it ends within its header")
 
 
-def _places(header: _Header, num_tensors: int) -> Iterator[_Place]:
-    """Yield where each tensor is; sizes are in GGUF's order, columns first."""
+def _places(header: _Header, num_tensors: int) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
+    """Yield the name of each tensor, its kind, its shape and where it begins.
+
+    Sizes are in GGUF's order, columns first.
+    """
     for _ in header.counted(num_tensors, least=24):  # lengths, a size, a kind, an offset
-        name, num_dimensions = header.text(), header.u32()
+        name, num_dimensions = header.text(), header.number(_U32)
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
             raise BatchdecodeError(f"{name!r} has {num_dimensions} dimensions")
-        shape = tuple(header.u64() for _ in range(num_dimensions))[::-1]
-        yield _Place(name, header.u32(), shape, header.u64())
-
-
-def _tensor_at(place: _Place, body: Bytes) -> StoredTensor:
-    try:
-        kind = _kind_name(place.kind)
-        end = place.offset + stored_size(kind, place.shape)
-        return StoredTensor(kind, place.shape, body[place.offset : end])
-    except BatchdecodeError as error:
-        raise BatchdecodeError(f"{place.name!r}: {error}") from None
+        shape = tuple(header.number(_U64) for _ in range(num_dimensions))[::-1]
+        yield name, header.number(_U32), shape, header.number(_U64)
 
 
 def _kind_name(kind: int) -> str:
@@ -520,18 +503,13 @@ RopeFactor = Annotated[float, Meta(ge=0, le=1e6)]  # 0 for none, as llama.cpp ha
 NumExperts = Annotated[int, Meta(ge=0, le=4096)]
 
 
-class _Known(NamedTuple):
-    architecture: Architecture
-    style: RopeStyle
-
-
-KNOWN: dict[str, _Known] = {
+KNOWN: dict[str, tuple[Architecture, RopeStyle]] = {
     # llama.cpp's conversion permutes the rows of q and k
-    "llama": _Known("llama", "interleaved"),
-    "qwen2": _Known("qwen2", "half-split"),
-    "qwen3": _Known("qwen3", "half-split"),
-    "qwen3moe": _Known("qwen3_moe", "half-split"),
-    "gemma3": _Known("gemma3", "half-split"),
+    "llama": ("llama", "interleaved"),
+    "qwen2": ("qwen2", "half-split"),
+    "qwen3": ("qwen3", "half-split"),
+    "qwen3moe": ("qwen3_moe", "half-split"),
+    "gemma3": ("gemma3", "half-split"),
 }
 MAX_FACTOR = 1e6
 LARGEST_GEMMA = 62  # layers of Gemma 3 27B
@@ -635,19 +613,16 @@ def config_from_gguf(
         full_layers=_full_layers_of(fields) if has_local_layers else (),
         local_rope=RopeSettings(fields.local_theta, style) if has_local_layers else None,
         activation="gelu_tanh" if is_gemma else "silu",
-        attention_scale=_scale_of_gemma(fields) if is_gemma else None,
+        # That of a head, which a file does not say, unless it is the largest Gemma.
+        attention_scale=(fields.hidden_size / fields.num_heads) ** -0.5
+        if is_gemma and fields.num_layers == LARGEST_GEMMA
+        else None,
         attention_softcap=fields.attention_softcap,
         logit_softcap=fields.logit_softcap,
         embedding_scale=fields.hidden_size**0.5 if is_gemma else 1.0,
         has_post_norms=is_gemma,  # and no has_offset_norms: the conversion has added the one
         experts=experts,
     )
-
-
-def _scale_of_gemma(fields: _Fields) -> float | None:
-    """Return the scale of scores where it is not that of a head: a file does not say it."""
-    is_largest = fields.num_layers == LARGEST_GEMMA
-    return (fields.hidden_size / fields.num_heads) ** -0.5 if is_largest else None
 
 
 def _full_layers_of(fields: _Fields) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ template inserts special tokens; the messages that it is given cannot, unless th
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from itertools import accumulate, chain, repeat, takewhile
@@ -162,10 +163,16 @@ class TransformerTokenizer:
             EncodingError: as `encode` does.
         """
         self._check(text)
+        with self._knowing_special():
+            return self._ids_of(text)
+
+    @contextmanager
+    def _knowing_special(self) -> Iterator[None]:
+        """Let special tokens be what they are inside."""
         with self._lock:
             self._inner.encode_special_tokens = False
             try:
-                return self._ids_of(text)
+                yield
             finally:
                 self._inner.encode_special_tokens = True
 
@@ -267,12 +274,8 @@ class ChatTokenizer(TransformerTokenizer):
     def _encode_marked(self, text: str, marks: list[int]) -> list[int]:
         """Return the token ids of a chat in which marks stood at those places of `text`."""
         self._check(text)
-        with self._lock:
-            self._inner.encode_special_tokens = False
-            try:
-                [encoding] = self._inner.encode_batch([text], add_special_tokens=False)
-            finally:
-                self._inner.encode_special_tokens = True
+        with self._knowing_special():
+            [encoding] = self._inner.encode_batch([text], add_special_tokens=False)
         token_ids: list[int] = []
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             index = bisect_right(marks, start)
@@ -439,20 +442,23 @@ def _template_of(folder: Path) -> ChatTemplate | None:
 
     It may name the special tokens of tokenizer_config.json, or else of special_tokens_map.json.
     """
-    settings, named, source = _Settings(), _SpecialTokens(), None
+    settings, named = _Settings(), _SpecialTokens()
+    source: str | list[_Named] | None = None
     if (folder / SPECIAL_TOKENS).is_file():
         with about(folder / SPECIAL_TOKENS):
             named = read_json(folder / SPECIAL_TOKENS, _SpecialTokens)
     if (folder / SETTINGS).is_file():
         with about(folder / SETTINGS):
             settings = read_json(folder / SETTINGS, _Settings)
-            source = _default_of(settings.chat_template)
+            source = settings.chat_template
+            if isinstance(source, list):
+                source = next((one.template for one in source if one.name == "default"), None)
     place = folder / SETTINGS
     if (folder / TEMPLATE).is_file():
         place = folder / TEMPLATE
         with about(place):
             source = read_file(place).decode()
-    if source is None:
+    if not isinstance(source, str):
         return None
     tokens = {name: getattr(settings, name) or text for name, text in asdict(named).items()}
     with about(place):
@@ -464,12 +470,6 @@ def _template_of(folder: Path) -> ChatTemplate | None:
                 if text is not None
             },
         )
-
-
-def _default_of(given: str | list[_Named] | None) -> str | None:
-    if isinstance(given, list):
-        return next((named.template for named in given if named.name == "default"), None)
-    return given
 
 
 # Makes the tokenizer that a GGUF file describes in its metadata.
@@ -522,7 +522,13 @@ def tokenizer_from_gguf(path: Path, metadata: Mapping[str, Any]) -> TransformerT
             )
         template = None
         if fields.chat_template is not None:
-            template = ChatTemplate(fields.chat_template, _special_texts(fields))
+            ids = {"bos": fields.bos, "eos": fields.eos, "unk": fields.unk, "pad": fields.pad}
+            special_texts = {
+                f"{name}_token": fields.tokens[token_id]
+                for name, token_id in ids.items()
+                if token_id is not None and token_id < len(fields.tokens)
+            }
+            template = ChatTemplate(fields.chat_template, special_texts)
         is_gemma = metadata.get("general.architecture") == GEMMA
         inner = _byte_level(fields) if fields.model == "gpt2" else _sentencepiece(fields, is_gemma)
         return tokenizer_of(inner, BYTES_OF[fields.model], _prefix_of(fields), template)
@@ -534,15 +540,6 @@ def _prefix_of(fields: _Fields) -> list[int]:
     if begins is None:
         begins = fields.model == "llama" or fields.pre in BEGINNING_WITH_BOS
     return [fields.bos] if begins and fields.bos is not None else []
-
-
-def _special_texts(fields: _Fields) -> dict[str, str]:
-    ids = {"bos": fields.bos, "eos": fields.eos, "unk": fields.unk, "pad": fields.pad}
-    return {
-        f"{name}_token": fields.tokens[token_id]
-        for name, token_id in ids.items()
-        if token_id is not None and token_id < len(fields.tokens)
-    }
 
 
 def _byte_level(fields: _Fields) -> "Tokenizer":
