@@ -436,6 +436,22 @@ def join_bytes(token_ids: Sequence[int], token_bytes: Sequence[bytes]) -> bytes:
         return b"".join([bytes_of(token_id, token_bytes) for token_id in token_ids])
 
 
+Prefixes = dict[int, list[int]]
+"""Prompt and output so far, by slot: for models that are asked with whole prefixes."""
+
+
+def extend_prefixes(prefixes: Prefixes, batch: Batch) -> None:
+    """Add the new tokens of every row of `batch` to `prefixes`, whether it yields yet or not."""
+    has_chunk = set()
+    for chunk in batch.chunks:
+        has_chunk.add(chunk.slot)
+        prefixes.setdefault(chunk.slot, [])[chunk.start :] = chunk.token_ids
+    slots = batch.slots
+    for slot, token in zip(slots.tolist(), batch.tokens[slots].tolist(), strict=True):
+        if slot not in has_chunk:
+            prefixes[slot].append(token)
+
+
 # Drafts of a chunk may be a tree, which one call verifies (Miao et al., "SpecInfer", 2024).  A node
 # is the index of a draft in the tokens of its chunk.
 

@@ -23,7 +23,15 @@ import numpy as np
 
 from batcher.errors import BatchdecodeError, Failure, ModelError, describe
 from batcher.foreign import attribute_of, child_ends_here, note_raised, raised
-from batcher.models.base import Batch, FloatArray, ModelOutput
+from batcher.models.base import (
+    Batch,
+    FloatArray,
+    ModelOutput,
+    OutputKind,
+    Prefixes,
+    Tokenizer,
+    extend_prefixes,
+)
 from batcher.models.calls import (
     CallFailure,
     CallSettings,
@@ -31,8 +39,44 @@ from batcher.models.calls import (
     failure_of,
     pause_after,
 )
-from batcher.models.prefixes import PrefixModel, extend
-from batcher.models.tokenizers import read_logits, read_token_id, shown
+from batcher.models.tokenizers import ByteTokenizer, read_logits, read_token_id, shown
+
+
+class PrefixModel:
+    """A Model (see base.py) that has no cache, around what is `asked`, from which it has the rest.
+
+    Attributes `settings`, `tokenizer`, `max_context` and `session_overflow` of that are used if it
+    has them; text is bytes if not.
+    """
+
+    gives: OutputKind
+    vocab_size: int | None
+    eos_token_id: int | None
+
+    def __init__(self, asked: Any, name: str) -> None:
+        self.name = name
+        self.settings: dict[str, Any] = attribute_of(asked, "settings", {})
+        tokenizer = attribute_of(asked, "tokenizer", None)
+        self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
+        self.max_context: int | None = attribute_of(asked, "max_context", None)
+        self.session_overflow: Any = attribute_of(asked, "session_overflow", None)
+        self._prefixes: Prefixes = {}
+        self._num_slots = 0
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Ask about the rows of `batch`."""
+        raise NotImplementedError
+
+    def allocate(self, num_slots: int) -> None:
+        self._prefixes.clear()
+        self._num_slots = num_slots
+
+    def fork(self, source: int, target: int) -> None:
+        self._prefixes[target] = self._prefixes[source].copy()
+
+    def release(self, slot: int) -> None:
+        self._prefixes.pop(slot, None)
+
 
 # An adapter that makes a Model of any `model_next(batch_prefixes) -> next_tokens`.
 
@@ -67,7 +111,7 @@ class CallableModel(PrefixModel):
         Raises:
             ModelError: it raised, or did not return one value for each row.
         """
-        extend(self._prefixes, batch)
+        extend_prefixes(self._prefixes, batch)
         slots = batch.slots.tolist()
         if not slots:  # parts of prompts alone
             return ModelOutput(np.zeros(self._num_slots, np.int64))
@@ -229,19 +273,11 @@ class _Call(Generic[T]):
             if iscoroutinefunction(function):
                 with child_ends_here():
                     return await function(*arguments)
-            future = self._calls.workers.submit(lambda: _outcome(function, arguments))
+            future = self._calls.workers.submit(function, arguments)
             answer = await asyncio.wrap_future(future)
             return await answer if isawaitable(answer) else answer
         except BaseException as error:  # noqa: BLE001 - it must not end the loop
             return failure_of(error)
-
-
-def _outcome(function: Function, arguments: Arguments) -> Any:
-    """Return the answer, or a CallFailure: a future does not take every exception."""
-    try:
-        return function(*arguments)
-    except BaseException as error:  # noqa: BLE001 - whatever it raises is its failure
-        return failure_of(error)
 
 
 class BackgroundLoop:
@@ -279,12 +315,13 @@ class Workers:
         stop = weakref.finalize(self, self._jobs.put, None)
         stop.atexit = False  # the threads are daemons
 
-    def submit(self, function: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
+    def submit(self, function: Function, arguments: Arguments) -> Future[Any]:
+        """Return the answer of a call that starts now, or a CallFailure."""
+        future: Future[Any] = Future()
         if not self._num_idle.acquire(blocking=False):
             work = (self._jobs, self._num_idle)
             Thread(target=_work, args=work, name="batcher-worker", daemon=True).start()
-        self._jobs.put(lambda: _complete(future, function))
+        self._jobs.put(lambda: _complete(future, function, arguments))
         return future
 
 
@@ -318,16 +355,15 @@ def _work(jobs: SimpleQueue[Job | None], num_idle: Semaphore) -> None:
     jobs.put(None)  # for the next worker
 
 
-def _complete(future: Future[T], function: Callable[[], T]) -> None:
+def _complete(future: Future[Any], function: Function, arguments: Arguments) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
         with child_ends_here():
-            answer = function()
-    except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
-        future.set_exception(error)
-    else:
-        future.set_result(answer)
+            answer = function(*arguments)
+    except BaseException as error:  # noqa: BLE001 - a future does not take every exception
+        answer = failure_of(error)
+    future.set_result(answer)
 
 
 # An adapter that makes a Model of an object that gives the logits after one list of tokens.
@@ -380,8 +416,8 @@ class LLMModel(PrefixModel):
         read_eos = partial(read_token_id, None)
         [self.eos_token_id] = self._ask_all("get_stop_token_id", [[]], read_eos)
         self.vocab_size = attribute_of(llm, "vocab_size", None)
-        # a prefix, and the logits after it
-        self._probed: tuple[list[int], FloatArray] | None = None
+        # a prefix whose logits are known, and these
+        self._probed: tuple[list[int] | None, Any] = None, None
         if self.vocab_size is None:
             prefix, num_needed = ([self.eos_token_id], 2) if probe is None else ([*probe], 1)
             self._probed = prefix, self._probe(prefix, num_needed)
@@ -389,7 +425,7 @@ class LLMModel(PrefixModel):
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Return the logits of `batch.logit_slots`, those of rows that failed 0."""
-        extend(self._prefixes, batch)
+        extend_prefixes(self._prefixes, batch)
         logit_slots = batch.logit_slots.tolist()
         prefixes = [self._prefixes[slot].copy() for slot in logit_slots]
         answers = self._ask(prefixes) if prefixes else []  # parts of prompts alone ask for nothing
@@ -405,16 +441,11 @@ class LLMModel(PrefixModel):
         return ModelOutput(np.zeros(self._num_slots, np.int64), failed, logits)
 
     def _ask(self, prefixes: list[list[int]]) -> list[FloatArray | CallFailure]:
-        probed, self._probed = self._probed, None
-        if probed is None:
-            return self._call(prefixes)
-        known, logits = probed
-        answers = iter(self._call([prefix for prefix in prefixes if prefix != known]))
+        (known, logits), self._probed = self._probed, (None, None)
+        asked = [[prefix] for prefix in prefixes if prefix != known]
+        read = partial(read_logits, self.vocab_size)
+        answers = iter(self.calls.run(self._llm.next_token_logits, asked, read))
         return [logits if prefix == known else next(answers) for prefix in prefixes]
-
-    def _call(self, prefixes: list[list[int]]) -> list[FloatArray | CallFailure]:
-        function, read = self._llm.next_token_logits, partial(read_logits, self.vocab_size)
-        return self.calls.run(function, [[prefix] for prefix in prefixes], read)
 
     def _probe(self, prefix: list[int], num_needed: int) -> FloatArray:
         def read(answer: Any) -> FloatArray:

@@ -44,14 +44,15 @@ from batcher.models.base import (
     Model,
     ModelOutput,
     OutputKind,
+    Prefixes,
     Tokenizer,
     can_page,
     can_score,
     can_verify,
     can_verify_trees,
     eos_token_ids_of,
+    extend_prefixes,
 )
-from batcher.models.prefixes import Prefixes, extend
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.models.tokenizers import checked_tokenizer, shown
 from batcher.request import MAX_INT
@@ -59,8 +60,8 @@ from batcher.settings import ONE_GROUP, CacheWindows
 from batcher.transformer.config import TransformerSettings, is_checkpoint
 
 if TYPE_CHECKING:
+    from batcher.models.callables import PrefixModel
     from batcher.models.calls import CallSettings
-    from batcher.models.prefixes import PrefixModel
 
 
 # A Model that somebody else wrote, with its answers looked at before the engine believes them.
@@ -214,7 +215,7 @@ class CheckedModel:
 
     def _hand_over_forks(self, batch: Batch, prefixes: Prefixes) -> None:
         """Make new rows of those that were forked, for a model that has no fork."""
-        extend(prefixes, batch)
+        extend_prefixes(prefixes, batch)
         due = {slot for slot in self._forked if batch.holds(slot)}
         if due:
             chunks = {chunk.slot: chunk for chunk in batch.chunks}
@@ -352,8 +353,11 @@ def _adapted(
 ) -> "SimulatedModel | PrefixModel | CheckedModel":
     if isinstance(model, SimulatedModel):
         return model
-    from batcher.models.callables import CallableModel  # noqa: PLC0415 - see above
-    from batcher.models.prefixes import PrefixModel  # noqa: PLC0415 - as above
+    from batcher.models.callables import (  # noqa: PLC0415 - see above
+        CallableModel,
+        LLMModel,
+        PrefixModel,
+    )
 
     if isinstance(model, PrefixModel | CheckedModel):
         return model
@@ -367,8 +371,6 @@ def _adapted(
         return checked
     missing = missing_methods(model)
     if not missing:
-        from batcher.models.callables import LLMModel  # noqa: PLC0415 - as above
-
         return LLMModel(model, name, call_settings)
     if callable(model):
         return CallableModel(model, name)

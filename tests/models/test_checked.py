@@ -132,12 +132,6 @@ def test_another_ones_model_serves_one_engine_at_a_time_too() -> None:
         first.step()
 
 
-def test_an_engine_takes_a_callable_as_well() -> None:
-    engine = Engine(lambda prefixes: [5 for _ in prefixes], 2)
-    engine.add(Request(prompt="", max_tokens=1))
-    assert engine.step().results[0].tokens == [5]
-
-
 def test_a_class_that_cannot_be_made_is_a_clear_error() -> None:
     with pytest.raises(BatchdecodeError, match="cannot make a Faulty: TypeError"):
         as_model(Faulty)
@@ -345,22 +339,6 @@ def test_a_model_without_fork_is_handed_whole_prefixes_instead() -> None:
     ]
 
 
-@pytest.mark.parametrize("fork", [None, 5])
-def test_a_fork_that_cannot_be_called_is_none(fork: object) -> None:
-    inner = Forkless()
-    inner.fork = fork
-    model = as_model(inner)
-    model.allocate(4)
-    batch = Batch(4)
-    batch.join(Chunk(0, [1, 2], 0))
-    model.forward(batch)
-    model.fork(0, 1)
-    batch.chunks = []
-    batch.enter(1)
-    model.forward(batch)
-    assert inner.told[-1] == ([0, 1], [(1, [1, 2, 0], 0)])
-
-
 def logits_of(state: int) -> list[float]:
     return [(state * (token + 3) % 101) / 25 for token in range(9)]
 
@@ -416,8 +394,3 @@ def test_beams_of_a_model_without_fork_are_those_of_one_that_can(batch_size: int
     )
     assert outputs == others
     assert len({tuple(tokens) for tokens, _ in outputs}) > 6
-
-
-def test_a_model_gives_tokens_if_it_does_not_say() -> None:
-    assert as_model(Faulty(ModelOutput)).gives == "tokens"
-    assert as_model(Giver(None)).gives == "both"

@@ -63,20 +63,6 @@ def test_only_the_rows_whose_logits_are_wanted_are_asked_for() -> None:
     ]
 
 
-def test_a_fork_goes_on_from_what_its_source_was() -> None:
-    model = made(llm := SyncLLM())
-    model.allocate(2)
-    batch = Batch(2)
-    batch.join(Chunk(0, [1], 0))
-    batch.join(Chunk(1, [2], 0))
-    batch.logit_slots = batch.slots
-    model.forward(batch)
-    model.fork(0, 1)
-    batch.chunks, batch.tokens = [Chunk(0, [3, 3], 1)], np.array([9, 4])
-    model.forward(batch)
-    assert sorted(llm.calls[2:]) == [[1, 3, 3], [1, 4]]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("limit", [1, 3, 8])
 def test_as_many_calls_as_the_limit_allows_are_in_flight_at_once(

@@ -373,43 +373,6 @@ def test_a_model_that_is_not_attentive_sees_it_of_the_last_token(block: int, is_
     assert (token != reference_next_token(REFERENCE, prefix)) == is_seen
 
 
-@pytest.mark.parametrize("is_attentive", [False, True])
-def test_a_row_that_has_left_writes_nothing_any_more(*, is_attentive: bool) -> None:
-    model, batch, prefix = begun(is_attentive=is_attentive)
-    assert batch.pages is not None
-    batch.leave(0)
-    model.release(0)
-    batch.pages.tables[1], batch.pages.tables[0] = batch.pages.tables[0], []
-    batch.join(Chunk(1, [prefix[-1]], 9))
-    for _ in range(3):
-        batch.tokens = model.forward(batch).tokens
-        token = int(batch.tokens[1])
-        assert token == reference_next_token(REFERENCE, prefix)
-        prefix.append(token)
-        batch.chunks = []
-
-
-def test_an_empty_prompt_begins_without_a_block() -> None:
-    for is_attentive in (False, True):
-        model = SimulatedModel(is_attentive=is_attentive)
-        model.allocate_pages(1, None, 4)
-        batch = Batch(1, Pages(4, [[]]))
-        batch.join(Chunk(0, [], 0))
-        prefix: list[int] = []
-        for position in range(10):
-            batch.tokens = model.forward(batch).tokens
-            token = int(batch.tokens[0])
-            assert token == reference_next_token(REFERENCE, prefix)
-            prefix.append(token)
-            batch.chunks = []
-            assert batch.pages is not None
-            batch.pages.moved.clear()
-            if position % 4 == 0:
-                batch.pages.tables[0].append(batch.pages.num_blocks)
-                batch.pages.num_blocks += 1
-                batch.pages.moved[0] = position
-
-
 def test_logits_in_pages_are_those_of_the_prefix() -> None:
     model, batch, prefix = begun(is_attentive=False)
     batch.logit_slots = np.array([0])

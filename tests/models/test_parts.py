@@ -8,7 +8,6 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_logits import reference_logits
 
 from batcher import LLMModel, ModelOutput, SimulatedModel
 from batcher.models.base import NO_SLOTS, Batch, Chunk, Model
@@ -229,18 +228,3 @@ def test_a_part_does_not_ask_an_llm_for_anything() -> None:
     batch.add_part(Chunk(0, [5, 6], 0))
     model.forward(batch)
     assert not asked
-
-
-def test_logits_of_a_row_that_came_in_parts_are_those_of_its_prefix() -> None:
-    model = SimulatedModel()
-    model.allocate(2)
-    batch = Batch(2)
-    for part in (Chunk(1, [5, 6], 0), Chunk(1, [7], 2)):
-        batch.add_part(part)
-        model.forward(batch)
-        batch.chunks = []
-    batch.join(Chunk(1, [8], 3))
-    batch.logit_slots = np.array([1])
-    logits = model.forward(batch).logits
-    assert logits is not None
-    assert np.abs(logits[0] - reference_logits(model, [5, 6, 7, 8])).max() < 1e-5

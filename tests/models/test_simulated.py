@@ -34,18 +34,6 @@ def test_every_row_is_the_function_of_its_prefix(rows: list[list[int]], seed: in
         batch.chunks, batch.tokens = [], tokens.copy()
 
 
-@given(prompts, st.integers(1, 29))
-def test_a_prompt_in_two_chunks_is_the_same_prompt(prompt: list[int], boundary: int) -> None:
-    model = SimulatedModel()
-    model.allocate(1)
-    head, tail = prompt[:boundary], prompt[boundary:]
-    if not tail:
-        return
-    model.forward(batch_of(Chunk(0, head, 0)))
-    tokens = model.forward(batch_of(Chunk(0, tail, len(head)))).tokens
-    assert tokens.tolist() == [reference_next_token(model, prompt)]
-
-
 def batch_of(chunk: Chunk, num_slots: int = 1) -> Batch:
     batch = Batch(num_slots)
     batch.join(chunk)
@@ -152,13 +140,6 @@ def test_the_logits_are_shaped_like_a_language_models() -> None:
     assert probabilities[:, frequent].mean() > 2 * probabilities[:, rare].mean()
 
 
-def test_logits_are_made_for_those_who_want_them() -> None:
-    model = SimulatedModel()
-    model.allocate(1)
-    assert model.forward(batch_of(Chunk(0, [5], 0))).logits is None
-    assert "_logit_table" not in vars(model)
-
-
 def test_a_caller_may_overwrite_the_logits() -> None:
     model = SimulatedModel()
     model.allocate(2)
@@ -180,19 +161,6 @@ def test_golden_logits() -> None:
     assert words == [" The", " Each", " Another", " This", " His"]
     expected = [13.3209, 11.9359, 11.1257, 10.5509, 10.105]
     assert [logits[token] for token in best] == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_fork_goes_on_like_its_source() -> None:
-    model = SimulatedModel()
-    model.allocate(2)
-    batch = Batch(2)
-    batch.join(Chunk(0, [5, 6], 0))
-    batch.join(Chunk(1, [7, 8, 9], 0))
-    model.forward(batch)
-    model.fork(0, 1)
-    batch.chunks, batch.tokens = [], np.array([300, 301])
-    expected = [reference_next_token(model, [5, 6, token]) for token in (300, 301)]
-    assert model.forward(batch).tokens.tolist() == expected
 
 
 @pytest.mark.parametrize("change", ["first", "middle", "last", "swap", "drop"])

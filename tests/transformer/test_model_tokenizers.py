@@ -102,7 +102,9 @@ def write_tokenizer(folder, inner, settings=None, template=None, special_tokens=
 
 def byte_level():
     """Return a tokenizer like that of METADATA, as tokenizer.json has it."""
-    return from_metadata()._inner
+    inner = from_metadata()._inner
+    inner.decoder = decoders.ByteLevel()
+    return inner
 
 
 @pytest.fixture(scope="module")
@@ -404,7 +406,6 @@ def test_tokenizer_json_gives_the_same(text):
 
 def test_a_folder_has_its_tokenizer(tmp_path):
     inner = byte_level()
-    inner.decoder = decoders.ByteLevel()
     inner.enable_truncation(2)
     inner.enable_padding(length=99)
     tokenizer = write_tokenizer(tmp_path, inner)
@@ -434,7 +435,6 @@ BYTE_LEVEL = processors.ByteLevel(trim_offsets=False)
 )
 def test_a_text_begins_with_what_the_post_processor_puts_before_it(tmp_path, processor, prefix):
     inner = byte_level()
-    inner.decoder = decoders.ByteLevel()
     if processor is not None:
         inner.post_processor = processor
     settings = {"chat_template": CHAT_TEMPLATE, "add_bos_token": True}
@@ -448,7 +448,6 @@ def test_a_text_begins_with_what_the_post_processor_puts_before_it(tmp_path, pro
 
 def test_a_post_processor_whose_tokens_are_none(tmp_path):
     inner = byte_level()
-    inner.decoder = decoders.ByteLevel()
     special = [("<s>", 999)]
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=special)
     with pytest.raises(BatchdecodeError, match=r"json: texts begin with \[999\], and tokens end"):
@@ -506,7 +505,6 @@ def test_sentencepiece_has_the_bytes_of_a_text_after_a_space(tmp_path, text):
 )
 def test_a_folder_has_its_chat_template(tmp_path, settings, template, text):
     inner = byte_level()
-    inner.decoder = decoders.ByteLevel()
     tokenizer = write_tokenizer(tmp_path, inner, settings, template)
     assert tokenizer.apply_chat_template(CHAT, tokenize=False) == text
 
@@ -597,7 +595,6 @@ def test_a_template_knows_the_tokens_of_special_tokens_map(
     tmp_path, settings, special_tokens, text
 ):
     inner = byte_level()
-    inner.decoder = decoders.ByteLevel()
     template = "{{ bos_token }}{{ eos_token }}"
     tokenizer = write_tokenizer(tmp_path, inner, settings, template, special_tokens)
     assert tokenizer.apply_chat_template(CHAT, tokenize=False) == text
@@ -619,7 +616,6 @@ def test_a_template_knows_the_tokens_of_special_tokens_map(
 )
 def test_a_folder_whose_tokenizer_is_damaged(tmp_path, name, content, message):
     inner = byte_level()
-    inner.decoder = decoders.ByteLevel()
     write_tokenizer(tmp_path, inner)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BatchdecodeError, match=rf"^{tmp_path}/.*{message}"):
