@@ -5,6 +5,7 @@ The models ask for the function `ATTENTION` by its name, as they do for those of
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from inspect import unwrap
 from typing import Any, NamedTuple, Protocol
 
@@ -55,6 +56,7 @@ class LayerStep(Protocol):
         """Return the output [tokens, heads, value features] of all queries of a layer."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionCall:
     """What a layer brings: queries, keys and values of all tokens, and how they are scored.
 
@@ -64,20 +66,13 @@ class AttentionCall:
     sinks: [heads] a score of nothing that takes its share; None without one.
     """
 
-    def __init__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> None:
-        self.query, self.key, self.value = query, key, value
-        self.window = window
-        self._scale = query.shape[-1] ** -0.5 if scale is None else scale
-        self._softcap, self._sinks = softcap, sinks
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
 
     def of(
         self,
@@ -95,14 +90,14 @@ class AttentionCall:
         is_causal: whether there are as many queries as keys, and none looks ahead.
         """
         query, keys, values = (part.transpose(1, 2) for part in (query, keys, values))
-        if self._softcap is None and self._sinks is None:
+        if self.softcap is None and self.sinks is None:
             output = scaled_dot_product_attention(
                 query,
                 keys,
                 values,
                 mask,
                 is_causal=is_causal,
-                scale=self._scale,
+                scale=self.scale,
                 enable_gqa=query.shape[1] != keys.shape[1],
             )
         else:
@@ -121,13 +116,13 @@ class AttentionCall:
         """Return the same, [rows, heads, queries, features], where scores are not only scaled."""
         num_each = query.shape[1] // keys.shape[1]
         keys, values = (part.repeat_interleave(num_each, 1) for part in (keys, values))
-        scores = query @ keys.transpose(2, 3) * self._scale
-        if self._softcap is not None:
-            scores = self._softcap * torch.tanh(scores / self._softcap)
+        scores = query @ keys.transpose(2, 3) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
-        if self._sinks is not None:
-            sinks = self._sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        if self.sinks is not None:
+            sinks = self.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sinks.to(scores.dtype)], -1)
         shares = scores.softmax(-1, torch.float32).to(values.dtype)
         return shares[..., : keys.shape[2]] @ values
@@ -149,7 +144,8 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Return the output [1, tokens, heads, features] of a layer; parameters as transformers'."""
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-    call = AttentionCall(query, key, value, scaling, sliding_window, softcap, s_aux)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = AttentionCall(query, key, value, scale, sliding_window, softcap, s_aux)
     return step.attend(module.layer_idx, call)[None], None
 
 

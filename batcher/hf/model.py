@@ -157,20 +157,20 @@ class RaggedStep:
         values[self._own[group]] = call.value
         output = call.query.new_empty(*call.query.shape[:2], values.shape[-1])
         for part in self._parts[group]:
-            match part:
-                case _Alone(places, cells, mask):
-                    query, own_keys, own_values = (
-                        call.query[places, None],
-                        keys[cells],
-                        values[cells],
-                    )
-                    output[places] = call.of(query, own_keys, own_values, mask)[:, 0]
-                case _OnEnd(places, cells, mask):
-                    query, own_keys, own_values = call.query[places], keys[cells], values[cells]
-                    is_causal = mask is None
-                    output[places] = call.of(
-                        query[None], own_keys[None], own_values[None], mask, is_causal=is_causal
-                    )[0]
+            query, own_keys, own_values = (
+                call.query[part.places],
+                keys[part.cells],
+                values[part.cells],
+            )
+            if isinstance(part, _Alone):
+                attended = call.of(query[:, None], own_keys, own_values, part.mask)
+                output[part.places] = attended[:, 0]
+            else:
+                is_causal = part.mask is None
+                attended = call.of(
+                    query[None], own_keys[None], own_values[None], part.mask, is_causal=is_causal
+                )
+                output[part.places] = attended[0]
         return output
 
 

@@ -3,7 +3,6 @@
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from msgspec import to_builtins
 
@@ -15,16 +14,6 @@ from batcher.models.transformer import SlotModel, TransformerModel
 _NEEDED_MODULES = ("torch", "transformers", "jinja2")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _SHOWS_IN_NO_BIT = {"trust_remote_code"}
-
-
-class MissingHFError(BatchdecodeError):
-    """Models of transformers need packages that are not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "models of transformers need torch and transformers: "
-            "install them with `pip install 'batchdecode[hf]'`"
-        )
 
 
 def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
@@ -40,48 +29,35 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
     if not is_folder and (Path(source).exists() or not _HUB_NAME.fullmatch(source)):
         raise BatchdecodeError(f"{spec}: there is no such folder, and it is no name of the Hub")
     if any(find_spec(module) is None for module in _NEEDED_MODULES):
-        raise MissingHFError
+        raise BatchdecodeError(
+            "models of transformers need torch and transformers: "
+            "install them with `pip install 'batchdecode[hf]'`"
+        )
     from batcher.hf.hub import is_offline  # noqa: PLC0415 - an extra
 
     is_local = is_folder or is_offline(source)  # which is known before torch is imported
-    from batcher.hf.loading import quietly  # noqa: PLC0415 - with it comes torch
+    from batcher.hf import attention, loading, model  # noqa: PLC0415 - with it comes torch
 
-    with quietly():
-        return _load(spec, source, settings, is_local=is_local)
-
-
-def _load(
-    spec: str, source: str, settings: HFSettings, *, is_local: bool
-) -> TransformerModel | SlotModel:
-    from batcher.hf.attention import WholeError  # noqa: PLC0415 - as above
-    from batcher.hf.loading import (  # noqa: PLC0415 - as above
-        NoTokenizer,
-        load,
-        reading,
-    )
-    from batcher.hf.model import HFDecoder, WholeDecoder  # noqa: PLC0415 - as above
-
-    model, sizes, own_tokenizer, digest = load(source, settings, is_local=is_local)
-    limit = sizes.max_position_embeddings
-    if settings.max_context is not None and settings.max_context > limit:
-        raise BatchdecodeError(
-            f"--max-context {settings.max_context} is above the {limit} of {source}"
-        )
-    sizes = sizes._replace(max_position_embeddings=settings.max_context or limit)
-    tokenizer: Tokenizer = own_tokenizer or NoTokenizer(sizes.vocab_size)
-    described = _described(settings, str(model.dtype).removeprefix("torch."), digest)
-    with reading(source):
-        try:
-            decoder = HFDecoder(model, sizes, is_exact=settings.exact)
-        except WholeError as reason:
-            whole = WholeDecoder(model, sizes, is_exact=settings.exact)
-            described["row_by_row"] = str(reason)
-            return SlotModel(whole, tokenizer, spec, described, settings.max_context)
-    return TransformerModel(decoder, tokenizer, spec, described, settings.max_context)
-
-
-def _described(settings: HFSettings, dtype: str, digest: str) -> dict[str, Any]:
-    """Return what a resumed run must have equal: the weights, and what may show in a bit."""
-    given = to_builtins(settings)
-    described = {name: given[name] for name in given if name not in _SHOWS_IN_NO_BIT}
-    return {**described, "dtype": dtype, "checkpoint": digest}
+    with loading.quietly():
+        whole, sizes, own_tokenizer, digest = loading.load(source, settings, is_local=is_local)
+        limit = sizes.max_position_embeddings
+        if settings.max_context is not None and settings.max_context > limit:
+            raise BatchdecodeError(
+                f"--max-context {settings.max_context} is above the {limit} of {source}"
+            )
+        sizes = sizes._replace(max_position_embeddings=settings.max_context or limit)
+        tokenizer: Tokenizer = own_tokenizer or loading.NoTokenizer(sizes.vocab_size)
+        given = to_builtins(settings)
+        described = {  # what a resumed run must have equal: the weights, and what shows in a bit
+            **{name: given[name] for name in given if name not in _SHOWS_IN_NO_BIT},
+            "dtype": str(whole.dtype).removeprefix("torch."),
+            "checkpoint": digest,
+        }
+        with loading.reading(source):
+            try:
+                decoder = model.HFDecoder(whole, sizes, is_exact=settings.exact)
+            except attention.WholeError as reason:
+                by_row = model.WholeDecoder(whole, sizes, is_exact=settings.exact)
+                described["row_by_row"] = str(reason)
+                return SlotModel(by_row, tokenizer, spec, described, settings.max_context)
+        return TransformerModel(decoder, tokenizer, spec, described, settings.max_context)

@@ -57,16 +57,6 @@ class _Generation(Struct):
     eos_token_id: Eos = None
 
 
-class MissingModelsError(BatchdecodeError):
-    """Checkpoints need packages that are not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "checkpoints need gguf, safetensors, tokenizers and jinja2: "
-            "install them with `pip install 'batchdecode[models]'`"
-        )
-
-
 class Checkpoint:
     """The weights of a transformer, mapped, with all there is to know of it.
 
@@ -125,11 +115,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Open a .gguf file, or a folder with config.json and model.safetensors or its parts.
 
     Raises:
-        BatchdecodeError: there is none, it is damaged, or something in it is not supported.
-        MissingModelsError: the packages that read it are not installed.
+        BatchdecodeError: there is none, it is damaged, something in it is not supported, or the
+        packages that read it are not installed.
     """
     if any(find_spec(module) is None for module in _NEEDED_MODULES):
-        raise MissingModelsError
+        raise BatchdecodeError(
+            "checkpoints need gguf, safetensors, tokenizers and jinja2: "
+            "install them with `pip install 'batchdecode[models]'`"
+        )
     return _open_folder(path) if path.is_dir() else _open_gguf(path)
 
 
@@ -186,8 +179,14 @@ def decoder_of(
     Raises:
         BatchdecodeError: its weights are damaged, or a process was killed.
     """
-    if settings.low_memory:
-        _check_low_memory(settings)
+    if settings.low_memory and settings.weights == "fp32":
+        raise BatchdecodeError(
+            "--low-memory keeps integers packed: give --weights int8-channel, too"
+        )
+    if settings.low_memory and settings.tensor_parallel > 1:
+        raise BatchdecodeError(
+            "--low-memory is for one process, and --tensor-parallel asks for more"
+        )
     if settings.tensor_parallel == 1:
         table = partial(checkpoint.read_rows, EMBEDDING) if settings.low_memory else None
         linears = WholeLinears(settings.weights, is_fast=settings.fast_math, table=table)
@@ -198,17 +197,6 @@ def decoder_of(
 
     make = partial(make_rank, path, settings)
     return RankProcesses(checkpoint.config, make, settings.tensor_parallel, watch)
-
-
-def _check_low_memory(settings: TransformerSettings) -> None:
-    if settings.weights == "fp32":
-        raise BatchdecodeError(
-            "--low-memory keeps integers packed: give --weights int8-channel, too"
-        )
-    if settings.tensor_parallel > 1:
-        raise BatchdecodeError(
-            "--low-memory is for one process, and --tensor-parallel asks for more"
-        )
 
 
 def make_rank(

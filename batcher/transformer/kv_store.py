@@ -42,13 +42,18 @@ class RecurrentStates:
             return
         num_new = max(num_cells + 1, 2 * num_old)
         for store in (self.convolution, self.delta):
-            for layer, old in enumerate(store):
-                store[layer] = np.zeros((num_new, *old.shape[1:]), np.float32)
-                store[layer][:num_old] = old
+            store[:] = [_grown(old, num_new) for old in store]
 
     def copy(self, source: int, target: int) -> None:
         for states in (*self.convolution, *self.delta):
             states[target] = states[source]
+
+
+def _grown(old: FloatArray, num_cells: int) -> FloatArray:
+    """Return so many cells, of which the first hold what `old` does."""
+    new = np.zeros((num_cells, *old.shape[1:]), np.float32)
+    new[: len(old)] = old
+    return new
 
 
 # Which layers share a block table: those that read the same of a sequence.
@@ -114,13 +119,10 @@ class KVStore:
     """
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self._shape = (num_kv_heads, head_dim)
         self._num_cells = NUM_FIXED
-        self.keys = [self._zeros(NUM_FIXED) for _ in range(num_layers)]
-        self.values = [self._zeros(NUM_FIXED) for _ in range(num_layers)]
-
-    def _zeros(self, num_cells: int) -> FloatArray:
-        return np.zeros((num_cells, *self._shape), np.float32)
+        shape = (NUM_FIXED, num_kv_heads, head_dim)
+        self.keys = [np.zeros(shape, np.float32) for _ in range(num_layers)]
+        self.values = [np.zeros(shape, np.float32) for _ in range(num_layers)]
 
     def make_room(self, num_cells: int) -> None:
         num_old = self._num_cells
@@ -132,10 +134,7 @@ class KVStore:
             store[:] = [self._grown(old, num_new) for old in store]
 
     def _grown(self, old: FloatArray, num_cells: int) -> FloatArray:
-        """Return so many cells, of which the first hold what `old` does."""
-        new = self._zeros(num_cells)
-        new[: len(old)] = old
-        return new
+        return _grown(old, num_cells)
 
     def cells(self, table: list[int], block_size: int, num_tokens: int) -> IntArray:
         """Return the cells [num_tokens] of the first tokens of a sequence with this block table.

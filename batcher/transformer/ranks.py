@@ -27,7 +27,6 @@ from batcher.transformer.kv_store import KVStore, RecurrentStates, cache_groups,
 from batcher.transformer.layers import FloatArray, IntArray
 from batcher.transformer.linear import (
     Embedding,
-    FastLinear,
     Int8Linear,
     Linear,
     OwnHeads,
@@ -464,15 +463,11 @@ class ColumnParallelLinears(WholeLinears):
     def _parallel(self, weight: FloatArray, own: FloatArray, bias: FloatArray | None) -> Linear:
         boundaries = self._cut(weight)
         rows = self._group.own_part(boundaries)
-        own_bias = None if bias is None else bias[rows]
-        linear: Linear
         if self._kind != "fp32":
             per_channel = self._kind == "int8-channel"
-            linear = Int8Linear(weight, bias, per_channel=per_channel, outputs=rows)
-        elif self._is_fast:
-            linear = FastLinear(own, own_bias)
+            linear: Linear = Int8Linear(weight, bias, per_channel=per_channel, outputs=rows)
         else:
-            linear = TiledLinear(own, own_bias)
+            linear = super().linear(own, None if bias is None else bias[rows])
         return ColumnParallelLinear(linear, boundaries, self._group)
 
     def _own_rows(self, weight: FloatArray) -> FloatArray:

@@ -141,21 +141,21 @@ class Transformer:
 
     def _read_layer(self, layer: int) -> _Layer:
         prefix, has_post_norms = f"model.layers.{layer}.", self.config.has_post_norms
+        delta_net = self.config.delta_net
+        mixer: SelfAttention | GatedDeltaNet
+        if delta_net is None or layer not in delta_net.layers:
+            mixer = self._read_self_attention(layer, f"{prefix}self_attn.")
+        else:
+            mixer = self._read_gated_delta_net(delta_net, layer, f"{prefix}linear_attn.")
         before = "pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm"
         return _Layer(
             mixer_norm=self._read_norm(f"{prefix}input_layernorm"),
-            mixer=self._read_mixer(layer, prefix),
+            mixer=mixer,
             mixed_norm=self._norm_if(f"{prefix}post_attention_layernorm", has_post_norms),
             feed_forward_norm=self._read_norm(f"{prefix}{before}"),
             feed_forward=self._read_feed_forward(layer, prefix),
             output_norm=self._norm_if(f"{prefix}post_feedforward_layernorm", has_post_norms),
         )
-
-    def _read_mixer(self, layer: int, prefix: str) -> SelfAttention | GatedDeltaNet:
-        delta_net = self.config.delta_net
-        if delta_net is None or layer not in delta_net.layers:
-            return self._read_self_attention(layer, f"{prefix}self_attn.")
-        return self._read_gated_delta_net(delta_net, layer, f"{prefix}linear_attn.")
 
     def _read_self_attention(self, layer: int, prefix: str) -> SelfAttention:
         config = self.config
@@ -203,7 +203,12 @@ class Transformer:
         experts = self.config.experts
         if experts is None or layer not in experts.layers:
             return self._read_mlp([f"{prefix}mlp.{part}" for part in PARTS])
-        names = EXPERT_NAMES[self.config.architecture]
+        names, shared = EXPERT_NAMES[self.config.architecture], None
+        if experts.shared_intermediate_size is not None:
+            shared = SharedExpert(
+                self._read_linear([f"{prefix}{SHARED_EXPERT_GATE}"]),
+                self._read_mlp([f"{prefix}{SHARED_EXPERT}.{part}" for part in PARTS]),
+            )
         return Experts(
             self._read_linear([f"{prefix}{names.router}"]),
             [
@@ -212,13 +217,7 @@ class Transformer:
             ],
             experts.num_chosen,
             normalises=experts.normalises,
-            shared=None if experts.shared_intermediate_size is None else self._read_shared(prefix),
-        )
-
-    def _read_shared(self, prefix: str) -> SharedExpert:
-        return SharedExpert(
-            self._read_linear([f"{prefix}{SHARED_EXPERT_GATE}"]),
-            self._read_mlp([f"{prefix}{SHARED_EXPERT}.{part}" for part in PARTS]),
+            shared=shared,
         )
 
     def _read_mlp(self, names: list[str]) -> GatedMLP:

@@ -15,7 +15,7 @@ from tiny_checkpoints import CLASSES, config_json, random_tensors, write_folder
 
 from batcher.errors import BatchdecodeError
 from batcher.transformer import checkpoint as checkpoints
-from batcher.transformer.checkpoint import MissingModelsError, open_checkpoint
+from batcher.transformer.checkpoint import open_checkpoint
 
 INDEX = "model.safetensors.index.json"
 
@@ -287,7 +287,7 @@ def test_what_is_not_installed_is_said(tmp_path, monkeypatch, module):
     monkeypatch.setattr(
         checkpoints, "find_spec", lambda name: None if name == module else find_spec(name)
     )
-    with pytest.raises(MissingModelsError, match=r"pip install 'batchdecode\[models\]'"):
+    with pytest.raises(BatchdecodeError, match=r"pip install 'batchdecode\[models\]'"):
         open_checkpoint(write_folder(tmp_path))
 
 
