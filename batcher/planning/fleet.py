@@ -270,44 +270,15 @@ class ReplicasResult(Struct, frozen=True, dict=True):
         paid = (each.paid_seconds for each in self.replicas)
         return sum(makespan if each is None else each for each in paid)
 
-    @property
-    def kv_read(self) -> int:
-        return sum(replica.kv_read for replica in self.replicas)
-
-    @property
-    def prefill_work(self) -> int:
-        return sum(replica.prefill_work for replica in self.replicas)
-
-    @property
-    def slot_utilisation(self) -> float:
-        """The share of slots that were held, over all steps."""
-        limits = [each.num_slots for each in self.replicas]
-        return self._share(limits, self.totals.slot_steps) or 0.0
-
-    @property
-    def kv_utilisation(self) -> float | None:
-        """The share of blocks that were held, over all steps; None without a limit."""
-        return self._share([each.num_blocks for each in self.replicas], self.totals.block_steps)
-
-    @property
-    def budget_utilisation(self) -> float | None:
-        """The share of max_batch_tokens that was computed, over all steps; None without one."""
-        limits = [each.max_batch_tokens for each in self.replicas]
-        return self._share(limits, self.totals.computed_tokens)
-
-    def _share(self, limits: Sequence[int | None], num_used: int) -> float | None:
+    def share_used(self, limit: str, num_used: int) -> float | None:
+        """Return the share of what all steps might use; None without that limit of a replica."""
         there = 0
-        for limit, replica in zip(limits, self.replicas, strict=True):
-            if limit is None:
+        for replica in self.replicas:
+            most = getattr(replica, limit)
+            if most is None:
                 return None
-            there += limit * replica.totals.num_steps
+            there += most * replica.totals.num_steps
         return num_used / there if there else 0.0
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of tokens that were found in blocks, of those admitted the first time."""
-        asked = self.totals.asked_tokens
-        return self.totals.found_tokens / asked if asked else 0.0
 
 
 class FleetResult(ReplicasResult, frozen=True, dict=True):

@@ -284,8 +284,8 @@ def uses_of(
                 failed=sum(replica.failed.total() for replica in part.replicas),
                 steps=part.totals.num_steps,
                 busy=_rounded(part.busy_ticks / TICKS_PER_SECOND / paid if paid else 0.0),
-                slots_used=_rounded(part.slot_utilisation),
-                kv_used=_rounded_if(part.kv_utilisation),
+                slots_used=_rounded(part.share_used("num_slots", part.totals.slot_steps) or 0.0),
+                kv_used=_rounded_if(part.share_used("num_blocks", part.totals.block_steps)),
                 preemptions=part.totals.num_preemptions,
                 # a fleet that is managed has one group
                 most_replicas=len(part.replicas) if fleet is None else fleet.most_replicas,
@@ -354,8 +354,9 @@ def gain_of_doubling(result: ReplicasResult, ticks_of: StepTicks) -> float:
         return 0.0
     num_rows = max(1, round(totals.slot_steps / num_steps))
     num_tokens = max(num_rows, round(totals.computed_tokens / num_steps))
-    kv_read = round((result.kv_read - totals.unread_tokens) / num_steps)
-    prefill_work = round((result.prefill_work + totals.draft_work) / num_steps)
+    kv_read = sum(each.kv_read for each in result.replicas) - totals.unread_tokens
+    prefill_work = sum(each.prefill_work for each in result.replicas) + totals.draft_work
+    kv_read, prefill_work = round(kv_read / num_steps), round(prefill_work / num_steps)
     once = ticks_of(num_tokens, num_rows, kv_read, prefill_work)
     twice = ticks_of(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
     if totals.draft_ticks:  # a draft costs a share of a step that only decodes
@@ -441,6 +442,7 @@ def measure(
         for group in groups
     ]
     has_cache = any(engine.scheduling.has_prefix_cache for engine in engines)
+    hits = totals.found_tokens / (totals.asked_tokens or 1)
     promise = None if slo is None else kept(slo, result, question.asked)
     ticks = [step_time_of(engine.profile).ticks for engine in engines]
     cost = None
@@ -458,12 +460,12 @@ def measure(
         latencies=latencies_of(times),
         goodput=None if promise is None else promise.goodput,
         classes={} if promise is None else promise.classes,
-        slots_used=_rounded(result.slot_utilisation),
-        kv_used=_rounded_if(result.kv_utilisation),
-        budget_used=_rounded_if(result.budget_utilisation),
+        slots_used=_rounded(result.share_used("num_slots", totals.slot_steps) or 0.0),
+        kv_used=_rounded_if(result.share_used("num_blocks", totals.block_steps)),
+        budget_used=_rounded_if(result.share_used("max_batch_tokens", totals.computed_tokens)),
         preemptions=totals.num_preemptions,
         recomputed_tokens=totals.recomputed_tokens,
-        prefix_hits=_rounded_if(result.hit_rate) if has_cache else None,
+        prefix_hits=_rounded(hits) if has_cache else None,
         tails={} if promise is None else promise.tails,
         drafts=_draft_use(totals),
         binding=binding_of(result, [*zip(parts, ticks, strict=True)]),

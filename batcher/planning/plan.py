@@ -164,12 +164,6 @@ def value_at(deployment: Deployment, limit: Limit) -> Value:
     return values if any(value != values[0] for value in values) else values[0]
 
 
-def limits_of(deployment: Deployment) -> list[Limit]:
-    """Return what limits `deployment`, or a group of it, in the order of SETTING_OF."""
-    engines = engines_of([deployment])
-    return [limit for limit in SETTING_OF if any(_limits(limit, engine) for engine in engines)]
-
-
 def _limits(limit: Limit, engine: Deployment) -> bool:
     return value_at(engine, limit) not in (None, "continuous")
 
@@ -269,10 +263,6 @@ class _Attempt(Struct, frozen=True, kw_only=True):
     score: Score
     reached: int | None = None
 
-    @property
-    def share(self) -> float:
-        return self.score[0]
-
 
 def _without_uses(outcome: Outcome) -> Outcome:
     """Return `outcome` without the shares of limits, which differ where nothing else does."""
@@ -321,7 +311,7 @@ class Edge(Struct, frozen=True, kw_only=True):
         binding: set[Limit] = set()
         if self.enough is not None and searched:
             binding = searched
-        elif best is not None and self._is_gain(best.share):
+        elif best is not None and self._is_gain(best.score[0]):
             binding = {best.limit}
         else:
             removal = self._removal()
@@ -336,7 +326,7 @@ class Edge(Struct, frozen=True, kw_only=True):
                     constraint=each.limit,
                     setting=SETTING_OF[each.limit],
                     value=value_at(each.base, each.limit),
-                    share=each.share,
+                    share=each.score[0],
                     reached=None if each.reached is None else self.ladder.value_of(each.reached),
                 )
                 for each in attempts
@@ -385,7 +375,7 @@ class Edge(Struct, frozen=True, kw_only=True):
         """
         directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
         for attempt in attempts:
-            if attempt.share >= self.question.asked:
+            if attempt.score[0] >= self.question.asked:
                 directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
         best = sorted(directions.values(), key=lambda tried: max(each.score for each in tried))
         chains = [self._furthest(tried) for tried in best[-MAX_REACHES:]]
@@ -448,7 +438,8 @@ class Edge(Struct, frozen=True, kw_only=True):
             (outcome,) = self.measure_all([without(deployment, limits, workload)])
             return good_share(outcome)
 
-        limits = limits_of(deployment)
+        engines = engines_of([deployment])
+        limits = [limit for limit in SETTING_OF if any(_limits(limit, each) for each in engines)]
         reached = share_without(limits)
         if not self._is_gain(reached):
             return None

@@ -13,7 +13,7 @@ from batcher.errors import BatchdecodeError
 from batcher.planning.fleet import ReplicasResult
 from batcher.timing import catalog
 from batcher.timing.catalog import FILE_SUFFIXES, CatalogError
-from batcher.timing.profiles import Hardware, hardware_of
+from batcher.timing.profiles import Setup, setup_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 SECONDS_PER_HOUR = 3600
@@ -67,22 +67,22 @@ def read_prices(path: str) -> dict[str, Price]:
     return prices
 
 
-def price_of(profile: str, prices: Mapping[str, Price]) -> tuple[Hardware, Price]:
+def price_of(profile: str, prices: Mapping[str, Price]) -> tuple[Setup, Price]:
     """Return the GPUs of the step time called `profile`, and the price of one of them.
 
     Raises:
         BatchdecodeError: nothing says which they are, or they have no price.
     """
-    hardware = hardware_of(profile)
-    if hardware is None:
+    setup = setup_of(profile)
+    name = setup.gpu
+    if name is None:
         raise BatchdecodeError(
             f"--prices: nothing says which GPU {profile} runs on: give a --profile with "
             "`hardware: NAME` in its file, or roofline:MODEL:GPU"
         )
-    name = hardware.gpu
     if name.endswith(FILE_SUFFIXES):
         name = Path(name).stem
-    return hardware, catalog.find(name, dict(prices), "GPU of --prices")
+    return setup, catalog.find(name, dict(prices), "GPU of --prices")
 
 
 def cost_of(
@@ -102,17 +102,17 @@ def cost_of(
     num_gpus, gpu_seconds, per_hour, joules, has_watts = 0, 0.0, 0.0, 0.0, True
     sources = dict[str, None]()
     for profile, part in parts:
-        hardware, price = price_of(profile, prices)
+        setup, price = price_of(profile, prices)
         sources[price.source] = None
-        seconds = part.paid_seconds(makespan) * hardware.num_gpus
-        num_own = seconds / makespan if makespan else hardware.num_gpus * len(part.replicas)
+        seconds = part.paid_seconds(makespan) * setup.num_gpus
+        num_own = seconds / makespan if makespan else setup.num_gpus * len(part.replicas)
         num_gpus += ceil(round(num_own, NUM_DIGITS))
         gpu_seconds += seconds
         per_hour += price.dollars_per_hour * num_own
         if price.busy_watts is None:
             has_watts = False
             continue
-        busy = part.busy_ticks / TICKS_PER_SECOND * hardware.num_gpus
+        busy = part.busy_ticks / TICKS_PER_SECOND * setup.num_gpus
         idle = max(seconds - busy, 0.0)
         idle_watts = price.busy_watts if price.idle_watts is None else price.idle_watts
         joules += price.busy_watts * busy + idle_watts * idle

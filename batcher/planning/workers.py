@@ -68,8 +68,25 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         if self._num_jobs == 1:
             for place, task in enumerate(tasks):
                 yield place, self._work(self._shared, task, _seldom(partial(on_part, place)))
-        else:
-            yield from self._answers_of_others(tasks, on_part)
+            return
+        places = iter(range(len(tasks)))
+        self._start(min(self._num_jobs, len(tasks)) - len(self._processes))
+        busy: dict[Connection, int] = {}
+        for connection, place in zip(self._connections, places, strict=False):
+            _send(connection, tasks[place])
+            busy[connection] = place
+        while busy:
+            for connection in cast(list[Connection], wait(list(busy))):
+                kind, answer = _taken(connection)
+                if kind == "part":
+                    on_part(busy[connection], answer)
+                    continue
+                done = busy.pop(connection)
+                place = next(places, -1)
+                if place >= 0:
+                    _send(connection, tasks[place])
+                    busy[connection] = place
+                yield done, answer
 
     def all_answers(
         self, tasks: Sequence[Task], on_done: Callable[[float], object] = lambda _: None
@@ -89,28 +106,6 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
             found[place] = answer
             note_part(place, 1.0)
         return [found[place] for place in range(len(tasks))]
-
-    def _answers_of_others(
-        self, tasks: Sequence[Task], on_part: Callable[[int, float], object]
-    ) -> Iterator[tuple[int, Answer]]:
-        places = iter(range(len(tasks)))
-        self._start(min(self._num_jobs, len(tasks)) - len(self._processes))
-        busy: dict[Connection, int] = {}
-        for connection, place in zip(self._connections, places, strict=False):
-            _send(connection, tasks[place])
-            busy[connection] = place
-        while busy:
-            for connection in cast(list[Connection], wait(list(busy))):
-                kind, answer = _taken(connection)
-                if kind == "part":
-                    on_part(busy[connection], answer)
-                    continue
-                done = busy.pop(connection)
-                place = next(places, -1)
-                if place >= 0:
-                    _send(connection, tasks[place])
-                    busy[connection] = place
-                yield done, answer
 
     def _start(self, num_processes: int) -> None:
         """Start more processes, which take no notice of signals: it is this one that ends them."""

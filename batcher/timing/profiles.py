@@ -1,6 +1,7 @@
 """Profiles: how long a step of a real engine takes, its names, and what its hardware allows."""
 
 import re
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from math import isfinite
@@ -21,7 +22,6 @@ from batcher.timing.formulas import (
     RooflineStepTime,
 )
 from batcher.timing.roofline import (
-    GPU,
     ModelShape,
     load_gpu,
     load_model_shape,
@@ -249,11 +249,48 @@ class KvRoom(Struct, frozen=True):
         return usable_blocks(self.num_tokens // block_size)
 
 
-class Hardware(Struct, frozen=True):
-    """Where one engine runs; gpu: the name of a GPU, or the file of its data sheet."""
+class Setup(Struct, frozen=True, kw_only=True):
+    """Where one engine runs, and what; None, or 1 GPU: nothing says it.
 
-    gpu: str
-    num_gpus: int
+    model, gpu: names, or files of a config and of a data sheet.
+    kv_tokens: how many tokens an engine has reported room for.
+    """
+
+    model: str | None = None
+    gpu: str | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    kv_tokens: int | None = None
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """That of the model, None if it is not known."""
+        with suppress(CatalogError):
+            return None if self.model is None else load_model_shape(self.model)
+        return None
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def num_tokens_that_fit(self) -> int | None:
+        """The room beside the weights; None if the hardware or the model is not known."""
+        if self.model is None or self.gpu is None:
+            return None
+        try:
+            shape, gpu = load_model_shape(self.model), load_gpu(self.gpu)
+        except CatalogError:
+            return None
+        return num_kv_tokens(shape, gpu, self.tensor_parallel, self.pipeline_parallel)
+
+    @property
+    def kv_room(self) -> KvRoom | None:
+        """What is known of the memory; None if nothing is."""
+        if self.kv_tokens is not None:
+            return KvRoom(self.kv_tokens, is_reported=True)
+        fit = self.num_tokens_that_fit
+        return None if fit is None else KvRoom(fit, is_reported=False)
 
 
 def step_time_of(text: str) -> StepTime:
@@ -297,78 +334,33 @@ def usable_blocks(num_blocks: int) -> int:
     return max(num_blocks - 1, 0)
 
 
-def _named(text: str) -> tuple[ModelShape, GPU, int, int] | Profile | None:
-    """Return the parts of the roofline, or the profile, that `text` names; None for a constant.
+def setup_of_profile(profile: Profile) -> Setup:
+    return Setup(
+        model=profile.model,
+        gpu=profile.hardware,
+        tensor_parallel=profile.tensor_parallel,
+        pipeline_parallel=profile.pipeline_parallel,
+        kv_tokens=profile.kv_tokens,
+    )
+
+
+def setup_of(text: str) -> Setup:
+    """Return what is known of where steps take what `text` names.
 
     Raises:
         CatalogError: there is no such step time.
     """
     kind, colon, rest = text.partition(":")
     if kind == "constant":
-        return None
-    if kind == "roofline" and colon:
-        return parts_of(split_overhead(rest)[0])
-    return load_profile(text)[1]
-
-
-def kv_room_of(text: str) -> KvRoom | None:
-    """Return what is known of the memory where steps take what `text` names, None if nothing is.
-
-    Raises:
-        CatalogError: there is no such step time.
-    """
-    named = _named(text)
-    if named is None:
-        return None
-    if isinstance(named, tuple):
-        return KvRoom(num_kv_tokens(*named), is_reported=False)
-    if named.kv_tokens is not None:
-        return KvRoom(named.kv_tokens, is_reported=True)
-    num_tokens = num_tokens_that_fit(named)
-    return None if num_tokens is None else KvRoom(num_tokens, is_reported=False)
-
-
-def num_tokens_that_fit(profile: Profile) -> int | None:
-    """Return the room beside the weights; None if the hardware or the model is not known."""
-    if profile.hardware is None or profile.model is None:
-        return None
-    try:
-        shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
-    except CatalogError:
-        return None
-    return num_kv_tokens(shape, gpu, profile.tensor_parallel, profile.pipeline_parallel)
-
-
-def model_shape_of(text: str) -> ModelShape | None:
-    """Return the shape of the model whose steps take what `text` names, None if it is not known.
-
-    Raises:
-        CatalogError: there is no such step time.
-    """
-    named = _named(text)
-    if isinstance(named, tuple):
-        return named[0]
-    if named is None or named.model is None:
-        return None
-    try:
-        return load_model_shape(named.model)
-    except CatalogError:
-        return None
-
-
-def hardware_of(text: str) -> Hardware | None:
-    """Return the GPUs on which steps take what `text` names, None if it is not known.
-
-    Raises:
-        CatalogError: there is no such step time.
-    """
-    named = _named(text)
-    if isinstance(named, tuple):
-        _, _, tensor_parallel, num_stages = named
-        return Hardware(split_overhead(text)[0].split(":")[2], tensor_parallel * num_stages)
-    if named is None or named.hardware is None:
-        return None
-    return Hardware(named.hardware, named.tensor_parallel * named.pipeline_parallel)
+        return Setup()
+    if kind != "roofline" or not colon:
+        return setup_of_profile(load_profile(text)[1])
+    kernels = split_overhead(rest)[0]
+    *_, tensor_parallel, num_stages = parts_of(kernels)
+    model, gpu, *_ = kernels.split(":")
+    return Setup(
+        model=model, gpu=gpu, tensor_parallel=tensor_parallel, pipeline_parallel=num_stages
+    )
 
 
 # Whether hardware allows what a profile says: no measured engine beats its roofline.

@@ -24,9 +24,9 @@ from batcher.timing.profiles import (
     check_physics,
     is_profile_file,
     load_profile,
-    num_tokens_that_fit,
     predictions_of,
     read_profiles,
+    setup_of_profile,
     shipped_profiles,
     split_overhead,
     step_time_of,
@@ -116,7 +116,7 @@ def reports_of(name: str | None) -> list[StepTimeReport]:
 
 def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
     physics, predictions = check_physics(profile)
-    fit = num_tokens_that_fit(profile)
+    fit = setup_of_profile(profile).num_tokens_that_fit
     num_tokens = profile.kv_tokens or fit
     return StepTimeReport(
         name=name,

@@ -26,7 +26,7 @@ from batcher.planning.simulator import ReplicaSettings
 from batcher.scheduling.scheduler import check_effects
 from batcher.settings import DEFAULT_SCHEDULING, MAX_KV_BLOCKS, SchedulingSettings
 from batcher.speculation.settings import SPECULATION_SETTINGS
-from batcher.timing.profiles import kv_room_of, step_time_of
+from batcher.timing.profiles import setup_of, step_time_of
 
 from ..command import DECODING, INPUT, OUTPUT, TIME, argument, command, flag, option
 from ..errors import reason_of
@@ -268,7 +268,7 @@ def _limits(
     for name in _OF_BLOCKS:
         value = getattr(DEFAULT_SCHEDULING, name)
         used.setdefault(name, UsedLimit(name, value, "default, of vLLM as well"))
-    room = kv_room_of(profile)
+    room = setup_of(profile).kv_room
     if room is None or not room.num_tokens:
         guess("kv_blocks", None, "no limit is known")
     else:

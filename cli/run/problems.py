@@ -155,9 +155,9 @@ def say_of_memory(engines: Iterable[tuple[str, SchedulingSettings]]) -> None:
 
 
 def _note(profile: str, settings: SchedulingSettings) -> str | None:
-    from batcher.timing.profiles import kv_room_of  # noqa: PLC0415 - with it comes yaml
+    from batcher.timing.profiles import setup_of  # noqa: PLC0415 - with it comes yaml
 
-    room = None if profile == WALL else kv_room_of(profile)
+    room = None if profile == WALL else setup_of(profile).kv_room
     if room is None:
         return None
     if room.num_tokens == 0:

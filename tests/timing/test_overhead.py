@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from batcher.timing.catalog import CatalogError
 from batcher.timing.profiles import (
-    hardware_of,
-    kv_room_of,
     load_profile,
-    model_shape_of,
+    setup_of,
     split_overhead,
     step_time_of,
 )
@@ -46,9 +44,9 @@ def test_what_an_engine_takes_changes_neither_the_hardware_nor_the_model_nor_the
     kernels: str,
 ) -> None:
     name = f"{kernels}@vllm-2025"
-    assert hardware_of(name) == hardware_of(kernels) is not None
-    assert model_shape_of(name) == model_shape_of(kernels) is not None
-    assert kv_room_of(name) == kv_room_of(kernels) is not None
+    setup = setup_of(name)
+    assert setup == setup_of(kernels)
+    assert None not in (setup.gpu, setup.shape, setup.kv_room)
 
 
 def test_the_name_and_the_source_tell_of_the_engine(engine: Path) -> None:

@@ -8,9 +8,9 @@ from batcher.timing.catalog import CatalogError
 from batcher.timing.profiles import (
     TERMS,
     KvRoom,
-    kv_room_of,
     load_profile,
     read_profiles,
+    setup_of,
     shipped_profiles,
     step_time_of,
 )
@@ -165,4 +165,4 @@ def test_step_times_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_known_of_memory_and_who_says_so(name, room):
-    assert kv_room_of(name) == room
+    assert setup_of(name).kv_room == room

@@ -20,7 +20,7 @@ from batcher.planning.deployments import (
     groups_of,
 )
 from batcher.planning.measure import measure, problem_of
-from batcher.planning.plan import find_plan, limits_of, narrower, value_at, wider, without
+from batcher.planning.plan import find_plan, narrower, value_at, wider, without
 from batcher.planning.prices import Price
 from batcher.planning.routers import ROUTERS
 from batcher.settings import SchedulingSettings
@@ -238,7 +238,6 @@ def test_a_group_that_makes_no_sense_is_named(fleet_of):
 
 def test_a_limit_of_a_fleet_is_changed_in_all_groups(fleet_of):
     deployment = fleet_of(MIXED)
-    assert limits_of(deployment) == ["slots", "kv", "tokens"]
     assert value_at(wider(deployment, "slots"), "slots") == [16, 4]
     assert value_at(narrower(deployment, "kv"), "kv") == [50, None]
     assert value_at(wider(deployment, "tokens"), "tokens") == [None, 32]
