@@ -90,12 +90,10 @@ def option(
 
 
 def flag(panel: str, text: str, *flags: str, common: bool = False) -> Option:
-    """Return how an option without a value is declared."""
     return option(panel, text, None, *flags, common=common)
 
 
 def argument(text: str, metavar: str, complete: Completer | None = None) -> ArgumentInfo:
-    """Return how an argument is declared."""
     return ArgumentInfo(
         default=..., help=text, metavar=metavar, autocompletion=_completer(complete)
     )
@@ -156,7 +154,6 @@ class Value(types.ParamType):
         )
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> Any:
-        """Return the choices."""
         return self._kind.shell_complete(ctx, param, incomplete)
 
 
@@ -192,7 +189,6 @@ class Command(TyperCommand):
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and the options of the page."""
         is_whole = self._is_whole(ctx)
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         sections |= {panel: [] for panel in _FIRST_PANELS}
@@ -220,7 +216,6 @@ class Command(TyperCommand):
                     formatter.write_dl(rows, col_max=22)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples, the notes and where to read on."""
         if self.examples:
             formatter.write("\nExamples:\n")
             formatter.write("".join(f"  {each}\n" for each in self.examples))

@@ -76,7 +76,6 @@ _MODELS = (
 
 
 def _profiles(start: str) -> Iterator[str | tuple[str, str]]:
-    """Yield profiles, the other forms of a step time and, for a roofline, models and GPUs."""
     from batcher.timing.catalog import shipped  # noqa: PLC0415 - as above
 
     kind, *parts = start.split(":")

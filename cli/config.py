@@ -221,7 +221,6 @@ def _read(path: str) -> tuple[list[FileSetting], tuple[tuple[Place, str], ...]]:
 def _settings(
     loader: "yaml.SafeLoader", node: "yaml.Node", path: str, problems: list[tuple[Place, str]]
 ) -> Iterator[FileSetting]:
-    """Yield the settings that the mapping `node` holds, and add its mistakes to `problems`."""
     import yaml  # noqa: PLC0415 - as above
 
     if not isinstance(node, yaml.MappingNode):

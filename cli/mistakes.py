@@ -70,7 +70,6 @@ def describe(error: exceptions.UsageError, line: Sequence[str]) -> str:
 
 
 def unknown_command(name: str, known: Sequence[str]) -> str:
-    """Return the message about a command that does not exist."""
     near = [each for each in known if each.startswith(f"{name} ")]
     near = near or get_close_matches(name, known, n=1, cutoff=_ALIKE)
     hint = f"; did you mean {near[0]}?" if near else f" (known: {', '.join(known)})"

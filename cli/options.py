@@ -114,7 +114,6 @@ def config_option(panel: str, text: str, names: Collection[str] | None = OF_REQU
 
 
 def output_option(text: str) -> Option:
-    """Return the option --output."""
     return option(
         OUTPUT,
         f"{text}  [default: stdout]",
@@ -126,18 +125,15 @@ def output_option(text: str) -> Option:
 
 
 def output_file(text: str, *, common: bool = False) -> Option:
-    """Return an option that names a file beside the results."""
     return option(OUTPUT, text, "FILE", callback=refuse_stdout, common=common)
 
 
 def grammar_timeout_option(panel: str = DECODING, shown: str = "") -> Option:
-    """Return the option --grammar-timeout."""
     text = f"Processor time for compiling a constraint.{shown}"
     return option(panel, text, "SECONDS", min=0.1, max=MAX_DELAY)
 
 
 def meta_option(panel: str) -> Option:
-    """Return the option --meta."""
     text = "JSON with the limits of the run, as vLLM names them.  [default: *meta.json next to LOG]"
     return option(panel, text, "FILE", common=True)
 
@@ -183,7 +179,6 @@ SloLimits = Annotated[
 
 
 def slos_option(panel: str) -> Option:
-    """Return the option --slo, which can be repeated."""
     text = f"Latency targets: {SLO}; repeat for a class: priority=1:ttft=.3."
     return option(panel, text, "LIMIT,...", common=True, complete="slos")
 
@@ -271,7 +266,6 @@ class SchedulingOptions:
 
     @property
     def has_default_schedule(self) -> bool:
-        """Whether the options change neither the schedule nor its times."""
         is_plain = self.profile is None and self.speculation is None
         return is_plain and self.settings() == DEFAULT_SCHEDULING
 

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 
 def serve_alone(options: "ServeOptions") -> int:
-    """Serve in this process; return the exit status."""
     with bound(options) as listener:
         return Server(options, listener).run()
 
@@ -177,7 +176,6 @@ class ServerGauges(Gauges):
         self._engine = engine
 
     def read_gauges(self) -> GaugeReading:
-        """Return the numbers that are not in events."""
         engine, scheduler = self._engine, self._engine.scheduler
         first = scheduler.queue.peek(engine.now)
         next_up = None if first is None else label_of(first.id, first.index, first.role)
@@ -200,7 +198,6 @@ class ServerWatcher:
             trace.write([engine.run_event()])
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Take note of what a step did."""
         events, view = outcome.events, self._view
         if events:
             with view.lock:  # it reads the fold of the metrics
@@ -335,7 +332,6 @@ class Server:
         self._web.stop()  # type: ignore[no-untyped-call]  # as granian has it
 
     def _end(self) -> None:
-        """Serve no more: there is no engine."""
         self._web.stop()  # type: ignore[no-untyped-call]  # as granian has it
 
 

@@ -52,11 +52,9 @@ class _Commands(TyperGroup):
     """`batchdecode`, which has commands of one word and of two, as `trace why`."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer calls it so
-        """Return their names."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as above
-        """Return the command of this name, None if there is none."""
         return command_of(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -74,12 +72,10 @@ class _Commands(TyperGroup):
         return (None if command is None else name), command, args[num_words:]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as above
-        """Write what each command does."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
-        """Return the words that may come next."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         start = "".join(f"{word} " for word in ctx._protected_args)  # noqa: SLF001 - of `draft`

@@ -154,7 +154,6 @@ def _sample(options: DiagnoseOptions, model: Model) -> tuple[list[TargetOutput],
 
 
 def _rendered(diagnosis: Diagnosis, draft: str, name: str) -> str:
-    """Return the diagnosis as lines of text."""
     positions = counted(diagnosis.num_positions, "position")
     lines = [f"{name}: {counted(diagnosis.num_rows, 'request')}, {positions}"]
     if diagnosis.overlap is not None:

@@ -208,7 +208,6 @@ _NOT_STARTED = (126, 127)  # the status of a shell that cannot run, or find, a p
 
 
 def list_pages() -> None:
-    """List the pages, a line for each."""
     page = HelpFormatter(max_width=MAX_WIDTH)
     page.write_usage("batchdecode help", "[TOPIC]")
     for title, group in pages().items():

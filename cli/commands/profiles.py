@@ -136,7 +136,6 @@ def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
 
 
 def _report_of_roofline(name: str) -> StepTimeReport:
-    """Return the report of roofline:MODEL:GPU:TP@ENGINE."""
     kernels, overhead = split_overhead(name)
     shape, gpu, *stages = parts_of(kernels.partition(":")[2])
     step_time = step_time_of(name)

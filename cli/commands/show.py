@@ -195,7 +195,6 @@ def _selection_of(timeline: Timeline, options: "TraceOptions") -> Selection:
 def _view_lines(
     timeline: Timeline, selection: Selection, options: "TraceOptions", source_name: str
 ) -> Iterable[bytes]:
-    """Return the view that was asked for, or the one that suits where it goes."""
     to_terminal = options.output is None and os.isatty(1)
     name = options.format or ("gantt" if to_terminal else "spans")
     if name == "html":
@@ -239,7 +238,6 @@ def _view_lines(
 def _gantt(
     timeline: Timeline, selection: Selection, options: "TraceOptions", *, to_terminal: bool
 ) -> list[bytes]:
-    """Return the gantt: on a terminal as high as that is, and in its colours."""
     from ..views.gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
 
     encoding = "utf-8"
@@ -263,7 +261,6 @@ def _gantt(
 
 
 def _play(options: "TraceOptions") -> int:
-    """Carry out `batchdecode trace --play`; return its exit status."""
     for name in ("format", "width", "axis", "slot", "output", "force"):
         if getattr(options, name):
             raise BatchdecodeError(
@@ -298,7 +295,6 @@ def _play(options: "TraceOptions") -> int:
 def _player(
     options: "TraceOptions", path: str, source: OpenInput, terminal: "InteractiveTerminal"
 ) -> "Player":
-    """Return a player of what the input holds, at the step that the options choose."""
     from ..views.player import DEFAULT_SPEED, Player, StepRange  # noqa: PLC0415 - as above
     from ..views.recording import Recording  # noqa: PLC0415 - as above
 
@@ -500,7 +496,6 @@ def _page_of(
     lines: list[str],
     top: int,
 ) -> Iterator[bytes]:
-    """Return the page of two runs, A and B, with `lines` that say how they differ."""
     from batcher.page.page import (  # noqa: PLC0415 - the text starts faster without
         PageDifference,
         PageFacts,
@@ -624,7 +619,6 @@ def _alike_names(request_id: str, known: Collection[str], path: str | None) -> s
 
 
 def _check_is_request(first_line: bytes, name: str) -> None:
-    """Make sure that `first_line` is meant as a request, good or bad; or raise."""
     try:
         fields = msgspec.json.decode(first_line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -666,7 +660,6 @@ def _is_pipe(path: str) -> bool:
 
 
 def _keep_as_stdin(path: str) -> None:
-    """Read the pipe `path` to its end, and make what came a file that is stdin; or raise."""
     import tempfile  # noqa: PLC0415 - for a pipe only
 
     name = "<stdin>" if path == STDIN else path

@@ -180,7 +180,6 @@ def _showing(num_steps: int, options: TrainOptions) -> Iterator[Show]:
 
 
 def _words_of(found: "Evaluation") -> str:
-    """Return the numbers of an evaluation in words."""
     words = f"{found.loss:.3f} nats a token"
     if found.acceptance is None:
         return words

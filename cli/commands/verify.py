@@ -122,7 +122,6 @@ def verify(options: VerifyOptions) -> int:
 
 
 def _proof(verdict: Verdict, name: str) -> list[str]:
-    """Return the lines about a run without a difference; the last one sums it up."""
     done = verdict.exercised
     what = [
         counted(verdict.num_requests, "request"),
@@ -149,7 +148,6 @@ def _proof(verdict: Verdict, name: str) -> list[str]:
 def _differences(
     verdict: Verdict, found: Difference, options: VerifyOptions, tokenizer: Tokenizer
 ) -> list[str]:
-    """Return the lines about the first difference, and how to see it again."""
     case, position = verdict.case, found.position
     name, here = f"request {found.id}, output {found.index}", "again" if case is None else "here"
     lines, where = [name], "" if position is None else f" of token {position}"
@@ -200,7 +198,6 @@ def _context(tokens: list[int], position: int, tokenizer: Tokenizer) -> str:
 
 
 def _command(options: VerifyOptions, case: Case | None) -> str:
-    """Return the command that decodes alone, and under `case`, again."""
     words = ["batchdecode", "verify", *_source(options)]
     if options.seed:
         words += ["--seed", str(options.seed)]

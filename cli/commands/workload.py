@@ -215,7 +215,6 @@ def workload(options: WorkloadOptions) -> None:
 
 
 def _check(options: WorkloadOptions) -> None:
-    """Raise a BatchdecodeError if options do not go together."""
     source = options.source
     if source not in OPTIONS_OF:
         near = get_close_matches(source, OPTIONS_OF, n=1)
@@ -241,8 +240,6 @@ def _check(options: WorkloadOptions) -> None:
 
 
 def _synthetic(options: WorkloadOptions) -> Iterable[WorkloadEntry]:
-    """Return the entries of a synthetic workload."""
-
     def read_lines(path: str) -> Iterator[NumberedLine]:
         with open_input(path, nullcontext) as file:
             yield from numbered(file.lines())
@@ -290,7 +287,6 @@ def _check_replaceable(options: WorkloadOptions) -> None:
 
 
 def _write(entries: Iterable[WorkloadEntry], options: WorkloadOptions) -> None:
-    """Write `entries`, then print their summary."""
     summary = WorkloadSummary()
     with output_sink(options.output) as sink:
         for block in encode_entries(summary.observe(entries)):
@@ -300,7 +296,6 @@ def _write(entries: Iterable[WorkloadEntry], options: WorkloadOptions) -> None:
 
 
 def render_summary(summary: WorkloadSummary) -> str:
-    """Return the summary of a workload as lines of text."""
     if not summary.num_requests:
         return "no requests\n"
     headline = counted(summary.num_requests, "request")

@@ -144,7 +144,6 @@ class ScreenLive(FrameLive):
         return before, above, enter + _HOME + drawn
 
     def step_aside(self) -> OSError | None:
-        """Return to the usual screen."""
         if not self._is_there:
             self._is_dropped = True
             return None
@@ -189,7 +188,6 @@ class InlineLive(FrameLive):
         return min(needed, max(rows - 1, 1))
 
     def step_aside(self) -> OSError | None:
-        """Put the cursor below what is shown."""
         num_rows = self._num_rows()
         self.forget()
         self._is_dropped = True
@@ -228,18 +226,15 @@ class Controls:
         return bool(keys)
 
     def overlay(self, width: int) -> Sequence[Line]:
-        """Return what the keys do, if that is asked for."""
         if not self.browser.has_help:
             return ()
         return help_lines([PACE_KEYS if self._pace else (), BROWSING_KEYS, QUIT_KEYS], width)
 
     def has_footer(self, height: int) -> bool:
-        """Return whether a picture of so many lines is to have one that is `footer`."""
         is_held = self._pace is not None and self._pace.is_slow
         return is_held or self.browser.is_used or height >= ROOM_FOR_HINT
 
     def footer(self, scene: Scene, width: int) -> Line:
-        """Return a line on where a person looks, how the run is held and which keys there are."""
         line, pace = self.browser.line(scene, width), self._pace
 
         def add_first(texts: Sequence[str], style: str, *, is_right: bool = False) -> None:
@@ -317,7 +312,6 @@ class LiveView(View):
         self._is_waiting = self._is_closed = False
 
     def after_step(self, step: int) -> None:
-        """Draw how things stand after `step`, if it is time to."""
         with self.lock:
             self._step, self._computing = step, None
             self._is_waiting = False
@@ -329,7 +323,6 @@ class LiveView(View):
                 self._run.catch_up()
 
     def keep_up(self) -> None:
-        """Take in what is known by now, if it is much; see View."""
         with self.lock:
             self._run.keep_up()
 
@@ -343,7 +336,6 @@ class LiveView(View):
             self.refresh()
 
     def refresh(self) -> float:
-        """Draw what is not drawn yet, and the time while the run waits; see View."""
         with self.lock:
             now = self._clock()
             is_asked = self._obey(now)
@@ -358,7 +350,6 @@ class LiveView(View):
             return max(wanted - self._clock(), SHORTEST_WAIT) if math.isfinite(wanted) else 0.0
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, but no longer than until a key may have been pressed."""
         if self._controls is None:
             super().wait(seconds)
         else:
@@ -376,7 +367,6 @@ class LiveView(View):
         self._put(lines)
 
     def write_message(self, text: str) -> None:
-        """Print whole lines above the picture, with the next frame."""
         self._put(text.encode(self._terminal.encoding, "backslashreplace"))
 
     def _put(self, lines: bytes) -> None:
@@ -404,7 +394,6 @@ class LiveView(View):
                 self._check(self._display.close(lines))
 
     def step_aside(self) -> None:
-        """Put the cursor below the picture, for another program to write; the next one is new."""
         with self.lock:
             self._display.step_aside()
             if self._controls is not None:
@@ -463,7 +452,6 @@ class LiveView(View):
         self._num_pending_bytes = 0
 
     def _lines(self, width: int, height: int) -> list[Line]:
-        """Return the picture, as it is looked at."""
         scene, has_gantt, controls = self._scene, self._display.fills_screen, self._controls
         if controls is None:
             return self._picture.lines(scene, width, height, has_gantt=has_gantt)
@@ -498,7 +486,6 @@ class LiveView(View):
         self._next_frame = 0.0 if self._shows_every_step else latest
 
     def _look(self, now: float) -> None:
-        """Let the scene be how things stand after the last step."""
         self._run.catch_up()
         run, scene, step = self._run, self._scene, self._step
         num_tokens = run.num_tokens(step)

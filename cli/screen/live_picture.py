@@ -195,7 +195,6 @@ class Scene:
         return cut_middle(text, width, self.glyphs.cut)
 
     def is_busy(self, slot: SlotState) -> bool:
-        """Return whether `slot` is used in the step that is shown."""
         return slot.is_busy(self.moment.slot_step)
 
     def request(self, slot: SlotState) -> str:
@@ -220,12 +219,10 @@ class Scene:
         return f"{found.accepted}/{found.drafted}" if found is not None else ""
 
     def share(self, slot: SlotState) -> float:
-        """Return how much of its max_tokens the sequence in `slot` has generated, of 1."""
         most = slot.request.max_tokens if self.is_busy(slot) else 0
         return slot.tokens_after(self.moment.step) / most if most else 0.0
 
     def note(self, note: Note) -> Part:
-        """Return a note in a few words."""
         name = self.cut(self.name(note.label), MAX_NAME)
         return f"{self.glyphs.marks[note.kind]} {name} {self.name(note.what)}", note.kind
 
@@ -258,7 +255,6 @@ def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
 
 
 def _progress(scene: Scene, width: int) -> Line | None:
-    """Return how much is done by tokens, and how long the rest will take."""
     found = progress(scene.run, scene.plan, scene.gauges, scene.moment)
     if found is None:
         return None
@@ -277,7 +273,6 @@ def _progress(scene: Scene, width: int) -> Line | None:
 
 
 def _rates(scene: Scene, found: list[Fact], width: int) -> Line:
-    """Return how fast it goes, and how busy the slots were of late."""
     around = len(GAP) + len("busy ") + len(" 100%")
     line = _facts(kept(found, width - (around + MIN_TREND if width >= TREND_WIDTH else 0)))
     room = width - line_width(line) - around
@@ -290,7 +285,6 @@ def _rates(scene: Scene, found: list[Fact], width: int) -> Line:
 
 
 def _memory(scene: Scene, width: int) -> Line | None:
-    """Return what the KV blocks are used for."""
     use, run = scene.gauges.block_use, scene.run
     if use is None:
         return None
@@ -321,7 +315,6 @@ def _memory(scene: Scene, width: int) -> Line | None:
 
 
 def _queue(scene: Scene, width: int) -> Line | None:
-    """Return how long the queue was, which request is next and why it waits, and notes."""
     text = scene.name(next_up(scene.run, scene.gauges))
     trend = list(scene.queued)[-min(width // MIN_TREND, MAX_QUEUE) :]
     line: Line = [("queue ", LABEL), (levels(trend, scene.glyphs), "queue")]
@@ -388,7 +381,6 @@ class Longest:
         self.request, self.tokens, self.drafts = MIN_REQUEST, len("tokens"), 0
 
     def see(self, scene: Scene, numbers: Sequence[int]) -> None:
-        """Take in what the slots of these numbers show."""
         slots = [scene.run.slots[place] for place in numbers]
         for slot in slots:
             self.request = max(self.request, min(cell_width(scene.request(slot)), MAX_REQUEST))
@@ -452,7 +444,6 @@ def grid(
 
 
 def _row(scene: Scene, place: int, columns: Columns) -> Line:
-    """Return the row of a slot, in the widths of `columns`."""
     slot, mark, is_found = scene.run.slots[place], scene.marks[place], place == scene.found
     phase, name = scene.phase(slot), scene.cut(scene.request(slot), columns.request)
     line: Line = [
@@ -482,7 +473,6 @@ def _row(scene: Scene, place: int, columns: Columns) -> Line:
 
 
 def _titles(scene: Scene, columns: Columns) -> Line:
-    """Return the titles of the columns."""
     text = f"{'#':>{columns.slot}} {'request':<{columns.request}} "
     tokens = columns.bar + (columns.tokens + 1 if columns.tokens else 0)
     text += f"{'tokens'[:tokens]:<{tokens}}"
@@ -701,7 +691,6 @@ class Browser:
 
     @property
     def is_typing(self) -> bool:
-        """Whether an id is being typed, so that other keys do nothing else."""
         return self._prompt is not None
 
     @property
@@ -720,7 +709,6 @@ class Browser:
         return range(self._first_slot, self._first_slot + num_rows)
 
     def follow(self, scene: Scene) -> None:
-        """Show the slot that has what was looked for by now."""
         if isinstance(self.found, str):  # it may have come
             self._settle(self.found, self._whole(self.found, scene), scene)
         slot, first = slot_of(self.found), self._first_slot
@@ -752,7 +740,6 @@ class Browser:
             self._look_for(typed, scene)
 
     def _look_for(self, wanted: str, scene: Scene) -> None:
-        """Find a sequence by the whole id, or else by a part of it."""
         parts = (found for found in self._everyone(wanted, scene) if wanted in name_of(found))
         self._settle(wanted, self._whole(wanted, scene) or next(parts, None), scene)
 
@@ -779,7 +766,6 @@ class Browser:
         yield from reversed(scene.run.ends)
 
     def _find_next(self, scene: Scene, direction: int) -> None:
-        """Find the next slot, up or down, whose request has in its id what is wanted."""
         held = [request for request in _holding(scene) if self._wanted in request.label]
         if not held:
             self._look_for(self._wanted, scene)
@@ -817,7 +803,6 @@ def name_of(found: Found) -> str:
 
 
 def whereabouts(scene: Scene, found: Found) -> str:
-    """Return where a sequence is, and what has become of it."""
     name = scene.cut(scene.name(name_of(found)), MAX_SHOWN)
     if isinstance(found, str):
         return f"{name} is still to be read"

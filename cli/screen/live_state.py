@@ -155,11 +155,9 @@ class QueueDepths:
                 self.add(*each)
 
     def at(self, step: int) -> int:
-        """Return how long it was after `step`."""
         return self._lengths[max(bisect_right(self._steps, step) - 1, 0)]
 
     def stretches(self, num_steps: int) -> list[Stretch]:
-        """Return how long it was in the steps of a run of `num_steps`."""
         steps = [0, *self._steps[1:], num_steps]
         return [Stretch(*each) for each in zip(steps, steps[1:], self._lengths, strict=False)]
 
@@ -223,7 +221,6 @@ class SlotState:
         self.mark: Mark = ""
 
     def own_step(self, step: int) -> int:
-        """Return the last step that its worker has made by `step` of the run."""
         return min(step, self._pace.step)
 
     @property
@@ -288,7 +285,6 @@ class SlotState:
         return self.num_left + (self.end is None)
 
     def take_mark(self) -> Mark:
-        """Return what has happened here since the last call."""
         mark, self.mark = self.mark, ""
         num_seen, self._num_seen = self._num_seen, self.num_admitted
         is_hidden = mark in ("preempted", "failed")
@@ -305,14 +301,12 @@ class SlotState:
         return end is None or end > max(self.own_step(step), 0)
 
     def busy_steps(self, step: int) -> int:
-        """Return in how many steps up to `step` the slot was used."""
         admission = self._admission
         if admission is None or self.end is not None:
             return self.num_steps
         return self.num_steps + self.own_step(step) + 1 - admission.event.step
 
     def tokens_after(self, step: int) -> int:
-        """Return how many tokens the newest sequence has after `step`."""
         admission = self._admission
         lost = None if admission is None else admission.preempt
         return self.request.tokens_after(self.own_step(step)) if lost is None else lost.generated
@@ -365,12 +359,10 @@ class RunState:
         self._num_finished_tokens = self._num_finished_max = 0
 
     def keep_up(self) -> None:
-        """Take in the news of the fold, if they are many."""
         if len(self.news.ended) + len(self.news.withdrawn) >= MAX_UNSEEN:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Take in the news of the fold."""
         news = self.news
         for sample in news.samples:
             self._num_others[sample.id] = self._num_others.get(sample.id, 0) + 1
@@ -410,12 +402,10 @@ class RunState:
 
     @property
     def num_asked(self) -> int:
-        """How many tokens sequences were admitted with."""
         return self._num_asked + sum(asked for asked, _ in self._cache_use_now())
 
     @property
     def num_found(self) -> int:
-        """How many of these were found in blocks."""
         return self._num_found + sum(found for _, found in self._cache_use_now())
 
     def _cache_use_now(self) -> list[tuple[int, int]]:
@@ -563,7 +553,6 @@ class Lately:
             self._noted.appendleft((now + NOTE_SECONDS, run.notes.popleft()))
 
     def notes(self, now: float) -> list[Note]:
-        """Return the notes that are to be seen, newest first."""
         return [note for end, note in self._noted if end > now]
 
 
@@ -639,7 +628,6 @@ def progress(
 def counts(
     run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment, separator: str
 ) -> list[Fact]:
-    """Return what has become of the requests: done, failed, running, queued and not arrived."""
     of_total = "" if plan.total is None else f"/{plan.total:,}"
     found = [
         Fact(8, "figure", _steps(run, moment.step))
@@ -665,12 +653,10 @@ def _steps(run: RunState, step: int) -> str:
 
 
 def long_step(step: int, seconds: float) -> str:
-    """Return how long `step` has taken so far."""
     return f"step {step:,} has taken {clock(seconds)}"
 
 
 def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> list[Fact]:
-    """Return how fast it goes, and what the schedule costs."""
     found = [Fact(8, "figure", f"{moment.rate:.1f} tok/step")]
     if moment.speed is not None:
         found.append(Fact(7, "figure", f"{short(moment.speed)} tok/s"))
@@ -781,7 +767,6 @@ class ProgressLines(View):
         self._last = (-1, 0, self._started)  # step, tokens and time of the line before
 
     def after_step(self, step: int) -> None:
-        """Write a line, if it is time to."""
         now = self._clock()
         if now >= self._next_line:
             self._next_line = now + PLAIN_INTERVAL
@@ -791,11 +776,9 @@ class ProgressLines(View):
             self._run.keep_up()
 
     def keep_up(self) -> None:
-        """Take in what is known by now, if it is much; see View."""
         self._run.keep_up()
 
     def still_computing(self, step: int) -> None:
-        """Write a line about a step that takes longer than from one line to the next."""
         now = self._clock()
         if step != self._long_step:
             self._long_step, self._long_since = step, now

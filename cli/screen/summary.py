@@ -96,7 +96,6 @@ ASCII = Marks("*", "x", "!", ", ")
 
 
 def marks_in(encoding: str) -> Marks:
-    """Return the marks that `encoding`, that of a terminal, can show."""
     return UNICODE if can_print(encoding, "".join(UNICODE)) else ASCII
 
 
@@ -179,7 +178,6 @@ def headline(summary: RunSummary, separator: str, more: Sequence[str], num_unrea
 
 
 def idle_causes(summary: RunSummary) -> dict[str, str]:
-    """Return the names of the causes of idle slots, by the fields that count them."""
     return _IDLE_WORKERS if summary.workers else IDLE_CAUSES
 
 
@@ -200,7 +198,6 @@ def _filled(parts: Sequence[str], width: int = WIDTH) -> list[str]:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """Return the fields of a record by their names; none of None."""
     return {} if record is None else {n: getattr(record, n) for n in record.__struct_fields__}
 
 
@@ -209,7 +206,6 @@ def _in_steps(summary: RunSummary) -> dict[str, Distribution | None]:
 
 
 def _spread(distribution: Distribution) -> str:
-    """Return the median and the tail; of one number, itself."""
     if distribution.count == 1:
         return f"{distribution.p50:,}"
     return f"p50 {distribution.p50:,} p99 {distribution.p99:,}"
@@ -226,7 +222,6 @@ def _times_of(times: Distribution, unit: Unit) -> str:
 
 
 def _idle(summary: RunSummary) -> str:
-    """Return which share of the slot-steps went unused, and why."""
     total = summary.busy_slot_steps + summary.idle_slot_steps
     counts = {cause: getattr(summary.idle, f) for f, cause in idle_causes(summary).items()}
     counts["blocked"] = sum(getattr(summary.idle, reason) for reason in BLOCKED_CAUSES)
@@ -237,7 +232,6 @@ def _idle(summary: RunSummary) -> str:
 
 
 def _rates(summary: RunSummary, unit: Unit) -> list[str]:
-    """Return what was done in a second or a step, and how much of it was good."""
     parts = []
     if summary.throughput is not None:
         rates, per = summary.throughput, PER[unit]
@@ -262,7 +256,6 @@ def _rates(summary: RunSummary, unit: Unit) -> list[str]:
 
 
 def _memory(summary: RunSummary, kv_bytes: BytesPerToken) -> list[str]:
-    """Return how full the blocks were, and what that cost."""
     parts, kv, lost = [], summary.kv, summary.preemptions
     if kv is not None:
         used = f"{number(kv.mean_blocks)} blocks used, {kv.max_blocks:,} at most"
@@ -281,7 +274,6 @@ def _memory(summary: RunSummary, kv_bytes: BytesPerToken) -> list[str]:
 
 
 def _steps(summary: RunSummary) -> list[str]:
-    """Return how full steps were, what blocked admissions and how much was padding."""
     parts, budget, blocked = [], summary.budget, _blocked(summary)
     if summary.aged:
         parts.append(f"{counted(summary.aged, 'admission')} by --aging, whatever the policy")
@@ -307,7 +299,6 @@ def _blocked(summary: RunSummary) -> list[str]:
 
 
 def _control(summary: RunSummary) -> list[str]:
-    """Return what constraints and beams did."""
     compiled, cache_hits = summary.constraints.compiled, summary.constraints.cache_hits
     parts = []
     if compiled or cache_hits:
@@ -321,7 +312,6 @@ def _control(summary: RunSummary) -> list[str]:
 
 
 def _drafts(summary: RunSummary) -> list[str]:
-    """Return what drafts brought, and what they cost."""
     found = summary.speculation
     if found is None:
         return []
@@ -362,7 +352,6 @@ def _workers(summary: RunSummary) -> list[str]:
 
 
 def _files(summary: RunSummary, files: RunFiles) -> list[str]:
-    """Return where the results and all else are, and how to look at the trace."""
     from shlex import quote  # noqa: PLC0415 - most runs that must start fast write no file
 
     paths = {n: printable(p) for n, p in files._asdict().items() if p is not None}
@@ -404,7 +393,6 @@ def render_stats(
 
 
 def _stats(summary: RunSummary, times: "ConstraintTimes | None") -> dict[str, list[str]]:
-    """Return the numbers of each row by its title."""
     total = summary.busy_slot_steps + summary.idle_slot_steps
     causes = idle_causes(summary) | {r: f"blocked by {c}" for r, c in BLOCKED_CAUSES.items()}
     idle = {cause: getattr(summary.idle, name) for name, cause in causes.items()}

@@ -185,7 +185,6 @@ def printable_json(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return `text`, one line or more, with every line made printable."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -271,7 +270,6 @@ def narrowed(line: str, width: int) -> list[str]:
 
 
 def pad(text: str, width: int) -> str:
-    """Return `text` filled up with spaces to `width` cells."""
     return text + " " * (width - cell_width(text))
 
 
@@ -521,7 +519,6 @@ class InputLine:
         return True
 
     def paste(self, text: str) -> None:
-        """Add `text` to what is typed."""
         self.typed = (self.typed + text)[:MAX_TYPED]
 
 
@@ -542,7 +539,6 @@ class Pace:
 
     @property
     def is_slow(self) -> bool:
-        """Whether each step is to be seen."""
         return self.is_paused or self.delay > 0
 
     def press(self, key: str) -> bool:

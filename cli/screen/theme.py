@@ -135,7 +135,6 @@ def hue_of(request_id: str) -> str:
 
 
 def line_width(line: Line) -> int:
-    """Return how many cells `line` takes."""
     return sum(cell_width(text) for text, _ in line)
 
 
@@ -174,7 +173,6 @@ def level(share: float, glyphs: Glyphs) -> str:
 
 
 def colored(lines: Sequence[Line]) -> list[str]:
-    """Return `lines` with the escape sequences of their styles."""
     return [
         "".join(
             THEME.styles[name].render(text, color_system=ColorSystem.STANDARD) if name else text

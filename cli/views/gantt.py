@@ -8,9 +8,7 @@ from operator import attrgetter
 from os.path import commonprefix
 from string import digits
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
-
-from msgspec import Struct
+from typing import TYPE_CHECKING
 
 from batcher.events import RestartEvent, RunEvent
 from batcher.trace.run import FAILURES, SlotSpan, StepDrafts, Wait
@@ -98,13 +96,6 @@ def percent_of(part: int, whole: int) -> str:
 # Which slots a picture gives a row, where there are more slots than it has room for.
 
 
-class ShownSlots(NamedTuple):
-    """The slots that have a row, ascending, and in words why these; "" where all have one."""
-
-    slots: list[int]
-    reason: str
-
-
 def in_groups(slots: Sequence[int], max_groups: int) -> list[Sequence[int]]:
     """Return `slots` in at most `max_groups` runs of the same size, the last one may be shorter."""
     size = -(-len(slots) // max_groups)
@@ -123,7 +114,6 @@ def group_name(group: Sequence[int], run: RunEvent) -> str:
 
 
 def has_failed(span: SlotSpan) -> bool:
-    """Return whether the request came to a bad end."""
     return span.outcome in FAILURES
 
 
@@ -132,8 +122,8 @@ def choose_slots(
     busy: Mapping[int, int],
     num_rows: int,
     request_ids: Collection[str] = frozenset(),
-) -> ShownSlots:
-    """Return the `num_rows` slots that tell the most.
+) -> tuple[list[int], str]:
+    """Return the `num_rows` slots that tell the most, ascending, and why these; "" if it is all.
 
     First those that held `request_ids`, then those with the most preemptions and failures, for half
     of the rows at most; the others are the idlest and the busiest.  A slot that was never used says
@@ -143,12 +133,12 @@ def choose_slots(
     """
     slots = list(held)
     if len(slots) <= num_rows:
-        return ShownSlots(slots, "")
+        return slots, ""
     used = [slot for slot in slots if busy[slot]]
     if len(used) <= num_rows:
         unused = [slot for slot in slots if not busy[slot]]
         chosen = sorted([*used, *unused[: num_rows - len(used)]])
-        return ShownSlots(chosen, f"{counted(len(used), 'slot')} in use")
+        return chosen, f"{counted(len(used), 'slot')} in use"
     wanted = {slot: sum(span.id in request_ids for span in held[slot]) for slot in used}
     trouble = {
         slot: sum(has_failed(span) or span.preemption is not None for span in held[slot])
@@ -171,7 +161,7 @@ def choose_slots(
         take(sorted(used, key=lambda slot: -busy[slot]), num_rows - len(taken), "busiest")
     else:
         take(used, num_rows - len(taken), "equally busy")
-    return ShownSlots(sorted(taken), f"slots: {', '.join(words)}")
+    return sorted(taken), f"slots: {', '.join(words)}"
 
 
 # Which steps of a run a gantt shows as bars: what was asked for, or the part worth a look.
@@ -730,7 +720,6 @@ class _Page:
         return [*_labels(lines), *self._chart(scale, rows)]
 
     def _legend(self, spans: Collection[SlotSpan], zoom: range) -> list[str]:
-        """Return what the marks in the bars of `spans` mean."""
         glyphs = self.glyphs
         most_drafted = max((one.drafted for one in self._drafts_in(zoom)), default=0)
         entries = {
@@ -776,7 +765,6 @@ class _Page:
         return printable(text, ascii_only=self.ascii_only)
 
     def _shades(self, scale: Scale) -> list["Line"]:
-        """Return a row for each slot or group of slots."""
         group_of = {slot: number for number, group in enumerate(self.groups) for slot in group}
         busy = [[0] * scale.num_cells for _ in self.groups]
         num_busy = [0] * len(self.groups)
@@ -821,41 +809,25 @@ MANY = "+"
 GAP = 1  # so that one mark is told from the next
 
 
-class _Cell(Struct):
-    """The drafts of the steps that a cell shows, or begins to show."""
-
-    num_steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-    def mark(self, room: int) -> str:
-        """Return how many were accepted, and of how many if `room` cells take that.
-
-        Of several steps: how many in one of them, on average.
-        """
-        accepted = str(round(self.accepted / self.num_steps))
-        whole = f"{self.accepted}/{self.drafted}"
-        if len(whole) + GAP <= room:
-            return whole
-        return accepted if len(accepted) <= max(room - GAP, 1) else MANY
-
-
 def draft_marks(drafts: Iterable[StepDrafts], scale: Scale) -> dict[int, dict[int, str]]:
     """Return the marks of each slot, by the cell in which they begin.
 
+    How many were accepted, and of how many if the cells of a step have room for that.  Of several
+    steps: how many in one of them, on average.
     drafts: those of the steps of `scale`.
     """
-    cells: dict[int, dict[int, _Cell]] = {}
+    cells: dict[tuple[int, int], list[StepDrafts]] = {}
     for step in drafts:
-        cell = cells.setdefault(step.slot, {}).setdefault(scale.first_cell(step.step), _Cell())
-        cell.num_steps += 1
-        cell.drafted += step.drafted
-        cell.accepted += step.accepted
-    room = scale.cells_per_step
-    return {
-        slot: {number: cell.mark(room) for number, cell in of_slot.items()}
-        for slot, of_slot in cells.items()
-    }
+        cells.setdefault((step.slot, scale.first_cell(step.step)), []).append(step)
+    room, marks = scale.cells_per_step, dict[int, dict[int, str]]()
+    for (slot, cell), steps in cells.items():
+        accepted = sum(step.accepted for step in steps)
+        mark = f"{accepted}/{sum(step.drafted for step in steps)}"
+        if len(mark) + GAP > room:
+            mark = str(round(accepted / len(steps)))
+            mark = mark if len(mark) <= max(room - GAP, 1) else MANY
+        marks.setdefault(slot, {})[cell] = mark
+    return marks
 
 
 def legend_of(scale: Scale, most_drafted: int) -> str:

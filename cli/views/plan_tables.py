@@ -243,7 +243,6 @@ def json_of(cells: Sequence[GridCell]) -> str:
 
 
 def _has_news(column: Column, cells: Sequence[GridCell]) -> bool:
-    """Return whether a column tells something of any of the cells."""
     values = [column.value_of(cell) for cell in cells]
     if column.name in ONLY_IF_NOT_0:
         return any(values)

@@ -97,7 +97,6 @@ class StepRange(NamedTuple):
     last: int
 
     def clip(self, step: float) -> float:
-        """Return the step that is nearest to `step`."""
         return min(max(step, self.first), self.last)
 
 
@@ -140,7 +139,6 @@ class Player:
 
     @property
     def step(self) -> int:
-        """The step that is to be seen."""
         return floor(self._position) if self._direction > 0 else ceil(self._position)
 
     def look(self) -> float:
@@ -171,7 +169,6 @@ class Player:
         return IDLE_SECONDS if self._is_paused else FRAME_SECONDS
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, or until a key is pressed."""
         self._keyboard.wait(seconds)
 
     def step_aside(self) -> None:
@@ -193,7 +190,6 @@ class Player:
         self._position, self._is_paused = float(self._span.clip(step)), True
 
     def _press(self, key: str) -> None:
-        """Do what a key asks for."""
         prompt = self._prompt
         if prompt is not None:
             if not prompt.press(key):
@@ -238,7 +234,6 @@ class Player:
                 pass
 
     def _go_to_point(self, *, is_on: bool) -> None:
-        """Go to the next thing of interest, or to the one before."""
         if self._points is None:
             recording = self._recording
             restarts = [each.last_step for each in recording.timeline.restarts]
@@ -262,7 +257,6 @@ class Player:
         return False
 
     def _find(self, text: str) -> None:
-        """Go to the first admission of a request from here on, or of all."""
         if not text:
             return
         self._found = self._recording.find(text)
@@ -274,7 +268,6 @@ class Player:
             self._message = f"no request with {printable(text)} in its id was admitted"
 
     def _go_where(self, text: str) -> None:
-        """Go to the step that was typed."""
         digits = text.strip().replace(",", "")
         if digits.isdecimal() and self._span.first <= int(digits[:18]) <= self._span.last:
             self._go_to(int(digits))
@@ -311,7 +304,6 @@ class Player:
         return [[], *(_cut(line, width, self._glyphs) for line in lines)]
 
     def _footer(self, width: int) -> Line:
-        """Return where in the run one is, how it is played, and which keys there are."""
         if self._prompt is not None:
             typed = printable(self._prompt.typed)
             room = max(width - len(self._prompt.title) - 1, 1)
@@ -336,7 +328,6 @@ class Player:
 
 
 def _cut(line: Line, width: int, glyphs: Glyphs) -> Line:
-    """Return as much of `line` as `width` has room for."""
     found: Line = []
     for text, style in line:
         room = width - line_width(found)
@@ -401,7 +392,6 @@ class InteractiveTerminal:
         self.keyboard.release()
 
     def close(self) -> None:
-        """Leave the terminal as it was found."""
         self.keyboard.release()
         if self.display.is_started:
             self.display.close([])

@@ -292,7 +292,6 @@ def encode_picture(charts: Sequence[Chart], kind: str) -> bytes:
 
 
 def _draw(chart: Chart, axes: "Axes") -> None:
-    """Draw one chart, but for the labels of its points."""
     from matplotlib.ticker import LogLocator  # noqa: PLC0415 - as above
 
     colors = (f"C{place}" for place in cycle(range(10)))  # those of matplotlib

@@ -138,7 +138,6 @@ class Recording:
 
     @property
     def num_steps(self) -> int:
-        """How many steps are known of it."""
         return self.timeline.num_steps
 
     def add(self, event: Event) -> None:
@@ -197,11 +196,9 @@ class Recording:
             self._take(event)
 
     def chapter_before(self, step: int) -> int:
-        """Return the number of the last chapter that begins with `step` or before it."""
         return bisect_right(self._chapters, step, key=attrgetter("step")) - 1
 
     def step_of(self, chapter: int) -> int:
-        """Return the step that a chapter begins with."""
         return self._chapters[chapter].step
 
     def state_before(self, chapter: int) -> RunState:
@@ -221,7 +218,6 @@ class Recording:
 
     @cached_property
     def depths(self) -> QueueDepths:
-        """How long the queue was in each step."""
         stretches = list(self.timeline.waiting())
         return QueueDepths((s.start for s in stretches), (s.num for s in stretches))
 
@@ -278,7 +274,6 @@ class Recording:
         return None if bubble is None else bubble.start
 
     def _take(self, event: Event) -> None:
-        """Take in an event that is told with the current step."""
         step, run = self._step, self._run
         # Packing the state costs as much as some events: a chapter has at least so many.
         size = max(MIN_EVENTS, 2 * len(run.fold.open), len(run.slots))
@@ -369,7 +364,6 @@ class StepStrips(Strips):
             self._at_rest[number] = self._resting(slot)
 
     def fill(self) -> None:
-        """Complete the cells of all slots."""
         for number in range(len(self.cells)):
             self._fill(number, self.steps[-1])
 
@@ -426,7 +420,6 @@ class Playback:
 
     @property
     def last_step(self) -> int:
-        """The last step of the run."""
         return self.recording.num_steps - 1
 
     def seek(self, step: int) -> Scene:
@@ -485,7 +478,6 @@ class Playback:
         scene.queued.clear()
 
     def _watch(self, step: int, *, is_sampled: bool) -> None:
-        """Take in the next step."""
         self.step, state = step, self._state
         touched = self._take_before(MAX_STEPS if step == self.last_step else step + 1)
         marks = {number: state.slots[number].take_mark() for number in touched}
@@ -500,7 +492,6 @@ class Playback:
             self._samples.append((step, state.num_tokens(step)))
 
     def _look(self) -> None:
-        """Let the scene be how things stand after the last step."""
         scene, state, step = self.scene, self._state, self.step
         self._strips.fill()
         scene.notes = self._lately.notes(step * SECONDS_PER_STEP)

@@ -256,7 +256,6 @@ SHORT, WHOLE = Length(6, 4), Length(sys.maxsize, sys.maxsize)
 
 
 def tell_reject(reject: RejectEvent) -> list[str]:
-    """Return what is to say of a line that was no request."""
     return [f"{reject.id}: no valid request ({reject.reason}), so it never joined the queue"]
 
 
@@ -434,7 +433,6 @@ def _by_cause(parts: Sequence[StoryPart]) -> str:
 
 
 def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator[str]:
-    """Yield what happened in one slot span."""
     verb = "admitted to" if previous is None else "resumed in"
     slots = f"slot {span.slot}" if story.num_rows == 1 else f"slot {span.slot} and others"
     slots += "" if story.worker is None else f" of worker {story.worker}"
@@ -502,7 +500,6 @@ _WHY_CHANGED: dict[SpeculateReason, str] = {
 
 
 def _drafts(drafts: StoryDrafts) -> Iterator[str]:
-    """Yield what drafts brought it, and why there were more of them, or fewer, in the end."""
     if drafts.steps:
         places = drafts.by_position[:MAX_POSITIONS]
         shares = " ".join(whole_percent(accepted / drafted) for drafted, accepted in places)

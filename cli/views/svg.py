@@ -121,7 +121,6 @@ class Drawing:
         self._parents.pop()
 
     def text(self, style: str, x: float, y: float, text: str) -> None:
-        """Write `text` with its base line at `y`."""
         self.add("text", style, text, x=x, y=y)
 
     def encode(self, height: float, title: str) -> bytes:
@@ -182,7 +181,6 @@ class TimeAxis:
 
     @property
     def first(self) -> float:
-        """When the first step begins."""
         return self.start_of(self.steps.start)
 
     @property
@@ -191,7 +189,6 @@ class TimeAxis:
         return max(self.end_before(self.steps.stop), self.first + 1e-9)
 
     def num_steps(self, span: SlotSpan) -> int:
-        """Return how many of the shown steps `span` takes."""
         return min(span.end, self.steps.stop) - max(span.start, self.steps.start)
 
     def place(self, start: int, end: int) -> tuple[float, float]:
@@ -215,7 +212,6 @@ class TimeAxis:
         return levels
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Yield the places of round numbers, and these."""
         width = max(MIN_TICK_WIDTH, (len(f"{self.last:,.0f}") + 2) * CELL_WIDTH)
         fewest = (self.last - self.first) * width / (self.right - self.left)
         exponents = count(-6) if self.unit == "seconds" else count()
@@ -287,12 +283,10 @@ class Bars:
 
     @property
     def ends(self) -> set[End]:
-        """What they end in."""
         stop = self._axis.steps.stop
         return {end_of(span) for span in self.spans if span.end <= stop}
 
     def draw(self, drawing: Drawing, rows: Sequence[Row]) -> None:
-        """Draw the bars of each slot in its row."""
         labels = short_labels(self.spans)
         for row, held in zip(rows, self._held.values(), strict=True):
             for span in held:
@@ -330,7 +324,6 @@ class Bars:
 
 
 def end_of(span: SlotSpan) -> End:
-    """Return how the bar of `span` ends."""
     if has_failed(span):
         return "failed"
     if span.preemption is not None:
@@ -338,16 +331,6 @@ def end_of(span: SlotSpan) -> End:
     if span.outcome == "lost":
         return "lost"
     return "ring" if span.dropped else ""
-
-
-def _told(span: SlotSpan) -> str:
-    """Return what a reader sees who points at a bar."""
-    parts = [f"{span.label}: slot {span.slot}, steps {span.start}-{span.end - 1}"]
-    parts.append(f"prefill {span.prefill}")
-    parts.append(span.outcome or "still running")
-    if span.preemption is not None:
-        parts.append(f"for {span.preemption.for_label} ({span.preemption.reason})")
-    return ", ".join(parts)
 
 
 def draw_body(drawing: Drawing, left: float, right: float, row: Row, end: End) -> float:
@@ -424,7 +407,6 @@ class Panel:
         self._chart = self.bars or Areas(timeline.select_spans(shown), slots, self._axis)
 
     def draw(self, drawing: Drawing, top: float) -> float:
-        """Draw it below `top`, and return where it ends."""
         timeline, axis, busy = self._timeline, self._axis, self._chart.busy
         # The lanes below the slots: a name -> class, counts and the most there can be, 0 for any.
         lanes = {"queue": ("queue", clip(timeline.waiting(), axis.steps), 0)}
@@ -515,7 +497,6 @@ class Areas:
             self._prefill[group].add(span.start, min(span.start + span.prefill, span.end))
 
     def draw(self, drawing: Drawing, rows: Sequence[Row]) -> None:
-        """Draw each group of slots in its row."""
         for group, row in zip(self.busy, rows, strict=True):
             for shares, kind in ((self._held, "decode"), (self._prefill, "striped")):
                 path = shares[group].path(row)

@@ -75,12 +75,11 @@ def long_run(num_jobs=400, batch=8, gap_after=200):
 
 
 @pytest.mark.parametrize("width", mostly_heavy([40, 60, 80, 120, 200], 60))
-@pytest.mark.parametrize("ascii_only", [False, True])
-def test_no_line_is_wider_than_asked_for(width, ascii_only):
+def test_no_line_is_wider_than_asked_for(width):
     for timeline in (long_run(), timeline_of(jobs_of(*[40] * 600), 256)):
-        lines = render_gantt(timeline, width=width, ascii_only=ascii_only)
+        lines = render_gantt(timeline, width=width, ascii_only=True)
         assert max(map(cell_width, lines)) <= width
-        assert all(line.isascii() for line in lines) or not ascii_only
+        assert all(line.isascii() for line in lines)
 
 
 def test_a_long_run_is_an_overview_and_a_close_up_of_its_worst_bubble():
@@ -182,13 +181,6 @@ def test_many_slots_are_groups_above_and_a_choice_below():
     assert len(lines) < 50
 
 
-def test_ids_leave_out_what_all_begin_and_end_with():
-    jobs = [Job(f"user-7/chat-{number:03}/turn", 20) for number in range(8)]
-    lines = gantt_of(jobs, width=100)
-    assert "ids user-7/chat-…/turn" in lines[1]
-    assert row_of(lines, "slot 0").startswith("slot 0 ┃000━")
-
-
 def test_what_ids_have_in_common_is_what_the_labels_leave_out():
     units = [*samples("user-7/chat-10/turn", 20, 20), *guided("user-7/chat-11/turn", 20)]
     lines = render_gantt(Timeline.from_events(play_units(units, 4).events), width=100)
@@ -274,14 +266,6 @@ def test_samples_partners_and_beams_have_their_labels_and_forks_their_parents():
     assert "┃s━" in slot_5
 
 
-def test_the_legend_names_the_marks_that_are_there():
-    plain = render_gantt(timeline_of(DESIGN_JOBS), width=100)[1]
-    assert plain.strip() == "┃ admitted"
-    partners = play_units(guided("g", 3), 2).events
-    assert "~ negative" in render_gantt(Timeline.from_events(partners), width=100)[1]
-    assert "beam" not in render_gantt(Timeline.from_events(partners), width=100)[1]
-
-
 BEAM = SlotSpan(0, "b", 0, 0, 10, "length", "beam")
 
 
@@ -290,11 +274,9 @@ BEAM = SlotSpan(0, "b", 0, 0, 10, "length", "beam")
     [
         ([(3, 2)], Scale(range(10), 30), "┃b━━━━━━━━━━╭2━━━━━━━━━━━━━━━━"),
         ([(3, 12)], Scale(range(10), 30), "┃b━━━━━━━━━━╭12━━━━━━━━━━━━━━━"),
-        ([(3, 123)], Scale(range(10), 30), "┃b━━━━━━━━━━╭━━━━━━━━━━━━━━━━━"),
         ([(3, 2), (4, 1)], Scale(range(10), 10), "┃b━━╭╭━━━━"),
         ([(3, 2)], Scale(range(10), 5), "┃b╭━━"),
         ([(0, 2)], Scale(range(10), 10), "┃b━━━━━━━━"),
-        ([(9, 2)], Scale(range(10), 10), "┃b━━━━━━━━"),
         ([(3, 2), (4, 1)], Scale(range(4, 8), 12), "━b━╭1━━━━━━━"),
     ],
 )
@@ -316,12 +298,9 @@ def marks_of(drafts, scale):
     [
         ([(2, 4, 3), (4, 4, 0)], Scale(range(8), 32), "┃a━━━━━━3/4━━━━━0/4━━━━━━━━━━━━━"),
         ([(2, 4, 3), (3, 4, 4)], Scale(range(8), 24), "┃a━━━━3━━4━━━━━━━━━━━━━━"),
-        ([(2, 12, 10), (3, 12, 0)], Scale(range(8), 32), "┃a━━━━━━10━━0━━━━━━━━━━━━━━━━━━━"),
         ([(2, 12, 10), (3, 12, 9)], Scale(range(8), 16), "┃a━━+━9━━━━━━━━━"),
         ([(3, 4, 3), (4, 4, 0), (5, 9, 9)], Scale(range(8), 8), "┃a━309━━"),
-        ([(2, 4, 3), (4, 4, 0)], Scale(range(8), 4), "┃a━━"),
         ([(4, 4, 3), (5, 4, 1), (6, 4, 0)], Scale(range(12), 6), "┃a━0  "),
-        ([(6, 4, 3), (7, 4, 1), (5, 4, 0)], Scale(range(8), 4), "┃a━2"),
         ([(1, 4, 3), (2, 4, 3), (3, 4, 2)], Scale(range(8), 8), "┃a━2━━━━"),
         ([(5, 4, 3), (6, 4, 1)], Scale(range(4, 8), 16), "━a━━3/4━1/4━━━━━"),
     ],
@@ -408,14 +387,6 @@ def test_any_timeline_can_be_drawn(jobs, batch, width, ascii_only, start, stop, 
         assert max(map(cell_width, lines)) <= max(width, 40)
 
 
-@given(unit_workloads(), st.integers(40, 120), st.booleans())
-def test_any_timeline_of_units_can_be_drawn(workload, width, ascii_only):
-    timeline = Timeline.from_events(play_units(*workload, 1).events)
-    lines = render_gantt(timeline, width=width, ascii_only=ascii_only)
-    assert max(map(cell_width, lines)) <= width
-    assert all(line.isascii() for line in lines) or not ascii_only
-
-
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 120), st.integers(1, 8))
 def test_a_scale_shows_every_step_once_and_in_order(start, num_steps, max_cells, per_step):
     scale = Scale.fit(range(start, start + num_steps), max_cells, per_step)
@@ -476,35 +447,11 @@ def test_the_gantt_of_any_run_with_limits_fits_and_marks_what_happened(workload,
         assert "«" not in rows
 
 
-def test_a_close_up_of_more_slots_than_rows_shows_those_that_are_used():
-    events = [RunEvent(batch=64, model="test", settings={})]
-    for slot in (7, 9, 33):
-        events += [
-            ArriveEvent(0, 0.0, f"r{slot}", 0, "input", 1, 9),
-            AdmitEvent(0, 0.0, f"r{slot}", 0, slot, "empty"),
-        ]
-    lines = render_gantt(Timeline.from_events([*events, *finishes(7, 9, 33)]))
-    for slot in (7, 9, 33):
-        (row,) = [line for line in lines if line.lstrip().startswith(f"slot {slot} ")]
-        assert row.endswith("100%")
-    assert any("+48 more slots" in line and line.endswith("0%") for line in lines)
-
-
-def finishes(*slots):
-    return [FinishEvent(8, 8.0, f"r{slot}", 0, slot, "length", None, 9) for slot in slots]
-
-
-def test_colours_change_no_character():
-    for timeline in (timeline_of(DESIGN_JOBS), long_run()):
-        lines = render_lines(timeline, width=80)
-        plain = ["".join(text for text, _ in line) for line in lines]
-        assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored(lines)] == plain
-
-
 def test_colours_are_those_the_user_chose_and_tell_requests_apart():
     timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
     lines = render_lines(timeline, width=80)
     text = "".join(colored(lines))
+    assert re.sub(r"\x1b\[[\d;]*m", "", text) == "".join(text for line in lines for text, _ in line)
     codes = {code for found in re.findall(r"\x1b\[([\d;]+)m", text) for code in found.split(";")}
     assert codes <= {"0", "1", "2", *map(str, [*range(30, 38), *range(90, 98)])}
     styles = {style for line in lines for _, style in line}
@@ -543,15 +490,6 @@ def test_a_live_view_keeps_the_gantt_of_samples_and_beams(workload, seed):
     check_kept(play_units(units, batch, seed).events, batch)
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_terminal_of_24_lines_has_a_row_for_each_of_eight_slots(width):
-    lines = render_gantt(long_run(batch=8), width=width, height=24)
-    rows = [line.split("  ")[0].split() for line in lines if "slot" in line[:6]]
-    assert [row[:2] for row in rows] == [["slot", str(n)] for n in range(8)]
-    assert any(re.match(r"steps \d+:\d+", line) for line in lines)
-    assert len(lines) <= 16, "and there is room for the summary and the prompt"
-
-
 @pytest.mark.parametrize("height", mostly_heavy([12, 24, 50, 100, 300], 24, 100))
 @pytest.mark.parametrize("slots", mostly_heavy([8, 64, 256], 64))
 def test_a_terminal_is_filled_and_not_overflown(height, slots):
@@ -561,13 +499,3 @@ def test_a_terminal_is_filled_and_not_overflown(height, slots):
         assert len(lines) < max(height, 24)
         if timeline.num_steps == 30:
             assert num_rows == min(slots, max(height - 8, 4))
-
-
-def test_the_slots_that_are_shown_are_explained():
-    jobs = [Job(f"r{number}", 20 + number) for number in range(40)]
-    lines = gantt_of(jobs, 40, width=100)
-    assert any("slots: 8 idlest, 8 busiest" in line for line in lines)
-    assert [line.split()[1] for line in lines if line.strip().startswith("slot ")] == [
-        *map(str, range(8)),
-        *map(str, range(32, 40)),
-    ]

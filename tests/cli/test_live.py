@@ -13,18 +13,11 @@ from process import lines_of, start, workload
 from cli.screen.live import MAX_PENDING_BYTES
 from cli.screen.view import View
 
-SIZES = [
-    [(80, 24), (60, 20), (30, 6)],
-    [(30, 6), (60, 20), (120, 40)],
-    [(120, 12), (40, 12), (120, 12)],
-]
 
-
-@pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("start", [Run, inline])
-def test_the_picture_follows_a_resize(sizes, start):
-    run = start(long_requests(300), 8, Screen(*sizes[0])).steps(5)
-    for columns, rows in sizes[1:]:
+def test_the_picture_follows_a_resize(start):
+    run = start(long_requests(300), 8, Screen(80, 24)).steps(5)
+    for columns, rows in ((60, 20), (30, 6), (120, 12)):
         run.screen.emulator.resize(rows, columns)
         run.steps(2)
         lines = run.screen.lines()
@@ -88,13 +81,6 @@ def test_a_run_that_waits_is_shown_as_it_stands_as_soon_as_there_is_time():
     assert "step 9 " in run.screen.text().splitlines()[0]
 
 
-def test_the_clock_goes_on_while_the_run_waits():
-    run = Run(long_requests(1)).steps(1)
-    run.clock.now = 70.0
-    assert run.view.refresh() == pytest.approx(1)
-    assert run.screen.text().splitlines()[0].endswith("1:10")
-
-
 def test_a_run_that_waits_for_requests_shows_no_slot_that_nobody_holds():
     run = Run([("short", 3, 3), ("long", 9, 9)], batch_size=2).steps(3)
     counts, slot = shown(run)
@@ -146,7 +132,7 @@ def test_a_run_that_is_over_at_once_shows_its_end_alone():
 
 def test_a_run_of_more_sequences_than_are_kept_shows_all_in_little_and_its_last_steps(monkeypatch):
     monkeypatch.setattr("cli.screen.live_state.MAX_ENDS", 10)
-    requests = [(f"r{n}", 3 + n % 2, 9) for n in range(100)]
+    requests = [(f"r{n}", 3 + n % 2, 9) for n in range(60)]
     run = Run(requests, batch_size=4, screen=Screen(100, 40))
     while not run.is_over:
         run.step()
@@ -157,7 +143,7 @@ def test_a_run_of_more_sequences_than_are_kept_shows_all_in_little_and_its_last_
     caption = next(n for n, line in enumerate(lines) if "the last" in line)
     assert re.match(rf"steps \d+:{run.step_index}, the last", lines[caption])
     close_up = "".join(lines[caption:])
-    assert all(f"r{n}" in close_up for n in range(93, 100))
+    assert all(f"r{n}" in close_up for n in range(53, 60))
 
 
 def test_the_queue_of_a_run_that_is_stopped_is_the_one_that_was_seen():
@@ -177,7 +163,7 @@ def test_a_slow_terminal_gets_little_of_the_time():
     screen = SlowScreen()
     run = Run(long_requests(1), screen=screen)
     vars(screen)["clock"] = run.clock
-    for step in range(100_000):
+    for step in range(20_000):
         run.view.after_step(step)
         run.clock.now += 0.001
     assert 0.02 < len(screen.written) * 0.05 / run.clock.now < 0.04
@@ -228,15 +214,6 @@ def test_a_run_of_no_steps_draws_nothing_but_shows_its_results():
     run.view.write_results(b"rejected\n")
     run.view.close()
     assert run.screen.text() == "rejected"
-
-
-def test_an_exception_leaves_the_gantt_and_the_cursor_below_it():
-    run = Run(long_requests(8))
-    run.step()
-    with pytest.raises(RuntimeError), run.view:
-        raise RuntimeError
-    assert not run.screen.is_alternate
-    assert run.screen.emulator.cursor.y == 4 + 9 + 1
 
 
 def test_stepping_aside_leaves_the_terminal_to_whoever_writes_next():

@@ -91,7 +91,7 @@ def test_steps_that_take_seconds_are_plain_lines_of_how_far_the_run_is():
     assert "step 7, 0 of 9 done" in second
 
 
-@pytest.mark.parametrize("num_requests", [60, pytest.param(600, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("num_requests", [20, pytest.param(600, marks=pytest.mark.heavy)])
 def test_the_view_may_be_drawn_by_another_thread_while_steps_are_made(num_requests):
     run = Run([(str(n), 3, 3) for n in range(num_requests)], batch_size=4, every_step=True)
     run.seconds_per_step, errors = 1.1, []

@@ -21,9 +21,9 @@ def test_one_of_a_thing_is_told_as_one():
 
 
 def test_a_gantt_of_hardly_more_steps_than_cells_has_a_step_a_cell():
-    run = Run([("a", 499, 500)], batch_size=1, screen=Screen(400, 24))
+    run = Run([("a", 499, 500)], batch_size=1, screen=Screen(240, 24))
     run.seconds_per_step = 0.01  # few pictures
-    run.steps(386)
+    run.steps(226)
     run.seconds_per_step = 1.0
     run.steps(2)
     assert "1 step a cell" in run.screen.text()

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, play
-from reference_units import play_units, unit_workloads
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
@@ -117,15 +116,6 @@ def test_every_picture_keeps_the_rules_and_shows_every_span(workload, start, sto
             assert sorted(told.split(", prefill")[0] for told, _, _ in bars_of(root)) == labels
 
 
-@given(unit_workloads())
-def test_samples_partners_and_beams_keep_the_rules(workload):
-    units, batch = workload
-    timeline = Timeline.from_events(play_units(units, batch, 3).events)
-    root = picture_of(timeline)
-    check_rules(root)
-    assert len(bars_of(root)) == len(timeline.spans)
-
-
 def test_what_differs_in_kind_differs_in_shape():
     events = [
         RunEvent(batch=2, model="test", settings={}),
@@ -212,12 +202,6 @@ def test_an_area_is_as_high_as_the_share_that_is_held():
         "M0 30H0V20H100V30H300V30Z",
     ]
     assert areas.busy == {(0,): 300, (1,): 200, (2,): 100}
-
-
-def test_the_same_run_gives_the_same_bytes_and_the_dark_has_its_own_colours():
-    picture = render_svg(timeline_of(DESIGN_JOBS))
-    assert picture == render_svg(timeline_of(DESIGN_JOBS))
-    assert b"@media (prefers-color-scheme:dark)" in picture
 
 
 def test_a_run_without_requests_is_a_title():
