@@ -11,7 +11,7 @@ from reference import english_requests
 from test_scheduling_invariance import Case, cases, check, run
 
 from batcher import BatchdecodeError, Engine, ModelError, ModelOutput, Request, SimulatedModel
-from batcher.events import AdmitEvent, PreemptEvent
+from batcher.events import AdmitEvent
 from batcher.models.base import Batch
 from batcher.scheduling.blocks import NO_HASH, ROOT, BlockPool
 from batcher.settings import SchedulingSettings
@@ -81,20 +81,6 @@ def test_a_prefix_is_found_as_far_as_every_group_has_what_is_read_next(kinds: tu
     assert found == [0, 40, 36]
 
 
-@pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_the_next_turn_of_a_session_starts_from_the_last_one(kinds: tuple) -> None:
-    limits = SchedulingSettings(block_size=4, prefix_cache=True)
-    engine = Engine(GroupedModel(*kinds), 1, settings=limits, is_checked=True)
-    for number in range(3):
-        engine.add(
-            Request(id=str(number), prompt=[7] * 9, max_tokens=9, ignore_eos=True, session="one")
-        )
-    found = []
-    while engine.has_work:
-        found += [event.cached for event in engine.step().events if isinstance(event, AdmitEvent)]
-    assert found == [0, 16, 32]  # of 17 and 35 tokens that were computed
-
-
 def test_a_prefix_whose_window_is_gone_is_computed_again_and_found_from_then_on() -> None:
     limits = SchedulingSettings(block_size=4, kv_blocks=32, max_batch_tokens=8)
     engine = Engine(GroupedModel(None, 5), 1, settings=limits, is_checked=True)
@@ -116,21 +102,6 @@ class FailingModel(GroupedModel):
         if self.is_failing:
             raise ModelError("no memory")
         return super().forward(batch)
-
-
-@pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_nobody_gives_way_to_beams_that_have_all_they_may_need(kinds: tuple) -> None:
-    limits = SchedulingSettings(kv_blocks=23 * len(kinds), block_size=4, capacity="no-evict")
-    engine = Engine(GroupedModel(*kinds), 4, settings=limits, is_checked=True)
-    engine.add(Request(id="beams", prompt=[9] * 8, max_tokens=20, num_beams=2, ignore_eos=True))
-    for name in ("second", "third"):
-        engine.add(Request(id=name, prompt=[7] * 8, max_tokens=25, ignore_eos=True))
-    events = []
-    while engine.has_work:
-        events += engine.step().events
-    assert not [event for event in events if isinstance(event, PreemptEvent)]
-    admitted = {event.id: event.step for event in events if isinstance(event, AdmitEvent)}
-    assert admitted["beams"] == admitted["second"] == 0 < admitted["third"]
 
 
 def test_what_a_failed_row_was_to_compute_is_not_found() -> None:
@@ -169,3 +140,17 @@ def test_what_a_model_says_of_its_windows_is_checked() -> None:
         model.cache_windows = windows
         with pytest.raises(BatchdecodeError, match="cache_windows are a tuple"):
             Engine(model, 1)
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_the_next_turn_of_a_session_starts_from_the_last_one(kinds: tuple) -> None:
+    limits = SchedulingSettings(block_size=4, prefix_cache=True)
+    engine = Engine(GroupedModel(*kinds), 1, settings=limits, is_checked=True)
+    for number in range(3):
+        engine.add(
+            Request(id=str(number), prompt=[7] * 9, max_tokens=9, ignore_eos=True, session="one")
+        )
+    found = []
+    while engine.has_work:
+        found += [event.cached for event in engine.step().events if isinstance(event, AdmitEvent)]
+    assert found == [0, 16, 32]  # of 17 and 35 tokens that were computed

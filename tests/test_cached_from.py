@@ -123,14 +123,6 @@ def found_by(engine: Engine, *requests: Request) -> list[tuple[str, int, int, An
     return [(admit.id, admit.index, admit.cached, admit.cached_from) for admit in admits]
 
 
-def test_a_sample_finds_the_prompt_of_its_sibling_without_a_prefix_cache() -> None:
-    settings = SchedulingSettings(kv_blocks=20, block_size=4, prefix_cache=False)
-    short = Request(id="x", prompt=[9], max_tokens=2, ignore_eos=True)
-    samples = Request(id="a", prompt=[3] * 7, max_tokens=4, n=2, temperature=1.0, ignore_eos=True)
-    found = found_by(Engine(SimulatedModel(), 2, settings=settings), short, samples)
-    assert found == [("a", 1, 6, SequenceName("a", 0))]
-
-
 def test_one_that_was_preempted_finds_its_own_blocks() -> None:
     engine = Engine(
         SimulatedModel(),
@@ -180,11 +172,9 @@ def test_it_is_told_of_models_with_several_cache_groups() -> None:
     assert found_by(engine, *requests) == [("b", 0, 8, SequenceName("a", 0))]
 
 
-def test_a_turn_finds_the_tokens_of_the_turn_before_it() -> None:
-    turns = [
-        Request(id=name, prompt=[5] * 5, max_tokens=4, session="s", ignore_eos=True)
-        for name in "ab"
-    ]
-    assert found_by(Engine(SimulatedModel(), 1, settings=ROOMY), *turns) == [
-        ("b", 0, 8, SequenceName("a", 0))
-    ]
+def test_a_sample_finds_the_prompt_of_its_sibling_without_a_prefix_cache() -> None:
+    settings = SchedulingSettings(kv_blocks=20, block_size=4, prefix_cache=False)
+    short = Request(id="x", prompt=[9], max_tokens=2, ignore_eos=True)
+    samples = Request(id="a", prompt=[3] * 7, max_tokens=4, n=2, temperature=1.0, ignore_eos=True)
+    found = found_by(Engine(SimulatedModel(), 2, settings=settings), short, samples)
+    assert found == [("a", 1, 6, SequenceName("a", 0))]

@@ -134,22 +134,6 @@ def test_the_trace_says_what_was_left_to_generate_and_which_limit_ended_it() -> 
     assert len(of_kind(done.events, AdmitEvent)) == 2
 
 
-def test_a_stop_that_comes_with_the_last_token_of_the_context_wins() -> None:
-    [found] = run([fields(max_tokens=3, ignore_eos=True)], MODEL).results
-    num_tokens = found.usage.prompt_tokens + 3
-    stopping = fields(max_tokens=50, stop_token=found.tokens[2], ignore_eos=True)
-    [result] = run([stopping], Bounded(num_tokens)).results
-    assert (result.finish_reason, result.limit) == ("stop", None)
-
-
-def test_blocks_are_kept_for_the_capped_output_alone() -> None:
-    settings = SchedulingSettings(kv_blocks=8, block_size=4, capacity="no-evict")
-    requests = [fields(id=name, prompt=[9] * 8, max_tokens=100, ignore_eos=True) for name in "ab"]
-    done = run(requests, Bounded(17), settings=settings)
-    assert [(one.finish_reason, len(one.tokens)) for one in done.results] == [("length", 9)] * 2
-    assert {one.step for one in of_kind(done.events, AdmitEvent)} == {0}
-
-
 def test_a_prompt_that_is_scored_alone_may_fill_the_context() -> None:
     scored = [
         fields(id="fills", prompt=[9] * 10, max_tokens=0, prompt_logprobs=0),
@@ -182,11 +166,6 @@ def test_every_output_of_a_request_that_has_no_room_fails_without_a_slot(
         assert result.error.code == code
         assert message in result.error.message
     assert of_kind(done.events, AdmitEvent) == []
-
-
-def test_an_empty_prompt_of_which_nothing_is_computed_is_none_too_few() -> None:
-    [result] = run([fields(prompt="", max_tokens=0)], Bounded(9, needs_prompt=True)).results
-    assert result.finish_reason == "length"
 
 
 def test_a_turn_that_has_no_room_fails_and_so_do_those_after_it() -> None:
@@ -287,3 +266,16 @@ def test_a_chat_without_a_limit_fails_only_if_it_fills_all_blocks(
                 assert tokens == (expected.tokens or [])[: 64 - 4 + 1]
                 assert len(tokens) == 64 - 4 + 1
     assert {one.error is None for one in results} == {True, False}
+
+
+def test_blocks_are_kept_for_the_capped_output_alone() -> None:
+    settings = SchedulingSettings(kv_blocks=8, block_size=4, capacity="no-evict")
+    requests = [fields(id=name, prompt=[9] * 8, max_tokens=100, ignore_eos=True) for name in "ab"]
+    done = run(requests, Bounded(17), settings=settings)
+    assert [(one.finish_reason, len(one.tokens)) for one in done.results] == [("length", 9)] * 2
+    assert {one.step for one in of_kind(done.events, AdmitEvent)} == {0}
+
+
+def test_an_empty_prompt_of_which_nothing_is_computed_is_none_too_few() -> None:
+    [result] = run([fields(prompt="", max_tokens=0)], Bounded(9, needs_prompt=True)).results
+    assert result.finish_reason == "length"

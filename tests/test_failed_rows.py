@@ -169,11 +169,6 @@ def test_what_a_model_fails_in_a_partner_fails_its_sample(more: dict[str, Any], 
     assert (len(results), beside.finish_reason) == (more.get("n", 1), "stop")
 
 
-def test_of_a_failed_output_no_constraint_is_told() -> None:
-    [failed] = run([fields(regex="[a-z ]*")], model=Breaking()).results
-    assert (failed.finish_reason, failed.constraint) == ("error", None)
-
-
 @pytest.mark.parametrize("more", [{}, {"regex": "[a-z ]*"}, {"temperature": 1.0}])
 def test_a_failed_row_is_told_no_token_for_the_step_that_failed(
     more: dict[str, Any],
@@ -194,8 +189,3 @@ def test_a_row_that_failed_has_not_stopped_whatever_stands_at_its_slot() -> None
     assert failed.error is not None
     assert failed.error.message == "step 2: no more"
     assert (stopped.finish_reason, stopped.tokens[2:]) == ("stop", [0])
-
-
-def test_a_stop_in_the_last_step_allowed_is_a_stop() -> None:
-    [_, result] = run([fields(), fields(id="b", max_tokens=3)], model=Breaking()).results
-    assert (result.finish_reason, len(result.tokens)) == ("stop", 3)

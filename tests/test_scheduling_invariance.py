@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from control_requests import SCHEMA, control_requests
+from control_requests import control_requests
 from examples import examples
 from hypothesis import currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
@@ -170,25 +170,6 @@ class FailingModel(SimulatedModel):
         return ModelOutput(output.tokens, dict.fromkeys(failed, "no memory"), output.logits)
 
 
-class CountingModel(LedgerModel):
-    """Counts the tokens of its chunks."""
-
-    num_tokens = 0
-
-    def forward(self, batch: Batch) -> ModelOutput:
-        self.num_tokens += sum(len(chunk.token_ids) for chunk in batch.chunks)
-        return super().forward(batch)
-
-
-def test_what_is_found_in_the_cache_is_not_computed_again() -> None:
-    model = CountingModel(is_attentive=True)
-    engine = Engine(model, 1, settings=SchedulingSettings(kv_blocks=30, block_size=4))
-    for own in (3, 4):
-        engine.add(Request(prompt=[*range(10, 30), own], max_tokens=2))
-    run(engine)
-    assert model.num_tokens == 21 + 1
-
-
 def test_the_first_token_of_a_row_that_was_preempted_is_its_first() -> None:
     settings = SchedulingSettings(kv_blocks=6, block_size=4)
     engine = Engine(attentive(), 2, settings=settings, is_checked=True)
@@ -201,43 +182,6 @@ def test_the_first_token_of_a_row_that_was_preempted_is_its_first() -> None:
         first_tokens |= {result.id: result.steps.first_token for result in outcome.results}
     assert preempted == {"r1"}
     assert first_tokens == {"r0": 0, "r1": 0}
-
-
-def test_a_row_that_jumps_leaves_no_deadline_behind() -> None:
-    engine = Engine(attentive(), 2, is_checked=True)
-    for number, max_tokens in enumerate((60, 30)):
-        engine.add(
-            Request(id=f"r{number}", prompt="Count", json_schema=SCHEMA, max_tokens=max_tokens)
-        )
-    assert len(run(engine)) == 2
-
-
-def test_what_a_row_that_failed_was_to_compute_is_not_found() -> None:
-    bad = Request(id="bad", prompt=[*range(10, 30), 499], max_tokens=5)
-    good = Request(id="good", prompt=[*range(10, 30), 5], max_tokens=5, arrival_time=3.0)
-    settings = SchedulingSettings(kv_blocks=60, block_size=4)
-    engine = Engine(FailingModel(is_attentive=True), 4, settings=settings, is_checked=True)
-    for request in (bad, good):
-        engine.add(request)
-    assert run(engine)["good", 0] == alone(SimulatedModel, good)["good", 0]
-
-
-def test_a_sample_starts_from_what_its_sibling_has_computed() -> None:
-    request = Request(id="r", prompt=list(range(10, 20)), max_tokens=6, n=2, temperature=1.0)
-    settings = SchedulingSettings(
-        kv_blocks=30, block_size=4, prefix_cache=False, max_batch_tokens=10
-    )
-    engine = Engine(attentive(), 2, settings=settings, is_checked=True)
-    engine.add(request)
-    outputs: Outputs = {}
-    admissions: dict[int, AdmitEvent] = {}
-    while engine.has_work:
-        outcome = engine.step()
-        outputs |= {(result.id, result.index): timeless(result) for result in outcome.results}
-        told = [event for event in outcome.events if isinstance(event, AdmitEvent)]
-        admissions |= {event.index: event for event in told}
-    assert [admissions[index].cached for index in range(2)] == [0, 9]
-    assert outputs == alone(SimulatedModel, request)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [None, 8, 30])

@@ -103,12 +103,6 @@ def test_a_turn_is_admitted_only_when_the_one_before_it_has_ended() -> None:
             before = steps.finished
 
 
-def test_turns_of_two_sessions_run_side_by_side() -> None:
-    requests = [turn(f"{s}{n}", session=s, ignore_eos=True) for n in range(2) for s in "xy"]
-    run = Run(requests, batch_size=4).finish()
-    assert [run.results[name].steps.admitted for name in ("x0", "y0", "x1", "y1")] == [0, 0, 8, 8]
-
-
 def test_a_turn_arrives_when_it_has_been_thought_about() -> None:
     requests = [
         turn("a", ignore_eos=True),
@@ -187,15 +181,6 @@ def test_aborting_a_turn_that_waits_leaves_the_one_that_runs_alone() -> None:
     assert failed(run) == ["c", "d", "e"]
 
 
-def test_turns_before_one_that_was_aborted_go_on() -> None:
-    requests = [turn(name, ignore_eos=True) for name in "abcd"]
-    run = Run(requests).step(3)
-    run.engine.abort("c")
-    run.finish()
-    assert failed(run) == ["d"]
-    check_conversation(requests[:2], run.results)
-
-
 @pytest.mark.parametrize("num_steps", [0, 9, 12])
 def test_a_turn_can_be_aborted_before_its_time_and_while_it_waits(num_steps: int) -> None:
     requests = [turn("a", ignore_eos=True), turn("b", think_time=5.0), turn("c")]
@@ -205,17 +190,6 @@ def test_a_turn_can_be_aborted_before_its_time_and_while_it_waits(num_steps: int
     assert run.results["b"].finish_reason == "aborted"
     assert failed(run) == ["c"]
     assert run.engine.scheduler.kv_cache.pool.num_used == 0
-
-
-def test_every_turn_can_be_aborted_in_turn() -> None:
-    run = Run([turn(name, ignore_eos=True) for name in "abcd"]).step(2)
-    for name in "dbca":
-        if name in run.engine._outputs.num_open:
-            run.engine.abort(name)
-    run.finish()
-    assert run.results["d"].finish_reason == "aborted"
-    assert sorted(run.results) == list("abcd")
-    assert not run.engine.has_work
 
 
 def test_a_turn_has_its_id_from_the_outset() -> None:

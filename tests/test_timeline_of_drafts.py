@@ -6,7 +6,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_drafts import DraftedJob, drafted_workloads, play_drafts
+from reference_drafts import drafted_workloads, play_drafts
 
 from batcher.errors import InvariantError
 from batcher.events import (
@@ -164,22 +164,13 @@ def test_that_another_number_of_drafts_is_wanted_is_kept():
     [
         ([ACCEPT], "'a' accepts drafts in step 1, which has none for it"),
         ([ROLLBACK], "'a' rejects drafts in step 1, which has none for it"),
-        ([DRAFT, AcceptEvent(2, 2.0, "a", 0, 0, 6, 2)], "in step 2, which has none for it"),
         ([DRAFT, AcceptEvent(1, 1.0, "a", 0, 0, 6, 4)], "accepts 4 drafts in step 1, and 3 are"),
-        ([DRAFT, AcceptEvent(1, 1.0, "a", 0, 0, 6, 0)], "accepts 0 drafts in step 1, and 3 are"),
         ([DRAFT, ACCEPT, RollbackEvent(1, 1.0, "a", 0, 0, 7, 2)], "2 drafts in step 1, and 1 are"),
-        ([DRAFT, ROLLBACK, AcceptEvent(1, 1.0, "a", 0, 0, 6, 3)], "3 drafts in step 1, and 2 are"),
         ([DRAFT, AcceptEvent(1, 1.0, "a", 0, 0, 7, 2)], "from position 7 on in step 1, and those"),
         ([DRAFT, AcceptEvent(1, 1.0, "a", 0, 0, 6, 1)] * 2, "drafts in step 1 again"),
-        (
-            [DRAFT, AcceptEvent(1, 1.0, "a", 0, 0, 6, 1), AcceptEvent(1, 1.0, "a", 0, 0, 6, 1)],
-            "from position 6 on in step 1, and those of the step begin at 7",
-        ),
         ([DRAFT, ACCEPT, RollbackEvent(1, 1.0, "a", 0, 0, 7, 1)], "up to position 8 in step 1"),
         ([TREE, accepts(2, 3)], r"accepts drafts \[2, 3\] in step 1, which are not 2 on end"),
-        ([TREE, accepts(4)], r"accepts drafts \[4\] in step 1, which are not 1 on end"),
         ([TREE, accepts(2, 4, tokens=1)], "which are not 1 on end"),
-        ([TREE, accepts(tokens=2)], "which are not 2 on end"),
         ([DRAFT, accepts(1, 2)], "which are not 2 on end"),
         ([DraftEvent(1, 1.0, "a", 0, 0, 6, 2, (0, 2))], "'a' has draft 2 follow draft 2 in step 1"),
         ([DraftEvent(1, 1.0, "a", 0, 0, 6, 2, (0, -1))], "has draft 2 follow draft -1"),
@@ -189,9 +180,7 @@ def test_that_another_number_of_drafts_is_wanted_is_kept():
         ),
         ([DraftEvent(1, 1.0, "a", 0, 0, 6, 0)], "'a' drafts 0 tokens in step 1"),
         ([DraftEvent(1, 1.0, "a", 0, 0, 0, 1)], "where it was given all before 1"),
-        ([DRAFT, ACCEPT, DraftEvent(2, 2.0, "a", 0, 0, 8, 1)], "it was given all before 9"),
         ([DraftEvent(1, 1.0, "a", 0, 1, 6, 3)], "'a' does not run in slot 1 in step 1"),
-        ([DraftEvent(1, 1.0, "b", 0, 0, 6, 3)], "'b' does not run in slot 0 in step 1"),
         (
             [DRAFT, ACCEPT, FinishEvent(1, 1.0, "a", 0, 0, "length", None, 5)],
             "ends in step 1 with 5 tokens, but its steps and drafts gave it 3 to 4",
@@ -218,11 +207,3 @@ def test_drafts_that_contradict_each_other_are_refused(events, complaint):
 def test_an_end_with_as_many_tokens_as_there_can_be_is_taken(end):
     (span,) = Timeline.from_events([*START, DRAFT, ACCEPT, end]).spans
     assert span.outcome == end.reason
-
-
-@pytest.mark.heavy
-def test_a_long_run_keeps_its_drafts_in_order():
-    run = play_drafts([DraftedJob("a", 3, 40_000), DraftedJob("b", 3, 40_000)], 2, 7)
-    timeline = Timeline.from_events(run.events)
-    found = [(d.step, d.slot, d.drafted, d.accepted) for d in timeline.drafts]
-    assert found == sorted((v.step, v.slot, v.drafted, v.accepted) for v in run.verified)
