@@ -43,7 +43,7 @@ SIMULATION = """
     came num_cached_at_first num_preemptions num_lost_tokens
 """
 REMOTE = "context reply text num_told"
-PARTS = ("Inputs", "SequenceMaker", "_fitted", "_with_beams", "_another")
+PARTS = ("Inputs", "SequenceMaker", "_fitted", "_another")
 WRITERS = {
     (
         *(f"engine/engine.py {part}" for part in PARTS),

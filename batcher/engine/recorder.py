@@ -42,8 +42,6 @@ class Recorder:
     events: since they were last taken.  steps: what steps compute, where that is told.
     """
 
-    __slots__ = ("_clock", "events", "steps")
-
     def __init__(self, clock: Clock, steps: "StepStats | None") -> None:
         self._clock = clock
         self.events: list[RequestEvent] = []
@@ -136,38 +134,17 @@ class Recorder:
             if (has_jumped and first.is_decoding) or first in scheduled.admitted:
                 continue
             num_left = row.num_tokens - row.num_computed_tokens
-            self.events.append(
-                PrefillEvent(
-                    clock.step,
-                    clock.now,
-                    row.id,
-                    row.index,
-                    row.slot,
-                    num_tokens,
-                    num_left,
-                    row.role,
-                )
-            )
+            self.events.append(PrefillEvent(*self._of(row), num_tokens, num_left, row.role))
 
     def preempted(self, preemption: Preemption[Sequence]) -> None:
         """Tell that the rows of a group lost their slots and what they had computed, and why."""
-        clock, beneficiary = self._clock, preemption.beneficiary
-        self.events += [
-            PreemptEvent(
-                clock.step,
-                clock.now,
-                row.id,
-                row.index,
-                row.slot,
-                preemption.reason,
-                beneficiary.id,
-                beneficiary.index,
-                num_computed_tokens,
-                max(row.num_generated, 0),
-                row.role,
+        beneficiary = preemption.beneficiary
+        why = preemption.reason, beneficiary.id, beneficiary.index
+        for row, num_computed_tokens in preemption.num_computed_tokens.items():
+            num_generated = max(row.num_generated, 0)
+            self.events.append(
+                PreemptEvent(*self._of(row), *why, num_computed_tokens, num_generated, row.role)
             )
-            for row, num_computed_tokens in preemption.num_computed_tokens.items()
-        ]
 
     def blocked(self, blocked: Blocked[Sequence]) -> None:
         clock, first = self._clock, blocked.first
@@ -178,27 +155,13 @@ class Recorder:
         )
 
     def jumped(self, sequence: Sequence, num_tokens: int) -> None:
-        clock, slot = self._clock, sequence.slot
-        self.events.append(
-            JumpEvent(clock.step, clock.now, sequence.id, sequence.index, slot, num_tokens)
-        )
+        self.events.append(JumpEvent(*self._of(sequence), num_tokens))
 
     def drafted(self, drafts: "Mapping[Sequence, Proposal]", decode_step: int) -> None:
-        step, now = self._clock.step, self._clock.now
-        self.events += [
-            DraftEvent(
-                step,
-                now,
-                row.id,
-                row.index,
-                row.slot,
-                decode_step + row.offset + 1,
-                len(proposal.tokens),
-                proposal.parents,
-            )
-            for row, proposal in drafts.items()
-            if proposal.tokens
-        ]
+        for row, proposal in drafts.items():
+            if proposal.tokens:
+                position, num = decode_step + row.offset + 1, len(proposal.tokens)
+                self.events.append(DraftEvent(*self._of(row), position, num, proposal.parents))
 
     def settled(
         self,
@@ -211,30 +174,25 @@ class Recorder:
 
         num_blocks: how many rows give back, of those that do.
         """
-        step, now, tell = self._clock.step, self._clock.now, self.events.append
-        num_accepted, ways = decoded.num_accepted, decoded.ways
         for row, num in num_drafts.items():
             slot, position = row.slot, decode_step + row.offset + 1
-            accepted = num_accepted.get(slot, 0)
+            accepted = decoded.num_accepted.get(slot, 0)
             if accepted:
-                way, first = tuple(ways.get(slot, ())), position - accepted
-                tell(AcceptEvent(step, now, row.id, row.index, slot, first, accepted, way))
+                way, first = tuple(decoded.ways.get(slot, ())), position - accepted
+                self.events.append(AcceptEvent(*self._of(row), first, accepted, way))
             if accepted < num:
                 blocks, left = num_blocks.get(row, 0), num - accepted
-                tell(RollbackEvent(step, now, row.id, row.index, slot, position, left, blocks))
+                self.events.append(RollbackEvent(*self._of(row), position, left, blocks))
 
     def speculates(self, row: Sequence, num_tokens: int, reason: SpeculateReason) -> None:
         """Tell that another number of drafts is wanted for a row than before, and why."""
-        step, now = self._clock.step, self._clock.now
-        self.events.append(
-            SpeculateEvent(step, now, row.id, row.index, row.slot, num_tokens, reason)
-        )
+        self.events.append(SpeculateEvent(*self._of(row), num_tokens, reason))
 
     def forked(self, child: Sequence, parent: Sequence) -> None:
-        clock = self._clock
-        self.events.append(
-            ForkEvent(clock.step, clock.now, child.id, child.index, child.slot, parent.index)
-        )
+        self.events.append(ForkEvent(*self._of(child), parent.index))
+
+    def _of(self, row: Sequence) -> tuple[int, float, str, int, int]:
+        return self._clock.step, self._clock.now, row.id, row.index, row.slot
 
     def finished(self, sequence: Sequence, step: int, result: Result) -> None:
         """Tell that a sequence ended with `step`, which may be one that is over."""
@@ -271,19 +229,6 @@ class Recorder:
 
 class StepStats:
     """What each step computes; an engine whose steps nobody asks about does without."""
-
-    __slots__ = (
-        "_batch",
-        "_clock",
-        "_ends",
-        "_first_step",
-        "_is_even",
-        "_padding",
-        "_pool",
-        "_scheduler",
-        "_stats",
-        "_timed",
-    )
 
     def __init__(self, scheduler: Scheduler[Sequence], clock: Clock) -> None:
         self._scheduler, self._batch, self._clock = scheduler, scheduler.batch, clock

@@ -105,8 +105,6 @@ class Session:
     active: the id of the turn that is a sequence; None if there is none.  turns: that wait for it.
     """
 
-    __slots__ = ("active", "end", "failure", "kept", "num_history", "past", "turns")
-
     def __init__(self) -> None:
         self.kept: Tokens = NO_TOKENS
         self.past: list[PastTurn] = []

@@ -79,8 +79,6 @@ class ConstantClock:
     holds them all.
     """
 
-    __slots__ = ("_first_steps", "_first_times", "_jumped_at", "_jumped_to", "now", "step")
-
     settings: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:

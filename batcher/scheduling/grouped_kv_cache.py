@@ -14,28 +14,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NoReturn
 
 from batcher.errors import InvariantError
-from batcher.scheduling.blocks import NO_BLOCK, NO_MATCH, BlockPool, PrefixMatch
+from batcher.scheduling.blocks import NO_BLOCK, NO_MATCH, PrefixMatch
 from batcher.scheduling.kv_cache import Contents, KVCache, held, root_of
 from batcher.scheduling.sequence import S
-from batcher.settings import ONE_GROUP, CacheWindows, SchedulingSettings
+from batcher.settings import CacheWindows, SchedulingSettings
 
 # The KV cache where nobody finds anything, nor asks which block is whose: blocks are counted.
 #
 # Rule: after each call as many are held, and free, as KVCache would say.
 
 
-class CountedPool(BlockPool):
-    """As many blocks as a BlockPool has, in no list: none is known by itself."""
-
-    def __init__(self, num_blocks: int | None) -> None:
-        super().__init__(0)
-        self._is_growing = num_blocks is None
-        self.num_total = self.num_free = num_blocks or 0
-
-
 class CountedBlocks(KVCache[S]):
     """Blocks of sequences that share none.
 
+    None of its pool is taken, so that none is made: they are only counted.
     Nothing is done for rows that decode, one by one: each holds the blocks that its tokens fill,
     and one more if it is among those that have grown in the current step.
     """
@@ -45,9 +37,6 @@ class CountedBlocks(KVCache[S]):
         self._given: dict[S, int] = {}  # how many a sequence took before it decoded
         self._grown: list[S] = []
         self._held: dict[S, int] = {}  # by rows whose drafts have blocks of their own
-
-    def _make_pool(self, max_grown: int) -> BlockPool:  # noqa: ARG002 - others keep some
-        return CountedPool(self.max_blocks)
 
     def admit(self, sequence: S, stop: int, max_tokens: int, *, is_alone: bool) -> int:
         capacity, size = self._capacity, self.block_size
@@ -340,20 +329,3 @@ class GroupedKVCache(KVCache[S]):
                 if table[place] != NO_BLOCK:
                     self.pool.cache_beside(table[place], neighbour, group)
             parent = self.pool.hash_of(neighbour)
-
-
-# Which KV cache a scheduler has; one without blocks imports none of them.
-
-
-def make_kv_cache(
-    settings: SchedulingSettings,
-    token_contents: Contents[S] | None,
-    windows: CacheWindows,
-    block_bytes: int | None,
-) -> KVCache[S]:
-    """Return an empty KV cache; the arguments are those of a `Scheduler`."""
-    if token_contents is None:
-        return CountedBlocks(settings)
-    if windows == ONE_GROUP:
-        return KVCache(settings, token_contents, block_bytes)
-    return GroupedKVCache(settings, token_contents, windows, block_bytes)

@@ -67,7 +67,7 @@ class KVCache(Generic[S]):
         max_grown = min(MAX_GROWN_BLOCKS, MAX_GROWN_TOKENS // self.block_size)
         if block_bytes is not None:
             max_grown = min(max_grown, MAX_GROWN_BYTES // block_bytes)
-        self.pool = self._make_pool(max_grown)
+        self.pool = BlockPool(self.max_blocks, max_grown)
         self.has_room = self.pool.has_room
         self._copies: list[tuple[int, int]] = []
         self._capacity = settings.capacity
@@ -78,9 +78,6 @@ class KVCache(Generic[S]):
         self._boundaries: list[_Boundary[S]] = []  # computed in this step
         self._siblings: dict[str, S] = {}
         self._num_noted = 0  # siblings
-
-    def _make_pool(self, max_grown: int) -> BlockPool:
-        return BlockPool(self.max_blocks, max_grown)
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

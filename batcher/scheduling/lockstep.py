@@ -35,26 +35,6 @@ class RunningBatch(Generic[S]):
     prefilling: the first sequences of running groups that a step gives no token, by admission.
     """
 
-    __slots__ = (
-        "_by_offset",
-        "_first_of",
-        "_forked",
-        "_free",
-        "_max_later",
-        "_max_offset",
-        "_num_admissions",
-        "_sum_of_offsets",
-        "block_size",
-        "by_boundary",
-        "decode_step",
-        "ending",
-        "last_used",
-        "num_decoding",
-        "num_free",
-        "prefilling",
-        "slots",
-    )
-
     def __init__(self, num_slots: int, block_size: int) -> None:
         """Make an empty batch; block_size: tokens in a KV block, 0 if there are no blocks."""
         self.slots: list[S | None] = [None] * num_slots

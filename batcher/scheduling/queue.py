@@ -312,17 +312,6 @@ class WaitingQueue(Generic[S]):
     num_pending: how many sequences have not joined the queue yet.
     """
 
-    __slots__ = (
-        "_arrived",
-        "_early",
-        "_num_added",
-        "_num_joined",
-        "_ordering",
-        "_pending",
-        "num_pending",
-        "num_slots",
-    )
-
     def __init__(self, ordering: Ordering[S]) -> None:
         self.num_slots = self.num_pending = 0
         self._num_added = self._num_joined = 0

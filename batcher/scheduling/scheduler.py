@@ -221,9 +221,15 @@ class Scheduler(Generic[S]):
     ) -> None:
         check_settings(num_slots, settings)
         if kv_cache is None and (settings.is_paged or is_paged):
-            from batcher.scheduling.grouped_kv_cache import make_kv_cache  # noqa: PLC0415 - as it says
+            from batcher.scheduling.grouped_kv_cache import CountedBlocks, GroupedKVCache  # noqa: PLC0415 - only with blocks
+            from batcher.scheduling.kv_cache import KVCache  # noqa: PLC0415 - as above
 
-            kv_cache = make_kv_cache(settings, token_contents, windows, block_bytes)
+            if token_contents is None:
+                kv_cache = CountedBlocks(settings)
+            elif windows == ONE_GROUP:
+                kv_cache = KVCache(settings, token_contents, block_bytes)
+            else:
+                kv_cache = GroupedKVCache(settings, token_contents, windows, block_bytes)
         self.settings, self.kv_cache = settings, kv_cache
         self._recomputes_drafts = recomputes_drafts
         self._num_uncomputed: dict[S, int] = {}  # accepted drafts of this step
