@@ -3,11 +3,10 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.events import AdmitEvent, PreemptEvent, RequestEvent
+from batcher.events import AdmitEvent, PreemptEvent
 from batcher.settings import SchedulingSettings
 
 NUM_SLOTS = 64
@@ -21,22 +20,13 @@ CHECK_EVERY = 50
 
 
 class Soaked(NamedTuple):
-    """What a soak has come to.
-
-    resident: MB at the end of each twentieth of the requests.  kept: what the engine still holds.
-    """
+    """What a soak has come to; kept: what the engine still holds."""
 
     outcomes: Counter[str]
     num_steps: int
     num_preemptions: int
     num_hits: int
-    resident: list[float]
     kept: dict[str, int]
-
-    @property
-    def growth(self) -> float:
-        """The peak of the last tenth against that of the second."""
-        return max(self.resident[-2:]) / max(self.resident[2:4])
 
 
 def requests(num_requests: int) -> Iterator[Request]:
@@ -63,8 +53,7 @@ def soak(num_requests: int) -> Soaked:
     engine = Engine(SimulatedModel(), NUM_SLOTS, settings=SETTINGS)
     draw, outcomes = random.Random(1), Counter[str]()
     living: dict[str, None] = {}
-    resident: list[float] = []
-    num_preemptions = num_hits = num_ended = 0
+    num_preemptions = num_hits = 0
     unread = requests(num_requests)
     while True:
         for request in unread:
@@ -78,30 +67,14 @@ def soak(num_requests: int) -> Soaked:
         outcome = engine.step()
         for result in outcome.results:
             outcomes[result.finish_reason] += 1
-            num_ended += result.id in living
             living.pop(result.id, None)
-        num_preemptions += count_preemptions(outcome.events)
-        num_hits += count_hits(outcome.events)
+        for event in outcome.events:
+            num_preemptions += isinstance(event, PreemptEvent)
+            num_hits += isinstance(event, AdmitEvent) and event.cached > 0
         if engine.num_steps < NUM_CHECKED_STEPS or engine.num_steps % CHECK_EVERY == 0:
             engine.scheduler.check()
-        while num_ended >= (len(resident) + 1) * num_requests // 20 and len(resident) < 20:
-            resident.append(resident_megabytes())
     engine.scheduler.check()
-    return Soaked(outcomes, engine.num_steps, num_preemptions, num_hits, resident, kept(engine))
-
-
-def count_preemptions(events: list[RequestEvent]) -> int:
-    return sum(isinstance(event, PreemptEvent) for event in events)
-
-
-def count_hits(events: list[RequestEvent]) -> int:
-    return sum(isinstance(event, AdmitEvent) and event.cached > 0 for event in events)
-
-
-def resident_megabytes() -> float:
-    """Return how much memory the process has now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 / 2**20
+    return Soaked(outcomes, engine.num_steps, num_preemptions, num_hits, kept(engine))
 
 
 def kept(engine: Engine) -> dict[str, int]:

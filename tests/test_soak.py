@@ -1,4 +1,4 @@
-"""Many requests through one engine leave nothing behind; `python tests/bench soak` takes most."""
+"""Many requests through one engine leave nothing behind."""
 
 import gc
 import tracemalloc

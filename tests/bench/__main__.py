@@ -23,7 +23,6 @@ sys.path.append(str(Path(__file__).parents[2]))  # cli/, which is installed as b
 
 import bare
 import workload
-from constraints import constraints
 from fleets import fleets
 from models import models
 from paging import paging
@@ -31,7 +30,6 @@ from report import Row
 from sampling import sampling
 from serving import serving
 from simulation import simulation
-from soak import soak
 from speculation import speculation
 from workers import workers
 
@@ -264,12 +262,10 @@ BENCHMARKS = {
         sampling,
         models,
         speculation,
-        constraints,
         simulation,
         fleets,
         serving,
         workers,
-        soak,
     )
 }
 
