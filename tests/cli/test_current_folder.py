@@ -66,12 +66,9 @@ def marks_of(folder, command, *arguments, **environment):
 
 HELPED = {  # these start processes
     "constraint": ["run", "choice.jsonl", "-q"],
-    "check": ["check", "choice.jsonl"],
     "workers": ["run", "choice.jsonl", "--workers", 2],
-    "ranks": ["run", "tiny.jsonl", *TINY],
     "ranks of workers": ["run", "tiny.jsonl", *TINY, "--workers", 2],
     "compare": ["compare", "many.jsonl", "-b", "2,3", "--jobs", 2],
-    "plan": ["plan", "many.jsonl", "--slo", "e2e=90", "--jobs", 2],
 }
 ALONE = {
     "run": ["run", "requests.jsonl", "-o", "out", "--report", "a", "--trace", "b.gz", "--force"],
@@ -101,9 +98,8 @@ def test_completing_imports_nothing_from_the_current_folder(folder, script):
     assert marks_of(folder, script, **asked) == (0, [], "")
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_server_imports_nothing_from_the_current_folder(folder, script, num_workers):
-    line = ["serve", "--port", "0", "--workers", num_workers]
+def test_a_server_imports_nothing_from_the_current_folder(folder, script):
+    line = ["serve", "--port", "0", "--workers", 2]
     server = start(*line, cwd=folder, command=script)
     try:
         where = re.search(r"at (http://\S+)\n", server.stderr.readline().decode())

@@ -70,11 +70,6 @@ def test_a_block_of_a_pipe_is_what_has_come():
         assert lines.read_block(9) == (range(2, 4), [b"2\n", b"3\n"])
 
 
-def test_a_byte_order_mark_is_noted_once():
-    assert read_all(b"\xef\xbb\xbfa\n")[2] == ["in begins with a byte order mark, which is skipped"]
-    assert read_all(b"a\n")[2] == []
-
-
 def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_found(monkeypatch):
     monkeypatch.setattr(intake, "MAX_LINE_BYTES", 5)
     monkeypatch.setattr(intake, "CHUNK_BYTES", 3)
@@ -133,22 +128,6 @@ def test_what_cannot_be_opened_is_an_error_that_says_why(tmp_path, make, reason)
     make(path)
     with pytest.raises(InputError, match=f"cannot read {path}.*{reason}"):
         opened(path)
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda data: data[:-20], "cut off"),
-        (lambda data: data[:50] + b"\xff" * 20 + data[70:], "damaged|CRC|cut off"),
-        (lambda data: data + b"something else", "damaged"),
-    ],
-)
-def test_a_damaged_gz_file_is_an_error_that_says_so(tmp_path, damage, reason):
-    path = tmp_path / "in.gz"
-    path.write_bytes(damage(gzip.compress(os.urandom(300).hex().encode() + b"\n")))
-    reader = opened(path).lines()
-    with pytest.raises(InputError, match=reason):
-        list(iter(reader.read, None))
 
 
 def test_what_is_no_file_but_a_workload_for_compare_and_plan_is_told_so():

@@ -216,7 +216,7 @@ def test_what_is_best_of_samples_that_failed_unseen_is_decoded_again(tmp_path, o
     assert sorted(outputs(tmp_path / "out")) == whole
 
 
-@pytest.mark.parametrize("order", [[], ["--keep-order"]])
+@pytest.mark.parametrize("order", [["--keep-order"]])
 def test_a_second_try_that_is_killed_is_continued(tmp_path, flaky, order):
     assert flaky("whole", *order).returncode == 0
     (tmp_path / "broken").touch()

@@ -6,7 +6,6 @@ import subprocess
 import zlib
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 
 import pytest
 from process import batchdecode, start
@@ -16,7 +15,6 @@ from batcher.trace.files import encode_events
 from cli.errors import WriteError
 from cli.run.files import FileSink, GzipSink, OutputError, check_distinct, check_writable, open_sink
 from cli.run.recording import ResultWriter, TraceWriter
-from cli.run.run import Run
 
 
 class FullDisk(io.FileIO):
@@ -51,17 +49,6 @@ def test_results_are_in_the_file_soon_after_they_are_written(tmp_path):
     writer.close()
     assert path.read_bytes() == b"".join(map(item, range(6)))
     assert writer.num_written == 6
-
-
-def test_what_was_kept_is_written_before_the_run_waits():
-    log = Log()
-    run = object.__new__(Run)
-    run._results = ResultWriter(log, clock=lambda: 0.0)
-    run._trace, run._view = None, SimpleNamespace(refresh=lambda: 5.0)
-    run._results.write([item(0)])
-    assert log.writes == []
-    assert run._show_all() == 5.0
-    assert log.writes == [item(0)]
 
 
 def test_token_events_are_written_at_once_and_are_no_results():

@@ -24,7 +24,7 @@ from cli.run.input import (
     open_input,
     open_source,
 )
-from cli.run.problems import InvalidInput, ProblemReport
+from cli.run.problems import ProblemReport
 
 OPEN = []
 
@@ -170,25 +170,6 @@ def test_a_survey_keeps_four_bytes_of_a_line_behind_the_head():
     assert held < 5 * 2000 + 1000
 
 
-def test_a_bad_file_is_refused_with_all_its_problems(tmp_path):
-    path = tmp_path / "in"
-    path.write_bytes(BAD_FILE)
-    report = ProblemReport("in")
-    with pytest.raises(InvalidInput, match="3 invalid of 5 lines; nothing decoded"):
-        open_source(
-            opened(path),
-            RequestParser(ModelCapabilities(vocab_size=512)),
-            report,
-            keep_going=False,
-            follow=False,
-            waiting=nullcontext,
-            wake=lambda: None,
-        )
-    shown = report.closing()
-    for place in ("in:2:1", "in:3:8", "line 1", "in:4:28"):
-        assert place in shown
-
-
 @pytest.mark.parametrize("num_kept_bytes", [0, 30, 2**20])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_bad_lines_are_skipped_in_place(tmp_path, monkeypatch, in_order, num_kept_bytes):
@@ -211,16 +192,6 @@ def test_a_report_shows_fifty_problems_and_counts_the_others(tmp_path):
     assert shown.count("error[invalid-json]") == 50
     assert shown.endswith("... and 20 more problems\n")
     assert report.closing() == ""
-
-
-def test_lines_of_another_form_are_shown_once(tmp_path):
-    path = tmp_path / "in"
-    path.write_bytes(b"x\n" * 3 + lines_of({"id": "good", "prompt": "x"}) + b"x\n" * 2)
-    _, report = source_of(path, keep_going=True)
-    shown = report.closing()
-    places = [f"in:{line}:1" for line in range(1, 7)]
-    assert [place in shown for place in places] == [True, False, False, False, False, False]
-    assert shown.endswith("... and 4 more problems\n")
 
 
 def pipe_of(data):
@@ -271,17 +242,6 @@ def test_following_a_pipe_gives_what_has_come_and_waits_only_when_told():
     source.wait()
     assert source.next() is None
     assert source.has_ended
-
-
-def test_an_error_of_the_followed_pipe_comes_out_of_next(tmp_path):
-    path = tmp_path / "in.gz"
-    path.write_bytes(gzip.compress(lines_of({"id": "a", "prompt": "x"}))[:-5])
-    source, _ = source_of(path, follow=True)
-    source.wait()
-    assert source.next().request.id == "a"
-    source.wait()
-    with pytest.raises(InputError, match="cut off"):
-        source.next()
 
 
 class Endless(io.RawIOBase):

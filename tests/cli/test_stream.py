@@ -1,10 +1,9 @@
 import json
-import subprocess
 from itertools import groupby
 from operator import itemgetter
 
 import pytest
-from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, workload
+from process import batchdecode, lines_of, workload
 
 REQUESTS = lines_of(
     *workload(6),
@@ -98,20 +97,6 @@ def test_a_stream_goes_to_the_output_too(tmp_path):
     to_file = tmp_path / "out"
     assert batchdecode("run", "--stream", "-q", "-o", to_file, stdin=REQUESTS).stdout == b""
     assert to_file.read_bytes() == batchdecode("run", "--stream", "-q", stdin=REQUESTS).stdout
-
-
-def test_the_first_lines_of_a_stream_can_be_taken(tmp_path):
-    (tmp_path / "in").write_bytes(lines_of(*workload(500, max_tokens=50)))
-    done = subprocess.run(
-        ["bash", "-c", '"$@" | head -3', "-", *COMMAND, "run", "--stream", "in"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
-    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["token"] * 3
-    assert b"error" not in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--keep-order", "--resume"])

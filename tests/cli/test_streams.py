@@ -8,12 +8,6 @@ import pytest
 from process import batchdecode, lines_of, start, workload
 
 NASTY = "\x9b2Ja\u202eb\u2066"
-DESIGN = lines_of(
-    *[
-        {"id": name, "prompt": "x", "max_tokens": length, "ignore_eos": True}
-        for name, length in (("a", 3), ("b", 1), ("c", 2), ("d", 4))
-    ]
-)
 
 
 @pytest.mark.parametrize(("locale", "mark"), [("C", "* 1 ok   "), ("C.UTF-8", "✓ 1 ok   ")])

@@ -117,15 +117,6 @@ def test_other_commands_read_urls(store, local, command):
     )
 
 
-def test_a_path_that_holds_what_a_scheme_ends_with_is_none(tmp_path, local):
-    for name in ["a b://c.jsonl", "./s3://bucket.jsonl", "1://c.jsonl"]:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(REQUESTS)
-        done = batchdecode("run", name, "-q", cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize(
     ("path", "name"),
     [

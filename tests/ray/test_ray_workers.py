@@ -82,9 +82,8 @@ def test_a_poison_request_fails_alone(folder):
     assert b"5 workers replaced" in told
 
 
-@pytest.mark.parametrize("store", ["", "file://{}/"])
-def test_a_killed_driver_leaves_no_actor_and_goes_on(folder, store):
-    model = ("--model", "killing:sleepy", "-o", f"{store.format(folder)}out.jsonl")
+def test_a_killed_driver_leaves_no_actor_and_goes_on(folder):
+    model = ("--model", "killing:sleepy", "-o", "out.jsonl")
     running = command_in(folder, *model, "--workers", "2", "--on", "ray")
     assert wait_for(actors)
     time.sleep(1)
