@@ -33,7 +33,7 @@ from ..screen.terminal import (
     wants_color,
 )
 from ..screen.view import View
-from ..signals import StopSignals
+from ..signals import Interrupted, StopSignals
 from .files import (
     BESIDE_RESULTS,
     OutFile,
@@ -49,7 +49,7 @@ from .files import (
     may_be_file,
     stdout_json_sink,
 )
-from .input import OpenInput, open_input
+from .input import InputError, OpenInput, open_input
 from .problems import InvalidInput, ProblemReport, say, say_of_memory
 from .resume import Leftover, Resumption, find_leftover
 from .run_options import RunOptions
@@ -58,7 +58,8 @@ from .urls import is_url, shown
 
 if TYPE_CHECKING:
     from batcher.decoding.constraints import ConstraintTimes
-    from batcher.metrics.summary import RunSummary
+    from batcher.metrics.prometheus import RunCollector
+    from batcher.metrics.summary import RunMetrics, RunSummary
     from batcher.page.page import PageTimeline
 
     from ..screen.live import LiveView
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from .spans import SpanSender
     from .workers import InputLines
 
+BAD_INPUT = 2  # an exit status
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
 MAX_EVENTS = 1000  # that are kept
 _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
@@ -338,7 +340,79 @@ def _check_beside(path: str, *, is_forced: bool) -> None:
         )
 
 
+# -- what reads the events of a run
+
+
+class EventReaders:
+    """Passes the events of a run on to its trace, numbers, series, report and spans.
+
+    metrics: its numbers, if they are asked for.  observer: takes events for them, with `lock`.
+
+    Raises:
+        OutputError: a file cannot be opened.
+    """
+
+    def __init__(self, opened: OpenRun, num_workers: int = 1) -> None:
+        options, files = opened.options, opened.files
+        self.trace = TraceWriter(files["--trace"].open()) if options.trace else None
+        self.series = None
+        if options.timeseries is not None:
+            from .exporters import SeriesWriter  # noqa: PLC0415 - few runs need it
+
+            sink = files["--timeseries"].open()
+            self.series = SeriesWriter(sink, options.timeseries_interval, num_workers)
+        self.timeline = None
+        if options.report is not None:
+            from batcher.page.page import PageTimeline  # noqa: PLC0415 - as above
+
+            self.timeline = PageTimeline()
+        self.spans = opened.spans
+        self.metrics: RunMetrics | None = None
+        self.observer: RunMetrics | RunCollector | None = None
+        self.lock: AbstractContextManager[object] = nullcontext()
+
+    def take(self, events: Sequence[Event]) -> None:
+        if self.trace is not None:
+            self.trace.write(events)
+        if self.observer is not None:
+            with self.lock:
+                self.observer.observe(events)
+        if self.spans is not None:
+            self.spans.take(events)
+        if self.series is not None:
+            self.series.write_known()
+        if self.timeline is not None:
+            for event in events:
+                self.timeline.add(event)
+
+    def flush(self) -> None:
+        if self.trace is not None:
+            self.trace.flush()
+
+    def close(self, num_steps: int) -> None:
+        """End the files, whatever one of them raises; num_steps: see RunMetrics.close."""
+        with ExitStack() as files:
+            if self.series is not None and self.metrics is not None:
+                files.callback(self.series.close)
+                files.callback(self.metrics.close, num_steps)
+            if self.trace is not None:
+                self.trace.close()
+
+
 # -- what a run says at its end
+
+
+def how_it_ended(error: BaseException, stop: StopSignals) -> tuple[int, str, bool]:
+    """Return the exit status of a run that `error` ends, why it ends, and whether at once.
+
+    Raises:
+        OutputError, ResumeError: the error, if there is no run yet, or none to go on with.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return stop.exit_status, f"stopped by {stop.name}", not isinstance(error, Interrupted)
+    if isinstance(error, OutputError | ResumeError):
+        raise error
+    return BAD_INPUT if isinstance(error, InputError) else 1, f"error: {error}", True
 
 
 def settle_files(opened: OpenRun) -> None:

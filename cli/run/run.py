@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,15 +25,16 @@ from ..screen.terminal import Pace, counted, is_pipe, is_same_terminal, printabl
 from ..screen.view import RunPlan, View
 from ..signals import Interrupted, StepWatch, StopSignals
 from .engine_setup import EngineSetup
-from .files import NAMES_OF_STDOUT, OutputError, ResumeError
-from .input import InputError, OpenInput, Waiting, open_input, open_source
+from .files import NAMES_OF_STDOUT
+from .input import OpenInput, Waiting, open_input, open_source
 from .loop import Loop
 from .problems import ModelTracebacks, ProblemReport, say, say_of_slo
 from .recording import (
+    EventReaders,
     OpenRun,
     ResultWriter,
-    TraceWriter,
     close_spans,
+    how_it_ended,
     opened_run,
     refuse_rest,
     settle_files,
@@ -48,9 +49,6 @@ from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
     from .resume import EarlierResults
-
-
-BAD_INPUT = 2  # an exit status
 
 
 class RunSetup(EngineSetup):
@@ -200,7 +198,7 @@ class Run:
         self._started = time.monotonic()
         self._setup, self._opened, self._resumption = setup, opened, resumption
         self._stop, self._command = stop, command
-        options, files, exposition = setup.options, opened.files, opened.exposition
+        options, exposition = setup.options, opened.exposition
         self._options = options
         loop = self._loop = setup.loop(resumption.earlier)
         if not options.quiet:
@@ -210,33 +208,24 @@ class Run:
         gc.freeze()  # nor among the requests that are read already
         self._pace = Pace(options.step_delay)
         view = self._view = _open_view(setup, loop, self._pace)
-        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
-        self._series = None
-        if options.timeseries is not None:
-            from .exporters import SeriesWriter  # noqa: PLC0415 - few runs need it
-
-            sink = files["--timeseries"].open()
-            self._series = SeriesWriter(sink, options.timeseries_interval)
-        series = None if self._series is None else self._series.all_series[0]
+        readers = self._readers = EventReaders(opened)
+        readers.lock = view.lock
+        series = None if readers.series is None else readers.series.all_series[0]
         is_asked = not options.quiet or options.summary_json or options.report or series is not None
-        self._metrics = self._collector = None
+        self._collector = None
         if exposition is not None or is_asked:
             from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - if anybody asks
 
             is_watched = exposition is not None
             metrics = RunMetrics(options.limits, series, view.fold, is_watched=is_watched)
-            self._metrics = metrics
+            readers.metrics = readers.observer = metrics
         if exposition is not None:
             from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra
 
             labels = options.model, "0"
             self._collector = RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
+            readers.observer = self._collector
             exposition.tell(self._collector)
-        self._timeline = None
-        if options.report is not None:
-            from batcher.page.page import PageTimeline  # noqa: PLC0415 - as above
-
-            self._timeline = PageTimeline()
         # Opening empties them, so the results come last: what else fails, fails before.
         path = options.output
         results = stdout_beside(view) if path is None else resumption.open_results(path)
@@ -261,14 +250,8 @@ class Run:
             settle_files(self._opened)
             if loop.is_complete:
                 resumption.finish()
-        except KeyboardInterrupt as error:
-            is_over = not isinstance(error, Interrupted)  # at once
-            status, remark = stop.exit_status, f"stopped by {stop.name}"
-        except (OutputError, ResumeError):  # there is no run yet, or none to go on with
-            raise
-        except (WriteError, BatchdecodeError) as error:
-            is_over, remark = True, f"error: {error}"
-            status = BAD_INPUT if isinstance(error, InputError) else 1
+        except (KeyboardInterrupt, WriteError, BatchdecodeError) as error:
+            status, remark, is_over = how_it_ended(error, stop)
             if isinstance(error, RaisedError):
                 tracebacks.show(error.raised)
         tracebacks.close()
@@ -292,13 +275,14 @@ class Run:
         engine, num_shown = loop.engine, 0
         is_shown = view.is_watched or self._pace.is_slow
         stop.before_wait, stop.before_pause = self._show_all, view.step_aside
-        self._note([engine.run_event()])
+        note = self._readers.take
+        note([engine.run_event()])
         for input_index, lines in earlier.kept() if earlier else ():
             self._results.write(answers.put_back(input_index, lines))
         try:
             for events, results, tokens in loop:
                 if events:
-                    self._note(events)
+                    note(events)
                 if tokens:
                     self._results.write_tokens(tokens)
                 if results or answers.rejected:
@@ -315,25 +299,11 @@ class Run:
                     raise Interrupted
         except (KeyboardInterrupt, BatchdecodeError) as error:
             if isinstance(error, Interrupted):
-                self._note(loop.arrived())
+                note(loop.arrived())
             self._write_rest()
             raise
         self._write_rest()
-        self._note([engine.end_event()])
-
-    def _note(self, events: Sequence[Event]) -> None:
-        if self._trace is not None:
-            self._trace.write(events)
-        if self._metrics is not None:
-            with self._view.lock:
-                (self._collector or self._metrics).observe(events)
-        if self._opened.spans is not None:
-            self._opened.spans.take(events)
-        if self._series is not None:
-            self._series.write_known()
-        if self._timeline is not None:
-            for event in events:
-                self._timeline.add(event)
+        note([engine.end_event()])
 
     def _show_step(self, step: int) -> None:
         if self._view.is_watched:
@@ -348,8 +318,7 @@ class Run:
     def _show_all(self) -> float:
         """Write and show everything before the run waits; return when to do so again, see View."""
         self._results.flush()
-        if self._trace is not None:
-            self._trace.flush()
+        self._readers.flush()
         return self._view.refresh()
 
     def _write_rest(self) -> None:
@@ -365,19 +334,16 @@ class Run:
             files.callback(self._loop.answers.close)
             if self._collector is not None:
                 files.callback(self._collector.observe, ())  # and how many steps there were
-            if self._series is not None and self._metrics is not None:
-                files.callback(self._series.close)
-                files.callback(self._metrics.close, self._loop.engine.num_steps)
-            if self._trace is not None:
-                self._trace.close()
+            self._readers.close(self._loop.engine.num_steps)
 
     def _summarize(self) -> None:
         """Show the summary, and write the files with numbers."""
         options, engine, model = self._options, self._loop.engine, self._setup.model
-        if self._metrics is not None:
+        metrics, timeline = self._readers.metrics, self._readers.timeline
+        if metrics is not None:
             from ..screen.summary import BytesPerToken  # noqa: PLC0415 - a quiet run does without
 
-            self._metrics.note_constraints(*engine.constraint_counts)
+            metrics.note_constraints(*engine.constraint_counts)
             kv_bytes, remark = None, ""
             if not isinstance(model, RemoteModel):
                 of_drafts = options.scheduling.draft_bytes_per_token(model)
@@ -387,9 +353,9 @@ class Run:
                 remark = f"  model {model.served_model} was used instead of {names}\n"
             tell_summary(
                 self._opened,
-                self._metrics.summary(engine.num_steps),
+                metrics.summary(engine.num_steps),
                 engine.run_event(),
-                None if self._timeline is None else [self._timeline],
+                None if timeline is None else [timeline],
                 elapsed=time.monotonic() - self._started,
                 is_complete=self._loop.is_complete,
                 num_unread=self._loop.num_unread or 0,

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter, lt
 from typing import NamedTuple
 
@@ -37,7 +37,6 @@ from ..screen.progress import open_view
 from ..screen.terminal import counted, is_pipe, is_same_terminal, printable_lines
 from ..screen.view import GaugeReading, Gauges, RunPlan
 from ..signals import Interrupted, StopSignals
-from .files import OutputError, ResumeError
 from .input import (
     Block,
     Duplicates,
@@ -50,10 +49,12 @@ from .input import (
 )
 from .problems import InvalidInput, ProblemReport, say
 from .recording import (
+    BAD_INPUT,
+    EventReaders,
     OpenRun,
     ResultWriter,
-    TraceWriter,
     close_spans,
+    how_it_ended,
     opened_run,
     refuse_rest,
     settle_files,
@@ -94,7 +95,6 @@ from .worker import (
     Wanted,
 )
 
-BAD_INPUT = 2  # an exit status
 BATCH_LINES = 1024
 MAX_AHEAD = 4 * BATCH_LINES  # lines of a pipe that no worker has
 _MAX_KINDS = 5  # of what workers say
@@ -755,43 +755,31 @@ class WorkersRecord(Gauges):
         num_workers: int,
         lines: InputLines,
     ) -> None:
-        options, files = opened.options, opened.files
-        exposition, spans = opened.exposition, opened.spans
+        options, exposition = opened.options, opened.exposition
         title = opened.requests.name.rpartition("/")[2]
         self._opened = opened
         self._run = run if num_workers == 1 else replace(run, workers=num_workers)
         self._lines, self._num_to_answer = lines, lines.num_to_answer
-        self._spans, self._wanted = spans, Wanted.by(options)
+        self.has_readers = any((options.trace, options.report, options.timeseries, opened.spans))
         # By worker: how each stands, when its next step starts, and lines in the engine.
         self._states = [EngineState(run.batch)] * num_workers
         self._times, self._num_begun = [0.0] * num_workers, [0] * num_workers
         self._num_answered = 0
         self._num_steps = [0] * num_workers
-        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
-        self._series = None
-        if options.timeseries is not None:
-            from .exporters import SeriesWriter  # noqa: PLC0415 - few runs need it
-
-            sink = files["--timeseries"].open()
-            self._series = SeriesWriter(sink, options.timeseries_interval, num_workers)
-        all_series = [None] * num_workers if self._series is None else self._series.all_series
-        self._metrics: RunMetrics | None = None
+        readers = self._readers = EventReaders(opened, num_workers)
+        all_series = [None] * num_workers if readers.series is None else readers.series.all_series
         self._lock: AbstractContextManager[object] = nullcontext()
         if exposition is not None:
             from batcher.metrics.prometheus import WorkersCollector  # noqa: PLC0415 - an extra
 
-            self._metrics = watched = RunMetrics(
+            readers.metrics = watched = RunMetrics(
                 options.limits, is_watched=True, worker_series=all_series
             )
             collector = WorkersCollector(watched, options.model, self._states, self.backlog)
             self._lock = collector.lock
-        elif self._wanted.events:
-            self._metrics = RunMetrics(options.limits, worker_series=all_series)
-        self._timeline = None
-        if options.report is not None:
-            from batcher.page.page import PageTimeline  # noqa: PLC0415 - few runs need it
-
-            self._timeline = PageTimeline()
+        elif Wanted.by(options).events:
+            readers.metrics = RunMetrics(options.limits, worker_series=all_series)
+        readers.observer = self._metrics = readers.metrics
         plan = RunPlan(
             title,
             run.policy,
@@ -852,27 +840,11 @@ class WorkersRecord(Gauges):
                 event if isinstance(event, RunEvent) else replace(event, worker=None)
                 for event in events
             ]
-        if self._trace is not None:
-            self._trace.write(events)
-        if self._metrics is not None:
-            self._metrics.observe(events)
-        if self._series is not None:
-            self._series.write_known()
-        if self._timeline is not None:
-            for event in events:
-                self._timeline.add(event)
-        if self._spans is not None:
-            self._spans.take(events)
+        self._readers.take(events)
         if self._fold is not None:
             with self.view.lock:
                 for event in events:
                     self._fold.take(event)
-
-    @property
-    def has_readers(self) -> bool:
-        """Whether the last events of workers are to be waited for."""
-        readers = (self._trace, self._timeline, self._series, self._spans)
-        return any(each is not None for each in readers)
 
     def backlog(self) -> Unread:
         """Return the lines that no engine has begun, by the worker whose clock is furthest."""
@@ -892,36 +864,28 @@ class WorkersRecord(Gauges):
         return GaugeReading(0.0, 0, None, None, queued, coming)
 
     def flush(self) -> None:
-        """Write what the trace has kept.
-
-        Raises:
-            WriteError, BrokenPipeError: its file takes no more.
-        """
-        if self._trace is not None:
-            self._trace.flush()
+        self._readers.flush()
 
     def close(self) -> None:
         """End the picture, the trace and the run over time."""
-        with ExitStack() as closing:
-            if self._series is not None and self._metrics is not None:
-                closing.callback(self._series.close)
-                closing.callback(self._metrics.close, 0)
-            if self._trace is not None:
-                closing.callback(self._trace.close)
+        try:
             self.view.close()
+        finally:
+            self._readers.close(0)
 
     def conclude(self, *, is_complete: bool, elapsed: float) -> None:
         """Report what happened, to the person and to the programs that want to know."""
         if self._metrics is not None:
+            timeline = self._readers.timeline
             tell_summary(
                 self._opened,
                 self._metrics.summary(),
                 self._run,
-                None if self._timeline is None else self._timeline.workers,
+                None if timeline is None else timeline.workers,
                 elapsed=elapsed,
                 is_complete=is_complete,
             )
-        close_spans(self._spans, self._num_steps, is_quiet=self._opened.options.quiet)
+        close_spans(self._opened.spans, self._num_steps, is_quiet=self._opened.options.quiet)
 
 
 def run_by_workers(
@@ -1060,18 +1024,12 @@ class _WorkersRun:
             if not (self._has_given_up or lines.has_refused or lines.broken):
                 self._is_complete = True
                 resumption.finish()
-        except KeyboardInterrupt as error:
-            self._is_over = not isinstance(error, Interrupted)  # at once
-            return stop.exit_status, f"stopped by {stop.name}"
-        except (OutputError, ResumeError):  # there is no run yet, or none to go on with
-            raise
-        except FailedWorkerError as error:
-            self._is_over = True
-            say(printable_lines(error.traceback))
-            return BAD_INPUT if error.is_input else 1, f"error: {error}"
-        except (WriteError, BatchdecodeError) as error:
-            self._is_over = True
-            return BAD_INPUT if isinstance(error, InputError) else 1, f"error: {error}"
+        except (KeyboardInterrupt, WriteError, BatchdecodeError) as error:
+            status, remark, self._is_over = how_it_ended(error, stop)
+            if isinstance(error, FailedWorkerError):
+                say(printable_lines(error.traceback))
+                status = BAD_INPUT if error.is_input else 1
+            return status, remark
         return 0, ""
 
     @property
