@@ -168,7 +168,6 @@ class Forking(Giver):
 
 
 def answer_to(output: object, logit_slots: list[int]) -> ModelOutput:
-    """What the checked model makes of `output`, for a batch of slots 0, 1 and 3 of 4."""
     model = as_model(Giver(output))
     model.allocate(4)
     batch = Batch(4)
@@ -229,7 +228,6 @@ class Verifying(Giver):
 
 
 def after_drafts(output: object) -> ModelOutput:
-    """What the checked model makes of `output`, for a batch of two rows with a draft each."""
     model = as_model(Verifying(output))
     model.allocate_pages(4, 9, 4)
     batch = Batch(4, Pages(4, [[0], [1], [], []], num_blocks=9))

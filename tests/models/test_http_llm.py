@@ -26,7 +26,6 @@ REQUESTS = [{"prompt": prompt, "max_tokens": 16} for prompt in PROMPTS]
 
 @contextmanager
 def serving(server: LLMServer, max_attempts: int = 3) -> Iterator[LLMModel]:
-    """The model that asks `server` over HTTP, as long as it serves."""
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -40,7 +39,6 @@ def serving(server: LLMServer, max_attempts: int = 3) -> Iterator[LLMModel]:
 
 
 def greedy_text(prompt: str, max_tokens: int) -> str:
-    """What the served model writes when it is asked without a server."""
     model, tokens = NgramModel(), [*prompt.encode()]
     for _ in range(max_tokens):
         logits = model.logits(tokens)

@@ -15,7 +15,6 @@ PREFIXES = [[number, token] for number in range(40) for token in range(512)]
 
 
 def answer(model: SimulatedModel, prefixes: list[list[int]], slots: list[int]) -> ModelOutput:
-    """Return what a model answers to prompts, with the logits of some slots."""
     model.allocate(len(prefixes))
     batch = Batch(len(prefixes))
     for slot, prefix in enumerate(prefixes):

@@ -27,7 +27,6 @@ class RankThreads:
             group.close()
 
     def map(self, function: Callable[[RankGroup], T]) -> list[T]:
-        """Return what the function returns in each rank."""
         return list(self.pool.map(function, self.groups))
 
 

@@ -50,7 +50,6 @@ class Rows:
         return [self.random.randrange(256) for _ in range(self.random.randint(1, most))]
 
     def act(self) -> None:
-        """Do a few things at once, and compute them in one step."""
         self.batch = Batch(NUM_SLOTS, self.pages)
         for slot in [*self.rows]:
             self.random.choice([self.add_to, self.decode, self.decode, self.decode, self.leave])(
@@ -93,7 +92,6 @@ class Rows:
         self.hold(slot, stop)
 
     def leave(self, slot: int) -> None:
-        """Let a row go for good, or take it out with all that it has computed."""
         row = self.rows.pop(slot)
         self.model.release(slot)
         if self.random.random() < 0.5:
@@ -137,7 +135,6 @@ class Rows:
 
 
 def alone(model: TransformerModel, tokens: list[int]) -> np.ndarray:
-    """Return the logits after tokens that are computed in one go, with nothing beside them."""
     twin = model.twin()
     twin.allocate(1)
     batch = Batch(1)

@@ -65,7 +65,6 @@ def test_padding_that_is_not_a_number_shows_nowhere(kind: str, monkeypatch) -> N
 
 
 def computed(layout: str, prompts: list[int], settings: SchedulingSettings) -> tuple:
-    """Return what a summary says of prompts of these lengths, and what was computed of them."""
     model, counted = tiny_model(layout=layout, max_position_embeddings=2048), []
     embedding = model._decoder._embedding
     model._decoder._embedding = lambda ids: counted.append(len(ids)) or embedding(ids)

@@ -84,7 +84,6 @@ def test_other_threads_run_while_a_long_text_is_encoded():
 
 
 def pieces(tokenizer, text):
-    """Return `text` as its tokens."""
     return [tokenizer.token_bytes[token].decode() for token in tokenizer.encode(text)]
 
 
@@ -101,7 +100,6 @@ def write_tokenizer(folder, inner, settings=None, template=None, special_tokens=
 
 
 def byte_level():
-    """Return a tokenizer like that of METADATA, as tokenizer.json has it."""
     inner = from_metadata()._inner
     inner.decoder = decoders.ByteLevel()
     return inner
@@ -517,7 +515,6 @@ FORGEABLE = (
 
 @pytest.fixture(scope="module")
 def forgeable():
-    """A tokenizer of bytes and three special tokens, two of which strip spaces."""
     inner = Tokenizer(models.BPE(vocab=dict(_BYTE_OF), merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

@@ -59,7 +59,6 @@ def test_results_are_the_same_and_so_is_what_resumes_them(tmp_path, weights, kin
 
 
 def num_bytes(path, **settings):
-    """Return how many bytes a model takes, those of its file left out."""
     made = TransformerSettings(weights="int8-channel", **settings)
     load_transformer(path, made)  # which may import something
     tracemalloc.start()

@@ -212,7 +212,6 @@ def test_fast_math_is_near():
 
 
 def is_there(pid):
-    """Return whether a process is there, and no zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -221,7 +220,6 @@ def is_there(pid):
 
 
 def are_gone(pids):
-    """Wait until the processes are gone; return whether they are."""
     deadline = time.monotonic() + 20
     while any(map(is_there, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -16,7 +16,6 @@ def make_tiny(
     group: RankGroup,
     watch: Watch | None = None,
 ) -> Transformer:
-    """Make a tiny transformer of this kind."""
     changes = dict(kind)
     weights, is_fast = changes.pop("weights", "fp32"), changes.pop("is_fast", False)
     config = tiny_config(**changes)
@@ -25,12 +24,10 @@ def make_tiny(
 
 
 def refuse(group: RankGroup, watch: Watch) -> None:
-    """Raise in one rank, for which the other waits."""
     if group.rank == 1:
         raise BatchdecodeError("this one is damaged")
     group.all_gather(np.zeros((0, 1), np.float32), (0, 0, 0))
 
 
 def fail(group: RankGroup, watch: Watch) -> NoReturn:
-    """Raise what no rank should."""
     raise ZeroDivisionError
