@@ -103,8 +103,8 @@ def kept(engine: Engine) -> dict[str, int]:
         "order": sum(len(getattr(ordering, name, ())) for name in ("_by_key", "_by_arrival")),
         "pending": queue.num_pending + len(queue._pending) + len(queue._arrived),
         "open requests": len(outputs.num_open),
-        "candidates": len(outputs._candidates),
-        "results": len(outputs._results),
+        "candidates": len(outputs.candidates),
+        "results": len(outputs.results),
     }
     kv_cache = scheduler.kv_cache
     if kv_cache is not None:
