@@ -258,15 +258,6 @@ def test_a_place_that_no_beam_needs_doubles_the_best_beam() -> None:
     assert [h.tokens for h in search.results()] == [[1], [0]]
 
 
-def test_a_beam_without_a_possible_token_dies() -> None:
-    no = IMPOSSIBLE
-    dead_end = [[no, no, no, no], [no, no, -2.0, -0.1], [-1.0, no, no, no], [no, no, no, no]]
-    assert found(dead_end, num_beams=2) == [[2, 0]]
-    search = run(markov([[no, no, no], [-1.0, no, -2.0], [no, no, no]]), num_beams=2).search
-    assert search.results() == [Hypothesis([0], -1.0, has_ended=True)]
-    assert not search.has_failed
-
-
 def test_a_search_all_of_whose_beams_die_has_failed_and_says_how_far_it_came() -> None:
     no = IMPOSSIBLE
     search = run(markov([[no, no, no], [no, no, -2.0], [no, no, no]]), num_beams=2).search

@@ -84,33 +84,10 @@ def test_a_row_limits_nothing_past_the_prompt():
     assert not fork.is_active
 
 
-def test_a_fork_keeps_its_place():
-    row = HealingRow(index_of(URLS), b":/")
-    row.advance(2)
-    fork = row.fork()
-    assert fork.remaining == b"/"
-    fork.advance(4)
-    assert (row.remaining, fork.remaining) == (b"/", b"")
-
-
 def test_a_token_that_does_not_go_on_with_the_prompt_is_a_bug_of_the_caller():
     for token in (EOS, 4, BEGIN, 99):
         with pytest.raises(InvariantError, match=f"token {token} "):
             HealingRow(index_of(URLS), b":").advance(token)
-
-
-def test_a_token_after_which_the_rest_cannot_be_written_is_not_allowed():
-    vocabulary = [b"", b"a", b"abc", b"ab", b"c"]
-    row = HealingRow(index_of(vocabulary), b"abc")
-    assert ids_allowed(row, 5) == {2, 3}  # "a" would leave "bc", which no tokens write
-    letters = HealingRow(index_of([b"", b"a", b"b", b"c", b"bd"]), b"abc")
-    assert ids_allowed(letters, 5) == {1}  # whose rest is written a byte at a time
-
-
-def test_bytes_that_no_token_writes_are_a_failure_and_no_crash():
-    row = HealingRow(index_of([b"", b"a"]), b"b")
-    assert ids_allowed(row, 2) == set()
-    assert forced_token(row) is None
 
 
 PIECES = st.text("abé", max_size=3).flatmap(

@@ -378,7 +378,7 @@ def loss_of(slots, load, max_queue):
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_as_much_is_refused_as_theory_says():
-    slots, max_queue, steps, number = 4, 4, 300, 100_000
+    slots, max_queue, steps, number = 4, 4, 300, 60_000
     outputs = np.random.default_rng(3).geometric(1 / steps, number)
     arrivals = poisson(1.0, number, seed=4)
     load = 4.5

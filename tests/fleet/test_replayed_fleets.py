@@ -89,12 +89,6 @@ def test_the_replay_of_a_simulated_fleet_is_that_fleet(name, number):
     assert served == sorted(sum(one.replica == name for one in log) for name in NAMES[:number])
 
 
-def test_the_same_requests_on_other_replicas_are_another_run():
-    log = log_of_a_fleet("round-robin")
-    moved = [replace(one, replica=NAMES[place % 2]) for place, one in enumerate(log)]
-    assert max(map(abs, errors_of(replay(moved, ENGINE, 2)))) > 0.05
-
-
 def test_what_a_router_refuses_was_served_all_the_same():
     log = log_of_a_fleet("round-robin")
     with pytest.raises(BatchdecodeError, match="the router refuses 90 requests that were served"):

@@ -53,14 +53,6 @@ def test_a_prompt_of_many_pieces_takes_time_in_proportion_to_them() -> None:
     assert seen[0] <= 300, "two whole blocks and one with two pieces"
 
 
-def test_only_what_is_asked_for_is_looked_at() -> None:
-    sequence = sequence_of([Piece(40, ("seed", number)) for number in range(1000)])
-    sequence.pieces = CountedPieces(sequence.lay_out())
-    contents = SimulatedContents().blocks(sequence, 39_000, 40_000, 16)
-    next(contents)
-    assert sequence.pieces.num_seen <= 3
-
-
 def tokens_of(pieces: list[Piece]) -> list[Any]:
     """The tokens themselves; what a symbol stands for depends on where it begins."""
     tokens: list[Any] = []

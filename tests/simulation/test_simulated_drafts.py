@@ -15,7 +15,7 @@ from batcher.models.simulated import SimulatedSettings
 from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import AssumedDrafts, SimulationResult, simulate
 from batcher.planning.workload import Workload, workload_of
-from batcher.settings import Capacity, SchedulingSettings
+from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import (
     DEFAULT_DRAFT_TOKENS,
     expected_speedup,
@@ -79,32 +79,6 @@ def test_it_is_the_engine_with_drafts_as_right_step_for_step_and_tick_for_tick(
     drawn, step_time = drafted_requests(random), random.choice(STEP_TIMES)
     num_slots, chosen = random_settings(random)
     check(drawn, num_slots, chosen, step_time, acceptance)
-
-
-@pytest.mark.parametrize("capacity", ["watermark", "on-demand", "no-evict"])
-@pytest.mark.parametrize("block_size", [1, 4])
-@pytest.mark.parametrize("seed", mostly_heavy(range(3), 0))
-def test_blocks_that_are_only_counted_are_as_many(
-    capacity: Capacity, block_size: int, seed: int
-) -> None:
-    chosen = SchedulingSettings(
-        kv_blocks=136 // block_size,
-        block_size=block_size,
-        prefix_cache=False,
-        capacity=capacity,
-        watermark=0.4 if capacity == "watermark" else 0.0,
-    )
-    random = Random(seed)
-    drawn = [
-        Request(
-            id=f"r{number}",
-            prompt=[100 + number] * random.randint(1, 40),
-            max_tokens=random.randint(20, 90),
-            ignore_eos=True,
-        )
-        for number in range(6)
-    ]
-    check(drawn, 4, chosen, ConstantStepTime(), 0.6)
 
 
 @examples(100)

@@ -27,7 +27,6 @@ from batcher.planning.simulator import (
 from batcher.planning.workload import Workload, workload_of
 from batcher.scheduling.scheduler import SchedulerOutput
 from batcher.settings import SchedulingSettings
-from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.step_time import StepTime
 
 
@@ -130,30 +129,6 @@ def recomputed(log: list[Logged]) -> int:
     return total
 
 
-def test_one_that_has_waited_too_long_is_let_in_between_two_events() -> None:
-    drawn = [
-        Request(prompt=[3] * 60, max_tokens=30, ignore_eos=True),
-        Request(prompt=[3] * 4, max_tokens=90, arrival_time=0.5, ignore_eos=True),
-        Request(prompt=[3] * 40, max_tokens=1, arrival_time=0.5, ignore_eos=True),
-    ]
-    chosen = SchedulingSettings(
-        policy="sjf", aging=10, kv_blocks=24, block_size=4, prefix_cache=False
-    )
-    result = simulate(workload_of(drawn, SimulatedModel()), 2, chosen, ConstantStepTime())
-    assert [sequence.admitted for sequence in result.sequences[:2]] == [0.0, 11.0]
-
-
-def test_one_that_goes_before_who_waits_for_blocks_is_admitted_when_it_comes() -> None:
-    drawn = [
-        Request(prompt=[3] * 60, max_tokens=30, ignore_eos=True),
-        Request(prompt=[3] * 60, max_tokens=30, arrival_time=0.5, ignore_eos=True),
-        Request(prompt=[3] * 4, max_tokens=2, arrival_time=5.0, ignore_eos=True),
-    ]
-    chosen = SchedulingSettings(policy="sjf", kv_blocks=24, block_size=4, prefix_cache=False)
-    result = simulate(workload_of(drawn, SimulatedModel()), 3, chosen, ConstantStepTime())
-    assert [sequence.admitted for sequence in result.sequences] == [0.0, 30.0, 5.0]
-
-
 def outcome(result: SimulationResult) -> Any:
     """All that a simulation tells."""
     times = [
@@ -201,15 +176,3 @@ def test_from_event_to_event_is_exactly_step_by_step(seed: int, max_context: int
     workload = workload_of(drawn, BoundedModel(max_context))
     planned = outcome(simulate_steps(workload, num_slots, chosen, step_time))
     assert outcome(simulate(workload, num_slots, chosen, step_time)) == planned
-
-
-def test_a_turn_without_output_leaves_its_prompt_to_the_next() -> None:
-    requests = [
-        Request(id="a", session="s", prompt=[5] * 25, max_tokens=0),
-        Request(id="b", session="s", prompt=[6] * 10, max_tokens=4, ignore_eos=True),
-    ]
-    workload = workload_of(requests, SimulatedModel())
-    chosen = SchedulingSettings(kv_blocks=120)
-    result = simulate(workload, 2, chosen, ConstantStepTime())
-    assert [sequence.num_output_tokens for sequence in result.sequences] == [0, 4]
-    assert result.sequences[1].num_prompt_tokens == 35

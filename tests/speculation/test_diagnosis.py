@@ -137,8 +137,6 @@ def test_a_good_draft_has_no_fault() -> None:
 
 FAULTS: dict[str, tuple[str, Callable[[], Model], dict[str, object], dict[str, Any]]] = {
     "weak": ("weak", partial(model_of, weak), {}, {}),
-    "weak and greedy": ("weak", partial(model_of, weak), {}, {"temperature": 0.0}),
-    "weak in a few": ("weak", partial(model_of, weak), {}, {"top_k": 5}),
     "colder": ("temperature", partial(model_of, colder), {}, {}),
     "a setting": ("temperature", partial(model_of, good), {"temperature": 2.5}, {}),
     "no penalty": (
@@ -151,9 +149,7 @@ FAULTS: dict[str, tuple[str, Callable[[], Model], dict[str, object], dict[str, A
         {"logit_bias": {"3": 9.0}},
     ),
     "stale": ("cache", lambda: model_of(Stale()), {}, {}),
-    "stale and greedy": ("cache", lambda: model_of(Stale()), {}, {"temperature": 0.0}),
     "late": ("positions", partial(model_of, late), {}, {}),
-    "late and greedy": ("positions", partial(model_of, late), {}, {"temperature": 0.0}),
     "other letters": ("tokenizer", partial(model_of, good, tokenizer=Letters("A")), {}, {}),
     "another end": ("tokenizer", partial(model_of, good, eos=5), {}, {}),
 }

@@ -264,26 +264,12 @@ def test_what_was_seen_is_the_median_of_its_latest_steps(steps: list[tuple[int, 
         assert costs.estimate(1, number) == pytest.approx(median(own))
 
 
-def test_odd_steps_are_lost() -> None:
-    costs = costs_of({8: 1.0})
-    for number in range(40):
-        costs.learn(4, 50.0 if number % 5 == 4 else 0.5)
-    assert costs.estimate(4, 4) == 0.5
-
-
 def test_numbers_that_are_alike_are_one_but_none_is_one_with_an_exact_one() -> None:
     costs = costs_of({64: 1.0, 65: 9.0})
     assert costs.estimate(1, 64) == 1.0
     assert costs.estimate(1, 65) == 9.0
     costs.learn(66, 9.0)
     assert len(costs._points) == 2
-
-
-def test_it_follows_what_has_changed() -> None:
-    costs = StepCosts()
-    for seconds in [1.0] * 100 + [2.0] * 8:
-        costs.learn(4, seconds)
-    assert costs.estimate(4, 4) == 2.0
 
 
 @given(st.lists(st.integers(1, 2**24), min_size=1), st.integers(1, 2**24))

@@ -94,29 +94,6 @@ TestNgramDrafting = NgramDrafting.TestCase
 TestNgramDrafting.settings = examples(60)
 
 
-def proposed(tokens: list[int], number: int, max_length: int = 4) -> list[int]:
-    drafter = NgramDrafter(max_length)
-    drafter.open(0, tokens)
-    return drafter.propose({0: number}).get(0, Proposal([])).tokens
-
-
-def test_the_longest_ngram_wins_and_then_the_latest_place() -> None:
-    assert proposed([1, 2, 3, 9, 2, 3, 8, 3, 7, 1, 2, 3], 1) == [9]
-    assert proposed([1, 2, 3, 9, 2, 3, 8, 3, 7, 1, 2, 3], 1, max_length=2) == [8]
-    assert proposed([1, 2, 3, 9, 2, 3, 8, 3, 7, 1, 2, 3], 1, max_length=1) == [7]
-
-
-def test_a_row_that_repeats_itself_is_drafted_as_far_as_wanted() -> None:
-    assert proposed([5, 5], 6) == [5] * 6
-    assert proposed([1, 2, 3, 1, 2], 8) == [3, 1, 2, 3, 1, 2, 3, 1]
-
-
-def test_a_token_that_is_new_to_its_row_has_no_draft() -> None:
-    assert proposed([], 4) == []
-    assert proposed([1], 4) == []
-    assert proposed([1, 2, 1, 3], 4) == []
-
-
 def test_a_prompt_may_be_an_array() -> None:
     drafter = NgramDrafter()
     drafter.open(0, array("H", [1, 2, 3, 1]))

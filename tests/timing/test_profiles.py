@@ -138,12 +138,6 @@ def test_an_unknown_step_time_is_an_error(text: str, message: str) -> None:
         step_time_of(text)
 
 
-def test_an_unknown_profile_lists_all() -> None:
-    with pytest.raises(CatalogError) as caught:
-        step_time_of("fast")
-    assert all(name in str(caught.value) for name in shipped_profiles())
-
-
 def test_step_times_by_name(tmp_path: Path) -> None:
     assert step_time_of("constant").ticks(1, 1, 0, 0) == 10**15
     assert step_time_of("constant:0.02").settings == {"seconds": 0.02}

@@ -42,6 +42,15 @@ OF_EXPERTS = st.builds(
     ),
     experts=EXPERTS,
 )
+POINTS = st.dictionaries(st.integers(1, 400), st.decimals("0.001", 50, places=4), max_size=8).map(
+    lambda points: tuple((place, float(points[place])) for place in sorted(points))
+)
+BY_TOKENS = st.builds(
+    ProfileStepTime,
+    st.just("test"),
+    st.just(dict(zip(TERMS, (2.0, 1.0, 0.5, 0.01, 0.001, 0.002, 0.0001), strict=True))),
+    POINTS,
+)
 CONSTANTS = st.decimals(0, 100, places=15).map(float).map(ConstantStepTime)
 SMALL = st.integers(0, 40)
 ROOFLINES = st.builds(
@@ -59,7 +68,7 @@ PIPELINES = st.lists(ROOFLINES, min_size=1, max_size=4).map(
 LIFTED = st.builds(LeastStepTime, st.one_of(PROFILES, OF_EXPERTS), st.floats(0.001, 4000))
 LIFTED_ROOFLINES = st.builds(LeastStepTime, st.one_of(ROOFLINES, PIPELINES), st.floats(1e-12, 1e-8))
 STEP_TIMES = st.one_of(
-    PROFILES, OF_EXPERTS, CONSTANTS, ROOFLINES, PIPELINES, LIFTED, LIFTED_ROOFLINES
+    PROFILES, OF_EXPERTS, BY_TOKENS, CONSTANTS, ROOFLINES, PIPELINES, LIFTED, LIFTED_ROOFLINES
 )
 
 
@@ -147,14 +156,6 @@ def test_a_profile_is_its_definition_to_the_tick(
 )
 def test_ticks_are_what_the_digits_say(amount: float, ticks: int) -> None:
     assert whole_ticks(amount, 10**15) == ticks
-
-
-def test_a_roofline_is_the_larger_of_its_two_sides() -> None:
-    step_time = RooflineStepTime("test", {}, (10, 5, 3, 2), (100, 1, 4))
-    assert step_time.ticks(4, 2, 1, 0) == 100 + 4 + 4  # compute: 40 + 10 + 3
-    assert step_time.ticks(40, 2, 1, 7) == 400 + 10 + 3 + 14  # memory: 100 + 40 + 4
-    assert step_time.compute_ticks(40, 2, 1, 7) == 427
-    assert step_time.memory_ticks(40, 1) == 144
 
 
 @given(PROFILES, st.integers(1, 300), st.integers(1, 300), st.integers(0, 9), st.integers(0, 9))

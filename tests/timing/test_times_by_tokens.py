@@ -8,32 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from timing.test_step_times import one_by_one
+from timing.test_step_times import POINTS
 
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ProfileStepTime
 from batcher.timing.profiles import TERMS, load_profile
 
-TERMS_OF_ONE = dict(zip(TERMS, (2.0, 1.0, 0.5, 0.01, 0.001, 0.002, 0.0001), strict=True))
-MEASURED = ((4, 3.0), (8, 2.5), (9, 7.0))
 TEXT = "{t0: 1, w: 2, f: 0.1, g: 0, d: 1.0e-4, h: 0, e: 0, by_tokens: %s}"
 
-POINTS = st.dictionaries(st.integers(1, 400), st.decimals("0.001", 50, places=4), max_size=8).map(
-    lambda points: tuple((place, float(points[place])) for place in sorted(points))
-)
 MILLISECONDS = st.decimals(0, 50, places=6).map(float)
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "milliseconds"),
-    [(1, 1.5), (2, 2.0), (4, 3.0), (6, 2.75), (8, 2.5), (9, 7.0), (10, 7.5), (100, 52.5)],
-)
-def test_it_is_linear_from_point_to_point(num_tokens: int, milliseconds: float) -> None:
-    step_time = ProfileStepTime("test", TERMS_OF_ONE, MEASURED)
-    decoding = 2 + milliseconds + 0.01 * num_tokens + 0.001 * 300
-    prompt = 2 + milliseconds + 0.01 + 0.003 * 300 + 0.0001 * num_tokens**2 / 2
-    assert step_time.ticks(num_tokens, num_tokens, 300, 0) == round(decoding * 10**12)
-    assert step_time.ticks(num_tokens, 1, 300, num_tokens**2) == round(prompt * 10**12)
 
 
 @given(POINTS, MILLISECONDS, MILLISECONDS, st.integers(1, 500))
@@ -47,16 +30,6 @@ def test_it_is_its_definition_rounded_down_to_a_tick(points, w, f, num_tokens):
     if not points:
         expected = max(path[0][1], Fraction(repr(f)) * num_tokens)
     assert step_time.ticks(num_tokens, 1, 0, 0) == floor(expected * 10**12)
-
-
-@given(POINTS, st.integers(1, 500), st.integers(0, 3000), st.integers(1, 200), st.data())
-def test_the_closed_forms_are_the_steps_one_by_one(points, rows, kv_read, num_steps, data):
-    step_time = ProfileStepTime("test", TERMS_OF_ONE, points)
-    ticks = one_by_one(step_time, rows, kv_read, num_steps)
-    assert step_time.ticks_of_decodes(rows, kv_read, num_steps) == sum(ticks)
-    wanted = data.draw(st.integers(1, sum(ticks)))
-    found = step_time.num_decodes_until(rows, kv_read, wanted)
-    assert sum(ticks[:found]) >= wanted > sum(ticks[: found - 1])
 
 
 def test_a_file_may_have_it(tmp_path: Path) -> None:
@@ -74,16 +47,12 @@ EXPECTED = "by_tokens: expected pairs of a whole number of at least 1 and a numb
     ("points", "message"),
     [
         ("3", f"mine.yaml: profile mine: {EXPECTED}, like .*, not 3"),
-        ("{16: 3}", rf"{EXPECTED}, like .*, not {{16: 3}}"),
         ("null", f"{EXPECTED}, like .*, not None"),
         ("[[1, 2], [0, 3]]", rf"{EXPECTED}, like .*, not \[0, 3\]"),
-        ("[[1, 2], [2, 0]]", rf"{EXPECTED}, like .*, not \[2, 0\]"),
         ("[[1, 2], [2, .inf]]", rf"{EXPECTED}, like .*, not \[2, inf\]"),
-        ("[[1, .nan]]", rf"{EXPECTED}, like .*, not \[1, nan\]"),
         ("[[1, 2], [2.5, 3]]", rf"{EXPECTED}, like .*, not \[2.5, 3\]"),
         ("[[1, 2, 3]]", rf"{EXPECTED}, like .*, not \[1, 2, 3\]"),
         ("[[8, 2], [4, 3]]", "by_tokens: 4 comes after 8: expected tokens that ascend"),
-        ("[[8, 2], [8, 3]]", "by_tokens: 8 comes after 8: expected tokens that ascend"),
     ],
 )
 def test_what_is_wrong_with_it_is_said(tmp_path: Path, points: str, message: str) -> None:

@@ -12,40 +12,54 @@ def check(outcome, constraint, **shares):
     assert outcome.binding.share == outcome.binding.shares[constraint]
 
 
-def test_who_waits_for_a_slot_is_bound_by_slots():
-    # one after another: somebody waits for 30 of 40 seconds
-    check(outcome_of(*AT_ONCE, batch=1), "slots", slots=0.75, compute=0.25)
-
-
-def test_if_nobody_waits_and_nobody_is_to_come_it_is_the_steps():
-    check(outcome_of(*AT_ONCE, batch=4), "compute", compute=1.0)
-
-
-def test_who_waits_for_blocks_is_bound_by_kv():
-    # 8 + 5 - 1 tokens are 3 blocks of 4, so one runs at a time: 5 seconds each
-    outcome = outcome_of(*[(0, 8, 5)] * 3, batch=2, kv_blocks=3, block_size=4)
-    check(outcome, "kv", kv=10 / 15, compute=5 / 15)
-
-
-def test_who_waits_for_tokens_is_bound_by_the_budget():
-    # each prompt takes two steps of 4 tokens
-    outcome = outcome_of(*[(0, 8, 1)] * 3, batch=4, max_batch_tokens=4)
-    check(outcome, "tokens", tokens=4 / 6, compute=2 / 6)
-
-
-def test_who_waits_for_a_batch_to_end_is_bound_by_it():
-    # in the first step both slots are taken, then one is kept empty for 4
-    outcome = outcome_of((0, 1, 1), (0, 1, 5), (0, 1, 1), batch=2, batching="static")
-    check(outcome, "static", slots=1 / 6, static=4 / 6, compute=1 / 6)
-
-
-def test_an_engine_that_waits_for_requests_is_bound_by_arrivals():
-    # 2 busy seconds, 8 idle ones, 2 of the last request
-    check(outcome_of((0, 1, 2), (10, 1, 2), batch=4), "arrivals", arrivals=10 / 12, compute=2 / 12)
-
-
-def test_busy_while_nobody_waits_is_arrivals_until_the_last_has_come():
-    check(outcome_of((0, 1, 10), (6, 1, 4), batch=4), "arrivals", arrivals=0.6, compute=0.4)
+@pytest.mark.parametrize(
+    ("rows", "settings", "constraint", "shares"),
+    [
+        # one after another: somebody waits for 30 of 40 seconds
+        (AT_ONCE, {"batch": 1}, "slots", {"slots": 0.75, "compute": 0.25}),
+        # nobody waits, and nobody is to come
+        (AT_ONCE, {"batch": 4}, "compute", {"compute": 1.0}),
+        # 8 + 5 - 1 tokens are 3 blocks of 4, so one runs at a time: 5 seconds each
+        (
+            [(0, 8, 5)] * 3,
+            {"batch": 2, "kv_blocks": 3, "block_size": 4},
+            "kv",
+            {"kv": 10 / 15, "compute": 5 / 15},
+        ),
+        # each prompt takes two steps of 4 tokens
+        (
+            [(0, 8, 1)] * 3,
+            {"batch": 4, "max_batch_tokens": 4},
+            "tokens",
+            {"tokens": 4 / 6, "compute": 2 / 6},
+        ),
+        # in the first step both slots are taken, then one is kept empty for 4
+        (
+            [(0, 1, 1), (0, 1, 5), (0, 1, 1)],
+            {"batch": 2, "batching": "static"},
+            "static",
+            {"slots": 1 / 6, "static": 4 / 6, "compute": 1 / 6},
+        ),
+        # 2 busy seconds, 8 idle ones, 2 of the last request
+        (
+            [(0, 1, 2), (10, 1, 2)],
+            {"batch": 4},
+            "arrivals",
+            {"arrivals": 10 / 12, "compute": 2 / 12},
+        ),
+        # busy while nobody waits is arrivals until the last has come
+        ([(0, 1, 10), (6, 1, 4)], {"batch": 4}, "arrivals", {"arrivals": 0.6, "compute": 0.4}),
+        # nobody can ever run
+        (
+            [(0, 40, 1), (3, 40, 1)],
+            {"batch": 2, "kv_blocks": 4, "block_size": 4},
+            "kv",
+            {"kv": 1.0},
+        ),
+    ],
+)
+def test_what_is_waited_for_binds(rows, settings, constraint, shares):
+    check(outcome_of(*rows, **settings), constraint, **shares)
 
 
 @pytest.fixture
@@ -90,7 +104,3 @@ def test_who_was_preempted_waits_even_while_nobody_is_to_come():
     outcome = outcome_of(*[(0, 4, 9)] * 2, batch=2, kv_blocks=4, block_size=4, prefix_cache=False)
     assert (outcome.preemptions, outcome.steps) == (1, 13)
     check(outcome, "compute", kv=4 / 13, compute=9 / 13)
-
-
-def test_if_nobody_can_ever_run_it_is_for_want_of_blocks():
-    check(outcome_of((0, 40, 1), (3, 40, 1), batch=2, kv_blocks=4, block_size=4), "kv", kv=1.0)

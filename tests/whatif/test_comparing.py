@@ -53,15 +53,6 @@ def test_prefix_hits_are_of_all_prompt_tokens():
     assert outcome.prefix_hits == pytest.approx(8 / 18, abs=1e-6)
 
 
-def test_the_tail_is_what_the_asked_share_does_not_exceed():
-    # three, three and two requests of 10 s
-    def tail(asked):
-        question = question_of(*[(0, 1, 10)] * 8, slo=parse_slo("e2e=1"), asked=asked)
-        return measure(question, deployment_of(3)).tails["e2e"]
-
-    assert [tail(share) for share in (0.375, 0.38, 0.75, 0.76, 1.0)] == [10, 20, 20, 30, 30]
-
-
 def test_the_knee_is_that_of_goodput_if_there_is_an_slo():
     # a long request decides how long it takes; 8 slots serve the 4 short ones at once
     rows, sizes = [(0, 1, 100)] + [(0, 1, 1)] * 4, grid(batch="2,4,8,16")
@@ -83,20 +74,6 @@ def test_the_knee_is_none_whose_requests_wait_longer_because_arrivals_bind():
     assert served[3] == served[2] < 1.1 * served[1], "what arrives is served in any case"
     assert waits[1] > 10 * waits[2] == 10 * waits[3]
     assert [cell.deployment.batch for cell in cells if cell.is_knee] == [4]
-
-
-def test_the_knee_of_what_all_comes_at_once_is_that_of_throughput():
-    # with more slots requests wait less, but that is no news: nobody is still to come
-    cells = compare(question_of(*[(0, 1, 10)] * 40), grid(batch="8,20,21"), growth=2.0)
-    assert [cell.deployment.batch for cell in cells if cell.is_knee] == [8]
-
-
-def test_what_can_never_run_has_failed_and_is_not_good():
-    outcome = outcome_of(
-        (0, 40, 1), (0, 4, 1), batch=2, kv_blocks=4, block_size=4, slo=parse_slo("ttft=5")
-    )
-    assert (outcome.served, outcome.failed, outcome.goodput.share) == (1, 1, 0.5)
-    assert outcome.tails == {"ttft": None}
 
 
 def test_a_combination_that_makes_no_sense_is_told_of_and_the_others_go_on():
@@ -123,6 +100,10 @@ def test_a_combination_that_makes_no_sense_is_told_of_and_the_others_go_on():
         ("prefix_cache", "yes", "there is on, off, auto"),
         ("aging", "nan", "expected seconds above 0"),
         ("watermark", "1", "expected a share from 0 to less than 1"),
+        ("draft_tokens", "65", "expected a whole number from 1 to 64, or none"),
+        ("draft_tokens", "0,none", "none is there twice"),
+        ("draft_acceptance", "1.1", "expected a share from 0 to 1"),
+        ("draft_cost", "-1", "expected a share of a step, from 0 to 1,000"),
     ],
 )
 def test_what_is_no_value_of_an_axis(name, text, message):

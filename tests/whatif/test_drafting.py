@@ -111,18 +111,3 @@ def test_drafts_are_compared_with_none() -> None:
 def test_options_of_drafts_go_together(texts: dict[str, str], message: str) -> None:
     with pytest.raises(BatchdecodeError, match=message):
         check_drafts(texts, grid(**texts))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("draft_tokens", "65", "expected a whole number from 1 to 64, or none"),
-        ("draft_tokens", "0,none", "none is there twice"),
-        ("draft_acceptance", "1.1", "expected a share from 0 to 1"),
-        ("draft_acceptance", "nan", "expected a share from 0 to 1"),
-        ("draft_cost", "-1", "expected a share of a step, from 0 to 1,000"),
-    ],
-)
-def test_values_that_drafts_cannot_have(name: str, text: str, message: str) -> None:
-    with pytest.raises(BatchdecodeError, match=message):
-        AXES[name].values(text)

@@ -39,18 +39,6 @@ def test_whatever_it_is_told_is_what_it_has_seen(enough, high):
         assert found.contradictions == sorted(n for n in asked if n > seen[0] and n not in enough)
 
 
-def test_a_hole_near_the_answer_is_reported():
-    found = search(lambda number: number >= 100 and number != 104)
-    assert found.least == 100
-    assert found.contradictions == [104]
-
-
-def test_a_smaller_one_that_a_check_comes_upon_is_taken():
-    found = search(lambda number: number >= 100 or number == 96)
-    assert found.least == 96
-    assert 97 in found.contradictions
-
-
 def test_a_band_between_two_rungs_is_found():
     found = search(lambda number: 80 <= number <= 110, high=128)
     assert found.least is None or found.least >= 80  # which rung is nearest is not known here
@@ -66,8 +54,3 @@ def test_if_none_is_enough_the_nearest_is_told():
     found.run(lambda number: (0.5, -abs(number - 64)))
     assert found.least is None
     assert found.nearest == 64
-
-
-def test_rungs_double_up_to_the_last():
-    assert doublings(3, 20) == [3, 6, 12, 20]
-    assert doublings(1, 1) == [1]

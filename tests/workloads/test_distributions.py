@@ -45,10 +45,6 @@ def test_lengths_are_whole_and_within_their_bounds(text, seed, maximum):
     assert (found == lengths(text, 1500, maximum, seed)).all()
 
 
-def test_a_number_is_the_same_length_every_time():
-    assert set(lengths("7")) == set(lengths("constant:7")) == {7}
-
-
 def test_uniform_lengths_have_both_ends_as_often_as_the_rest():
     values, counts = np.unique(lengths("uniform:3,12"), return_counts=True)
     assert values.tolist() == list(range(3, 13))
@@ -116,12 +112,3 @@ def test_a_wrong_distribution_is_named_with_what_is_allowed(text, said):
         parse_distribution(text, "--prompt-tokens", LENGTHS)
     assert str(caught.value).startswith(f"--prompt-tokens {text}: ")
     assert said in str(caught.value)
-
-
-def test_times_know_no_zipf_and_name_what_there_is():
-    with pytest.raises(WorkloadError, match=r"known: N; constant:N.*pareto:MIN,ALPHA\)$"):
-        parse_distribution("zipf:1,3", "--think-time", TIMES)
-
-
-def test_colons_separate_numbers_as_commas_do():
-    assert (lengths("uniform:16:256", 100) == lengths("uniform:16,256", 100)).all()

@@ -79,7 +79,7 @@ def test_the_same_seed_gives_these_sessions():
     assert b"".join(encode_entries(first(entries, 4))) == (GOLDEN / "sessions.jsonl").read_bytes()
 
 
-@given(WORKLOADS, SOURCES, st.integers(0, 700), st.integers(0, 700))
+@given(WORKLOADS, SOURCES, st.integers(0, 150), st.integers(0, 150))
 def test_rows_are_good_requests_in_order_and_a_longer_workload_begins_alike(
     workload, source, count, more
 ):

@@ -3,7 +3,6 @@
 import gzip
 import json
 import subprocess
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from batcher.planning.workload_traces import (
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.validation import ModelCapabilities
 from cli.commands import app
-from cli.commands.workload import OPTIONS_OF, WorkloadOptions, render_summary
+from cli.commands.workload import OPTIONS_OF, render_summary
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "samples" / "workloads"
@@ -195,9 +194,3 @@ def test_a_pipe_is_read_once_so_it_can_be_scaled_but_brought_to_no_rate():
     refused = run_command("azure", "-", "--rate", "2", stdin=trace)
     assert (refused.returncode, refused.stdout) == (2, b"")
     assert b"error: --rate needs to read <stdin> twice, which is a pipe" in refused.stderr
-
-
-def test_every_option_belongs_to_a_source():
-    names = {field.name for field in fields(WorkloadOptions)}
-    taken = {name for options in OPTIONS_OF.values() for name in options}
-    assert taken | {"source", "requests", "output", "force", "quiet"} == names

@@ -141,12 +141,6 @@ def test_without_llguidance_the_message_says_how_to_get_it(monkeypatch):
         compiler().compile(source("regex", "a"))
 
 
-def test_properties_keep_the_order_of_the_schema():
-    one = constraint_source(Request(prompt="p", json_schema={"type": "object", "title": "t"}))
-    other = constraint_source(Request(prompt="p", json_schema={"title": "t", "type": "object"}))
-    assert one != other
-
-
 def test_the_cache_forgets_when_its_texts_become_too_long(monkeypatch):
     monkeypatch.setattr("batcher.decoding.constraints.MAX_CACHED_CHARS", 10)
     ours = compiler()

@@ -73,10 +73,6 @@ SCHEMAS = [
 ]
 
 
-def test_there_are_a_thousand_outputs():
-    assert len(SCHEMAS) * NUM_OUTPUTS >= 1000
-
-
 @pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
 def test_every_output_parses_and_keeps_its_schema(schema):
     jsonschema.Draft202012Validator.check_schema(schema)

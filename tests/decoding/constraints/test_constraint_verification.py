@@ -8,7 +8,7 @@ import time
 
 import pytest
 import re2
-from constrained import compiler, language, source
+from constrained import language, source
 
 from batcher.decoding.verification import (
     UNDECIDED,
@@ -284,9 +284,3 @@ def test_a_pattern_that_takes_longer_is_not_decided():
 )
 def test_a_choice_that_was_cut_off_has_to_be_a_beginning(output, can_begin):
     assert Verifier(source("choice", ["yes", "é"])).can_begin(output) == can_begin
-
-
-def test_a_compiled_constraint_brings_its_verifier():
-    constraint = compiler().compile(source("choice", ["a"]))
-    assert constraint.verifier.look(b"a") == Look(problem=None)
-    assert constraint.verifier.look(b"b").problem is not None
