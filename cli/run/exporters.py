@@ -89,7 +89,6 @@ class Exposition:
             self.url = f"http://{host}:{self._server.server_port}{METRICS_PATH}"
 
     def tell(self, collector: "RunCollector | WorkersCollector") -> None:
-        """Tell from now on what `collector` does."""
         self._registry.register(collector)
 
     def __enter__(self) -> Self:

@@ -396,7 +396,6 @@ class OutFile:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether a run that goes on finds what was written."""
         return self.whereabouts() == self.path
 
     def finish(self) -> None:

@@ -129,7 +129,6 @@ class OpenInput:
         return hashlib.file_digest(self._from_start(), "sha256").hexdigest()
 
     def _from_start(self, waiting: Waiting = nullcontext) -> io.BufferedReader:
-        """Return the input's bytes, a file's from the first one on."""
         if self._stream is None:
             raw: io.RawIOBase = self._raw
             if not self.is_file:
@@ -140,7 +139,6 @@ class OpenInput:
         return self._stream
 
     def take_notes(self) -> str:
-        """Return what a person should know about the input as a whole and was not told yet."""
         notes = self._notes[self._num_taken :]
         self._num_taken += len(notes)
         return "".join(f"warning: {printable_lines(note)}\n" for note in notes)
@@ -238,7 +236,6 @@ class PatientPipe(io.RawIOBase):
         return True
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
-        """Wait for something to read into `buffer`; return how much it is, 0 at the end."""
         with self._waiting():
             while (num_read := self._raw.readinto(buffer)) is None:
                 select.select([self._raw], [], [])  # somebody has made it non-blocking
@@ -390,7 +387,6 @@ class LineReader:
 
 
 def numbered(lines: LineReader) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are left, each with its number."""
     while (line := lines.read()) is not None:
         yield lines.number, line
 
@@ -546,7 +542,6 @@ class LineParser:
 
 
 def checksum_of(line: bytes, parsed: Line) -> int:
-    """Return what tells whether a line is the same when it is read again; 0 for a bad one."""
     return crc32(line) if isinstance(parsed, ParsedLine) else 0
 
 
@@ -574,7 +569,6 @@ def id_of(parsed: ParsedLine) -> str:
 
 
 def id_given_before(parsed: ParsedLine, line: bytes, number: int, first: int) -> BadLine:
-    """Return what is wrong with a line whose id the line `first` has already."""
     return _bad(parsed, duplicate_id(id_of(parsed), first), line, number)
 
 
@@ -672,7 +666,6 @@ class Source:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether `find` knows all that next() will give."""
         return self.has_ended
 
     def next(self) -> Line | None:

@@ -85,13 +85,11 @@ class ProblemReport:
         self.news.append(text.removesuffix("\n"))
 
     def take(self) -> str:
-        """Return what there is to show of the problems since the last call, empty for nothing."""
         shown = "".join(f"{text}\n" for text in self.news)
         self.news.clear()
         return shown
 
     def closing(self) -> str:
-        """Return what there is to show at the end: news, and how many problems were left out."""
         num_hidden, self._num_hidden = self._num_hidden, 0
         return self.take() + (
             f"... and {counted(num_hidden, 'more problem')}\n" if num_hidden else ""

@@ -117,7 +117,6 @@ class _Peer:
         self.is_idle = False
 
     def go_on(self) -> None:
-        """Call it as often as there is something to do."""
         while self.machine_id and len(self.calls) < CALLS and (self.unsent or not self.is_idle):
             most = min(len(self.unsent), MAX_PIECES * PIECE_BYTES)
             pieces = [_cut_piece(self.unsent) for _ in range(0, most, PIECE_BYTES)]
@@ -187,14 +186,12 @@ class Actors:
         self._ray.shutdown()
 
     def start(self, number: int, restart: RestartEvent | None = None) -> None:
-        """Start the worker `number`; see Transport."""
         remote = self._ray.remote(scheduling_strategy="SPREAD", **self._share._asdict())
         what = self._options, number, self._wanted, restart, Path.cwd()
         with self._room("where the command runs"):
             self._peers[number] = _Peer(remote(ActorWorker).remote(*what))
 
     def send(self, number: int, instruction: Instruction) -> None:
-        """Send to a worker; see Transport."""
         self._peers[number].unsent += frame_of(instruction)
 
     def receive(self) -> list[Told]:
@@ -224,11 +221,9 @@ class Actors:
         return told
 
     def wake(self) -> None:
-        """Let `receive` come back; see Transport."""
         self._has_woken.set()
 
     def close(self) -> None:
-        """End all workers."""
         for peer in self._peers.values():
             self._kill(peer)
         self._peers.clear()
@@ -350,7 +345,6 @@ class Actors:
         return f"; the disk with {self._folder} is full" if is_full else ""
 
     def _machines(self) -> list[dict[str, float]]:
-        """Return what each machine has, as Ray names it."""
         return [each["Resources"] for each in self._ray.nodes() if each["Alive"]]
 
     def _look_after_cluster(self) -> None:
@@ -387,7 +381,6 @@ class ActorWorker:
             os.chdir(folder)
 
     def machine_id(self) -> str:
-        """Return on which machine this is, as Ray names it."""
         import ray  # noqa: PLC0415 - it is there wherever this is called
 
         return str(ray.get_runtime_context().get_node_id())
@@ -432,7 +425,6 @@ class ActorWorker:
 
 
 def _cut_piece(stream: bytearray) -> bytes:
-    """Remove the first piece of a stream, and return it."""
     piece = bytes(stream[:PIECE_BYTES])
     del stream[:PIECE_BYTES]
     return piece

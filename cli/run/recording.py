@@ -102,14 +102,12 @@ class BufferedWriter(Generic[Item]):
         self._last_flush = clock()
 
     def write(self, items: Sequence[Item]) -> None:
-        """Write `items`, or keep them for a moment."""
         self._kept += items
         waited = self._clock() - self._last_flush
         if waited > self._max_seconds or len(self._kept) >= self._max_items:
             self.flush()
 
     def flush(self) -> None:
-        """Write the items that were kept."""
         if self._kept:
             kept, self._kept = self._kept, []
             self._write_out(kept)
@@ -269,7 +267,6 @@ def _span_sender(options: RunOptions, num_workers: int) -> "SpanSender":
 
 
 def close_spans(spans: "SpanSender | None", num_steps: list[int], *, is_quiet: bool) -> None:
-    """Send the last spans of a run whose workers took `num_steps`, and report what was dropped."""
     if spans is not None:
         spans.close(num_steps)
         if spans.num_dropped or not is_quiet:

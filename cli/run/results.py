@@ -198,7 +198,6 @@ class Answers:
         return found if is_replayed else _NOTHING
 
     def reject(self, bad: BadLine, input_index: int) -> None:
-        """Answer a bad line, unless an earlier run has."""
         number = bad.problems[0].line
         if self._earlier is None or not self._earlier.has_rejected(bad.id, number):
             line = self._encode([make_rejected_result(bad.id, bad.problems)], bad.form)
@@ -215,7 +214,6 @@ class Answers:
 
     @property
     def num_failing(self) -> int:
-        """How many requests have failed that have results to come."""
         return sum(request.has_failed for request in self._open.values())
 
     def note_replayed(self, event: FinishEvent) -> bool:

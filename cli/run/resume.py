@@ -436,7 +436,6 @@ def _read_record(output: str, name: str) -> RunRecord | None:
 
 
 def _write_record(output: str, record: RunRecord) -> None:
-    """Put `record` beside `output`, at once and whole."""
     file = OutFile(output + RECORD, is_named=False)
     with file.replace(is_synced=False) as sink:
         sink.write(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
@@ -621,7 +620,6 @@ class EarlierResults:
         self._kept.append((input_index, start, self.end))
 
     def kept(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what is kept for its turn: its input index, and its lines."""
         for input_index, start, end in self._kept:
             self.lines.seek(start)
             yield input_index, self.lines.read(end - start)
@@ -661,7 +659,6 @@ class EarlierResults:
         return self.find(request_id, max(request.n, request.best_of or 0))
 
     def find(self, request_id: str, num_outputs: int) -> dict[int, Result]:
-        """Return the results, by their index, of a request that has so many outputs."""
         found = ((index, self._get(request_id, index)) for index in range(num_outputs))
         return {index: result for index, result in found if result is not None}
 
@@ -868,7 +865,6 @@ def _belongs(found: ResultLine, wanted: Expected) -> bool:
 
 
 def _is_complete(answer: list[ResultLine], wanted: Expected) -> bool:
-    """Return whether nothing is missing from the answer to `wanted`."""
     results = [result for found in answer for result in found.results]
     if wanted.parsed is None or (results and number_of(results[0]) < 0):
         return bool(results)

@@ -322,7 +322,6 @@ class Run:
         return self._view.refresh()
 
     def _write_rest(self) -> None:
-        """Write what is kept back for its turn; a run that goes on puts it in its place."""
         for lines in self._loop.answers.rest():
             self._results.write([lines])
         self._results.flush()
@@ -372,7 +371,6 @@ class Run:
         tell_ending(self._opened, self._results, self._resumption, remark, what_now)
 
     def _say_waiting(self, received: signal.Signals) -> None:
-        """Say what a signal waits for: a step of a model that cannot be broken off."""
         name = "q" if self._stop.is_by_key else received.name
         self._view.step_aside()
         step = self._loop.engine.num_steps

@@ -210,7 +210,6 @@ class RunOptions(DecodingOptions):
 
     @property
     def is_exposed(self) -> bool:
-        """Whether Prometheus is told of the run."""
         return self.metrics_port is not None or self.metrics_file is not None
 
     @property

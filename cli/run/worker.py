@@ -235,7 +235,6 @@ class Answered(Struct, frozen=True, tag=True):
     num_begun: int = 0
 
     def by_line(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the index of each line, and what it is answered with."""
         start = 0
         for index, length in zip(self.indexes, self.lengths, strict=True):
             yield index, self.answers[start : start + length]
@@ -326,7 +325,6 @@ class Wanted(NamedTuple):
 
     @classmethod
     def by(cls, options: RunOptions) -> "Wanted":
-        """Return what the options ask for."""
         readers = (options.trace, options.report, options.otel, options.timeseries)
         is_read = any(each is not None for each in (*readers, options.summary_json))
         return cls(is_read or options.is_exposed or not options.quiet, options.is_exposed)
@@ -527,7 +525,6 @@ class GivenLines(Source):
         self._parser = parser
 
     def next(self) -> ParsedLine | BadLine | None:
-        """Return the next line; see Source."""
         if not self.lines:
             self.has_ended = self.is_closed
             return None
@@ -595,7 +592,6 @@ AnyMessage = TypeVar("AnyMessage")
 
 
 def frame_of(message: Instruction | Report) -> bytes:
-    """Return a message as it stands in a stream: its length before it."""
     encoded = encode(message)
     return _LENGTH.pack(len(encoded)) + encoded
 
@@ -641,7 +637,6 @@ class Inbox(Generic[AnyMessage]):
         return found
 
     def _make_room(self, num_bytes: int) -> None:
-        """Double the buffer, or more, if it has no room for so many bytes."""
         if self._end + num_bytes > len(self._buffer):
             self._buffer.extend(bytes(max(len(self._buffer), num_bytes)))
 
@@ -674,7 +669,6 @@ class Processes:
         self.close()
 
     def start(self, number: int, restart: RestartEvent | None = None) -> None:
-        """Start the worker `number`; see Transport."""
         ours, theirs = socket.socketpair()
         process = self._context.Process(
             target=serve, args=(theirs, self._options, number, self._wanted, restart, self._folder)
@@ -694,7 +688,6 @@ class Processes:
         self._selector.register(ours, selectors.EVENT_READ, number)
 
     def send(self, number: int, instruction: Instruction) -> None:
-        """Send to a worker; see Transport."""
         peer = self._peers[number]
         peer.unsent.append(memoryview(frame_of(instruction)))
         peer.flush()
@@ -722,12 +715,10 @@ class Processes:
         return events
 
     def wake(self) -> None:
-        """Let `receive` come back; see Transport."""
         with suppress(BlockingIOError):
             os.write(self._waker, b"\0")
 
     def close(self) -> None:
-        """End all workers."""
         for peer in self._peers.values():
             peer.process.kill()
         for peer in self._peers.values():
@@ -769,7 +760,6 @@ class _Peer:
         self._inbox = Inbox(decode_report)
 
     def flush(self) -> None:
-        """Send as much as can be now; to a process that has ended, nothing."""
         try:
             while self.unsent:
                 rest = self.unsent[0]
@@ -784,7 +774,6 @@ class _Peer:
             self.unsent.clear()
 
     def reports(self) -> list[Report]:
-        """Return the reports that are whole by now."""
         try:
             self.has_ended = not self._inbox.read(self.socket)
         except BlockingIOError:

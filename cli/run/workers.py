@@ -194,7 +194,6 @@ class InputLines(ABC):
         return answer
 
     def _new_batch(self, lines: Block) -> LineBatch:
-        """Return a batch of the lines that come next."""
         batch = LineBatch(self._num_batches, self._num_lines, lines)
         self._num_lines += len(lines.texts)
         self._num_batches += 1
@@ -255,7 +254,6 @@ class InputLines(ABC):
                 self._keep(known, [request_id], {0: checked.several.get(place, _ONE)})
 
     def _take_bad(self, line: Line, bad: BadLine, remark: Remark | None = None) -> None:
-        """Take in a line that is no request."""
         index, number, text, _ = line
         if not index:
             check_kind(text, self._requests.name)
@@ -307,7 +305,6 @@ class FileLines(InputLines):
         return self._is_closed or (self._num_read_again == self.total and not self._ahead)
 
     def next_batch(self) -> LineBatch | None:
-        """Return lines that are to be checked; see InputLines."""
         if self._has_read_all:
             return None
         lines = self._reader.read_block(BATCH_LINES)
@@ -327,7 +324,6 @@ class FileLines(InputLines):
         self._reader = self._requests.lines()
 
     def next_lines(self, most: int) -> Lines:
-        """Return lines that are to be answered; see InputLines."""
         found = self._ahead.take_first(most)
         while len(found) < most and not self.has_ended:
             self._read_again()
@@ -363,7 +359,6 @@ class FileLines(InputLines):
                 self._ahead.append_line(line, None if number is None else Remark(number))
 
     def lacking(self, index: int, answer: bytes) -> bytes:
-        """Return what of the answer to a line is to be written; see InputLines."""
         found = self._found.pop(index, None)
         if found is None:
             return answer
@@ -502,7 +497,6 @@ class _Member:
         self._rate, self._last = 0.0, time.monotonic()
 
     def note_answered(self, indexes: list[int]) -> None:
-        """Take note that lines were answered."""
         self.release(indexes)
         now = time.monotonic()
         rate = len(indexes) / max(now - self._last, 1e-3)
@@ -637,7 +631,6 @@ class Driver:
         return None
 
     def _give_batches(self, lines: InputLines) -> None:
-        """Give lines to be checked to workers that have few."""
         for number, member in enumerate(self._members):
             while member.is_ready and len(member.batches) < MAX_BATCHES:
                 batch = self._unchecked.popleft() if self._unchecked else lines.next_batch()
@@ -825,7 +818,6 @@ class WorkersRecord(Gauges):
             self.view.after_step(max(self._num_steps) - 1)
 
     def take_restart(self, number: int, restart: RestartEvent) -> None:
-        """Take note that a worker has died, and that there is another one in its place."""
         self._num_begun[number] = 0
         with self._lock:
             self._states[number] = EngineState(self._run.batch)
@@ -855,7 +847,6 @@ class WorkersRecord(Gauges):
         return Unread(num_left - coming, coming)
 
     def read_gauges(self) -> GaugeReading:
-        """Return how things stand; see Gauges."""
         queued, coming = self.backlog()
         waiting = [] if self._fold is None else self._fold.open
         own = [found for found in waiting if not is_follower(found)]
@@ -867,7 +858,6 @@ class WorkersRecord(Gauges):
         self._readers.flush()
 
     def close(self) -> None:
-        """End the picture, the trace and the run over time."""
         try:
             self.view.close()
         finally:
@@ -1089,7 +1079,6 @@ class _WorkersRun:
             self._record.view.write_message(self._report.take())
 
     def _write_rest(self) -> None:
-        """Write what is kept back for its turn, and end the file."""
         try:
             for answer in () if self._order is None else self._order.rest():
                 self._results.write([answer])
