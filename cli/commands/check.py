@@ -1,10 +1,26 @@
 """`batchdecode check`: validates requests and shows what a run would do."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated
 
+from msgspec import Struct
+
+from batcher.engine.engine import Engine
+from batcher.models.base import ANY_LENGTH, Context, Tokenizer, number_of
+from batcher.prompts import count_tokens, has_segments, prefix_of
+from batcher.request import TO_THE_END
+from batcher.requests.lines import BadLine, RequestParser
+from batcher.requests.validation import num_slots_needed
+
 from ..command import OUTPUT, command, flag
+from ..models import capabilities_of, load
 from ..options import Color, Config, DecodingOptions, Input
+from ..run.files import print_json, print_text
+from ..run.input import Line, OpenInput, RequestReader, open_input
+from ..run.problems import InvalidInput, ProblemReport, say
+from ..run.stdout import user_code_prints_to_stderr
+from ..screen.terminal import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +33,178 @@ class CheckOptions(DecodingOptions):
     color: Color = "auto"
 
 
+class ArrivalSpan(Struct, frozen=True):
+    """The first and the last of the times at which something arrives, in seconds."""
+
+    first: float
+    last: float
+
+
+class InputPlan(Struct, kw_only=True):
+    """The counts of `batchdecode check`.
+
+    slot_steps: for how long all slots together are held if every request generates all it may.
+    least_steps: what any schedule needs for that in `batch` slots; stops, EOS and what a constraint
+    forces only make it less, arrival times only more.
+    max_context: how many tokens a row may have, None if there is no limit.
+    too_long: prompts that leave no room for output; may_outgrow: others with less room than
+    max_tokens.  to_the_end: chats without max_tokens, which may fill the context.
+    """
+
+    lines: int = 0
+    invalid: int = 0
+    blank: int = 0
+    requests: int = 0
+    openai_rows: int = 0
+    text_prompts: int = 0
+    token_prompts: int = 0
+    segment_prompts: int = 0
+    prompt_tokens: int = 0
+    longest_prompt: int = 0
+    outputs: int = 0
+    output_tokens: int = 0
+    longest_output: int = 0
+    with_stops: int = 0
+    ignoring_eos: int = 0
+    arrivals: ArrivalSpan | None = None
+    arrivals_in_order: bool = True
+    batch: int
+    slot_steps: int = 0
+    least_steps: int = 0
+    max_context: int | None = None
+    too_long: int = 0
+    may_outgrow: int = 0
+    to_the_end: int = 0
+
+    def add(self, parsed: Line, tokenizer: Tokenizer) -> None:
+        """Count one line in."""
+        self.lines += 1
+        if isinstance(parsed, BadLine):
+            self.invalid += 1
+            return
+        request = parsed.request
+        self.requests += 1
+        self.openai_rows += parsed.form != "result"
+        num_before = len(prefix_of(request.prompt, tokenizer))
+        num_tokens = num_before + count_tokens(request.prompt, tokenizer)
+        context = ANY_LENGTH if self.max_context is None else Context(self.max_context)
+        most = context.output_limit(request.output_limit, num_tokens)
+        self.to_the_end += request.max_tokens == TO_THE_END
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            self.text_prompts += 1
+        elif has_segments(prompt):
+            self.segment_prompts += 1
+        else:
+            self.token_prompts += 1
+        self.prompt_tokens += num_tokens
+        self.longest_prompt = max(self.longest_prompt, num_tokens)
+        if self.max_context is not None:
+            is_too_long = num_tokens + min(most, 1) > self.max_context
+            self.too_long += is_too_long
+            self.may_outgrow += not is_too_long and num_tokens + most > self.max_context
+        self.outputs += request.n
+        self.output_tokens += request.n * most
+        self.longest_output = max(self.longest_output, most)
+        num_admissions = 1 if request.num_beams > 1 else request.best_of or request.n
+        self.slot_steps += num_admissions * num_slots_needed(request) * most
+        self.least_steps = max(-(-self.slot_steps // self.batch), self.longest_output)
+        stops = (request.stop_token, request.stop_sequence, request.stop)
+        self.with_stops += any(stop not in (None, []) for stop in stops)
+        self.ignoring_eos += request.ignore_eos
+        time = request.arrival_time
+        span = self.arrivals or ArrivalSpan(time, time)
+        self.arrivals = ArrivalSpan(min(span.first, time), max(span.last, time))
+        self.arrivals_in_order &= time >= span.last
+
+
+def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport) -> InputPlan:
+    """Read all of `requests`, count and report."""
+    model = load(options)
+    engine = Engine(
+        model,
+        options.batch,
+        grammar_timeout=options.grammar_timeout,
+        strict_constraints=options.strict_constraints,
+    )
+    parser = RequestParser(capabilities_of(engine, options))
+    plan = InputPlan(batch=options.batch, max_context=number_of(model, "max_context"))
+    lines = requests.lines()
+    reader = RequestReader(lines, parser)
+    while (line := reader.read()) is not None:
+        plan.add(line, model.tokenizer)
+        if isinstance(line, BadLine):
+            report.add(line)
+    plan.blank = lines.num_blank
+    return plan
+
+
+def _describe(plan: InputPlan, name: str) -> str:
+    """Return the plan as a person reads it."""
+    prompts = _counts(
+        {
+            "of text": plan.text_prompts,
+            "of token ids": plan.token_prompts,
+            "of segments": plan.segment_prompts,
+        }
+    )
+    num_tokens = counted(plan.prompt_tokens, "token")
+    output = f"at most {counted(plan.output_tokens, 'token')}, longest {plan.longest_output:,}"
+    if plan.to_the_end:
+        output += f"; {counted(plan.to_the_end, 'chat')} without max_tokens"
+    if plan.outputs != plan.requests:
+        output = f"{plan.outputs:,} outputs, {output}"
+    context = ""
+    if plan.max_context is not None and (plan.too_long or plan.may_outgrow):
+        context = counted(plan.max_context, "token")
+        if plan.too_long:
+            context += f"; {counted(plan.too_long, 'prompt')} too long"
+        if plan.may_outgrow:
+            context += f"{',' if plan.too_long else ';'} "
+            context += f"{counted(plan.may_outgrow, 'output')} may be cut by it"
+    span = plan.arrivals
+    if span is None or span.first == span.last:
+        arrivals = f"all at {span.first if span else 0:g}"
+    else:
+        order = "in order"
+        if not plan.arrivals_in_order:
+            order = "out of order in the input, so not for --workers"
+        arrivals = f"from {span.first:g} to {span.last:g}, {order}"
+    steps = f"at least {plan.least_steps:,} in {counted(plan.batch, 'slot')}, without any stop"
+    rows = [
+        ("prompts", f"{prompts}; {num_tokens}, longest {plan.longest_prompt:,}"),
+        ("output", output),
+        ("context", context),
+        ("stops", _counts({"with stops": plan.with_stops, "ignoring EOS": plan.ignoring_eos})),
+        ("arrivals", arrivals),
+        ("OpenAI rows", f"{plan.openai_rows:,}" if plan.openai_rows else ""),
+        ("steps", steps),
+        ("invalid", f"{plan.invalid:,} of {counted(plan.lines, 'line')}" if plan.invalid else ""),
+    ]
+    blank = f", {counted(plan.blank, 'blank line')}" if plan.blank else ""
+    lines = [f"{name}: {counted(plan.requests, 'request')}{blank}"]
+    if plan.requests:
+        lines += [f"  {title:<12}{text}" for title, text in rows if text]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _counts(kinds: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
+
+
 def check(options: CheckOptions) -> None:
     """Validate requests and show what a run would do; decode nothing."""
-    from ..run.check import print_plan  # noqa: PLC0415 - heavy
-
-    print_plan(options)
+    with open_input(options.input, nullcontext) as requests:
+        report = ProblemReport(requests.name, options.color)
+        with user_code_prints_to_stderr():
+            plan = _make_plan(options, requests, report)
+    say(requests.take_notes() + report.closing())
+    if options.json:
+        print_json(plan)
+    else:
+        print_text(_describe(plan, requests.name))
+    if plan.invalid:
+        raise InvalidInput(report, plan.lines, "run would decode nothing without --keep-going.")
 
 
 COMMANDS = {"check": command(check, CheckOptions)}
