@@ -2,7 +2,6 @@
 
 import fcntl
 import gzip
-import json
 import os
 import shutil
 import time
@@ -186,18 +185,6 @@ def running(tmp_path):
     yield process
     process.kill()
     process.communicate()
-
-
-def test_two_runs_do_not_write_one_file(tmp_path, run, running):
-    for name, option in (("out", "-o"), ("t", "--report"), ("r", "-o"), ("s", "--trace")):
-        done = run(option, name, "--force")
-        assert done.returncode == 2
-        assert f"error: {name} is being written by another run" in done.stderr
-    running.communicate()
-    assert running.returncode == 0
-    assert json.loads((tmp_path / "s").read_text())["requests"] == 60
-    for option, name in (("-o", "out"), ("--trace", "t"), ("--report", "r"), ("--report", "s")):
-        assert run(option, name, "--force").returncode == 0
 
 
 def test_a_lock_ends_with_a_run_that_is_killed(tmp_path, run, running):

@@ -17,25 +17,6 @@ from cli.run.run_options import RunOptions
 THIRD = 0.3333
 
 
-@pytest.mark.parametrize(
-    ("machines", "num_workers", "share"),
-    [
-        ([{"CPU": 2.0}], 2, (1, 0)),
-        ([{"CPU": 2.0}], 3, (0.5, 0)),
-        ([{"CPU": 1.0}, {"CPU": 1.0}], 5, (THIRD, 0)),
-        ([{"CPU": 8.0, "GPU": 2.0}], 2, (1, 1)),
-        ([{"CPU": 8.0, "GPU": 2.0}], 6, (1, THIRD)),
-        ([{"CPU": 64.0}, {"CPU": 4.0, "GPU": 8.0}], 8, (0.5, 1)),  # where the GPUs are
-        ([{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}], 2, (1, 0.5)),
-        ([{"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}], 3, (1, 0.5)),
-        ([{}], 2, (1, 0)),  # it waits for a machine
-        ([], 1, (1, 0)),
-    ],
-)
-def test_there_is_room_for_all_workers_at_once(machines, num_workers, share):
-    assert share_of(machines, num_workers) == pytest.approx(share)
-
-
 MACHINES = st.lists(
     st.fixed_dictionaries({}, optional={"CPU": st.integers(0, 9), "GPU": st.integers(0, 4)}),
     max_size=5,

@@ -94,7 +94,7 @@ def test_a_refused_key_ends_the_run_and_another_one_goes_on(folder):
     assert len(results(folder)) == 8
 
 
-@pytest.mark.parametrize("shown", ["-q", "--live=plain", "--live=always"])
+@pytest.mark.parametrize("shown", ["-q", "--live=always"])
 def test_a_wait_that_is_too_long_is_told_once_and_the_run_goes_on_later(folder, shown):
     later = [refusal(429, "daily limit\x1b[31m", Retry_After="3600"), answer("x")]
     with FaultServer(dict.fromkeys(["p1", "p2", "p5"], later)) as server:
@@ -112,7 +112,7 @@ def test_a_wait_that_is_too_long_is_told_once_and_the_run_goes_on_later(folder, 
     assert {each["finish_reason"] for each in results(folder).values()} == {"stop"}
 
 
-@pytest.mark.parametrize("shown", ["-q", "--live=plain", "--live=always"])
+@pytest.mark.parametrize("shown", ["-q", "--live=always"])
 def test_a_long_wait_is_told_while_it_lasts(folder, shown):
     with FaultServer(usual=refusal(429, "daily limit", Retry_After="3600")) as server:
         command = ("run", "r.jsonl", "--model", server.name, "-o", "out.jsonl", shown)
