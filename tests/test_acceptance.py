@@ -28,6 +28,7 @@ from batcher.decoding.sampling import (
     gumbel_noise,
     row_key,
     token_hashes,
+    verify,
 )
 from batcher.engine.speculating import Speculator
 from batcher.events import AcceptEvent, DraftEvent, PreemptEvent
@@ -107,29 +108,23 @@ def share_accepted(run: Run) -> float:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "top-k": {"top_k": 2},
     "top-p": {"top_p": 0.5},
-    "min-p": {"min_p": 0.65},
-    "typical": {"typical_p": 0.4},
     "penalties": {"temperature": 1.3, "repetition_penalty": 1.4, "frequency_penalty": 0.4},
     "bad words": {"bad_words": ["ad", "bb"], "logit_bias": {2: 3}},
 }
-RARE_SETTINGS = [name for name in SETTINGS if name not in {"plain", "top-p", "penalties"}]
 HEAVY = pytest.mark.heavy  # thousands of outputs each
 
 
 @pytest.mark.parametrize(
     ("draft", "num_drafts", "setting"),
     [
-        pytest.param("Fair", 2, "plain", marks=HEAVY),
         ("Weak", 3, "plain"),
         pytest.param("Weak", 3, "top-p", marks=HEAVY),
         pytest.param("Weak", 3, "penalties", marks=HEAVY),
         pytest.param("Good", 3, "plain", marks=HEAVY),
         pytest.param("Fair", 1, "plain", marks=HEAVY),
-        pytest.param("Cold", 3, "plain", marks=HEAVY),
         pytest.param("Hot", 3, "plain", marks=HEAVY),
-        *(pytest.param("Weak", 3, setting, marks=HEAVY) for setting in RARE_SETTINGS),
+        pytest.param("Weak", 3, "bad words", marks=HEAVY),
     ],
 )
 def test_outputs_follow_the_distribution(draft: str, num_drafts: int, setting: str) -> None:
@@ -174,7 +169,7 @@ def test_they_do_where_rows_are_preempted_and_drafts_left_out() -> None:
 @HEAVY
 def test_they_do_with_mirostat() -> None:
     fields = {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 1.2}
-    plain = decoded("markov:Weak", fields | {"speculate": False, "seed": 1}, num_outputs=20000)
+    plain = decoded("markov:Weak", fields | {"speculate": False, "seed": 1}, num_outputs=8000)
     counts = Counter(tuple(result.tokens[:LENGTH]) for result in plain.results)
     probabilities = {output: count / counts.total() for output, count in counts.items()}
     assert surprise(decoded("markov:Weak", fields), probabilities) < LIMIT
@@ -194,7 +189,7 @@ def with_the_noise_of_tokens(keys: np.ndarray, positions: np.ndarray) -> np.ndar
 
 def anew(scores: np.ndarray, token_ids, proposals, noise) -> np.ndarray:
     """Accept as ever, but draw what replaces a draft as if there had been none."""
-    verified = sampling.verify(scores, token_ids, proposals, noise)
+    verified = verify(scores, token_ids, proposals, noise)
     tokens = np.array([-1 if each is None else each.token for each in proposals])
     is_draft = (token_ids == tokens[:, None]) & (verified > -np.inf)
     return np.where(is_draft.any(axis=-1)[:, None], verified, scores)

@@ -20,7 +20,7 @@ KINDS = [(5,), (None, 3), (None, 5, "state"), (None, "state"), ("state",), (None
 
 
 @given(case=cases(st.one_of(english_requests(), control_requests())), kinds=st.sampled_from(KINDS))
-@settings(examples(60), derandomize=True)
+@settings(examples(30), derandomize=True)
 def test_every_group_has_what_it_reads(case: Case, kinds: tuple) -> None:
     num_blocks = case.settings.kv_blocks
     if num_blocks is not None:

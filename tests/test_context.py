@@ -80,7 +80,7 @@ def streams(done: Run) -> dict[tuple[str, int], list[Any]]:
     return found
 
 
-@examples(150)
+@examples(60)
 @given(
     st.lists(st.one_of(control_requests(), english_requests()), min_size=1, max_size=6),
     st.integers(1, 30),

@@ -124,7 +124,7 @@ def timed_run(num_requests, batch):
     yield EndEvent(num_requests // batch, num_requests / batch, num_requests, num_requests)
 
 
-HEAVY = pytest.param(100_000, marks=pytest.mark.heavy)
+HEAVY = pytest.param(20_000, marks=pytest.mark.heavy)
 
 
 @pytest.mark.parametrize("num_requests", [3_000, HEAVY])

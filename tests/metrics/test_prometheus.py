@@ -105,7 +105,7 @@ def check_equal(told, summary, dropped=()):
 
 
 @given(served())
-@examples(200)
+@examples(80)
 def test_buckets_count_what_a_look_at_every_token_tells(run):
     events, truth = run
     collector, plain = (
@@ -141,7 +141,7 @@ def requests():
 
 
 @given(st.data(), st.lists(sharing(requests()), max_size=10), st.integers(3, 5), step_times())
-@examples(100)
+@examples(40)
 def test_counts_only_grow_and_are_those_of_the_summary_in_the_end(data, wanted, batch, time):
     engine = Engine(
         SimulatedModel(),

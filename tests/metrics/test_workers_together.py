@@ -45,7 +45,7 @@ def totals_of(events):
 
 
 @cases
-@examples(90)
+@examples(40)
 def test_numbers_of_several_are_what_the_timeline_and_the_workers_tell(
     drawn, num_workers, seed, kind
 ):
