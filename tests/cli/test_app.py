@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from examples import mostly_heavy
 from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
 
 
@@ -106,7 +107,7 @@ def test_ctrl_c_while_the_command_is_still_loading_is_quiet():
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
-@pytest.mark.parametrize("most", [7, 8, 9])
+@pytest.mark.parametrize("most", mostly_heavy([7, 8, 9], 8))
 def test_too_many_open_files_are_told_with_the_limit_and_no_file_of_ours(tmp_path, most):
     (tmp_path / "in").write_text('{"prompt": "x"}\n')
     limited = ["bash", "-c", f'ulimit -n {most}; exec "$@"', "bash", *COMMAND]

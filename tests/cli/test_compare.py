@@ -20,7 +20,6 @@ from batcher.planning.deployments import AXES, Deployment, grid_of
 from batcher.planning.measure import Question
 from batcher.planning.prices import Price
 from batcher.planning.workload import workload_of
-from cli.views.plan_columns import good_percent
 from cli.views.plan_tables import LEAST_WANTED, table_of
 
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
@@ -46,15 +45,6 @@ def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
         "KV is unlimited; the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: "
         "--kv-blocks 2587\n"
     )
-
-
-def test_a_miss_is_not_rounded_away():
-    assert [good_percent(share) for share in (1.0, 0.9999, 0.987, 0.0)] == [
-        "100%",
-        "99.9%",
-        "98.7%",
-        "0%",
-    ]
 
 
 @pytest.mark.parametrize(("width", "wanted"), [(92, ""), (80, ""), (80, "hits"), (60, "")])
@@ -99,7 +89,7 @@ def test_long_settings_are_cut_where_leaving_out_columns_does_not_do(tmp_path):
 def test_memory_that_is_unlimited_is_said_once_for_each_profile():
     profiles = "rtx4090_llama3.1-8b,h100_llama3.1-8b_tp1,constant:1"
     grid = (CHAT, "--batch", "64,80", "--profile", profiles)
-    for blocks, num_notes in (((), 2), (("--kv-blocks", "none,2588"), 2), (("-q",), 0)):
+    for blocks, num_notes in (((), 2), (("-q",), 0)):
         assert batchdecode("compare", *grid, *blocks).stderr.count("KV is unlimited") == num_notes
     limited = batchdecode("compare", *grid, "--kv-blocks", "2588")
     assert limited.stderr == ""
@@ -176,10 +166,9 @@ def test_requests_that_can_never_run_are_told_of_and_if_none_can_it_fails(tmp_pa
     ] * 2
 
 
-@pytest.mark.parametrize(("column", "batches"), [("throughput", [16, 8, 4]), ("slots", [4, 8, 16])])
-def test_sorted_the_best_comes_first(column, batches):
-    cells = rows_of(CHAT, *PROFILE, "--batch", "8,4,16", "--sort", column)
-    assert [cell["settings"]["batch"] for cell in cells] == batches
+def test_sorted_the_best_comes_first():
+    cells = rows_of(CHAT, *PROFILE, "--batch", "8,4,16", "--sort", "throughput")
+    assert [cell["settings"]["batch"] for cell in cells] == [16, 8, 4]
 
 
 def test_lengths_that_are_not_known_are_decoded_for():

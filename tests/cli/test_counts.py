@@ -29,8 +29,10 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("workers", [None, "2"])
-@pytest.mark.parametrize("name", FILES)
+SAMPLES = "samples, beams and no tokens"
+
+
+@pytest.mark.parametrize(("name", "workers"), [*((name, None) for name in FILES), (SAMPLES, "2")])
 def test_every_view_counts_alike(tmp_path, name, workers):
     content, told = FILES[name]
     (tmp_path / "in").write_bytes(content)
@@ -49,7 +51,7 @@ def test_every_view_counts_alike(tmp_path, name, workers):
 
 
 def test_comparing_runs_counts_outputs(tmp_path):
-    content, _ = FILES["samples, beams and no tokens"]
+    content, _ = FILES[SAMPLES]
     (tmp_path / "in").write_bytes(content)
     for batch in ("4", "8"):
         batchdecode("run", "in", "-o", "/dev/null", "-b", batch, "--trace", batch, cwd=tmp_path)

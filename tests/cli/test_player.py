@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import record
 from reference_paged import Limits, PagedJob, play_paged
-from reference_schedule import DESIGN_JOBS, Job, play
+from reference_schedule import Job, play
 
-from batcher.errors import BatchdecodeError
 from cli.screen.live import ScreenLive
 from cli.screen.terminal import MAX_TYPED, Pasted
 from cli.screen.theme import ASCII, UNICODE
@@ -212,9 +211,3 @@ def test_a_run_that_breaks_off_is_played_up_to_there():
     last = max(getattr(event, "step", 0) for event in LONG[:40])
     assert seen.step == last
     assert f"step {last} " in seen.text
-
-
-def test_a_run_without_steps_is_not_played():
-    run = play(DESIGN_JOBS, 2).events
-    with pytest.raises(BatchdecodeError, match="nothing to play"):
-        record(run[:1])

@@ -129,32 +129,19 @@ def test_a_trace_takes_no_options_of_scheduling(folder):
     ("arguments", "message"),
     [
         (["--policy", "priorty"], "did you mean priority? (known: fcfs, priority, sjf,"),
-        (["--policy", "nowhere:key"], "nowhere"),
-        (["--batching", "statc"], "--batching must be continuous or static, not"),
         (["--capacity", "watermark"], "--capacity has no effect without --kv-blocks"),
-        (
-            ["--block-size", "4"],
-            "--block-size has no effect without --kv-blocks or --prefix-cache on",
-        ),
         (
             ["--kv-blocks", "9", "--capacity", "watermark", "--watermark", "1"],
             "--watermark must be a share from 0 to less than 1, not 1.0",
         ),
-        (["--watermark", "0.2"], "--watermark has no effect without --kv-blocks and --capacity"),
         (["--aging", "60"], "--aging has no effect without a --policy other than fcfs"),
         (["--profile", "h200"], "known: rtx4090_llama3.1-8b"),
         (["--max-batch-tokens", "2"], "--max-batch-tokens 2 is less than the 3 slots"),
-        (["--kv-blocks", "0"], "--kv-blocks must be an integer from 1 to 16,777,216, not 0"),
         (["--prefix-cache", "yes"], "--prefix-cache must be on, off or auto, not 'yes'"),
         (["--no-prefix-cache"], "has no option --no-prefix-cache; did you mean --prefix-cache?"),
         (["--kv-blocks", "16777216", "--block-size", "1048576"], "no memory for so many blocks"),
         (["--draft-tokens", "4"], "--draft-tokens has no effect without --draft"),
         (["--draft", "ngram", "--draft-tokens", "65"], "an integer from 1 to 64, or auto, not 65"),
-        (["--acceptance", "leviathan"], "--acceptance has no effect without --draft"),
-        (
-            ["--draft", "ngram", "--acceptance", "typical"],
-            "--acceptance must be exact or leviathan, not typical",
-        ),
         (
             ["--draft", "simulated", "--acceptance", "leviathan", "--draft-tree", "2x2"],
             "--acceptance leviathan is for drafts in a line, and not for a --draft-tree",
@@ -210,7 +197,7 @@ def test_sessions_are_continued(folder):
     (folder / "in").write_bytes(lines_of(*TURNS, *workload(9)))
     run(folder, "in", "-o", "out")
     whole = (folder / "out").read_bytes()
-    for size in range(0, len(whole), 900):
+    for size in (0, 900, len(whole) // 2, len(whole) - 1):
         pretend_to_have_stopped(folder, size)
         run(folder, "in", "-o", "out", "--resume")
         assert sorted((folder / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
@@ -239,7 +226,6 @@ def test_a_run_whose_outputs_depend_on_drafts_is_continued_as_if_it_had_never_st
 
 
 def test_by_which_rule_drafts_are_accepted_is_in_the_trace(folder):
-    assert run_event(folder, *LEVIATHAN)["speculation"]["acceptance"] == "leviathan"
     (folder / "c.yaml").write_text("draft: simulated:0.5\nacceptance: leviathan\n")
     assert run_event(folder, "--config", "c.yaml")["speculation"]["acceptance"] == "leviathan"
     found = run_event(folder, "--config", "c.yaml", "--acceptance", "exact")["speculation"]

@@ -3,13 +3,8 @@
 import json
 import re
 
-import msgspec
 import pytest
 from process import ROOT, batchdecode, lines_of
-
-from batcher.decoding.constraints import ConstraintTimes
-from batcher.metrics.summary import RunSummary
-from cli.screen.summary import render_stats
 
 REQUESTS = ROOT / "samples/requests.jsonl"
 LIMITED = ["-b", "4", "--kv-blocks", "24", "--max-batch-tokens", "16", "--profile", "constant:0.5"]
@@ -68,26 +63,6 @@ def test_constraints_tell_what_they_took_and_the_summary_does_not(tmp_path):
     assert summary["constraints"].keys() == {"compiled", "cache_hits"}
     _, same = told(tmp_path, source="-", stdin=CONSTRAINED)
     assert same == summary
-
-
-def test_no_line_says_nothing():
-    empty = {
-        **dict.fromkeys(["requests", "outputs", "ok", "failed", "rejected", "aborted"], 0),
-        **dict.fromkeys(["unfinished", "prompt_tokens", "generated_tokens", "longest_output"], 0),
-        **dict.fromkeys(["steps", "least_steps", "busy_slot_steps", "idle_slot_steps"], 0),
-        **dict.fromkeys(["jumps", "jumped_tokens", "forks"], 0),
-        **dict.fromkeys(["wait", "first_token", "latency"]),
-        "finish_reasons": {"stop": 0, "length": 0, "error": 0, "aborted": 0},
-        "idle": dict.fromkeys(["tail", "arrivals", "empty_queue", "too_few"], 0)
-        | dict.fromkeys(["kv", "tokens", "preemption", "batch"], 0),
-        "positions": {"total": 0, "padding": 0},
-        "constraints": {"compiled": 0, "cache_hits": 0},
-        "batch": 8,
-        "tokens_per_step": 0.0,
-        "busy_share": 0.0,
-    }
-    text = render_stats(msgspec.convert(empty, RunSummary), ConstraintTimes())
-    assert text == "  tokens          prompt 0   generated 0   longest output 0   0 a step\n"
 
 
 def test_the_summary_goes_to_stdout_if_results_do_not(tmp_path):

@@ -7,9 +7,11 @@ from msgspec.structs import replace
 from process import batchdecode, lines_of
 
 from batcher.engine.engine import Engine
+from batcher.events import RunEvent
 from batcher.explaining.differences import compare
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
+from batcher.trace.files import encode_events
 from cli.views.story_text import describe, results_of
 
 # Three share eight tokens, which are found; one gets all it asks for at once, without a slot.
@@ -96,24 +98,13 @@ def test_what_became_of_each_request_is_summed_over_all_that_happened_to_it(trac
     } == {name: (a, samples_b[name]) for name, a in samples_a.items() if a != samples_b[name]}
 
 
-def test_runs_whose_requests_stop_at_ids_are_compared(tmp_path):
-    stops = [[265, 360], [46, 287]]
-    lines = lines_of({"prompt": "a", "max_tokens": 50, "stop_sequence": stops})
-    (tmp_path / "in").write_bytes(lines)
-    for trace in ("a", "b"):
-        batchdecode("run", "in", "-q", "-o/dev/null", "--trace", trace, cwd=tmp_path)
-    done = batchdecode("trace", "diff", "a", "b", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_workers_are_refused_by_name(tmp_path):
     (tmp_path / "in").write_bytes(REQUESTS)
-    done = batchdecode("run", "in", "-q", "--workers", 2, "--trace", "t2", "-o", "o", cwd=tmp_path)
-    assert done.returncode == 0
-    for options in ((), ("--json",), ("--html", "-o", "x.html")):
-        done = batchdecode("trace", "diff", "in", "t2", *options, cwd=tmp_path)
-        assert done.returncode == 2
-        assert "compares two schedules step by step, and each of the 2 workers of t2" in done.stderr
+    started = RunEvent(batch=2, model="m", settings={}, workers=2)
+    (tmp_path / "t2").write_bytes(encode_events([started]))
+    done = batchdecode("trace", "diff", "in", "t2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "compares two schedules step by step, and each of the 2 workers of t2" in done.stderr
 
 
 def test_what_changed_is_as_wide_as_the_terminal_and_says_what_has_no_room():
