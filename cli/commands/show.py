@@ -23,7 +23,7 @@ import msgspec
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event, RunEvent
 from batcher.explaining.differences import RunComparison, compare
-from batcher.explaining.story import KeptRequests, answer_of, read_requests
+from batcher.explaining.story import answer_of, read_requests
 from batcher.fields import read_number
 from batcher.hf.settings import LOADING_SETTINGS
 from batcher.page import START as PAGE_START
@@ -383,7 +383,11 @@ def show_why(
         with _contradictions_named(source.name):
             kept = read_requests(events, request_id)
             if request_id is None:
-                title = [_keep_longest(kept, source.name)]
+                longest, num_outputs = kept.longest, len(kept.all)
+                if longest is None:
+                    raise BatchdecodeError(f"{source.name} has no request")
+                kept.only(longest.id)
+                title = [f"longest of {counted(num_outputs, 'output')}: {longest.label}"]
             elif not kept.is_known:
                 hint, known = "", kept.ids
                 if path is None:
@@ -398,15 +402,6 @@ def show_why(
     stories = [tell(story, length) for story in answer.stories]
     stories += map(tell_reject, answer.rejects)
     _print_lines(_in_columns([*title, *(line for story in stories for line in story)]))
-
-
-def _keep_longest(kept: KeptRequests, name: str) -> str:
-    """Let only the request be kept that took longest, and return which one that is; or raise."""
-    longest, num_outputs = kept.longest, len(kept.all)
-    if longest is None:
-        raise BatchdecodeError(f"{name} has no request")
-    kept.only(longest.id)
-    return f"longest of {counted(num_outputs, 'output')}: {longest.label}"
 
 
 def _missing_input(request_id: str) -> str:

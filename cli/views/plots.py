@@ -72,11 +72,11 @@ def check_plot(plot: str | None, *, force: bool) -> None:
         )
     check_writable(plot)
     if not force:
-        check_replaceable("--plot", plot, _is_plot)
-
-
-def _is_plot(start: bytes) -> bool:
-    return start.startswith((b"<?xml", b"\x89PNG")) and b"batchdecode" in start
+        check_replaceable(
+            "--plot",
+            plot,
+            lambda start: start.startswith((b"<?xml", b"\x89PNG")) and b"batchdecode" in start,
+        )
 
 
 class Point(Struct, frozen=True):
@@ -107,12 +107,6 @@ class Chart(Struct, frozen=True):
     @property
     def points(self) -> list[Point]:
         return [point for line in self.lines.values() for point in line]
-
-    @property
-    def marked_first(self) -> list[tuple[str, Point]]:
-        """The lines and points in the order in which their labels get the room there is."""
-        found = [(line, point) for line, points in self.lines.items() for point in points]
-        return sorted(found, key=lambda pair: not pair[1].mark)
 
     @property
     def is_log(self) -> bool:
@@ -221,10 +215,6 @@ def _latency_title(name: str, percent: str) -> str:
     return f"{metric.upper()} {percent} (s)" + f" of {of_class}" * bool(of_class)
 
 
-def limit_label(limit: float) -> str:
-    return f"SLO {duration(limit)}"
-
-
 def _lines(points: Iterator[tuple[str, Point]]) -> dict[str, list[Point]]:
     """Return `points` by their lines; those that come to the same are one with all their names."""
     lines: dict[str, dict[tuple[float, float], list[Point]]] = {}
@@ -324,7 +314,7 @@ def _draw(chart: Chart, axes: "Axes") -> None:
         axes.plot(
             [], [], "o", markerfacecolor="white", markeredgecolor="0.4", label="misses the SLO"
         )
-        label = f" {limit_label(chart.limit)}"
+        label = f" SLO {duration(chart.limit)}"
         axes.text(chart.limit, 0.01, label, color="C3", transform=axes.get_xaxis_transform())
     axes.set_xlabel(chart.latency_title)
     axes.set_ylabel("output tokens/s")
@@ -338,8 +328,7 @@ def _name_points(chart: Chart, axes: "Axes") -> None:
     """Write labels beside their points, those of what is marked first, as far as none meet."""
     per_point = PIXELS_PER_INCH / 72
     taken: list[tuple[float, float, float, float]] = []
-    named = chart.named
-    for point in (point for _, point in chart.marked_first if point in named):
+    for point in sorted(chart.named, key=lambda point: not point.mark):
         x, y = axes.transData.transform((point.latency, point.tokens_per_s)) / per_point
         width = len(point.label) * _CHARACTER_WIDTH
         boxes = []

@@ -188,8 +188,6 @@ def test_lengths_that_are_not_known_are_decoded_for():
     [
         (["--block-size", "4,8"], "--block-size has no effect without --kv-blocks or"),
         (["--profile", "wall"], "wall, the time that steps really take, is for run"),
-        (["--policy", "sfj"], "unknown policy 'sfj'; did you mean sjf?"),
-        (["--profile", "x"], "unknown profile x; known: rtx4090_llama3.1-8b"),
         (["--sort", "speed"], "unknown column 'speed'; did you mean speedup? (known: throughput"),
         (["--slo", "ttft=1h"], "unknown unit 'h'; known: s, ms, us"),
         (["--kv-blocks", "lots"], "--kv-blocks 'lots': expected a whole number"),

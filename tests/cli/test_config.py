@@ -133,12 +133,9 @@ def test_a_file_without_an_end_is_refused_before_it_is_read_whole(option, tmp_pa
     )
 
 
-def test_a_file_that_is_not_there_is_an_error():
+def test_each_kind_of_model_has_a_section_of_its_own(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read nowhere.yaml: No such file"):
         model_settings("nowhere.yaml")
-
-
-def test_each_kind_of_model_has_a_section_of_its_own(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("llm:\n  timeout: 2.5\nbatch: 3\nsimulated:\n  seed: 7\n  eos_rate: 0.5\n")
     assert model_settings(str(path)) == {

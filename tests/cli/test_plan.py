@@ -177,7 +177,6 @@ def test_json_has_all_of_it():
             "--search must be batch, kv-blocks, max-batch-tokens, replicas or rate, not 'speed'",
         ),
         (["--slo", "e2e=1", "--goodput", "0"], "--goodput 0 is met by anything"),
-        (["--slo", "e2e=1", "--aging", "5"], "--aging has no effect without a --policy other"),
         (
             ["--slo", "e2e=1", "--fleet", ROOT / "samples" / "what-if" / "fleet.yaml"],
             "--search batch: of a fleet from a file the fewest replicas or the largest rate can be",

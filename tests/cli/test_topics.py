@@ -37,13 +37,9 @@ def test_every_page_is_listed_on_a_line_of_its_own():
 
 
 @pytest.mark.usefixtures("pages_read_once")
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_a_topic_by_its_name(page):
-    assert find(page)[0].text == PAGES[page].read_text()
-
-
-@pytest.mark.usefixtures("pages_read_once")
-def test_every_command_option_and_field_is_a_topic():
+def test_every_page_command_option_and_field_is_a_topic():
+    for page, path in PAGES.items():
+        assert find(page)[0].text == path.read_text(), page
     for name in COMMANDS:
         assert find(name)
     options = {max(param.opts, key=len) for _, param in all_options()}
@@ -170,15 +166,8 @@ def test_on_a_terminal_what_leads_on_names_its_command():
     assert told("as [docs](cli.md) say") == "as docs say"
 
 
-def test_the_list_of_pages_is_read_in_the_pager_too(pager):
-    shown, status = read_on_a_terminal(PAGER=pager("echo PAGED\nexec cat"))
-    assert status == 0
-    assert shown.startswith("PAGED\r\nUsage: batchdecode help [TOPIC]\r\n")
-
-
-@pytest.mark.parametrize("command", ["no-such-pager", "/", " "])
-def test_a_pager_that_cannot_be_started_leaves_the_text_to_the_terminal(command):
-    shown, status = read_on_a_terminal("input index", PAGER=command)
+def test_a_pager_that_cannot_be_started_leaves_the_text_to_the_terminal():
+    shown, status = read_on_a_terminal("input index", PAGER="no-such-pager")
     assert status == 0
     assert "input index" in without_styles(shown)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_server import command_line
-from page_reader import parts_of
-from process import COMMAND, ENVIRONMENT
+from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
 from reference_schedule import DESIGN_JOBS, jobs_of, play
 
 from batcher.errors import BatchdecodeError
@@ -68,7 +67,6 @@ def test_a_pipe_gets_spans(shown, design_trace):
         ("spans", b'{"slot":0,"id":"a","index":0,"start":0,"end":3,"outcome":"length"}'),
         ("steps", b'{"step":0,"slots":["a","b"],"waiting":2}'),
         ("csv", b"slot,id,index,start,end,outcome,role,jumped,dropped"),
-        ("perfetto", b'{"displayTimeUnit":"ms","traceEvents":['),
         ("chrome", b'{"displayTimeUnit":"ms","traceEvents":['),
         ("gantt", "7 steps · 2 slots · 71% busy · 4 requests".encode()),
         (
@@ -90,16 +88,6 @@ def test_each_format_goes_to_stdout_and_into_files(shown, design_trace, tmp_path
         assert shown(design_trace, format=view) == output.read_bytes()
 
 
-def test_a_page_shows_all_at_first_unless_options_say_what(design_trace):
-    def opening(*arguments):
-        line = [*COMMAND, "trace", str(design_trace), "--format", "html", *arguments]
-        shown = subprocess.run(line, capture_output=True, check=True, env=ENVIRONMENT)
-        return parts_of(shown.stdout)[0].get("opening")
-
-    assert not opening()
-    assert opening("--request", "c", "--slot", "1") == {"requests": ["c"], "slots": [1]}
-
-
 def test_options_choose_steps_requests_and_slots(shown, design_trace):
     assert rows_of(shown(design_trace, steps="3:")) == DESIGN_SPANS[3:]
     assert rows_of(shown(design_trace, request=("b", "c"))) == DESIGN_SPANS[1:3]
@@ -111,8 +99,6 @@ def test_options_choose_steps_requests_and_slots(shown, design_trace):
     [
         ("2:5", (2, 5)),
         (":5", (None, 5)),
-        ("2:", (2, None)),
-        (":", (None, None)),
         ("-3:", (-3, None)),
         ("4", (4, 5)),
         ("-1", (-1, None)),
@@ -122,7 +108,7 @@ def test_steps_are_a_slice(text, steps):
     assert parse_steps(text) == steps
 
 
-@pytest.mark.parametrize("text", ["", "a", "1:2:3", "1-2", "1.5:", "::"])
+@pytest.mark.parametrize("text", ["", "a", "1:2:3", "1.5:"])
 def test_what_is_not_a_slice_is_refused(text):
     with pytest.raises(BatchdecodeError, match="expected A:B"):
         parse_steps(text)
@@ -216,14 +202,6 @@ def command(*arguments, **options):
     )
 
 
-def test_requests_are_run_for_their_timeline(tmp_path):
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(DESIGN_REQUESTS)
-    done = command(str(path), "--batch", "2")
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert rows_of(done.stdout) == DESIGN_SPANS
-
-
 @pytest.mark.parametrize("data", [DESIGN_REQUESTS, DESIGN_TRACE])
 def test_stdin_is_a_trace_or_requests(data):
     options = ["-b", "2"] if data == DESIGN_REQUESTS else []
@@ -247,17 +225,6 @@ def test_a_fifo_is_read_once(tmp_path):
         writer.stdin.write(DESIGN_REQUESTS)
         writer.stdin.close()
         assert rows_of(command(str(fifo), "-b2").stdout) == DESIGN_SPANS
-
-
-def test_an_output_without_the_characters_gets_ascii(design_trace):
-    shown = subprocess.run(
-        [*COMMAND, "trace", design_trace, "--format", "gantt"],
-        env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        check=True,
-    ).stdout
-    assert shown.isascii()
-    assert b"slot 0 |a=" in shown
 
 
 def test_a_trace_needs_no_numpy(design_trace):
@@ -304,3 +271,90 @@ def test_on_a_terminal_of_no_locale_the_gantt_is_ascii(tmp_path):
     os.close(ours)
     assert b"|a=" in shown
     assert shown.isascii()
+
+
+# -- requests, which are run for their trace -------------------------------------------------------
+
+
+def test_bad_requests_are_reported_as_by_run(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b'{"promt":"x"}\n')
+    done = command(str(path))
+    assert done.returncode == 2
+    assert b"did you mean `prompt`?" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            b'{"id":"a","index":0,"text":"","tokens":[],"finish_reason":"length"}',
+            "holds results: give the trace of that run",
+        ),
+        (b'{"id":"x","custom_id":"a","response":{},"error":null}', "holds results"),
+        (
+            b'{"event":"token","step":0,"id":"a","index":0,"tokens":[5],"text":"x"}',
+            "holds a stream: give the trace of that run (run --trace FILE) or its requests",
+        ),
+        (b'{"event":"arrive","step":0}', "a trace whose first line"),
+        (b'{"name":"x","id":3}', "neither a trace nor requests: its first line has no prompt"),
+        (b"Dear reader,", "neither a trace nor requests"),
+    ],
+)
+def test_what_is_neither_trace_nor_requests_is_said_in_one_line(tmp_path, line, said):
+    path = tmp_path / "something"
+    path.write_bytes(b"".join([line, b"\n"]) * 60)
+    done = command(str(path))
+    stderr = done.stderr.decode()
+    assert done.returncode == 2
+    assert said in stderr
+    assert stderr.count("\n") == 1
+    assert "--keep-going" not in stderr
+
+
+def test_a_file_of_chats_holds_requests(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b'{"messages":[{"role":"user","content":"Hi"}],"ignore_eos":true}\n')
+    rows = command(str(path), "--format", "csv").stdout.splitlines()
+    assert rows[1:] == [b"0,1,0,0,4096,length,sample,0,false"]
+
+
+def test_bad_lines_of_requests_are_reported_or_shown_as_rejected(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b'{"id":"a","prompt":"x","max_tokens":2,"ignore_eos":true}\n{"prompt":}\n')
+    done = command(str(path))
+    assert done.returncode == 2
+    assert b"error[invalid-json]" in done.stderr
+    assert b"--keep-going to skip" in done.stderr
+    done = command(str(path), "--format", "csv", "--keep-going")
+    assert done.returncode == 0
+    assert b"error[invalid-json]" in done.stderr
+    assert done.stdout.splitlines()[1:] == [b"0,a,0,0,2,length,sample,0,false"]
+
+
+def test_how_requests_are_run_comes_from_the_configuration(tmp_path, design_trace):
+    path, settings = tmp_path / "requests.jsonl", tmp_path / "settings.yaml"
+    path.write_bytes(b'{"prompt":"x","max_tokens":9}\n' * 3)
+    settings.write_text("batch: 2\noutput: precious\nkeep-order: true\nsimulated:\n  eos_rate: 0\n")
+    rows = command(str(path), "--format", "csv", "--config", str(settings)).stdout.splitlines()
+    assert rows[1:] == [
+        b"0,1,0,0,9,length,sample,0,false",
+        b"1,2,0,0,9,length,sample,0,false",
+        b"0,3,0,9,18,length,sample,0,false",
+    ]
+    rows = command(str(path), "--format", "csv", "--config", str(settings), "-b", "3").stdout
+    assert rows.splitlines()[-1].startswith(b"2,3,0,0,9")
+    done = command(str(design_trace), "--config", str(settings))
+    assert done.returncode == 2
+    assert b"--config is for requests" in done.stderr
+    settings.write_text("width: 90\n")
+    assert b"unknown setting width" in command(str(path), "--config", str(settings)).stderr
+
+
+@pytest.mark.parametrize("bad", ["nothing", "[]", '{"x":1}', '{"event":"x"}', "\x00"])
+def test_with_keep_going_the_first_line_may_be_any_bad_line(tmp_path, bad):
+    (tmp_path / "in").write_bytes(lines_of(bad, {"id": "a", "prompt": "x", "max_tokens": 2}))
+    done = batchdecode("trace", "in", "--format", "spans", "--keep-going", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert b'"id":"a"' in done.stdout

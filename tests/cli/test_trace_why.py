@@ -89,13 +89,6 @@ def test_the_story_as_json(traces):
         "blocks": 5,
         "by": ["a"],
     }
-    assert story["steps"] == {
-        "wait": 13,
-        "preempted": 0,
-        "prefill": 2,
-        "decode": 1,
-        "standstill": 0,
-    }
     assert story["ended"] == {"step": 15, "time": 8.5, "reason": "length", "tokens": 2}
 
 
@@ -208,14 +201,6 @@ def test_what_went_wrong_is_told_of_a_request_that_failed(tmp_path):
     ]
 
 
-def test_options_for_requests_are_refused_for_a_trace(traces):
-    done = batchdecode("trace", "why", "a", "tight.jsonl", "--batch", "3", cwd=traces)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: --batch is for requests, and tight.jsonl is a trace\n",
-    )
-
-
 @given(paged_workloads())
 def test_whatever_happened_there_are_words_for_it(workload):
     run = play_paged(*workload)
@@ -264,16 +249,6 @@ def test_a_trace_that_breaks_off_is_compared_up_to_there(traces):
     assert told[2] == "A breaks off at step 14: only what came before step 14 is compared"
     assert told[3] == "schedules: equal up to there, the same decisions in the same steps"
     assert not any("has not arrived" in line for line in told)
-
-
-def test_a_difference_as_json(traces):
-    done = batchdecode("trace", "diff", "tight.jsonl", "roomy.jsonl", "--json", cwd=traces)
-    assert done.returncode == 1
-    found = json.loads(done.stdout)
-    assert found["settings"] == [{"name": "kv_blocks", "a": 8, "b": 30}]
-    assert found["parting"]["step"] == 7
-    assert [event["event"] for event in found["parting"]["only_a"]] == ["preempt", "blocked"]
-    assert found["totals_a"]["recomputed"] == 8
 
 
 def test_a_trace_may_be_compared_with_a_new_run_of_its_requests(tmp_path):

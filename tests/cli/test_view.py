@@ -73,13 +73,10 @@ def test_the_quiet_view_writes_messages_only():
         ("auto", "", False, "ProgressLines"),
         ("always", "", False, "LiveView ScreenLive"),
         ("plain", "", True, "ProgressLines"),
-        ("plain", "", False, "ProgressLines"),
         ("never", "", True, "View"),
         ("always", "quiet", True, "View"),
         ("auto", "piped", True, "ProgressLines"),
-        ("always", "piped", True, "LiveView ScreenLive"),
         ("always", "dumb", True, "ProgressLines"),
-        ("auto", "dumb", True, "ProgressLines"),
     ],
 )
 def test_the_view_is_the_one_stderr_allows(monkeypatch, live, how, on_tty, expected):
