@@ -383,11 +383,11 @@ def show_why(
         with _contradictions_named(source.name):
             kept = read_requests(events, request_id)
             if request_id is None:
-                longest, num_outputs = kept.longest, len(kept.all)
-                if longest is None:
+                slowest, num_outputs = kept.longest, len(kept.all)
+                if slowest is None:
                     raise BatchdecodeError(f"{source.name} has no request")
-                kept.only(longest.id)
-                title = [f"longest of {counted(num_outputs, 'output')}: {longest.label}"]
+                kept.only(slowest.id)
+                title = [f"longest of {counted(num_outputs, 'output')}: {slowest.label}"]
             elif not kept.is_known:
                 hint, known = "", kept.ids
                 if path is None:
