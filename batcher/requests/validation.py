@@ -50,6 +50,7 @@ MAX_BAD_WORDS_LENGTH = 1024  # all of one request together, in UTF-8 bytes
 HUGE = 10**MAX_SHOWN
 
 _LOGIT_BIAS = cast(Range, range_of(Bias))
+_IF_SEVERAL = "each prompt is a request of its own"
 
 
 class ModelCapabilities(Struct, frozen=True):
@@ -188,7 +189,7 @@ def check_number(value: object, path: Path, allowed: Range) -> Problems:
 
 
 def check_text_or_tokens(
-    value: object, path: Path, capabilities: ModelCapabilities, if_several: str
+    value: object, path: Path, capabilities: ModelCapabilities, if_several: str = _IF_SEVERAL
 ) -> Problems:
     """Yield the problems of what is neither text nor token ids.
 
@@ -309,22 +310,17 @@ _SEED = cast(Range, REQUEST_FIELDS["seed"].range)
 
 _CONTENTS = ("text", "tokens", "length")
 _ONE_OF_THEM = "give one of `text`, `tokens` and `length`"
-_IF_SEVERAL = "each prompt is a request of its own"
 _DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
 
 
 def check_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     if not isinstance(value, list) or not any(isinstance(item, PromptSegment) for item in value):
-        yield from check_text_or_tokens(value, path, capabilities, _IF_SEVERAL)
+        yield from check_text_or_tokens(value, path, capabilities)
     elif is_integer(value[0]):
         for problem in check_token_ids(value, path, capabilities):
             yield replace(problem, hint=_DO_NOT_MIX)
     else:
         yield from _check_segments(value, path, capabilities)
-
-
-def check_negative_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    yield from check_text_or_tokens(value, path, capabilities, _IF_SEVERAL)
 
 
 def _check_segments(
@@ -335,7 +331,9 @@ def _check_segments(
     for index, item in enumerate(items):
         if isinstance(item, PromptSegment):
             yield from _check_segment(item, (*path, index), capabilities)
-            total += _length(item)
+            length: object = item.length
+            if isinstance(length, int) and _SEGMENT_LENGTH.holds(length):
+                total += length
         elif is_uniform:
             is_uniform = False
             problem = wrong("invalid-type", (*path, index), "a segment, an object", item)
@@ -348,61 +346,44 @@ def _check_segments(
         yield FieldProblem("invalid-value", path, message)
 
 
-def _length(segment: PromptSegment) -> int:
-    length: object = segment.length
-    return length if isinstance(length, int) and _SEGMENT_LENGTH.holds(length) else 0
-
-
 def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabilities) -> Problems:
-    yield from _check_contents(segment, path)
-    if segment.text is not None:
-        yield from check_string(segment.text, (*path, "text"), "a string")
-        yield from _check_filled(segment.text, (*path, "text"))
-    if segment.tokens is not None:
-        yield from _check_tokens(segment.tokens, (*path, "tokens"), capabilities)
-    if segment.length is not None:
-        yield from check_number(segment.length, (*path, "length"), _SEGMENT_LENGTH)
-    yield from _check_seed(segment, (*path, "seed"))
-    for name in ("type", "pin"):
-        value = getattr(segment, name)
-        if value is not None or name == "pin":
-            yield from check_choice(value, (*path, name), _SEGMENT[name].choices or ())
-
-
-def _check_contents(segment: PromptSegment, path: Path) -> Problems:
     given = [name for name in _CONTENTS if getattr(segment, name) is not None]
     if not given:
         yield FieldProblem("missing-field", path, f"{quote(path)} is empty; {_ONE_OF_THEM}")
     for name in given[1:]:
         message = f"{quote((*path, name))} cannot go with `{given[0]}`; {_ONE_OF_THEM}"
         yield FieldProblem("conflicting-fields", (*path, name), message)
-
-
-def _check_tokens(tokens: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    text, tokens = segment.text, cast(object, segment.tokens)
+    if text is not None:
+        yield from check_string(text, (*path, "text"), "a string")
+        yield from _check_filled(text, (*path, "text"))
     if isinstance(tokens, list):
-        yield from _check_filled(tokens, path)
-        yield from check_token_ids(tokens, path, capabilities)
+        yield from _check_filled(tokens, (*path, "tokens"))
+        yield from check_token_ids(tokens, (*path, "tokens"), capabilities)
+    elif tokens is not None:
+        yield wrong("invalid-type", (*path, "tokens"), "a list of token ids", tokens)
+    if segment.length is not None:
+        yield from check_number(segment.length, (*path, "length"), _SEGMENT_LENGTH)
+    seed, place = cast(object, segment.seed), (*path, "seed")
+    if isinstance(seed, str):
+        yield from check_string(seed, place, "a string")
+    elif is_integer(seed):
+        yield from check_number(seed, place, _SEED)
     else:
-        yield wrong("invalid-type", path, "a list of token ids", tokens)
+        yield wrong("invalid-type", place, "an integer or a string", seed)
+    if segment.length is None and seed != 0:
+        message = f"{quote(place)} has no effect without `length`"
+        yield FieldProblem("conflicting-fields", place, message, "leave it out")
+    for name in ("type", "pin"):
+        value = getattr(segment, name)
+        if value is not None or name == "pin":
+            yield from check_choice(value, (*path, name), _SEGMENT[name].choices or ())
 
 
 def _check_filled(value: object, path: Path) -> Problems:
     if isinstance(value, str | list) and not value:
         message = f"{quote(path)} is empty: a segment has at least one token"
         yield FieldProblem("invalid-value", path, message, "leave the segment out")
-
-
-def _check_seed(segment: PromptSegment, path: Path) -> Problems:
-    seed: object = segment.seed
-    if isinstance(seed, str):
-        yield from check_string(seed, path, "a string")
-    elif is_integer(seed):
-        yield from check_number(seed, path, _SEED)
-    else:
-        yield wrong("invalid-type", path, "an integer or a string", seed)
-    if segment.length is None and seed != 0:
-        message = f"{quote(path)} has no effect without `length`"
-        yield FieldProblem("conflicting-fields", path, message, "leave it out")
 
 
 MAX_PROBLEMS = 100  # of one field
@@ -506,17 +487,6 @@ def check_marker(marker: object, path: Path) -> Problems:
     if isinstance(marker, str | list) and not marker:
         message = f"{quote(path)} is empty, so it would match everywhere"
         yield FieldProblem("invalid-value", path, message, "leave it out")
-
-
-def check_total_length(request: Request) -> Problems:
-    lengths = {name: _text_length(getattr(request, name)) for name in MARKER_FIELDS}
-    total = sum(lengths.values())
-    if total > MAX_STOP_LENGTH:
-        message = (
-            f"the stops hold {total} token ids and bytes of text together; "
-            f"at most {MAX_STOP_LENGTH} are allowed"
-        )
-        yield FieldProblem("invalid-value", (max(lengths, key=lengths.__getitem__),), message)
 
 
 def _text_length(marker: object) -> int:
@@ -655,7 +625,7 @@ _CHECKS: dict[str, Check] = {
     "logit_bias": check_logit_bias,
     "allowed_token_ids": check_allowed,
     "bad_words": bounded(check_bad_words),
-    "negative_prompt": check_negative_prompt,
+    "negative_prompt": check_text_or_tokens,
     "json_schema": check_json_schema,
     "choice": check_texts_to_choose,
     "states": bounded(check_states),
@@ -669,14 +639,8 @@ _IF_EMPTY: dict[str, tuple[str, str | None]] = {
 }
 
 
-class Conflict(Struct, frozen=True):
-    """A problem of one field, and the other field that it depends on, if there is one."""
-
-    problem: FieldProblem
-    other: str | None = None
-
-
-Conflicts = Iterator[Conflict]
+# Each with the other field that it depends on, if there is one.
+Conflicts = Iterator[tuple[FieldProblem, str | None]]
 
 
 def look_closely(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
@@ -690,9 +654,9 @@ def look_closely(request: Request, capabilities: ModelCapabilities) -> list[Fiel
     if isinstance(request, ServerRequest) and "temperature" not in request.stated:
         bad.add("temperature")  # the server has a default of its own
     problems += [
-        conflict.problem
-        for conflict in find_conflicts(sound)
-        if conflict.problem.path[0] not in bad and conflict.other not in bad
+        problem
+        for problem, other in find_conflicts(sound)
+        if problem.path[0] not in bad and other not in bad
     ]
     problems += find_unserved(sound, capabilities)
     return problems
@@ -736,15 +700,6 @@ def find_conflicts(request: Request) -> Conflicts:
         if field.needs is not None and field.needs[0] not in asked and name not in blamed:
             other, remedy = field.needs
             yield _make(name, other, f"`{name}` has no effect without `{other}`; {remedy}")
-    yield from _check_samples(request)
-    yield from _check_others(request)
-
-
-def _make(name: str, other: str, message: str) -> Conflict:
-    return Conflict(FieldProblem("conflicting-fields", (name,), message), other)
-
-
-def _check_samples(request: Request) -> Conflicts:
     if request.best_of is not None and request.best_of < request.n:
         message = f"`best_of` is {request.best_of}, less than the {request.n} outputs of `n`"
         yield _make("best_of", "n", message)
@@ -757,9 +712,6 @@ def _check_samples(request: Request) -> Conflicts:
             if count is not None and count > 1:
                 message = f"`{name}` is {count}, but with `temperature` 0 all outputs are the same"
                 yield _make(name, "temperature", message)
-
-
-def _check_others(request: Request) -> Conflicts:
     most = request.output_limit
     if request.min_tokens > most:
         what = f"`max_tokens`, {most}" + " by default" * (request.max_tokens is None)
@@ -770,13 +722,25 @@ def _check_others(request: Request) -> Conflicts:
     states = request.states
     if states is not None:
         for problem in (*find_doubled_markers(states), *find_unreachable(request, states)):
-            yield Conflict(problem, "initial_state" if problem.path[0] == "states" else "states")
+            yield problem, "initial_state" if problem.path[0] == "states" else "states"
     if request.deadline is not None and request.deadline < request.arrival_time:
         message = (
             f"`deadline` is {request.deadline:g}, before `arrival_time`, {request.arrival_time:g}"
         )
         yield _make("deadline", "arrival_time", message)
-    yield from map(Conflict, check_total_length(request))
+    lengths = {name: _text_length(getattr(request, name)) for name in MARKER_FIELDS}
+    total = sum(lengths.values())
+    if total > MAX_STOP_LENGTH:
+        message = (
+            f"the stops hold {total} token ids and bytes of text together; "
+            f"at most {MAX_STOP_LENGTH} are allowed"
+        )
+        longest = max(lengths, key=lengths.__getitem__)
+        yield FieldProblem("invalid-value", (longest,), message), None
+
+
+def _make(name: str, other: str, message: str) -> tuple[FieldProblem, str]:
+    return FieldProblem("conflicting-fields", (name,), message), other
 
 
 # -- what the model and the batch can do -----------------------------------------------------------
@@ -814,12 +778,6 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
     if request.extra_body:
         message = "`extra_body` is for a server, and this model is none"
         yield FieldProblem("unsupported-model", ("extra_body",), message, "leave it out")
-    yield from _find_unserved_by_model(request, capabilities)
-
-
-def _find_unserved_by_model(
-    request: Request, capabilities: ModelCapabilities
-) -> Iterator[FieldProblem]:
     if not capabilities.gives_logits:
         for name in logit_fields_of(request):
             message = f"`{name}` needs a model that gives logits; this one gives only tokens"
@@ -841,7 +799,15 @@ def _find_unserved_by_model(
         yield FieldProblem("too-few-slots", (name,), message, f"use a batch of {needed} or more")
     yield from _find_uncompiled(request, capabilities)
     if capabilities.encode is not None:
-        for path, text in _texts_of(request):
+        texts: list[tuple[Path, str]] = []
+        for name in ("prompt", "negative_prompt"):
+            prompt = getattr(request, name)
+            for index, part in enumerate(prompt if isinstance(prompt, list) else ()):
+                if isinstance(part, PromptSegment) and part.text is not None:
+                    texts.append(((name, index, "text"), part.text))
+            if isinstance(prompt, str):
+                texts.append(((name,), prompt))
+        for path, text in texts:
             try:
                 capabilities.encode(text)
             except EncodingError as error:
@@ -883,17 +849,6 @@ def find_untold(
         yield FieldProblem("unsupported-model", ("stop_sequence",), message, "give texts")
 
 
-def _texts_of(request: Request) -> Iterator[tuple[Path, str]]:
-    for name in ("prompt", "negative_prompt"):
-        prompt = getattr(request, name)
-        if isinstance(prompt, str):
-            yield (name,), prompt
-        elif isinstance(prompt, list):
-            for index, segment in enumerate(prompt):
-                if isinstance(segment, PromptSegment) and segment.text is not None:
-                    yield (name, index, "text"), segment.text
-
-
 def _find_uncompiled(request: Request, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
     for field in constraint_fields_of(request):
         yield from find_uncompiled(field, getattr(request, field), capabilities)
@@ -928,18 +883,18 @@ _MAX_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STO
 _RULED = {"n", "best_of", "min_tokens", "num_beams", "cfg_scale", "prompt_logprobs", "heal"}
 
 
-def _free_fields() -> set[str]:
-    simple = {
-        name
-        for name, field in REQUEST_FIELDS.items()
-        if field.range is not None or field.choices is not None or field.parts == [Text]
-        if field.needs is None and name not in {*_RULED, *CONSTRAINT_FIELDS}
-    }
-    free = {name for name in simple if simple.isdisjoint(REQUEST_FIELDS[name].excludes)}
-    return free.union(PLAIN_FIELDS)
+_SIMPLE = {
+    name
+    for name, field in REQUEST_FIELDS.items()
+    if field.range is not None or field.choices is not None or field.parts == [Text]
+    if field.needs is None and name not in {*_RULED, *CONSTRAINT_FIELDS}
+}
 
-
-FREE_FIELDS = _free_fields()
+# Those that are right if their type is, while all others have their defaults.
+FREE_FIELDS = {
+    *PLAIN_FIELDS,
+    *(name for name in _SIMPLE if _SIMPLE.isdisjoint(REQUEST_FIELDS[name].excludes)),
+}
 
 
 def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request | list[FieldProblem]:
@@ -993,7 +948,7 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
     """Return an equal request with lists of its own; None if a closer look at it is needed."""
     if type(request) is not Request and request.__struct_fields__ != Request.__struct_fields__:
         return None  # a type of the caller's, of which nothing is known
-    checked = _type_of_tuple(capabilities.vocab_size, capabilities.gives_logits)
+    checked = _make_type(capabilities.vocab_size, Request, capabilities.gives_logits, "tuple")
     try:
         copy = msgspec.convert(astuple(request), checked)  # quicker than by the names of fields
     except (msgspec.ValidationError, UnicodeEncodeError):  # the other: a lone surrogate
@@ -1013,7 +968,7 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
 def checked_type(capabilities: ModelCapabilities) -> type[Request]:
     """Return the type of requests of FREE_FIELDS; one is right if `goes_together` is true of it."""
     base = Request if capabilities.served is None else ServerRequest
-    return _make_type(capabilities.vocab_size, base, gives_logits=capabilities.gives_logits)
+    return _make_type(capabilities.vocab_size, base, capabilities.gives_logits, "object")
 
 
 def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
@@ -1052,12 +1007,11 @@ def _is_uniform(stop: object) -> bool:
 
 
 @cache
-def _type_of_tuple(vocab_size: int | None, gives_logits: bool) -> type[Request]:  # noqa: FBT001 - a cache key
-    return _make_type(vocab_size, Request, gives_logits=gives_logits, array_like=True)
-
-
 def _make_type(
-    vocab_size: int | None, base: type[Request], *, gives_logits: bool, **config: Any
+    vocab_size: int | None,
+    base: type[Request],
+    gives_logits: bool,  # noqa: FBT001 - a cache key
+    shape: Literal["tuple", "object"],
 ) -> type[Request]:
     """Return a type that no bad request converts to, but for what `goes_together` tells.
 
@@ -1069,13 +1023,24 @@ def _make_type(
         types[name] = field.type if is_free else _only(field.default)
     if base is ServerRequest:
         types["extra_body"] = REQUEST_FIELDS["extra_body"].type
-    types |= _text_types(ModelCapabilities(vocab_size=vocab_size).largest_token)
+    largest = ModelCapabilities(vocab_size=vocab_size).largest_token
+    some, few = Meta(min_length=1, max_length=_MAX_STOPS), Meta(max_length=_MAX_STOPS)
+    token_id: Any = Annotated[int, Meta(ge=0, le=largest)]
+    token_ids: Any = Annotated[list[token_id], some]
+    text: Any = Annotated[str, some]
+    types |= {
+        "prompt": str | list[token_id],
+        "stop_token": token_id | Annotated[list[token_id], few] | None,
+        "stop_sequence": text | Annotated[list[token_id | text | token_ids], few] | None,
+        "stop": text | Annotated[list[text], few] | None,
+    }
     fields = [
         (name, types[name], *([] if name == "prompt" else [field.default]))
         for name, field in REQUEST_FIELDS.items()
     ]
+    is_tuple = shape == "tuple"
     made = msgspec.defstruct(
-        "CheckedRequest", fields, bases=(base,), frozen=True, gc=False, **config
+        "CheckedRequest", fields, bases=(base,), frozen=True, gc=False, array_like=is_tuple
     )
     return cast(type[Request], made)
 
@@ -1087,17 +1052,3 @@ def _only(default: Any) -> Any:
     if isinstance(default, str):
         return Literal[default]
     return Annotated[type(default), Meta(ge=default, le=default)]
-
-
-def _text_types(largest_token: int) -> dict[str, Any]:
-    """Return the types of the fields that hold text or token ids, as far as stops are few."""
-    some, few = Meta(min_length=1, max_length=_MAX_STOPS), Meta(max_length=_MAX_STOPS)
-    token_id: Any = Annotated[int, Meta(ge=0, le=largest_token)]
-    token_ids: Any = Annotated[list[token_id], some]
-    text: Any = Annotated[str, some]
-    return {
-        "prompt": str | list[token_id],
-        "stop_token": token_id | Annotated[list[token_id], few] | None,
-        "stop_sequence": text | Annotated[list[token_id | text | token_ids], few] | None,
-        "stop": text | Annotated[list[text], few] | None,
-    }
