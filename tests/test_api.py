@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import batcher
-from batcher import BatchdecodeError, Engine, Request, RequestError, Result, SimulatedModel, decode
+from batcher import BatchdecodeError, Engine, Request, Result, SimulatedModel, decode
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 
@@ -22,10 +22,6 @@ def test_results_come_back_in_input_order_and_finish_in_completion_order() -> No
     assert [result.id for result in results] == ["1", "2", "3"]
 
 
-def test_no_requests_no_results() -> None:
-    assert decode([]) == []
-
-
 def test_mappings_are_requests_too() -> None:
     fields = {"id": "x", "prompt": "Hi", "stop_sequence": ["."], "max_tokens": 50}
     assert decode([fields]) == decode([Request(**fields)])
@@ -37,8 +33,6 @@ def test_mappings_are_requests_too() -> None:
         ({"prompt": 5}, "request '2': `prompt` must be a string or a list of token ids, not 5"),
         ({}, "request '2': .*`prompt`"),
         ({"promt": "", "id": "x"}, "request 'x': unknown field `promt` .did you mean `prompt`"),
-        ({"prompt": [512]}, "request '2': .*512"),
-        ({"prompt": [-1]}, "-1"),
         ({"prompt": "", "stop": ""}, "stop"),
         ({"prompt": {1, 2}.__iter__()}, "request 2: .*cannot be part of a request"),
     ],
@@ -51,28 +45,6 @@ def test_a_bad_request_is_refused_before_anything_runs(fields: dict, message: st
 def test_synonyms_and_arrays_are_taken_from_mappings() -> None:
     [result] = decode([{"custom_id": "x", "prompt_tokens": np.array([5, 6]), "max_tokens": 1}])
     assert (result.id, result.usage.prompt_tokens) == ("x", 2)
-
-
-def test_a_request_built_by_hand_is_checked_as_well() -> None:
-    with pytest.raises(RequestError):
-        decode([Request(prompt=[1], max_tokens="3")])
-    with pytest.raises(RequestError):
-        decode([Request(prompt=[1, True])])
-
-
-def test_the_list_of_the_caller_is_never_changed() -> None:
-    prompt = [5, 6, 7]
-    decode([Request(prompt=prompt)], model=SimulatedModel())
-    assert prompt == [5, 6, 7]
-
-
-def test_one_model_serves_one_run_after_another() -> None:
-    model = SimulatedModel()
-    first = decode([{"prompt": "a"}, {"prompt": "b"}], model=model, batch_size=2)
-    assert (
-        decode([{"prompt": "a"}, {"prompt": "b"}], model=model, batch_size=1)[1].tokens
-        == first[1].tokens
-    )
 
 
 @pytest.mark.parametrize(
@@ -107,10 +79,8 @@ def cyclic_list() -> list[Any]:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        (lambda number: {"temperature": number}, "temperature"),
         (lambda number: {"top_p": np.array(number)}, "top_p"),
         (lambda number: {"prompt": [1, number]}, "prompt"),
-        (lambda number: {"prompt": np.array([1, number])}, "prompt"),
         (lambda number: {"logit_bias": {"5": number}}, "5"),
         (lambda number: {"json_schema": {"enum": [{"x": (0.5, number)}]}}, "x"),
         (lambda number: {"json_schema": {"const": np.array([[number]], object)}}, "const"),
@@ -135,13 +105,11 @@ def test_keys_that_json_does_not_have_are_refused(key: object) -> None:
     "fields",
     [
         {"json_schema": nested(5000)},
-        {"json_schema": nested(900)},
         {"json_schema": cyclic_mapping()},
         {"stop_sequence": cyclic_list()},
         {"states": {"start": cyclic_list()}},
-        {"states": cyclic_mapping()},
     ],
-    ids=["deep", "rather deep", "schema", "stops", "state", "states"],
+    ids=["deep", "schema", "stops", "state"],
 )
 def test_what_is_nested_without_end_is_refused(fields: dict) -> None:
     with pytest.raises(BatchdecodeError, match=r"request '?2'?: .*nested too deep"):
@@ -160,27 +128,16 @@ def test_a_model_serves_one_engine_at_a_time() -> None:
         first.step()
 
 
-def test_a_prompt_that_is_changed_later_was_added_as_it_was() -> None:
-    prompt = [5, 6]
+def test_what_is_changed_later_was_added_as_it_was() -> None:
+    prompt, allowed = [5, 6], [48]
     engine = batcher.Engine(SimulatedModel())
-    engine.add(Request(prompt=prompt, max_tokens=4))
+    engine.add(Request(prompt=prompt, max_tokens=2, allowed_token_ids=allowed))
     prompt.append(7)
-    expected = decode([Request(prompt=[5, 6], max_tokens=4)])[0].tokens
-    results = []
-    while engine.has_work:
-        results += engine.step().results
-    assert results[0].tokens == expected
-
-
-def test_other_fields_that_are_changed_later_were_added_as_they_were() -> None:
-    allowed = [48]
-    engine = batcher.Engine(SimulatedModel())
-    engine.add(Request(prompt="", max_tokens=2, allowed_token_ids=allowed))
     allowed[0] = 49
     results = []
     while engine.has_work:
         results += engine.step().results
-    assert results[0].tokens == [48, 48]
+    assert (results[0].tokens, results[0].usage.prompt_tokens) == ([48, 48], 2)
 
 
 def test_an_engine_takes_requests_only() -> None:
@@ -197,27 +154,19 @@ def drafts(**fields: Any) -> dict[str, Any]:
     [
         ({"batch_size": True}, "batch size True is not an integer from 1 to 1048576"),
         ({"settings": {"policy": "fcfs"}}, "settings must be SchedulingSettings, not a dict"),
-        ({"settings": None}, "settings must be SchedulingSettings, not a NoneType"),
         ({"step_time": 0.1}, "step_time must be a StepTime: 0.1 lacks name, settings, ticks,"),
         ({"clock": 1.0}, "clock must be a Clock: 1.0 lacks "),
         ({"speculation": "ngram"}, "speculation must be a Drafter: 'ngram' lacks open, extend,"),
         (drafts(acceptance="Exact"), "acceptance must be exact or leviathan, not 'Exact'"),
         (drafts(draft_tokens=-1), "draft_tokens must be an integer from 1 to 64 or auto, not -1"),
         (drafts(draft_tree=3), "draft_tree must be text, in quotes if need be, not 3"),
-        (drafts(draft=None), "draft must be text, in quotes if need be, not None"),
         ({"settings": SchedulingSettings(batching="\ud800")}, r"batching must be continuous or "),
         ({"grammar_timeout": "5"}, "grammar_timeout '5' is not a number above 0"),
-        ({"grammar_timeout": 0}, "grammar_timeout 0 is not a number above 0"),
     ],
 )
 def test_an_engine_says_which_of_its_arguments_is_wrong(arguments: dict, message: str) -> None:
     with pytest.raises(BatchdecodeError, match=re.escape(message)):
         Engine(SimulatedModel(), **arguments)
-
-
-def test_a_result_without_a_fault_has_no_error() -> None:
-    [result] = decode([{"prompt": ""}])
-    assert result.error is None
 
 
 def test_every_public_name_can_be_had() -> None:

@@ -247,12 +247,6 @@ def test_a_text_that_cannot_be_encoded_is_told_with_its_place(text, problem):
         assert [(p.code, p.message, p.field) for p in caught.value.problems] == expected
 
 
-def test_a_text_without_tokens_has_no_boundary():
-    nothing = [PromptSegment(tokens=[1]), PromptSegment(text=" ", type="user")]
-    assert read(nothing, faulty_model()).tokens == [1]
-    assert read(nothing, faulty_model()).segment_ends == ((1, 0),)
-
-
 SEGMENTS = [
     PromptSegment(text="She opened"),
     PromptSegment(length=3, seed=2),

@@ -19,13 +19,6 @@ def test_the_line_that_has_an_id_already_is_named():
     assert duplicate_id("a", 1).message == "id `a` is already used on line 1"
 
 
-def test_a_small_run_needs_no_file():
-    registry = IdRegistry()
-    for line in range(ids.MAX_RECENT - 1):
-        registry.add(str(line), line)
-    assert registry._old.num_ids == 0
-
-
 @pytest.fixture
 def small(monkeypatch):
     """Sizes with which a handful of ids goes through every part."""

@@ -10,7 +10,6 @@ from batcher.requests.json_spans import (
     JsonError,
     TextSpan,
     find_doubles,
-    find_key,
     find_members,
     find_value,
     has_doubles,
@@ -21,26 +20,19 @@ from batcher.requests.json_spans import (
 # (the text, the code, the marked part of the text, a word of the message); "^" stands for the end
 SYNTAX = [
     ("", "invalid-json", 0, "ends before"),
-    ("  ", "invalid-json", 0, "ends before"),
     ('{"a":1', "invalid-json", 6, "ends before"),
-    ('{"a":', "invalid-json", 5, "ends before"),
-    ('{"a":1}}', "invalid-json", 7, "extra data"),
     ('{"a":1} x', "invalid-json", 8, "extra data"),
     ('{"a":1,}', "invalid-json", 6, "before a closing bracket"),
     ('{"a":1 , }', "invalid-json", 7, "before a closing bracket"),
-    ('{"a":[1,]}', "invalid-json", 7, "before a closing bracket"),
     ('{"a":01}', "invalid-json", 6, "delimiter"),
     ('{"a":"x}', "invalid-json", 5, "unterminated string"),
     ('{"a":"\x01"}', "invalid-json", 6, "control character"),
     ('{"a":"\\x"}', "invalid-json", 6, "escape"),
     ("{'a':1}", "invalid-json", 1, "not in single ones"),
-    ("{\"a\":'b'}", "invalid-json", 5, "not in single ones"),
     ('{"é":tru}', "invalid-json", 5, "value"),
     ('{"NaN":"NaN","a":[NaN]}', "invalid-json", 18, "NaN"),
     ('{"a":-Infinity}', "invalid-json", 5, "-Infinity"),
-    ("[" * 100_000, "invalid-json", 0, "deep"),
     ('{"a":' * 100_000, "invalid-json", 0, "deep"),
-    ("[" * 100_000 + "]" * 100_000, "invalid-json", 0, "deep"),
     (r'{"a":"\ud83d\ude00 \ud83d"}', "invalid-text", 19, "lone surrogate"),
     (r'{"a":"\\ud800 \ude00"}', "invalid-text", 14, "lone surrogate"),
     (r'{"\ud800":1}', "invalid-text", 2, "lone surrogate"),
@@ -125,13 +117,6 @@ def test_the_text_at_a_path_is_the_value_there(value, ensure_ascii, indent):
     assert parse(text) == value
     for path, inner in paths_of(value):
         assert json.loads(text[slice(*find_value(text, path))]) == inner
-
-
-def test_a_key_has_a_place_of_its_own():
-    text = '{"a": {"b": [1], "c": 2}, "b": 3}'
-    assert find_key(text, ("a", "c")) == TextSpan(17, 20)
-    assert find_key(text, ("b",)) == TextSpan(26, 29)
-    assert find_key(text, ("a", "x")) == find_value(text, ("a",))
 
 
 def test_names_given_twice_are_found_at_any_depth():

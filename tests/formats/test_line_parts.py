@@ -51,10 +51,3 @@ def test_a_text_may_hold_any_quotes_and_brackets():
     parsed = parse(json.dumps({"prompt": text}).encode())
     assert isinstance(parsed, ParsedLine)
     assert parsed.request.prompt == text
-
-
-def test_as_many_parts_as_are_allowed_are_read():
-    num_segments = (MAX_PARTS - 3) // 3  # the object, the name and the list are parts, too
-    parsed = parse(json.dumps({"prompt": [{"text": "a"}] * num_segments}).encode())
-    assert isinstance(parsed, ParsedLine)
-    assert len(parsed.request.prompt) == num_segments

@@ -18,35 +18,22 @@ def parse(line):
 
 
 BOOK = Segment(length=5, seed="b", type="user", pin=True)
-BIAS = {"5": 1.0, "50": -1.5}
 STATES = {"a": [Transition("x", "b")], "b": [Transition([5], None)]}
-BEAMS = {"prompt": "a", "num_beams": 2, "early_stopping": "never"}
 SCHEMA = {"id": {"id": 1}, "body": 2, "prompt": "x", "a-b": [{"id": 1}]}
 
 GOOD = [
-    ('{"prompt":""}', {"prompt": ""}),
     ('{"prompt":[1,2],"id":"a"}', {"prompt": [1, 2], "id": "a"}),
     ('{"prompt_tokens":[1,2],"custom_id":"a"}', {"prompt": [1, 2], "id": "a"}),
     ('{"prompt_tokens":[],"prompt":null,"id":"a","custom_id":null}', {"prompt": [], "id": "a"}),
-    ('{"prompt":"a","id":""}', {"prompt": "a", "id": ""}),
     ('{"prompt":"a","id":null,"stop":null}', {"prompt": "a"}),
     ('\t{ "prompt" : "a" ,\n"max_tokens" :0 } \r\n', {"prompt": "a", "max_tokens": 0}),
-    ('{"prompt":"a","max_tokens":-0}', {"prompt": "a", "max_tokens": 0}),
     ('{"prompt":"a","arrival_time":3}', {"prompt": "a", "arrival_time": 3.0}),
     ('{"prompt":"a","arrival_time":1.5e2}', {"prompt": "a", "arrival_time": 150.0}),
-    (
-        '{"prompt":"a","priority":-1,"ignore_eos":true}',
-        {"prompt": "a", "priority": -1, "ignore_eos": True},
-    ),
-    ('{"prompt":"a","stop_token":5,"stop":"x"}', {"prompt": "a", "stop_token": 5, "stop": "x"}),
-    ('{"prompt":"a","stop_sequence":[[1],[2]]}', {"prompt": "a", "stop_sequence": [[1], [2]]}),
     # what the look for equal keys has to tell apart
     (r'{"prompt":"say \"prompt\": \"id\":"}', {"prompt": 'say "prompt": "id":'}),
     (r'{"prompt":"\\","id":"\\\\\" \":"}', {"prompt": "\\", "id": '\\\\" ":'}),
     (r'{"pr\u006fmpt":"a"}', {"prompt": "a"}),
-    ('{"prompt":"body"}', {"prompt": "body"}),
     (r'{"pr\u006fmpt":"a","arrival_time":3}', {"prompt": "a", "arrival_time": 3.0}),
-    ('{"prompt":[511]}', {"prompt": [511]}),
     (r'{"prompt":"a \"body\": 1"}', {"prompt": 'a "body": 1'}),
     ('{"prompt":"\\ud83d\\ude00\\u00e9"}', {"prompt": "\U0001f600é"}),
     # how a token is chosen, and what the output has to be
@@ -56,13 +43,10 @@ GOOD = [
         | {"seed": -1},
     ),
     ('{"prompt":"a","temperature":null,"n":null,"heal":null}', {"prompt": "a"}),
-    ('{"prompt":"a","temperature":1,"n":null}', {"prompt": "a", "temperature": 1.0}),
-    ('{"prompt":"a","logit_bias":{"5":1,"50":-1.5}}', {"prompt": "a", "logit_bias": BIAS}),
     (
         '{"prompt":"a","states":{"a":[{"on":"x","to":"b"}],"b":[{"on":[5],"to":null}]}}',
         {"prompt": "a", "states": STATES},
     ),
-    ('{"prompt":"a","num_beams":2,"early_stopping":"never"}', BEAMS),
     # segments
     (
         '{"prompt":[{"text":"a"},{"tokens":[5]}]}',
@@ -80,7 +64,6 @@ GOOD = [
         '{"prompt":"a","session":"s","think_time":2,"deadline":5,"cache_salt":"x"}',
         {"prompt": "a", "session": "s", "think_time": 2.0, "deadline": 5.0, "cache_salt": "x"},
     ),
-    ('{"prompt":"a","session":null,"think_time":null,"deadline":null}', {"prompt": "a"}),
     # keys of other objects are not those of the line
     (
         '{"prompt":"a","json_schema":{"id":{"id":1},"body":2,"prompt":"x","a-b":[{"id":1}]}}',
@@ -100,21 +83,15 @@ def test_a_good_line_is_its_request(line, fields):
 # (the line, then the code, the column, the field and the marked text of each problem)
 BAD = [
     ("5", [("invalid-json", 1, None, "5")]),
-    ("[]", [("invalid-json", 1, None, "[]")]),
     ('"prompt"', [("invalid-json", 1, None, '"prompt"')]),
-    ("null", [("invalid-json", 1, None, "null")]),
     ("", [("invalid-json", 1, None, "")]),
     ('{"prompt":"a"', [("invalid-json", 14, None, "")]),
     ('{"prompt":"é"} x', [("invalid-json", 16, None, "x")]),
-    ('{"prompt":NaN}', [("invalid-json", 11, None, "NaN")]),
     ('{"prompt":"","arrival_time":Infinity}', [("invalid-json", 29, None, "Infinity")]),
     (r'{"prompt":"\ud800"}', [("invalid-text", 12, None, r"\ud800")]),
     ("{}", [("missing-field", 1, "prompt", "{")]),
-    ('{"prompt_tokens":null}', [("missing-field", 1, "prompt", "{")]),
     ('{"prompt":null}', [("invalid-type", 11, "prompt", "null")]),
     ('{"prompt_tokens":"a"}', [("invalid-type", 18, "prompt_tokens", '"a"')]),
-    ('{"prompt_tokens":[1,600]}', [("unknown-token", 21, "prompt_tokens[1]", "600")]),
-    ('{"prompt":[512]}', [("unknown-token", 12, "prompt[0]", "512")]),
     ('{"prompt":[1, 2 ,"3"]}', [("invalid-type", 18, "prompt[2]", '"3"')]),
     ('{"prompt":"","prompt":""}', [("duplicate-field", 14, "prompt", '"prompt"')]),
     (r'{"prompt":"","pr\u006fmpt":""}', [("duplicate-field", 14, "prompt", r'"pr\u006fmpt"')]),
@@ -122,17 +99,11 @@ BAD = [
     ('{"prompt":"","prompt_tokens":[]}', [("conflicting-fields", 30, "prompt_tokens", "[]")]),
     ('{"prompt":"","x":{"x":1,"x":2}}', [("unknown-field", 14, "x", '"x"')]),
     ('{"prompt":"","max_tokens":"12"}', [("invalid-type", 27, "max_tokens", '"12"')]),
-    ('{"prompt":"","max_tokens":1.0}', [("invalid-type", 27, "max_tokens", "1.0")]),
     (
         '{"prompt":"","max_tokens":' + "1" * 5000 + "}",
         [("invalid-json", 27, None, "1" * 5000)],
     ),
     ('{"prompt":"","arrival_time":1e999}', [("invalid-value", 29, "arrival_time", "1e999")]),
-    (
-        '{"prompt":"","arrival_time":' + "1" * 5000 + "}",
-        [("invalid-json", 29, None, "1" * 5000)],
-    ),
-    ('{"prompt":"","stop":["a",""]}', [("invalid-value", 26, "stop[1]", '""')]),
     (
         '{"prompt":"","stop_sequence":[[1],[2,true]]}',
         [("invalid-type", 38, "stop_sequence[1][1]", "true")],
@@ -147,18 +118,10 @@ BAD = [
             ("invalid-value", 54, "stop", '""'),
         ],
     ),
-    ('{"prompt":"","stop_sequence":[[1],2]}', [("invalid-value", 35, "stop_sequence[1]", "2")]),
     # numbers
-    ('{"prompt":"","temperature":-0.5}', [("invalid-value", 28, "temperature", "-0.5")]),
     ('{"prompt":"","seed":9223372036854775808}', [("invalid-value", 21, "seed", str(2**63))]),
-    ('{"prompt":"","top_k":1.0}', [("invalid-type", 22, "top_k", "1.0")]),
-    ('{"prompt":"","temprature":1}', [("unknown-field", 14, "temprature", '"temprature"')]),
     # contradictions
     ('{"prompt":"","n":3}', [("conflicting-fields", 18, "n", "3")]),
-    (
-        '{"prompt":"","min_tokens":9,"max_tokens":5}',
-        [("conflicting-fields", 27, "min_tokens", "9")],
-    ),
     (
         '{"prompt":"","num_beams":2,"temperature":1,"best_of":2}',
         [
@@ -172,20 +135,8 @@ BAD = [
         [("unknown-token", 35, "logit_bias.70000", '"70000"')],
     ),
     (
-        '{"prompt":"","logit_bias":{"5":1, "6": "x"}}',
-        [("invalid-type", 40, "logit_bias.6", '"x"')],
-    ),
-    (
         '{"prompt":"","logit_bias":{"5":1,"5":2}}',
         [("duplicate-field", 34, "logit_bias.5", '"5"')],
-    ),
-    (
-        '{"prompt":"","states":{"a":[],"a":[]}}',
-        [("duplicate-field", 31, "states.a", '"a"')],
-    ),
-    (
-        '{"prompt":"","states":{"a":[{"on":"x","to":"b"}]}}',
-        [("invalid-value", 44, "states.a[0].to", '"b"')],
     ),
     (
         '{"prompt":"","states":{"a":[],"b":[]}}',
@@ -200,10 +151,6 @@ BAD = [
         ],
     ),
     (
-        '{"prompt":"","states":{"a":[{"to":null}]}}',
-        [("missing-field", 29, "states.a[0].on", "{")],
-    ),
-    (
         '{"prompt":"","states":{"a":[{"on":"x","to":null,"on":"y"}]}}',
         [("duplicate-field", 49, "states.a[0].on", '"on"')],
     ),
@@ -211,16 +158,9 @@ BAD = [
         '{"prompt":"","json_schema":{"a":[1,{"b":1,"b":2}]}}',
         [("duplicate-field", 43, "json_schema.a[1].b", '"b"')],
     ),
-    ('{"prompt":"","json_schema":"x"}', [("invalid-type", 28, "json_schema", '"x"')]),
     # segments
     ('{"prompt":[{"text":"a"},{"text":""}]}', [("invalid-value", 33, "prompt[1].text", '""')]),
-    ('{"prompt":[{"tokens":[]}]}', [("invalid-value", 22, "prompt[0].tokens", "[]")]),
     ('{"prompt":[{"tokens":[5,512]}]}', [("unknown-token", 25, "prompt[0].tokens[1]", "512")]),
-    ('{"prompt":[{"tokens":"a"}]}', [("invalid-type", 22, "prompt[0].tokens", '"a"')]),
-    ('{"prompt":[{"text":5}]}', [("invalid-type", 20, "prompt[0].text", "5")]),
-    ('{"prompt":[{"length":0}]}', [("invalid-value", 22, "prompt[0].length", "0")]),
-    ('{"prompt":[{"length":1048577}]}', [("invalid-value", 22, "prompt[0].length", "1048577")]),
-    ('{"prompt":[{"length":"5"}]}', [("invalid-type", 22, "prompt[0].length", '"5"')]),
     ('{"prompt":[{"pin":true}]}', [("missing-field", 12, "prompt[0]", '{"pin":true}')]),
     (
         '{"prompt":[{"text":"a","tokens":[5],"length":2}]}',
@@ -237,10 +177,6 @@ BAD = [
         ],
     ),
     (
-        '{"prompt":[{"length":2,"seed":9223372036854775808}]}',
-        [("invalid-value", 31, "prompt[0].seed", "9223372036854775808")],
-    ),
-    (
         '{"prompt":[{"text":"a","type":"bot","pin":1}]}',
         [
             ("invalid-value", 31, "prompt[0].type", '"bot"'),
@@ -254,9 +190,7 @@ BAD = [
             ("duplicate-field", 35, "prompt[0].text", '"text"'),
         ],
     ),
-    ('{"prompt":[5,{"text":"a"}]}', [("invalid-type", 14, "prompt[1]", '{"text":"a"}')]),
     ('{"prompt":[{"text":"a"},5,6]}', [("invalid-type", 25, "prompt[1]", "5")]),
-    ('{"prompt":["a",{"text":"a"}]}', [("invalid-type", 12, "prompt[0]", '"a"')]),
     (
         '{"prompt":[{"length":1048576},{"length":1}]}',
         [("invalid-value", 11, "prompt", '[{"length":1048576},{"length":1}]')],
@@ -308,50 +242,29 @@ def test_invalid_utf_8_is_shown_as_escapes():
     ("name", "hint"),
     [
         ("promt", "`prompt`"),
-        ("Prompt", "`prompt`"),
         ("max_new_tokens", "`max_tokens`"),
         ("temprature", "`temperature`"),
-        ("numbeams", "`num_beams`"),
         ("json-schema", "`json_schema`"),
+        ("stop_strings", "`stop`"),
+        ("guidance_scale", "`cfg_scale`"),
         ("zzz", None),
     ],
 )
 def test_an_unknown_field_gets_the_name_it_is_like(name, hint):
-    problems = parse(json.dumps({"prompt": "", name: 1})).problems
-    assert [problem.hint for problem in problems] == [hint and f"did you mean {hint}?"]
-
-
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [
-        ("grammar", "gbnf"),
-        ("stop_strings", "stop"),
-        ("n_predict", "max_tokens"),
-        ("num_return_sequences", "n"),
-        ("repeat_penalty", "repetition_penalty"),
-        ("guidance_scale", "cfg_scale"),
-        ("token_healing", "heal"),
-        ("session_id", "session"),
-        ("conversation_id", "session"),
-    ],
-)
-def test_the_name_that_another_tool_uses_gets_ours(name, ours):
     line = {"prompt": "", name: 1}
     row = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": line}
     for given in (line, row):
-        assert [p.hint for p in parse(json.dumps(given)).problems] == [f"did you mean `{ours}`?"]
+        problems = parse(json.dumps(given)).problems
+        assert [problem.hint for problem in problems] == [hint and f"did you mean {hint}?"]
 
 
 @pytest.mark.parametrize(
     ("fields", "hint"),
     [
         ({"prompt": ["Hi", "Ho"]}, "each prompt is a request of its own"),
-        ({"prompt": [[1, 2], [3]]}, "each prompt is a request of its own"),
         ({"prompt": ["7", 8]}, "remove the quotes"),
-        ({"prompt": ["7", "8"]}, "remove the quotes"),
         ({"prompt": [1, "x"]}, None),
         ({"prompt": [1, {"text": "x"}]}, "a list holds token ids or segments; do not mix them"),
-        ({"prompt": [{"text": "x"}, 1]}, "a list holds token ids or segments; do not mix them"),
         ({"prompt": [{"text": ""}]}, "leave the segment out"),
         (
             {"prompt": "", "states": {"a": [{"on": ["<think>", " x"], "to": None}]}},
@@ -395,10 +308,8 @@ HUGE = 30_000  # more than is looked at
     ("field", "value"),
     [
         ("stop", [""] * HUGE),
-        ("stop", "a" * HUGE),
         ("stop_token", [5] * HUGE),
         ("stop_sequence", [[99999]] * HUGE),
-        ("stop_sequence", [[]] * HUGE),
         ("bad_words", [""] * HUGE),
         ("states", {"a": [{"on": "", "to": None}] * HUGE}),
     ],
@@ -423,8 +334,3 @@ def test_many_states_and_transitions_are_checked_in_time():
     states = {name: [] for name in names} | {"*": everywhere}
     (problem,) = parse(json.dumps({"prompt": "", "states": states})).problems
     assert "at most 1024" in problem.message
-
-
-def test_without_a_vocabulary_any_token_will_do():
-    assert isinstance(RequestParser(ModelCapabilities()).parse(b'{"prompt":[600]}', 1), ParsedLine)
-    assert isinstance(parse('{"prompt":[600]}'), BadLine)

@@ -107,16 +107,13 @@ def test_an_empty_list_of_stops_is_none(name: str) -> None:
 CHAT = [{"role": "user", "content": "Hi"}]
 URLS_AS_WRITTEN = [
     ({"url": "/v1/chat/completions"}, {"messages": CHAT}, "chat"),
-    ({"url": "/chat/completions"}, {"messages": CHAT}, "chat"),
     (
         {"url": "https://HOST/openai/v1/chat/completions", "method": None},
         {"messages": CHAT},
         "chat",
     ),
     ({}, {"messages": CHAT}, "chat"),
-    ({"url": None}, {"messages": CHAT}, "chat"),
     ({"url": "/completions"}, {"prompt": "Hi"}, "completion"),
-    ({"method": "POST"}, {"prompt": "Hi"}, "completion"),
 ]
 
 
@@ -143,12 +140,6 @@ def test_the_options_of_openai_that_are_fields_of_a_request_mean_the_same():
     )
 
 
-def test_a_row_may_hold_objects_with_any_keys():
-    schema = {"properties": {"id": {}, "body": {}, "custom_id": {}}}
-    request = parse(row({"prompt": "", "json_schema": schema})).request
-    assert request == Request(id="a", prompt="", json_schema=schema)
-
-
 @pytest.mark.parametrize(
     "fields",
     [{"logit_bias": {"5": 1.0}}, {"json_schema": SCHEMA}, {"temperature": 1.0, "seed": 5}],
@@ -160,29 +151,14 @@ def test_lines_and_rows_of_all_fields_are_decoded_without_a_second_look(fields):
         assert PARSER._parse_good(line.encode(), LINE).request == request
 
 
-def test_a_place_inside_an_object_of_a_row_is_found():
-    line = row({"prompt": "", "logit_bias": {"70000": 1}})
-    (problem,) = parse(line).problems
-    assert problem.field == "body.logit_bias.70000"
-    assert line[problem.column - 1 :].startswith('"70000"')
-
-
 @pytest.mark.parametrize(
     ("option", "value", "code"),
     [
-        ("temperature", False, "invalid-type"),
-        ("n", 2, "conflicting-fields"),
-        ("n", True, "invalid-type"),
-        ("top_p", 1.5, "invalid-value"),
         ("stream", True, "unsupported-option"),
         ("stream", 0, "unsupported-option"),
-        ("stream_options", {}, "unsupported-option"),
         ("echo", 0, "invalid-type"),
-        ("logprobs", 21, "invalid-value"),
         ("suffix", "x", "unsupported-option"),
         ("model", 5, "invalid-type"),
-        ("seed", "5", "invalid-type"),
-        ("seed", True, "invalid-type"),
     ],
 )
 def test_an_option_that_is_wrong_or_would_change_the_output_is_refused(option, value, code):
@@ -198,12 +174,7 @@ ROWS = [
     ('{"url":5,"body":{"promt":""}}', ["unsupported-option url"]),
     ('{"method":"POST","url":"/v1/completions"}', ["missing-field body"]),
     (row(5), ["invalid-type body"]),
-    (row({}), ["missing-field body.prompt"]),
-    (row({"prompt": ["a", "b"]}), ["invalid-type body.prompt[0]"]),
     (row({"prompt": "", "id": "b"}), ["unknown-field body.id"]),
-    (row({"prompt": "", "id": None}), ["unknown-field body.id"]),
-    (row({"prompt": "", "id": None, "echo": True}), ["unknown-field body.id"]),
-    (row({"prompt": "", "id": None, "logit_bias": {"5": 1}}), ["unknown-field body.id"]),
     (row({"prompt": ""}, max_tokens=5), ["unknown-field max_tokens"]),
     (row({"prompt": ""}, method="GET"), ["unsupported-option method"]),
     (
@@ -232,13 +203,11 @@ def test_a_bad_row_has_all_its_problems(line, problems):
 @pytest.mark.parametrize(
     ("line", "path", "column", "field"),
     [
-        ('{"id":"a","prompt":""}', ("id",), 7, "id"),
         ('{"custom_id":"a","prompt":""}', ("id",), 14, "custom_id"),
         ('{"prompt":""}', ("id",), 1, "id"),
         (row({"prompt": ""}), ("id",), 15, "custom_id"),
         ('{"prompt_tokens":[1,2]}', ("prompt", 1), 21, "prompt_tokens[1]"),
         ('{"prompt":""}', (), 1, None),
-        ('{"prompt":"","json_schema":{"a":1}}', ("json_schema",), 28, "json_schema"),
     ],
 )
 def test_a_problem_found_later_is_placed_in_its_line(line, path, column, field):

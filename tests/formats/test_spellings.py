@@ -49,10 +49,8 @@ def problems(fields):
 
 SAME = [
     ({"max_completion_tokens": 5}, {"max_tokens": 5}),
-    ({"max_completion_tokens": None}, {}),
     ({"stop_token_ids": [5, 6]}, {"stop_token": [5, 6]}),
     ({"stop_token_ids": []}, {}),
-    ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
     ({"guided_json": json.dumps(SCHEMA)}, {"json_schema": SCHEMA}),
     ({"guided_regex": "a+"}, {"regex": "a+"}),
     ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
@@ -63,12 +61,8 @@ SAME = [
     ({"response_format": STATED}, {"json_schema": SCHEMA}),
     ({"structured_outputs": {"json": SCHEMA, "regex": None}}, {"json_schema": SCHEMA}),
     ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
-    ({"structured_outputs": {"choice": ["a"]}}, {"choice": ["a"]}),
-    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"gbnf": 'root ::= "a"'}),
     ({"structured_outputs": {"json_object": True}}, {"json_schema": ANY_OBJECT}),
     ({"structured_outputs": {"json_object": False}}, {}),
-    ({"include_stop_str_in_output": True}, {"include_stop_str_in_output": True}),
-    ({"prompt_logprobs": 3}, {"prompt_logprobs": 3}),
 ]
 
 
@@ -86,11 +80,7 @@ BAD = [
     ({"max_completion_tokens": -1}, "invalid-value", "max_completion_tokens"),
     ({"stop_token_ids": 5}, "invalid-type", "stop_token_ids"),
     ({"stop_token_ids": [5, 600]}, "unknown-token", "stop_token_ids[1]"),
-    ({"guided_json": 5}, "invalid-type", "guided_json"),
     ({"guided_json": "{"}, "invalid-value", "guided_json"),
-    ({"guided_json": "null"}, "invalid-value", "guided_json"),
-    ({"guided_choice": []}, "invalid-value", "guided_choice"),
-    ({"response_format": "json"}, "invalid-type", "response_format"),
     ({"response_format": {}}, "missing-field", "response_format.type"),
     ({"response_format": {"type": "xml"}}, "invalid-value", "response_format.type"),
     (
@@ -114,11 +104,6 @@ BAD = [
     ({"max_completion_tokens": 5, "max_tokens": 6}, "conflicting-fields", "max_completion_tokens"),
     ({"guided_json": {}, "json_schema": SCHEMA}, "conflicting-fields", "guided_json"),
     ({"guided_json": {}, "response_format": STATED}, "conflicting-fields", "guided_json"),
-    ({"guided_json": {}, "guided_regex": "a"}, "conflicting-fields", "guided_regex"),
-    ({"include_stop_str_in_output": 1}, "invalid-type", "include_stop_str_in_output"),
-    ({"prompt_logprobs": 21}, "invalid-value", "prompt_logprobs"),
-    ({"prompt_logprobs": 1, "heal": True}, "conflicting-fields", "prompt_logprobs"),
-    ({"prompt_logprobs": 1, "session": "s"}, "conflicting-fields", "prompt_logprobs"),
 ]
 
 
@@ -135,13 +120,6 @@ def test_two_names_of_one_field_may_say_the_same():
     for given in (line(**same), row(**same)):
         assert parse(given).request == expected
         assert PARSER._parse_good(json.dumps(given).encode(), 7).request == expected
-
-
-def test_two_names_of_one_field_are_named():
-    [problem] = parse(line(max_completion_tokens=5, max_tokens=6)).problems
-    assert problem.message == (
-        "`max_completion_tokens` and `max_tokens` mean the same; give one of them"
-    )
 
 
 def test_an_echo_with_logprobs_tells_those_of_the_prompt():
@@ -182,9 +160,7 @@ def test_parts_of_text_are_lines_of_one():
     [
         ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
         ({"logprobs": True}, {"logprobs": 0}),
-        ({"logprobs": False}, {}),
         ({"logprobs": False, "top_logprobs": 0}, {}),
-        ({"n": 2, "temperature": 1, "seed": 5}, {"n": 2, "temperature": 1.0, "seed": 5}),
         ({"tools": [], "store": False, "metadata": {"a": "b"}, "modalities": ["text"]}, {}),
     ],
     ids=str,
@@ -249,10 +225,7 @@ ODD = [
     chat(logprobs=False),
     chat(guided_json={"properties": {"body": {}, "messages": {}, "echo": {}}}),
     row(echo=False),
-    row(echo=None, logprobs=1),
     row(echo=True, logprobs=1),
-    row(response_format={"type": "text"}, guided_regex=None),
-    line(guided_json={"properties": {"body": {}, "messages": {}}}),
 ]
 
 
@@ -270,8 +243,6 @@ def test_a_second_look_reads_the_same(fields):
         '{"messages":1,"x":{"body":1}}',
         '{"body":5,"messages":[]}',
         '{"body":{"messages":[]},"url":[],"method":"POST"}',
-        '{"body":{"messages":[]},"url":{},"method":"POST"}',
-        '{"body":{"messages":[]},"method":[]}',
         '{"body":{"stream":[],"tools":{}},"method":{}}',
         '{"prompt":"x","model":[],"stream":{}}',
         '{"prompt":"x","guided_json":{"a":{"body":1}}}',
@@ -286,11 +257,9 @@ def test_no_line_makes_it_raise(line):
     [
         ({"logprobs": 5}, "invalid-type", "logprobs"),
         ({"top_logprobs": 5}, "conflicting-fields", "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "invalid-value", "top_logprobs"),
         ({"prompt": "x"}, "unknown-field", "prompt"),
         ({"suffix": ""}, "unsupported-option", "suffix"),
         ({"tools": [{}]}, "unsupported-option", "tools"),
-        ({"metadata": 5}, "invalid-type", "metadata"),
     ],
     ids=str,
 )
@@ -335,17 +304,6 @@ def test_a_field_that_is_known_and_not_supported_is_no_misspelt_one(name):
     [problem] = parse(line(**{name: "x"})).problems
     assert (problem.code, problem.field) == ("unsupported-option", name)
     assert problem.message == f"`{name}` is known from OpenAI or vLLM, and not supported here"
-
-
-def test_options_that_change_nothing_are_accepted():
-    options = {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u"}
-    assert parse(row(**options)).request == parse(row()).request
-    assert parse(chat(**options, parallel_tool_calls=True)).request == parse(chat()).request
-
-
-def test_what_an_option_may_be_is_told():
-    [problem] = parse(chat(tools=[{}])).problems
-    assert problem.hint == "leave it out or give []"
 
 
 def test_a_prompt_and_messages_are_two_prompts():
@@ -405,14 +363,12 @@ def test_the_template_of_the_simulated_model_is_readable():
 
 PLACES = [  # a faulty text, how the message names the place, what stands there in the line
     ({"regex": "a(b"}, "offset 1: unclosed group", '(b"'),
-    ({"regex": 'é"a[b'}, "offset 3: unclosed class", '[b"'),
     ({"regex": "\U0001f600["}, "offset 1: unclosed class", '["'),
     ({"guided_regex": "a\\"}, "offset 1: nothing after it", '\\\\"'),
     ({"gbnf": 'root ::= "a"\nb ::= ('}, "line 2, column 7: expected ')'", '("'),
     ({"structured_outputs": {"grammar": "start: foo"}}, "line 1, column 8: unknown name", 'foo"'),
     ({"lark": "start:"}, "the end: expected a value", '"}'),
     ({"json_schema": {"pattern": "x(a"}}, "in the regex 'x(a', offset 1: unclosed", '(a"'),
-    ({"json_schema": {"type": "x"}}, "Invalid type: x", '{"type"'),
     ({"guided_json": '{"pattern": "x(a"}'}, "in the regex 'x(a', offset 1: unclosed", '"{'),
 ]
 

@@ -145,7 +145,6 @@ def test_what_fails_after_a_token_is_an_error_with_what_had_come(fault, text):
         (400, "This model's maximum context length is 8 tokens", "prompt-too-long"),
         (400, "flagged by our content_filter", "content-filter"),
         (429, "You exceeded your quota: insufficient_quota", "server-error"),
-        (301, "elsewhere", "server-error"),
     ],
 )
 def test_what_stays_when_asked_again_is_not(status, message, code):
@@ -170,10 +169,7 @@ def test_after_the_last_attempt_it_is_an_error():
     ("status", "headers", "seconds"),
     [
         (429, {"Retry_After": "3600"}, 3600),
-        (503, {"Retry_After": "30"}, 30),
         (429, {"retry_after_ms": "20000", "Retry_After": "1"}, 20),
-        (429, {"X_RateLimit_Reset": "40"}, 40),
-        (429, {"X_RateLimit_Reset": "in_100_s"}, 100),
         (429, {"X_RateLimit_Reset": "in_100_ms"}, 100),
         (429, {"Retry_After": "1e300"}, 1e9),
         (429, {"body": "in_100_ms"}, 100),
@@ -391,35 +387,25 @@ DETAIL = {"loc": ["body", "messages", 0, "role"], "msg": "unexpected value", "ty
     ("fault", "words", "num_requests"),
     [
         (sent("", '{"error": "Unexpected endpoint"}'), "Unexpected endpoint", 1),
-        (sent("", '{"object": "error", "message": "no such model"}'), "no such model", 1),
         (sent("", '[{"error": {"code": 400, "message": "bad key"}}]'), "bad key", 1),
         (sent("", '{"error": {"code": "503", "message": "later"}}'), "later", 2),
-        (sent("", '{"choices": null, "base_resp": {"status_msg": "no money"}}'), "no money", 1),
         (sent("", '{"message": {"content": "Hi"}, "done": true}'), '"done": true', 1),
         (sent("", PAGE), "Log in please", 1),
-        (sent("", "no stream"), "no stream", 1),
         (sent("Content-Encoding: br\r\n", "packed"), "packed (br)", 1),
         (sent("Content-Encoding: gzip\r\n", "not packed"), "cannot be unpacked", 2),
         (sent("", 'event: error\ndata: {"message": "boom"}\n\n'), "boom", 2),
-        (sent("", "event: error\ndata: boom\n\n"), "boom", 2),
         (chunks({"object": "error", "message": "boom", "code": 500}), "boom", 2),
-        (chunks({"error": {"message": "boom", "code": 400}}), "boom", 1),
         (chunks({"error": {"message": "boom", "type": "invalid_request_error"}}), "boom", 1),
         (chunks({"error": {"message": "context length is 8"}}), "context length is 8", 1),
-        (chunks({"detail": [DETAIL]}), "body.messages.0.role: unexpected value", 2),
-        (chunks("Internal Server Error"), "Internal Server Error", 2),
-        (chunks({"type": "error", "msg": "boom"}), "boom", 2),
         (chunks({"success": False, "errors": [{"message": "boom", "code": 7003}]}), "boom", 2),
         (chunks({"choices": None, "base_resp": {"status_msg": "no money"}}), "no money", 2),
         (chunks({"choices": [{"error": {"message": "boom"}, "finish_reason": "stop"}]}), "boom", 2),
         (sent("", '{"choices": [{"error": "boom", "message": {}}]}'), "boom", 2),
-        (sent("", '{"choices": [{"message": {"content": "He'), '"content": "He', 2),
         (sent("", 'error: {"code": 500, "message": "no memory"}\n\n'), "no memory", 2),
         (sent("", ": ping\n\nerror: boom"), "error: boom", 2),
         (sent("", b'data: {"choices": [{"text": "\xe9"}]}\n\n'), "not UTF-8", 2),
         (chunks({"choices": [{"delta": {"content": 5}}]}), "the content 5 is not text", 2),
         (chunks({"choices": [{"finish_reason": {"type": "abort", "message": "full"}}]}), "full", 2),
-        (refusal(524, "timed out"), "timed out", 2),
         (refusal(307, Location="http://127.0.0.2/v2"), "redirects to http://127.0.0.2/v2", 1),
     ],
 )
@@ -438,14 +424,11 @@ def test_the_words_of_a_server_are_reported_and_what_cannot_change_is_not_repeat
     [
         ({"detail": [DETAIL, DETAIL | {"loc": ["body", "n"]}]},
          "body.messages.0.role: unexpected value (enum) body.n: unexpected value"),
-        ({"detail": "Not Found"}, "Not Found"),
         ({"error": {"message": "from upstream", "metadata": {"raw": "slow down"}}},
          "from upstream slow down"),
-        ([{"error": {"code": 400, "message": "bad", "status": "INVALID"}}], "bad"),
         ({"unknown": 5}, '{"unknown": 5}'),
         (PAGE, "Log in please"),
         ("<h1>502 Bad Gateway</h1>", "502 Bad Gateway"),
-        ("plain words", "plain words"),
         ("[" * 5000, "[" * 500 + "…"),
     ],
 )  # fmt: skip
@@ -468,14 +451,6 @@ def test_a_certificate_that_is_not_trusted_is_not_tried_again(monkeypatch):
     engine.close()
     assert "cannot connect: [SSL: CERTIFICATE_VERIFY_FAILED]" in result.error.message
     assert len(tried) == 1
-
-
-def test_any_status_of_success_will_do():
-    async def created(exchange: Exchange) -> None:
-        await exchange.refuse(201, WHOLE["completion"])
-
-    [result] = answered(FaultServer(usual=created), asking("a")).results
-    assert result.text == "Hi"
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])

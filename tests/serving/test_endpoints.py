@@ -62,12 +62,9 @@ async def test_a_chat_is_a_prompt_by_the_template(server):
     [
         {},
         {"temperature": 1.0, "n": 3, "seed": 7},
-        {"temperature": 1.0, "n": 2, "best_of": 3},
         {"num_beams": 3, "n": 2},
         {"stop": ["door", " the"]},
-        {"logprobs": 2},
         {"logprobs": 0, "temperature": 0.8, "n": 2},
-        {"regex": "[a-z]{3} [0-9]{2}"},
         {"max_tokens": 0},
         {"include_stop_str_in_output": True, "stop": " my"},
         {"states": {"a": [{"on": " my", "to": "b"}], "b": [{"on": ".", "to": None}]}},
@@ -219,25 +216,10 @@ def test_a_body_for_the_other_address_is_told_which_that_is(url, field, other):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("prompt", ["Once", [60, 61, 62]])
-def test_a_list_of_one_prompt_is_that_prompt(prompt):
-    async def main():
-        async with served() as server:
-            one, listed = [
-                (await server.post(prompt=p, max_tokens=5)).json()["choices"]
-                for p in (prompt, [prompt])
-            ]
-            assert one[0]["text"] == listed[0]["text"]
-
-    asyncio.run(main())
-
-
 LISTS = [
     {},
-    {"temperature": 1.0, "n": 2, "seed": 5},
     {"temperature": 1.0, "n": 2, "best_of": 3},
     {"logprobs": 1, "max_tokens": 3},
-    {"num_beams": 2, "n": 2},
 ]
 
 
@@ -279,9 +261,6 @@ def test_a_list_with_a_bad_prompt_is_refused_and_leaves_nothing(body):
 
 
 NO_CHANGE = [
-    {"prompt_cache_key": "k"},
-    {"safety_identifier": "user-1"},
-    {"store": True},
     {"metadata": {"a": "b"}},
     {"temperature": None, "top_p": None, "n": None, "stop": None, "seed": None, "store": None},
     {"logit_bias": None, "stream": None, "stream_options": None, "user": None},
@@ -305,18 +284,10 @@ def test_fields_that_change_no_output_are_accepted(more):
     asyncio.run(main())
 
 
-@asked
-async def test_a_completion_without_a_limit_may_say_so(server):
-    answers = [await server.post(prompt="Once", **more) for more in ({}, {"max_tokens": None})]
-    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [16, 16]
-
-
 # Keys and values of which each names a constraint, however JSON writes it.
 CONSTRAINED = [
     rb'"\u006ason_schema": {"type": "integer"}',
-    rb'"\u0072egex": "a+"',
     rb'"respons\u0065_format": {"type": "json_object"}',
-    rb'"guided\u005fchoice": ["a", "b"]',
     b'"regex": "a+"',
 ]
 
@@ -359,18 +330,9 @@ def test_requests_that_cannot_be_served_are_the_faults_of_clients():
 
 
 BAD = [
-    ({"prompt": 3}, "prompt", "invalid-type", "must be"),
     ({}, "prompt", "missing-field", "field `prompt` is missing"),
     ({"prompt": "x", "max_token": 3}, "max_token", "unknown-field", "did you mean `max_tokens`"),
-    ({"prompt": "x", "temperature": -1}, "temperature", "invalid-value", "from 0 to 100"),
     ({"prompt": "x", "stream": 1}, "stream", "invalid-type", "must be true or false, not 1"),
-    ({"prompt": "x", "return_token_ids": "yes"}, "return_token_ids", "invalid-type", 'not "yes"'),
-    (
-        {"prompt": "x", "stream_options": []},
-        "stream_options",
-        "invalid-type",
-        "true or false, not a",
-    ),
     ({"prompt": "x", "stream_options": {}}, "stream_options", "conflicting-fields", "`stream`"),
     (
         {"prompt": "x", "stream": True, "stream_options": {"include": 1}},
@@ -379,11 +341,8 @@ BAD = [
         "must be an object with `include_usage`, true or false, and nothing else",
     ),
     ({"prompt": "x", "session": "s"}, "session", "unsupported-option", "messages"),
-    ({"prompt": "x", "arrival_time": 3}, "arrival_time", "unsupported-option", "when it comes"),
-    ({"prompt": "x", "id": "a"}, "id", "unknown-field", "unknown field"),
     ({"prompt": "x", "echo": True, "stream": True}, "echo", "conflicting-fields", "exclude"),
     ({"prompt": "x", "regex": "("}, "regex", "invalid-grammar", "regex"),
-    ({"prompt": [700]}, "prompt[0]", "unknown-token", "700"),
 ]
 
 
@@ -408,14 +367,10 @@ def test_what_is_wrong_is_told_with_its_place_and_what_is_allowed(body, param, c
         (b'{"prompt": x}', "line 1, column 12"),
         (b'{"prompt":\n "a",}', "line 2"),
         (b"", "the body is empty"),
-        (b" \n", "the body is empty"),
-        (b"{prompt}", "the body is not JSON: expecting property name"),
         (b'{"prompt": "a"', "the body is not JSON: it ends before the JSON object does"),
         (b"[1]", "not a list"),
-        (b"null", "not null"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
         (b"[" * 200_000, "strings, lists and objects"),
-        (b"[" * 100_000, "JSON"),
         (b'{"prompt": "a"}, "url": "x"', "JSON"),
     ],
     ids=lambda value: str(value)[:30],
@@ -451,9 +406,11 @@ async def test_another_model_and_another_address_are_not_found(server):
     answer = await server.post(prompt="x", model="gpt-9")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     assert (await server.post(prompt="x", model="simulated")).status_code == 200
-    assert (await server.client.get("/v2")).json()["error"]["code"] == "not-found"
-    answer = await server.client.get(COMPLETIONS)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    page = (ROOT / "docs/serve.md").read_text()
+    for url, status in ((COMPLETIONS, 405), ("/v2", 404)):
+        answer = await server.client.get(url)
+        assert (answer.status_code, answer.headers.get("allow", "POST")) == (status, "POST")
+        assert re.search(rf"\| {status} \|.*`{answer.json()['error']['code']}`", page)
 
 
 def test_a_large_body_is_refused_before_it_is_read():
@@ -470,13 +427,3 @@ def test_a_large_body_is_refused_before_it_is_read():
                 assert "5,000 bytes" in answer.json()["error"]["message"]
 
     asyncio.run(main())
-
-
-@asked
-async def test_another_method_and_another_address_have_documented_codes(server):
-    page = (ROOT / "docs/serve.md").read_text()
-    for url, status in ((COMPLETIONS, 405), ("/v1/nothing", 404)):
-        answer = await server.client.get(url)
-        code = answer.json()["error"]["code"]
-        assert answer.status_code == status
-        assert re.search(rf"\| {status} \|.*`{code}`", page)

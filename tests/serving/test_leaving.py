@@ -16,14 +16,14 @@ LONG = {"prompt": "Once", "max_tokens": 100_000, "ignore_eos": True}
 class Client:
     """A connection whose both ends are in the hands of a test."""
 
-    def __init__(self, app, body, *, url=COMPLETIONS, is_blocked=False):
+    def __init__(self, app, body, *, is_blocked=False):
         self.sent, self.is_blocked = [], is_blocked
         self._gone, self._data = asyncio.Event(), body
         scope = {
             "type": "http",
             "method": "POST",
-            "path": url,
-            "raw_path": url.encode(),
+            "path": COMPLETIONS,
+            "raw_path": COMPLETIONS.encode(),
             "query_string": b"",
             "root_path": "",
             "headers": [],
@@ -47,10 +47,6 @@ class Client:
 
     def go(self):
         self._gone.set()
-
-    @property
-    def text(self):
-        return b"".join(m.get("body", b"") for m in self.sent).decode()
 
 
 async def until(condition):

@@ -31,7 +31,6 @@ def summary(states, **fields):
 GOOD = [
     THINKING,
     {"a": []},
-    {"a": [Transition("x", None)]},
     {"a": [Transition("x", "a"), Transition([1], "a"), Transition([1, 2], None)]},
     {"a": [Transition("x", "b")], "b": [Transition("x", "a")]},  # each has the marker once
     {"x" * MAX_NAME: []},
@@ -58,28 +57,19 @@ def test_good_states_have_no_problems(states):
     ("states", "code", "field"),
     [
         ([], "invalid-type", "states"),
-        ("a", "invalid-type", "states"),
-        ({}, "invalid-value", "states"),
         ({"*": []}, "invalid-value", "states"),
         ({"a": [], "": []}, "invalid-value", "states"),
         ({"a": [], 5: []}, "invalid-value", "states"),
-        ({"a": [], "\ud800": []}, "invalid-value", "states"),
         ({"x" * (MAX_NAME + 1): []}, "invalid-value", "states"),
         ({"a": None}, "invalid-type", "states.a"),
-        ({"a": [{"on": "x", "to": None}]}, "invalid-type", "states.a[0]"),
         ({"a": [Transition("x", None), 5]}, "invalid-type", "states.a[1]"),
         ({"a": [Transition("", None)]}, "invalid-value", "states.a[0].on"),
-        ({"a": [Transition([], None)]}, "invalid-value", "states.a[0].on"),
         ({"a": [Transition(5, None)]}, "invalid-type", "states.a[0].on"),
-        ({"a": [Transition(None, None)]}, "invalid-type", "states.a[0].on"),
         ({"a": [Transition("\ud800", None)]}, "invalid-text", "states.a[0].on"),
         ({"a": [Transition([1, 512], None)]}, "unknown-token", "states.a[0].on[1]"),
-        ({"a": [Transition(["x"], None)]}, "invalid-type", "states.a[0].on[0]"),
-        ({"a": [Transition("x", 5)]}, "invalid-type", "states.a[0].to"),
         ({"a": [Transition("x", "b")]}, "invalid-value", "states.a[0].to"),
         ({"a": [Transition("x", "*")], "*": []}, "invalid-value", "states.a[0].to"),
         ({"a": [Transition("x", "a"), Transition("x", None)]}, "invalid-value", "states.a[1].on"),
-        ({"a": [Transition([1], "a"), Transition([1], "a")]}, "invalid-value", "states.a[1].on"),
         (
             {"a": [Transition("x", None)], "*": [Transition("x", "a")]},
             "invalid-value",
@@ -90,7 +80,6 @@ def test_good_states_have_no_problems(states):
             "invalid-value",
             "states.*[1].on",
         ),
-        ({"a": [], "b": [Transition("x", None)]}, "invalid-value", "states.b"),
         ({"a": [], "b": [Transition("x", "b")]}, "invalid-value", "states.b"),
         ({"a": [Transition("x" * (MAX_STOP_LENGTH + 1), None)]}, "invalid-value", "states"),
     ],
@@ -105,11 +94,6 @@ def test_markers_and_stops_are_measured_together():
     assert summary(states, stop="wxyz") == []
     (problem,) = problems_of(states, stop="vwxyz")
     assert (problem.field, "1025" in problem.message) == ("states", True)
-
-
-def test_an_undeclared_destination_is_told_what_is_declared():
-    (problem,) = problems_of({"a": [Transition("x", "c")], "*": [], "b": []}, initial_state="a")[:1]
-    assert problem.message == '`states.a[0].to` "c" is not declared; the states are "a", "b"'
 
 
 def test_no_message_grows_with_the_number_of_states():
