@@ -353,10 +353,6 @@ def _grammar(path: Path, value: Any) -> Found:
     yield Given("gbnf" if is_gbnf else "lark", value, path)
 
 
-def _any_object(path: Path) -> Given:
-    return Given("json_schema", {"type": "object"}, path)
-
-
 def _read_response_format(name: str, value: Any, _: Fields) -> Found:
     if not isinstance(value, dict):
         yield wrong("invalid-type", (name,), "an object with a `type`", value)
@@ -369,26 +365,22 @@ def _read_response_format(name: str, value: Any, _: Fields) -> Found:
     elif kind == "json_object":  # some servers take a schema here
         yield Given("json_schema", value.get("schema", {"type": "object"}), (name, "type"))
     elif kind == "json_schema":
-        yield from _read_stated_schema((name, "json_schema"), value.get("json_schema"))
+        stated, path = value.get("json_schema"), (name, "json_schema")
+        if stated is None:
+            yield _missing(path)
+        elif not isinstance(stated, dict):
+            yield wrong("invalid-type", path, "an object with a `schema`", stated)
+        else:
+            yield from unknown_names(stated, path, ("name", "description", "schema", "strict"))
+            if stated.get("schema") is None:
+                yield _missing((*path, "schema"))
+            else:
+                yield Given("json_schema", stated["schema"], (*path, "schema"))
     elif kind != "text":
         yield wrong("invalid-value", (name, "type"), kinds, kind)
     if kind != "json_schema" and value.get("json_schema") is not None:
         message = f'`{name}.json_schema` has no effect unless `type` is "json_schema"'
         yield FieldProblem("conflicting-fields", (name, "json_schema"), message)
-
-
-def _read_stated_schema(path: Path, value: Any) -> Found:
-    """Read the object around a schema: only the schema itself means something here."""
-    if value is None:
-        yield _missing(path)
-    elif not isinstance(value, dict):
-        yield wrong("invalid-type", path, "an object with a `schema`", value)
-    else:
-        yield from unknown_names(value, path, ("name", "description", "schema", "strict"))
-        if value.get("schema") is None:
-            yield _missing((*path, "schema"))
-        else:
-            yield Given("json_schema", value["schema"], (*path, "schema"))
 
 
 def _read_structured_outputs(name: str, value: Any, _: Fields) -> Found:
@@ -407,7 +399,7 @@ def _read_structured_outputs(name: str, value: Any, _: Fields) -> Found:
         elif key != "json_object":
             yield Given(key, part, path)
         elif part is True:
-            yield _any_object(path)
+            yield Given("json_schema", {"type": "object"}, path)
         elif part is not False:
             yield wrong("invalid-type", path, "true or false", part)
 
@@ -420,10 +412,22 @@ _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
     path, template = (name,), fields.capabilities.chat_template
+    empty = f"{quote(path)} is empty: nobody says anything"
     if fields.is_server:
-        yield from _pass_on_messages(path, messages)
+        if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+            yield wrong("invalid-type", path, "a list of messages, which are objects", messages)
+        elif not messages:
+            yield FieldProblem("invalid-value", path, empty)
+        else:
+            yield Given("prompt", "", path)
+            yield Given("extra_body", {"messages": messages}, path)
         return
-    problems = list(_check_messages(messages, path))
+    if not isinstance(messages, list):
+        yield wrong("invalid-type", path, "a list of messages", messages)
+        return
+    problems = [p for i, said in enumerate(messages) for p in _check_message(said, (*path, i))]
+    if not messages:
+        problems = [FieldProblem("invalid-value", path, empty)]
     if problems:
         yield from problems
         return
@@ -446,16 +450,6 @@ def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
         yield FieldProblem("invalid-value", path, message)
     else:
         yield Given("prompt", rendered, path)
-
-
-def _pass_on_messages(path: Path, messages: Any) -> Found:
-    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        yield wrong("invalid-type", path, "a list of messages, which are objects", messages)
-    elif not messages:
-        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: nobody says anything")
-    else:
-        yield Given("prompt", "", path)
-        yield Given("extra_body", {"messages": messages}, path)
 
 
 def _read_passed_on(name: str, value: Any, _: Fields) -> Found:
@@ -535,16 +529,6 @@ def _flat(message: Mapping[str, Any]) -> Message:
     return flat
 
 
-def _check_messages(messages: Any, path: Path) -> Iterator[FieldProblem]:
-    if not isinstance(messages, list):
-        yield wrong("invalid-type", path, "a list of messages", messages)
-    elif not messages:
-        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: nobody says anything")
-    else:
-        for index, message in enumerate(messages):
-            yield from _check_message(message, (*path, index))
-
-
 def _check_message(message: Any, path: Path) -> Iterator[FieldProblem]:
     if not isinstance(message, dict):
         yield wrong("invalid-type", path, "a message, an object", message)
@@ -553,7 +537,7 @@ def _check_message(message: Any, path: Path) -> Iterator[FieldProblem]:
     for name in (name for name in UNUSED_FIELDS if message.get(name)):
         problem = f"{quote((*path, name))} is not supported"
         yield FieldProblem("unsupported-option", (*path, name), problem, "leave it out")
-    for name in MESSAGE_FIELDS[:2]:
+    for name in ("role", "content"):
         if message.get(name) is None:
             yield FieldProblem("missing-field", path, f"{quote(path)} has no `{name}`")
     role, author = message.get("role"), message.get("name")

@@ -242,7 +242,11 @@ def read_line(
         text = line.decode()
         fields = _parse_object(text)
     except UnicodeDecodeError as error:
-        problem = _explain_undecodable(line, line_number, error)
+        start = len(line[: error.start].decode())
+        text = line.decode(errors="backslashreplace")
+        span = TextSpan(start, start + len(r"\xff") * (error.end - error.start))
+        fault = FieldProblem("invalid-text", (), f"not UTF-8: {error.reason}")
+        problem = make_problem(fault, line_number, text, span)
     except JsonError as error:
         fault = FieldProblem(error.code, (), error.message)
         problem = make_problem(fault, line_number, text, error.span)
@@ -391,23 +395,23 @@ class _Line:
             yield from self._check_names((), ROW_FIELDS)
             yield from self._check_row()
         else:
-            yield from self._check_synonyms()
+            for synonym, name in SYNONYMS.items():
+                if self._fields.get(synonym) is not None and self._fields.get(name) is not None:
+                    yield _alike((synonym,), (name,)), None
+            if isinstance(self._fields.get("prompt_tokens"), str):
+                message = "`prompt_tokens` must be a list of token ids, not a string"
+                problem = FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`")
+                yield problem, None
             yield from self._check_request_names(LINE_FIELDS)
 
-    def _check_request_names(self, names: tuple[str, ...]) -> Iterator[Finding]:
-        path, allowed = self._prefix, (*names, *self._passed_on)
+    def _check_request_names(self, extra: tuple[str, ...]) -> Iterator[Finding]:
+        path, allowed = self._prefix, (*extra, *self._passed_on)
         findings = list(islice(self._check_names(path, allowed), MAX_PROBLEMS))
         yield from findings
         for name in OBJECT_FIELDS:
             yield from self._check_doubles((*path, name))
         for field in _RECORDS:
             yield from self._check_records((*path, field))
-        yield from self._check_prompt(path, allowed, findings)
-        yield from self._check_options()
-
-    def _check_prompt(
-        self, path: Path, allowed: tuple[str, ...], findings: list[Finding]
-    ) -> Iterator[Finding]:
         names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
         values = self._holder((*path, ""))
         hints = {HINT.format(name) for name in names}
@@ -415,6 +419,7 @@ class _Line:
         is_there = names[0] in values or any(values.get(name) is not None for name in names)
         if not (is_there or is_misspelt):
             yield self._missing(path, names[0])
+        yield from self._check_options()
 
     def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
         keys: dict[str, TextSpan] = {}
@@ -447,14 +452,6 @@ class _Line:
         start = json_spans.find_value(self._text, path).start
         for below, span, first in json_spans.find_doubles(self._text, start):
             yield _doubled((*path, *below[:-1], cut(str(below[-1]))), first), span
-
-    def _check_synonyms(self) -> Iterator[Finding]:
-        for synonym, name in SYNONYMS.items():
-            if self._fields.get(synonym) is not None and self._fields.get(name) is not None:
-                yield _alike((synonym,), (name,)), None
-        if isinstance(self._fields.get("prompt_tokens"), str):
-            message = "`prompt_tokens` must be a list of token ids, not a string"
-            yield FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`"), None
 
     def _check_row(self) -> Iterator[Finding]:
         method, url, body = (self._fields.get(name) for name in ROW_FIELDS[1:])
@@ -552,29 +549,21 @@ def _with_records(name: str | int, value: Any) -> Any:
     What is no object stays as it is, for the rules of validation to say what is wrong.
     """
     if name == "prompt" and isinstance(value, list):
-        return [_segment_of(item) if isinstance(item, dict) else item for item in value]
+        return [
+            PromptSegment(
+                **{n: item[n] for n in PromptSegment.__struct_fields__ if item.get(n) is not None}
+            )
+            if isinstance(item, dict)
+            else item
+            for item in value
+        ]
     if name == "states" and isinstance(value, dict):
         return {
-            state: [_transition_of(i) if isinstance(i, dict) else i for i in items]
+            state: [
+                Transition(i.get("on"), i.get("to")) if isinstance(i, dict) else i for i in items
+            ]
             if isinstance(items, list)
             else items
             for state, items in value.items()
         }
     return value
-
-
-def _segment_of(given: dict[str, Any]) -> PromptSegment:
-    names = PromptSegment.__struct_fields__
-    return PromptSegment(**{name: given[name] for name in names if given.get(name) is not None})
-
-
-def _transition_of(given: dict[str, Any]) -> Transition:
-    return Transition(given.get("on"), given.get("to"))  # type: ignore[arg-type]  # it may be anything
-
-
-def _explain_undecodable(line: bytes, line_number: int, error: UnicodeDecodeError) -> Problem:
-    start = len(line[: error.start].decode())
-    text = line.decode(errors="backslashreplace")
-    span = TextSpan(start, start + len(r"\xff") * (error.end - error.start))
-    fault = FieldProblem("invalid-text", (), f"not UTF-8: {error.reason}")
-    return make_problem(fault, line_number, text, span)

@@ -87,7 +87,11 @@ def _describe(definitions: dict[str, Schema]) -> None:
             properties[name]["description"] = _plain(field.words)
     on = definitions["Transition"]["properties"]["on"]
     _make_exact(definitions["Request"]["properties"], on["anyOf"])
-    _refine_segment(definitions["PromptSegment"])
+    segment = definitions["PromptSegment"]  # which fields exclude or need each other
+    segment["oneOf"] = [_given(**{name: {"not": _NULL}}) for name in ("text", "tokens", "length")]
+    segment["if"] = _given(seed={"enum": [0, None]})
+    no_seed = {"not": {"required": ["seed"]}}
+    segment["then"], segment["else"] = True, {"anyOf": [segment["oneOf"][2], no_seed]}
 
 
 def _nullable(schema: Schema) -> Schema:
@@ -110,14 +114,6 @@ def _make_exact(properties: dict[str, Schema], marker: list[Schema]) -> None:
     biases["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,9})$"}
     states["propertyNames"] = {"minLength": 1, "maxLength": MAX_NAME}
     states["not"] = {"propertyNames": {"const": ANY_STATE}}
-
-
-def _refine_segment(definition: Schema) -> None:
-    contents = [_given(**{name: {"not": _NULL}}) for name in ("text", "tokens", "length")]
-    definition["oneOf"] = contents
-    definition["if"] = _given(seed={"enum": [0, None]})
-    no_seed = {"not": {"required": ["seed"]}}
-    definition["then"], definition["else"] = True, {"anyOf": [contents[2], no_seed]}
 
 
 def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:
