@@ -560,7 +560,10 @@ def _with_records(name: str | int, value: Any) -> Any:
     if name == "states" and isinstance(value, dict):
         return {
             state: [
-                Transition(i.get("on"), i.get("to")) if isinstance(i, dict) else i for i in items
+                Transition(i.get("on"), i.get("to"))  # type: ignore[arg-type]  # it may be anything
+                if isinstance(i, dict)
+                else i
+                for i in items
             ]
             if isinstance(items, list)
             else items
