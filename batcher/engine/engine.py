@@ -124,7 +124,7 @@ class Outputs:
         Failing goes before completing a stop, and that before reaching max_tokens.
         """
         failed = decoded.failed
-        if failed and scheduled.num_scheduled_tokens and self._runner.has_pages:
+        if failed and scheduled.num_scheduled_tokens and self._runner.pages is not None:
             failed = self._with_sharers(failed, scheduled)
         batch = self._scheduler.batch
         slots, first_of = batch.slots, batch.first_of
@@ -1075,7 +1075,7 @@ class Engine:
         """Let the model compute the step; return what rows were given beside one token each."""
         runner, speculator = self._runner, self._speculator
         if speculator is not None:
-            speculator.compute(runner.chunks)
+            speculator.compute(runner.batch.chunks)
         if not scheduled.is_decode_step:
             return runner.compute_prompts()
         if runner.num_replayed and runner.num_replayed == self._batch.num_occupied:

@@ -82,15 +82,13 @@ class Decoder:
         self.rows: RowDecoder | None = None
         self.speculating: SpeculatingRows | None = None
         if speculates:
-            self.rows = self.speculating = self._make_speculating()
+            from batcher.engine import speculating_rows  # noqa: PLC0415 - seldom
+
+            self.rows = self.speculating = speculating_rows.SpeculatingRows(
+                *self._of_rows, is_streaming=is_streaming
+            )
         elif is_streaming or model.gives == "logits":
             self.rows = self._make_rows()
-
-    @property
-    def _of_rows(
-        self,
-    ) -> "tuple[Model, int, ConstraintCompiler, OutputTokens, StopMatcher]":
-        return self._model, self._num_slots, self.grammars, self._tokens, self._stops
 
     @cached_property
     def grammars(self) -> "ConstraintCompiler":
@@ -127,15 +125,16 @@ class Decoder:
         """Return what the model is to read of a prompt, and the bytes to be generated anew."""
         return self.grammars.vocabulary.heal(prompt_tokens)
 
+    @property
+    def _of_rows(
+        self,
+    ) -> "tuple[Model, int, ConstraintCompiler, OutputTokens, StopMatcher]":
+        return self._model, self._num_slots, self.grammars, self._tokens, self._stops
+
     def _make_rows(self) -> "RowDecoder":
         from batcher.engine.rows import RowDecoder  # noqa: PLC0415 - not for plain rows
 
         return RowDecoder(*self._of_rows, is_streaming=self._is_streaming)
-
-    def _make_speculating(self) -> "SpeculatingRows":
-        from batcher.engine.speculating_rows import SpeculatingRows  # noqa: PLC0415 - seldom
-
-        return SpeculatingRows(*self._of_rows, is_streaming=self._is_streaming)
 
     # -- a row comes and goes --------------------------------------------------------------------
 
@@ -295,16 +294,7 @@ class ModelRunner:
             model.allocate_pages(num_slots, pool.num_total or None, block_size)
         else:
             model.allocate(num_slots)
-        self._batch = Batch(num_slots, self.pages)
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """What the next step computes of prompts, to be read only."""
-        return self._batch.chunks
-
-    @property
-    def has_pages(self) -> bool:
-        return self.pages is not None
+        self.batch = Batch(num_slots, self.pages)
 
     # -- a group comes, waits and goes -----------------------------------------------------------
 
@@ -320,13 +310,10 @@ class ModelRunner:
             elif first.admitted_step is None:
                 forced = self.decoder.open(first)
                 if forced:
-                    self._note_forced(first, forced)
+                    for row in first.group:
+                        row.generated = forced
                     num_forced[first] = len(forced)
         return num_forced
-
-    def _note_forced(self, first: Sequence, tokens: list[int]) -> None:
-        for row in first.group:
-            row.generated = tokens
 
     def note_jump(self, first: Sequence, step: int) -> None:
         """Take note that `step` gave a row several tokens, all of which it computes next."""
@@ -336,7 +323,9 @@ class ModelRunner:
 
     def note_known(self, first: Sequence) -> None:
         """Take note that what a row computes next are tokens that it has generated."""
-        self._note_forced(first, self.decoder.read(first.slot, 0, first.num_generated).tolist())
+        tokens = self.decoder.read(first.slot, 0, first.num_generated).tolist()
+        for row in first.group:
+            row.generated = tokens
 
     def preempt(self, first: Sequence) -> None:
         self._suspend(first)
@@ -367,7 +356,7 @@ class ModelRunner:
             self._model.fork(parent.slot, child.slot)
         else:
             _show(self.pages, child)
-        self._batch.enter(child.slot)
+        self.batch.enter(child.slot)
 
     def _suspend(self, first: Sequence) -> None:
         """Let the rows of a group wait: in their slots, or elsewhere after `_release`."""
@@ -381,7 +370,7 @@ class ModelRunner:
     def _release(self, first: Sequence) -> None:
         """Let the model forget the rows of a group, which leaves its slots."""
         for row in (first, *first.others) if first.others else (first,):
-            self._batch.leave(row.slot)
+            self.batch.leave(row.slot)
             self._model.release(row.slot)
         if self._lost:
             self._lost.difference_update(first.group)
@@ -397,13 +386,32 @@ class ModelRunner:
 
         prefilling: the groups with slots that the step gives no token.
         """
-        if prefilling:
-            self._suspend_all(output, prefilling)
+        pages = self.pages
+        for first in prefilling:
+            self._suspend(first)
+            for row in first.group:
+                if self.batch.holds(row.slot):  # let it yield no token until it joins again
+                    self.batch.leave(row.slot)
+                    if pages is not None:
+                        pages.moved.pop(row.slot, None)
+                    if output.is_decode_step and row not in output.num_scheduled_tokens:
+                        self._model.release(row.slot)  # or the model would go on with it
+                        if pages is None:
+                            self._lost.add(row)
         if self._suspended:
-            self._resume(output.prefill_finished)
-        if self.pages is not None:
-            self._turn_pages(output, self.pages, decode_step)
-        join, add_part = self._batch.join, self._batch.add_part
+            for first in output.prefill_finished:
+                if first in self._suspended:
+                    self.decoder.resume(first, self._suspended.pop(first))
+        if pages is not None:
+            for first in output.admitted:
+                for row in first.group:
+                    _show(pages, row)
+            if self._kv_cache is not None:
+                pages.copies = self._kv_cache.take_copies()
+                pages.num_blocks = self._kv_cache.pool.num_total
+            if output.grown:
+                pages.moved |= {row.slot: decode_step + row.offset for row in output.grown}
+        join, add_part = self.batch.join, self.batch.add_part
         for row, num_tokens in output.num_scheduled_tokens.items():
             extras, stop = row.extras, row.num_computed_tokens
             if extras is None and row.is_decoding and num_tokens == row.num_prompt_tokens == stop:
@@ -414,33 +422,10 @@ class ModelRunner:
         for first in output.prefill_finished:
             is_usual = first.num_tokens and not first.others and first.generated is None
             if not is_usual and (first.extras is None or first.extras.replayed is None):
-                self._begin(first)
-
-    def _suspend_all(
-        self, output: SchedulerOutput[Sequence], prefilling: Collection[Sequence]
-    ) -> None:
-        for first in prefilling:
-            self._suspend(first)
-            for row in first.group:
-                if self._batch.holds(row.slot):  # let it yield no token until it joins again
-                    self._batch.leave(row.slot)
-                    if self.pages is not None:
-                        self.pages.moved.pop(row.slot, None)
-                    if output.is_decode_step and row not in output.num_scheduled_tokens:
-                        self._model.release(row.slot)  # or the model would go on with it
-                        if self.pages is None:
-                            self._lost.add(row)
-
-    def _resume(self, prefill_finished: Collection[Sequence]) -> None:
-        for first in prefill_finished:
-            if first in self._suspended:
-                self.decoder.resume(first, self._suspended.pop(first))
-
-    def _begin(self, first: Sequence) -> None:
-        for row in first.computed_group:
-            row.generated = None
-            if not row.num_tokens:  # an empty prompt, of which there is no chunk
-                self._batch.join(Chunk(row.slot, [], 0))
+                for row in first.computed_group:  # each further token goes to the model by itself
+                    row.generated = None
+                    if not row.num_tokens:  # an empty prompt, of which there is no chunk
+                        join(Chunk(row.slot, [], 0))
 
     def _chunk(self, row: Sequence, start: int, stop: int) -> Chunk:
         """Return the tokens start..stop of a row; with all before them that the model lacks."""
@@ -449,29 +434,15 @@ class ModelRunner:
             self._lost.discard(row)
         known, num_prompt = row.known_tokens(start, stop), row.num_prompt_tokens
         chunk = Chunk(row.slot, known, start, num_prompt=num_prompt)
-        if row.extras is None or row.extras.prompt_logprobs is None:
+        scores = None if row.extras is None else row.extras.prompt_logprobs
+        if scores is None or not scores.wants(start, start + len(known)):
             return chunk
-        return self._scored(chunk, row.extras.prompt_logprobs)
-
-    def _turn_pages(
-        self, output: SchedulerOutput[Sequence], pages: Pages, decode_step: int
-    ) -> None:
-        tables = pages.tables
-        for first in output.admitted:
-            if first.others or pages.group_tables:
-                for row in first.group:
-                    _show(pages, row)
-            else:
-                tables[first.slot] = first.block_table
-        if self._kv_cache is not None:
-            pages.copies = self._kv_cache.take_copies()
-            pages.num_blocks = self._kv_cache.pool.num_total
-        if output.grown:
-            pages.moved |= {row.slot: decode_step + row.offset for row in output.grown}
+        self._scores[row.slot] = scores, start
+        return replace(chunk, is_scored=True)
 
     def add_drafts(self, drafts: "Mapping[Sequence, Proposal]", decode_step: int) -> None:
         """Have drafts of rows computed in the next step, behind the tokens they generated last."""
-        last, chunks = self._batch.tokens.tolist(), self._batch.chunks
+        last, chunks = self.batch.tokens.tolist(), self.batch.chunks
         moved = {} if self.pages is None else self.pages.moved
         for row, proposal in drafts.items():
             tokens, slot = proposal.tokens, row.slot
@@ -489,13 +460,6 @@ class ModelRunner:
             self.pages.moved |= {
                 row.slot: decode_step + row.offset for row in rows if row.is_decoding
             }
-
-    def _scored(self, chunk: Chunk, scores: PromptLogprobs) -> Chunk:
-        """Return `chunk` as one that is scored, if it tells more of a prompt than is known."""
-        if not scores.wants(chunk.start, chunk.start + len(chunk.token_ids)):
-            return chunk
-        self._scores[chunk.slot] = scores, chunk.start
-        return replace(chunk, is_scored=True)
 
     def _take_scores(self, output: ModelOutput) -> dict[int, str]:
         """Take in the logits of scored chunks; return by slot which fail, and why."""
@@ -518,10 +482,14 @@ class ModelRunner:
 
         drafts: these, by slot, and none of each row else that speculates.
         """
-        trees = [chunk for chunk in self._batch.chunks if chunk.draft_parents]
-        decoded = self.step(step, drafts)
-        for chunk in trees:
-            self._move(decoded.ways.get(chunk.slot, ()), chunk)
+        trees = [chunk for chunk in self.batch.chunks if chunk.draft_parents]
+        decoded, pages = self.step(step, drafts), self.pages
+        if pages is not None:
+            # What was computed of accepted drafts is kept where they stand before the next step
+            # computes or copies anything, also if the row has ended: other rows may find its
+            # blocks, or be given them.
+            for chunk in trees:
+                pages.moves += moves_along([*decoded.ways.get(chunk.slot, ())], chunk, pages)
         return decoded
 
     def step(self, step: int, drafts: "Mapping[int, Proposal]" = NO_DRAFTS) -> Decoded:
@@ -532,7 +500,7 @@ class ModelRunner:
         Raises:
             BatchdecodeError: another runner has taken the model.
         """
-        batch, decoder = self._batch, self.decoder
+        batch, decoder = self.batch, self.decoder
         if decoder.rows is not None:
             batch.logit_slots = decoder.rows.logit_slots
         if self._is_robbed:
@@ -553,17 +521,6 @@ class ModelRunner:
         batch.tokens = output.tokens
         return decoder.decode(output, step, drafts)
 
-    def _move(self, way: Iterable[int], chunk: Chunk) -> None:
-        """Have what was computed of accepted drafts kept where they stand, before all else.
-
-        That is done before the next step computes or copies anything, also if the row has ended:
-        other rows may find its blocks, or be given them.
-
-        way: the drafts of a tree, which the last step computed with `chunk`.
-        """
-        if self.pages is not None:
-            self.pages.moves += moves_along([*way], chunk, self.pages)
-
     def _lose_writes(self) -> list[int]:
         """Let nobody go on from what was to be moved or copied, if nobody knows whether it was.
 
@@ -577,7 +534,7 @@ class ModelRunner:
         for block in blocks:
             kv_cache.pool.lose(block)
         waiting = [row.slot for first in self._suspended for row in first.group]
-        slots = {*self._batch.slots.tolist(), *waiting} - {NO_SLOT}
+        slots = {*self.batch.slots.tolist(), *waiting} - {NO_SLOT}
         tables = [pages.tables, *pages.group_tables]
         return [slot for slot in slots if any(blocks & {*table[slot]} for table in tables)]
 
@@ -587,7 +544,7 @@ class ModelRunner:
         Raises:
             BatchdecodeError: another runner has taken the model.
         """
-        batch, decoder = self._batch, self.decoder
+        batch, decoder = self.batch, self.decoder
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
         failed: dict[int, str | Failure]
@@ -608,8 +565,8 @@ class ModelRunner:
 
     def _forget_chunks(self) -> None:
         """Forget what was computed, but not where rows go on that stood still."""
-        if self._batch.chunks:
-            self._batch.chunks = []
+        if self.batch.chunks:
+            self.batch.chunks = []
             self._scores.clear()
         if self.pages is not None and (self.pages.copies or self.pages.moves):
             self.pages.copies, self.pages.moves = [], []
