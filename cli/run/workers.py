@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from operator import itemgetter, lt
 from typing import NamedTuple
 
@@ -732,10 +732,74 @@ class Driver:
         return restart
 
 
-class WorkersRecord(Gauges):
-    """Takes the events of workers to the trace, the view and the numbers.
+def run_by_workers(
+    options: RunOptions,
+    num_workers: int,
+    stop: StopSignals,
+    command: str,
+    workers: AbstractContextManager[Transport] | None = None,
+) -> int:
+    """Carry out `batchdecode run --workers N`; return its exit status.
 
-    run: how the trace of one begins.
+    command: what continues this run if it ends early.
+    workers: leads to as many, which are started when it is asked; None for what the options say.
+
+    Raises:
+        BatchdecodeError: the input, an option or a file is not right.
+        BrokenPipeError: whoever reads the output has gone.
+        Interrupted: a signal came before the first line was decoded.
+    """
+    with opened_run(options, stop, num_workers) as opened:
+        options, requests = opened.options, opened.requests
+        if workers is None and options.on is None:
+            workers = Processes(options, num_workers, stop.waiting)
+        elif workers is None:
+            from .ray_workers import Actors  # noqa: PLC0415 - with it comes Ray
+
+            address = (options.on or "").partition(":")[2]
+            workers = Actors(options, num_workers, address, stop.waiting)
+        with workers as transport:
+            driver = Driver(transport, num_workers, options.batch)
+            try:
+                start = driver.start()
+                with prepare(options, requests, opened.leftover, start) as resumption:
+                    if resumption.has_finished:
+                        parser = parser_for_any_model()
+                        status = conclude_finished(
+                            resumption, requests, parser, options, stop.waiting
+                        )
+                        if status is not None:
+                            return status
+                    report = ProblemReport(requests.name, options.color)
+                    keep_going = options.keep_going or options.max_errors is not None
+                    lines: InputLines
+                    if requests.is_file:
+                        lines = FileLines(
+                            requests, report, resumption.earlier, keep_going=keep_going
+                        )
+                        try:
+                            driver.check(lines)
+                            lines.begin()
+                        finally:
+                            say(requests.take_notes() + report.closing())
+                    else:
+                        lines = PipeLines(requests, report, transport.wake, keep_going=keep_going)
+                    try:
+                        run = WorkersRun(opened, start, driver, lines, report, resumption)
+                        return run.carry_out(stop, command)
+                    except Interrupted:  # before the first line, or after the last one
+                        now = f"stopped by {stop.name}", f"continue with: {command}"
+                        tell_ending(opened, None, resumption, *now)
+                        return stop.exit_status
+            except FailedWorkerError as error:
+                say(printable_lines(error.traceback))
+                raise
+
+
+class WorkersRun(Gauges):
+    """A run whose workers are ready: what they report goes to its results, trace, view and numbers.
+
+    run: how the trace of a worker begins.
 
     Raises:
         OutputError: a file cannot be opened.
@@ -745,15 +809,19 @@ class WorkersRecord(Gauges):
         self,
         opened: OpenRun,
         run: RunEvent,
-        num_workers: int,
+        driver: Driver,
         lines: InputLines,
+        report: ProblemReport,
+        resumption: Resumption,
     ) -> None:
-        options, exposition = opened.options, opened.exposition
+        look_seldom()
+        options, exposition, num_workers = opened.options, opened.exposition, driver.num_workers
         title = opened.requests.name.rpartition("/")[2]
-        self._opened = opened
+        self._opened, self._options, self._driver = opened, options, driver
+        self._report, self._resumption = report, resumption
         self._run = run if num_workers == 1 else replace(run, workers=num_workers)
         self._lines, self._num_to_answer = lines, lines.num_to_answer
-        self.has_readers = any((options.trace, options.report, options.timeseries, opened.spans))
+        self._has_readers = any((options.trace, options.report, options.timeseries, opened.spans))
         # By worker: how each stands, when its next step starts, and lines in the engine.
         self._states = [EngineState(run.batch)] * num_workers
         self._times, self._num_begun = [0.0] * num_workers, [0] * num_workers
@@ -797,9 +865,19 @@ class WorkersRecord(Gauges):
         self._note_events([self._run])
         if exposition is not None:
             exposition.tell(collector)
+        self._started = time.monotonic()
+        if not options.quiet:
+            say(printable_lines(resumption.describe(lines.total)))
+        earlier, output = resumption.earlier, options.output
+        first = earlier.num_complete if earlier else 0
+        self._order = InputOrder(first) if options.keep_order else None
+        sink = stdout_beside(self.view) if output is None else resumption.open_results(output)
+        self._results = ResultWriter(sink)
+        self._num_failed, self._first_failure, self._is_complete = 0, "", False
+        self._is_over = False  # and what was done is more than what was written
+        self._said: set[str] = set()
 
     def take_answered(self, number: int, told: Answered) -> None:
-        """Take in what a worker has reported."""
         self._num_answered += len(told.indexes)
         self._times[number], self._num_begun[number] = told.now, told.num_begun
         self._num_steps[number] = told.num_steps
@@ -854,135 +932,22 @@ class WorkersRecord(Gauges):
         coming += max(sum(self._num_begun) - sum(not found.index for found in own), 0)
         return GaugeReading(0.0, 0, None, None, queued, coming)
 
-    def flush(self) -> None:
-        self._readers.flush()
-
-    def close(self) -> None:
-        try:
-            self.view.close()
-        finally:
-            self._readers.close(0)
-
-    def conclude(self, *, is_complete: bool, elapsed: float) -> None:
-        """Report what happened, to the person and to the programs that want to know."""
-        if self._metrics is not None:
-            timeline = self._readers.timeline
-            tell_summary(
-                self._opened,
-                self._metrics.summary(),
-                self._run,
-                None if timeline is None else timeline.workers,
-                elapsed=elapsed,
-                is_complete=is_complete,
-            )
-        close_spans(self._opened.spans, self._num_steps, is_quiet=self._opened.options.quiet)
-
-
-def run_by_workers(
-    options: RunOptions,
-    num_workers: int,
-    stop: StopSignals,
-    command: str,
-    workers: AbstractContextManager[Transport] | None = None,
-) -> int:
-    """Carry out `batchdecode run --workers N`; return its exit status.
-
-    command: what continues this run if it ends early.
-    workers: leads to as many, which are started when it is asked; None for what the options say.
-
-    Raises:
-        BatchdecodeError: the input, an option or a file is not right.
-        BrokenPipeError: whoever reads the output has gone.
-        Interrupted: a signal came before the first line was decoded.
-    """
-    with opened_run(options, stop, num_workers) as opened:
-        options, requests = opened.options, opened.requests
-        if workers is None and options.on is None:
-            workers = Processes(options, num_workers, stop.waiting)
-        elif workers is None:
-            from .ray_workers import Actors  # noqa: PLC0415 - with it comes Ray
-
-            address = (options.on or "").partition(":")[2]
-            workers = Actors(options, num_workers, address, stop.waiting)
-        with workers as transport:
-            driver = Driver(transport, num_workers, options.batch)
-            try:
-                start = driver.start()
-                with prepare(options, requests, opened.leftover, start) as resumption:
-                    if resumption.has_finished:
-                        parser = parser_for_any_model()
-                        status = conclude_finished(
-                            resumption, requests, parser, options, stop.waiting
-                        )
-                        if status is not None:
-                            return status
-                    report = ProblemReport(requests.name, options.color)
-                    keep_going = options.keep_going or options.max_errors is not None
-                    lines: InputLines
-                    if requests.is_file:
-                        lines = FileLines(
-                            requests, report, resumption.earlier, keep_going=keep_going
-                        )
-                        try:
-                            driver.check(lines)
-                            lines.begin()
-                        finally:
-                            say(requests.take_notes() + report.closing())
-                    else:
-                        lines = PipeLines(requests, report, transport.wake, keep_going=keep_going)
-                    try:
-                        record = WorkersRecord(opened, start, num_workers, lines)
-                        run = _WorkersRun(opened, driver, lines, report, resumption, record)
-                        return run.carry_out(stop, command)
-                    except Interrupted:  # before the first line, or after the last one
-                        now = f"stopped by {stop.name}", f"continue with: {command}"
-                        tell_ending(opened, None, resumption, *now)
-                        return stop.exit_status
-            except FailedWorkerError as error:
-                say(printable_lines(error.traceback))
-                raise
-
-
-class _WorkersRun:
-    """A run whose workers are ready.
-
-    Raises:
-        BatchdecodeError: the file of results cannot be opened.
-    """
-
-    def __init__(
-        self,
-        opened: OpenRun,
-        driver: Driver,
-        lines: InputLines,
-        report: ProblemReport,
-        resumption: Resumption,
-        record: WorkersRecord,
-    ) -> None:
-        look_seldom()
-        self._started = time.monotonic()
-        options = self._options = opened.options
-        self._opened, self._driver, self._lines = opened, driver, lines
-        self._report, self._resumption = report, resumption
-        if not options.quiet:
-            say(printable_lines(resumption.describe(lines.total)))
-        earlier = resumption.earlier
-        first = earlier.num_complete if earlier else 0
-        self._order = InputOrder(first) if options.keep_order else None
-        self._record, output = record, options.output
-        sink = stdout_beside(record.view) if output is None else resumption.open_results(output)
-        self._results = ResultWriter(sink)
-        self._num_failed, self._first_failure, self._is_complete = 0, "", False
-        self._is_over = False  # and what was done is more than what was written
-        self._said: set[str] = set()
-
     def carry_out(self, stop: StopSignals, command: str) -> int:
         """Run to the end, and say how that went; return the exit status."""
         status, remark = self._carry_out(stop)
         say(self._report.closing())
-        elapsed = time.monotonic() - self._started
         if not self._is_over:
-            self._record.conclude(is_complete=self._is_complete, elapsed=elapsed)
+            if self._metrics is not None:
+                timeline = self._readers.timeline
+                tell_summary(
+                    self._opened,
+                    self._metrics.summary(),
+                    self._run,
+                    None if timeline is None else timeline.workers,
+                    elapsed=time.monotonic() - self._started,
+                    is_complete=self._is_complete,
+                )
+            close_spans(self._opened.spans, self._num_steps, is_quiet=self._options.quiet)
         num_restarts = self._driver.num_restarts
         if num_restarts and not self._options.quiet:
             say(f"  {counted(num_restarts, 'worker')} replaced, which had died\n")
@@ -1006,10 +971,10 @@ class _WorkersRun:
                 self._decode(stop)
             finally:
                 stop.before_wait = None
-                try:
+                with ExitStack() as ending:
+                    ending.callback(self._readers.close, 0)
+                    ending.callback(self.view.close)
                     self._write_rest()
-                finally:
-                    self._record.close()
             settle_files(self._opened)
             if not (self._has_given_up or lines.has_refused or lines.broken):
                 self._is_complete = True
@@ -1038,27 +1003,27 @@ class _WorkersRun:
         if earlier is not None and order is not None:
             for index, answer in earlier.kept():
                 self._results.write(order.put(index, answer))
-        stop.before_wait, stop.before_pause = self._show_all, self._record.view.step_aside
+        stop.before_wait, stop.before_pause = self._show_all, self.view.step_aside
         has_given_up = False
         for number, told in self._driver.decode(self._lines):
             if isinstance(told, RestartEvent):
-                self._record.take_restart(number, told)
+                self.take_restart(number, told)
                 continue
-            self._record.take_answered(number, told)
+            self.take_answered(number, told)
             self._write(told)
             if self._has_given_up and not has_given_up:
                 has_given_up = True
                 self._driver.give_up(self._lines)
             if stop.received is not None:
                 raise Interrupted
-        for number, told in self._driver.finish() if self._record.has_readers else ():
-            self._record.take_answered(number, told)
+        for number, told in self._driver.finish() if self._has_readers else ():
+            self.take_answered(number, told)
 
     def _show_all(self) -> float:
         """Show what there is before the run waits; return when to do so again, see View."""
         self._results.flush()
-        self._record.flush()
-        return self._record.view.refresh()
+        self._readers.flush()
+        return self.view.refresh()
 
     def _write(self, answered: Answered) -> None:
         """Write what is answered, and say what is to be said."""
@@ -1076,7 +1041,7 @@ class _WorkersRun:
             self._said.add(said)
             self._report.tell(said)
         if self._report.news:
-            self._record.view.write_message(self._report.take())
+            self.view.write_message(self._report.take())
 
     def _write_rest(self) -> None:
         try:

@@ -14,7 +14,7 @@ from test_spans import collector  # noqa: F401 - a fixture
 
 from cli.options import SchedulingOptions
 from cli.run.exporters import Exposition
-from cli.run.workers import WorkersRecord
+from cli.run.workers import WorkersRun
 
 NOT_ARRIVED = "batchdecode_requests_not_arrived"
 WAITING = "vllm:num_requests_waiting"
@@ -56,7 +56,7 @@ def observed(options, monkeypatch, **how):
     """Carry out a run; return what is told whenever a worker has said something."""
     collectors, all_told = [], []
     monkeypatch.setattr(Exposition, "tell", lambda _, told: collectors.append(told))
-    take = WorkersRecord.take_answered
+    take = WorkersRun.take_answered
 
     def looking(self, number, answered):
         take(self, number, answered)
@@ -67,7 +67,7 @@ def observed(options, monkeypatch, **how):
                 told[key] = value
         all_told.append(told)
 
-    monkeypatch.setattr(WorkersRecord, "take_answered", looking)
+    monkeypatch.setattr(WorkersRun, "take_answered", looking)
     _, workers = run_inner(options, **how)
     return all_told, workers
 
