@@ -2,13 +2,12 @@
 
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from typing import Any
 
 from msgspec import to_builtins
 
 from batcher.errors import BatchdecodeError
 from batcher.models.transformer import TransformerModel
-from batcher.transformer.checkpoint import Checkpoint, decoder_of, open_checkpoint
+from batcher.transformer.checkpoint import decoder_of, open_checkpoint
 from batcher.transformer.config import SMOLLM2, TransformerSettings
 from batcher.transformer.kv_store import CacheSize, cache_size
 from batcher.transformer.transformer import Watch
@@ -34,13 +33,19 @@ def load_transformer(
             f"--max-context {settings.max_context} is above the {limit} of {path}"
         )
     decoder = decoder_of(checkpoint, path, settings, watch)
+    has_integers = settings.weights != "fp32"
+    shows_in_no_bit = {
+        "low_memory": True,
+        "layout": has_integers or not settings.fast_math,
+        "tensor_parallel": has_integers,  # floats may, by the threads that BLAS has in a process
+    }
+    described = {  # what a resumed run must have equal
+        name: value
+        for name, value in to_builtins(settings).items()
+        if not shows_in_no_bit.get(name, False)
+    } | {"checkpoint": checkpoint.digest()}
     return TransformerModel(
-        decoder,
-        checkpoint.tokenizer,
-        spec,
-        _described(settings, checkpoint),
-        settings.max_context,
-        settings.layout,
+        decoder, checkpoint.tokenizer, spec, described, settings.max_context, settings.layout
     )
 
 
@@ -55,22 +60,6 @@ def cache_size_of(spec: str) -> CacheSize:
 
 def _path_of(spec: str) -> Path:
     return smollm2_file() if spec == SMOLLM2 else Path(spec)
-
-
-def _described(settings: TransformerSettings, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what a resumed run must have equal: the checkpoint, and what may show in a bit."""
-    has_integers = settings.weights != "fp32"
-    shows_in_no_bit = {
-        "low_memory": True,
-        "layout": has_integers or not settings.fast_math,
-        "tensor_parallel": has_integers,  # floats may, by the threads that BLAS has in a process
-    }
-    described = {
-        name: value
-        for name, value in to_builtins(settings).items()
-        if not shows_in_no_bit.get(name, False)
-    }
-    return {**described, "checkpoint": checkpoint.digest()}
 
 
 def smollm2_file() -> Path:

@@ -419,7 +419,11 @@ def _faults_of(model: Any) -> Iterator[str]:
         yield f"gives is not one of {', '.join(kinds)}"
     if size is not None and not (_is_int(size) and size > 0):
         yield "vocab_size is neither a positive int nor None"
-    yield from _faults_of_eos(model)
+    if model.eos_token_id is not None and not _is_token_id(model.eos_token_id):
+        yield "eos_token_id is neither a token id nor None"
+    several = attribute_of(getattr(model, "inner", model), "eos_token_ids", ())
+    if not isinstance(several, list | tuple) or not all(map(_is_token_id, several)):
+        yield "eos_token_ids are no list of token ids"
     if not isinstance(model.settings, dict):
         yield "settings are not a dict"
     ends = eos_token_ids_of(model)
@@ -431,14 +435,6 @@ def _faults_of(model: Any) -> Iterator[str]:
         yield f"{name} {max(ends)} is not below vocab_size {size}"
     elif size > largest:
         yield f"vocab_size {shown(size)} is above {largest}"
-
-
-def _faults_of_eos(model: Any) -> Iterator[str]:
-    if model.eos_token_id is not None and not _is_token_id(model.eos_token_id):
-        yield "eos_token_id is neither a token id nor None"
-    several = attribute_of(getattr(model, "inner", model), "eos_token_ids", ())
-    if not isinstance(several, list | tuple) or not all(map(_is_token_id, several)):
-        yield "eos_token_ids are no list of token ids"
 
 
 def _is_int(value: object) -> bool:

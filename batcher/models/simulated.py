@@ -554,7 +554,8 @@ class AttentivePages:
             if positions[slot] >= 0:
                 values[cell_of(pages, slot, positions[slot])] = tokens[slot]
         for slot in slots:
-            hashes[slot] = self._hash_before(slot, pages)
+            position = positions[slot]
+            hashes[slot] = self._seed_hash if position < 0 else self._hash_of(slot, position, pages)
         self.drafts = Drafts.of(
             self._with_tail_hashes(chunk, pages) for chunk in batch.chunks if chunk.num_drafts
         )
@@ -575,10 +576,6 @@ class AttentivePages:
 
     def hash_before(self, chunk: Chunk, pages: Pages) -> int:
         return self._hash_of(chunk.slot, chunk.start, pages)
-
-    def _hash_before(self, slot: int, pages: Pages) -> int:
-        position = self._positions[slot]
-        return self._seed_hash if position < 0 else self._hash_of(slot, position, pages)
 
     def _hash_of(self, slot: int, num_tokens: int, pages: Pages) -> int:
         cells = cells_of(pages, slot, 0, num_tokens)
@@ -640,7 +637,7 @@ class PagedHashes:
             if goes_on:
                 values.take(self._read, None, hashes, "clip")
                 values[self._write] = (hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER)
-        entered, size = {}, pages.block_size  # slot -> the hash before the last known token
+        entered: dict[int, int] = {}  # slot -> the hash before the last known token
         drafts: list[tuple[Chunk, list[int]]] = []
         for chunk in chunks:
             slot, token_ids, start = chunk.slot, chunk.token_ids, chunk.start
@@ -653,14 +650,12 @@ class PagedHashes:
             if last:
                 before = self._compute(before, chunk, last, pages)
             tail = _tail_hashes(before, chunk)
-            self._keep(tail, pages.tables[slot], start + last, size)
+            self._keep(tail, pages.tables[slot], start + last, pages.block_size)
             if chunk.num_drafts:
                 drafts.append((chunk, tail))
             if batch.holds(slot):  # as if it went on by the last of its tokens that are known
                 tokens[slot], entered[slot] = token_ids[last], before
-                position = start + last
-                cell = pages.tables[slot][position // size] * size + position % size
-                self._writes[slot], strides[slot] = NUM_FIXED + cell, 1
+                self._writes[slot], strides[slot] = cell_of(pages, slot, start + last), 1
         self.drafts = Drafts.of(drafts)
         if does_yield:
             values.take(self._read, None, hashes, "clip")
@@ -699,10 +694,7 @@ class PagedHashes:
         """Return the hash after all tokens before a chunk, which are computed by now."""
         if not chunk.start:
             return self._begin_hash
-        position = chunk.start - 1
-        place, offset = divmod(position, pages.block_size)
-        block = pages.tables[chunk.slot][place]
-        return int(self._cells.values[NUM_FIXED + block * pages.block_size + offset])
+        return int(self._cells.values[cell_of(pages, chunk.slot, chunk.start - 1)])
 
     def _move_on(self, pages: Pages) -> None:
         """Let every slot that decodes compute its next token."""

@@ -27,7 +27,7 @@ from batcher.models.base import (
     Tokenizer,
     node_paths,
 )
-from batcher.transformer.kv_store import OWN_BLOCK_SIZE, KVStore, OwnTables
+from batcher.transformer.kv_store import OWN_BLOCK_SIZE, OwnTables
 from batcher.transformer.layers import NOWHERE
 from batcher.transformer.step import Snapshot, Span, spans_of_tree
 from batcher.transformer.transformer import CausalModel, ModelSizes
@@ -195,15 +195,6 @@ class TransformerModel(DecoderModel):
         self.layout: Layout = layout
         self._decoder = decoder
         self.allocate(0)
-
-    @property
-    def decoder(self) -> CausalModel:
-        """What computes it."""
-        return self._decoder
-
-    @property
-    def store(self) -> KVStore:
-        return self._store
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Return what a block takes: room for keys and values, and for states if there are any."""

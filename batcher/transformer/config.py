@@ -444,11 +444,26 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
         delta_net = _delta_net_of(mapping, kinds)
     except msgspec.ValidationError as error:
         raise BatchdecodeError(str(error)) from None
-    _refuse_unsupported(fields)
+    for unknown in ("attention_bias", "mlp_bias"):
+        if getattr(fields, unknown):
+            raise BatchdecodeError(
+                f"{unknown} is not supported; known: biases of q, k and v in Qwen2ForCausalLM"
+            )
+    if fields.use_bidirectional_attention:
+        raise BatchdecodeError("use_bidirectional_attention is not supported: nothing is generated")
+    if fields.quantization_config is not None:
+        raise BatchdecodeError(
+            "quantization_config is not supported; known: F32, F16 and BF16, or a .gguf file"
+        )
     is_gemma, is_next = architecture == "gemma3", architecture == "qwen3_next"
     has_window = SLIDING in kinds and fields.sliding_window is not None
     scalar, ties = fields.query_pre_attn_scalar, fields.tie_word_embeddings
     head_dim = fields.head_dim or HEAD_DIMS.get(architecture)
+    unsaid = "gelu_pytorch_tanh" if is_gemma else "silu"
+    hidden_act = fields.hidden_act or fields.hidden_activation or unsaid
+    if hidden_act not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise BatchdecodeError(f"hidden_act {hidden_act!r} is not supported, known: {known}")
     return TransformerConfig(
         architecture,
         vocab_size=fields.vocab_size,
@@ -468,7 +483,7 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
         eos_token_ids=eos_token_ids(fields.eos_token_id),
         full_layers=tuple(n for n, kind in enumerate(kinds) if kind == FULL) if has_window else (),
         local_rope=local_rope if has_window else None,
-        activation=_activation_of(fields, architecture),
+        activation=ACTIVATIONS[hidden_act],
         attention_scale=None if scalar is None else scalar**-0.5,
         attention_softcap=fields.attn_logit_softcapping,
         logit_softcap=fields.final_logit_softcapping,
@@ -486,29 +501,6 @@ def eos_token_ids(given: Eos) -> tuple[int, ...]:
     if given is None:
         return ()
     return (given,) if isinstance(given, int) else tuple(dict.fromkeys(given))
-
-
-def _refuse_unsupported(fields: _Fields) -> None:
-    for name in ("attention_bias", "mlp_bias"):
-        if getattr(fields, name):
-            raise BatchdecodeError(
-                f"{name} is not supported; known: biases of q, k and v in Qwen2ForCausalLM"
-            )
-    if fields.use_bidirectional_attention:
-        raise BatchdecodeError("use_bidirectional_attention is not supported: nothing is generated")
-    if fields.quantization_config is not None:
-        raise BatchdecodeError(
-            "quantization_config is not supported; known: F32, F16 and BF16, or a .gguf file"
-        )
-
-
-def _activation_of(fields: _Fields, architecture: Architecture) -> Activation:
-    unsaid = "gelu_pytorch_tanh" if architecture == "gemma3" else "silu"
-    name = fields.hidden_act or fields.hidden_activation or unsaid
-    if name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise BatchdecodeError(f"hidden_act {name!r} is not supported, known: {known}")
-    return ACTIVATIONS[name]
 
 
 def _in_config(message: str, fields: _Fields) -> str:

@@ -584,7 +584,12 @@ def config_from_gguf(
     if embedding is None:
         raise BatchdecodeError("token_embd.weight is missing")
     head_dim = fields.head_dim or head_dim_of(fields.hidden_size, fields.num_heads)
-    _refuse_unsupported(fields, head_dim)
+    for name, size in (
+        ("attention.value_length", fields.value_length),
+        ("rope.dimension_count", fields.rope_dimensions),
+    ):
+        if size not in {None, head_dim}:
+            raise BatchdecodeError(f"{name} {size} is not supported, known: that of a head")
     experts = _experts_of(fields)
     intermediate_size = fields.intermediate_size or fields.expert_size
     if intermediate_size is None:
@@ -650,15 +655,6 @@ def _experts_of(fields: _Fields) -> ExpertSettings | None:
         intermediate_size=wide,
         normalises=fields.normalises,
     )
-
-
-def _refuse_unsupported(fields: _Fields, head_dim: int) -> None:
-    for name, size in (
-        ("attention.value_length", fields.value_length),
-        ("rope.dimension_count", fields.rope_dimensions),
-    ):
-        if size not in {None, head_dim}:
-            raise BatchdecodeError(f"{name} {size} is not supported, known: that of a head")
 
 
 def _scaling_of(
