@@ -1,6 +1,5 @@
 """config.json of transformers 4 and 5, and what is said of those that are not supported."""
 
-import json
 from math import prod
 
 import pytest
@@ -49,21 +48,6 @@ def test_rope_is_read_as_either_version_of_transformers_writes_it(fields, rope):
     assert config_from_json(config_json(**fields)).rope == rope
 
 
-@pytest.mark.parametrize(
-    ("architecture", "has_bias", "has_norm"),
-    [
-        ("llama", False, False),
-        ("mistral", False, False),
-        ("qwen2", True, False),
-        ("qwen3", False, True),
-    ],
-)
-def test_an_architecture_has_its_biases_and_norms(architecture, has_bias, has_norm):
-    config = config_from_json(config_json(architecture))
-    assert config.architecture == architecture
-    assert (config.has_qkv_bias, config.has_qk_norm) == (has_bias, has_norm)
-
-
 def test_what_is_left_out_follows_from_the_rest():
     config = config_from_json(
         config_json(head_dim=None, num_key_value_heads=None, eos_token_id=None, rms_norm_eps=None)
@@ -96,7 +80,6 @@ def test_a_window_is_that_of_all_layers(architecture, fields, window):
     [
         ({"architectures": None}, "architecture None is not supported, known: LlamaForCausalLM, "),
         ({"architectures": ["GemmaForCausalLM"]}, "'GemmaForCausalLM' is not supported, known: "),
-        ({"architectures": []}, r"architecture \[\] is not supported"),
         ({"architectures": [{}]}, r"architecture \{\} is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, known: silu"),
         ({"attention_bias": True}, "attention_bias is not supported; known: biases of q, k and v"),
@@ -119,7 +102,6 @@ def test_a_window_is_that_of_all_layers(architecture, fields, window):
         ({"num_hidden_layers": 10**9}, r"at `\$.num_hidden_layers`"),
         ({"hidden_size": 0}, r"`int` >= 1 - at `\$.hidden_size`"),
         ({"hidden_size": 65, "head_dim": None}, "65 does not divide into 4 heads"),
-        ({"hidden_size": 64.5}, r"at `\$.hidden_size`"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "4 heads do not divide into 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"rms_norm_eps": 0}, r"at `\$.rms_norm_eps`"),
@@ -266,9 +248,7 @@ def test_what_is_left_out_of_qwen3_next_is_as_in_transformers():
     ("fields", "message"),
     [
         ({"linear_num_key_heads": None}, "missing required field `linear_num_key_heads`"),
-        ({"linear_conv_kernel_dim": None}, "missing required field `linear_conv_kernel_dim`"),
         ({"linear_conv_kernel_dim": 0}, r"at `\$.linear_conv_kernel_dim`"),
-        ({"linear_value_head_dim": 10**9}, r"at `\$.linear_value_head_dim`"),
         ({"linear_num_key_heads": 3}, "4 value heads of linear attention do not divide into 3 gro"),
         ({"layer_types": ["linear_attention"]}, "layer_types are not one for each of 2 layers"),
         ({"layer_types": ["mamba"] * 2}, "known: full_attention, linear_attention$"),
@@ -278,8 +258,6 @@ def test_what_is_left_out_of_qwen3_next_is_as_in_transformers():
         ({"partial_rotary_factor": 0.05}, "0.05 of head_dim 16 is 0, and RoPE turns pairs"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ({"num_experts": 1}, "2 experts for a token, of 1"),
-        ({"num_experts": -1}, r"at `\$.num_experts`"),
-        ({"decoder_sparse_step": 0}, r"at `\$.decoder_sparse_step`"),
         ({"shared_expert_intermediate_size": 0}, r"at `\$.shared_expert_intermediate_size`"),
     ],
 )
@@ -287,8 +265,3 @@ def test_a_qwen3_next_that_makes_no_sense_is_one_clear_error(fields, message):
     with pytest.raises(BatchdecodeError, match=message) as error:
         config_from_json(config_json("qwen3_next", **fields))
     assert "\n" not in str(error.value)
-
-
-def test_a_config_survives_json():
-    fields = json.loads(json.dumps(config_json("qwen2")))
-    assert config_from_json(fields) == config_from_json(config_json("qwen2"))
