@@ -5,11 +5,11 @@ say so; the weights are data.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -30,8 +30,6 @@ from batcher.transformer.tokenizer import (
 
 # A tokenizer of transformers as ours, with the bytes of every token and its chat template.
 
-_DEFAULT = "default"  # of several templates
-
 
 def as_tokenizer(tokenizer: Any) -> TransformerTokenizer:
     """Return a tokenizer of transformers as ours.
@@ -42,15 +40,12 @@ def as_tokenizer(tokenizer: Any) -> TransformerTokenizer:
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is None:
         raise BatchdecodeError(f"{type(tokenizer).__name__} is not made by `tokenizers`")
-    bytes_of = decoding_of(inner.to_str())
-    return tokenizer_of(inner, bytes_of, prefix_of(inner), _template_of(tokenizer))
-
-
-def _template_of(tokenizer: Any) -> ChatTemplate | None:
-    source = tokenizer.chat_template
+    source, template = tokenizer.chat_template, None
     if isinstance(source, dict):
-        source = source.get(_DEFAULT)
-    return None if source is None else ChatTemplate(source, tokenizer.special_tokens_map)
+        source = source.get("default")
+    if source is not None:
+        template = ChatTemplate(source, tokenizer.special_tokens_map)
+    return tokenizer_of(inner, decoding_of(inner.to_str()), prefix_of(inner), template)
 
 
 class NoTokenizer:
@@ -76,20 +71,12 @@ _DIGESTED = 64  # numbers of each weight
 _LONGEST = 300  # characters of what transformers says
 
 
-class Loaded(NamedTuple):
-    """A model of transformers.
-
-    tokenizer: None if it has none.  digest: what tells its weights from others.
-    """
-
-    model: Any
-    sizes: Sizes
-    tokenizer: TransformerTokenizer | None
-    digest: str
-
-
-def load(source: str, settings: HFSettings, *, is_local: bool) -> Loaded:
+def load(
+    source: str, settings: HFSettings, *, is_local: bool
+) -> tuple[Any, Sizes, TransformerTokenizer | None, str]:
     """Return the model in a folder, or of a name of the Hub.
+
+    With its sizes, its tokenizer if it has one, and what tells its weights from others.
 
     is_local: whether the Hub is not asked.
 
@@ -97,7 +84,14 @@ def load(source: str, settings: HFSettings, *, is_local: bool) -> Loaded:
         BatchdecodeError: there is none, it cannot be read, or not on this device.
     """
     is_folder = Path(source).is_dir()
-    _check_device(settings.device)
+    named = _DEVICE.fullmatch(settings.device)
+    if named is None:
+        raise BatchdecodeError(f"--device {settings.device}: give cpu, cuda or cuda:N")
+    num_devices = torch.cuda.device_count()
+    if named["cuda"] and int(named["number"] or 0) >= num_devices:
+        raise BatchdecodeError(
+            f"--device {settings.device}: torch finds {num_devices} such devices here"
+        )
     given = {
         "local_files_only": is_local,
         "trust_remote_code": settings.trust_remote_code,
@@ -106,22 +100,15 @@ def load(source: str, settings: HFSettings, *, is_local: bool) -> Loaded:
         model, report = AutoModelForCausalLM.from_pretrained(
             source, dtype=settings.dtype, output_loading_info=True, **given
         )
-        _check_whole(report["missing_keys"])
+        if missing := report["missing_keys"]:  # transformers would draw them by chance, and go on
+            first = min(missing)
+            raise BatchdecodeError(f"{len(missing)} weights are missing, {first} for one")
         model = model.eval().requires_grad_(requires_grad=False).to(settings.device)
         tokenizer = None
         if not is_folder or any((Path(source) / name).is_file() for name in _TOKENIZERS):
             tokenizer = as_tokenizer(AutoTokenizer.from_pretrained(source, **given))
         sizes = _sizes_of(model)
-    return Loaded(model, sizes, tokenizer, _digest(model))
-
-
-def _check_device(device: str) -> None:
-    named = _DEVICE.fullmatch(device)
-    if named is None:
-        raise BatchdecodeError(f"--device {device}: give cpu, cuda or cuda:N")
-    num_devices = torch.cuda.device_count()
-    if named["cuda"] and int(named["number"] or 0) >= num_devices:
-        raise BatchdecodeError(f"--device {device}: torch finds {num_devices} such devices here")
+    return model, sizes, tokenizer, _digest(model)
 
 
 @contextmanager
@@ -156,12 +143,6 @@ def reading(source: str) -> Iterator[None]:
             said = "it comes with Python code, which runs with --trust-remote-code alone"
         short = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
         raise BatchdecodeError(f"{source}: it cannot be loaded: {short}") from error
-
-
-def _check_whole(missing: Collection[str]) -> None:
-    if missing:  # transformers would draw them by chance, and go on
-        first = min(missing)
-        raise BatchdecodeError(f"{len(missing)} weights are missing, {first} for one")
 
 
 def _sizes_of(model: Any) -> Sizes:

@@ -531,15 +531,11 @@ def tokenizer_from_gguf(path: Path, metadata: Mapping[str, Any]) -> TransformerT
             template = ChatTemplate(fields.chat_template, special_texts)
         is_gemma = metadata.get("general.architecture") == GEMMA
         inner = _byte_level(fields) if fields.model == "gpt2" else _sentencepiece(fields, is_gemma)
-        return tokenizer_of(inner, BYTES_OF[fields.model], _prefix_of(fields), template)
-
-
-def _prefix_of(fields: _Fields) -> list[int]:
-    """Return BOS if texts begin with it; where a file does not say so, llama.cpp knows by kind."""
-    begins = fields.adds_bos
-    if begins is None:
-        begins = fields.model == "llama" or fields.pre in BEGINNING_WITH_BOS
-    return [fields.bos] if begins and fields.bos is not None else []
+        begins = fields.adds_bos
+        if begins is None:  # where a file does not say so, llama.cpp knows by kind
+            begins = fields.model == "llama" or fields.pre in BEGINNING_WITH_BOS
+        prefix = [fields.bos] if begins and fields.bos is not None else []
+        return tokenizer_of(inner, BYTES_OF[fields.model], prefix, template)
 
 
 def _byte_level(fields: _Fields) -> "Tokenizer":
