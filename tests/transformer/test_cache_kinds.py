@@ -8,8 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from examples import mostly_heavy
-from kinds import KINDS
-from tiny import tiny_config, tiny_model
+from tiny import KINDS, tiny_config, tiny_model
 
 from batcher.models.base import Batch, Chunk, Pages
 from batcher.models.transformer import TransformerModel

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from drafted_trees import is_line, random_parents, way_to
 from examples import mostly_heavy
-from kinds import KINDS
 from rank_threads import RankThreads, ThreadedDecoder
-from tiny import tiny_config, tiny_model
+from tiny import KINDS, tiny_config, tiny_model
 from tiny_checkpoints import random_weights
 from tiny_ranks import make_tiny
 

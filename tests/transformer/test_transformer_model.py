@@ -7,9 +7,8 @@ import pytest
 from control_requests import SCHEMA
 from drafters import Oracle
 from examples import mostly_heavy
-from kinds import KINDS, QWEN3_NEXT
 from msgspec.structs import replace
-from tiny import tiny_model
+from tiny import KINDS, QWEN3_NEXT, tiny_model
 
 from batcher import Engine, Request, Result
 from batcher.errors import InvariantError
