@@ -213,12 +213,12 @@ class Attempts:
             self._loop.close()
 
     def _wait(self, seconds: float | None) -> None:
-        self._loop.run_until_complete(self._until_woken(seconds))
+        async def until_woken() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._wakeup.wait()
 
-    async def _until_woken(self, seconds: float | None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wakeup.wait()
+        self._loop.run_until_complete(until_woken())
 
     async def _ask(self, row: RemoteSequence, body: Body) -> None:
         settings, longest = self._settings, min(MAX_BACKOFF, self._settings.max_wait)
@@ -232,7 +232,12 @@ class Attempts:
             pause = pause_after(number, failure.retry_after, settings.backoff, longest)
             self._news.retries.append(Attempt(row, failure, number, sent, pause))
             self._wakeup.set()
-            await self._return(pause)
+            await asyncio.sleep(pause)
+            turn = self._loop.create_future()  # until the rate allows another attempt
+            self._returning.append(turn)
+            self._news.has_returned = True
+            self._wakeup.set()
+            await turn
         row.text += row.reply.flush()
         self._news.ended.append(Attempt(row, failure, number, sent))
         self._wakeup.set()
@@ -271,11 +276,3 @@ class Attempts:
             received = self._news.received
             received[row] = received.get(row, 0) + num_tokens
             self._wakeup.set()
-
-    async def _return(self, delay: float) -> None:
-        await asyncio.sleep(delay)
-        turn = self._loop.create_future()
-        self._returning.append(turn)
-        self._news.has_returned = True
-        self._wakeup.set()
-        await turn

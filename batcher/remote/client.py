@@ -326,17 +326,17 @@ def list_models(address: ServerAddress, settings: ServerSettings) -> list[str]:
     """
     if address.model is not None:
         return []
+
+    async def ask() -> list[str]:
+        client = Client(address, settings)
+        try:
+            return await client.model_names()
+        finally:
+            await client.close()
+
     try:
-        return asyncio.run(_model_names(address, settings))
+        return asyncio.run(ask())
     except ServerFailure as failure:
         if failure.reason in {"connection", "timeout"} or failure.is_final:
             raise LostModelError(f"{address.url}: {failure}") from None
         return []  # a server without a list of its models needs no name
-
-
-async def _model_names(address: ServerAddress, settings: ServerSettings) -> list[str]:
-    client = Client(address, settings)
-    try:
-        return await client.model_names()
-    finally:
-        await client.close()

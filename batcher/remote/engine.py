@@ -48,9 +48,7 @@ from batcher.remote.client import KEY_VARIABLE, Client
 from batcher.remote.model import RemoteModel
 from batcher.remote.protocol import ServerFailure, body_of, is_chat
 from batcher.remote.reply import Reply
-from batcher.remote.settings import (
-    REMOTE_SCHEDULING,
-)
+from batcher.remote.settings import REMOTE_SCHEDULING
 from batcher.request import MAX_ANSWER, Request
 from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
 from batcher.scheduling.clock import Clock, WallClock
@@ -92,7 +90,7 @@ class RemoteInputs:
         self.has_sessions = False
         self.latest_arrival = 0.0
         self._queue = queue
-        self._sessions: dict[str, Conversation] = {}
+        self.sessions: dict[str, Conversation] = {}
 
     def add(
         self,
@@ -107,7 +105,7 @@ class RemoteInputs:
         turn = Turn(request, request_id, input_index, reason, replayed, is_streamed=True)
         if request.session is not None:
             self.has_sessions = True
-            session = self._sessions.setdefault(request.session, Conversation())
+            session = self.sessions.setdefault(request.session, Conversation())
             if session.active is not None:
                 session.turns.append(turn)
                 return []
@@ -123,11 +121,11 @@ class RemoteInputs:
 
     @property
     def num_turns(self) -> int:
-        return sum(len(session.turns) for session in self._sessions.values())
+        return sum(len(session.turns) for session in self.sessions.values())
 
     def end_turn(self, sequence: RemoteSequence, result: Result, now: float) -> list[Over]:
         """Start the turn after one that has ended; return the turns that are over by that."""
-        session = self._sessions[sequence.request.session or ""]
+        session = self.sessions[sequence.request.session or ""]
         if session.active != sequence.id:  # it was over without ever going on
             return []
         session.end, session.active = now, None
@@ -141,9 +139,6 @@ class RemoteInputs:
         for sequence in self._queue.take_arrivals(clock.now):
             sequence.arrived_step = step = clock.step_at(sequence.arrival_time)
             yield sequence, step
-
-    def why_broken(self, request: Request) -> str:
-        return self._sessions[request.session or ""].failure or ""
 
     def _begin(self, session: Conversation, turn: Turn, now: float) -> list[Over]:
         request, said = turn.request, session.said
@@ -227,7 +222,13 @@ class RemoteEngine:
         measure: Callable[[], float] = time.monotonic,
     ) -> None:
         self.batch_size, self._model, self._settings = batch_size, model, settings
-        _check_settings(settings)
+        given = set(msgspec.to_builtins(settings)) - REMOTE_SCHEDULING
+        if given:
+            option = f"--{min(given).replace('_', '-')}"
+            message = f"{option} is for an engine of our own: a server schedules itself"
+            raise BatchdecodeError(message)
+        if settings.policy == LONGEST_PREFIX_MATCH:
+            raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} asks for a cache of our own")
         self._clock = WallClock(measure, self._sleep)
         self._waiting, self._measure = waiting, measure
         self._queue: WaitingQueue[RemoteSequence] = WaitingQueue(ordering_of(settings, lambda _: 0))
@@ -380,7 +381,10 @@ class RemoteEngine:
                 f"the key ({KEY_VARIABLE}) allow this model?"
             )
         while not self._running and queue.num_waiting:  # it is too soon for the rate
-            self._sleep_until_allowed()
+            start = self._rate.start_of_next(self._measure())
+            if start is not None:
+                self._sleep(start - self._measure())
+            clock.catch_up()
             self._join_arrivals()
             self._admit()
         if not self._running:
@@ -441,20 +445,17 @@ class RemoteEngine:
                 self._recorder.blocked(row, why)
                 return
             queue.take(row)
-            self._occupy(row)
-
-    def _occupy(self, row: RemoteSequence) -> None:
-        clock, slot = self._clock, heappop(self._free)
-        row.state = ADMIT[row.state]
-        row.slot, row.admitted_step = slot, clock.step
-        self._running[row] = slot
-        reason: AdmitReason = "refill" if self._last_used[slot] == clock.step - 1 else "empty"
-        self._recorder.admitted(row, reason)
-        model, request = self._model, row.request
-        extra_body = model.settings.extra_body
-        named = model.model_for(extra_body.get("model") or (request.extra_body or {}).get("model"))
-        body = body_of(request, row.index, named, extra_body, row.context)
-        self._attempts.send(row, body)
+            slot = heappop(self._free)
+            row.state = ADMIT[row.state]
+            row.slot, row.admitted_step = slot, clock.step
+            self._running[row] = slot
+            reason: AdmitReason = "refill" if self._last_used[slot] == clock.step - 1 else "empty"
+            self._recorder.admitted(row, reason)
+            model, request = self._model, row.request
+            extra = model.settings.extra_body
+            named = extra.get("model") or (request.extra_body or {}).get("model")
+            body = body_of(request, row.index, model.model_for(named), extra, row.context)
+            attempts.send(row, body)
 
     def _next_time(self) -> float | None:
         """Return when something happens for certain, as `measure` has it; None if nothing will."""
@@ -468,12 +469,6 @@ class RemoteEngine:
             if start is not None:
                 times.append(start)
         return min(times, default=None)
-
-    def _sleep_until_allowed(self) -> None:
-        start = self._rate.start_of_next(self._measure())
-        if start is not None:
-            self._sleep(start - self._measure())
-        self._clock.catch_up()
 
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:
@@ -546,7 +541,8 @@ class RemoteEngine:
     def _end_all(self, overs: list[Over]) -> None:
         for sequence, result in overs:
             if result is None:
-                failure = Failure("session-failed", self._inputs.why_broken(sequence.request))
+                session = self._inputs.sessions[sequence.request.session or ""]
+                failure = Failure("session-failed", session.failure or "")
                 self._finish(sequence, "error", failure, self._clock.step)
             else:
                 self._forbidden = None
@@ -573,20 +569,6 @@ class RemoteEngine:
             del self._num_open[row.id]
         if row.request.session is not None:
             self._end_all(self._inputs.end_turn(row, result, self._clock.now))
-
-
-def _check_settings(settings: SchedulingSettings) -> None:
-    """Check that the settings hold only what applies to a server.
-
-    Raises:
-        BatchdecodeError: a setting is for an engine of our own.
-    """
-    given = set(msgspec.to_builtins(settings)) - REMOTE_SCHEDULING
-    if given:
-        option = f"--{min(given).replace('_', '-')}"
-        raise BatchdecodeError(f"{option} is for an engine of our own: a server schedules itself")
-    if settings.policy == LONGEST_PREFIX_MATCH:
-        raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} asks for a cache of our own")
 
 
 # The events of a run over a server, in the order in which they happened.

@@ -52,24 +52,18 @@ class RemoteModel:
         """Return what requests are checked against; the server checks what depends on the model."""
         from batcher.remote.protocol import SERVED  # noqa: PLC0415 - if there is a server
 
+        def check_constraint(*_: object) -> None:  # the server checks the constraint itself
+            from batcher.decoding.constraints import need_grammar_packages  # noqa: PLC0415 - slow
+
+            need_grammar_packages()
+
         several = () if self.served_model or "model" in self.settings.extra_body else self.listed
         return ModelCapabilities(
             num_slots=num_slots,
             served=SERVED,
             models=tuple(several),
-            check_constraint=_check_constraint,
+            check_constraint=check_constraint,
         )
-
-
-def _check_constraint(*_: object) -> None:
-    """Check that answers can be verified; the server checks the constraint itself.
-
-    Raises:
-        MissingGrammarError: a package is missing.
-    """
-    from batcher.decoding.constraints import need_grammar_packages  # noqa: PLC0415 - slow
-
-    need_grammar_packages()
 
 
 def settings_of(given: Mapping[str, Any]) -> ServerSettings:

@@ -239,8 +239,12 @@ def _asked_for(request: Request, own: dict[str, Any], stated: frozenset[str]) ->
     if stop_tokens := listed(request.stop_token):
         fields["stop_token_ids"] = stop_tokens
     if own.keys().isdisjoint(_FORMATS):
-        if request.json_schema is not None:
-            fields["response_format"] = _response_format(request.json_schema)
+        schema: Any = request.json_schema
+        if schema == {"type": "object"}:
+            fields["response_format"] = {"type": "json_object"}
+        elif schema is not None:
+            stated = {"name": "output", "schema": {} if schema is True else schema}
+            fields["response_format"] = {"type": "json_schema", "json_schema": stated}
         for name, key in _STRUCTURED.items():
             if (value := getattr(request, name)) is not None:
                 fields["structured_outputs"] = {key: value}
@@ -252,10 +256,3 @@ def listed(stops: Any) -> list[Any]:
     if stops is None:
         return []
     return stops if isinstance(stops, list) else [stops]
-
-
-def _response_format(schema: Any) -> dict[str, Any]:
-    if schema == {"type": "object"}:
-        return {"type": "json_object"}
-    stated = {} if schema is True else schema
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": stated}}

@@ -249,27 +249,21 @@ class EngineThread:
         try:
             while self._read_mail():
                 if self.engine.has_work:
-                    self._step()
+                    outcome = self.engine.step()
+                    self._watcher.after_step(outcome)
+                    if outcome.tokens or outcome.results:
+                        self._room.acquire()
+                        self._tell(self._hear, outcome.tokens, outcome.results)
+                    if isinstance(self.clock, PacedClock):
+                        self.clock.linger()
                 elif not self._inbox:
-                    self._rest()
+                    while not self._has_mail.wait(self._watcher.while_idle()):
+                        pass  # without spinning
+                    self._has_mail.clear()
         except BaseException as error:  # noqa: BLE001 - a model may raise anything
             is_ours = isinstance(error, BatchdecodeError | InvariantError)
             failure = describe(error) if is_ours else type(error).__name__  # no text of a request
         self._tell(self._hear_end, failure)
-
-    def _step(self) -> None:
-        outcome = self.engine.step()
-        self._watcher.after_step(outcome)
-        if outcome.tokens or outcome.results:
-            self._room.acquire()
-            self._tell(self._hear, outcome.tokens, outcome.results)
-        if isinstance(self.clock, PacedClock):
-            self.clock.linger()
-
-    def _rest(self) -> None:
-        while not self._has_mail.wait(self._watcher.while_idle()):
-            pass
-        self._has_mail.clear()
 
     def _read_mail(self) -> bool:
         """Do what was asked for; return whether to go on."""
