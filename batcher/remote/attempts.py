@@ -243,7 +243,6 @@ class Attempts:
         self._wakeup.set()
 
     async def _attempt(self, row: RemoteSequence, body: Body) -> ServerFailure | None:
-        """Ask once; return why there is no answer, or not all of it."""
         row.reply, row.text = reply_to(row.request, body.fields), ""
         reply, client, failure = row.reply, self._client, None
         try:

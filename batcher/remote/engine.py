@@ -436,7 +436,6 @@ class RemoteEngine:
                 queue.push(row)
 
     def _admit(self) -> None:
-        """Send what may be sent: first what has paused, then what waits."""
         attempts, queue, clock = self._attempts, self._queue, self._clock
         attempts.send_again()
         while self._free and not self._is_halted and (row := queue.peek(clock.now)) is not None:
@@ -478,7 +477,6 @@ class RemoteEngine:
     # -- out of them -----------------------------------------------------------------------------
 
     def _take(self, news: News) -> list[TokenEvent]:
-        """Record what arrived in the step that is over; return what is streamed of it."""
         step, recorder, tokens = self._clock.step - 1, self._recorder, list[TokenEvent]()
         for row, num_tokens in sorted(news.received.items(), key=lambda item: item[0].slot):
             if row.first_token_step is None:
@@ -588,7 +586,6 @@ class RemoteRecorder:
         self._blocked: tuple[str, int, BlockedReason] | None = None
 
     def take(self) -> list[RequestEvent]:
-        """Return the events since the last call."""
         events, self.events = self.events, []
         return events
 
@@ -629,7 +626,6 @@ class RemoteRecorder:
         self.events.append(RetryEvent(step, start, row.id, row.index, row.slot, *told))
 
     def limited(self, limit: int, reason: ConcurrencyReason) -> None:
-        """Record that another number of requests may be in flight since that step."""
         self.events.append(ConcurrencyEvent(*self._last_step(), limit, reason))
 
     def finished(self, row: RemoteSequence, result: Result, step: int) -> None:
@@ -665,7 +661,6 @@ class RemoteRecorder:
 def result_of(
     row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
 ) -> Result:
-    """Return the result of a row that has ended with `step`; failure: why it failed, if it did."""
     judged = Judgement()
     if failure is None and row.slot != NO_SLOT:
         judged = _judge(row, reason)

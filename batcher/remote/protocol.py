@@ -76,7 +76,6 @@ class ServerFailure(Exception):  # noqa: N818 - it is passed on more often than 
         return self.status == FORBIDDEN and self.code == "server-error"
 
     def as_failure(self, num_attempts: int) -> Failure:
-        """Return this as the failure of a request."""
         attempts = f" (attempt {num_attempts})" if num_attempts > 1 else ""
         return Failure(self.code, f"{self}{attempts}", self.status)
 
@@ -243,8 +242,8 @@ def _asked_for(request: Request, own: dict[str, Any], stated: frozenset[str]) ->
         if schema == {"type": "object"}:
             fields["response_format"] = {"type": "json_object"}
         elif schema is not None:
-            stated = {"name": "output", "schema": {} if schema is True else schema}
-            fields["response_format"] = {"type": "json_schema", "json_schema": stated}
+            named = {"name": "output", "schema": {} if schema is True else schema}
+            fields["response_format"] = {"type": "json_schema", "json_schema": named}
         for name, key in _STRUCTURED.items():
             if (value := getattr(request, name)) is not None:
                 fields["structured_outputs"] = {key: value}

@@ -214,7 +214,6 @@ class Reply:
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer has an end, whatever follows."""
         return self._has_stopped or self.finish_reason is not None
 
     @property

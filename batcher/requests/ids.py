@@ -89,7 +89,6 @@ class IdRegistry:
 
 
 def duplicate_id(request_id: str, first_line: int) -> FieldProblem:
-    """Return the problem of a request whose id an earlier line has already."""
     message = f"id `{request_id}` is already used on line {first_line}"
     return FieldProblem("duplicate-id", ("id",), message)
 
@@ -133,7 +132,6 @@ class _IdFile:
         return False
 
     def extend(self, lines: dict[str, int]) -> None:
-        """Add ids that are not here yet, with their lines."""
         if self._file is None:
             from tempfile import TemporaryFile  # noqa: PLC0415  # few runs need it
 
@@ -173,7 +171,6 @@ class _IdFile:
         return marks, (codes >> MARK_BITS) & (len(self._marks) - 1)
 
     def _search(self, request_id: str) -> int | None:
-        """Return the line of the id as the file says; None if it is not there."""
         needle = b"[%b," % _encode(request_id)
         for chunk in self._read_chunks():
             start = chunk.find(needle)

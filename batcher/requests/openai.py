@@ -54,7 +54,6 @@ _OTHER_NAMES = {
 def unknown_names(
     value: Mapping[str, object], path: Path, allowed: tuple[str, ...]
 ) -> Iterator[FieldProblem]:
-    """Yield the problems of names in the object at `path` that are not `allowed`."""
     for name in value:
         if name not in allowed:
             hint, message = suggest(name, allowed), f"unknown field `{cut(name)}`"
@@ -262,7 +261,6 @@ def merged(found: Given, other: Any) -> Any:
 
 
 def find_given(fields: Fields, spellings: Mapping[str, Reader]) -> Found:
-    """Yield what the `fields` say in other spellings, and what is wrong with these."""
     for name, read in spellings.items():
         value = fields.values.get(name)
         if value is not None:
@@ -327,7 +325,6 @@ def _read_stop_token_ids(name: str, value: Any, _: Fields) -> Found:
 
 
 def _json_schema(path: Path, value: Any) -> Found:
-    """Read a schema; vLLM takes one as text, too."""
     if not isinstance(value, str):
         yield Given("json_schema", value, path)
         return

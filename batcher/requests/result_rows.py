@@ -271,7 +271,6 @@ def status_of(error_code: str) -> int:
 
 
 def results_of_row(line: bytes) -> list[Result]:
-    """Return the results that a row holds; none if it is no such row."""
     try:
         return list(_results_of(_row_decoder.decode(line)))
     except ValueError:

@@ -59,7 +59,6 @@ def is_result(line: bytes) -> bool:
 
 
 def make_rejected_result(request_id: str, problems: "list[Problem]") -> Result:
-    """Return the result of a line that is no request, for the first of its problems."""
     first = problems[0]
     more = len(problems) - 1
     message = first.message

@@ -685,7 +685,6 @@ def _check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> P
 
 
 def find_conflicts(request: Request) -> Conflicts:
-    """Yield the contradictions in `request`, each field of which is valid by itself."""
     asked = {
         name: field for name, field in REQUEST_FIELDS.items() if field.asks(getattr(request, name))
     }

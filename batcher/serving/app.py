@@ -193,7 +193,6 @@ class GeneratingEndpoint:
         await answer.give(OK, _encoder.encode(completion))
 
     async def _stream(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
-        """Answer while it is generated; what fails before the first token has a status."""
         writer = ChunkWriter(
             exchange.names[0],
             self._service.model,

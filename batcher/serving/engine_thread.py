@@ -266,7 +266,6 @@ class EngineThread:
         self._tell(self._hear_end, failure)
 
     def _read_mail(self) -> bool:
-        """Do what was asked for; return whether to go on."""
         engine, inbox = self.engine, self._inbox
         while inbox:
             mail = inbox.popleft()
