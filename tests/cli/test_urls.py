@@ -1,5 +1,6 @@
 """Files at URLs, by fsspec: inputs from a web server, and outputs to a store."""
 
+import gzip
 import re
 import shlex
 import signal
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import fsspec
 import pytest
@@ -250,14 +252,15 @@ def kept_in(folder):
 
 @pytest.fixture
 def shelf(tmp_path, local):
-    (tmp_path / "tmp").mkdir()
+    with TemporaryDirectory() as folder:  # of a short name: processes have sockets there
+        (tmp_path / "tmp").symlink_to(folder)
 
-    def run(*arguments, command="run", **more):
-        environment = SHELF | {"TMPDIR": str(tmp_path / "tmp")} | more
-        return batchdecode(command, "requests.jsonl", *arguments, cwd=tmp_path, **environment)
+        def run(*arguments, command="run", **more):
+            environment = SHELF | {"TMPDIR": folder} | more
+            return batchdecode(command, "requests.jsonl", *arguments, cwd=tmp_path, **environment)
 
-    run.url = f"shelf://{tmp_path}/there"
-    return run
+        run.url = f"shelf://{tmp_path}/there"
+        yield run
 
 
 @pytest.mark.parametrize("more", [[], ["--workers", 2, "--keep-order"]])
@@ -275,6 +278,8 @@ def test_outputs_at_urls_are_those_in_files(shelf, tmp_path, ending, more):
     if not more:  # or else slots depend on how fast each worker is
         for name in found:
             here, there = ((tmp_path / each / name).read_bytes() for each in ("here", "there"))
+            if name.endswith(".gz"):  # pieces may be packed at other times
+                here, there = gzip.decompress(here), gzip.decompress(there)
             assert here == there != b""
     assert list((tmp_path / "tmp").iterdir()) == []
 
