@@ -8,38 +8,16 @@ from engine_runs import fields, of_kind, run
 from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger import LedgerModel
 from msgspec.structs import replace
 
-from batcher import Request, Result, SimulatedModel
+from batcher import Request, SimulatedModel
 from batcher.engine import Engine
 from batcher.engine.rows import RowState
 from batcher.events import (
-    DropEvent,
     FinishEvent,
     JumpEvent,
 )
 from batcher.request import Transition
-from batcher.settings import SchedulingSettings
-
-FORCED = [
-    {"json_schema": SCHEMA, "max_tokens": 60},
-    {
-        "json_schema": SCHEMA,
-        "max_tokens": 60,
-        "cfg_scale": 1.5,
-        "negative_prompt": "No no",
-    },
-    {
-        "choice": ["yes indeed", "no"],
-        "prompt": "",
-        "cfg_scale": 0.0,
-        "negative_prompt": "",
-    },
-    {"regex": "the door(way)?", "prompt": ""},
-    {"prompt": "Count the bo", "heal": True},
-    {"num_beams": 3, "n": 2, "max_tokens": 12},
-]
 
 
 def test_forced_tokens_come_in_one_step_and_count() -> None:
@@ -232,49 +210,6 @@ def test_as_many_best_samples_as_there_are_come_best_first_in_any_batch() -> Non
     assert orders == [orders[0]] * 4
     sums = [result.cumulative_logprob or 0.0 for result in run([several]).results]
     assert sums == sorted(sums, reverse=True)
-
-
-@pytest.mark.parametrize("more", FORCED)
-def test_a_model_is_told_all_tokens_of_a_row_once_and_where_they_go_on(
-    more: dict[str, Any],
-) -> None:
-    model = LedgerModel()
-    engine = Engine(model, 3)
-    engine.add(fields(**more))
-    prompts = [model.tokenizer.encode(more.get("prompt", "Count the boats"))]
-    if "negative_prompt" in more:
-        prompts.append(model.tokenizer.encode(more["negative_prompt"]))
-    results: list[Result] = []
-    while not results:
-        held = {slot: row.copy() for slot, row in model.rows.items()}
-        results = engine.step().results
-    assert model.rows == {}
-    if more.get("num_beams") is None and not more.get("heal"):
-        for slot, prompt in enumerate(prompts):
-            told = held[slot][len(prompt) :]
-            assert held[slot] == prompt + results[0].tokens[: len(told)]
-
-
-def test_best_of_no_tokens_makes_no_samples_to_drop() -> None:
-    done = run([fields(temperature=1.0, best_of=3, max_tokens=0)])
-    assert [result.index for result in done.results] == [0]
-    assert of_kind(done.events, DropEvent) == []
-
-
-def test_what_was_forced_before_the_first_step_is_told_of_a_row_that_is_aborted() -> None:
-    settings = SchedulingSettings(max_batch_tokens=1)  # the prompt takes several steps
-    engine = Engine(SimulatedModel(), 1, settings=settings, is_streaming=True)
-    engine.add(fields(choice=["yes indeed now"], max_tokens=20))
-    outcomes = [engine.step()]
-    engine.abort("a")
-    while engine.has_work:
-        outcomes.append(engine.step())
-    told = [event for outcome in outcomes for event in outcome.tokens]
-    [result] = [result for outcome in outcomes for result in outcome.results]
-    assert result.finish_reason == "aborted"
-    assert result.text
-    assert "".join(event.text for event in told) == result.text
-    assert [token for event in told for token in event.tokens] == result.tokens
 
 
 def test_what_is_too_much_for_the_grammar_byte_by_byte_is_legal_all_the_same() -> None:

@@ -200,17 +200,6 @@ def test_samples_that_arrive_together_wait_in_the_order_of_their_requests() -> N
     assert admitted == [("b", 0), ("b", 1), ("a", 0), ("a", 1)]
 
 
-def test_an_abort_ends_all_samples_of_a_request_those_that_wait_too() -> None:
-    engine = Engine(SimulatedModel(), 2)
-    engine.add(Request(id="a", prompt=[5], temperature=1.0, n=5, ignore_eos=True, max_tokens=9))
-    engine.step()
-    engine.abort("a")
-    _, results = drain(engine)
-    ends = [(result.index, result.finish_reason, len(result.tokens)) for result in results]
-    assert ends == [(index, "aborted", int(index < 2)) for index in range(5)]
-    assert (engine.num_running, engine.num_waiting) == (0, 0)
-
-
 def test_a_known_result_that_never_held_a_slot_holds_none_again() -> None:
     engine = Engine(SimulatedModel(), 1)
     engine.add(plain("a", 3))

@@ -58,19 +58,6 @@ def test_logits_of_no_use_fail_their_request_alone_with_the_step(fault: float) -
     assert results["b"].tokens == good["b"].tokens[:2]
 
 
-@pytest.mark.parametrize("slot", [0, 1, 2])
-def test_a_failed_partner_fails_its_sample(slot: int) -> None:
-    done = run([fields(num_beams=3, n=2), fields(id="b")], model=Faulty(np.nan, slot))
-    beams = [result for result in done.results if result.id == "a"]
-    assert [result.finish_reason for result in beams] == ["error", "error"]
-    errors = [result.error for result in beams]
-    assert [error and error.code for error in errors] == ["model-error", "model-error"]
-    [partner] = run(
-        [fields(cfg_scale=2.0, negative_prompt="x")], model=Faulty(np.nan, slot % 2)
-    ).results
-    assert partner.finish_reason == "error"
-
-
 def test_a_row_without_a_token_left_fails_alone() -> None:
     """Even if it is the only one of its settings."""
     lost = fields(id="lost", regex="abc", allowed_token_ids=[5], repetition_penalty=1.2)

@@ -12,6 +12,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, RequestEvent
 from batcher.result import Result
 from batcher.settings import SchedulingSettings
+from batcher.trace.timeline import Timeline
 
 BULK = [
     Request(id=f"bulk-{number}", prompt="Some work", max_tokens=40, ignore_eos=True, priority=5)
@@ -205,3 +206,28 @@ def test_who_gave_way_is_not_overtaken_in_the_same_step() -> None:
     _, events = run([beams, top, *vips], settings("priority"))
     moves = [(event.step, event.id) for event in events if isinstance(event, AdmitEvent)]
     assert {id_ for step, id_ in moves if step == 3} == {"first"}
+
+
+def test_beams_that_are_aborted_when_they_are_back_may_have_whole_outputs() -> None:
+    settings = SchedulingSettings(
+        kv_blocks=60,
+        block_size=1,
+        max_batch_tokens=4,
+        long_prefill_threshold=1,
+        preempt_for="priority",
+        prefix_cache=False,
+    )
+    engine = Engine(SimulatedModel(), 3, settings=settings)
+    beams = {"num_beams": 2, "n": 2, "length_penalty": 2.0, "stop": [" the", "c"]}
+    engine.add(Request(id="beams", prompt=[*range(15, 20)], max_tokens=22, **beams))
+    for name in "pq":
+        engine.add(replace(VIP, id=name, prompt=[*range(11, 16)], priority=-1, arrival_time=9.0))
+    events = [engine.run_event()]
+    while not any(isinstance(event, AdmitEvent) and event.generated for event in events):
+        events += engine.step().events
+    engine.abort("beams")
+    outcome = engine.step()
+    assert "stop" in [result.finish_reason for result in outcome.results]
+    while engine.has_work:
+        outcome.events.extend(engine.step().events)
+    Timeline.from_events([*events, *outcome.events, engine.end_event()]).check_integrity()

@@ -11,11 +11,9 @@ from examples import mostly_heavy
 from reference_logits import reference_logits
 
 from batcher import Engine, ModelOutput, Request, SimulatedModel, decode
-from batcher.decoding.logprobs import PromptLogprobs
 from batcher.events import AdmitEvent, PreemptEvent
 from batcher.metrics.summary import RunMetrics
 from batcher.models.loading import CheckedModel
-from batcher.prompts import Prompt
 from batcher.result import PromptLogprob, TopLogprob
 from batcher.settings import SchedulingSettings
 
@@ -283,14 +281,3 @@ def test_a_model_that_does_not_score_what_it_should_fails_that_row(pieces, messa
 def test_a_model_that_cannot_score_says_so(model):
     with pytest.raises(Exception, match="needs a model that gives the logits after every token"):
         decode([{"prompt": [1, 2], "prompt_logprobs": 0}], model=model)
-
-
-def test_only_what_is_missing_is_wanted():
-    scores = PromptLogprobs(Prompt([5, 6, 7, 8]), 0)
-    assert scores.wants(0, 1)
-    assert not scores.wants(1, 3)
-    assert scores.take(0, [np.zeros((2, 9))]) is None
-    assert (scores.wants(0, 2), scores.wants(2, 4), scores.wants(0, 4)) == (False, True, True)
-    assert scores.take(0, [np.zeros((1, 9)), np.zeros((3, 9))]) is None
-    assert scores.is_complete
-    assert [found.token for found in scores.told] == [5, 6, 7, 8]

@@ -158,15 +158,6 @@ def test_behind_a_turn_that_failed_all_fail() -> None:
     assert failed(run.finish()) == ["c", "d", "e"]
 
 
-def test_aborting_the_turn_that_runs_ends_all_behind_it() -> None:
-    run = Run([turn(name, ignore_eos=True) for name in "abc"]).step(3)
-    run.engine.abort("a")
-    run.finish()
-    assert run.results["a"].finish_reason == "aborted"
-    assert len(run.results["a"].tokens) == 3
-    assert failed(run) == ["b", "c"]
-
-
 def test_aborting_a_turn_that_waits_leaves_the_one_that_runs_alone() -> None:
     run = Run([turn(name, ignore_eos=True) for name in "abc"]).step(3)
     run.engine.abort("b")
@@ -179,17 +170,6 @@ def test_aborting_a_turn_that_waits_leaves_the_one_that_runs_alone() -> None:
     assert run.results["a"].finish_reason == "length"
     assert run.results["b"].finish_reason == "aborted"
     assert failed(run) == ["c", "d", "e"]
-
-
-@pytest.mark.parametrize("num_steps", [0, 9, 12])
-def test_a_turn_can_be_aborted_before_its_time_and_while_it_waits(num_steps: int) -> None:
-    requests = [turn("a", ignore_eos=True), turn("b", think_time=5.0), turn("c")]
-    run = Run(requests, batch_size=1, settings=PAGED).step(num_steps)
-    run.engine.abort("b")
-    run.finish()
-    assert run.results["b"].finish_reason == "aborted"
-    assert failed(run) == ["c"]
-    assert run.engine.scheduler.kv_cache.pool.num_used == 0
 
 
 def test_a_turn_has_its_id_from_the_outset() -> None:

@@ -48,14 +48,6 @@ def test_a_list_of_prompts_and_fields_that_change_nothing(client):
     assert texts == alone
 
 
-def test_completions(client):
-    answer = client.completions.create(model="story", prompt="Once", max_tokens=6, logprobs=1)
-    [result] = decode([{"prompt": "Once", "max_tokens": 6}])
-    assert answer.choices[0].text == result.text
-    assert len(answer.choices[0].logprobs.token_logprobs) == 6
-    assert answer.usage.total_tokens == 10
-
-
 def test_chats_whole_and_streamed(client):
     whole = client.chat.completions.create(model="story", messages=SAID, max_tokens=9)
     assert whole.choices[0].message.content == story(9)

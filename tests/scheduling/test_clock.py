@@ -56,24 +56,6 @@ def test_start_of_gives_every_start_again(moves: list[float]) -> None:
     assert clock.start_of(clock.step) == clock.now
 
 
-def test_the_clock_never_goes_back() -> None:
-    clock = ConstantClock()
-    clock.advance(None)
-    clock.advance(None)
-    for time in (1.5, 2.0):
-        with pytest.raises(InvariantError, match="cannot jump"):
-            clock.jump(time)
-
-
-def test_a_jump_is_no_step() -> None:
-    clock = ConstantClock()
-    clock.advance(None)
-    clock.advance(None)
-    clock.jump(10.5)
-    assert (clock.step, clock.now) == (2, 10.5)
-    assert clock.step_at(1.5) == clock.step_at(2.0) == clock.step_at(10.5) == 2
-
-
 class OddTime:
     """Steps of a third of a nanosecond for each token, and a bit."""
 
@@ -127,17 +109,18 @@ def test_a_step_of_a_formula_is_found_by_its_time(loads: list[BatchStats], part:
     assert clock.step_at(time) == next(step for step, at in enumerate(starts) if at >= time)
 
 
-def test_a_formula_that_nobody_feeds_is_found_out() -> None:
-    with pytest.raises(InvariantError, match="measured"):
-        FormulaClock(OddTime()).advance(None)
-
-
-def test_a_formula_never_goes_back() -> None:
-    clock = FormulaClock(OddTime())
+@pytest.mark.parametrize("make", [ConstantClock, lambda: FormulaClock(OddTime())])
+def test_no_clock_goes_back(make: Any) -> None:
+    clock = make()
     clock.jump(2.0)
     for time in (1.5, 2.0):
         with pytest.raises(InvariantError, match="cannot jump"):
             clock.jump(time)
+
+
+def test_a_formula_that_nobody_feeds_is_found_out() -> None:
+    with pytest.raises(InvariantError, match="measured"):
+        FormulaClock(OddTime()).advance(None)
 
 
 def test_clocks_tell_what_reproduces_their_times() -> None:
