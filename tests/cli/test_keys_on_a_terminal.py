@@ -1,101 +1,26 @@
 """Keys pressed on a terminal before a run of its own, and what is left of that terminal."""
 
 import os
-import pty
 import signal
 import subprocess
-import sys
-import termios
 import time
-from contextlib import suppress
 
 import pytest
-from emulated_run import Screen
-from process import ENVIRONMENT, batchdecode, lines_of, workload
+from command_terminal import CommandTerminal
+from process import batchdecode, lines_of, workload
 
 pytestmark = pytest.mark.heavy  # each is a process, which has to keep up with what is pressed
 
 REQUESTS = lines_of(*workload(40, max_tokens=30))
-IN_A_SESSION = """
-import fcntl, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from cli.main import main
-main()
-"""
 
 
-class Terminal:
-    """A terminal that runs a command and is looked at."""
-
-    def __init__(self, folder, *arguments, is_job=False):
-        self.screen = Screen(80, 24)
-        self._ours, self._theirs = pty.openpty()
-        termios.tcsetwinsize(self._theirs, (24, 80))
-        modes = self.modes  # Ctrl-C drops what is on its way: pyte is lost in half an escape
-        modes[3] |= termios.NOFLSH
-        termios.tcsetattr(self._theirs, termios.TCSANOW, modes)
-        self.usual_modes = self.modes
-        script = "from cli.main import main; main()" if is_job else IN_A_SESSION
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", script, "run", *arguments],
-            cwd=folder,
-            env=ENVIRONMENT | {"CI": "", "TERM": "xterm", "PYTHONPATH": f"{folder}:{PYTHONPATH}"},
-            stdin=self._theirs,
-            stdout=subprocess.DEVNULL,
-            stderr=self._theirs,
-            start_new_session=not is_job,
-            process_group=0 if is_job else None,  # of a session that has another terminal
-        )
-        os.set_blocking(self._ours, False)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
-
-    @property
-    def modes(self):
-        return termios.tcgetattr(self._theirs)
-
-    @property
-    def takes_keys(self):
-        return not self.modes[3] & (termios.ICANON | termios.ECHO)
-
-    def read(self):
-        """Take in some of what was written: a run may write faster than all of it is taken in."""
-        with suppress(BlockingIOError):
-            self.screen.stream.feed(os.read(self._ours, 4096))
-
-    def wait_for(self, is_so):
-        """Look at the terminal until something is so."""
-        deadline = time.monotonic() + 30
-        while not is_so():
-            assert time.monotonic() < deadline, self.screen.text()
-            self.read()
-            time.sleep(0.01)
-
-    def see(self, text):
-        self.wait_for(lambda: text in self.screen.text())
-
-    def press(self, keys):
-        os.write(self._ours, keys)
-
-    def end(self):
-        """Wait for the end of the command, and return its exit status."""
-        self.wait_for(lambda: self.process.poll() is not None)
-        with suppress(BlockingIOError):
-            while True:
-                self.screen.stream.feed(os.read(self._ours, 4096))
-        return self.process.returncode
-
-
-PYTHONPATH = ENVIRONMENT["PYTHONPATH"]
 RUN = ("in", "-o", "out", "-b", "2")
 SLOW = (*RUN, "--step-delay", "0.02")
+
+
+def running(folder, *arguments, **options):
+    options |= {"folder": folder, "stdout": subprocess.DEVNULL}
+    return CommandTerminal("run", *arguments, **options)
 
 
 @pytest.fixture
@@ -108,7 +33,7 @@ def test_no_byte_depends_on_keys(folder):
     plain = ["run", *RUN, "--trace", "trace"]
     assert batchdecode(*plain, cwd=folder).returncode == 0
     expected = [(folder / name).read_bytes() for name in ("out", "trace")]
-    with Terminal(folder, *SLOW, "--trace", "trace", "--force") as terminal:
+    with running(folder, *SLOW, "--trace", "trace", "--force") as terminal:
         terminal.see("decode")
         terminal.press(b" ")
         terminal.see("paused")
@@ -120,13 +45,12 @@ def test_no_byte_depends_on_keys(folder):
         terminal.press(b"/r3\n\x1b[B?")
         terminal.see("one step, and pause")
         terminal.press(b"?++++ ")
-        assert terminal.end() == 0
-        assert terminal.modes == terminal.usual_modes
+        assert terminal.ended() == 0
     assert [(folder / name).read_bytes() for name in ("out", "trace")] == expected
 
 
 def test_a_paused_run_has_written_what_was_due_and_makes_no_step(folder):
-    with Terminal(folder, *SLOW, "--trace", "trace") as terminal:
+    with running(folder, *SLOW, "--trace", "trace") as terminal:
         terminal.see("1/40 done")
         terminal.press(b" ")
         terminal.see("paused")
@@ -158,44 +82,30 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 def test_however_a_run_ends_the_terminal_is_as_before(folder, how):
     end, status, message = ENDS[how]
-    with Terminal(folder, *SLOW) as terminal:
+    with running(folder, *SLOW) as terminal:
         terminal.see("decode")
         terminal.wait_for(lambda: terminal.takes_keys)
         end(terminal)
-        assert terminal.end() == status
+        assert terminal.ended() == status
         terminal.see(message)
-        assert terminal.modes == terminal.usual_modes
         assert not terminal.screen.is_alternate
         assert not terminal.screen.emulator.cursor.hidden
 
 
-BROKEN = """
-import time
-calls = []
-def next_tokens(rows):
-    calls.append(1)
-    time.sleep(0.02)
-    if len(calls) > 40:
-        {how}
-    return [5] * len(rows)
-"""
-
-
 def test_a_step_that_takes_long_can_be_looked_at_and_is_ended_by_q(folder):
     (folder / "slow.py").write_text("import time\ndef next_tokens(rows):\n    time.sleep(60)\n")
-    with Terminal(folder, *RUN, "--model", "slow:next_tokens") as terminal:
+    with running(folder, *RUN, "--model", "slow:next_tokens") as terminal:
         terminal.see("step 0 has taken")
         terminal.press(b"?")
         terminal.see("one step, and pause")
         terminal.press(b"q")
         terminal.see("when the model has ended step 0")
         terminal.press(b"\x03")
-        assert terminal.end() == 130
-        assert terminal.modes == terminal.usual_modes
+        assert terminal.ended() == 130
 
 
 def test_ctrl_z_gives_the_terminal_back_and_fg_takes_keys_again(folder):
-    with Terminal(folder, *SLOW, is_job=True) as terminal:
+    with running(folder, *SLOW, is_job=True) as terminal:
         terminal.see("decode")
         terminal.wait_for(lambda: terminal.takes_keys)
         terminal.process.send_signal(signal.SIGTSTP)
@@ -206,8 +116,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_keys_again(folder):
         terminal.press(b" ")
         terminal.see("paused")
         terminal.press(b"q")
-        assert terminal.end() == 130
-        assert terminal.modes == terminal.usual_modes
+        assert terminal.ended() == 130
 
 
 @pytest.mark.parametrize(
@@ -215,10 +124,10 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_keys_again(folder):
 )
 def test_without_a_picture_or_with_typed_requests_there_are_no_keys(folder, arguments):
     command = ("-o", "out", "-b", "2", "--step-delay", "0.003", "--trace", "trace")
-    with Terminal(folder, *arguments, *command) as terminal:
+    with running(folder, *arguments, *command) as terminal:
         if arguments[0] == "-":
             terminal.press(REQUESTS[: REQUESTS.index(b"\n") + 1] + b"\x04")
         terminal.wait_for(lambda: (folder / "out").exists() and (folder / "out").stat().st_size)
         assert terminal.modes == terminal.usual_modes
         terminal.press(b" q")  # of no meaning
-        assert terminal.end() == 0
+        assert terminal.ended() == 0

@@ -1,21 +1,13 @@
 """`trace --play` as a person starts it: in a terminal, or without one."""
 
-import fcntl
 import gzip
 import os
-import pty
 import re
-import select
 import signal
-import struct
-import subprocess
-import termios
-import time
-from contextlib import contextmanager
 
-import pyte
 import pytest
-from process import COMMAND, ENVIRONMENT, ROOT, batchdecode
+from command_terminal import CommandTerminal
+from process import ROOT, batchdecode
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
@@ -26,87 +18,22 @@ SAMPLE = ROOT / "samples" / "run.trace.jsonl.gz"
 USUAL_SCREEN = b"\x1b[?1049l"
 
 
-def _take_terminal():
-    os.setsid()
-    fcntl.ioctl(1, termios.TIOCSCTTY, 0)
-
-
-class Terminal:
-    """A command in a terminal of its own, and what is on its screen."""
-
-    def __init__(self, arguments, stdin=None):
-        self.ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.usual = termios.tcgetattr(theirs)
-        self.process = subprocess.Popen(
-            [*COMMAND, "trace", *map(str, arguments)],
-            stdin=theirs if stdin is None else stdin,
-            stdout=theirs,
-            stderr=theirs,
-            env={**ENVIRONMENT, "CI": "", "TERM": "xterm-256color"},
-            preexec_fn=_take_terminal,  # noqa: PLW1509 - nobody else can do it for the child
-        )
-        self.theirs, self.written = theirs, b""
-        self.screen = pyte.Screen(80, 24)
-        self.stream = pyte.ByteStream(self.screen)
-
-    def read(self, seconds):
-        if select.select([self.ours], [], [], seconds)[0]:
-            data = os.read(self.ours, 65536)
-            self.written += data
-            self.stream.feed(data)
-
-    @property
-    def text(self):
-        return "\n".join(self.screen.display)
-
-    def until(self, words):
-        end = time.monotonic() + 30
-        while words not in self.text and time.monotonic() < end:
-            self.read(0.1)
-        assert words in self.text, self.text
-
-    def press(self, keys):
-        os.write(self.ours, keys.encode())
-
-    def ended(self):
-        """Return the exit status, once the terminal is as it was."""
-        end = time.monotonic() + 30
-        while self.process.poll() is None and time.monotonic() < end:
-            self.read(0.1)
-        self.read(0.1)
-        assert termios.tcgetattr(self.theirs) == self.usual
-        return self.process.wait(1)
-
-
-@contextmanager
-def played(*arguments, **settings):
-    terminal = Terminal(arguments, **settings)
-    try:
-        yield terminal
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.ours)
-        os.close(terminal.theirs)
-
-
 def test_keys_play_a_run_and_q_leaves_the_terminal_as_it_was():
     chosen = ("--steps", "50:200", "--request", "r30")
-    with played("--play", SAMPLE, *chosen, "--color", "always") as terminal:
-        terminal.until("r30 is in slot")
-        terminal.press("\x1b[H")
-        terminal.until("step 50 ")
-        terminal.press("g70\r")
-        terminal.until("step 70 ")
-        terminal.press(",")
-        terminal.until("step 69 ")
+    with CommandTerminal("trace", "--play", SAMPLE, *chosen, "--color", "always") as terminal:
+        terminal.see("r30 is in slot")
+        terminal.press(b"\x1b[H")
+        terminal.see("step 50 ")
+        terminal.press(b"g70\r")
+        terminal.see("step 70 ")
+        terminal.press(b",")
+        terminal.see("step 69 ")
         # It goes on at once: without a shell to bring it back nothing is stopped.
         terminal.process.send_signal(signal.SIGTSTP)
-        terminal.press("\x1b[F")
-        terminal.until("step 199 ")
+        terminal.press(b"\x1b[F")
+        terminal.see("step 199 ")
         assert b"\x1b[?1049h" in terminal.written.partition(USUAL_SCREEN)[2]
-        terminal.press("q")
+        terminal.press(b"q")
         assert terminal.ended() == 0
         assert USUAL_SCREEN in terminal.written
         assert b"\x1b[94m" in terminal.written
@@ -115,10 +42,10 @@ def test_keys_play_a_run_and_q_leaves_the_terminal_as_it_was():
 @pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(number):
-    with played("--play", SAMPLE) as terminal:
-        terminal.until("steps/s")
+    with CommandTerminal("trace", "--play", SAMPLE) as terminal:
+        terminal.see("steps/s")
         if number == signal.SIGQUIT:
-            terminal.press("\x1c")
+            terminal.press(b"\x1c")
             assert terminal.ended() == -number
         else:
             terminal.process.send_signal(number)
@@ -127,21 +54,20 @@ def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(number):
 
 
 def test_a_closed_terminal_ends_it():
-    terminal = Terminal(["--play", SAMPLE])
-    terminal.until("steps/s")
-    os.close(terminal.ours)
-    os.close(terminal.theirs)
-    assert terminal.process.wait(30) == 128 + signal.SIGHUP
+    with CommandTerminal("trace", "--play", SAMPLE) as terminal:
+        terminal.see("steps/s")
+        terminal.close()
+        assert terminal.process.wait(30) == 128 + signal.SIGHUP
 
 
 def test_a_pipe_is_played_by_the_keys_of_the_terminal():
     reader, writer = os.pipe()
-    with played("--play", "-", "--color", "never", stdin=reader) as terminal:
+    with CommandTerminal("trace", "--play", "-", "--color", "never", stdin=reader) as terminal:
         os.close(reader)
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(gzip.decompress(SAMPLE.read_bytes()))
-        terminal.until("steps/s")
-        terminal.press("q")
+        terminal.see("steps/s")
+        terminal.press(b"q")
         assert terminal.ended() == 0
         assert b"\x1b[94m" not in terminal.written
 
@@ -164,8 +90,8 @@ def test_what_cannot_be_played_is_refused(arguments, said):
 
 
 def test_what_is_not_in_the_run_is_refused():
-    with played("--play", SAMPLE, "--from", "5000") as terminal:
-        terminal.until("--from 5000: the steps to play are 0 to 1,098")
+    with CommandTerminal("trace", "--play", SAMPLE, "--from", "5000") as terminal:
+        terminal.see("--from 5000: the steps to play are 0 to 1,098")
         assert terminal.ended() == 2
 
 
