@@ -332,7 +332,7 @@ class Outputs:
             return prompt.encode()
         num_healed = 0 if extras is None else extras.num_healed
         num_kept = count_tokens(prompt, self._tokenizer) - num_healed
-        tokens = sequence.prompt_tokens[sequence.num_prompt_tokens - num_kept :]
+        tokens = sequence.prompt.tokens[sequence.num_prompt_tokens - num_kept :]
         return join_bytes(tokens, self._tokenizer.token_bytes) + sequence.healing
 
 
@@ -518,7 +518,7 @@ class Inputs:
                 if session is None or session.active != sequence.id:
                     continue  # it has failed without ever going on
                 own, tokenizer = (
-                    sequence.prompt_tokens[session.num_history :],
+                    sequence.prompt.tokens[session.num_history :],
                     self._model.tokenizer,
                 )
                 num_lasting = num_lasting_tokens(sequence.request.prompt, tokenizer)
@@ -583,9 +583,6 @@ class SequenceMaker:
         """Return what a request waits with: a sequence for each sample, or the first of its beams.
 
         history: the tokens of the turns before it in its session.
-
-        Raises:
-            RequestError: the model's tokenizer fails on a prompt.
         """
         prompt = read_prompt(request.prompt, "prompt", request_id, self._model, history)
         num_tokens, context = prompt.num_tokens, self._context
@@ -1118,11 +1115,7 @@ def _check_arguments(
     clock: object,
     grammar_timeout: float,
 ) -> None:
-    """Make sure that arguments of an Engine are what they have to be, but for model and drafts.
-
-    Raises:
-        BatchdecodeError: one is not.
-    """
+    """Make sure that arguments of an Engine are what they have to be, but for model and drafts."""
     if type(batch_size) is not int or not 1 <= batch_size <= MAX_BATCH_SIZE:  # no bool
         message = f"batch size {batch_size!r} is not an integer from 1 to {MAX_BATCH_SIZE}"
         raise BatchdecodeError(message)

@@ -496,9 +496,6 @@ class ModelRunner:
         """Compute one token for every row that yields one; return what the rows were given.
 
         step: its number.  drafts: see `verify`.
-
-        Raises:
-            BatchdecodeError: another runner has taken the model.
         """
         batch, decoder = self.batch, self.decoder
         if decoder.rows is not None:
@@ -539,11 +536,7 @@ class ModelRunner:
         return [slot for slot in slots if any(blocks & {*table[slot]} for table in tables)]
 
     def compute_prompts(self) -> Decoded:
-        """Compute the chunks of the step, and give nobody a token; return what failed.
-
-        Raises:
-            BatchdecodeError: another runner has taken the model.
-        """
+        """Compute the chunks of the step, and give nobody a token; return what failed."""
         batch, decoder = self.batch, self.decoder
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)

@@ -28,7 +28,6 @@ from batcher.decoding.sampling import (
     Sampled,
     Sampler,
     SamplingRow,
-    SuspendedSampling,
     row_key,
 )
 from batcher.decoding.stop_matcher import StopMatcher
@@ -274,7 +273,7 @@ def sampling_row(sequence: Sequence, eos_token_ids: tuple[int, ...]) -> Sampling
     return SamplingRow(
         sampling_params(request),
         row_key(request.seed, own_id, sequence.index),
-        sequence.prompt_tokens,
+        sequence.prompt.tokens,
         stop_token_ids=tuple(dict.fromkeys(stop_ids)),
         partner=partner_slot(sequence),
         is_beam=sequence.role == "beam",
@@ -333,10 +332,6 @@ class RowDecoder:
     # -- a row comes and goes --------------------------------------------------------------------
 
     def open(self, first: Sequence) -> list[int]:
-        """Begin the row of a group, or its first beam; return the tokens it has from the outset.
-
-        Those are what its constraint allows nothing beside.
-        """
         slot = first.slot
         if first.role == "beam":
             self._beams[slot] = BeamRows(first, self._eos_token_ids)
@@ -345,10 +340,10 @@ class RowDecoder:
         for other in first.others:
             self.first_slots[other.slot] = slot
         row, is_streamed = None, self._is_streaming and first.is_streamed
-        if is_streamed or not first.is_plain:
+        if is_streamed or first.extras is not None:
             row = make_row_state(first, self._grammars, self._tokenizer if is_streamed else None)
         is_sampled = (row is not None and row.constraint is not None) or (
-            not first.is_plain and bool(logit_fields_of(first.request))
+            first.extras is not None and bool(logit_fields_of(first.request))
         )
         is_sampled |= self._samples_all or (self._may_speculate and first.speculates)
         if self._sampler is not None and is_sampled:
@@ -366,7 +361,6 @@ class RowDecoder:
         return forced
 
     def read(self, slot: int, start: int, stop: int) -> "array[int]":
-        """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
         first_slot = self.first_slots.get(slot, slot)
         if first_slot in self._beams:
             beams = self._beams[first_slot]
@@ -377,10 +371,6 @@ class RowDecoder:
     # -- a row is out of the batch for a while ---------------------------------------------------
 
     def suspend(self, first: Sequence, num_tokens: int) -> SuspendedRows:
-        """Take the rows of a group out of their slots, to be resumed in others, or closed.
-
-        num_tokens: how many of the row's tokens are its output; beams know that themselves.
-        """
         slot = first.slot
         if first.role == "beam":
             beams = self._beams.pop(slot)
@@ -390,7 +380,6 @@ class RowDecoder:
         return SuspendedRows(tokens * first.num_slots, [self._suspend_row(slot)])
 
     def resume(self, first: Sequence, suspended: SuspendedRows) -> None:
-        """Let suspended rows go on in the slots that their group has by now."""
         slot = first.slot
         if suspended.beams is None:
             self._tokens.resume(slot, suspended.tokens[0])
@@ -399,49 +388,38 @@ class RowDecoder:
         for other in first.others:
             self.first_slots[other.slot] = slot
         for sequence, row in zip((first, *first.others), suspended.rows, strict=False):
-            self._resume_row(sequence, row)
+            self._stops.resume(sequence.slot, row.place)
+            if row.state is not None:
+                self._states[sequence.slot] = row.state
+            if row.sampling is not None and self._sampler is not None:
+                self._sampler.resume(sequence.slot, row.sampling, partner_slot(sequence))
 
     def close(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
-        """Return what suspended rows had generated: the row's output, or those of its beams."""
         row, beams = suspended.rows[0], suspended.beams
         generated = Generated(suspended.tokens[0], reason)
         if row.state is None:
             return [generated]
+        state, request = row.state, row.state.sequence.request
         if beams is None:
-            generated = self._told(row.state, generated, row.sampling)
+            if state.stream is not None:
+                if state.untold:
+                    self._streamed += state.stream.push(state.untold, self._step, state.logprobs)
+                self._streamed += state.stream.finish(self._step)
+            if request.logprobs is not None:
+                generated = replace(generated, logprobs=state.logprobs)
+            if row.sampling is not None and needs_cumulative(request):
+                logprob = round(row.sampling.cumulative_logprob, NUM_DIGITS)
+                generated = replace(generated, cumulative_logprob=logprob)
         return [
-            row.state.check(output, self._tokenizer, self._eos_token_ids)
+            state.check(output, self._tokenizer, self._eos_token_ids)
             for output in ([generated] if beams is None else beams.results(reason))
         ]
-
-    def _told(
-        self, row: RowState, generated: Generated, sampling: SuspendedSampling | None
-    ) -> Generated:
-        """Tell the rest of a row's stream; return its output with its log-probabilities."""
-        if row.stream is not None:
-            if row.untold:
-                self._streamed += row.stream.push(row.untold, self._step, row.logprobs)
-            self._streamed += row.stream.finish(self._step)
-        if row.sequence.request.logprobs is not None:
-            generated = replace(generated, logprobs=row.logprobs)
-        if sampling is not None and needs_cumulative(row.sequence.request):
-            logprob = round(sampling.cumulative_logprob, NUM_DIGITS)
-            generated = replace(generated, cumulative_logprob=logprob)
-        return generated
 
     def _suspend_row(self, slot: int) -> SuspendedRow:
         if self.first_slots:
             self.first_slots = {s: first for s, first in self.first_slots.items() if first != slot}
         sampling = None if self._sampler is None else self._sampler.suspend(slot)
         return SuspendedRow(self._stops.suspend(slot), self._states.pop(slot, None), sampling)
-
-    def _resume_row(self, sequence: Sequence, suspended: SuspendedRow) -> None:
-        slot = sequence.slot
-        self._stops.resume(slot, suspended.place)
-        if suspended.state is not None:
-            self._states[slot] = suspended.state
-        if suspended.sampling is not None and self._sampler is not None:
-            self._sampler.resume(slot, suspended.sampling, partner_slot(sequence))
 
     # -- a step ----------------------------------------------------------------------------------
 

@@ -239,10 +239,6 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
     generated: list[int] | None = None
 
     @property
-    def is_plain(self) -> bool:
-        return self.extras is None
-
-    @property
     def speculates(self) -> bool:
         """Whether it may be given drafts: no beam is, nor who has a negative prompt beside it."""
         is_alone = self.role == "sample" and not self.others
@@ -252,11 +248,6 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
     @property
     def healing(self) -> bytes:
         return b"" if self.extras is None else self.extras.healing
-
-    @property
-    def prompt_tokens(self) -> Tokens:
-        """The tokens of its prompt; those that are drawn are, by now."""
-        return self.prompt.tokens
 
     def known_tokens(self, start: int, stop: int) -> Tokens:
         """Return the tokens start..stop of its prompt and of what is `generated`."""

@@ -116,7 +116,6 @@ class Speculator:
         return num_wanted
 
     def open(self, first: Sequence) -> None:
-        """Take in a row that begins to decode, or goes on after it was preempted."""
         slot = first.slot
         if self._rows.get(slot) is first or not first.speculates:
             return
@@ -127,7 +126,7 @@ class Speculator:
             self._lengths.open(slot)
         if first.request.draft_tokens is not None:
             self._own_lengths[slot] = first.request.draft_tokens
-        known = [*first.prompt_tokens, *(first.generated or ())]
+        known = [*first.prompt.tokens, *(first.generated or ())]
         self._ask(lambda: self._drafter.open(slot, known))
 
     def compute(self, chunks: Iterable[Chunk]) -> None:
@@ -268,7 +267,24 @@ def make_speculator(
         checked = CheckedDrafter(speculation, takes_trees=can_verify_trees(model))
         return made(checked, {"draft": type(speculation).__qualname__})
     check_types(speculation, SPECULATION_SETTINGS)
-    shape = _shape(speculation, model)
+    shape = LINE
+    if speculation.draft_tree is not None:
+        shape = parse_tree(speculation.draft_tree)
+        if speculation.draft_tokens == AUTO:
+            raise BatchdecodeError(
+                "--draft-tokens auto is for drafts in a line: how many pay is not known of a "
+                "--draft-tree"
+            )
+        if speculation.acceptance != "exact":
+            raise BatchdecodeError(
+                f"--acceptance {speculation.acceptance} is for drafts in a line, and not for a "
+                "--draft-tree"
+            )
+        if not can_verify_trees(model):
+            raise BatchdecodeError(
+                f"--draft-tree needs a model that verifies trees: {model.name} does not, as no "
+                "model with recurrent layers does"
+            )
     drafter = _drafter(speculation, model, runner, shape.num_branches)
     made = partial(made, drafter, msgspec.to_builtins(speculation), shape=shape)
     number = speculation.draft_tokens
@@ -290,41 +306,10 @@ def make_speculator(
     return made(lengths=AutoLengths(MAX_AUTO_TOKENS, step_seconds))
 
 
-def _shape(speculation: SpeculationSettings, model: Model) -> TreeShape:
-    """Return the shape of what is proposed for a row.
-
-    Raises:
-        BatchdecodeError: it is to be a tree, and cannot.
-    """
-    if speculation.draft_tree is None:
-        return LINE
-    shape = parse_tree(speculation.draft_tree)
-    if speculation.draft_tokens == AUTO:
-        raise BatchdecodeError(
-            "--draft-tokens auto is for drafts in a line: how many pay is not known of a "
-            "--draft-tree"
-        )
-    if speculation.acceptance != "exact":
-        raise BatchdecodeError(
-            f"--acceptance {speculation.acceptance} is for drafts in a line, and not for a "
-            "--draft-tree"
-        )
-    if not can_verify_trees(model):
-        raise BatchdecodeError(
-            f"--draft-tree needs a model that verifies trees: {model.name} does not, as no model "
-            "with recurrent layers does"
-        )
-    return shape
-
-
 def _drafter(
     speculation: SpeculationSettings, model: Model, runner: ModelRunner, num_branches: int
 ) -> Drafter:
-    """Return what proposes drafts for `model`.
-
-    Raises:
-        BatchdecodeError: there is none, or it cannot; the message says why.
-    """
+    """Return what proposes drafts for `model`."""
     draft, name = parse_draft(speculation.draft), speculation.draft
     if isinstance(draft, NgramDraft):
         return NgramDrafter(draft.max_length, num_branches)
@@ -361,11 +346,7 @@ def _drafter(
 
 
 def _load(name: str, model: Model) -> Model:
-    """Return the model that drafts; a simulated one drafts for one of the same settings.
-
-    Raises:
-        BatchdecodeError: there is none.
-    """
+    """Return the model that drafts; a simulated one drafts for one of the same settings."""
     if name.partition(":")[0] != "simulated":
         return as_model(name)
     settings = model.settings if model.name == "simulated" else {}

@@ -211,10 +211,6 @@ class SpeculatingRows(RowDecoder):
         step: int,
         drafts: Mapping[int, Proposal] = NO_DRAFTS,
     ) -> Decoded:
-        """Take in what the model gave in `step`; writes the last token of each row into it.
-
-        drafts: of each row that speculates, perhaps none, in the order of the batch.
-        """
         decoded = super().decode(output, failed, step)
         if drafts:
             decoded = self._verify(output, drafts, decoded)

@@ -557,11 +557,7 @@ class BlockPool:
     # -- all of them -----------------------------------------------------------------------------
 
     def _grow(self, num_blocks: int) -> None:
-        """Make room for `num_blocks` blocks to be taken, unless there is and they are enough.
-
-        Raises:
-            InvariantError: the pool is not one that grows.
-        """
+        """Make room for `num_blocks` blocks to be taken, unless there is and they are enough."""
         if not self._is_growing:
             raise InvariantError(f"{num_blocks} blocks are taken where {self.num_free} are free")
         if self.num_total >= self._max_grown and self.num_free >= num_blocks:

@@ -79,10 +79,6 @@ class CountedBlocks(KVCache[S]):
         self.pool.num_free -= num_blocks
 
     def extend_for_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
-        """Let a decoding row hold drafts behind so many tokens, until it is truncated.
-
-        Returns how many of those wanted there is room for.
-        """
         num_held = self._num_held(sequence, num_tokens)
         num_new = max(self.num_blocks(num_tokens + num_wanted) - num_held, 0)
         num_new = min(num_new, max(self.pool.num_free - self.num_spare, 0))
@@ -92,10 +88,6 @@ class CountedBlocks(KVCache[S]):
         return min(num_wanted, (num_held + num_new) * self.block_size - num_tokens)
 
     def truncate(self, num_tokens: Mapping[S, int]) -> dict[S, int]:
-        """Take from rows the blocks behind so many tokens of each.
-
-        Returns how many each had there, of those that had any.
-        """
         num_behind = {
             row: num
             for row, kept in num_tokens.items()
@@ -159,10 +151,6 @@ class GroupedKVCache(KVCache[S]):
     # -- what is there ---------------------------------------------------------------------------
 
     def match(self, sequence: S) -> PrefixMatch:
-        """Return what of `sequence` stands in blocks: at least one token of it is left to compute.
-
-        Looking does not change what is evicted next.
-        """
         found = super().match(sequence)
         hashes = [] if sequence.prefix is None or not found.blocks else sequence.prefix.hashes
         tables = [
@@ -311,10 +299,6 @@ class GroupedKVCache(KVCache[S]):
     # -- by content ------------------------------------------------------------------------------
 
     def _cache(self, sequence: S, num_blocks: int, match: PrefixMatch = NO_MATCH) -> None:
-        """Let the first `num_blocks` blocks of `sequence` be found by their content.
-
-        match: what was found of it, if none of its own can be found yet.
-        """
         first, parent = sequence.num_cached_blocks, sequence.parent
         super()._cache(sequence, num_blocks, match)
         stop, size = sequence.num_cached_blocks, self.block_size

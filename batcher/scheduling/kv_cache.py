@@ -241,7 +241,6 @@ class KVCache(Generic[S]):
         return num_behind
 
     def _cut(self, sequence: S, num_kept: int) -> list[int]:
-        """Keep the first `num_kept` blocks of `sequence`; return the others, which it had held."""
         blocks = sequence.block_table[num_kept:]
         del sequence.block_table[num_kept:]
         return blocks
@@ -374,9 +373,6 @@ class KVCache(Generic[S]):
         """Make sure that no block is lost, and each is held by whom it should be.
 
         sequences: all that hold blocks.
-
-        Raises:
-            InvariantError: that is not so.
         """
         self.pool.check(map(self.held_blocks, sequences))
 

@@ -212,7 +212,6 @@ class RunningBatch(Generic[S]):
 
     @property
     def num_read(self) -> int:
-        """How many tokens before their own all rows read in the current decode step."""
         return self._sum_of_offsets + self.num_decoding * self.decode_step
 
     @property

@@ -289,11 +289,7 @@ class PrefixOrder(ArrivalOrder[S]):
 
 
 def ordering_of(settings: SchedulingSettings, num_cached: Callable[[S], int]) -> Ordering[S]:
-    """Return the ordering that the settings name; num_cached: see PrefixOrder.
-
-    Raises:
-        BatchdecodeError: there is no such policy.
-    """
+    """Return the ordering that the settings name; num_cached: see PrefixOrder."""
     if settings.policy == LONGEST_PREFIX_MATCH:
         return PrefixOrder(num_cached, settings.aging)
     policy = policy_of(settings.policy)

@@ -919,11 +919,7 @@ class Scheduler(Generic[S]):
         )
 
     def check(self) -> None:
-        """Make sure that no block is lost, shared wrongly or held by who does not run.
-
-        Raises:
-            InvariantError: that is not so.
-        """
+        """Make sure that no block is lost, shared wrongly or held by who does not run."""
         if self.kv_cache is not None:
             self.kv_cache.check(self.batch.holders)
 

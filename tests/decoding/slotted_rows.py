@@ -65,7 +65,7 @@ class SlottedRows:
         self.num_tokens[first.id, first.index] = len(forced)
         rows = [first] if first.role == "beam" else [first, *first.others]
         for row in rows:
-            self.batch.join(Chunk(row.slot, row.prompt_tokens + forced, 0))
+            self.batch.join(Chunk(row.slot, row.prompt.tokens + forced, 0))
 
     def suspend(self, first: Sequence) -> None:
         num_tokens = self.num_tokens[first.id, first.index]
@@ -75,7 +75,7 @@ class SlottedRows:
     def resume(self, first: Sequence, suspended: SuspendedRows) -> None:
         self.decoder.resume(first, suspended)
         for row, tokens in zip((first, *first.others), suspended.tokens, strict=False):
-            self.batch.join(Chunk(row.slot, row.prompt_tokens + tokens, 0))
+            self.batch.join(Chunk(row.slot, row.prompt.tokens + tokens, 0))
 
     def admit(self, random: Random, leaves_at_once: Choose) -> None:
         for first in self.waiting.copy():
@@ -112,7 +112,7 @@ class SlottedRows:
             self.end(first, "length")
         elif len(tokens) > 1:
             for row in (first, *first.others):
-                start = len(row.prompt_tokens) + num_tokens - len(tokens)
+                start = len(row.prompt.tokens) + num_tokens - len(tokens)
                 self.batch.chunks.append(Chunk(row.slot, tokens, start))
 
     def end(self, first: Sequence, reason: FinishReason) -> None:
