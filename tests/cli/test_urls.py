@@ -311,7 +311,7 @@ def test_results_at_a_url_are_overwritten_only_by_force(shelf, tmp_path):
 
 def test_results_that_cannot_be_uploaded_are_kept(shelf, tmp_path):
     done = shelf("-q", "-o", f"{shelf.url}/out.jsonl", SHELF_FAULT="broken")
-    (kept,) = kept_in(tmp_path / "tmp")
+    (kept,) = kept_in((tmp_path / "tmp").resolve())
     assert kept.read_bytes() == shelf("-q").stdout
     assert (done.returncode, "hidden" in done.stderr) == (1, False)
     url = f"{shelf.url}/out.jsonl"
@@ -321,9 +321,9 @@ def test_results_that_cannot_be_uploaded_are_kept(shelf, tmp_path):
 
 def test_results_of_an_input_that_breaks_off_are_kept(shelf, tmp_path):
     lines = b'{"id":"a","prompt":"x","max_tokens":2}\nnot a request\n'
-    environment = SHELF | {"TMPDIR": str(tmp_path / "tmp")}
+    environment = SHELF | {"TMPDIR": str((tmp_path / "tmp").resolve())}
     done = batchdecode("run", "-q", "-o", shelf.url, stdin=lines, **environment)
-    (kept,) = kept_in(tmp_path / "tmp")
+    (kept,) = kept_in((tmp_path / "tmp").resolve())
     assert kept.read_bytes().startswith(b'{"id":"a"')
     assert (done.returncode, f"the results so far are kept as {kept}\n" in done.stderr) == (2, True)
     assert not (tmp_path / "there").exists()
@@ -332,7 +332,7 @@ def test_results_of_an_input_that_breaks_off_are_kept(shelf, tmp_path):
 @pytest.mark.parametrize("option", ["--trace", "--report", "--summary-json"])
 def test_other_files_that_cannot_be_uploaded_are_kept(shelf, tmp_path, option):
     done = shelf("-q", "-o", "out.jsonl", option, f"{shelf.url}/file", SHELF_FAULT="broken@file")
-    (kept,) = kept_in(tmp_path / "tmp")
+    (kept,) = kept_in((tmp_path / "tmp").resolve())
     assert kept.read_bytes()
     assert done.returncode == 1
     assert f"shelf://host/a; the file is kept as {kept}" in done.stderr
@@ -340,15 +340,15 @@ def test_other_files_that_cannot_be_uploaded_are_kept(shelf, tmp_path, option):
 
 @pytest.mark.parametrize("kind", ["stopped", "killed"])
 def test_a_run_that_ends_early_keeps_its_results_and_resumes_there(shelf, tmp_path, kind):
-    environment = ENVIRONMENT | SHELF | {"TMPDIR": str(tmp_path / "tmp")}
+    environment = ENVIRONMENT | SHELF | {"TMPDIR": str((tmp_path / "tmp").resolve())}
     command = ["run", "requests.jsonl", "-o", f"{shelf.url}/out.jsonl", "-b", 2]
     with start(*command, "--step-delay", 0.05, cwd=tmp_path, env=environment) as process:
-        while not any(path.stat().st_size for path in kept_in(tmp_path / "tmp")):
+        while not any(path.stat().st_size for path in kept_in((tmp_path / "tmp").resolve())):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT if kind == "stopped" else signal.SIGKILL)
         told = process.communicate(timeout=20)[1].decode()
-    (kept,) = kept_in(tmp_path / "tmp")
+    (kept,) = kept_in((tmp_path / "tmp").resolve())
     resuming = ["run", "requests.jsonl", "-o", str(kept), "-b", "2"]
     if kind == "stopped":
         assert f"results went to {kept}\n" in told
@@ -387,11 +387,13 @@ def test_urls_that_take_no_output_are_refused_before_a_model_is_loaded(shelf, ur
 
 
 def test_a_signal_breaks_off_an_upload_that_hangs(shelf, tmp_path):
-    environment = ENVIRONMENT | SHELF | {"TMPDIR": str(tmp_path / "tmp"), "SHELF_FAULT": "hangs"}
+    environment = (
+        ENVIRONMENT | SHELF | {"TMPDIR": str((tmp_path / "tmp").resolve()), "SHELF_FAULT": "hangs"}
+    )
     command = ["run", "requests.jsonl", "-q", "-o", f"{shelf.url}/out.jsonl"]
 
     def records():
-        return (tmp_path / "tmp").glob("batchdecode-*/*.run.json")
+        return (tmp_path / "tmp").resolve().glob("batchdecode-*/*.run.json")
 
     with start(*command, cwd=tmp_path, env=environment) as process:
         while not any(b'"finished": true' in path.read_bytes() for path in records()):
@@ -400,5 +402,5 @@ def test_a_signal_breaks_off_an_upload_that_hangs(shelf, tmp_path):
         process.send_signal(signal.SIGINT)
         told = process.communicate(timeout=20)[1].decode()
         assert process.returncode == 130
-    (kept,) = kept_in(tmp_path / "tmp")
+    (kept,) = kept_in((tmp_path / "tmp").resolve())
     assert f"40 results went to {kept}\n" in told
