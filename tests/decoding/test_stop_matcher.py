@@ -194,14 +194,6 @@ def test_a_huge_id_takes_no_more_room_than_a_small_one(stop_token: int) -> None:
     assert table.advance(np.array([stop_token, 5])) == [0]
 
 
-def test_ids_beyond_the_tokenizer_show_as_a_replacement_character() -> None:
-    for vocab_size in (None, 400):
-        table = StopMatcher(1, vocab_size, BYTES)
-        table.open(0, stops_at(stop="a\ufffd", stop_token=333))
-        assert table.advance(np.array([97])) == []
-        assert table.advance(np.array([399])) == [0]
-
-
 def test_what_stands_in_a_free_slot_is_ignored() -> None:
     table = StopMatcher(3, 256, BYTES)
     table.open(1, stops_at(stop="ab"))
@@ -231,16 +223,6 @@ def test_equal_requests_share_lines() -> None:
         table.open(slot, stops_at(stop=["ab", "cd"]))
         table.advance_row(slot, [97])
     assert len(table._places) == 2
-
-
-def test_a_row_that_ended_has_no_part_in_what_the_table_does_later() -> None:
-    with patch.object(matcher, "MAX_ENTRIES", 0):
-        table = StopMatcher(2, 256, BYTES)
-    table.open(0, stops_at(stop="a"))
-    assert table.advance(np.array([97, 0])) == [0]
-    for number in range(20):
-        table.open(1, stops_at(stop=["a", f"{number}"]))
-        assert table.advance(np.array([97, 98])) == []
 
 
 @pytest.mark.parametrize("vocab_size", [10**8, 2**31 - 1])

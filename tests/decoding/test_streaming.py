@@ -141,46 +141,11 @@ def assert_segments_told(pieces: list[TextPiece], slow: SlowReader) -> None:
 
 
 BYTES = ByteTokenizer()
-STOPS = [
-    # stops, output, what each token adds, what finish adds
-    (["abc"], "xabd", ["x", "", "", "abd"], ""),
-    (["abc"], "xab", ["x", "", ""], "ab"),  # a stop that was cut off is text
-    (["abc"], "xabc", ["x", "", "", ""], ""),
-    (["abc", "b"], "xab", ["x", "a", ""], ""),  # after "a", "b" would end it first
-    (["aab"], "aaaab", ["", "", "a", "a", ""], ""),  # only as much as can still be taken back
-    (["é"], "aé", ["a", "", ""], ""),
-    (["éa"], "\xe8", ["", "\xe8"], ""),  # not the same second byte
-    ([(97, 98)], "aab", ["", "a", ""], ""),
-    ([(97, 98)], "xa", ["x", ""], "a"),
-    (["xq", (97, 98, 99)], "xa", ["", "x"], "a"),  # one dissolves where the other begins
-    ([], "ab", ["a", "b"], ""),
-]
-
-
-@pytest.mark.parametrize(("patterns", "output", "told", "rest"), STOPS)
-def test_what_each_token_adds(patterns: list, output: str, told: list[str], rest: str) -> None:
-    stream = Told(stops(*patterns), BYTES)
-    assert [stream.push(byte) for byte in output.encode()][: len(told)] == told
-    assert stream.finish() == rest
 
 
 def test_a_bad_character_is_told_once_it_is_bad_either_way() -> None:
     stream = Told(stops("xy"), BYTES)
     assert [stream.push(byte) for byte in b"\xc3xz"] == ["", "\ufffd", "xz"]
-
-
-def test_a_marker_is_held_back_and_told_where_it_dissolves() -> None:
-    exits = (Exit(b"abc", 1, "abc"), Exit(b"bd", END, "bd"))
-    automaton = StopAutomaton((exits, ()), ("s", "t"))
-    segments = TextStream(automaton, BYTES)
-    assert [segments.push(byte) for byte in b"abx"] == [[], [], [("s", "abx", 0)]]
-
-
-def test_ids_that_begin_with_bytes_of_the_prompt_hold_back_only_the_text_after_them() -> None:
-    stream = Told(stops((6, 6)), PIECES, skip=1)
-    assert [stream.push(6), stream.push(6), stream.finish()] == ["", "", ""]
-    stream = Told(stops((6, 6)), PIECES, skip=1)
-    assert [stream.push(6), stream.finish()] == ["", "ab"]
 
 
 def test_nothing_comes_after_the_end() -> None:

@@ -55,7 +55,6 @@ def test_what_vllm_came_to_counts_more_than_what_it_was_asked_for():
     ("meta", "blocks"),
     [
         ({"num_kv_tokens": 41408}, 2587),
-        ({"num_kv_tokens": 41408, "block_size": 32}, 1293),
         ({"num_kv_tokens": 41408, "num_gpu_blocks": 7}, 6),
         ({"num_kv_tokens": 5}, 1),
         ({"num_kv_tokens": 2**31 - 1, "block_size": 1}, 2**24 - 1),
@@ -74,16 +73,13 @@ def test_tokens_of_memory_are_put_into_blocks(meta, blocks):
         (b"\xff\xfe", "m.json: "),
         (b'{"a":' * 200_000, "m.json: "),
         (b'{"max_num_seqs":"256"}', "m.json: max_num_seqs: expected a whole number from 1 to "),
-        (b'{"max_num_seqs":0}', "1,048,576, not 0"),
         (b'{"max_num_seqs":1048577}', "1,048,576, not 1048577"),
         (b'{"num_gpu_blocks":16777217}', "16,777,216, not 16777217"),
-        (b'{"block_size":1048577}', "1,048,576, not 1048577"),
         (b'{"max_num_seqs":true}', "max_num_seqs: expected a whole number"),
         (b'{"max_num_seqs":1e400}', "m.json: "),
         (b'{"k":{"block_size":16.0}}', "m.json: k.block_size: expected a whole number"),
         (b'{"enable_prefix_caching":1}', "expected true or false, not 1"),
         (b'{"long_prefill_token_threshold":-1}', "expected a whole number"),
-        (b'{"max_num_seqs":{"a":1}}', "not {"),
     ],
 )
 def test_what_a_file_cannot_be(content, message):

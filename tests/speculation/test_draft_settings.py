@@ -22,7 +22,6 @@ from batcher.speculation.settings import (
     ("text", "draft"),
     [
         ("ngram", NgramDraft(4)),
-        ("ngram:2", NgramDraft(2)),
         ("ngram:16", NgramDraft(16)),
         ("simulated", ModelDraft("simulated")),
         ("smollm2", ModelDraft("smollm2")),
@@ -46,12 +45,10 @@ ALLOWED = "(use ngram, ngram:N (N from 1 to 16), simulated:RATE or a MODEL)"
     [
         ("", ALLOWED),
         ("ngrams", "did you mean ngram?"),
-        ("n-gram:3", "did you mean ngram?"),
         ("smollm", "did you mean smollm2?"),
         *((f"ngram:{n}", "1 to 16") for n in ("", 0, 17, -1, "\N{SUPERSCRIPT TWO}", "9" * 10_000)),
         (":name", ALLOWED),
         *((text, ALLOWED) for text in ("suffix", "lookup:texts.jsonl", "lookup:x", "layers:8")),
-        ("layers", ALLOWED),
     ],
 )
 def test_what_names_none_is_refused(text: str, words: str) -> None:

@@ -30,11 +30,8 @@ GPU_OF_ONE = GPU(tflops=1.0, bandwidth_gb_s=1.0, memory_gb=1.0)
 @pytest.mark.parametrize(
     ("name", "billions", "kv_bytes"),
     [
-        ("llama-3.2-1b", 1.236, 32768),
         ("llama-3.1-8b", 8.03, 131072),
         ("llama-3.1-70b", 70.55, 327680),
-        ("llama-2-70b", 68.98, 327680),
-        ("qwen3-32b", 32.76, 262144),
         ("mixtral-8x7b", 46.70, 131072),
         ("qwen3-30b-a3b", 30.53, 98304),
     ],
@@ -203,7 +200,6 @@ def test_all_data_sheets_can_be_used_and_name_their_source() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_local_experts": 8}, "num_experts_per_tok: expected 1 to 8"),
         ({"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok: expected 1 to 8"),
         (
             {"num_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 33},
@@ -215,12 +211,10 @@ def test_all_data_sheets_can_be_used_and_name_their_source() -> None:
         ),
         ({"kv_lora_rank": 512}, "kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_"),
         ({"hidden_size": 0}, "hidden_size: expected a whole number of at least 1, not 0"),
-        ({"hidden_size": None}, "hidden_size: expected a whole number of at least 1, not None"),
         (
             {"quantization_config": {"quant_method": "awq"}},
             "quantization_config: only fp8",
         ),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: expected float32, bfloat16"),
         ({"torch_dtype": "int3"}, "torch_dtype: expected float32, bfloat16"),
         ({"num_attention_heads": 5000}, "num_attention_heads: at most hidden_size"),
     ],

@@ -108,12 +108,9 @@ def test_lengths_of_0_become_1_and_are_counted():
     ("name", "lines", "said"),
     [
         ("azure", [], "trace:1: no column TIMESTAMP"),
-        ("azure", ["TIMESTAMP,ContextTokens"], "trace:1: no column GeneratedTokens"),
         ("azure", [HEADER, "2023-11-16 18:15:46,3"], "trace:2: 2 columns: expected TIMESTAMP, "),
         ("azure", [HEADER, "noon,3,4"], "trace:2: TIMESTAMP 'noon': expected a time as in 2023-"),
-        ("azure", [HEADER, "2023-13-16 18:15:46,3,4"], "trace:2: TIMESTAMP '2023-13-16"),
         ("azure", [HEADER, "2023-11-16 18:15:46,x,4"], "trace:2: ContextTokens 'x': expected a"),
-        ("azure", [HEADER, "2023-11-16 18:15:46,3,"], "trace:2: GeneratedTokens '': expected a"),
         (
             "azure",
             [HEADER, "2023-11-16 18:15:46,3,-4"],
@@ -124,7 +121,6 @@ def test_lengths_of_0_become_1_and_are_counted():
             [HEADER, "2023-11-16 18:15:46.5,3,4", "2023-11-16 18:15:46.4,3,4"],
             "trace:3: TIMESTAMP goes back by 0.1 s: sort the trace by TIMESTAMP",
         ),
-        ("mooncake", ["{"], "trace:1: Input data was truncated"),
         ("mooncake", ["{}"], "trace:1: Object missing required field `timestamp`"),
         (
             "mooncake",
@@ -137,7 +133,6 @@ def test_lengths_of_0_become_1_and_are_counted():
             "trace:1: maximum recursion depth exceeded",
         ),
         ("mooncake", [mooncake(output=-1)], "trace:1: output_length -1: expected 0 to"),
-        ("mooncake", [mooncake(length=-1)], "trace:1: input_length -1: expected 0 to"),
         (
             "mooncake",
             [mooncake(), mooncake(length=513, hash_ids=[1])],
@@ -150,7 +145,6 @@ def test_lengths_of_0_become_1_and_are_counted():
         ),
         ("mooncake", [mooncake(0), mooncake(1e300)], "trace:2: timestamp is 1e+297 s after the"),
         ("vllm", [vllm(queued=2), vllm(queued=1)], "trace:2: queued_ts goes back by 1 s"),
-        ("vllm", [{"request_id": "a"}], "trace:1: Object missing required field `input_toks`"),
         ("vllm", [vllm(request_id=3)], "trace:1: Expected `str`, got `int` - at `$.request_id`"),
     ],
 )

@@ -41,10 +41,8 @@ def test_top_k_keeps_what_fewer_than_k_are_above(logits: list[float], k: int) ->
 
 LIMITS = [
     # logits, settings, what is kept
-    ([1, 3, 2], {"top_k": 0}, {0, 1, 2}),
     ([1, 3, 2], {"top_k": 1}, {1}),
     ([1, 3, 3], {"top_k": 1}, {1, 2}),  # a tie at the end
-    ([1, 3, 2], {"top_k": 99}, {0, 1, 2}),
     ([1, 3, 2], {"top_p": 1.0}, {0, 1, 2}),
     ([1, 3, 2], {"top_p": 0.0}, {1}),
     ([3, 3, 3], {"top_p": 0.0}, {0}),  # as greedy
@@ -52,9 +50,7 @@ LIMITS = [
     ([0, 0, 0, 0], {"top_p": 0.75}, {0, 1, 2}),  # exactly
     ([0, -1e4], {"top_p": 1.0}, {0, 1}),  # even what has a probability of 0 in float64
     ([0, -1e4], {"typical_p": 1.0}, {0, 1}),
-    ([1, 3, 2], {"min_p": 0.0}, {0, 1, 2}),
     ([1, 3, 3], {"min_p": 1.0}, {1, 2}),
-    ([1, 3, 2], {"typical_p": 1.0}, {0, 1, 2}),
     ([0, 0, 0, 0], {"typical_p": 0.01}, {0, 1, 2, 3}),
     ([5], {"top_k": 3, "top_p": 0.5, "typical_p": 0.5, "min_p": 0.5}, {0}),
     # of .4 .3 .15 .1 .05: top_p looks at all of them, whatever min_p will leave
