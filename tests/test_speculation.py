@@ -27,7 +27,7 @@ from batcher.events import (
 )
 from batcher.models.base import Batch, ModelOutput
 from batcher.models.callables import CallableModel
-from batcher.models.simulated_draft import SimulatedDraft
+from batcher.models.simulated import SimulatedDraft
 from batcher.prompts import read_prompt
 from batcher.scheduling.clock import WallClock
 from batcher.settings import SchedulingSettings

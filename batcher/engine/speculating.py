@@ -26,8 +26,7 @@ from batcher.models.base import (
     number_of,
 )
 from batcher.models.loading import as_model, cache_windows_of
-from batcher.models.simulated import SimulatedSettings
-from batcher.models.simulated_draft import simulated_draft
+from batcher.models.simulated import SimulatedSettings, simulated_draft
 from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
 from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
 from batcher.speculation.draft_model import DraftingRows, DraftModel, DraftTreeModel

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from batcher import BatchdecodeError, SimulatedModel, SimulatedSettings
 from batcher.models.base import Batch, Chunk, ModelOutput, Pages, can_score
-from batcher.models.simulated_draft import SimulatedDraft, simulated_draft
+from batcher.models.simulated import SimulatedDraft, simulated_draft
 
 SETTINGS = SimulatedSettings(seed=5)
 MODEL, DRAFT = SimulatedModel(SETTINGS), SimulatedDraft(SETTINGS, 0.7)
