@@ -85,13 +85,13 @@ def test_a_server_is_asked_again_when_it_wants_to_be() -> None:
     def fail(*_: object) -> Any:
         times.append(time.monotonic())
         if len(times) < 3:
-            raise HTTPStatusError(Retry_After="0.3")
+            raise HTTPStatusError(Retry_After="0.1")
 
-    _, failed = decoded(made(SyncLLM(fail), backoff=0.1), [[1]], 1)
+    _, failed = decoded(made(SyncLLM(fail), backoff=0.02), [[1]], 1)
     waits = np.diff(times)
     assert not failed
     assert len(waits) == 2
-    assert min(waits) > 0.29  # without the header 0.2 at most
+    assert min(waits) > 0.09  # without the header 0.06 at most
 
 
 def test_calls_that_failed_together_do_not_come_again_together() -> None:
