@@ -219,39 +219,29 @@ def opened_run(options: RunOptions, stop: StopSignals, num_workers: int = 1) -> 
         open_input(options.input, stop.waiting) as requests,
         locked_files(options, requests.status) as files,
     ):
-        spans = None if options.otel is None else _span_sender(options, num_workers)
-        with (
-            _results_file(options, stop) as results,
-            _exposition(options, files.get("--metrics-file")) as exposition,
-        ):
+        spans, output = None, options.output
+        if options.otel is not None:
+            spans = _span_sender(options, num_workers)
+        file = OutFile(output)
+        if output is not None and is_url(output):
+            if options.resume:
+                raise ResumeError(
+                    f"--resume needs a local --output: download {shown(output)} with its "
+                    ".run.json and .run.sums, resume there, and upload it when it is complete"
+                )
+            file = UploadedResults(output, stop.waiting)
+        with file as results, ExitStack() as exposed:
+            exposition = None
+            if options.is_exposed:
+                from .exporters import Exposition  # noqa: PLC0415 - few runs are asked for it
+
+                served = Exposition(options.metrics_address, files.get("--metrics-file"))
+                if served.url is not None and not options.quiet:
+                    say(f"metrics at {served.url}\n")
+                exposition = exposed.enter_context(served)
             options = replace(options, output=results.path)
             leftover = find_leftover(options, requests, results)
             yield OpenRun(options, requests, files, results, leftover, exposition, spans)
-
-
-def _results_file(options: RunOptions, stop: StopSignals) -> OutFile:
-    output = options.output
-    if output is None or not is_url(output):
-        return OutFile(output)
-    if options.resume:
-        raise ResumeError(
-            f"--resume needs a local --output: download {shown(output)} with its .run.json and "
-            ".run.sums, resume there, and upload it when it is complete"
-        )
-    return UploadedResults(output, stop.waiting)
-
-
-def _exposition(
-    options: RunOptions, file: OutFile | None
-) -> "AbstractContextManager[Exposition | None]":
-    if not options.is_exposed:
-        return nullcontext()
-    from .exporters import Exposition  # noqa: PLC0415 - few runs are asked for it
-
-    exposition = Exposition(options.metrics_address, file)
-    if exposition.url is not None and not options.quiet:
-        say(f"metrics at {exposition.url}\n")
-    return exposition
 
 
 def _span_sender(options: RunOptions, num_workers: int) -> "SpanSender":

@@ -873,8 +873,7 @@ class WorkersRun(Gauges):
         self._order = InputOrder(first) if options.keep_order else None
         sink = stdout_beside(self.view) if output is None else resumption.open_results(output)
         self._results = ResultWriter(sink)
-        self._num_failed, self._first_failure, self._is_complete = 0, "", False
-        self._is_over = False  # and what was done is more than what was written
+        self._num_failed, self._first_failure = 0, ""
         self._said: set[str] = set()
 
     def take_answered(self, number: int, told: Answered) -> None:
@@ -934,9 +933,30 @@ class WorkersRun(Gauges):
 
     def carry_out(self, stop: StopSignals, command: str) -> int:
         """Run to the end, and say how that went; return the exit status."""
-        status, remark = self._carry_out(stop)
+        lines, resumption = self._lines, self._resumption
+        status, remark, is_over = 0, "", False  # is_over: more was done than was written
+        is_complete = False
+        try:
+            try:
+                resumption.begin()
+                self._decode(stop)
+            finally:
+                stop.before_wait = None
+                with ExitStack() as ending:
+                    ending.callback(self._readers.close, 0)
+                    ending.callback(self.view.close)
+                    self._write_rest()
+            settle_files(self._opened)
+            if not (self._has_given_up or lines.has_refused or lines.broken):
+                is_complete = True
+                resumption.finish()
+        except (KeyboardInterrupt, WriteError, BatchdecodeError) as error:
+            status, remark, is_over = how_it_ended(error, stop)
+            if isinstance(error, FailedWorkerError):
+                say(printable_lines(error.traceback))
+                status = BAD_INPUT if error.is_input else 1
         say(self._report.closing())
-        if not self._is_over:
+        if not is_over:
             if self._metrics is not None:
                 timeline = self._readers.timeline
                 tell_summary(
@@ -945,7 +965,7 @@ class WorkersRun(Gauges):
                     self._run,
                     None if timeline is None else timeline.workers,
                     elapsed=time.monotonic() - self._started,
-                    is_complete=self._is_complete,
+                    is_complete=is_complete,
                 )
             close_spans(self._opened.spans, self._num_steps, is_quiet=self._options.quiet)
         num_restarts = self._driver.num_restarts
@@ -961,31 +981,6 @@ class WorkersRun(Gauges):
         if remark:
             tell_ending(self._opened, self._results, self._resumption, remark, what_now)
         return status or (1 if self._num_failed else 0)
-
-    def _carry_out(self, stop: StopSignals) -> tuple[int, str]:
-        """Run to the end; return the exit status, and why it came early if it did."""
-        lines, resumption = self._lines, self._resumption
-        try:
-            try:
-                resumption.begin()
-                self._decode(stop)
-            finally:
-                stop.before_wait = None
-                with ExitStack() as ending:
-                    ending.callback(self._readers.close, 0)
-                    ending.callback(self.view.close)
-                    self._write_rest()
-            settle_files(self._opened)
-            if not (self._has_given_up or lines.has_refused or lines.broken):
-                self._is_complete = True
-                resumption.finish()
-        except (KeyboardInterrupt, WriteError, BatchdecodeError) as error:
-            status, remark, self._is_over = how_it_ended(error, stop)
-            if isinstance(error, FailedWorkerError):
-                say(printable_lines(error.traceback))
-                status = BAD_INPUT if error.is_input else 1
-            return status, remark
-        return 0, ""
 
     @property
     def _has_given_up(self) -> bool:
