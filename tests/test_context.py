@@ -241,8 +241,14 @@ def test_without_a_context_a_chat_has_4096_tokens() -> None:
     assert len(result.tokens or ()) == 4096
 
 
-@pytest.mark.parametrize("capacity", ["on-demand", "watermark", "no-evict"])
-@pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 1.0}, {"num_beams": 2, "n": 2}])
+@pytest.mark.parametrize(
+    ("more", "capacity"),
+    [
+        ({}, "on-demand"),
+        ({"n": 2, "temperature": 1.0}, "watermark"),
+        ({"num_beams": 2, "n": 2}, "no-evict"),
+    ],
+)
 def test_a_chat_without_a_limit_fails_only_if_it_fills_all_blocks(
     more: dict[str, Any], capacity: Literal["on-demand", "watermark", "no-evict"]
 ) -> None:

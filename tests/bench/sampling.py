@@ -1,15 +1,14 @@
-"""Benchmark of the samplers: a step of 64 rows, against transformers' processors where torch is."""
+"""Benchmark of the samplers: a step of 64 rows, greedy and sampled."""
 
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from report import Row
 
-from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
+from batcher import Engine, Request, SimulatedModel
 from batcher.decoding.filters import SamplingParams
 from batcher.decoding.sampling import Sampler, SamplingRow, row_key
 
@@ -47,69 +46,6 @@ def our_step(logits: np.ndarray, params: SamplingParams) -> Callable[[], object]
     for slot in range(NUM_ROWS):
         sampler.open(slot, SamplingRow(params, row_key(0, str(slot), 0), []))
     return lambda: sampler.sample(logits)
-
-
-def their_steps(logits: np.ndarray) -> list[Callable[[], object]]:
-    """The same by transformers and torch, in one thread and in many; none if they are missing."""
-    try:
-        import torch  # noqa: PLC0415 - only where it is installed
-        from transformers import (  # noqa: PLC0415
-            LogitsProcessorList,
-            TemperatureLogitsWarper,
-            TopKLogitsWarper,
-            TopPLogitsWarper,
-        )
-    except ImportError:
-        return []
-    scores, ids = torch.from_numpy(logits), torch.zeros((NUM_ROWS, 1), dtype=torch.long)
-    warpers = LogitsProcessorList(
-        [TemperatureLogitsWarper(TEMPERATURE), TopKLogitsWarper(TOP_K), TopPLogitsWarper(TOP_P)]
-    )
-
-    def step(num_threads: int) -> object:
-        torch.set_num_threads(num_threads)
-        return torch.multinomial(torch.softmax(warpers(ids, scores), dim=-1), 1)
-
-    return [partial(step, num_threads) for num_threads in {1, torch.get_num_threads()}]
-
-
-class TableModel:
-    """A Model whose next logits are a line of a table, as its last token says."""
-
-    name, vocab_size, eos_token_id, gives = "table", 2048, None, "both"
-    settings: dict[str, Any] = {}  # noqa: RUF012 - it has none
-    tokenizer = NoText()
-
-    def __init__(self) -> None:
-        self._lines = language_like(self.vocab_size)
-
-    def allocate(self, num_slots: int) -> None:
-        self._last = np.zeros(num_slots, np.int64)
-
-    def forward(self, batch: Batch) -> ModelOutput:
-        self._last[:] = batch.tokens
-        for chunk in batch.chunks:
-            self._last[chunk.slot] = chunk.token_ids[-1]
-        logits = self._lines.take(self._last[batch.logit_slots] % NUM_ROWS, axis=0)
-        return ModelOutput(np.zeros_like(self._last), {}, logits)
-
-    def fork(self, source: int, target: int) -> None:
-        self._last[target] = self._last[source]
-
-    def release(self, slot: int) -> None:
-        pass
-
-
-def engine_rate(model: TableModel) -> float:
-    """Return generated tokens per CPU-second of 256 requests that are all sampled alike."""
-    engine = Engine(model, NUM_ROWS)
-    for _ in range(256):
-        settings = {"temperature": TEMPERATURE, "top_k": TOP_K, "top_p": TOP_P}
-        engine.add(Request(prompt=[1, 2, 3], max_tokens=100, **settings))
-    began = time.process_time()
-    while engine.has_work:
-        engine.step()
-    return engine.num_tokens / (time.process_time() - began)
 
 
 class Both(SimulatedModel):
@@ -171,24 +107,10 @@ def from_large_vocabularies() -> Iterator[Row]:
 
 
 def sampling(folder: Path) -> Iterator[Row]:
-    """Measure a step of the sampler by itself, and against transformers.
+    """Measure a step of the sampler by itself.
 
     Of each the least of several turns is taken: other work on the machine only ever adds.
     """
-    for vocab_size in (2048, 32_000):
-        logits = language_like(vocab_size)
-        steps = [our_step(logits, FILTERED), *their_steps(logits)]
-        name = f"a step of {NUM_ROWS} rows, V={vocab_size:,}, temperature, top_k {TOP_K}, top_p"
-        if len(steps) == 1:
-            yield Row(f"{name}: transformers / ours", "torch is not installed", ">= 1.0x")
-            continue
-        turns = [[least(step, 5) for step in steps] for _ in range(10)]
-        ours, *theirs = map(min, zip(*turns, strict=True))
-        said = f"{name}: ours {ours * 1e6:.0f} µs, transformers {min(theirs) * 1e6:.0f} µs"
-        yield Row(said, f"{min(theirs) / ours:.1f}x", ">= 1.0x")
-    rates = [engine_rate(TableModel()) for _ in range(5)]
-    name = f"engine, B={NUM_ROWS}, V=2,048, temperature, top_k {TOP_K}, top_p"
-    yield Row(name, f"{max(rates) / 1e3:.0f}k tokens/s", ">= 100k tokens/s")
     for batch_size in (8, 64, 256):
         turns = [
             (greedy_step(Tokens(), batch_size), greedy_step(Both(), batch_size)) for _ in range(15)
