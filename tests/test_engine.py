@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 
+import engine_runs
 import pytest
 from examples import examples
 from hypothesis import given
@@ -36,12 +37,8 @@ def run(
 
 
 def drain(engine: Engine) -> tuple[list, list[Result]]:
-    events, results = [], []
-    while engine.has_work:
-        outcome = engine.step()
-        events += outcome.events
-        results += outcome.results
-    return events, results
+    done = engine_runs.drained(engine)
+    return done.events, done.results
 
 
 def plain(request_id: str, max_tokens: int, arrival_time: float = 0.0) -> Request:

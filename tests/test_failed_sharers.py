@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import pytest
+from engine_runs import drained
 
 from batcher import Batch, Engine, ModelOutput, Request, Result, SimulatedModel
 from batcher.settings import SchedulingSettings
@@ -37,10 +38,7 @@ def results_of(model: SimulatedModel, requests: Iterable[Request]) -> dict[str, 
     engine = Engine(model, 4, settings=settings, is_checked=True)
     for request in requests:
         engine.add(request)
-    results = {}
-    while engine.has_work:
-        results |= {result.id: result for result in engine.step().results}
-    return results
+    return {result.id: result for result in drained(engine).results}
 
 
 @pytest.mark.parametrize("is_attentive", [False, True])

@@ -4,6 +4,7 @@ from random import Random
 from typing import Any, TypeGuard
 
 import pytest
+from engine_runs import drained
 from followed_schedule import FollowedSchedule
 from msgspec.structs import replace
 
@@ -33,13 +34,8 @@ def run(
     engine = Engine(SimulatedModel(is_attentive=True), num_slots, settings=chosen, is_checked=True)
     for request in requests:
         engine.add(request)
-    results: dict[str, Result] = {}
-    events: list[Event] = []
-    while engine.has_work:
-        outcome = engine.step()
-        results |= {result.id: result for result in outcome.results}
-        events += outcome.events
-    return results, events
+    done = drained(engine)
+    return {result.id: result for result in done.results}, done.events
 
 
 def preemptions(events: list[Event]) -> list[tuple[int, str, str, str]]:

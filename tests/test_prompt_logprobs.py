@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from engine_runs import run
+from engine_runs import drained, run
 from examples import mostly_heavy
 from reference_logits import reference_logits
 
@@ -90,9 +90,7 @@ def test_the_same_is_told_whatever_the_schedule(settings, more, is_paged):
     engine.add(Request(id="a", prompt=PROMPT, prompt_logprobs=2, **(fields | more)))
     engine.add(Request(id="b", prompt=PROMPT[:6], prompt_logprobs=2, **fields))
     engine.add(Request(id="c", prompt=PROMPT, prompt_logprobs=2, arrival_time=9, **fields))
-    results = []
-    while engine.has_work:
-        results += engine.step().results
+    results = drained(engine).results
     told = {(result.id, result.index): result.prompt_logprobs for result in results}
     for (request_id, _), found in told.items():
         expected = {"like it": None, "b": ALONE[:6]}.get(request_id, ALONE)
@@ -137,9 +135,7 @@ def test_many_samples_have_their_prompt_told_once(settings, batch_size):
     model = CountingModel()
     engine = Engine(model, batch_size, settings=SchedulingSettings(**settings))
     engine.add(Request(prompt=PROMPT, prompt_logprobs=2, n=4, temperature=1.0, max_tokens=3))
-    results = []
-    while engine.has_work:
-        results += engine.step().results
+    results = drained(engine).results
     assert [result.prompt_logprobs for result in results] == [ALONE] * 4
     assert model.num_scored == len(PROMPT)
 

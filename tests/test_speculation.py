@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+import engine_runs
 import numpy as np
 import pytest
 from control_requests import control_requests
@@ -214,16 +215,20 @@ def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved(first_call: int) 
     assert num_failed
 
 
+def checked(engine: Engine) -> list[Event]:
+    """Return the events of a run to its end, whose timeline makes sense."""
+    events: list[Event] = [engine.run_event(), *engine_runs.drained(engine).events]
+    Timeline.from_events([*events, engine.end_event()]).check_integrity()
+    return events
+
+
 def test_the_trace_tells_the_way_through_each_tree() -> None:
     requests = [
         Request(id=str(n), prompt=[n] * 5, max_tokens=30, stop=[" the"], logprobs=n % 2 or None)
         for n in range(40, 50)
     ]
     engine = late(requests, SchedulingSettings())
-    events: list[Event] = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    Timeline.from_events([*events, engine.end_event()]).check_integrity()
+    events = checked(engine)
     accepted = of_kind(events, AcceptEvent)
     assert accepted
     assert all(event.drafts == tuple(range(2, 2 * event.tokens + 1, 2)) for event in accepted)
@@ -254,10 +259,7 @@ def test_the_trace_tells_which_drafts_are_computed_again(limits: dict, fields: d
     for number in range(5):
         request = Request(id=str(number), prompt=[number] * 7, max_tokens=20, ignore_eos=True)
         engine.add(replace(request, **fields))
-    events: list[Event] = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    Timeline.from_events([*events, engine.end_event()]).check_integrity()
+    events = checked(engine)
     assert of_kind(events, AcceptEvent)
 
 
@@ -282,12 +284,8 @@ def drained(speculation: SpeculationSettings | Drafter, *requests: Request):
     engine = Engine(SimulatedModel(), 4, speculation=speculation, is_checked=True)
     for request in requests:
         engine.add(request)
-    results, events = [], []
-    while engine.has_work:
-        outcome = engine.step()
-        results += outcome.results
-        events += outcome.events
-    return results, events, engine.num_steps
+    done = engine_runs.drained(engine)
+    return done.results, done.events, engine.num_steps
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.3}])
@@ -418,10 +416,7 @@ def test_a_draft_that_fails_is_told_of_rows_that_run() -> None:
         )
         for number in range(6):
             engine.add(Request(id=str(number), prompt=[number] * 3, max_tokens=12, ignore_eos=True))
-        events: list[Event] = [engine.run_event()]
-        while engine.has_work:
-            events += engine.step().events
-        Timeline.from_events([*events, engine.end_event()]).check_integrity()
+        events = checked(engine)
         num_told += len(of_kind(events, SpeculateEvent))
     assert num_told > 12
 
@@ -456,9 +451,7 @@ def test_a_model_drafts_for_an_empty_prompt_in_a_slot_that_was_used() -> None:
     engine = Engine(SimulatedModel(), 1, speculation=SpeculationSettings(draft="simulated"))
     for request in (before, empty):
         engine.add(request)
-    events = []
-    while engine.has_work:
-        events += engine.step().events
+    events = engine_runs.drained(engine).events
     assert not of_kind(events, RollbackEvent)
     assert sum(event.tokens for event in of_kind(events, AcceptEvent)) == 16
 
@@ -494,9 +487,7 @@ def test_auto_gives_no_drafts_that_are_never_right_and_says_why() -> None:
     )
     for number in range(4):
         engine.add(Request(id=str(number), prompt=[number] * 9, max_tokens=400, ignore_eos=True))
-    events = []
-    while engine.has_work:
-        events += engine.step().events
+    events = engine_runs.drained(engine).events
     assert (0, "cost") in {(e.tokens, e.reason) for e in of_kind(events, SpeculateEvent)}
     assert sum(event.tokens for event in of_kind(events, DraftEvent)) < 1600 / 2  # of a token each
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from control_requests import control_requests
-from engine_runs import fields, of_kind, run
+from engine_runs import drained, fields, of_kind, run
 from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -253,10 +253,6 @@ def test_known_samples_replay_the_schedule_whatever_is_beside_them(
     engine = Engine(SimulatedModel(), 3)
     for request in requests:
         engine.add(request, replayed=known[request.id or ""])
-    events, results = [], []
-    while engine.has_work:
-        outcome = engine.step()
-        events += outcome.events
-        results += outcome.results
-    assert events == done.events
-    assert results == [r for r in done.results if r.index not in known[r.id]]
+    again = drained(engine)
+    assert again.events == done.events
+    assert again.results == [r for r in done.results if r.index not in known[r.id]]
