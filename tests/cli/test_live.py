@@ -1,14 +1,12 @@
 """When and how the live view is drawn, seen on the screen of a terminal emulator."""
 
-import os
 import re
 import subprocess
-import termios
-from contextlib import suppress
 
 import pytest
+from command_terminal import CommandTerminal
 from emulated_run import Run, Screen, inline, long_requests
-from process import lines_of, start, workload
+from process import lines_of, workload
 
 from cli.screen.live import MAX_PENDING_BYTES
 from cli.screen.view import View
@@ -275,19 +273,11 @@ def test_results_for_a_terminal_that_is_gone_are_an_error():
 def test_what_a_model_prints_stays_on_the_terminal(tmp_path):
     (tmp_path / "loud.py").write_text(LOUD)
     (tmp_path / "in").write_bytes(lines_of(*workload(4, max_tokens=9)))
-    ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
     command = ["run", "in", "-o", "out", "-b", "2", "--live", "always", "--step-delay", "0.01"]
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": theirs}
-    process = start(*command, "--model", "loud:next_tokens", cwd=tmp_path, **pipes)
-    os.close(theirs)
-    screen = Screen(80, 24)
-    with suppress(OSError):  # how Linux tells that the other end is closed
-        while data := os.read(ours, 65536):
-            screen.stream.feed(data)
-    os.close(ours)
-    assert process.wait(10) == 0
-    text = "\n".join(screen.all_lines())
+    command += ["--model", "loud:next_tokens"]
+    with CommandTerminal(*command, folder=tmp_path, stdin=subprocess.DEVNULL) as terminal:
+        assert terminal.ended() == 0
+        text = "\n".join(terminal.screen.all_lines())
     assert text.count("warming up") == 1
     assert "by a library" in text
     assert "4 ok" in text

@@ -2,14 +2,13 @@
 
 import os
 import subprocess
-import termios
 import time
-from contextlib import suppress
 from threading import Thread
 
 import pytest
+from command_terminal import CommandTerminal
 from emulated_run import Clock, Gauges, Run, Screen, inline, long_requests
-from process import lines_of, start, workload
+from process import lines_of, workload
 
 from cli.screen.live_state import ProgressLines
 from cli.screen.view import RunPlan
@@ -132,22 +131,13 @@ def test_the_watch_goes_on_telling_after_a_signal_that_stops_nothing(monkeypatch
 def test_a_model_that_loads_in_its_first_call_leaves_no_empty_terminal(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "in").write_bytes(lines_of(*workload(4, max_tokens=9)))
-    ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
     command = ["run", "in", "-o", "out", "-b", "2", "--live", "always"]
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": theirs}
-    process = start(*command, "--model", "slow:next_tokens", cwd=tmp_path, **pipes)
-    os.close(theirs)
-    screen = Screen(80, 24)
-    with suppress(OSError):  # how Linux tells that the other end is closed
-        while data := os.read(ours, 65536):
-            screen.stream.feed(data)
-            if "step 0 has taken" in screen.text():
-                (tmp_path / "loaded").touch()
-    os.close(ours)
-    assert process.wait(10) == 0
-    assert (tmp_path / "loaded").exists()
-    assert "4 ok" in screen.text()
+    command += ["--model", "slow:next_tokens"]
+    with CommandTerminal(*command, folder=tmp_path, stdin=subprocess.DEVNULL) as terminal:
+        terminal.see("step 0 has taken")
+        (tmp_path / "loaded").touch()
+        assert terminal.ended() == 0
+        assert "4 ok" in terminal.screen.text()
 
 
 SLOW = """
