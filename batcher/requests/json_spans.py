@@ -196,20 +196,15 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
         end = TextSpan(length, length + 1)
         return JsonError("invalid-json", "the line ends before the JSON object does", end)
     place, message = error.pos, error.msg.removesuffix(" at").removesuffix(" starting")
-    comma = _trailing_comma(text, error)
-    if comma is not None:
-        place, message = comma, "no comma belongs before a closing bracket"
+    before = text[: error.pos].rstrip(" \t\n\r")
+    is_comma = error.msg.startswith("Illegal trailing comma")  # since Python 3.13
+    if is_comma or (text[place] in "]}" and before.endswith(",")):
+        place = place if is_comma else len(before) - 1
+        message = "no comma belongs before a closing bracket"
     elif text[place] == "'":
         message = "names and strings stand in double quotes, not in single ones"
     message = f"{NOT_JSON}{message[0].lower()}{message[1:]}"
     return JsonError("invalid-json", message, TextSpan(place, place + 1))
-
-
-def _trailing_comma(text: str, error: json.JSONDecodeError) -> int | None:
-    if error.msg.startswith("Illegal trailing comma"):  # since Python 3.13
-        return error.pos
-    before = text[: error.pos].rstrip(" \t\n\r")
-    return len(before) - 1 if text[error.pos] in "]}" and before.endswith(",") else None
 
 
 def _root(text: str) -> TextSpan:

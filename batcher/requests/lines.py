@@ -131,9 +131,12 @@ class RequestParser:
         Raises:
             ValueError, RecursionError: something is.
         """
-        row = _find_row(line) if b'"body"' in line else None
-        if row is not None:
-            return self._convert(row, line_number)
+        if b'"body"' in line:
+            row = msgspec.json.decode(line)
+            body = row.get("body") if isinstance(row, dict) else None
+            # As many colons as keys: none is there twice, and no string or other object has one.
+            if isinstance(body, dict) and len(row) + len(body) == line.count(b":"):
+                return self._convert(row, line_number)
         keys = _KEY.findall(line)
         if b"" in keys:
             keys = _KEY.findall(line.replace(rb"\"", b""))
@@ -202,20 +205,6 @@ class RequestParser:
         if named is None:
             raise ValueError("not by the names of a request alone")
         return url, values, named
-
-
-def _find_row(line: bytes) -> dict[str, Any] | None:
-    """Return the row that a line is; None of one that may have a key twice, or is none.
-
-    There are as many colons as keys, and more where strings or other objects have some.
-
-    Raises:
-        ValueError, RecursionError: the line is no JSON.
-    """
-    row = msgspec.json.decode(line)
-    body = row.get("body") if isinstance(row, dict) else None
-    is_sure = isinstance(body, dict) and len(row) + len(body) == line.count(b":")
-    return row if is_sure else None
 
 
 def _fields_of_row(row: dict[str, Any], url: str) -> dict[str, Any] | None:

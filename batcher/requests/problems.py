@@ -408,10 +408,20 @@ class _Line:
         path, allowed = self._prefix, (*extra, *self._passed_on)
         findings = list(islice(self._check_names(path, allowed), MAX_PROBLEMS))
         yield from findings
-        for name in OBJECT_FIELDS:
-            yield from self._check_doubles((*path, name))
-        for field in _RECORDS:
-            yield from self._check_records((*path, field))
+        for name in OBJECT_FIELDS if json_spans.has_doubles(self._text) else ():
+            if isinstance(self._holder((*path, name)).get(name), dict | list):
+                start = json_spans.find_value(self._text, (*path, name)).start
+                for below, span, first in json_spans.find_doubles(self._text, start):
+                    yield _doubled((*path, name, *below[:-1], cut(str(below[-1]))), first), span
+        for field, (known, required) in _RECORDS.items():
+            value = self._holder((*path, field)).get(field)
+            for below, record in _objects_in(field, value):
+                whole = (*path, field, *below)
+                for name in (name for name in record if name not in known):
+                    span = json_spans.find_key(self._text, (*whole, name))
+                    yield _unknown((*whole, cut(name)), known), span
+                for name in (name for name in required if name not in record):
+                    yield self._missing(whole, name)
         names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
         values = self._holder((*path, ""))
         hints = {HINT.format(name) for name in names}
@@ -433,25 +443,6 @@ class _Line:
             ):
                 yield _unknown(place, allowed), span
             keys.setdefault(name, span)
-
-    def _check_records(self, path: Path) -> Iterator[Finding]:
-        field = str(path[-1])
-        names, required = _RECORDS[field]
-        for below, record in _objects_in(field, self._holder(path).get(field)):
-            whole = (*path, *below)
-            for name in (name for name in record if name not in names):
-                span = json_spans.find_key(self._text, (*whole, name))
-                yield _unknown((*whole, cut(name)), names), span
-            for name in (name for name in required if name not in record):
-                yield self._missing(whole, name)
-
-    def _check_doubles(self, path: Path) -> Iterator[Finding]:
-        holds_names = isinstance(self._holder(path).get(path[-1]), dict | list)
-        if not holds_names or not json_spans.has_doubles(self._text):
-            return
-        start = json_spans.find_value(self._text, path).start
-        for below, span, first in json_spans.find_doubles(self._text, start):
-            yield _doubled((*path, *below[:-1], cut(str(below[-1]))), first), span
 
     def _check_row(self) -> Iterator[Finding]:
         method, url, body = (self._fields.get(name) for name in ROW_FIELDS[1:])

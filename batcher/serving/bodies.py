@@ -143,7 +143,12 @@ def fields_of(data: bytes) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(data)
         if isinstance(fields, dict) and len(fields) < data.count(b":"):  # else each is a key
-            _refuse_doubles(data.decode())
+            text = data.decode()
+            if has_doubles(text):
+                path, span, first = next(find_doubles(text, find_value(text, ()).start))
+                places = f"{_place(text, first)}, and {_place(text, span)}"
+                message = f"field `{path[-1]}` is given twice ({places})"
+                raise ApiError(BAD_REQUEST, "duplicate-field", message, str(path[0]))
     except (ValueError, RecursionError):
         raise ApiError(BAD_REQUEST, "invalid-json", _why_no_json(data)) from None
     if not isinstance(fields, dict):
@@ -151,15 +156,6 @@ def fields_of(data: bytes) -> dict[str, Any]:
         message = f"the body is a JSON object, not {names.get(type(fields), 'a number')}"
         raise ApiError(BAD_REQUEST, "invalid-json", message)
     return fields
-
-
-def _refuse_doubles(text: str) -> None:
-    if has_doubles(text):
-        path, span, first = next(find_doubles(text, find_value(text, ()).start))
-        message = (
-            f"field `{path[-1]}` is given twice ({_place(text, first)}, and {_place(text, span)})"
-        )
-        raise ApiError(BAD_REQUEST, "duplicate-field", message, str(path[0]))
 
 
 def _why_no_json(data: bytes) -> str:

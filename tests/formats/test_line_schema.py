@@ -8,6 +8,7 @@ from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 
 from batcher.events import (
     AcceptEvent,
@@ -305,50 +306,26 @@ def test_the_new_values_are_those_of_all_fields():
     assert VALUES.keys() - {"x"} | NEW_VALUES.keys() >= set(Request.__struct_fields__)
 
 
-RESULTS = [
-    Result(
-        id="c",
-        index=1,
-        text="t",
-        tokens=[1],
-        finish_reason="length",
-        stop_reason=None,
-        usage=Usage(1, 1),
-        slot=0,
-        steps=StepTimes(0, 0, 0, 0),
-        cumulative_logprob=-1.5,
-        logprobs=[TokenLogprob(1, -1.5, [TopLogprob(2, -0.5), TopLogprob(1, -1.5)])],
-        prompt_logprobs=[PromptLogprob(5, None, [])],
-        score=-0.5,
-        segments=[Segment("a", "t", [1])],
-        constraint="complete",
-        constraint_check="none",
-        constraint_verified=("not",),
-    ),
-    Result(
-        id="a",
-        index=0,
-        text="t",
-        tokens=[1],
-        finish_reason="stop",
-        stop_reason=[1],
-        usage=Usage(1, 1),
-        slot=0,
-        steps=StepTimes(0, 0, 0, 0),
-    ),
-    Result(
-        id="b",
-        index=1,
-        text="",
-        tokens=[],
-        finish_reason="error",
-        stop_reason=None,
-        usage=Usage(0, 0),
-        slot=None,
-        steps=StepTimes(None, None, None, None),
-        error=ErrorInfo("invalid-json", "m", line=2),
-    ),
-]
+FULL = Result(
+    id="c",
+    index=1,
+    text="t",
+    tokens=[1],
+    finish_reason="length",
+    stop_reason=None,
+    usage=Usage(1, 1),
+    slot=0,
+    steps=StepTimes(0, 0, 0, 0),
+    cumulative_logprob=-1.5,
+    logprobs=[TokenLogprob(1, -1.5, [TopLogprob(2, -0.5), TopLogprob(1, -1.5)])],
+    prompt_logprobs=[PromptLogprob(5, None, [])],
+    score=-0.5,
+    segments=[Segment("a", "t", [1])],
+    constraint="complete",
+    constraint_check="none",
+    constraint_verified=("not",),
+)
+NONE = StepTimes(None, None, None, None)
 
 
 def encode_row(result):
@@ -378,6 +355,16 @@ OPTIONAL = {
     "constraint_check",
     "constraint_verified",
 }
+
+
+RESULTS = [
+    FULL,
+    replace(FULL, finish_reason="stop", stop_reason=[1], **dict.fromkeys(OPTIONAL)),
+    replace(FULL, **dict.fromkeys(OPTIONAL), slot=None, steps=NONE),
+]
+RESULTS[2] = replace(
+    RESULTS[2], finish_reason="error", tokens=[], error=ErrorInfo("invalid-json", "m", line=2)
+)
 
 
 @pytest.mark.parametrize("result", RESULTS)

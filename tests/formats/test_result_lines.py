@@ -257,8 +257,6 @@ def test_a_row_holds_each_result_whole(results, request_id):
     "line",
     [
         b"",
-        b"{}",
-        b"[]",
         b"\xff",
         b'{"id":"a"}',
         encode_result(RESULT)[:-5],
