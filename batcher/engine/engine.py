@@ -17,7 +17,7 @@ from batcher.decoding.logprobs import PromptLogprobs
 from batcher.decoding.stop_matcher import read_output
 from batcher.decoding.stops import stop_automaton
 from batcher.engine.driven import NOTHING_HAPPENED, NOTHING_REPLAYED, StepOutcome
-from batcher.engine.model_runner import ModelRunner
+from batcher.engine.model_runner import Decoder, ModelRunner
 from batcher.engine.recorder import Recorder, StepStats
 from batcher.engine.sequence import (
     NOTHING_DECODED,
@@ -764,16 +764,15 @@ class Engine:
             recomputes_drafts=bool(getattr(self._model, "recomputes_drafts", False)),
         )
         self._queue, self._batch = self.scheduler.queue, self.scheduler.batch
-        self._runner = ModelRunner(
+        decoder = Decoder(
             self._model,
             batch_size,
-            self.scheduler.kv_cache,
             is_streaming=is_streaming,
             speculates=speculation is not None,
             grammar_timeout=grammar_timeout,
             strict_constraints=strict_constraints,
         )
-        decoder = self._runner.decoder
+        self._runner = ModelRunner(self._model, batch_size, self.scheduler.kv_cache, decoder)
         self._is_streaming, self._is_checked = is_streaming, is_checked
         self._layout, self._typecode = layout_of(self._model), typecode_of(self._model.vocab_size)
         is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)

@@ -258,21 +258,9 @@ class ModelRunner:
         model: Model,
         num_slots: int,
         kv_cache: "KVCache[Sequence] | None",
-        *,
-        is_streaming: bool,
-        speculates: bool = False,
-        grammar_timeout: float,
-        strict_constraints: bool,
+        decoder: Decoder,
     ) -> None:
-        self.decoder = Decoder(
-            model,
-            num_slots,
-            is_streaming=is_streaming,
-            speculates=speculates,
-            grammar_timeout=grammar_timeout,
-            strict_constraints=strict_constraints,
-        )
-        self._model = model
+        self._model, self.decoder = model, decoder
         self._is_robbed = False
         self.num_slots, self.num_replayed = num_slots, 0
         self._kv_cache = kv_cache
