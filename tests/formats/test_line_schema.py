@@ -360,11 +360,8 @@ OPTIONAL = {
 RESULTS = [
     FULL,
     replace(FULL, finish_reason="stop", stop_reason=[1], **dict.fromkeys(OPTIONAL)),
-    replace(FULL, **dict.fromkeys(OPTIONAL), slot=None, steps=NONE),
+    replace(FULL, finish_reason="error", slot=None, steps=NONE, error=ErrorInfo("c", "m", line=2)),
 ]
-RESULTS[2] = replace(
-    RESULTS[2], finish_reason="error", tokens=[], error=ErrorInfo("invalid-json", "m", line=2)
-)
 
 
 @pytest.mark.parametrize("result", RESULTS)

@@ -232,7 +232,6 @@ def test_retry_after_is_kept():
         ("your input was flagged for violence", "xxxx", 1),  # even if nothing else is asked
         ("Your chosen model requires moderation", "xaa", 4),
         ("blocked by a firewall", "axa", 1),
-        ("blocked by a firewall", "xaa", 1),
         ("blocked by a firewall", "xxxxa", 2),
         ("blocked by a firewall", 20 * "x" + "a", 21),  # sent together with one that is answered
     ],
@@ -295,7 +294,6 @@ def test_a_refused_key_ends_the_run_and_is_never_told(monkeypatch):
     "fault",
     [
         chunks({"error": {"message": "Incorrect API key provided: sk-very-secret"}}),
-        chunks("sk-very-secret"),
         refusal(307, Location="http://127.0.0.2/sk-very-secret"),
         answer("a", finish="sk-very-secret"),
     ],
@@ -363,8 +361,6 @@ KIND = "Content-Type: {}\r\n"
         ),
         (KIND.format("Text/Event-Stream;charset=latin-1"), STREAM),
         ("", "\ufeff" + STREAM),
-        ("", ": a comment\n\n\n" + STREAM),
-        ("", STREAM.removesuffix("\n\n")),
         ("", STREAM.replace("\n", "\r\n")),
         ("Content-Encoding: gzip\r\n", gzip.compress(STREAM.encode())),
         ("", json.dumps(WHOLE["completion"])),
@@ -387,7 +383,6 @@ DETAIL = {"loc": ["body", "messages", 0, "role"], "msg": "unexpected value", "ty
     ("fault", "words", "num_requests"),
     [
         (sent("", '{"error": "Unexpected endpoint"}'), "Unexpected endpoint", 1),
-        (sent("", '[{"error": {"code": 400, "message": "bad key"}}]'), "bad key", 1),
         (sent("", '{"error": {"code": "503", "message": "later"}}'), "later", 2),
         (sent("", '{"message": {"content": "Hi"}, "done": true}'), '"done": true', 1),
         (sent("", PAGE), "Log in please", 1),
@@ -395,7 +390,6 @@ DETAIL = {"loc": ["body", "messages", 0, "role"], "msg": "unexpected value", "ty
         (sent("Content-Encoding: gzip\r\n", "not packed"), "cannot be unpacked", 2),
         (sent("", 'event: error\ndata: {"message": "boom"}\n\n'), "boom", 2),
         (chunks({"object": "error", "message": "boom", "code": 500}), "boom", 2),
-        (chunks({"error": {"message": "boom", "type": "invalid_request_error"}}), "boom", 1),
         (chunks({"error": {"message": "context length is 8"}}), "context length is 8", 1),
         (chunks({"success": False, "errors": [{"message": "boom", "code": 7003}]}), "boom", 2),
         (chunks({"choices": None, "base_resp": {"status_msg": "no money"}}), "no money", 2),

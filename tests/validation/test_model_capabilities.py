@@ -44,7 +44,6 @@ NEEDS_TOKENS = [
     {"top_k": 5, "top_p": 0.5, "min_p": 0.5, "typical_p": 0.5},  # of no effect without temperature
     {"logit_bias": {}, "bad_words": []},
     {"states": {"a": [Transition("x", None)]}},
-    {"n": 1, "best_of": 1, "num_beams": 1},
 ]
 
 
