@@ -6,9 +6,9 @@ from itertools import combinations
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_schedule import Job, jobs_of, play, workloads
+from reference_schedule import Job, play, workloads
 
-from batcher.trace.timeline import EVERYTHING, Bubble, Timeline, worst_bubble
+from batcher.trace.timeline import EVERYTHING, Timeline, worst_bubble
 from cli.views.gantt import choose_zoom
 
 
@@ -39,12 +39,6 @@ def test_it_is_the_best_of_all_steps_in_a_row(jobs: list[Job], batch: int) -> No
         steps = bubble.start, bubble.stop
         assert gains[steps] == most
         assert bubble.num_idle == sum(idle[slice(*steps)])
-
-
-def test_a_gap_between_full_steps_is_a_bubble_and_the_end_of_the_run_is_none() -> None:
-    gap = [*jobs_of(6, 4), *(Job(f"late{n}", 3, 8.0) for n in range(3)), Job("last", 9, 8.0)]
-    assert worst_bubble(timeline_of(gap, 2)) == Bubble(4, 6, 2)
-    assert worst_bubble(timeline_of(jobs_of(3, 5, 9), 2)) is None
 
 
 def test_every_width_names_the_same_bubble() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 from control_requests import control_requests
+from engine_runs import drained, of_kind
 from examples import examples
 from grouped_model import GroupedModel
 from hypothesis import given, settings
@@ -150,7 +151,9 @@ def test_the_next_turn_of_a_session_starts_from_the_last_one(kinds: tuple) -> No
         engine.add(
             Request(id=str(number), prompt=[7] * 9, max_tokens=9, ignore_eos=True, session="one")
         )
-    found = []
-    while engine.has_work:
-        found += [event.cached for event in engine.step().events if isinstance(event, AdmitEvent)]
-    assert found == [0, 16, 32]  # of 17 and 35 tokens that were computed
+    admits = of_kind(drained(engine).events, AdmitEvent)
+    assert [event.cached for event in admits] == [
+        0,
+        16,
+        32,
+    ]  # of 17 and 35

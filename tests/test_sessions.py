@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from reference import ENGLISH, decode_alone
 
-from batcher import Engine, Request, RequestError, Result, SimulatedModel
+from batcher import Engine, Request, Result, SimulatedModel
 from batcher.errors import InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, PreemptEvent, RequestEvent
 from batcher.scheduling.scheduler import NO_CHANGES
@@ -170,12 +170,6 @@ def test_aborting_a_turn_that_waits_leaves_the_one_that_runs_alone() -> None:
     assert run.results["a"].finish_reason == "length"
     assert run.results["b"].finish_reason == "aborted"
     assert failed(run) == ["c", "d", "e"]
-
-
-def test_a_turn_has_its_id_from_the_outset() -> None:
-    run = Run([turn("a"), turn("b")]).step()
-    with pytest.raises(RequestError, match="not ended"):
-        run.engine.add(turn("b"))
 
 
 def test_a_session_is_remembered_after_its_last_turn() -> None:

@@ -65,10 +65,6 @@ def test_beams_fork_from_the_first_and_their_events_name_parents() -> None:
     ]
 
 
-def test_one_beam_is_greedy() -> None:
-    assert run([fields(num_beams=1)]).results == run([fields()]).results
-
-
 def test_beams_end_where_a_constraint_leaves_only_the_end() -> None:
     results = run([fields(regex="[0-9]{3}", num_beams=2, n=2, min_tokens=6)]).results
     ends = {(result.finish_reason, result.constraint, len(result.tokens)) for result in results}

@@ -1,6 +1,7 @@
 """A pool without a limit: what can be found again does not make it grow for ever."""
 
 import pytest
+from engine_runs import drained
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel
 from batcher.scheduling import kv_cache
@@ -58,8 +59,7 @@ def most_kept(model: SimulatedModel) -> int:
     engine = Engine(model, 2, settings=settings, is_checked=True)
     for number in range(60):
         engine.add(Request(prompt=[number + 5] * 100, max_tokens=1))
-    while engine.has_work:
-        engine.step()
+    drained(engine)
     return engine.scheduler.kv_cache.pool.num_total
 
 

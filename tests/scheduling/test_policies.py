@@ -6,6 +6,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from engine_runs import drained
 from waiting import waiting
 
 from batcher import Engine, Request, SimulatedModel
@@ -59,10 +60,7 @@ def test_a_policy_of_ones_own_orders_a_run(own: Callable[[str], str]) -> None:
     engine = Engine(SimulatedModel(), 1, settings=settings)
     for number in range(4):
         engine.add(Request(id=str(number), prompt="a", max_tokens=1, priority=number))
-    ended = []
-    while engine.has_work:
-        ended += [result.id for result in engine.step().results]
-    assert ended == ["3", "2", "1", "0"]
+    assert [result.id for result in drained(engine).results] == ["3", "2", "1", "0"]
 
 
 @pytest.mark.parametrize(
