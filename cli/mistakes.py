@@ -85,12 +85,12 @@ def unknown_variables(line: Sequence[str]) -> Iterator[str]:
     """
     name = next((n for n in (" ".join(line[:2]), line[0]) if n in COMMANDS), None)
     params = [] if name is None else command_of(name).params
-    own = {param.name.upper() for param in params if param.expose_value}
+    own = {p.name.upper() for p in params if p.expose_value and p.param_type_name == "option"}
     given = sorted(name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX))
     if own.issuperset(given):
         return
     options = sorted({param.name.upper() for _, param in all_options()})
-    for option in given:
+    for option in given:  # arguments have no variable
         if option not in options:
             near = get_close_matches(option, options, n=1)
             hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
