@@ -23,6 +23,11 @@ _SEVERAL = {
     **dict.fromkeys(_READING_REQUESTS, "several INPUTs"),  # they make one input together
     "trace": "two runs in step: batchdecode trace diff A B; of several files of requests as one",
 }
+_REMOVED = {
+    "--ranks": "--replicas",
+    "--kv-offload-blocks": "more --kv-blocks",
+    "--draft-model": "the --kv-blocks that a draft model leaves",
+}
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _ALIKE = 0.7  # how alike a command or an option of the command has to be
 _CLOSE = 0.75  # how alike an option of another command has to be
@@ -113,6 +118,11 @@ def _alike(name: str, context: Any) -> str:
     option = meant.partition(" ")[0]
     if option in own:
         return f"; here it is {meant}"
+    if name in _REMOVED and "--replicas" in own:
+        return f", which was removed; use {_REMOVED[name]}"
+    arguments = [p for p in context.command.params if p.param_type_name == "argument"]
+    if any(name == f"--{param.name}" for param in arguments):
+        return f"; give it without an option: {context.command_path} FILE"
     field = own_name(name.removeprefix("--").replace("-", "_"), Request.__struct_fields__)
     if field is not None and f"--{field.replace('_', '-')}" in own:
         return f"; here it is --{field.replace('_', '-')}"

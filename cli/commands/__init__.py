@@ -1,4 +1,4 @@
-"""The commands of `batchdecode`, one module each; a command is imported when it is used."""
+"""The commands of `batchdecode`; the module of one is imported when it is used."""
 
 from collections.abc import Iterator
 from importlib import import_module

@@ -59,6 +59,8 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
     [
         (["run", "--bach", "3"], "batchdecode run has no option --bach; did you mean --batch?"),
         (["chat"], "no command 'chat' (known: run, "),
+        (["run", "--input", "x"], "give it without an option: batchdecode run FILE"),
+        (["compare", "--ranks", "2"], "no option --ranks, which was removed; use --replicas"),
         (["run", "--open"], "run has no option --open\n"),
         (["run", "--model", "localhost:8000"], "did you mean openai:http://localhost:8000/v1?"),
         (["run", "--model", "https://h/v1"], "did you mean openai:https://h/v1?"),
