@@ -555,8 +555,7 @@ class AttentivePages:
             if positions[slot] >= 0:
                 values[cell_of(pages, slot, positions[slot])] = tokens[slot]
         for slot in slots:
-            position = positions[slot]
-            hashes[slot] = self._seed_hash if position < 0 else self._hash_of(slot, position, pages)
+            hashes[slot] = self._hash_before(slot, pages)
         self.drafts = Drafts.of(
             self._with_tail_hashes(chunk, pages) for chunk in batch.chunks if chunk.num_drafts
         )
@@ -578,6 +577,10 @@ class AttentivePages:
     def hash_before(self, chunk: Chunk, pages: Pages) -> int:
         return self._hash_of(chunk.slot, chunk.start, pages)
 
+    def _hash_before(self, slot: int, pages: Pages) -> int:
+        position = self._positions[slot]
+        return self._seed_hash if position < 0 else self._hash_of(slot, position, pages)
+
     def _hash_of(self, slot: int, num_tokens: int, pages: Pages) -> int:
         cells = cells_of(pages, slot, 0, num_tokens)
         return hash_after(self._begin_hash, self._cells.values[cells].tolist())
@@ -585,13 +588,35 @@ class AttentivePages:
 
 # The simulated model in pages: in each cell the hash after its token.
 
+_UNMADE = 0x5DEECE66D  # in cells whose hash is still to be made: for who reads them wrongly
+
+
+class _Computed(Struct, gc=False):
+    """A chunk that is computed, whose hashes are made when the first of them is asked for.
+
+    before: the hash before its first token, which is at position `start`.
+    """
+
+    before: int
+    token_ids: Tokens
+    start: int
+    made: Hashes | None = None
+
+    @property
+    def hashes(self) -> Hashes:
+        """The hash after each of its tokens."""
+        if self.made is None:
+            self.made = hashes_after(self.before, self.token_ids)
+        return self.made
+
 
 class PagedHashes:
     """The hash after every token, by cell, and where each slot reads and writes in the next step.
 
     A slot reads the cell of the token before, which is the one that it wrote last, and writes the
     one behind it, unless `Pages.moved` says where it is.  A slot that does not decode stays at a
-    scratch cell, so that nothing real is overwritten.
+    scratch cell, so that nothing real is overwritten.  What a chunk has put into its cells is told
+    by block: every row that has a block has it at the same place of its table.
     """
 
     def __init__(
@@ -599,7 +624,9 @@ class PagedHashes:
     ) -> None:
         self._cells = Cells(num_blocks, block_size)
         self._cells.values[BEGIN] = begin_hash
+        self._unmade = np.full(block_size, _UNMADE, np.uint64).data
         self._seed_hash, self._begin_hash = seed_hash, begin_hash
+        self._computed: dict[int, _Computed] = {}
         self._read: IntArray = np.full(num_slots, SCRATCH)
         self._write: IntArray = np.full(num_slots, SCRATCH)
         self._strides: IntArray = np.zeros(num_slots, np.int64)  # 1 where a row decodes
@@ -616,6 +643,10 @@ class PagedHashes:
         pages, chunks, self.drafts = pages_of(batch), batch.chunks, None
         if pages.copies or pages.moves or pages.num_blocks > self._cells.num_blocks:
             self._cells.prepare(pages)
+            for source, target in pages.copies:  # in order, as a target may be the next source
+                self._computed.pop(target, None)
+                if source in self._computed:
+                    self._computed[target] = self._computed[source]
         if chunks:
             return self._compute_chunks(chunks, batch, pages, tokens, hashes)
         self._move_on(pages)
@@ -638,25 +669,29 @@ class PagedHashes:
             if goes_on:
                 values.take(self._read, None, hashes, "clip")
                 values[self._write] = (hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER)
-        entered: dict[int, int] = {}  # slot -> the hash before the last known token
+        entered, size = {}, pages.block_size  # slot -> the hash before the last known token
         drafts: list[tuple[Chunk, list[int]]] = []
         for chunk in chunks:
-            slot, token_ids, start = chunk.slot, chunk.token_ids, chunk.start
-            before = self.hash_before(chunk, pages) if start else self._begin_hash
-            if not token_ids:
-                if batch.holds(slot):
+            slot, token_ids = chunk.slot, chunk.token_ids
+            if not chunk.num_drafts:
+                before = self._compute(chunk, pages)
+                if not batch.holds(slot):
+                    continue
+                if not token_ids:
                     tokens[slot], entered[slot] = BEGIN_TOKEN_ID, self._seed_hash
-                continue
+                    continue
+            # As if it went on by the last of its tokens that are known.
             last = len(token_ids) - chunk.num_drafts - 1
-            if last:
-                before = self._compute(before, chunk, last, pages)
-            tail = _tail_hashes(before, chunk)
-            self._keep(tail, pages.tables[slot], start + last, pages.block_size)
             if chunk.num_drafts:
-                drafts.append((chunk, tail))
-            if batch.holds(slot):  # as if it went on by the last of its tokens that are known
-                tokens[slot], entered[slot] = token_ids[last], before
-                self._writes[slot], strides[slot] = cell_of(pages, slot, start + last), 1
+                before = self._compute(Chunk(slot, token_ids[:last], chunk.start), pages)
+            before = hash_after(before, token_ids, last)
+            tokens[slot], entered[slot] = token_ids[last], before
+            position = chunk.start + last
+            if chunk.num_drafts:
+                drafts.append((chunk, _tail_hashes(before, chunk)))
+                self._keep_tail(drafts[-1][1], pages.tables[slot], position, size)
+            cell = pages.tables[slot][position // size] * size + position % size
+            self._writes[slot], strides[slot] = NUM_FIXED + cell, 1
         self.drafts = Drafts.of(drafts)
         if does_yield:
             values.take(self._read, None, hashes, "clip")
@@ -664,25 +699,15 @@ class PagedHashes:
             hashes[slot] = before
         return does_yield
 
-    def _compute(self, before: int, chunk: Chunk, num_tokens: int, pages: Pages) -> int:
-        """Keep the hash after each of the first tokens of a chunk; return the last of them."""
-        start, token_ids = chunk.start, chunk.token_ids
-        if num_tokens > _NUM_ONE_BY_ONE:
-            hashes = hashes_after(before, token_ids[:num_tokens])
-            self._cells.values[cells_of(pages, chunk.slot, start, start + num_tokens)] = hashes
-            return int(hashes[-1])
-        states = []
-        for token_id in token_ids[:num_tokens]:
-            before = (before + token_id) * MULTIPLIER & MASK
-            states.append(before)
-        self._keep(states, pages.tables[chunk.slot], start, pages.block_size)
-        return before
-
-    def _keep(self, states: list[int], table: list[int], start: int, size: int) -> None:
-        """Put the hashes of a few tokens, from position `start` on, into their cells."""
-        view = self._cells.view
-        for position, state in enumerate(states, start):
-            view[NUM_FIXED + table[position // size] * size + position % size] = state
+    def _keep_tail(self, hashes: list[int], table: list[int], start: int, size: int) -> None:
+        """Put the hashes of a row's last tokens, from position `start` on, into their cells."""
+        cells, offset = self._cells.view, start % size
+        if offset:
+            self._settle(table[start // size], start - offset, size)
+        for position, state in enumerate(hashes, start):
+            block = table[position // size]
+            self._computed.pop(block, None)
+            cells[NUM_FIXED + block * size + position % size] = state
 
     def store(self, hashes: Hashes) -> None:
         self._cells.values[self._write] = hashes
@@ -695,7 +720,15 @@ class PagedHashes:
         """Return the hash after all tokens before a chunk, which are computed by now."""
         if not chunk.start:
             return self._begin_hash
-        return int(self._cells.values[cell_of(pages, chunk.slot, chunk.start - 1)])
+        position = chunk.start - 1
+        place, offset = divmod(position, pages.block_size)
+        block = pages.tables[chunk.slot][place]
+        computed = self._computed.get(block)
+        if computed is not None:
+            number = position - computed.start
+            if 0 <= number < len(computed.token_ids):
+                return int(computed.hashes[number])
+        return int(self._cells.values[NUM_FIXED + block * pages.block_size + offset])
 
     def _move_on(self, pages: Pages) -> None:
         """Let every slot that decodes compute its next token."""
@@ -704,18 +737,52 @@ class PagedHashes:
         np.add(read, self._strides, write)
         if not pages.moved:
             return
-        size, tables = pages.block_size, pages.tables
+        size, tables, computed = pages.block_size, pages.tables, self._computed
         strides, before = self._stride_of, NUM_FIXED - 1
         for slot, position in pages.moved.items():
             table, place = tables[slot], position // size
             block = table[place]
             strides[slot] = 1
             if offset := position % size:
+                self._settle(block, position - offset, size)
                 writes[slot] = cell = NUM_FIXED + block * size + offset
                 reads[slot] = cell - 1
                 continue
             writes[slot] = NUM_FIXED + block * size
             reads[slot] = (table[place - 1] + 1) * size + before if place else BEGIN
+            if block in computed:
+                del computed[block]
+
+    def _compute(self, chunk: Chunk, pages: Pages) -> int:
+        """Let the hash after each token of a chunk be found in its cell; return that before it."""
+        start, token_ids, size = chunk.start, chunk.token_ids, pages.block_size
+        before = self.hash_before(chunk, pages) if start else self._begin_hash
+        stop = start + len(token_ids)
+        if start == stop:
+            return before
+        blocks = pages.tables[chunk.slot][start // size : -(-stop // size)]
+        cells, unmade, offset = self._cells.view, self._unmade, start % size
+        if offset:  # some of the first block is there
+            self._settle(blocks[0], start - offset, size)
+            cell = NUM_FIXED + blocks[0] * size
+            cells[cell + offset : cell + size] = unmade[offset:]
+        for block in blocks[1:] if offset else blocks:
+            cell = NUM_FIXED + block * size
+            cells[cell : cell + size] = unmade
+        self._computed.update(dict.fromkeys(blocks, _Computed(before, token_ids, start)))
+        return before
+
+    def _settle(self, block: int, first: int, size: int) -> None:
+        """Put the hashes of a block into its cells, of which some are about to be written.
+
+        first: the position of its first cell.
+        """
+        computed = self._computed.pop(block, None)
+        if computed is not None:
+            begin = max(computed.start - first, 0)
+            part = computed.hashes[max(first - computed.start, 0) :][: size - begin]
+            cell = NUM_FIXED + block * size + begin
+            self._cells.values[cell : cell + len(part)] = part
 
 
 # A simulated model that drafts for another: as often right as it is told to be.
