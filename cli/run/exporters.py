@@ -70,11 +70,8 @@ class Exposition:
         self._is_over = Flag()
         self._writer = Thread(target=self._keep_writing, name="metrics-file", daemon=True)
         self._server, self.url = None, None
-        if file is not None:
-            if not file.is_plain:
-                raise OutputError(f"cannot write {file.name}: it is no file that could be replaced")
-            self._write()
-            self._writer.start()
+        if file is not None and not file.is_plain:
+            raise OutputError(f"cannot write {file.name}: it is no file that could be replaced")
         if where is not None:
             address, port = where
             try:
@@ -89,7 +86,11 @@ class Exposition:
             self.url = f"http://{host}:{self._server.server_port}{METRICS_PATH}"
 
     def tell(self, collector: "RunCollector | WorkersCollector") -> None:
+        """Report what `collector` counts; a file that cannot hold it is an error at once."""
         self._registry.register(collector)
+        if self._file is not None and not self._writer.is_alive():
+            self._write()
+            self._writer.start()
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +106,8 @@ class Exposition:
             self._server.server_close()
         if self._file is not None:
             self._is_over.set()
-            self._writer.join()
+            if self._writer.is_alive():
+                self._writer.join()
             self._write()
 
     def _keep_writing(self) -> None:
