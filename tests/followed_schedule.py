@@ -227,7 +227,8 @@ class FollowedSchedule:
         return set(range(self.num_slots)) - set(self.holders) - later
 
     def _check_first_chunk(self, event: AdmitEvent, num_known: int) -> None:
-        assert event.cached < max(num_known, 1), "nothing was left to compute"
+        num_known = max(num_known, 1)  # an empty prompt computes the token that begins every text
+        assert event.cached < num_known, "nothing was left to compute"
         num_computed = num_known - event.cached - event.left
         threshold = self.settings.long_prefill_threshold
         assert threshold is None or num_computed <= threshold, "too long a chunk (invariant 11)"
