@@ -108,7 +108,6 @@ class SampleChange(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What it is called."""
         return label_of(self.id, self.index, "sample")
 
     @property
@@ -184,7 +183,6 @@ class RunReader:
         self.breaks_off: int | None = 0
 
     def decisions(self) -> Iterator[tuple[int, list[Decision]]]:
-        """Yield each step in which something was decided, with that."""
         step, found = 0, list[Decision]()
         for event in self._events:
             self._kept.add(event)
@@ -208,7 +206,6 @@ class RunReader:
             yield step, found
 
     def close(self) -> KeptRequests:
-        """Read what is left, and return what happened."""
         for _ in self.decisions():
             pass
         timeline = self._kept.timeline
@@ -220,7 +217,6 @@ class RunReader:
 
 
 def _before(events: Iterable[Event], until: int) -> Iterator[Event]:
-    """Yield what happened before step `until`, without the end of the run."""
     for event in events:
         if isinstance(event, RunEvent):
             yield event
@@ -314,7 +310,6 @@ def _differing_settings(run_a: RunEvent, run_b: RunEvent) -> list[DifferentSetti
 
 
 def _labels_in(parting: Parting) -> list[str]:
-    """Return the labels of the first few groups of sequences that a parting is about."""
     labels = []
     for decision in chain.from_iterable(zip_longest(parting.only_a, parting.only_b)):
         if decision is not None:
@@ -324,7 +319,6 @@ def _labels_in(parting: Parting) -> list[str]:
 
 
 def role_of(decision: Decision) -> Role:
-    """Return the role of the sequence that a decision is about."""
     if isinstance(decision, AdmitEvent | PrefillEvent | PreemptEvent | FinishEvent):
         return decision.role
     return "sample"
@@ -348,7 +342,6 @@ def _first_difference(
 
 
 def _without(decisions: list[Decision], others: list[Decision]) -> list[Decision]:
-    """Return those of `decisions` that are not among `others`."""
     num_others = Counter(map(_key_of, others))
     left = []
     for decision in decisions:
@@ -368,7 +361,6 @@ def _key_of(decision: Decision) -> bytes:
 
 
 def _is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:
-    """Return whether the two are not the same request, as far as their arrivals tell."""
     if a.arrive is None or b.arrive is None:
         return a.arrive is not b.arrive
     asked_a = (a.arrive.time, a.arrive.prompt_tokens, a.arrive.max_tokens)
@@ -376,7 +368,6 @@ def _is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:
 
 
 def _by_name(requests: list[RequestTimeline]) -> dict[tuple[str, int, int], RequestTimeline]:
-    """Return the requests by id, index and how often these came before."""
     seen: Counter[tuple[str, int]] = Counter()
     named: dict[tuple[str, int, int], RequestTimeline] = {}
     for request in requests:
@@ -386,7 +377,6 @@ def _by_name(requests: list[RequestTimeline]) -> dict[tuple[str, int, int], Requ
 
 
 def figures_of(timeline: Timeline, request: RequestTimeline) -> RequestFigures:
-    """Return how it went for `request`."""
     steps, end_of = request.steps(timeline.num_steps), timeline.figures.end_of
     arrive, finish, admissions = request.arrive, request.finish, request.admissions
     lost = [admission.preempt for admission in admissions if admission.preempt is not None]
@@ -418,7 +408,6 @@ def figures_of(timeline: Timeline, request: RequestTimeline) -> RequestFigures:
 
 
 def _totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunFigures:
-    """Return the sums over all requests of a run."""
     figures = [figures_of(timeline, request) for request in requests]
     ended = [found for found in figures if found.latency is not None]
     num_ended, num_steps = max(1, len(ended)), timeline.num_steps

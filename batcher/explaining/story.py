@@ -79,7 +79,6 @@ class EndedSequence(NamedTuple):
     phases: list[RequestPhase]
 
     def seconds_in(self, *names: PhaseName) -> float:
-        """Return how long the phases of these names took together."""
         return sum(phase.end - phase.start for phase in self.phases if phase.name in names)
 
 
@@ -126,7 +125,6 @@ class PhaseFollower:
             yield from self.close(event.steps)
 
     def close(self, num_steps: int) -> Iterator[EndedSequence]:
-        """Yield what has ended in a run of `num_steps`, which may be broken off."""
         if self._feed is not None:
             for step in self._feed.catch_up(num_steps):
                 yield from self._step(step)
@@ -208,7 +206,6 @@ class StoryDrafts(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, record: DraftRecord) -> "StoryDrafts":
-        """Return what the fold has kept of it."""
         counts, change = record.counts, record.last_change
         return cls(
             counts.num_steps,
@@ -240,7 +237,6 @@ class KeptRequests:
         self._wanted = request_id
 
     def add(self, event: Event) -> None:
-        """Take in the next event of the run."""
         found = self.timeline.add(event)
         if isinstance(event, RejectEvent):
             if self._wants(event.id):
@@ -261,7 +257,6 @@ class KeptRequests:
         self.rejects = [reject for reject in self.rejects if reject.id == request_id]
 
     def seconds(self, request: RequestTimeline) -> float:
-        """Return how long one took from its arrival to its end, or to that of the events."""
         timeline = self.timeline.of_worker(request.worker)
         steps = request.steps(timeline.num_steps)
         if not steps or request.arrive is None:
@@ -484,7 +479,6 @@ class RequestStories(Struct, frozen=True):
 
 
 def answer_of(kept: KeptRequests) -> RequestStories:
-    """Return the stories of all that was kept of a run."""
     return RequestStories([story_of(kept.timeline, one) for one in kept.all], kept.rejects)
 
 

@@ -1,7 +1,6 @@
 """A run as one HTML file, which needs no network: what it holds, packed, and what shows it."""
 
-START = b"<!doctype html>\n<!-- written by batchdecode -->\n"
-"""How each of these files begins."""
+START = b"<!doctype html>\n<!-- written by batchdecode -->\n"  # how each of these files begins
 
 
 def is_page_start(content: bytes) -> bool:

@@ -62,7 +62,6 @@ class PageTimeline(Timeline):
         self._num_known = 0
 
     def add(self, event: Event) -> RequestTimeline | None:
-        """Take in the next event, as every timeline does."""
         found = super().add(event)
         if self.parts:  # of several workers, each keeps its own
             return found
@@ -86,7 +85,6 @@ class PageTimeline(Timeline):
         return found
 
     def close(self) -> None:
-        """End what has not ended where the events break off."""
         for known in self._open.values():
             self._keep(*known)
         self._open.clear()
@@ -264,7 +262,6 @@ def _time_rows(timeline: Timeline) -> Iterator[tuple[int, float, float | None]]:
 
 
 def _headline(timeline: Timeline) -> str:
-    """Return in short what run it is."""
     run, requests, outputs = timeline.run, timeline.num_requests, timeline.num_outputs
     counts = {"request": requests, "output": outputs, "step": timeline.num_steps, "slot": run.batch}
     if outputs == requests:
@@ -335,7 +332,6 @@ def _wait_rows(timeline: PageTimeline, words: StoryWords) -> Iterator[tuple[Any,
 
 
 def _changes(series: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield those of `series` that differ from the one before."""
     last = None
     for step, number in series:
         if number != last:

@@ -76,7 +76,6 @@ def render_report(
 
 
 def _settings(run: RunEvent) -> str:
-    """Return the settings of a run as a table: options of `run`, and those of models by name."""
     options = [f"--batch {run.batch}", f"--policy {run.policy}"]
     options += [f"--workers {run.workers}"] if run.workers > 1 else []
     options += [f"--{name.replace('_', '-')} {value}" for name, value in run.scheduling.items()]
@@ -185,7 +184,6 @@ def _grid(titles: Iterable[str], rows: Iterable[tuple[str, str, Mapping[str, Any
 
 
 def _idle(summary: RunSummary, idle: Mapping[str, int], names: Mapping[str, str]) -> str:
-    """Return how many slot-steps went unused for which cause, each with a bar."""
     total = max(1, summary.busy_slot_steps + summary.idle_slot_steps)
     rows = [
         f'<tr><th scope="row">{_shown(names.get(cause, cause))}</th>'

@@ -58,12 +58,10 @@ def _as_written(event: RunEvent) -> dict[str, Any]:
 
 
 def is_trace(first_line: bytes) -> bool:
-    """Return whether a file that begins with `first_line` is a trace."""
     return _kind_of(first_line) == "run"
 
 
 def _kind_of(line: bytes) -> str | None:
-    """Return the kind of event that a line says it is; None if it says none."""
     try:
         return _kind_decoder.decode(line).event
     except _BAD_JSON:

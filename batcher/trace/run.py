@@ -70,12 +70,10 @@ class Totals(Struct):
             setattr(self, name, merged)
 
     def copy(self) -> Self:
-        """Return the same numbers, to merge others into."""
         return deepcopy(self)
 
 
 def _chosen(choose: Any, own: Any, others: Any) -> Any:
-    """Return one of two numbers, or of the numbers under each key of two mappings."""
     if own is None or others is None:
         return others if own is None else own
     if not isinstance(own, dict):
@@ -86,7 +84,6 @@ def _chosen(choose: Any, own: Any, others: Any) -> Any:
 
 
 def _added(own: Any, others: Any) -> Any:
-    """Return the sum of two numbers, or of what is under each key of two mappings."""
     if own is None or others is None:
         return deepcopy(others) if own is None else own
     if isinstance(own, Totals):
@@ -102,8 +99,7 @@ def _added(own: Any, others: Any) -> Any:
 SequenceKey = str | tuple[str, int, Role, int | None]
 """The id, index, role and worker of a sequence; for most the id alone, which is faster."""
 
-SpanOutcome = EndReason | Literal["preempted"]
-"""What a sequence left its slot for."""
+SpanOutcome = EndReason | Literal["preempted"]  # what a sequence left its slot for
 
 InSlotEvent = (
     JumpEvent
@@ -122,8 +118,7 @@ FAILURES: frozenset[SpanOutcome] = frozenset({"error", "aborted"})
 
 # Drafts: nothing is accepted or rejected but what the same step drafted, and none of it twice.
 
-MAX_POSITIONS = 64
-"""Of so many drafts on end it is told by position what became of them."""
+MAX_POSITIONS = 64  # of so many drafts on end it is told by position what became of them
 
 
 class StepDrafts(Struct, gc=False):
@@ -174,12 +169,10 @@ class DraftCounts(Totals):
         return _sum(self.lengths)
 
     def draft(self, drafts: StepDrafts) -> None:
-        """Take in what a step verifies."""
         self.lengths[drafts.depth] += 1
         self.num_drafted += drafts.drafted
 
     def settle(self, event: AcceptEvent | RollbackEvent, drafts: StepDrafts) -> None:
-        """Take in that a step has accepted, or rejected, some of its drafts."""
         if isinstance(event, AcceptEvent):
             self.accepted_lengths[event.tokens] += 1
         else:
@@ -544,12 +537,10 @@ class RequestTimeline(Struct, gc=False, eq=False):
 
     @property
     def first_event(self) -> ArriveEvent | AdmitEvent | FinishEvent | None:
-        """The event that made it known."""
         return self.arrive or (self.admissions[0].event if self.admissions else self.finish)
 
     @property
     def first_token(self) -> int | None:
-        """The step that gave its first token; None while none has."""
         for admission in reversed(self.admissions):
             if not admission.event.generated:
                 return admission.first_token
@@ -577,7 +568,6 @@ class RequestTimeline(Struct, gc=False, eq=False):
         return num_tokens if admission.drafts is None else num_tokens + admission.num_accepted
 
     def end(self, num_steps: int) -> int:
-        """Return the step after its last one, of a run of `num_steps`."""
         if self.finish is None:
             return num_steps
         return min(self.finish.step + (self.admission is not None), num_steps)
@@ -588,7 +578,6 @@ class RequestTimeline(Struct, gc=False, eq=False):
     def slot_span(
         self, admission: AdmissionRecord, end: int, outcome: SpanOutcome | None
     ) -> SlotSpan:
-        """Return the span that began with one of its admissions."""
         admit, preempt = admission.event, admission.preempt
         has_drafts = admission.drafts is not None
         first_token = end - 1 if admission.first_token is None else admission.first_token
@@ -714,7 +703,6 @@ class RequestFold:
         return None if taker is None else taker(event)
 
     def arrive(self, event: ArriveEvent) -> RequestTimeline:
-        """Let a sequence join the queue."""
         if event.step < 0:
             raise InvariantError(f"{event.id!r} arrives in step {event.step}")
         self.num_arrived += 1
@@ -735,7 +723,6 @@ class RequestFold:
         return found
 
     def admit(self, event: AdmitEvent) -> RequestTimeline:
-        """Move a sequence from the queue into its slot."""
         key = key_of(event.id, event.index, event.role, event.worker)
         found = self._open.get(key)
         if found is None:  # of those that came along, or events that begin in the middle
@@ -766,7 +753,6 @@ class RequestFold:
         return found
 
     def finish(self, event: FinishEvent) -> RequestTimeline:
-        """End a sequence, in its slot or in the queue."""
         found = self._open.pop(key_of(event.id, event.index, event.role, event.worker), None)
         if found is None:
             found = RequestTimeline(event.id, event.index, event.role, event.worker)
@@ -802,7 +788,6 @@ class RequestFold:
         return found
 
     def _unblock(self, event: AdmitEvent | FinishEvent) -> None:
-        """Forget what blocked a sequence that waits no more."""
         blocked = self._blocked.get(event.worker)
         if blocked is not None and blocked.id == event.id and blocked.index == event.index:
             self.end_block(event.worker, event.step)
@@ -816,7 +801,6 @@ class RequestFold:
             )
 
     def _compute(self, event: PrefillEvent) -> RequestTimeline:
-        """Take in what a step computed of a sequence after the step of its admission."""
         found, admission = self._holding(event, "computes in")
         left = admission.left
         if not left and admission.may_compute:
@@ -837,7 +821,6 @@ class RequestFold:
         return found
 
     def _preempt(self, event: PreemptEvent) -> RequestTimeline:
-        """Move a sequence from its slot back into the queue."""
         found, admission = self._holding(event, "is preempted in")
         if event.step <= admission.event.step:
             raise InvariantError(
@@ -854,7 +837,6 @@ class RequestFold:
         return found
 
     def _block(self, event: BlockedEvent) -> RequestTimeline:
-        """Take note of why the first of the queue is not admitted."""
         found = self._open.get(key_of(event.id, event.index, "sample", event.worker))
         label = label_of(event.id, event.index, "sample")
         if found is None or found.admission is not None:
@@ -867,7 +849,6 @@ class RequestFold:
         return found
 
     def _jump(self, event: JumpEvent) -> RequestTimeline:
-        """Add the tokens that a constraint forced to those of a sequence."""
         found, admission = self._in_slot(event)
         if event.tokens < 1:
             raise InvariantError(f"{event.id!r} jumps over {event.tokens} tokens")
@@ -903,7 +884,6 @@ class RequestFold:
     def _speculate(
         self, event: DraftEvent | AcceptEvent | RollbackEvent | SpeculateEvent
     ) -> RequestTimeline:
-        """Take in what a step drafted for a sequence, or what became of that."""
         found, admission = self._in_slot(event)
         drafts = admission.drafts
         if drafts is None:
@@ -922,7 +902,6 @@ class RequestFold:
         return found
 
     def _fork(self, event: ForkEvent) -> RequestTimeline:
-        """Note where a beam goes on from."""
         found, admission = self._in_slot(event)
         parent = self._open.get(key_of(event.id, event.parent, "beam", event.worker))
         is_beam = parent is not None and parent.admission is not None and parent.role == "beam"
@@ -1040,7 +1019,6 @@ class TraceChecks:
         self._is_remote = False
 
     def complaint(self, event: Event) -> str | None:
-        """Return what is wrong with the next event; None for nothing."""
         match event:
             case RunEvent():
                 self._is_remote = event.layout == "remote"

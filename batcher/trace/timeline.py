@@ -87,7 +87,6 @@ class SortedRecords(Generic[Record]):
         self._num_records = 0
 
     def add(self, key: Key, record: Record) -> None:
-        """Take in a record; all keys have the same length."""
         self._held.append((key, record))
         self._num_records += 1
         if len(self._held) >= MAX_HELD:
@@ -164,8 +163,7 @@ class Stretch(NamedTuple):
         return (self.stop - self.start) * self.num
 
 
-Change = tuple[int, int]
-"""A step, and by how much the count changes with it."""
+Change = tuple[int, int]  # A step, and by how much the count changes with it
 
 
 def changes_of(spans: Iterable[tuple[int, int]]) -> Iterator[Change]:
@@ -212,7 +210,6 @@ def cut(
 
 
 def clip(stretches: Iterable[Stretch], steps: range) -> Iterator[Stretch]:
-    """Yield the parts of `stretches` that lie in `steps`."""
     for start, stop, count in stretches:
         if start >= steps.stop:
             return
@@ -222,10 +219,8 @@ def clip(stretches: Iterable[Stretch], steps: range) -> Iterator[Stretch]:
 
 _IN_SLOT = (PrefillEvent, *get_args(InSlotEvent))
 STEP_SECONDS = 1.0
-MAX_STEPS = 2**28
-"""More than any run takes."""
-MAX_SLOTS = 2**20
-"""More than any run has, those of all workers together."""
+MAX_STEPS = 2**28  # more than any run takes
+MAX_SLOTS = 2**20  # more than any run has, those of all workers together
 
 
 class StepFigures:
@@ -243,13 +238,11 @@ class StepFigures:
         self._known_starts = array("d")
 
     def note_start(self, step: int, time: float) -> None:
-        """Take note of when `step`, no earlier than all that are known, began."""
         if not self.known_steps or step > self.known_steps[-1]:
             self.known_steps.append(step)
             self._known_starts.append(time)
 
     def starts(self) -> Iterator[tuple[int, float]]:
-        """Yield each step whose start events tell, ascending, and when that was."""
         return zip(self.known_steps, self._known_starts, strict=True)
 
     def add(self, event: StepsEvent) -> None:
@@ -293,7 +286,6 @@ class StepFigures:
         return min([likely, *self._known_starts[number + 1 : number + 2]])
 
     def end_of(self, step: int) -> float:
-        """Return when `step` ended; in seconds."""
         if step < len(self.ends):
             return self.ends[step]
         return min(self.start_of(step) + self._usual_duration(), self.start_of(step + 1))
@@ -508,7 +500,6 @@ class Timeline:
         self.fold = RequestFold()
 
     def _begin(self, event: RunEvent) -> None:
-        """Take in what run it is, and make a part for each of several workers."""
         if not 1 <= event.workers <= MAX_WORKERS:
             raise BatchdecodeError(f"{event.workers} workers; a run has 1 to {MAX_WORKERS}")
         if not 1 <= event.batch * event.workers <= MAX_SLOTS:
@@ -526,7 +517,6 @@ class Timeline:
             setattr(self, name, merged)
 
     def _add_rare(self, event: Event) -> RequestTimeline | None:
-        """Take in an event of a kind that is rare."""
         if isinstance(event, _IN_SLOT):
             self._note_step(event)
         elif isinstance(event, RestartEvent):
@@ -557,7 +547,6 @@ class Timeline:
         return found
 
     def _note_step(self, event: AdmitEvent | FinishEvent | PrefillEvent | InSlotEvent) -> None:
-        """Note that the run has come as far as `event`."""
         _check_step(event.step)
         if event.step > self._last_step:
             self._last_step = event.step
@@ -588,7 +577,6 @@ class Timeline:
             self._over.append(event.id)
 
     def _drop(self, event: DropEvent) -> None:
-        """Note that a sample which has finished has no result."""
         label = label_of(event.id, event.index, "sample")
         found = self._finished.get(event.id, {}).pop(event.index, None)
         if found is None or found.finish is None:
@@ -670,7 +658,6 @@ class Timeline:
 
     @property
     def slots(self) -> range:
-        """The slots that there are, those of all workers."""
         first = (self.worker or 0) * self.run.batch
         return range(first, first + self.run.batch * self.run.workers)
 
@@ -705,7 +692,6 @@ class Timeline:
         )
 
     def occupied(self) -> Iterator[Stretch]:
-        """Yield how many slots hold a sequence."""
         held = ((span.start, span.end) for span in self.spans)
         return count_steps(changes_of(held), self.num_steps)
 
@@ -716,7 +702,6 @@ class Timeline:
         return count_steps(merge(starts, ends, key=itemgetter(0)), self.num_steps)
 
     def drafts_in(self, window: range) -> Iterator[StepDrafts]:
-        """Yield the drafts of the steps of `window`, by (step, slot)."""
         for drafts in self.drafts:
             if drafts.step >= window.stop:
                 return
@@ -738,7 +723,6 @@ class Timeline:
         return self._select(self.waits, selection)
 
     def _select(self, records: Iterable[AnyRecord], selection: Selection) -> Iterator[AnyRecord]:
-        """Yield those of `records`, which come by their starts, that `selection` touches."""
         window = self.window(selection)
         for record in records if window else ():
             if record.start >= window.stop:
@@ -777,7 +761,6 @@ class Timeline:
                 yield StepRow(step, shown, num_waiting, **told)
 
     def select_batches(self, window: range) -> Iterator[tuple[int, int, tuple[str, ...]]]:
-        """Yield steps of `window` in which the batch stays the same, and its labels by slot."""
         for start, stop, labels, _ in self._batches(window, EVERYTHING):
             yield start, stop, tuple(labels[slot] for slot in sorted(labels))
 

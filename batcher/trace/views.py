@@ -83,8 +83,7 @@ def _cell(value: object) -> object:
 
 
 MICROSECONDS = 10**6
-MAX_NUMBERS = 2**32
-"""More than a worker has flows, or waits."""
+MAX_NUMBERS = 2**32  # more than a worker has flows, or waits
 _SAID = [
     "jumped",
     "drafted",
@@ -101,7 +100,6 @@ TraceEvent = dict[str, Any]
 
 
 def encode_chrome(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
-    """Yield the file piece by piece, an event a line: first all names, then the events by time."""
     processes = list(_processes(timeline, selection))
     names = chain.from_iterable(process.names() for process in processes)
     events = merge(*(process.events() for process in processes), key=itemgetter("ts"))
@@ -113,7 +111,6 @@ def encode_chrome(timeline: Timeline, selection: Selection = EVERYTHING) -> Iter
 
 
 def _processes(timeline: Timeline, selection: Selection) -> Iterator["_Process"]:
-    """Yield each worker of which something is shown, in the steps that are selected of all."""
     window = timeline.window(selection)
     for number, part in enumerate(timeline.workers):
         slots = selection.slots.intersection(part.slots)
@@ -134,7 +131,6 @@ class _Process:
         self.pid, self.first_number = number + 1, number * MAX_NUMBERS
 
     def names(self) -> Iterator[TraceEvent]:
-        """Yield the names of the process and of each slot, and their order."""
         yield {"ph": "M", "name": "process_name", "pid": self.pid, "args": {"name": self._name}}
         for slot in self._timeline.columns(self._selection):
             thread = {"ph": "M", "pid": self.pid, "tid": slot + 1}
@@ -142,7 +138,6 @@ class _Process:
             yield thread | {"name": "thread_sort_index", "args": {"sort_index": slot + 1}}
 
     def events(self) -> Iterator[TraceEvent]:
-        """Yield every event of a process by time."""
         timeline = self._timeline
         counters = {"occupied slots": timeline.occupied(), "waiting": timeline.waiting()}
         for name in ("tokens", "blocks") if timeline.has_figures else ():
@@ -163,7 +158,6 @@ class _Process:
         )
 
     def start_of(self, step: int) -> int:
-        """Return when `step` begins, in microseconds."""
         return round(self._timeline.figures.start_of(step) * MICROSECONDS)
 
     def _end_before(self, step: int) -> int:
@@ -215,7 +209,6 @@ class _Process:
         return place | {"name": name, "cat": category, "args": told}
 
     def _restarts(self) -> Iterator[TraceEvent]:
-        """Yield an instant of the whole process wherever the worker was replaced."""
         window = self._timeline.window(self._selection)
         for restart in self._timeline.restarts:
             if restart.last_step in window:
@@ -244,7 +237,6 @@ class _Process:
         yield from flows.events()
 
     def _forks(self) -> Iterator[TraceEvent]:
-        """Yield both ends of each fork of which both beams are shown, by time."""
         flows = _Flows(self, "fork")
         for _, together in groupby(self._spans(), key=attrgetter("start")):
             beams = {(span.id, span.index): span for span in together if span.role == "beam"}
@@ -349,14 +341,12 @@ class _Flows:
         self._ends = SortedRecords[_FlowEnd](_FlowEnd)
 
     def add(self, name: str, begin: tuple[int, int], end: tuple[int, int]) -> None:
-        """Let a flow lead from one (step, slot) to another, which is no earlier."""
         for order, (phase, (step, slot)) in enumerate((("s", begin), ("f", end))):
             told = _FlowEnd(phase, self._number, slot, step, name)
             self._ends.add((step, self._number, order), told)
         self._number += 1
 
     def events(self) -> Iterator[TraceEvent]:
-        """Yield both ends of each, by time."""
         process = self._process
         for end in self._ends:
             yield {

@@ -27,8 +27,7 @@ MAX_PENDING_BYTES = 2**16  # of results that wait for the next frame
 TICK = 1.0  # seconds after which the clock in the header changes while the run waits
 SHORTEST_WAIT = 0.05  # seconds that a run which waits is left alone, at least
 USUAL_COST = 0.02  # seconds that a frame may take without being thought to have hung
-NUM_SAMPLES = 20
-"""The speed in the header is the one since so many frames ago."""
+NUM_SAMPLES = 20  # the speed in the header is the one since so many frames ago
 END_SECONDS = 1.0  # for which the newest ends are shown: more come, but nothing reads faster
 PAUSED_SECONDS = 0.6
 """With a step of a paused run so much passes of the time for which marks are shown, and no more."""
@@ -151,7 +150,6 @@ class ScreenLive(FrameLive):
         return self._write_at_once(_LEAVE_SCREEN)
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
-        """Leave `lines` on the usual screen."""
         error = self.step_aside()
         self._is_dropped = False
         error = self._write_frame("", b"", self._drawn(lines)) or error
@@ -194,7 +192,6 @@ class InlineLive(FrameLive):
         return self._write_at_once("\r" + "\n" * num_rows) if num_rows else None
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
-        """Leave `lines` where the picture was."""
         self._is_dropped = False
         error = self._write_frame("", b"", self._drawn(lines, self._num_rows()))
         self._shown = [*lines, []] if lines else []
@@ -377,7 +374,6 @@ class LiveView(View):
                 self._draw(self._clock())
 
     def close(self) -> None:
-        """Leave the gantt of the run where the picture was, and the cursor below it."""
         with self.lock:
             if self._is_closed:
                 return
@@ -412,7 +408,6 @@ class LiveView(View):
         return self._step >= 0 or self._computing is not None
 
     def _obey(self, now: float) -> bool:
-        """Do what keys ask for, if it is time to look for some; return whether there were any."""
         controls = self._controls
         if now < self._next_look or controls is None or self._is_closed or not self._has_picture:
             return False

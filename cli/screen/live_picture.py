@@ -70,8 +70,7 @@ NOBODY = "-"
 MAX_CELLS = 256  # of a strip
 MAX_ALL_CELLS = 2**18  # of all strips: of so many slots that this cuts them, few are ever seen
 FIRST_IN_HUE = 0xE000  # private use
-MANY = 2
-"""So many admissions in a cell hide each other; it is shaded by how busy it was."""
+MANY = 2  # so many admissions in a cell hide each other; it is shaded by how busy it was
 
 MAX_BAR, MIN_BAR, MIN_TREND, MAX_QUEUE = 60, 8, 8, 20  # cells of the header
 TREND_WIDTH = 60  # from so many cells on there is a trend, whatever goes for it
@@ -95,8 +94,7 @@ MIN_WIDTH, MIN_HEIGHT = 20, 3
 MIN_GANTT = 6  # spare lines; in fewer there is no gantt
 ROOMY = 16  # lines; of fewer none is left blank
 HEADER_SHARE = 4  # the header has one of so many lines, at least one
-MANY_SLOTS = 256
-"""So many are a map, whatever room there is: rows of as many cannot be read."""
+MANY_SLOTS = 256  # so many are a map, whatever room there is: rows of as many cannot be read
 
 
 class Strips:
@@ -142,7 +140,6 @@ class Strips:
             self.cells[place] = (self.cells[place] + cell)[-self._max_cells :]
 
     def _cell(self, slot: SlotState, mark: str, share: float, admitted: int, step: int) -> str:
-        """Return what stands for the steps up to `step`, in which so many were admitted."""
         glyphs = self._glyphs
         if mark in ("preempted", "failed"):
             return glyphs.marks[mark]
@@ -346,7 +343,6 @@ def _facts(found: list[Fact]) -> Line:
 
 
 def _apart(left: Line, right: Line, width: int) -> Line:
-    """Return both, at the ends of `width`; the left one alone where there is no room."""
     spare = width - line_width(left) - line_width(right)
     return [*left, (" " * spare, ""), *right] if spare > 0 else left
 
@@ -627,8 +623,7 @@ def worth_seeing(scene: Scene, longest: Longest, width: int, num_lines: int) -> 
 
 # -- looking around -------------------------------------------------------------------------------
 
-Found = RequestTimeline | str
-"""A sequence, or the id of a request that is still to come."""
+Found = RequestTimeline | str  # A sequence, or the id of a request that is still to come
 
 BROWSING_KEYS = (
     ("arrows, page up, page down", "scroll through the slots, a row each"),
@@ -638,8 +633,7 @@ BROWSING_KEYS = (
     ("escape", "all slots at once again"),
     ("?", "these keys, or the slots again"),
 )
-MAX_SHOWN = 40
-"""The most cells of an id in the last line."""
+MAX_SHOWN = 40  # the most cells of an id in the last line
 
 
 class Browser:
@@ -777,7 +771,6 @@ class Browser:
         self.found, self._followed = held[place % len(held)], None
 
     def _scroll(self, key: str, num_slots: int) -> bool:
-        """Move through the rows; return whether a key does that."""
         page = max(self._num_rows - 1, 1)
         steps = {"up": -1, "down": 1, "page-up": -page, "page-down": page}
         steps |= {"left": -page, "right": page, "home": -num_slots, "end": num_slots}
@@ -830,7 +823,6 @@ def help_lines(groups: Iterable[Sequence[tuple[str, str]]], width: int) -> list[
 
 
 def _holding(scene: Scene) -> list[RequestTimeline]:
-    """Return the sequences that hold a slot, by slots."""
     held = sorted(scene.run.fold.slots.items())
     return [request for slot, request in held if slot_of(request) == slot]
 
@@ -940,7 +932,6 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
 def _sequence_cells(
     scene: Scene, shares: Iterable[float], admitted: Sequence[int], each: int
 ) -> Line:
-    """Return the cells of a slot, `each` a step: its sequences one after the other."""
     glyphs, turn = scene.glyphs, -1
     cells: Line = []
     for cell, share in enumerate(shares):

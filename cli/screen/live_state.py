@@ -33,15 +33,12 @@ from .view import GaugeReading, Gauges, RunPlan, View
 # Steps are put into at most NUM_CELLS cells; when they are full, every two become one.  What is
 # kept is exact all the same: a cell knows how many spans began and ended in it, and how far in.
 
-MAX_ROWS = 16
-"""Slots beyond these share rows, as many as it takes."""
+MAX_ROWS = 16  # slots beyond these share rows, as many as it takes
 NUM_CELLS = 512
-MAX_BUFFERED = 3 * 4096
-"""Numbers, three for each span."""
+MAX_BUFFERED = 3 * 4096  # numbers, three for each span
 
 Counts: TypeAlias = NDArray[np.int64]
-OpenSpans: TypeAlias = Sequence[tuple[int, int]]
-"""Slots that are held, and since which step."""
+OpenSpans: TypeAlias = Sequence[tuple[int, int]]  # slots that are held, and since which step
 
 
 class RunHistory:
@@ -174,20 +171,15 @@ class QueueDepths:
 
 
 def _in_front(cells: Counts) -> Counts:
-    """Return `cells`, and as many again that are empty."""
     return np.concatenate([cells, np.zeros_like(cells)], axis=1)
 
 
 # The slots of a run now, kept from its events alone: nothing here is done per step.
 
-MAX_LABEL = 200
-"""The most of an id that is shown; a column shows less of it."""
-MAX_NOTES = 64
-"""The most notes that are kept until they are shown."""
-MAX_ENDS = 5_000
-"""The most sequences that are kept after their end."""
-MAX_UNSEEN = 500
-"""News of the fold wait for the next frame, but no more than so much."""
+MAX_LABEL = 200  # the most of an id that is shown; a column shows less of it
+MAX_NOTES = 64  # the most notes that are kept until they are shown
+MAX_ENDS = 5_000  # the most sequences that are kept after their end
+MAX_UNSEEN = 500  # news of the fold wait for the next frame, but no more than so much
 
 NOBODY = RequestTimeline("", 0, "sample")
 
@@ -230,7 +222,6 @@ class SlotState:
 
     @property
     def _admission(self) -> AdmissionRecord | None:
-        """The newest sequence's admission here; it may have gone on to another slot."""
         request = self._fold.slots.get(self._number, NOBODY)  # as above: asked in every frame
         for admission in reversed(request.admissions):
             if admission.event.slot == self._number:
@@ -448,7 +439,6 @@ class RunState:
         return [(n, request.admissions[-1].event.step) for n, request in self._running()]
 
     def _running(self) -> list[tuple[int, RequestTimeline]]:
-        """Return the slots that are held, with the sequences that hold them."""
         return [
             (number, request)
             for number, request in list(self.fold.slots.items())
@@ -458,7 +448,6 @@ class RunState:
         ]
 
     def _num_kept(self) -> int:
-        """Return how many tokens those have that were preempted and are not back."""
         self._preempted = [r for r in self._preempted if r.admission is None and not r.finish]
         return sum(request.tokens_after(0) for request in self._preempted)
 
@@ -477,7 +466,6 @@ class RunState:
             self.notes.append(Note("preempted", request.label, what))
 
     def _note_end(self, request: RequestTimeline) -> None:
-        """Take in that a sequence has ended; what is lost with its worker is decoded again."""
         end, admission, others = request.finish, request.admission, self._num_others
         if end is None:
             return
@@ -515,7 +503,6 @@ class RunState:
 
 
 def _cache_use(request: RequestTimeline, admission: AdmissionRecord) -> tuple[int, int]:
-    """Return how many tokens a sample was admitted with, and how many were found in blocks."""
     if request.arrive is None or request.role != "sample":
         return 0, 0
     return request.arrive.prompt_tokens + admission.event.generated, admission.event.cached
@@ -563,8 +550,7 @@ def newest_ends(run: RunState) -> list[FinishEvent]:
 
 
 GAP = "  "
-MAX_WORKERS = 4
-"""So many have their step in the header, each."""
+MAX_WORKERS = 4  # so many have their step in the header, each
 
 
 class Moment(NamedTuple):
@@ -643,7 +629,6 @@ def counts(
 
 
 def _steps(run: RunState, step: int) -> str:
-    """Return the last step that was made; of several workers, that of each, or the range."""
     if len(run.paces) == 1:
         return f"step {step:,}"
     own = [min(step, pace.step) for pace in run.paces]
@@ -738,8 +723,7 @@ def short(count: float) -> str:
     return number(count)
 
 
-PLAIN_INTERVAL = 5.0
-"""Seconds from one plain progress line to the next."""
+PLAIN_INTERVAL = 5.0  # seconds from one plain progress line to the next
 
 
 class ProgressLines(View):

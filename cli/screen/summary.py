@@ -192,7 +192,6 @@ def timed_lines(
 
 
 def _filled(parts: Sequence[str], width: int = WIDTH) -> list[str]:
-    """Return the parts that are not empty in as few lines as they fit in."""
     found = list(filter(None, parts))
     return [f"{INDENT}{line}" for line in fill(found, GAP, width - len(INDENT))] if found else []
 
@@ -212,7 +211,6 @@ def _spread(distribution: Distribution) -> str:
 
 
 def _times_of(times: Distribution, unit: Unit) -> str:
-    """Return the median and the tail in the unit that suits the tail; of one number, itself."""
     scale, name = (1, "s") if times.p99 >= 1 or not times.p99 else (1000, "ms")
     if unit == "steps":
         scale, name = 1, "steps"
@@ -338,7 +336,6 @@ def _drafts(summary: RunSummary) -> list[str]:
 
 
 def _workers(summary: RunSummary) -> list[str]:
-    """Return how much each worker did, or where they are many, the least and the most of them."""
     own = [
         f"{counted(worker.generated_tokens, 'token')} in {counted(worker.steps, 'step')}, "
         f"{whole_percent(worker.busy_share)} busy"

@@ -48,7 +48,6 @@ def wants_color(choice: ColorChoice, fd: int, environ: Mapping[str, str]) -> boo
 
 
 def is_dumb(environ: Mapping[str, str]) -> bool:
-    """Return whether the terminal says that it cannot move its cursor."""
     return environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
@@ -72,7 +71,6 @@ def can_print(encoding: str, text: str = BOX_CHARACTERS) -> bool:
 
 
 def is_pipe(fd: int) -> bool:
-    """Return whether what is written to `fd` goes to another program."""
     return stat.S_ISFIFO(os.fstat(fd).st_mode)
 
 
@@ -106,7 +104,6 @@ def terminal_size(fd: int, environ: Mapping[str, str]) -> os.terminal_size:
 
 
 def columns_of(fd: int, environ: Mapping[str, str]) -> int | None:
-    """Return the columns of `fd` now, None if it is no terminal."""
     return terminal_size(fd, environ).columns if os.isatty(fd) else None
 
 
@@ -393,8 +390,7 @@ class Pasted(NamedTuple):
     text: str
 
 
-Key = str | Pasted
-"""A key with a character is that character; others have names of more than one."""
+Key = str | Pasted  # A key with a character is that character; others have names of more than one
 
 
 class Keys:
@@ -558,7 +554,6 @@ class Pace:
         return True
 
     def begin(self, now: float) -> None:
-        """Stay, from now on, after a step that was just made."""
         self._since = now
 
     def time_left(self, now: float) -> float:

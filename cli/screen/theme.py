@@ -14,13 +14,11 @@ from rich.theme import Theme
 
 from .terminal import cell_width
 
-Part: TypeAlias = tuple[str, str]
-"""Some text, and the name of its style, "" for none."""
+Part: TypeAlias = tuple[str, str]  # some text, and the name of its style, "" for none
 Line: TypeAlias = list[Part]
 
 LABEL = "label"
-ALL = 1 - 1e-9
-"""A share of 1, but for rounding."""
+ALL = 1 - 1e-9  # A share of 1, but for rounding
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,7 @@ ASCII = Glyphs(
 )
 
 HUES = ("hue0", "hue1")
-ID_END = 16
-"""The last characters of an id are what most ids differ in."""
+ID_END = 16  # the last characters of an id are what most ids differ in
 THEME = Theme(
     {
         "title": "bold",

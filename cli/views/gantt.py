@@ -73,7 +73,6 @@ def headline(timeline: Timeline, slots: Collection[int] = ()) -> list[str]:
 
 
 def _shown(slots: Collection[int], timeline: Timeline) -> str:
-    """Return which slots are shown of all, to follow their number."""
     if not slots or len(slots) == timeline.num_slots:
         return ""
     stretches: list[list[int]] = []
@@ -315,7 +314,6 @@ class Scale:
         return ((offset + 1) * self.num_cells - 1) // len(self.steps)
 
     def clip(self, span: SlotSpan) -> range:
-        """Return the shown steps of `span`."""
         return range(max(span.start, self.steps.start), min(span.end, self.steps.stop))
 
 
@@ -663,7 +661,6 @@ class _Page:
         self.num_cells = num_cells
 
     def overview(self, zoom: range) -> list["Line"]:
-        """Return the whole run as shades, a row for each slot or group of them, and mark `zoom`."""
         timeline = self.timeline
         scale = self._scale(range(timeline.num_steps))
         first, last = scale.first_cell(zoom[0]), scale.last_cell(zoom[-1])
@@ -738,7 +735,6 @@ class _Page:
         return [entry for entry, is_there in entries.items() if is_there]
 
     def _chart(self, scale: Scale, rows: list["Line"]) -> list["Line"]:
-        """Return `rows` of slots below an axis, and below them where workers died and the queue."""
         numbers, line = axis(scale, self.glyphs)
         chart = [self._row("step", numbers), self._row("", line, "busy"), *rows]
         restarts = self._restarts_in(scale.steps)
@@ -789,7 +785,6 @@ class _Page:
         return [each for each in self.timeline.restarts if each.last_step in steps]
 
     def _row(self, name: str, cells: str, figure: str = "", styles: Sequence[str] = ()) -> "Line":
-        """Return a row; styles: those of its cells, which are labels where there are none."""
         width = self.num_cells - (cell_width(cells) - len(cells))
         padded = f"{cells:<{width}}" if figure else cells.rstrip()
         parts = styled(padded, styles or ["label"] * self.num_cells)
@@ -804,8 +799,7 @@ def _labels(texts: Iterable[str]) -> list["Line"]:
     return [[(text, "label")] for text in texts]
 
 
-MANY = "+"
-"""Stands for a number that a cell has no room for."""
+MANY = "+"  # stands for a number that a cell has no room for
 GAP = 1  # so that one mark is told from the next
 
 

@@ -46,7 +46,6 @@ class Column(Struct, frozen=True):
         return value
 
     def in_steps(self) -> "Column":
-        """Return the same where a step is all that is known of time."""
         metric, _, unit = self.group.rpartition(" ")
         if unit in ("s", "ms"):
             return replace(self, group=metric, show=number)

@@ -40,15 +40,11 @@ READING_SECONDS = 0.3
 DEFAULT_SPEED = 10.0
 SPEEDS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4)
 """Steps a second, that `-` and `+` choose from."""
-FRAME_SECONDS = 0.05
-"""From one frame to the next, at least."""
-MAX_SHARE = 0.5
-"""How much of the time frames take at most."""
+FRAME_SECONDS = 0.05  # from one frame to the next, at least
+MAX_SHARE = 0.5  # how much of the time frames take at most
 MIN_BAR, MAX_BAR = 10, 40
-MIN_HEIGHT = 4
-"""In fewer lines there is nothing below the picture."""
-MAX_SECONDS = 1.0
-"""No more time passes at once: while the process was stopped, nobody has looked."""
+MIN_HEIGHT = 4  # in fewer lines there is nothing below the picture
+MAX_SECONDS = 1.0  # no more time passes at once: while the process was stopped, nobody has looked
 IDLE_SECONDS = 0.1
 """After so long it is looked whether the terminal has another size, or is ours again."""
 JUMP, PAGE = 10, 100
@@ -172,13 +168,11 @@ class Player:
         self._keyboard.wait(seconds)
 
     def step_aside(self) -> None:
-        """Leave the terminal to somebody else; a signal handler may call this."""
         self._display.step_aside()
         self._keyboard.release()
         self._shown = None
 
     def _play(self, seconds: float) -> None:
-        """Let steps pass; at the end of the run, or where it begins, there are no more."""
         if self._is_paused or self._prompt is not None:
             return
         self._position += self._direction * self._speed * seconds
@@ -357,7 +351,6 @@ class InteractiveTerminal:
         self._next_frame = time.monotonic() + READING_SECONDS
 
     def _keyboard_descriptor(self) -> int:
-        """Return stdin if that is the terminal, or else the terminal of the session."""
         if is_same_terminal(0, self.output.fd):
             return 0
         try:
@@ -387,7 +380,6 @@ class InteractiveTerminal:
                 self._next_frame = time.monotonic() + READING_SECONDS
 
     def step_aside(self) -> None:
-        """Leave the terminal to somebody else; a signal handler may call this."""
         self.display.step_aside()
         self.keyboard.release()
 

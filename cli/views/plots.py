@@ -260,7 +260,6 @@ def show_plot(plot: str, charts: Sequence[Chart]) -> None:
 
 
 def encode_picture(charts: Sequence[Chart], kind: str) -> bytes:
-    """Return the charts side by side in one picture; kind: svg or png."""
     from matplotlib import rc_context  # noqa: PLC0415 - optional, and takes long
     from matplotlib.figure import Figure  # noqa: PLC0415 - as above
 

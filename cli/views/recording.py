@@ -54,12 +54,9 @@ from ..screen.terminal import cell_width, printable
 from ..screen.theme import Glyphs
 from ..screen.view import GaugeReading, HeldBlocks, RunPlan
 
-MIN_EVENTS = 4096
-"""The fewest events of a chapter; there are more where more requests wait at once."""
-MAX_ENDS = 64
-"""So many of those that have ended are known after each step."""
-NUM_UNPACKED = 4
-"""So many chapters are kept unpacked."""
+MIN_EVENTS = 4096  # the fewest events of a chapter; there are more where more requests wait at once
+MAX_ENDS = 64  # so many of those that have ended are known after each step
+NUM_UNPACKED = 4  # so many chapters are kept unpacked
 
 MAX_SLOTS = 2**16  # each takes an object, and a trace of a few bytes may state any number
 NUM_WATCHED = MAX_CELLS
@@ -222,7 +219,6 @@ class Recording:
         return QueueDepths((s.start for s in stretches), (s.num for s in stretches))
 
     def num_coming(self, step: int) -> int:
-        """Return how many outputs arrive after `step`."""
         return len(self._arrive_steps) - bisect_right(self._arrive_steps, step)
 
     def admission_after(self, step: int) -> AdmittedSample | None:
@@ -254,7 +250,6 @@ class Recording:
         return named or alike
 
     def admissions_of(self, request_ids: Collection[str]) -> dict[int, str]:
-        """Return who is admitted of these requests, by the steps, as `find` does."""
         found = dict[int, str]()
         for step, event in self._admissions() if request_ids else ():
             if event.id in request_ids:
@@ -317,7 +312,6 @@ class Recording:
         self._num_events += 1
 
     def _end_chapter(self, step: int) -> None:
-        """Pack what was told; the next chapter begins with `step`."""
         first = self._num_events - len(self._events)
         packed = zlib.compress(_encoder.encode((self._steps, self._events)), 1)
         begun = self._steps[0] if self._chapters else 0
@@ -352,7 +346,6 @@ class StepStrips(Strips):
         self._at_rest = [self._resting(slot) for slot in slots]
 
     def watch(self, step: int, marks: Mapping[int, Mark]) -> None:
-        """Add `step`, with what has happened in the slots in which something has."""
         self.steps.append(step + 1)
         for number, mark in marks.items():
             slot, before = self._slots[number], self._admitted[number]
@@ -462,7 +455,6 @@ class Playback:
         return slots
 
     def _begin(self, step: int) -> None:
-        """Remember nothing of the steps before `step`."""
         state, scene = self._state, self.scene
         self.step = step - 1
         state.notes.clear()

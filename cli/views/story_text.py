@@ -124,7 +124,6 @@ def describe(comparison: RunComparison, name_a: str, name_b: str) -> Iterator[st
 
 
 def decided(decision: Decision) -> str:
-    """Return what was decided, to follow the name of the run."""
     label = label_of(decision.id, decision.index, role_of(decision))
     match decision:
         case AdmitEvent():
@@ -161,7 +160,6 @@ def decided(decision: Decision) -> str:
 
 
 def _doing(story: Story, step: int) -> str:
-    """Return what the sequence of `story` does in `step`, to follow its name."""
     part = next((part for part in story.parts if part.start <= step < part.end), None)
     if part is None:
         if story.ended is not None and story.ended.step < step:
@@ -398,7 +396,6 @@ def _rounds(story: Story, spans: Sequence[StorySpan], start: int) -> str:
 def _waits(
     story: Story, previous: StorySpan | None, until: int | None, length: Length
 ) -> Iterator[str]:
-    """Yield what it waited for after `previous`, up to step `until`."""
     start = 0 if previous is None else previous.end
     parts = [
         part
@@ -416,7 +413,6 @@ def _waits(
 
 
 def _by_cause(parts: Sequence[StoryPart]) -> str:
-    """Return the sums of waits, the cause that took most first."""
     sums: Counter[Cause] = Counter()
     heads: defaultdict[Cause, Counter[str]] = defaultdict(Counter)
     for part in parts:

@@ -30,10 +30,8 @@ from .gantt import (
 # Rule: what is drawn has a class and never a colour of its own, so that one style sheet suits light
 # and dark pages; readers that know no `prefers-color-scheme` show the light one, on its own ground.
 
-SMALL, NORMAL = 11, 13
-"""Sizes of text, in pixels."""
-CELL_WIDTH = 6.8
-"""Of a small text, a bit more than most monospaced fonts take; in pixels."""
+SMALL, NORMAL = 11, 13  # sizes of text, in pixels
+CELL_WIDTH = 6.8  # of a small text, a bit more than most monospaced fonts take; in pixels
 
 _COLORS = {  # on a light page, on a dark one
     "ground": ("fill:#ffffff", "fill:#0d1117"),
@@ -173,7 +171,6 @@ class TimeAxis:
     def of(
         cls, timeline: Timeline, steps: range, left: float, right: float, unit: Axis
     ) -> "TimeAxis":
-        """Return the axis of `steps` of a run."""
         if unit == "steps":
             return cls(steps, left, right, unit, float, float)
         figures = timeline.figures
@@ -293,7 +290,6 @@ class Bars:
                 self._draw_bar(drawing, span, row, printable(labels[span.label]))
 
     def _draw_bar(self, drawing: Drawing, span: SlotSpan, row: Row, label: str) -> None:
-        """Draw a sequence with its `label`, pale if it is another one than was asked for."""
         axis = self._axis
         left, right = axis.place(span.start, span.end)
         right -= min(1, (right - left) / 4)  # a gap to the next
@@ -447,7 +443,6 @@ class Panel:
         return bottom
 
     def place(self, steps: range) -> tuple[float, float]:
-        """Return between which pixels `steps` are."""
         return self._axis.place(steps.start, steps.stop)
 
     def _name(self, drawing: Drawing, row: Row, name: str, figure: str) -> None:
@@ -513,7 +508,6 @@ class _Shares:
         self._covered = [0.0] * (int((axis.right - axis.left) / BUCKET) + 2)
 
     def add(self, start: int, end: int) -> None:
-        """Cover the steps [start, end), as far as they are shown."""
         if min(end, self._axis.steps.stop) <= max(start, self._axis.steps.start):
             return
         left, right = (place - self._axis.left for place in self._axis.place(start, end))
@@ -527,7 +521,6 @@ class _Shares:
         self._covered[last] += right - last * BUCKET
 
     def path(self, row: Row) -> str:
-        """Return the outline of the covered part of `row`, "" for none."""
         heights = [min(1.0, covered / self._full) * row.height for covered in self._covered]
         path, last = [f"M{px(self._axis.left)} {px(row.bottom)}"], px(0)
         for bucket, height in enumerate(heights):
@@ -611,7 +604,6 @@ def _style_sheet() -> str:
 
 
 def _draw_panel(drawing: Drawing, panel: Panel, what: list[str], top: float) -> float:
-    """Draw a chart below `what` it shows, and above how to read it; return where that ends."""
     if panel.bars is None:
         what = [*what, "how much of its time a slot was in use"]
     else:
@@ -630,7 +622,6 @@ def _draw_panel(drawing: Drawing, panel: Panel, what: list[str], top: float) -> 
 
 
 def _draw_legend(drawing: Drawing, ends: Collection[End], top: float) -> float:
-    """Draw what the bars look like, with those of `ends` that there are; return where that ends."""
     entries: list[tuple[str, str, End]] = [("prefill", "striped", ""), ("decode", "", "")]
     entries += [(words, "", end) for end, words in ENDS.items() if end in ends]
     x = float(NAME_WIDTH)
