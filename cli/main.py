@@ -45,7 +45,7 @@ def main() -> None:
         print(f"error: {_printable(message)}", file=sys.stderr)  # noqa: T201 - it is the command line
         sys.exit(status)
     finally:
-        from .run.stdout import end_stdout  # noqa: PLC0415 - see the rule above
+        from .signals import end_stdout  # noqa: PLC0415 - see the rule above
 
         end_stdout()
 

@@ -34,13 +34,11 @@ from batcher.request import Request
 from batcher.scheduling.scheduler import check_effects
 
 from .models import capabilities_of, load
-from .progress import progress_of, seldom
 from .run.files import print_json, print_text
 from .run.input import open_input, read_requests
-from .run.problems import say, say_of_memory, say_of_slo
-from .run.stdout import user_code_prints_to_stderr
+from .run.problems import progress_of, say, say_of_memory, say_of_slo, seldom
 from .screen.terminal import counted, terminal_size, unfinished_percent
-from .signals import Interrupted, StopSignals, die_of_closed_pipe
+from .signals import Interrupted, StopSignals, die_of_closed_pipe, user_code_prints_to_stderr
 from .views.plan_columns import column_of, good_percent
 from .views.plan_tables import best_first, csv_of, details, headline, json_of, named, table_of
 from .views.plots import charts_of_cells, charts_of_plan, check_plot, show_plot

@@ -19,8 +19,8 @@ from ..options import Color, Config, DecodingOptions, Input
 from ..run.files import print_json, print_text
 from ..run.input import Line, OpenInput, RequestReader, open_input
 from ..run.problems import InvalidInput, ProblemReport, say
-from ..run.stdout import user_code_prints_to_stderr
 from ..screen.terminal import counted
+from ..signals import user_code_prints_to_stderr
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,8 @@ from ..models import capabilities_of, load, model_again
 from ..options import Color, ConfigOfModel, GrammarTimeout, Input, ModelOptions
 from ..run.files import print_json, print_text
 from ..run.input import open_input, read_requests
-from ..run.stdout import user_code_prints_to_stderr
 from ..screen.terminal import aligned, counted, printable
+from ..signals import user_code_prints_to_stderr
 
 DRAFT = "Draft"
 MAX_SAMPLE = 10_000

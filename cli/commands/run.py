@@ -44,8 +44,12 @@ def run(options: RunOptions) -> int:
     from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy, as are the others
 
     from ..run.run import run as run_requests  # noqa: PLC0415 - heavy
-    from ..run.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as above
-    from ..signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
+    from ..signals import (  # noqa: PLC0415 - as above
+        Interrupted,
+        StopSignals,
+        die_of_closed_pipe,
+        user_code_prints_to_stderr,  # noqa: PLC0415 - as above
+    )
 
     with user_code_prints_to_stderr(), StopSignals() as stop:
         try:

@@ -145,8 +145,8 @@ def serve(options: ServeOptions) -> int:
             "serve needs starlette, granian, uvloop and prometheus-client: "
             "install them with `pip install 'batchdecode[serve]'`"
         )
-    from ..run.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
     from ..server import serve_alone, serve_together  # noqa: PLC0415 - heavy
+    from ..signals import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
 
     with user_code_prints_to_stderr():
         return serve_alone(options) if options.workers == 1 else serve_together(options)

@@ -53,7 +53,6 @@ from ..run.input import (
     PatientPipe,
     open_input,
 )
-from ..run.stdout import user_code_prints_to_stderr
 from ..screen.terminal import (
     can_animate,
     can_print,
@@ -66,6 +65,7 @@ from ..screen.terminal import (
     wants_color,
     wrapped,
 )
+from ..signals import user_code_prints_to_stderr
 from ..views.story_text import PAGE_WORDS, SHORT, WHOLE, describe, results_of, tell, tell_reject
 
 if TYPE_CHECKING:

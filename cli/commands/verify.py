@@ -21,12 +21,12 @@ from batcher.verifying.verifying import verify as verify_outputs
 from ..command import OUTPUT, command, flag, option
 from ..models import capabilities_of, load, model_again
 from ..options import Color, ConfigOfModel, GrammarTimeout, Input, ModelOptions, speculation_group
-from ..progress import seldom
 from ..run.files import print_json, print_text
 from ..run.input import open_input, read_requests
-from ..run.stdout import user_code_prints_to_stderr
+from ..run.problems import seldom
 from ..screen.summary import marks_in
 from ..screen.terminal import counted, encoding_of, printable
+from ..signals import user_code_prints_to_stderr
 
 VERIFYING = "Verifying"
 MAX_SETTINGS = 100_000

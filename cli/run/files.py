@@ -27,8 +27,7 @@ from batcher.whole_files import WholeFile
 
 from ..errors import WriteError, reason_of
 from ..screen.terminal import printable, printable_json
-from ..signals import open_to_write, write_some
-from .stdout import stdout_descriptor
+from ..signals import open_to_write, stdout_descriptor, write_some
 from .urls import UrlError, check_upload, is_url, masked, read_start, shown, upload
 
 NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")

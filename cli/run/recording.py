@@ -33,7 +33,7 @@ from ..screen.terminal import (
     wants_color,
 )
 from ..screen.view import View
-from ..signals import Interrupted, StopSignals
+from ..signals import Interrupted, StopSignals, stdout_descriptor
 from .files import (
     BESIDE_RESULTS,
     OutFile,
@@ -53,7 +53,6 @@ from .input import InputError, OpenInput, open_input
 from .problems import InvalidInput, ProblemReport, say, say_of_memory
 from .resume import Leftover, Resumption, find_leftover
 from .run_options import RunOptions
-from .stdout import stdout_descriptor
 from .urls import is_url, shown
 
 if TYPE_CHECKING:

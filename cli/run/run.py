@@ -23,7 +23,7 @@ from ..options import STDOUT
 from ..screen.progress import open_view
 from ..screen.terminal import Pace, counted, is_pipe, is_same_terminal, printable_lines
 from ..screen.view import RunPlan, View
-from ..signals import Interrupted, StepWatch, StopSignals
+from ..signals import Interrupted, StepWatch, StopSignals, stdout_descriptor
 from .engine_setup import EngineSetup
 from .files import NAMES_OF_STDOUT
 from .input import OpenInput, Waiting, open_input, open_source
@@ -45,7 +45,6 @@ from .recording import (
 from .results import Answers, InputOrder, Replaying
 from .resume import Resumption, conclude_finished, prepare
 from .run_options import RunOptions
-from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
     from .resume import EarlierResults

@@ -36,7 +36,7 @@ from ..errors import WriteError
 from ..screen.progress import open_view
 from ..screen.terminal import counted, is_pipe, is_same_terminal, printable_lines
 from ..screen.view import GaugeReading, Gauges, RunPlan
-from ..signals import Interrupted, StopSignals
+from ..signals import Interrupted, StopSignals, stdout_descriptor
 from .input import (
     Block,
     Duplicates,
@@ -71,7 +71,6 @@ from .resume import (
     prepare,
 )
 from .run_options import RunOptions
-from .stdout import stdout_descriptor
 from .worker import (
     Answered,
     Check,

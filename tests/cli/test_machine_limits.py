@@ -50,7 +50,7 @@ def test_a_lack_of_memory_is_one_line_wherever_it_shows(error, monkeypatch, caps
 
     monkeypatch.setattr(main, "_carry_out", carry_out)
     monkeypatch.setattr(main, "_occupy_standard_descriptors", lambda: None)
-    monkeypatch.setattr("cli.run.stdout.end_stdout", lambda: None)
+    monkeypatch.setattr("cli.signals.end_stdout", lambda: None)
     monkeypatch.setattr(main.gc, "disable", lambda: None)
     monkeypatch.setattr(main.signal, "signal", lambda *_: None)  # SIGPIPE would end the tests
     with pytest.raises(SystemExit) as left:

@@ -63,7 +63,7 @@ def test_the_largest_rate():
 
 
 def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("cli.progress.LINE_INTERVAL", 0.0)
+    monkeypatch.setattr("cli.run.problems.LINE_INTERVAL", 0.0)
     (tmp_path / "r").write_bytes(EIGHT)
     options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])
     assert plan_requests(options) == 0

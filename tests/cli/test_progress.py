@@ -13,7 +13,7 @@ from batcher.models.checkpoints import load_transformer
 from batcher.planning import workers
 from batcher.transformer.config import TransformerSettings
 from cli.planning import plan_progress
-from cli.progress import progress_of
+from cli.run.problems import progress_of
 from cli.screen.live_state import Moment, progress
 from cli.screen.view import GaugeReading, RunPlan
 
@@ -25,8 +25,8 @@ RUNS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, ma
 @pytest.fixture
 def said(monkeypatch):
     lines = []
-    monkeypatch.setattr("cli.progress.LINE_INTERVAL", 0.0)
-    monkeypatch.setattr("cli.progress.say", lines.append)
+    monkeypatch.setattr("cli.run.problems.LINE_INTERVAL", 0.0)
+    monkeypatch.setattr("cli.run.problems.say", lines.append)
     return lines
 
 
