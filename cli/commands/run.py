@@ -48,7 +48,7 @@ def run(options: RunOptions) -> int:
         Interrupted,
         StopSignals,
         die_of_closed_pipe,
-        user_code_prints_to_stderr,  # noqa: PLC0415 - as above
+        user_code_prints_to_stderr,
     )
 
     with user_code_prints_to_stderr(), StopSignals() as stop:

@@ -694,113 +694,70 @@ class SessionArrivals:
         return time
 
 
-class Survey:
-    """What one pass over a file finds out, so that it can be read in the order of arrival.
-
-    head: the first lines as they were parsed, which need not be parsed again.
-    rest: the offset and the number of the first line after them.
-    checksums: of the lines after them, to see whether they are still the same; 0 of a bad one.
-    arrivals: of all lines, if they are in order.
-    """
-
-    def __init__(self) -> None:
-        self.arrivals = LineArrivals()
-        self.num_lines = self.num_bad = 0
-        self.is_in_order = True
-        self.head: deque[Line] = deque()
-        self.rest = (0, 0)
-        self.checksums = array("I")
-        self._times, self._last_arrival = SessionArrivals(), 0.0
-
-    def add(self, parsed: Line, reader: RequestReader) -> None:
-        """Take note of the line that `reader` has just read."""
-        self.num_lines += 1
-        if isinstance(parsed, ParsedLine):
-            request, times = parsed.request, self._times
-            is_turn, arrival = times.is_turn(request), times.time_of(request)
-            self.is_in_order &= arrival >= self._last_arrival
-            if self.is_in_order:
-                self.arrivals.add(arrival, num_queued_as(request), is_turn=is_turn)
-            self._last_arrival = arrival
-        else:
-            self.num_bad += 1
-        lines = reader.lines
-        if lines.start < _HEAD_BYTES:
-            self.head.append(parsed)
-        else:
-            if not self.checksums:
-                self.rest = (lines.start, lines.number)
-            self.checksums.append(checksum_of(reader.line, parsed))
-
-
 class FileSource(Source):
-    """A file whose requests arrive in the order they stand in."""
+    """A file, which is surveyed whole at first, so that it can be read in the order of arrival.
 
-    def __init__(self, lines: LineReader, parser: LineParser, survey: Survey) -> None:
-        self.total = survey.num_lines
-        self._lines, self._parser = lines, parser
-        self._head, self._checksums = survey.head, iter(survey.checksums)
-        self.arrivals = survey.arrivals
-        self._fits_in_memory = not survey.checksums
-        if survey.checksums:
-            lines.go_to(*survey.rest)
+    The survey keeps the first lines as they were parsed, and of each line after them a checksum, to
+    see whether it is still the same.  If they stand in another order than they arrive in, a second
+    pass finds out where each line is, 52 bytes for each, and each is looked up.
 
-    @property
-    def is_in_memory(self) -> bool:
-        return self._fits_in_memory or self.has_ended
-
-    def upcoming(self, now: float) -> str | None:
-        has_arrived = self._head and self.backlog(now).queued
-        return name_of(self._head[0], self.input_index + 1) if has_arrived else None
-
-    def find(self, text: str) -> str | None:
-        first = self.input_index + 1
-        names = [name_of(line, index) for index, line in enumerate(list(self._head), first)]
-        return text if text in names else next((name for name in names if text in name), None)
-
-    def next(self) -> Line | None:
-        index = self.input_index + 1
-        if index == self.total:
-            self.has_ended = True
-            return None
-        self.input_index = index
-        if self._head:
-            return self._head.popleft()
-        line = self._lines.read()
-        if line is None:
-            raise InputError("the input has become shorter while it was read")
-        return self._parser.parse_again(line, self._lines.number, index, next(self._checksums))
-
-
-class IndexedSource(Source):
-    """A file whose requests stand in another order than they arrive in: each is looked up.
-
-    A pass over the file finds out where each line is: 52 bytes for each, while they are sorted.
+    Raises:
+        InputError: the file cannot be read.
+        InvalidInput: the file has bad lines, and they are not to be skipped.
     """
 
-    def __init__(self, lines: LineReader, parser: LineParser) -> None:
-        self._lines, self._parser = lines, parser
-        self._starts, self._numbers, self._checksums = array("q"), array("q"), array("I")
-        self._order = iter(self._index())
-        self.total = len(self._starts)
+    total: int
 
-    def next(self) -> Line | None:
-        index = next(self._order, None)
-        if index is None:
-            self.has_ended = True
-            return None
-        self.input_index = index
-        line = self._lines.read_at(self._starts[index])
-        number, checksum = self._numbers[index], self._checksums[index]
-        return self._parser.parse_again(line, number, index, checksum)
+    def __init__(
+        self, requests: OpenInput, parser: RequestParser, report: ProblemReport, *, keep_going: bool
+    ) -> None:
+        self.total = 0
+        self._head = deque[Line]()
+        self._checksums = array("I")  # of the lines behind the head; 0 of a bad one
+        self._starts, self._numbers = array("q"), array("q")  # of all lines, if they are looked up
+        rest, is_in_order, last_arrival = (0, 0), True, 0.0
+        known = self.arrivals = LineArrivals()
+        times = SessionArrivals()
+        reader = RequestReader(requests.lines(), parser)
+        while (line := reader.read()) is not None:
+            self.total += 1
+            if isinstance(line, BadLine):
+                report.add(line)
+            else:
+                is_turn, arrival = times.is_turn(line.request), times.time_of(line.request)
+                is_in_order &= arrival >= last_arrival
+                if is_in_order:
+                    known.add(arrival, num_queued_as(line.request), is_turn=is_turn)
+                last_arrival = arrival
+            lines = reader.lines
+            if lines.start < _HEAD_BYTES:
+                self._head.append(line)
+            else:
+                if not self._checksums:
+                    rest = lines.start, lines.number
+                self._checksums.append(checksum_of(reader.line, line))
+        if report.num_lines and not keep_going:
+            what_now = "nothing decoded. --keep-going to skip them."
+            raise InvalidInput(report, self.total, what_now)
+        self._parser = LineParser(parser, reader.duplicates)
+        self._fits_in_memory = is_in_order and not self._checksums
+        if is_in_order:
+            self._lines, self._order = requests.lines(), iter(range(self.total))
+            if self._checksums:
+                self._lines.go_to(*rest)
+        else:
+            self._lines = requests.seekable_lines()
+            self._order = iter(self._look_up())
 
-    def _index(self) -> "array[int]":
+    def _look_up(self) -> "array[int]":
         """Note where each line is, and return the lines by arrival time.
 
         Of one time, as they stand; a bad line arrives with the one before it.
         """
         import numpy as np  # noqa: PLC0415 - only for a file that is out of order
 
+        self._head.clear()
+        self._checksums = array("I")
         lines, arrivals, arrival = self._lines, array("d"), 0.0
         times, counts = SessionArrivals(), array("q")  # less than 0 for turns
         while (line := lines.read()) is not None:
@@ -819,7 +776,39 @@ class IndexedSource(Source):
         known = self.arrivals = LineArrivals()
         for index in order:
             known.add(arrivals[index], abs(counts[index]), is_turn=counts[index] < 0)
+        self.total = len(order)
         return order
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self._fits_in_memory or self.has_ended
+
+    def upcoming(self, now: float) -> str | None:
+        has_arrived = self._head and self.backlog(now).queued
+        return name_of(self._head[0], self.input_index + 1) if has_arrived else None
+
+    def find(self, text: str) -> str | None:
+        first = self.input_index + 1
+        names = [name_of(line, index) for index, line in enumerate(list(self._head), first)]
+        return text if text in names else next((name for name in names if text in name), None)
+
+    def next(self) -> Line | None:
+        index = next(self._order, None)
+        if index is None:
+            self.has_ended = True
+            return None
+        self.input_index = index
+        if self._head:
+            return self._head.popleft()
+        checksum = self._checksums[index - self.total]  # it is one of the last lines
+        if self._starts:
+            number = self._numbers[index]
+            line = self._lines.read_at(self._starts[index])
+            return self._parser.parse_again(line, number, index, checksum)
+        read = self._lines.read()
+        if read is None:
+            raise InputError("the input has become shorter while it was read")
+        return self._parser.parse_again(read, self._lines.number, index, checksum)
 
 
 class PipeSource(Source):
@@ -921,15 +910,4 @@ def open_source(
     if not requests.is_file:
         return PipeSource(RequestReader(requests.lines(waiting), parser))
     with waiting():
-        reader, survey = RequestReader(requests.lines(), parser), Survey()
-        while (line := reader.read()) is not None:
-            survey.add(line, reader)
-            if isinstance(line, BadLine):
-                report.add(line)
-        if survey.num_bad and not keep_going:
-            what_now = "nothing decoded. --keep-going to skip them."
-            raise InvalidInput(report, survey.num_lines, what_now)
-        line_parser = LineParser(parser, reader.duplicates)
-        if survey.is_in_order:
-            return FileSource(requests.lines(), line_parser, survey)
-        return IndexedSource(requests.seekable_lines(), line_parser)
+        return FileSource(requests, parser, report, keep_going=keep_going)

@@ -3,7 +3,6 @@ import io
 import os
 import tracemalloc
 from contextlib import ExitStack, nullcontext
-from types import SimpleNamespace
 
 import pytest
 from process import lines_of, workload
@@ -15,12 +14,10 @@ from cli.run import input as intake
 from cli.run.input import (
     FileSource,
     FollowSource,
-    IndexedSource,
     InputError,
     LineReader,
     PipeSource,
     RequestReader,
-    Survey,
     open_input,
     open_source,
 )
@@ -78,7 +75,7 @@ def test_a_file_is_read_in_order_of_arrival_whatever_its_order(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(gzip.compress(requests) if name.endswith(".gz") else requests)
     source, _ = source_of(path)
-    assert isinstance(source, IndexedSource)
+    assert isinstance(source, FileSource)
     assert source.total == 4
     assert [entry[:2] for entry in ids_of(source)] == [
         (1, "first"),
@@ -121,7 +118,6 @@ def test_a_line_that_changes_after_the_survey_is_an_error(tmp_path, monkeypatch,
     rows = workload(5, arrivals=(lambda i: i) if in_order else (lambda i: 9 - i))
     path.write_bytes(lines_of(*rows))
     source, _ = source_of(path)
-    assert isinstance(source, FileSource if in_order else IndexedSource)
     rows[index] = rows[index] | {"id": "xx"}  # as many bytes
     path.write_bytes(lines_of(*rows))
     with pytest.raises(InputError, match=f"line {index + 1} of the input has changed"):
@@ -156,18 +152,17 @@ def test_ids_given_before_are_found_again_when_the_lines_are_read(
     assert report.closing().count("already used on line 1") == 2
 
 
-def test_a_survey_keeps_four_bytes_of_a_line_behind_the_head():
-    line = RequestParser(ModelCapabilities()).parse(b'{"prompt":"x"}', 1)
-    reader = SimpleNamespace(
-        line=b'{"prompt":"x"}', lines=SimpleNamespace(start=2**30, number=10**6)
-    )
-    survey = Survey()
-    tracemalloc.start()
-    for _ in range(2000):
-        survey.add(line, reader)
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held < 5 * 2000 + 1000
+def test_a_survey_keeps_four_bytes_of_a_line_behind_the_head(tmp_path, monkeypatch):
+    monkeypatch.setattr("cli.run.input._HEAD_BYTES", 0)
+    path, held = tmp_path / "in", []
+    for num_lines in (2000, 4000):
+        path.write_bytes(b'{"prompt":"x"}\n' * num_lines)
+        tracemalloc.start()
+        source, _ = source_of(path)
+        held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert source.total == num_lines
+    assert held[1] - held[0] < 5 * 2000
 
 
 @pytest.mark.parametrize("num_kept_bytes", [0, 30, 2**20])
@@ -298,7 +293,7 @@ def test_the_turns_of_a_session_are_read_in_their_order_whenever_they_arrive(tmp
     assert isinstance(source, FileSource)  # none arrives before the one in front of it
     path.write_bytes(TURNS + lines_of({"id": "early", "prompt": "x", "arrival_time": 1}))
     source, _ = source_of(path)
-    assert isinstance(source, IndexedSource)
+    assert isinstance(source, FileSource)
     assert [entry[1] for entry in ids_of(source)] == ["early", "a1", "b1", "a2"]
     parser = RequestParser(ModelCapabilities())
     pipe = PipeSource(RequestReader(LineReader(io.BytesIO(TURNS), "", []), parser))
