@@ -39,7 +39,7 @@ _TEXT_KIND = (str,), expected_of(str)
 MODEL_SECTIONS = {
     "simulated": ("model_settings", "batcher.models.simulated", "SimulatedSettings"),
     "llm": ("llm_settings", "batcher.models.calls", "CallSettings"),
-    "server": ("server_settings", "batcher.remote.settings", "ServerSettings"),
+    "server": ("server_settings", "batcher.remote.model", "ServerSettings"),
     "transformer": ("transformer_settings", "batcher.transformer.config", "TransformerSettings"),
     "hf": ("hf_settings", "batcher.hf.settings", "HFSettings"),
 }

@@ -13,8 +13,7 @@ from batcher.errors import BatchdecodeError
 from batcher.hf.settings import HF_SETTINGS, is_hf
 from batcher.models.base import Model
 from batcher.models.loading import as_model, load_model
-from batcher.remote.model import RemoteModel, remote_model_of
-from batcher.remote.settings import REMOTE_SCHEDULING, is_server
+from batcher.remote.model import REMOTE_SCHEDULING, RemoteModel, is_server, remote_model_of
 from batcher.requests.validation import ModelCapabilities
 from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
 

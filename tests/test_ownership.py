@@ -13,7 +13,7 @@ from msgspec.structs import fields
 import batcher
 from batcher.engine.sequence import Sequence, SequenceExtras
 from batcher.planning.simulated_sequence import SimulatedSequence
-from batcher.remote.attempts import RemoteSequence
+from batcher.remote.engine import RemoteSequence
 from batcher.scheduling.sequence import Schedulable
 
 BATCHER = Path(batcher.__file__).parent

@@ -21,9 +21,9 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.models.calls import retry_after_of
+from batcher.remote.model import PREFIX, ServerAddress, ServerSettings
 from batcher.remote.protocol import MAX_SHOWN, Body, ServerFailure, error_text, refusal
 from batcher.remote.reply import StreamEvent, read_chunk
-from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 MAX_LIST = 2**22  # bytes of the list of models

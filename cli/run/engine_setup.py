@@ -13,8 +13,7 @@ from batcher.engine.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model, bytes_of
 from batcher.models.simulated import SimulatedModel
-from batcher.remote.model import RemoteModel
-from batcher.remote.settings import is_server
+from batcher.remote.model import RemoteModel, is_server
 from batcher.requests.lines import BadLine, ParsedLine, RequestParser
 from batcher.requests.validation import ModelCapabilities
 from batcher.scheduling.clock import Clock

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batcher.remote.attempts import Rate
+from batcher.remote.engine import Rate
 
 
 def test_a_refusal_halves_the_limit_and_those_sent_before_it_count_as_one():

@@ -30,13 +30,11 @@ from remote_runs import QUICK, answered, asking, carry_out, engine_of
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.events import BlockedEvent, ConcurrencyEvent, FinishEvent, ReceiveEvent, RetryEvent
 from batcher.remote import client
-from batcher.remote.attempts import Attempt, News
 from batcher.remote.client import MAX_EVENT
-from batcher.remote.engine import RemoteEngine
-from batcher.remote.model import remote_model_of
+from batcher.remote.engine import Attempt, News, RemoteEngine
+from batcher.remote.model import ServerSettings, address_of, remote_model_of
 from batcher.remote.protocol import ServerFailure, error_text
 from batcher.remote.reply import Reply, read_chunk
-from batcher.remote.settings import ServerSettings, address_of
 from batcher.request import Request
 from batcher.result import Usage
 from batcher.trace.timeline import Timeline
