@@ -6,17 +6,20 @@ or is predicted from one, so that a row is worth what the texts in it are worth 
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from math import cos, pi
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from batcher.errors import BatchdecodeError
 from batcher.foreign import calling
-from batcher.transformer.checkpoint import Checkpoint, open_checkpoint
-from batcher.transformer.stored import about, read_file
+from batcher.transformer.checkpoint import CONFIG, Checkpoint, open_checkpoint
+from batcher.transformer.config import TransformerConfig
+from batcher.transformer.stored import ALONE, about, read_file
 from batcher.transformer.tokenizer import TOKENIZER
 from batcher.whole_files import WholeFile
 
@@ -369,3 +372,149 @@ def encode_pieces(
         tokenizer.encode(piece.text, add_special_tokens=False).ids + [end_id] * piece.is_end
         for piece in pieces
     ]
+
+
+# Writes a trained model as a folder that `--model` and transformers read.
+
+
+def write_model(
+    folder: Path, config: TransformerConfig, weights: dict[str, Any], tokenizer: bytes
+) -> None:
+    """Write config.json, tokenizer.json and, at last, model.safetensors.
+
+    weights: by name, arrays that are written as float16.
+
+    Raises:
+        BatchdecodeError: a weight is too large for float16.
+        OSError: there is no room, or no permission.
+    """
+    from safetensors.numpy import save  # noqa: PLC0415 - optional
+
+    with np.errstate(over="ignore"):  # of which more is said below
+        halves = {name: weight.astype(np.float16) for name, weight in weights.items()}
+    for name, weight in halves.items():
+        if not np.isfinite(weight).all():
+            raise BatchdecodeError(f"{name} has a weight that is too large for float16")
+    fields = msgspec.json.format(msgspec.json.encode(config_json(config)), indent=2)
+    write_whole(folder / CONFIG, fields + b"\n")
+    write_whole(folder / TOKENIZER, tokenizer)
+    write_whole(folder / ALONE, save(halves, {"format": "pt"}))
+
+
+def config_json(config: TransformerConfig) -> dict[str, Any]:
+    """Return config.json of a Llama, as transformers has it."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "float16",
+        "vocab_size": config.vocab_size,
+        "num_hidden_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope.theta,
+        "hidden_act": "silu",
+        "tie_word_embeddings": config.ties_embeddings,
+        "bos_token_id": None,
+        "eos_token_id": config.eos_token_ids[0],
+    }
+
+
+# What a run tells of itself: how well the model learns, and how good it is on other texts.
+
+# The learning rate of each step: linear warm-up, then half a cosine down to nothing.
+
+
+def learning_rate(step: int, settings: TrainingSettings) -> float:
+    """Return the learning rate of a step, the first of which is 0 (Loshchilov and Hutter, 2017).
+
+    No step has a rate of 0: the first has a part of the warm-up, the last one of the cosine.
+    """
+    warmup = settings.warmup_steps
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / (warmup + 1)
+    progress = (step - warmup) / (settings.steps - warmup)
+    return settings.learning_rate * (1 + cos(pi * progress)) / 2
+
+
+class Evaluation(NamedTuple):
+    """How good a model is on texts that it has not learnt from, in means over their tokens.
+
+    loss: its cross-entropy, in nats.
+    divergence: KL(target, draft); acceptance: the sum of min(p, q) over the vocabulary, by which a
+    token drafted at temperature 1 is accepted (Leviathan et al., 2023, section 3.2); agreement: how
+    often the likeliest token is the same.  None where there is no target.
+    """
+
+    loss: float
+    divergence: float | None = None
+    acceptance: float | None = None
+    agreement: float | None = None
+
+    @property
+    def objective(self) -> float:
+        """What training makes less: the loss, or the divergence from a target."""
+        return self.loss if self.divergence is None else self.divergence
+
+
+class Losses(NamedTuple):
+    """What a run has told so far; training: of each step.  held_out: after so many steps."""
+
+    training: list[float]
+    held_out: dict[int, Evaluation]
+
+
+# The losses of a run as a picture: SVG, which needs nothing to be drawn.
+
+WIDTH, HEIGHT, MARGIN = 720, 360, 48
+_MAX_POINTS = 600  # of a line: each is the mean of as many steps
+_TRAINING, _HELD_OUT = "#8da0cb", "#d95f02"
+
+Point = tuple[float, float]
+
+
+def loss_curve(losses: Losses) -> str:
+    """Return the training loss, averaged over a few steps a point, and that of held-out text.
+
+    Of a draft both are divergences.
+    """
+    size = -(-len(losses.training) // _MAX_POINTS)
+    parts = [
+        losses.training[start : start + size] for start in range(0, len(losses.training), size)
+    ]
+    training = [(n * size + len(part), sum(part) / len(part)) for n, part in enumerate(parts)]
+    held_out = [(step, found.objective) for step, found in losses.held_out.items()]
+    values = [value for _, value in (*training, *held_out)]
+    low, high, num_steps = min(values), max(values), len(losses.training)
+
+    def place(point: Point) -> str:
+        x = MARGIN + (WIDTH - 2 * MARGIN) * point[0] / num_steps
+        y = MARGIN + (HEIGHT - 2 * MARGIN) * (high - point[1]) / ((high - low) or 1)
+        return f"{x:.1f},{y:.1f}"
+
+    def line(points: Sequence[Point], color: str) -> str:
+        path = " ".join(map(place, points))
+        return f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{path}"/>'
+
+    def text(x: int, y: int, words: str, color: str = "#444") -> str:
+        return f'<text x="{x}" y="{y}" fill="{color}">{words}</text>'
+
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
+    picture = [
+        f'{head} font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+        text(4, MARGIN, f"{high:.2f}"),
+        text(4, HEIGHT - MARGIN, f"{low:.2f}"),
+        text(MARGIN, HEIGHT - MARGIN // 2, "step 0"),
+        text(WIDTH - 2 * MARGIN, HEIGHT - MARGIN // 2, f"{num_steps:,}"),
+        text(MARGIN, MARGIN // 2, "training loss", _TRAINING),
+        text(MARGIN + 100, MARGIN // 2, "held out", _HELD_OUT),
+        line(training, _TRAINING),
+        line(held_out, _HELD_OUT),
+        "</svg>",
+    ]
+    return "\n".join(picture) + "\n"

@@ -21,14 +21,16 @@ from batcher.training.data import (
     NO_TARGET,
     STATE,
     BatchGroups,
+    Evaluation,
+    Losses,
     Material,
     PackedRows,
     Packing,
     Precision,
     TrainingSettings,
+    learning_rate,
     write_whole,
 )
-from batcher.training.losses import Evaluation, Losses, learning_rate
 from batcher.transformer.checkpoint import Checkpoint
 from batcher.transformer.config import RopeSettings, TransformerConfig
 from batcher.transformer.stored import about

@@ -15,9 +15,7 @@ import msgspec
 
 from batcher.errors import BatchdecodeError
 from batcher.requests.validation import misfit
-from batcher.training.data import STATE, TrainingSettings, write_whole
-from batcher.training.export import write_model
-from batcher.training.losses import loss_curve
+from batcher.training.data import STATE, TrainingSettings, loss_curve, write_model, write_whole
 
 from ..command import OUTPUT, argument, command, flag, option
 from ..config import settings_in
@@ -27,7 +25,7 @@ from ..screen.terminal import can_animate, printable
 from ..signals import StopSignals
 
 if TYPE_CHECKING:
-    from batcher.training.losses import Evaluation
+    from batcher.training.data import Evaluation
 
 TRAINING = "Training"
 _NEEDED_MODULES = ("torch", "tokenizers", "safetensors")

@@ -27,8 +27,8 @@ from batcher.training.data import (  # noqa: E402 - as above
     Packing,
     TrainingSettings,
     read_material,
+    write_model,
 )
-from batcher.training.export import write_model  # noqa: E402 - as above
 from batcher.training.trainer import (  # noqa: E402 - as above
     Distillation,
     Llama,

@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from batcher.training.losses import Evaluation, Losses, loss_curve
+from batcher.training.data import Evaluation, Losses, loss_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.training.data import TrainingSettings
-from batcher.training.losses import learning_rate
+from batcher.training.data import TrainingSettings, learning_rate
 
 SETTINGS = TrainingSettings(steps=110, warmup_steps=10, learning_rate=0.01)
 
