@@ -74,8 +74,6 @@ class TrainingSettings(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
-# Writes files of a training so that there is always a whole one: the old, or the new.
-
 STATE = "training.pt"  # what another process goes on by
 
 
@@ -123,12 +121,23 @@ def read_corpus(path: Path, holdout: float) -> Corpus:
     Raises:
         BatchdecodeError: there is none, it is no text in UTF-8, or too large.
     """
-    texts = [text for file in _files_of(path) if (text := _read(file)).strip()]
+    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not files:
+        raise BatchdecodeError(f"{path}: there is no file in it that ends in .txt")
+    texts, digest = [], sha256()
+    for file in files:
+        with about(file):
+            text = read_file(file).decode("utf-8-sig")
+            if "\0" in text:
+                raise BatchdecodeError("it holds NUL: it is no text")
+        if text.strip():
+            texts.append(text)
+            digest.update(f"{len(text)} {text}".encode())
     if not texts:
         raise BatchdecodeError(f"{path}: it is empty")
     if sum(map(len, texts)) > MAX_CORPUS:
         raise BatchdecodeError(f"{path}: it has more than {MAX_CORPUS:,} characters")
-    corpus = Corpus([], [], _digest_of(texts))
+    corpus = Corpus([], [], f"sha256:{digest.hexdigest()[:16]}")
     for text in texts:
         before, middle, after = split_text(text, holdout)
         corpus.training.extend([CorpusPiece(before, is_end=False), CorpusPiece(after, is_end=True)])
@@ -149,31 +158,6 @@ def split_text(text: str, holdout: float) -> tuple[str, str, str]:
     return text[:begin], text[begin:end], text[end:]
 
 
-def _files_of(path: Path) -> list[Path]:
-    """Return the files of a corpus, in the order of their names."""
-    if not path.is_dir():
-        return [path]
-    files = sorted(path.glob("*.txt"))
-    if not files:
-        raise BatchdecodeError(f"{path}: there is no file in it that ends in .txt")
-    return files
-
-
-def _read(path: Path) -> str:
-    with about(path):
-        text = read_file(path).decode("utf-8-sig")
-        if "\0" in text:
-            raise BatchdecodeError("it holds NUL: it is no text")
-        return text
-
-
-def _digest_of(texts: list[str]) -> str:
-    found = sha256()
-    for text in texts:
-        found.update(f"{len(text)} {text}".encode())
-    return f"sha256:{found.hexdigest()[:16]}"
-
-
 IntArray = NDArray[np.int64]
 NO_TARGET = -100  # which cross-entropy in torch leaves out
 
@@ -191,7 +175,6 @@ class PackedRows(Struct, frozen=True, eq=False):
 
     @property
     def num_targets(self) -> int:
-        """How many tokens are predicted."""
         return int(np.count_nonzero(self.targets != NO_TARGET))
 
     def batches(self, batch_size: int) -> "list[PackedRows]":
@@ -223,7 +206,6 @@ class Packing:
         self._documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
 
     def in_order(self) -> PackedRows:
-        """Return the rows from the beginning, as they are evaluated."""
         return self._rows(np.arange(self.num_rows) * self._seq_length)
 
     def epoch(self, number: int, seed: int) -> PackedRows:
@@ -236,7 +218,6 @@ class Packing:
         return self._rows(first + draw.permutation(self.num_rows) * self._seq_length)
 
     def _rows(self, starts: IntArray) -> PackedRows:
-        """Return the rows that begin at `starts` [rows]."""
         cells = starts[:, None] + np.arange(self._seq_length)
         tokens, documents = self._tokens[cells], self._documents[cells]
         is_same = self._documents[cells + 1] == documents
@@ -304,7 +285,10 @@ def read_material(path: Path, settings: TrainingSettings, target: Path | None) -
     else:
         checkpoint = open_checkpoint(target)
         with about(target):
-            vocab_size, end_id = checkpoint.config.vocab_size, _end_of(checkpoint)
+            vocab_size, ends = checkpoint.config.vocab_size, checkpoint.config.eos_token_ids
+            if not ends:
+                raise BatchdecodeError("it has no token that ends a text (eos_token_id)")
+            end_id = ends[0]
             if not target.is_dir():
                 raise BatchdecodeError(f"it is no folder, whose {TOKENIZER} a draft needs, too")
             text = read_file(target / TOKENIZER)
@@ -312,7 +296,10 @@ def read_material(path: Path, settings: TrainingSettings, target: Path | None) -
                 tokenizer = Tokenizer.from_buffer(text)
 
     def encoded(pieces: list[CorpusPiece]) -> list[list[int]]:
-        return encode_pieces(tokenizer, pieces, end_id)
+        return [
+            tokenizer.encode(piece.text, add_special_tokens=False).ids + [end_id] * piece.is_end
+            for piece in pieces
+        ]
 
     return Material(
         training=encoded(corpus.training),
@@ -324,13 +311,6 @@ def read_material(path: Path, settings: TrainingSettings, target: Path | None) -
         digest=corpus.digest,
         target=checkpoint,
     )
-
-
-def _end_of(checkpoint: Checkpoint) -> int:
-    """Return the token by which a model ends a text."""
-    if not checkpoint.config.eos_token_ids:
-        raise BatchdecodeError("it has no token that ends a text (eos_token_id)")
-    return checkpoint.config.eos_token_ids[0]
 
 
 # Makes the tokenizer of a model: byte-level BPE (Sennrich et al., 2016), from the corpus.
@@ -362,16 +342,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-def encode_pieces(
-    tokenizer: "Tokenizer", pieces: Iterable[CorpusPiece], end_id: int
-) -> list[list[int]]:
-    """Return the token ids of each piece of a text; where the text ends, so says a token."""
-    return [
-        tokenizer.encode(piece.text, add_special_tokens=False).ids + [end_id] * piece.is_end
-        for piece in pieces
-    ]
 
 
 # Writes a trained model as a folder that `--model` and transformers read.
@@ -424,11 +394,6 @@ def config_json(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-# What a run tells of itself: how well the model learns, and how good it is on other texts.
-
-# The learning rate of each step: linear warm-up, then half a cosine down to nothing.
-
-
 def learning_rate(step: int, settings: TrainingSettings) -> float:
     """Return the learning rate of a step, the first of which is 0 (Loshchilov and Hutter, 2017).
 
@@ -442,7 +407,7 @@ def learning_rate(step: int, settings: TrainingSettings) -> float:
 
 
 class Evaluation(NamedTuple):
-    """How good a model is on texts that it has not learnt from, in means over their tokens.
+    """The quality of a model on held-out texts, in means over their tokens.
 
     loss: its cross-entropy, in nats.
     divergence: KL(target, draft); acceptance: the sum of min(p, q) over the vocabulary, by which a
@@ -457,12 +422,11 @@ class Evaluation(NamedTuple):
 
     @property
     def objective(self) -> float:
-        """What training makes less: the loss, or the divergence from a target."""
         return self.loss if self.divergence is None else self.divergence
 
 
 class Losses(NamedTuple):
-    """What a run has told so far; training: of each step.  held_out: after so many steps."""
+    """Losses so far; training: of each step.  held_out: after so many steps."""
 
     training: list[float]
     held_out: dict[int, Evaluation]
@@ -473,8 +437,6 @@ class Losses(NamedTuple):
 WIDTH, HEIGHT, MARGIN = 720, 360, 48
 _MAX_POINTS = 600  # of a line: each is the mean of as many steps
 _TRAINING, _HELD_OUT = "#8da0cb", "#d95f02"
-
-Point = tuple[float, float]
 
 
 def loss_curve(losses: Losses) -> str:
@@ -491,13 +453,11 @@ def loss_curve(losses: Losses) -> str:
     values = [value for _, value in (*training, *held_out)]
     low, high, num_steps = min(values), max(values), len(losses.training)
 
-    def place(point: Point) -> str:
-        x = MARGIN + (WIDTH - 2 * MARGIN) * point[0] / num_steps
-        y = MARGIN + (HEIGHT - 2 * MARGIN) * (high - point[1]) / ((high - low) or 1)
-        return f"{x:.1f},{y:.1f}"
-
-    def line(points: Sequence[Point], color: str) -> str:
-        path = " ".join(map(place, points))
+    def line(points: Sequence[tuple[float, float]], color: str) -> str:
+        xs = [MARGIN + (WIDTH - 2 * MARGIN) * step / num_steps for step, _ in points]
+        scale = (HEIGHT - 2 * MARGIN) / ((high - low) or 1)
+        ys = [MARGIN + scale * (high - loss) for _, loss in points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
         return f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{path}"/>'
 
     def text(x: int, y: int, words: str, color: str = "#444") -> str:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from io import BytesIO
 from math import isfinite, sqrt
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -46,11 +46,7 @@ class _Attention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         hidden, dim = config.hidden_size, config.head_dim
-        self.num_heads, self.num_kv_heads, self.head_dim = (
-            config.num_heads,
-            config.num_kv_heads,
-            dim,
-        )
+        self.head_dim = dim
         self.q_proj = nn.Linear(hidden, config.num_heads * dim, bias=False)
         self.k_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=False)
         self.v_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=False)
@@ -127,11 +123,15 @@ class Llama(nn.Module):
 
         tokens: [rows, length].  documents: the same; a token attends to those before it of its own.
         """
-        x, mask = self.model.embed_tokens(tokens), _mask(documents)
-        turns = _turns(tokens.shape[1], self.config)
+        x, config = self.model.embed_tokens(tokens), self.config
+        is_same = documents[:, None, :, None] == documents[:, None, None, :]
+        mask = torch.where(is_same.tril(), 0.0, float("-inf"))  # [rows, 1, queries, keys]
+        powers = torch.arange(0, config.head_dim, 2) / config.head_dim
+        angles = torch.outer(torch.arange(tokens.shape[1]), config.rope.theta**-powers)
+        turns = angles.repeat(1, 2).cos(), angles.repeat(1, 2).sin()  # [length, head_dim] each
         for layer in self.model.layers:
             x = layer(x, turns, mask)
-        head = self.model.embed_tokens if self.config.ties_embeddings else self.lm_head
+        head = self.model.embed_tokens if config.ties_embeddings else self.lm_head
         return functional.linear(self.model.norm(x), head.weight)
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -139,19 +139,6 @@ class Llama(nn.Module):
         self.load_state_dict(
             {name: torch.from_numpy(checkpoint.read(name).copy()) for name in checkpoint.names}
         )
-
-
-def _mask(documents: Any) -> Any:
-    """Return which keys each query attends to: [rows, 1, queries, keys] bool."""
-    is_same = documents[:, None, :, None] == documents[:, None, None, :]
-    return torch.where(is_same.tril(), 0.0, float("-inf"))
-
-
-def _turns(length: int, config: TransformerConfig) -> tuple[Any, Any]:
-    """Return cosines and sines of RoPE: [length, head_dim] each, alike in both halves."""
-    powers = torch.arange(0, config.head_dim, 2) / config.head_dim
-    angles = torch.outer(torch.arange(length), config.rope.theta**-powers).repeat(1, 2)
-    return angles.cos(), angles.sin()
 
 
 def _turned(x: Any, turns: tuple[Any, Any]) -> Any:
@@ -168,12 +155,8 @@ def _turned(x: Any, turns: tuple[Any, Any]) -> Any:
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-LossSum = Callable[[PackedRows], Any]
-"""The sum of the losses of all tokens that rows predict, as a tensor."""
-
 
 def autocast(precision: Precision) -> AbstractContextManager[Any]:
-    """Return what products within are computed by in `precision`, of weights in float32."""
     context: AbstractContextManager[Any] = torch.autocast(
         "cpu", TYPES[precision], enabled=precision != "fp32"
     )
@@ -188,7 +171,9 @@ def loss_scaler(precision: Precision) -> Any:
     return torch.amp.GradScaler("cpu", enabled=precision == "fp16")
 
 
-def accumulate_gradients(batches: Sequence[PackedRows], loss_sum: LossSum, scaler: Any) -> float:
+def accumulate_gradients(
+    batches: Sequence[PackedRows], loss_sum: Callable[[PackedRows], Any], scaler: Any
+) -> float:
     """Add up the gradients of the mean loss of all batches together; return that loss.
 
     The mean is over tokens, not over batches: the gradients are those of one large batch, though
@@ -215,84 +200,57 @@ def update(model: nn.Module, optimizer: Any, scaler: Any, max_grad_norm: float) 
 # What a model learns: the tokens of a corpus, or what a larger model says of them.
 
 
-class Objective(Protocol):
-    """What a model learns."""
-
-    def loss_sum(self, rows: PackedRows) -> Any:
-        """Return the sum of the losses of all tokens that `rows` predict, as a tensor."""
-
-    def evaluate(self, batches: list[PackedRows]) -> Evaluation:
-        """Return how good the model is on other rows."""
-
-
 def log_probabilities(model: nn.Module, rows: PackedRows) -> Any:
-    """Return what a model says of each token that is predicted: [targets, vocab] float32."""
+    """Return the log-probabilities after each token that predicts: [targets, vocab] float32."""
     is_target = torch.from_numpy(rows.targets != NO_TARGET)
     logits = model(torch.from_numpy(rows.tokens), torch.from_numpy(rows.documents))
     return logits[is_target].float().log_softmax(dim=-1)
 
 
-def targets_of(rows: PackedRows) -> Any:
-    """Return the tokens that are predicted: [targets]."""
-    return torch.from_numpy(rows.targets[rows.targets != NO_TARGET])
+def cross_entropy(said: Any, rows: PackedRows) -> Any:
+    targets = torch.from_numpy(rows.targets[rows.targets != NO_TARGET])
+    return functional.nll_loss(said, targets, reduction="sum")
 
 
-class NextToken:
-    """The model learns the tokens of the corpus: cross-entropy."""
+class Objective:
+    """Learn the tokens of a corpus: cross-entropy.  With a target, learn its distribution.
 
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
-        self._model, self._precision = model, precision
-
-    def loss_sum(self, rows: PackedRows) -> Any:
-        """Return the sum of the cross-entropies."""
-        with autocast(self._precision):
-            said = log_probabilities(self._model, rows)
-        return functional.nll_loss(said, targets_of(rows), reduction="sum")
-
-    @torch.no_grad()
-    def evaluate(self, batches: list[PackedRows]) -> Evaluation:
-        """Return the mean cross-entropy, whatever the precision in float32."""
-        sums = [
-            functional.nll_loss(
-                log_probabilities(self._model, rows), targets_of(rows), reduction="sum"
-            ).item()
-            for rows in batches
-        ]
-        return Evaluation(sum(sums) / sum(rows.num_targets for rows in batches))
-
-
-class Distillation:
-    """The model learns what another one says of the next token (Hinton et al., 2015), all of it.
-
-    The loss is the forward KL divergence from the target's distribution to the draft's, which
-    wants the draft to miss nothing that the target may say.
+    The loss is then the forward KL divergence from the target's distribution to the draft's
+    (Hinton et al., 2015): the draft should miss nothing that the target may say.
     """
 
-    def __init__(self, draft: nn.Module, target: nn.Module, precision: Precision) -> None:
-        self._draft, self._target, self._precision = draft, target, precision
+    def __init__(
+        self, model: nn.Module, precision: Precision, target: nn.Module | None = None
+    ) -> None:
+        self._model, self._target, self._precision = model, target, precision
 
     def loss_sum(self, rows: PackedRows) -> Any:
-        """Return the sum of the divergences."""
+        """Return the sum of the losses of all tokens that `rows` predict, as a tensor."""
+        wanted = None
         with autocast(self._precision):
-            with torch.no_grad():
-                wanted = log_probabilities(self._target, rows)
-            said = log_probabilities(self._draft, rows)
+            if self._target is not None:
+                with torch.no_grad():
+                    wanted = log_probabilities(self._target, rows)
+            said = log_probabilities(self._model, rows)
+        if wanted is None:
+            return cross_entropy(said, rows)
         return functional.kl_div(said, wanted, reduction="sum", log_target=True)
 
     @torch.no_grad()
     def evaluate(self, batches: list[PackedRows]) -> Evaluation:
-        """Return the draft's loss, and how well it says what the target says."""
-        sums = torch.zeros(4, dtype=torch.float64)
+        """Return the quality of the model on other rows, whatever the precision in float32."""
+        sums = torch.zeros(1 if self._target is None else 4, dtype=torch.float64)
         for rows in batches:
-            said, wanted = (log_probabilities(model, rows) for model in (self._draft, self._target))
-            sums += torch.stack(
-                [
-                    functional.nll_loss(said, targets_of(rows), reduction="sum"),
+            said = log_probabilities(self._model, rows)
+            found = [cross_entropy(said, rows)]
+            if self._target is not None:
+                wanted = log_probabilities(self._target, rows)
+                found += [
                     functional.kl_div(said, wanted, reduction="sum", log_target=True),
                     torch.minimum(said, wanted).exp().sum(),
                     (said.argmax(-1) == wanted.argmax(-1)).sum(),
                 ]
-            )
+            sums += torch.stack(found)
         return Evaluation(*(sums / sum(rows.num_targets for rows in batches)).tolist())
 
 
@@ -325,31 +283,26 @@ class Trainer:
         with about("what is held out of the corpus"):
             held_out = Packing(material.held_out, settings.seq_length)
         self._held_out = held_out.in_order().batches(settings.batch_size)
-        self._objective = self._make_objective()
-
-    def _make_objective(self) -> Objective:
-        checkpoint, precision = self.material.target, self.settings.precision
-        if checkpoint is None:
-            return NextToken(self.model, precision)
-        with about("the target"):
-            target = Llama(checkpoint.config)
-            context = checkpoint.config.max_position_embeddings
-            if context < self.settings.seq_length:
-                raise BatchdecodeError(
-                    f"its context of {context:,} tokens is shorter than rows of seq_length "
-                    f"{self.settings.seq_length:,}"
-                )
-        target.load(checkpoint)
-        return Distillation(self.model, target.eval(), precision)
+        target = None
+        if material.target is not None:
+            with about("the target"):
+                target = Llama(material.target.config)
+                context = target.config.max_position_embeddings
+                if context < settings.seq_length:
+                    raise BatchdecodeError(
+                        f"its context of {context:,} tokens is shorter than rows of seq_length "
+                        f"{settings.seq_length:,}"
+                    )
+            target.load(material.target)
+            target.eval()
+        self._objective = Objective(self.model, settings.precision, target)
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the model learns."""
         return sum(weight.numel() for weight in self.model.parameters())
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps are done."""
         return self.step == self.settings.steps
 
     def advance(self) -> float:
@@ -374,11 +327,9 @@ class Trainer:
         return loss
 
     def evaluate(self) -> Evaluation:
-        """Return how good the model is on what was held out."""
-        found = self.losses.held_out[self.step] = self._objective.evaluate(self._held_out)
+        found: Evaluation = self._objective.evaluate(self._held_out)
+        self.losses.held_out[self.step] = found
         return found
-
-    # -- from one process to the next --------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
         """Write all that another process goes on by.
@@ -436,7 +387,6 @@ class Trainer:
 
 
 def config_of(settings: TrainingSettings, material: Material) -> TransformerConfig:
-    """Return the sizes of the model that is trained."""
     return TransformerConfig(
         "llama",
         vocab_size=material.vocab_size,

@@ -30,9 +30,8 @@ from batcher.training.data import (  # noqa: E402 - as above
     write_model,
 )
 from batcher.training.trainer import (  # noqa: E402 - as above
-    Distillation,
     Llama,
-    NextToken,
+    Objective,
     Trainer,
     accumulate_gradients,
     loss_scaler,
@@ -130,7 +129,7 @@ def test_packed_and_accumulated_gradients_are_those_of_a_plain_loop(sizes, batch
     model = tiny()
     wanted, wanted_loss = plain_loop(model, rows)
     batches = rows.batches(batch_size)  # the last of which may be ragged
-    objective = NextToken(model, "fp32")
+    objective = Objective(model, "fp32")
     loss = accumulate_gradients(batches, objective.loss_sum, loss_scaler("fp32"))
     close(gradients_of(model), wanted)
     assert loss == pytest.approx(wanted_loss, abs=1e-5)
@@ -139,7 +138,7 @@ def test_packed_and_accumulated_gradients_are_those_of_a_plain_loop(sizes, batch
 def test_the_gradients_of_one_large_batch_are_within_a_millionth():
     rows = Packing([np.random.default_rng(0).integers(0, 50, 400)], 16).in_order()
     model = tiny()
-    objective = NextToken(model, "fp32")
+    objective = Objective(model, "fp32")
     accumulate_gradients([rows], objective.loss_sum, loss_scaler("fp32"))
     wanted = gradients_of(model)
     for batch_size in (1, 5, 7):
@@ -224,7 +223,7 @@ def test_a_gradient_that_overflows_is_no_step_and_halves_the_scale():
     scaler = loss_scaler("fp16")
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     rows = Packing([np.arange(40)], 8).in_order()
-    objective = NextToken(model, "fp16")
+    objective = Objective(model, "fp16")
     for is_skipped, scale in [(True, 2.0**15), (False, 2.0**15)]:
         accumulate_gradients(rows.batches(2), objective.loss_sum, scaler)
         if is_skipped:
@@ -275,11 +274,11 @@ def test_a_draft_learns_what_its_target_says(tmp_path, corpus, material):
 
 def test_the_loss_of_a_draft_is_the_divergence_from_its_target():
     target, rows = tiny(), Packing([np.arange(40)], 8).in_order()
-    assert Distillation(target, target, "fp32").loss_sum(rows).item() == pytest.approx(0, abs=1e-4)
+    assert Objective(target, "fp32", target).loss_sum(rows).item() == pytest.approx(0, abs=1e-4)
     draft = tiny()
     with torch.no_grad():
         draft.model.embed_tokens.weight *= 3
-    found = Distillation(draft, target, "fp32")
+    found = Objective(draft, "fp32", target)
     tokens, documents = torch.from_numpy(rows.tokens), torch.from_numpy(rows.documents)
     said, wanted = (model(tokens, documents).softmax(-1) for model in (draft, target))
     divergence = (wanted * (wanted / said).log()).sum()
