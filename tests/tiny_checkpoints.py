@@ -17,9 +17,9 @@ from batcher.transformer.stored import (
     ROUTER,
     STACKED,
 )
-from batcher.transformer.tokenizer import _byte_characters
+from batcher.transformer.tokenizer import _BYTE_OF
 
-BYTES = [character for character, _ in sorted(_byte_characters().items(), key=lambda pair: pair[1])]
+BYTES = [character for character, _ in sorted(_BYTE_OF.items(), key=lambda pair: pair[1])]
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 TOKENS = [*SPECIAL, *BYTES, "Ġt", "he", "Ġthe", "<think>"]
 MERGES = ["Ġ t", "h e", "Ġt he"]

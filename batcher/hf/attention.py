@@ -177,7 +177,6 @@ class GivenBody(nn.Module):
     hidden: torch.Tensor
 
     def forward(self, *_: object, **__: object) -> "_Output":
-        """Return that, in what the head takes it from."""
         return _Output(self.hidden)
 
 
@@ -273,7 +272,6 @@ def body_output(
 def _check_order(
     body: nn.Module, ids: torch.Tensor, hidden: torch.Tensor, recorder: _Recorder
 ) -> None:
-    """Raise a WholeError unless tokens come to the same in any order, but for attention."""
     order = recorder.positions = _ORDER.to(ids.device)
     again = body_output(body, ids[order], order, recorder)[0]
     if not is_close(again, hidden[order], num_apart=1):  # as experts may be chosen by a last bit
@@ -364,7 +362,6 @@ class LongRope:
                 module.forward = self._by_token(module.forward)
 
     def _by_token(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the forward of a rotary embedding with the factors of each token."""
 
         def turned(x: torch.Tensor, position_ids: torch.Tensor, **given: Any) -> Any:
             is_long = self._is_long

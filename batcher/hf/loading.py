@@ -58,7 +58,6 @@ class NoTokenizer:
         self.token_bytes = [b""] * vocab_size
 
     def encode(self, _text: str) -> list[int]:
-        """Raise an EncodingError, whatever the text."""
         raise EncodingError("invalid-value", "this model has no tokenizer: give token ids")
 
 
@@ -157,7 +156,6 @@ def _sizes_of(model: Any) -> Sizes:
 
 
 def _digest(model: Any) -> str:
-    """Return what tells a model from others: its configuration, and how its weights begin."""
     found = sha256(model.config.to_json_string().encode())
     for name, weight in sorted(model.state_dict().items()):
         begin = weight.flatten()[:_DIGESTED].to("cpu", torch.float64)

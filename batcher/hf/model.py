@@ -187,11 +187,9 @@ class _Seen(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The position behind the last."""
         return self.start + self.num_tokens
 
     def first_seen(self, window: int | None) -> int:
-        """Return the first position that the first of them sees."""
         return 0 if window is None else max(self.start + 1 - window, 0)
 
     def tokens(self) -> "Iterator[_Seen]":
@@ -261,7 +259,6 @@ class HFDecoder:
                 raise BatchdecodeError("--exact: torch computes the same token in several ways")
 
     def _is_exact_in(self, tile: int) -> bool:
-        """Return whether tokens come to the same bits wherever they are in tiles, and with whom."""
         self.tile, store, num_groups = tile, self.new_store(), len(self.cache_groups)
         store.make_room(2 * _NUM_TRIED)
         ids = np.arange(_NUM_TRIED) % self.config.vocab_size
@@ -387,7 +384,6 @@ def pack_linears(module: nn.Module) -> None:
 
 
 def _can_pack(weight: torch.Tensor) -> bool:
-    """Return whether this torch, on this processor, multiplies such a weight arranged."""
     is_there = torch.backends.mkldnn.is_available() and hasattr(
         torch.ops.mkldnn, "_reorder_linear_weight"
     )

@@ -60,5 +60,4 @@ LOADING_SETTINGS = {**HF_SETTINGS, **TRANSFORMER_SETTINGS}
 
 
 def is_hf(spec: str) -> bool:
-    """Return whether a person means a model of transformers: `hf:` before a folder or a name."""
     return spec.startswith(PREFIX)

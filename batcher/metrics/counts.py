@@ -353,7 +353,6 @@ class SlotUse:
             self.undecided.append(_Idle(start, step, num_idle, self._reason))
 
     def _decide(self, arrive: ArriveEvent) -> None:
-        """Say why slots were idle: first the request had not arrived, then it was blocked."""
         for start, end, num_idle, reason in self.undecided:
             arrived = min(max(start, arrive.step), end)
             cause = "empty_queue" if arrive.reason == "follow" else "arrivals"

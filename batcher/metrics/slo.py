@@ -64,7 +64,6 @@ class Slo(Struct, frozen=True):
 
 
 def class_name(priority: int) -> str:
-    """Return what the requests of a priority are called, as `--slo` names them."""
     return f"priority={priority}"
 
 

@@ -476,7 +476,6 @@ class RunMetrics:
         self._samples.clear()
 
     def note_constraints(self, compiled: int, cache_hits: int) -> None:
-        """Take note of the grammars of the whole run so far, which no event tells of."""
         self.counted.num_compiled, self.counted.num_compiled_before = compiled, cache_hits
 
     def summary(self, num_steps: int = 0) -> RunSummary:

@@ -58,7 +58,6 @@ class Distribution(Struct, frozen=True):
 
 
 def microseconds(seconds: float) -> int:
-    """Return the whole number of microseconds that is next to `seconds`."""
     return round(seconds * MICROSECONDS)
 
 
@@ -102,7 +101,6 @@ class Histogram(Totals):
 
     @property
     def sum(self) -> int:
-        """The exact sum of all numbers."""
         exact = (value * count for value, count in self.counts.items() if value < EXACT_BELOW)
         return self.sum_inexact + sum(exact)
 
@@ -242,7 +240,6 @@ class StepFeed:
         return taken
 
     def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
-        """Yield the steps that are over since `event` comes."""
         return self.catch_up(event.step)
 
     def _tell(self, told: StepsEvent) -> Iterator[WholeStep]:
@@ -309,12 +306,11 @@ class _UntimedFeed(StepFeed):
 
 
 def is_untimed(run: RunEvent) -> bool:
-    """Return whether all steps last 1.0 and compute all there is, so none need be told of."""
+    """Return whether all steps last 1.0 and compute all there is, so the trace omits them."""
     return not run.step_time and not run.scheduling and run.policy == DEFAULT_SCHEDULING.policy
 
 
 def open_feed(run: RunEvent) -> StepFeed:
-    """Return what puts the steps of the run together that begins with `run`."""
     return _UntimedFeed() if is_untimed(run) else StepFeed()
 
 
@@ -361,7 +357,6 @@ class EndedRequest(NamedTuple):
 
     @property
     def e2e(self) -> float:
-        """From its arrival to the end of its last step."""
         return self.end - self.arrive.time
 
     @property
@@ -486,7 +481,6 @@ class TokenTimes:
 
 
 def _is_without_tokens(event: FinishEvent, found: RequestTimeline) -> bool:
-    """Return whether a row failed in its last step, and no server has sent it a token."""
     has_received = found.admission is not None and found.admission.num_received is not None
     return event.reason == NO_TOKENS and not has_received
 
@@ -634,7 +628,6 @@ class TimeSeries:
                 at.finished += event.reason != "lost"
 
     def _bin(self, time: float) -> _Bin:
-        """Return the interval of `time`, or if its row was given already, the next one."""
         index = max(ceil(time / self.interval) - 1, self._first_open, 0)
         return self._bins.setdefault(index, _Bin())
 
@@ -644,7 +637,6 @@ class TimeSeries:
             self._double()
 
     def _double(self) -> None:
-        """Make one interval of each two."""
         bins, self._bins = self._bins, {}
         self.interval *= 2
         for index, found in sorted(bins.items()):

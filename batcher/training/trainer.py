@@ -377,7 +377,6 @@ class Trainer:
             )
 
     def _run(self) -> dict[str, Any]:
-        """Return what has to be equal for one run to be the continuation of another."""
         target = self.material.target
         return {
             **msgspec.structs.asdict(self.settings),

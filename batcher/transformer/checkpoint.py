@@ -107,7 +107,6 @@ class Checkpoint:
         return self._tensors[name].read()
 
     def read_rows(self, name: str, rows: IntArray) -> FloatArray:
-        """Return some rows of one of `names`, as `read` gives them."""
         return self._tensors[name].read_rows(rows)
 
 
@@ -130,10 +129,10 @@ def _open_gguf(path: Path) -> Checkpoint:
     with about(path):
         if not path.is_file():
             raise BatchdecodeError("there is no such file or folder")
-        found = read_gguf(path)
-        config = config_from_gguf(found.metadata, found.tensors)
-        tensors = from_gguf_names(config, found.tensors)
-        return Checkpoint(config, tensors, lambda: tokenizer_from_gguf(path, found.metadata))
+        metadata, stored = read_gguf(path)
+        config = config_from_gguf(metadata, stored)
+        tensors = from_gguf_names(config, stored)
+        return Checkpoint(config, tensors, lambda: tokenizer_from_gguf(path, metadata))
 
 
 def _open_folder(folder: Path) -> Checkpoint:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
+from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Layout
@@ -84,7 +85,6 @@ TRANSFORMER_SETTINGS: dict[str, TransformerSetting] = fields_of(TransformerSetti
 
 
 def is_checkpoint(spec: str) -> bool:
-    """Return whether a person means a checkpoint: a short name, a .gguf file or a folder."""
     return spec == SMOLLM2 or spec.endswith(".gguf") or Path(spec).is_dir()
 
 
@@ -102,7 +102,7 @@ TokenId = Annotated[int, Meta(ge=0, lt=2**24)]
 
 
 class LinearScaling(Struct, frozen=True):
-    """Every frequency is divided by `factor`, as Chen et al. 2023 interpolate positions."""
+    """Divide every frequency by `factor`, as Chen et al. 2023 interpolate positions."""
 
     factor: Positive
 
@@ -145,7 +145,6 @@ class RopeSettings(Struct, frozen=True):
     partial_rotary_factor: Share = 1.0
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Return how many features of a head are turned."""
         return int(head_dim * self.partial_rotary_factor)
 
 
@@ -184,22 +183,18 @@ class DeltaNetSettings(Struct, frozen=True):
 
     @property
     def key_size(self) -> int:
-        """How many features all keys of a token have; so do its queries."""
         return self.num_key_heads * self.key_head_dim
 
     @property
     def value_size(self) -> int:
-        """How many features all values of a token have."""
         return self.num_value_heads * self.value_head_dim
 
     @property
     def num_channels(self) -> int:
-        """How many features of a token the convolution mixes: queries, keys and values."""
         return 2 * self.key_size + self.value_size
 
     @property
     def state_size(self) -> int:
-        """How many numbers a layer keeps of all tokens so far."""
         memory = self.num_value_heads * self.key_head_dim * self.value_head_dim
         return (self.kernel_size - 1) * self.num_channels + memory
 
@@ -261,7 +256,6 @@ class TransformerConfig(Struct, frozen=True):
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers that have attention, and so keep keys and values of all tokens."""
         others = () if self.delta_net is None else self.delta_net.layers
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
@@ -270,7 +264,6 @@ class TransformerConfig(Struct, frozen=True):
         return None if layer in self.full_layers else self.sliding_window
 
     def rope_of(self, layer: int) -> RopeSettings:
-        """Return the RoPE of a layer."""
         local_rope = self.local_rope
         return self.rope if local_rope is None or self.window_of(layer) is None else local_rope
 
@@ -411,11 +404,11 @@ class _Rope(Struct):
 
 
 class _DeltaNetFields(Struct):
-    linear_num_key_heads: Size
-    linear_num_value_heads: Size
-    linear_key_head_dim: Size
-    linear_value_head_dim: Size
-    linear_conv_kernel_dim: Size
+    num_key_heads: Size = field(name="linear_num_key_heads")
+    num_value_heads: Size = field(name="linear_num_value_heads")
+    key_head_dim: Size = field(name="linear_key_head_dim")
+    value_head_dim: Size = field(name="linear_value_head_dim")
+    kernel_size: Size = field(name="linear_conv_kernel_dim")
 
 
 def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
@@ -441,7 +434,12 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
         except msgspec.ValidationError as error:
             raise BatchdecodeError(_in_config(str(error), fields)) from None
         kinds = _kinds_of(fields, architecture)
-        delta_net = _delta_net_of(mapping, kinds)
+        delta_net = None
+        if LINEAR in kinds:
+            layers = tuple(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
+            delta_net = DeltaNetSettings(
+                layers, **asdict(msgspec.convert(mapping, _DeltaNetFields))
+            )
     except msgspec.ValidationError as error:
         raise BatchdecodeError(str(error)) from None
     for unknown in ("attention_bias", "mlp_bias"):
@@ -578,20 +576,6 @@ def _kinds_of(fields: _Fields, architecture: Architecture) -> list[str]:
     return kinds
 
 
-def _delta_net_of(mapping: Mapping[str, Any], kinds: list[str]) -> DeltaNetSettings | None:
-    if LINEAR not in kinds:
-        return None
-    fields = msgspec.convert(mapping, _DeltaNetFields)
-    return DeltaNetSettings(
-        layers=tuple(layer for layer, kind in enumerate(kinds) if kind == LINEAR),
-        num_key_heads=fields.linear_num_key_heads,
-        num_value_heads=fields.linear_num_value_heads,
-        key_head_dim=fields.linear_key_head_dim,
-        value_head_dim=fields.linear_value_head_dim,
-        kernel_size=fields.linear_conv_kernel_dim,
-    )
-
-
 def _experts_of(fields: _Fields, architecture: Architecture) -> ExpertSettings | None:
     unsaid, is_mixtral = EXPERTS.get(architecture), architecture == "mixtral"
     if unsaid is None or (fields.num_experts == 0 and not is_mixtral):
@@ -623,12 +607,6 @@ def _experts_of(fields: _Fields, architecture: Architecture) -> ExpertSettings |
 Shape = tuple[int, ...]
 ROPE_FACTORS = "rope_freqs.weight"  # of GGUF
 
-_IGNORED = {
-    ROPE_FACTORS,  # read with the settings of RoPE
-    "lm_head.weight",  # a copy of the embedding, where that is tied
-}
-
-
 PARTS = ("gate_proj", "up_proj", "down_proj")  # of a gated network
 
 
@@ -658,8 +636,33 @@ def tensor_shapes(config: TransformerConfig) -> Iterator[tuple[str, Shape]]:
     yield "model.norm.weight", (hidden,)
     if not config.ties_embeddings:
         yield "lm_head.weight", (config.vocab_size, hidden)
-    attention, delta_net = _attention_shapes(config), config.delta_net
-    recurrent = {} if delta_net is None else _delta_net_shapes(delta_net, hidden)
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention: dict[str, Shape] = {
+        "self_attn.q_proj.weight": (queries * (2 if config.has_output_gate else 1), hidden),
+        "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden),
+        "self_attn.o_proj.weight": (hidden, queries),
+    }
+    if config.has_qkv_bias:
+        attention["self_attn.q_proj.bias"] = (queries,)
+        attention["self_attn.k_proj.bias"] = attention["self_attn.v_proj.bias"] = (keys,)
+    if config.has_qk_norm:
+        attention |= dict.fromkeys(
+            ("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (config.head_dim,)
+        )
+    recurrent: dict[str, Shape] = {}
+    delta_net = config.delta_net
+    if delta_net is not None:
+        num_heads, num_channels = delta_net.num_value_heads, delta_net.num_channels
+        recurrent = {
+            "linear_attn.in_proj_qkvz.weight": (num_channels + delta_net.value_size, hidden),
+            "linear_attn.in_proj_ba.weight": (2 * num_heads, hidden),
+            "linear_attn.conv1d.weight": (num_channels, 1, delta_net.kernel_size),
+            "linear_attn.dt_bias": (num_heads,),
+            "linear_attn.A_log": (num_heads,),
+            "linear_attn.norm.weight": (delta_net.value_head_dim,),
+            "linear_attn.out_proj.weight": (hidden, delta_net.value_size),
+        }
     recurrent_layers = () if delta_net is None else delta_net.layers
     norms: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
     if config.has_post_norms:
@@ -671,37 +674,6 @@ def tensor_shapes(config: TransformerConfig) -> Iterator[tuple[str, Shape]]:
         feed_forward = _feed_forward_shapes(config, index)
         for name, shape in chain(mixer.items(), norms.items(), feed_forward):
             yield f"model.layers.{index}.{name}", shape
-
-
-def _attention_shapes(config: TransformerConfig) -> dict[str, Shape]:
-    hidden = config.hidden_size
-    queries = config.num_heads * config.head_dim
-    keys = config.num_kv_heads * config.head_dim
-    shapes: dict[str, Shape] = {
-        "self_attn.q_proj.weight": (queries * (2 if config.has_output_gate else 1), hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, queries),
-    }
-    if config.has_qkv_bias:
-        shapes["self_attn.q_proj.bias"] = (queries,)
-        shapes["self_attn.k_proj.bias"] = shapes["self_attn.v_proj.bias"] = (keys,)
-    if config.has_qk_norm:
-        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (config.head_dim,)
-    return shapes
-
-
-def _delta_net_shapes(delta_net: DeltaNetSettings, hidden: int) -> dict[str, Shape]:
-    num_heads = delta_net.num_value_heads
-    return {
-        "linear_attn.in_proj_qkvz.weight": (delta_net.num_channels + delta_net.value_size, hidden),
-        "linear_attn.in_proj_ba.weight": (2 * num_heads, hidden),
-        "linear_attn.conv1d.weight": (delta_net.num_channels, 1, delta_net.kernel_size),
-        "linear_attn.dt_bias": (num_heads,),
-        "linear_attn.A_log": (num_heads,),
-        "linear_attn.norm.weight": (delta_net.value_head_dim,),
-        "linear_attn.out_proj.weight": (hidden, delta_net.value_size),
-    }
 
 
 def _feed_forward_shapes(config: TransformerConfig, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -729,7 +701,8 @@ def _network_shapes(
 def is_ignored(name: str) -> bool:
     """Return whether a model may have a tensor of this name that is not needed."""
     return (
-        name in _IGNORED
+        # settings of RoPE, which are read with them; a copy of the embedding, where that is tied
+        name in {ROPE_FACTORS, "lm_head.weight"}
         or name.endswith(".rotary_emb.inv_freq")  # which follows from theta
         or name.startswith("mtp.")  # of Qwen3-Next: drafts of the tokens after the next
     )

@@ -33,7 +33,6 @@ class RecurrentStates:
 
     @property
     def num_cells(self) -> int:
-        """How many cells there are, NOWHERE included."""
         return len(self.delta[0])
 
     def make_room(self, num_cells: int) -> None:
@@ -50,7 +49,6 @@ class RecurrentStates:
 
 
 def _grown(old: FloatArray, num_cells: int) -> FloatArray:
-    """Return so many cells, of which the first hold what `old` does."""
     new = np.zeros((num_cells, *old.shape[1:]), np.float32)
     new[: len(old)] = old
     return new
@@ -189,7 +187,6 @@ class CacheSize(NamedTuple):
     state: int
 
     def of_block(self, block_size: int) -> int:
-        """Return what a block of so many tokens takes."""
         return block_size * self.cell + self.state
 
 

@@ -40,7 +40,6 @@ class Tile(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """How long it takes, in rows."""
         return max(self.size, _LEAST) + _START
 
 
@@ -134,7 +133,6 @@ def _bits(weight: FloatArray, rows: FloatArray, size: int) -> list[bytes | None]
 
 
 def _longest_run(wanted: list[bool]) -> tuple[int, int]:
-    """Return from where to where the longest run of what is wanted goes."""
     best, start = (0, 0), 0
     for at, is_wanted in enumerate([*wanted, False]):
         if not is_wanted:
@@ -382,7 +380,6 @@ class WholeLinears:
         return self._table or table.__getitem__
 
     def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
-        """Return both for one table, which is held once where that is possible."""
         return self.embedding(table), self.linear(table)
 
     def heads(self, num_kv_heads: int) -> OwnHeads:

@@ -81,7 +81,6 @@ class RankGroup:
         self._sockets = [peer.fileno() for peer in part.peers]
 
     def own_part(self, boundaries: Boundaries) -> slice:
-        """Return the part of this rank."""
         return slice(boundaries[self.rank], boundaries[self.rank + 1])
 
     def all_gather(self, part: FloatArray, boundaries: Boundaries) -> FloatArray:
@@ -107,7 +106,6 @@ class RankGroup:
         return whole
 
     def _meet(self) -> None:
-        """Go on when all the others are here, too."""
         try:
             for socket in self._sockets:
                 os.write(socket, b"\0")
@@ -422,7 +420,6 @@ def column_parallel_linear(
 
 
 def even_boundaries(num_columns: int, world_size: int) -> tuple[int, ...]:
-    """Return where each rank begins if all have as many columns, or some one more than others."""
     return tuple(-(-num_columns * rank // world_size) for rank in range(world_size + 1))
 
 
@@ -471,7 +468,6 @@ class ColumnParallelLinears(WholeLinears):
         return ColumnParallelLinear(linear, boundaries, self._group)
 
     def _own_rows(self, weight: FloatArray) -> FloatArray:
-        """Return the rows of this rank, and nothing that keeps the others in memory."""
         own = weight[self._group.own_part(self._cut(weight))]
         is_mapped = not weight.flags.writeable
         return own if is_mapped else own.copy()

@@ -1,11 +1,11 @@
 """A tensor as it lies in a file, in any of the formats that are read, and as float32."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from struct import Struct as Layout
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -76,40 +76,28 @@ def read_file(path: Path) -> bytes:
 
 
 def read_json(path: Path, kind: type[T]) -> T:
-    """Return what a JSON file holds.
-
-    Raises:
-        BatchdecodeError: there is no such file, or it is too large.
-        MsgspecError: it holds something else.
-        OSError: it cannot be read.
-    """
+    """Return what a JSON file holds; raise as `read_file` does, or a MsgspecError."""
     return msgspec.json.decode(read_file(path), type=kind)
 
 
 Bytes = NDArray[np.uint8]
 
 
-class Kind(Struct, frozen=True):
-    """A format of numbers: so many in a block of so many bytes."""
-
-    block_size: int
-    num_bytes: int
-
-
+# Formats of numbers: how many are in a block, and its bytes.
 KINDS = {
-    "F32": Kind(1, 4),
-    "F16": Kind(1, 2),
-    "BF16": Kind(1, 2),
-    "Q8_0": Kind(32, 34),
-    "Q4_0": Kind(32, 18),
-    "Q4_1": Kind(32, 20),
-    "Q5_0": Kind(32, 22),
-    "Q5_1": Kind(32, 24),
-    "Q2_K": Kind(256, 84),
-    "Q3_K": Kind(256, 110),
-    "Q4_K": Kind(256, 144),
-    "Q5_K": Kind(256, 176),
-    "Q6_K": Kind(256, 210),
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q8_0": (32, 34),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
 }
 
 
@@ -135,24 +123,25 @@ class StoredTensor(Struct, frozen=True, eq=False):
 
     def read(self) -> FloatArray:
         """Return the numbers: a view of the file, read-only, if it has float32, else a copy."""
-        decode = _DECODERS.get(self.kind)
-        if decode is None:
-            return self._dequantize()
-        return np.require(decode(self.data).reshape(self.shape), np.float32, ["C", "A"])
+        data = self.data
+        if self.kind == "F32":
+            numbers: NDArray[np.floating] = data.view("<f4")
+        elif self.kind == "F16":
+            numbers = data.view("<f2")
+        elif self.kind == "BF16":
+            numbers = (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415 - optional
+
+            block_size, num_bytes = KINDS[self.kind]
+            blocks = data.reshape(-1, self.shape[-1] // block_size * num_bytes)
+            numbers = dequantize(blocks, GGMLQuantizationType[self.kind])
+        return np.require(numbers.reshape(self.shape), np.float32, ["C", "A"])
 
     def read_rows(self, rows: IntArray) -> FloatArray:
         """Return some of the rows as they are in what `read` returns; nothing else is read."""
         data = self.data.reshape(self.shape[0], -1)[rows].reshape(-1)
         return StoredTensor(self.kind, (len(rows), *self.shape[1:]), data).read()
-
-    def _dequantize(self) -> FloatArray:
-        from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415 - optional
-
-        kind = KINDS[self.kind]
-        row_size = self.shape[-1] // kind.block_size * kind.num_bytes
-        blocks = self.data.reshape(-1, row_size)
-        numbers = dequantize(blocks, GGMLQuantizationType[self.kind]).reshape(self.shape)
-        return np.ascontiguousarray(numbers, np.float32)
 
 
 def stored_size(kind: str, shape: tuple[int, ...]) -> int:
@@ -163,23 +152,12 @@ def stored_size(kind: str, shape: tuple[int, ...]) -> int:
     """
     if kind not in KINDS:
         raise BatchdecodeError(f"{kind} is not supported, known: {', '.join(KINDS)}")
-    block_size = KINDS[kind].block_size
+    block_size, num_bytes = KINDS[kind]
     if not shape or 0 in shape:
         raise BatchdecodeError(f"the shape {list(shape)} has a size of zero")
     if shape[-1] % block_size:
         raise BatchdecodeError(f"rows of {shape[-1]} are no blocks of {block_size}, as in {kind}")
-    return prod(shape) // block_size * KINDS[kind].num_bytes
-
-
-def _widened(data: Bytes) -> FloatArray:
-    return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
-_DECODERS: dict[str, Callable[[Bytes], NDArray[np.floating]]] = {
-    "F32": lambda data: data.view("<f4"),
-    "F16": lambda data: data.view("<f2"),
-    "BF16": _widened,
-}
+    return prod(shape) // block_size * num_bytes
 
 
 # Reads what a GGUF file holds: its metadata, and where its tensors lie.
@@ -194,31 +172,13 @@ MAX_HEADER = 64 * 2**20  # a vocabulary of 262,144 with its merges takes 15 MiB
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 2**20
 STRING, ARRAY = 8, 9
-SCALARS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+SCALARS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?")))
+SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 _U32, _U64 = Layout("<I"), Layout("<Q")
 
 
-class GgufFile(NamedTuple):
-    """What a file holds; tensors: by their names there."""
-
-    metadata: dict[str, Any]
-    tensors: dict[str, StoredTensor]
-
-
-def read_gguf(path: Path) -> GgufFile:
-    """Return what the file at `path` holds; its tensors stay where they are.
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """Return the metadata of the file at `path`, and its tensors by name; they stay in the file.
 
     Raises:
         BatchdecodeError: it is no GGUF file, is damaged, or has tensors of an unknown kind.
@@ -246,7 +206,13 @@ def read_gguf(path: Path) -> GgufFile:
         metadata[name] = header.value(header.number(_U32))
     if metadata.get("split.count", 1) != 1:
         raise BatchdecodeError("it is one part of several; llama-gguf-split --merge joins them")
-    places = list(_places(header, num_tensors))
+    places = []
+    for _ in header.counted(num_tensors, least=24):  # lengths, a size, a kind, an offset
+        name, num_dimensions = header.text(), header.number(_U32)
+        if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+            raise BatchdecodeError(f"{name!r} has {num_dimensions} dimensions")
+        shape = tuple(header.number(_U64) for _ in range(num_dimensions))[::-1]  # rows first
+        places.append((name, header.number(_U32), shape, header.number(_U64)))
     alignment = metadata.get("general.alignment", 32)
     if alignment not in [2**power for power in range(MAX_ALIGNMENT.bit_length())]:
         raise BatchdecodeError(f"general.alignment {alignment!r} is no power of two")
@@ -261,7 +227,7 @@ def read_gguf(path: Path) -> GgufFile:
             tensors[name] = StoredTensor(kind, shape, body[offset:end])
     if sum(len(tensor.data) for tensor in tensors.values()) > len(body):
         raise BatchdecodeError("its tensors take more bytes than it has: some of them overlap")
-    return GgufFile(metadata, tensors)
+    return metadata, tensors
 
 
 class _Header:
@@ -320,19 +286,6 @@ class _Header:
         return BatchdecodeError("it is cut off or damaged: it ends within its header")
 
 
-def _places(header: _Header, num_tensors: int) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
-    """Yield the name of each tensor, its kind, its shape and where it begins.
-
-    Sizes are in GGUF's order, columns first.
-    """
-    for _ in header.counted(num_tensors, least=24):  # lengths, a size, a kind, an offset
-        name, num_dimensions = header.text(), header.number(_U32)
-        if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-            raise BatchdecodeError(f"{name!r} has {num_dimensions} dimensions")
-        shape = tuple(header.number(_U64) for _ in range(num_dimensions))[::-1]
-        yield name, header.number(_U32), shape, header.number(_U64)
-
-
 def _kind_name(kind: int) -> str:
     from gguf import GGMLQuantizationType  # noqa: PLC0415 - optional
 
@@ -375,11 +328,6 @@ STACKED = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
 """The parts of all experts, [experts, out, in], in the order of `ExpertNames.parts`."""
 
 
-def gguf_layer_names(config: TransformerConfig) -> dict[str, str]:
-    """Return what Hugging Face calls the tensors of a layer, but for those of experts."""
-    return GGUF_LAYER_NAMES | (POST_NORM_NAMES if config.has_post_norms else {})
-
-
 def from_gguf_names(
     config: TransformerConfig, tensors: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
@@ -388,7 +336,7 @@ def from_gguf_names(
     Raises:
         BatchdecodeError: there are not as many experts as there should be.
     """
-    layer_names = gguf_layer_names(config)
+    layer_names = GGUF_LAYER_NAMES | (POST_NORM_NAMES if config.has_post_norms else {})
     named: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         block, _, rest = name.partition(".")
@@ -545,9 +493,7 @@ class _Fields(Struct):
     normalises: bool = field(name="expert_weights_norm", default=True)
 
 
-class _EndTokens(Struct):
-    """After these a text has ended: it, one's turn, one's message."""
-
+class _EndTokens(Struct):  # after which a text has ended, or a turn, or a message
     eos: TokenId | None = field(name="tokenizer.ggml.eos_token_id", default=None)
     eot: TokenId | None = field(name="tokenizer.ggml.eot_token_id", default=None)
     eom: TokenId | None = field(name="tokenizer.ggml.eom_token_id", default=None)
@@ -590,12 +536,33 @@ def config_from_gguf(
     ):
         if size not in {None, head_dim}:
             raise BatchdecodeError(f"{name} {size} is not supported, known: that of a head")
-    experts = _experts_of(fields)
+    experts, wide = None, fields.expert_size or fields.intermediate_size
+    if fields.num_experts and wide is not None:
+        if not 0 < fields.num_chosen <= fields.num_experts:
+            raise BatchdecodeError(
+                f"expert_used_count is {fields.num_chosen}, of {fields.num_experts} experts"
+            )
+        experts = ExpertSettings(
+            layers=tuple(range(fields.num_layers)),
+            num_experts=fields.num_experts,
+            num_chosen=fields.num_chosen,
+            intermediate_size=wide,
+            normalises=fields.normalises,
+        )
     intermediate_size = fields.intermediate_size or fields.expert_size
     if intermediate_size is None:
         raise BatchdecodeError(f"{prefix}feed_forward_length is missing")
     is_gemma = architecture == "gemma3"
     has_local_layers = is_gemma and fields.sliding_window is not None
+    pattern, layers = fields.window_pattern or GEMMA_PATTERN, range(fields.num_layers)
+    if not has_local_layers:
+        full_layers: tuple[int, ...] = ()
+    elif isinstance(pattern, int):
+        full_layers = tuple(layer for layer in layers if (layer + 1) % pattern == 0)
+    elif len(pattern) < len(layers):
+        raise BatchdecodeError(f"the sliding_window_pattern is not one of {len(layers)} layers")
+    else:
+        full_layers = tuple(layer for layer in layers if not pattern[layer])
     return TransformerConfig(
         "mixtral" if architecture == "llama" and experts is not None else architecture,
         vocab_size=embedding.shape[0],
@@ -615,7 +582,7 @@ def config_from_gguf(
         eos_token_ids=tuple(
             dict.fromkeys(end for end in (ends.eos, ends.eot, ends.eom) if end is not None)
         ),
-        full_layers=_full_layers_of(fields) if has_local_layers else (),
+        full_layers=full_layers,
         local_rope=RopeSettings(fields.local_theta, style) if has_local_layers else None,
         activation="gelu_tanh" if is_gemma else "silu",
         # That of a head, which a file does not say, unless it is the largest Gemma.
@@ -627,33 +594,6 @@ def config_from_gguf(
         embedding_scale=fields.hidden_size**0.5 if is_gemma else 1.0,
         has_post_norms=is_gemma,  # and no has_offset_norms: the conversion has added the one
         experts=experts,
-    )
-
-
-def _full_layers_of(fields: _Fields) -> tuple[int, ...]:
-    """Return the layers of Gemma that attend to all tokens: every sixth, if a file says nothing."""
-    pattern, num_layers = fields.window_pattern or GEMMA_PATTERN, fields.num_layers
-    if isinstance(pattern, int):
-        return tuple(layer for layer in range(num_layers) if (layer + 1) % pattern == 0)
-    if len(pattern) < num_layers:
-        raise BatchdecodeError(f"the sliding_window_pattern is not one of {num_layers} layers")
-    return tuple(layer for layer in range(num_layers) if not pattern[layer])
-
-
-def _experts_of(fields: _Fields) -> ExpertSettings | None:
-    wide = fields.expert_size or fields.intermediate_size
-    if not fields.num_experts or wide is None:
-        return None
-    if not 0 < fields.num_chosen <= fields.num_experts:
-        raise BatchdecodeError(
-            f"expert_used_count is {fields.num_chosen}, of {fields.num_experts} experts"
-        )
-    return ExpertSettings(
-        layers=tuple(range(fields.num_layers)),
-        num_experts=fields.num_experts,
-        num_chosen=fields.num_chosen,
-        intermediate_size=wide,
-        normalises=fields.normalises,
     )
 
 

@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from itertools import accumulate, chain, repeat, takewhile
 from operator import itemgetter
 from os import environ
@@ -67,7 +66,8 @@ class ChatTemplate:
 
 def _environment() -> "Environment":
     """Return what templates of checkpoints expect: `render_jinja_template` of transformers."""
-    from jinja2.ext import Extension, loopcontrols  # noqa: PLC0415 - optional
+    from jinja2 import TemplateError  # noqa: PLC0415 - optional
+    from jinja2.ext import Extension, loopcontrols  # noqa: PLC0415 - as above
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
 
     class Generation(Extension):
@@ -79,41 +79,22 @@ def _environment() -> "Environment":
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    def to_json(value: Any, *given: Any, **named: Any) -> str:
+        """Return JSON as it is; Jinja's own filter makes it safe for HTML."""
+        names = ("ensure_ascii", "indent", "separators", "sort_keys")
+        options = dict(zip(names, given, strict=False)) | named
+        return json.dumps(value, **{"ensure_ascii": False, **options})
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda given: datetime.now().astimezone().strftime(given)
     return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - a template passes it as it likes
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002 - as above
-) -> str:
-    """Return JSON as it is; Jinja's own filter makes it safe for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    from jinja2 import TemplateError  # noqa: PLC0415 - optional
-
-    raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    """Return the date or the time; what a template makes of it changes from day to day."""
-    return datetime.now().astimezone().strftime(pattern)
 
 
 MAX_VOCABULARY = 2**24
@@ -168,7 +149,6 @@ class TransformerTokenizer:
 
     @contextmanager
     def _knowing_special(self) -> Iterator[None]:
-        """Let special tokens be what they are inside."""
         with self._lock:
             self._inner.encode_special_tokens = False
             try:
@@ -297,7 +277,15 @@ def tokenizer_of(
     Raises:
         BatchdecodeError: its ids are too large, or those of the prefix beyond all others.
     """
-    token_bytes = _table_of(inner, bytes_of)
+    vocabulary = inner.get_vocab(with_added_tokens=True)
+    size = max(vocabulary.values(), default=-1) + 1
+    if size > MAX_VOCABULARY:
+        raise BatchdecodeError(f"the tokenizer has ids up to {size - 1:,}")
+    token_bytes = [b""] * size
+    for token, token_id in vocabulary.items():
+        token_bytes[token_id] = bytes_of(token)
+    for token_id, added in inner.get_added_tokens_decoder().items():
+        token_bytes[token_id] = b"" if added.special else added.content.encode()
     if max(prefix_token_ids, default=-1) >= len(token_bytes):
         last = len(token_bytes) - 1
         raise BatchdecodeError(f"texts begin with {prefix_token_ids}, and tokens end with {last}")
@@ -320,32 +308,12 @@ def sentencepiece_bytes(token: str) -> bytes:
     return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
 
 
-def _table_of(inner: "Tokenizer", bytes_of: Callable[[str], bytes]) -> list[bytes]:
-    vocabulary = inner.get_vocab(with_added_tokens=True)
-    size = max(vocabulary.values(), default=-1) + 1
-    if size > MAX_VOCABULARY:
-        raise BatchdecodeError(f"the tokenizer has ids up to {size - 1:,}")
-    table = [b""] * size
-    for token, token_id in vocabulary.items():
-        table[token_id] = bytes_of(token)
-    for token_id, added in inner.get_added_tokens_decoder().items():
-        table[token_id] = b"" if added.special else added.content.encode()
-    return table
-
-
-def _byte_characters() -> dict[str, int]:
-    """Return the byte of each character in byte-level BPE: `bytes_to_unicode` of GPT-2.
-
-    A byte that is a visible character of Latin-1 is that character, others go on from U+0100.
-    """
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {
-        chr(0x100 + index): byte for index, byte in enumerate(others)
-    }
-
-
-_BYTE_OF = _byte_characters()
+# The byte of each character in byte-level BPE, `bytes_to_unicode` of GPT-2: a byte that is a
+# visible character of Latin-1 is that character, others go on from U+0100.
+_VISIBLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
+_INVISIBLE = [byte for byte in range(256) if byte not in _VISIBLE]
+_BYTE_OF = {chr(byte): byte for byte in _VISIBLE}
+_BYTE_OF |= {chr(0x100 + index): byte for index, byte in enumerate(_INVISIBLE)}
 
 
 # Reads the tokenizer of a folder, tokenizer.json, and its chat template from the files beside.
@@ -354,10 +322,7 @@ TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
-DECODERS: dict[str, Callable[[str], bytes]] = {
-    "ByteLevel": byte_level_bytes,
-    "ByteFallback": sentencepiece_bytes,
-}
+DECODERS = {"ByteLevel": byte_level_bytes, "ByteFallback": sentencepiece_bytes}
 
 
 class _Decoder(Struct):
@@ -486,6 +451,8 @@ _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_OTHERS}"
 LLAMA3 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_OTHERS}"
+# By llama.cpp's names in tokenizer.ggml.pre; None for the regex of GPT-2.
+SPLITS = {"gpt-2": None, "smollm": None, "qwen2": QWEN2, "llama-bpe": LLAMA3}
 
 
 class _Fields(Struct):
@@ -546,13 +513,10 @@ def _byte_level(fields: _Fields) -> "Tokenizer":
             f"tokenizer.ggml.pre {fields.pre!r} is not supported, known: {', '.join(SPLITS)}"
         )
     vocabulary = _ids_of(fields.tokens)
-    pairs = []
-    for merge in fields.merges:
-        left, _, right = merge.partition(" ")
-        pairs.append((left, right))
+    pairs = [merge.partition(" ")[::2] for merge in fields.merges]
     with calling("its tokenizer cannot be used:"):
         encoder = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=fields.pre == "llama-bpe"))
-        encoder.pre_tokenizer = SPLITS[fields.pre]()
+        encoder.pre_tokenizer = split_of(fields.pre)
         if fields.pre == "qwen2":
             encoder.normalizer = normalizers.NFC()
         _add_whole(encoder, fields, fields.tokens)
@@ -637,36 +601,22 @@ def _add_whole(encoder: "Tokenizer", fields: _Fields, tokens: list[str]) -> None
     )
 
 
-def _gpt2() -> "PreTokenizer":
-    from tokenizers.pre_tokenizers import ByteLevel  # noqa: PLC0415 - optional
-
-    return ByteLevel(add_prefix_space=False)
-
-
-def _smollm() -> "PreTokenizer":
-    from tokenizers.pre_tokenizers import Digits, Sequence  # noqa: PLC0415 - optional
-
-    return Sequence([Digits(individual_digits=True), _gpt2()])
-
-
-def _split_by(regex: str) -> "PreTokenizer":
+def split_of(pre: str) -> "PreTokenizer":
+    """Return what cuts a text before tokens are merged; pre: one of SPLITS."""
     from tokenizers import Regex  # noqa: PLC0415 - optional
-    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split  # noqa: PLC0415 - as above
+    from tokenizers.pre_tokenizers import (  # noqa: PLC0415 - as above
+        ByteLevel,
+        Digits,
+        Sequence,
+        Split,
+    )
 
-    split = Split(Regex(regex), "isolated")
-    return Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+    regex = SPLITS[pre]
+    by_bytes = ByteLevel(add_prefix_space=False, use_regex=regex is None)
+    if regex is not None:
+        return Sequence([Split(Regex(regex), "isolated"), by_bytes])
+    return Sequence([Digits(individual_digits=True), by_bytes]) if pre == "smollm" else by_bytes
 
 
-SPLITS: dict[str, Callable[[], "PreTokenizer"]] = {
-    "gpt-2": _gpt2,
-    "smollm": _smollm,
-    "qwen2": partial(_split_by, QWEN2),
-    "llama-bpe": partial(_split_by, LLAMA3),
-}
-"""How a text is cut before tokens are merged, by llama.cpp's names in tokenizer.ggml.pre."""
-
-BYTES_OF: dict[str, Callable[[str], bytes]] = {
-    "gpt2": byte_level_bytes,
-    "llama": sentencepiece_bytes,
-}
-"""What a token stands for, by the kind of tokenizer that tokenizer.ggml.model names."""
+# What a token stands for, by the kind of tokenizer that tokenizer.ggml.model names.
+BYTES_OF = {"gpt2": byte_level_bytes, "llama": sentencepiece_bytes}

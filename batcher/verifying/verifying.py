@@ -147,7 +147,6 @@ def _compare(one: Result, other: Result) -> Iterator[Unlike]:
 
 
 def _are_told_alike(one: TokenLogprob | None, other: TokenLogprob | None) -> bool:
-    """Whether both name the same tokens, and equal logarithms up to the digits that are told."""
     if one is None or other is None:
         return one is other
     tops = list(zip_longest(one.top, other.top))
@@ -238,7 +237,6 @@ def needs_of(requests: Sequence[Request], model: Model) -> Needs:
 
 
 def make_cases(needs: Needs, num_cases: int, seed: int) -> list[Case]:
-    """Return the first `num_cases` cases: those by system and those drawn take turns."""
     return list(islice(_cases(needs, seed), num_cases))
 
 
@@ -252,7 +250,6 @@ def _cases(needs: Needs, seed: int) -> Iterator[Case]:
 
 
 def _case(number: int, batch: int, **fields: Any) -> Case:
-    """Return the case that `fields` describe, with as much in a step as it needs at least."""
     own = {name: fields.pop(name) for name in Case.__struct_fields__ if name in fields}
     budget = fields.get("max_batch_tokens")
     if budget is not None:
@@ -368,7 +365,6 @@ class Verdict(Struct, kw_only=True):
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether decoding alone gives the same twice."""
         return self.difference is None or self.case is not None
 
 

@@ -307,7 +307,7 @@ def test_a_header_of_gigabytes_is_not_read(tmp_path):
 
 def test_a_file_that_is_opened_is_not_read(tmp_path):
     path = write_gguf(tmp_path / "tiny.gguf")
-    tensor = read_gguf(path).tensors["token_embd.weight"]
+    tensor = read_gguf(path)[1]["token_embd.weight"]
     assert isinstance(tensor.data.base, np.memmap | np.ndarray)
     assert not tensor.data.flags.owndata
     assert not tensor.read().flags.writeable

@@ -89,7 +89,7 @@ BLOCKS = [
 @pytest.mark.parametrize(("kind", "block", "number"), BLOCKS)
 def test_a_block_is_what_its_definition_says(kind, block, number):
     data = np.array(block, np.uint8)
-    size = KINDS[kind].block_size
+    size = KINDS[kind][0]
     assert StoredTensor(kind, (size,), data).read().tolist() == [number] * size
 
 
