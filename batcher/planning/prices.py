@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.fleet import ReplicasResult
+from batcher.planning.measure import NUM_DIGITS
 from batcher.timing import catalog
 from batcher.timing.catalog import FILE_SUFFIXES, CatalogError
 from batcher.timing.profiles import Setup, setup_of
@@ -19,7 +20,6 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 SECONDS_PER_HOUR = 3600
 MILLION = 1e6
 JOULES_PER_KWH = 3.6e6
-NUM_DIGITS = 6
 
 
 class Price(Struct, frozen=True, kw_only=True):

@@ -25,7 +25,6 @@ FIELDS = (
     "request_id, input_toks, output_toks, queued_ts, first_token_ts, last_token_ts, "
     "maybe scheduled_ts and replica"
 )
-MARK = b'"queued_ts"'  # in a line of such a log, and in none of a log of steps
 
 Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH)]
 Time = Annotated[float, Meta(ge=0, le=MAX_TIME)]

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.request_log import MARK
+
 from batcher.settings import DEFAULT_BLOCK_SIZE
 from batcher.timing.calibration import fit_steps, read_step_log, read_traced_steps
 from batcher.timing.profiles import (
@@ -267,6 +267,7 @@ def _terms_row(report: StepTimeReport, num_digits: int = 4) -> tuple[str, ...]:
 # -- calibrating -----------------------------------------------------------------------------------
 
 _DEFAULT_NAME = "calibrated"
+_TIMES = b'"queued_ts"'  # in a line of a log of requests, and in none of a log of steps
 _TRACE = b'"event":"run"'  # in the first line of a trace
 _REMOTE = b'"layout":"remote"'  # and in that of a server, whose steps nobody knows
 _UNSTATED = dict.fromkeys((*MORE_TERMS, "least"), 0.0) | {"pipeline_parallel": 1}
@@ -321,7 +322,7 @@ def calibrate(
         lines = numbered(source.lines())
         head = list(islice(lines, 1))
         first = head[0][1] if head else b""
-        if MARK in first or _REMOTE in first:
+        if _TIMES in first or _REMOTE in first:
             raise BatchdecodeError(
                 f"{source.name} has the times of requests; a profile is fitted to the times of "
                 "steps: a log of them, or a trace of run --profile wall"
