@@ -13,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError
-
 from batcher.settings import DEFAULT_BLOCK_SIZE
 from batcher.timing.calibration import fit_steps, read_step_log, read_traced_steps
 from batcher.timing.profiles import (
