@@ -23,10 +23,8 @@ from batcher.planning.deployments import (
     grid_of,
 )
 from batcher.planning.drafting import beside_none, check_drafts
-from batcher.planning.measure import Question
-from batcher.planning.plan import Plan, Trial, find_plan
-from batcher.planning.prices import price_of, read_prices
-from batcher.planning.search import Searched
+from batcher.planning.measure import Question, price_of, read_prices
+from batcher.planning.plan import Plan, Searched, Trial, find_plan
 from batcher.planning.streamed import PREFIX as STREAMED
 from batcher.planning.streamed import AnyWorkload, parse_streamed
 from batcher.planning.workload import has_exact_length, workload_of
@@ -154,11 +152,7 @@ def plan_requests(options: "PlanOptions") -> int:
 
 
 def _base_of(options: "PlanOptions", searched: Searched) -> tuple[Deployment, Deployment]:
-    """Return the deployment that all values are tried in, and the same with the least of them.
-
-    Raises:
-        BatchdecodeError: an option lists several values, is what is searched, or has no effect.
-    """
+    """Return the deployment that all values are tried in, and the same with the least of them."""
     axes = dict(options.axes)
     if searched in options.preset:
         axes.pop(searched, None)  # what it was set for are other commands, too
@@ -265,9 +259,6 @@ def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
     """Return the tokens of each sample of valid `requests`; they never depend on the schedule.
 
     A request that does not fit into the context has none, nor do turns of its session that follow.
-
-    Raises:
-        BatchdecodeError: a sample failed otherwise.
     """
     engine = Engine(model, LARGE_BATCH)
     places: dict[str, int] = {}
@@ -289,11 +280,7 @@ def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
 
 
 def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> None:
-    """Make sure that all settings that were `given`, or stand in a file, have an effect.
-
-    Raises:
-        BatchdecodeError: one has not; the message says without what.
-    """
+    """Make sure that all settings that were `given`, or stand in a file, have an effect."""
     check_fleets(given, deployments)
     engines = engines_of(deployments)
     fleets = [deployment.fleet for deployment in deployments if deployment.fleet is not None]
@@ -309,11 +296,7 @@ def ask(
     asked: float,
     grid: Sequence[Deployment],
 ) -> Question:
-    """Return what is asked of the deployments of `grid`: read prices and requests, and check them.
-
-    Raises:
-        BatchdecodeError: GPUs have no price, the input is not right, or has none of a class.
-    """
+    """Return what is asked of the deployments of `grid`: read prices and requests, and check them."""
     engines, prices = engines_of(grid), None
     if options.prices is not None:
         prices = read_prices(options.prices)

@@ -101,11 +101,7 @@ class Axis(Struct, frozen=True):
         return replace(deployment, scheduling=scheduling)
 
     def values(self, text: str) -> list[Value]:
-        """Return the values that a text with commas lists, in its order.
-
-        Raises:
-            BatchdecodeError: one is not such a value, or is there twice.
-        """
+        """Return the values that a text with commas lists, in its order."""
         found: list[Value] = []
         for part in text.split(","):
             try:
@@ -299,11 +295,7 @@ def scaled_fleet(fleet: FleetFile, number: int = 1) -> FleetFile:
 
 
 def transfer_of(deployment: Deployment) -> Transfer | None:
-    """Return how long it takes to where requests decode; None if they do where their prompts are.
-
-    Raises:
-        BatchdecodeError: it is not known how large a token is.
-    """
+    """Return how long it takes to where requests decode; None if they do where their prompts are."""
     link = None if deployment.fleet is None else deployment.fleet.transfer
     if link is None:
         return None
@@ -325,11 +317,7 @@ def engines_of(deployments: Iterable[Deployment]) -> list[Deployment]:
 
 
 def check_router(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Make sure that what was given of a router has an effect in one of the `alternatives`.
-
-    Raises:
-        BatchdecodeError: it has not.
-    """
+    """Make sure that what was given of a router has an effect in one of the `alternatives`."""
     deployments = list(alternatives)
     fleets = [deployment for deployment in deployments if deployment.replicas > 1]
     if not fleets:

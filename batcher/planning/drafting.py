@@ -45,11 +45,7 @@ def beside_none(values: Sequence[Value]) -> list[Value]:
 
 
 def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Make sure that what was given of drafts has an effect in one of the `alternatives`.
-
-    Raises:
-        BatchdecodeError: it has not, or it is not known how often drafts are accepted.
-    """
+    """Make sure that what was given of drafts has an effect in one of the `alternatives`."""
     has_drafts = any(each.draft_tokens is not None for each in alternatives)
     for name in _NEEDED_BY:
         if name in given and not has_drafts:

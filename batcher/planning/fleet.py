@@ -78,11 +78,7 @@ class Life:
         return self.moves[-1][1]
 
     def move(self, state: ReplicaState, time: float) -> None:
-        """Go on to another state.
-
-        Raises:
-            InvariantError: the table has no such move, or it is before the last one.
-        """
+        """Go on to another state."""
         if state not in MOVES[self.state] or time < self.moves[-1][0]:
             raise InvariantError(f"a replica that is {self.moves[-1]} cannot be {state} at {time}")
         self.moves.append((time, state))
@@ -451,9 +447,6 @@ class Fleet:
     """One run over `turns` on replicas behind a router.
 
     report_interval: seconds from each report of all replicas to the next, the first at 0.
-
-    Raises:
-        BatchdecodeError: the settings of a replica make no sense.
     """
 
     def __init__(

@@ -14,7 +14,6 @@ from math import inf
 from msgspec.structs import replace
 
 from batcher.metrics.arrays import goodput_of
-from batcher.planning.autoscaling import Autoscale, Autoscaler, FleetState
 from batcher.planning.fleet import (
     NOTHING,
     PAID,
@@ -27,7 +26,14 @@ from batcher.planning.fleet import (
     Replica,
     ReplicaState,
 )
-from batcher.planning.fleet_file import Failures, Management, PlannedFailure
+from batcher.planning.fleet_file import (
+    Autoscale,
+    Autoscaler,
+    Failures,
+    FleetState,
+    Management,
+    PlannedFailure,
+)
 from batcher.planning.routers import ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
 from batcher.planning.simulator import OnEnded, ReplicaSettings

@@ -1,17 +1,329 @@
 """A log of a real run, of one engine or several behind a router, simulated: how far off that is."""
 
-from collections.abc import Iterable, Sequence
+import json
+from codecs import BOM_UTF8
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from batcher.errors import BatchdecodeError
+from batcher.events import RunEvent
+from batcher.metrics.times import EndedRequest, StepFeed, TokenTimes, is_untimed, open_feed
 from batcher.planning.fleet import Fleet, FleetResult
-from batcher.planning.request_log import LoggedRequest, workload_of_log
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
 from batcher.planning.simulator import ReplicaSettings
+from batcher.planning.workload import GREEDY, Job, Piece, Workload
+from batcher.planning.workload_traces import MAX_LENGTH
+from batcher.request import MAX_TIME
+from batcher.settings import DEFAULT_BLOCK_SIZE, Capacity
+from batcher.timing.profiles import usable_blocks
+from batcher.trace.files import is_trace, read_numbered_trace
+from batcher.trace.run import RequestFold, TraceChecks, check_worker, label_of
+
+# Logs of real runs as vLLM has them: lengths and times of requests, and the limits of the run.
+
+FIELDS = (
+    "request_id, input_toks, output_toks, queued_ts, first_token_ts, last_token_ts, "
+    "maybe scheduled_ts and replica"
+)
+
+Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH)]
+Time = Annotated[float, Meta(ge=0, le=MAX_TIME)]
+NUM_DIGITS = 9  # of seconds, after the point: a log has no more
+_WORDS = {  # of JSON, in the place of those of Python
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "a text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "an object",
+    " - at `$.": " at `",
+}
+
+
+class LoggedRequest(Struct, frozen=True, gc=False, kw_only=True):
+    """A line of the log; its other fields are not used.  Times are seconds from anywhere.
+
+    queued_ts: when it came.  scheduled_ts: when its first step began.  first_token_ts,
+    last_token_ts: when these tokens were there.  replica: which of several engines had it.
+    """
+
+    request_id: str
+    input_toks: Length
+    output_toks: Length
+    queued_ts: Time
+    first_token_ts: Time
+    last_token_ts: Time
+    scheduled_ts: Time | None = None
+    replica: int | str | None = None
+
+
+def read_request_log(lines: Iterable[tuple[int, bytes]], name: str) -> list[LoggedRequest]:
+    """Return the requests of a log, given as (line number, line), in the order they came.
+
+    name: how errors call the file.
+
+    Raises:
+        BatchdecodeError: a line is no such request, or its times cannot be; or there is none.
+    """
+    decoder = msgspec.json.Decoder(LoggedRequest)
+    requests, lines_of = list[LoggedRequest](), dict[str, int]()
+    for number, text in lines:
+        try:
+            request = decoder.decode(text)
+        except (ValueError, RecursionError) as error:  # the other: nested too deeply
+            fault = str(error)
+            for theirs, ours in _WORDS.items():
+                fault = fault.replace(theirs, ours)
+            fault = fault if fault.startswith("JSON") else f"{fault[:1].lower()}{fault[1:]}"
+            raise BatchdecodeError(f"{name}:{number}: {fault}; fields: {FIELDS}") from None
+        first_line = lines_of.setdefault(request.request_id, number)
+        if first_line != number:
+            message = f"request_id {request.request_id!r} is in line {first_line} already"
+            raise BatchdecodeError(f"{name}:{number}: {message}")
+        before, last = "", 0.0
+        for field in ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"):
+            time = getattr(request, field)
+            if time is not None and time < last:
+                raise BatchdecodeError(f"{name}:{number}: {field} {time} is before {before} {last}")
+            before, last = (before, last) if time is None else (field, time)
+        if requests and (request.replica is None) is not (requests[0].replica is None):
+            message = "replica: all requests name one, or none does"
+            raise BatchdecodeError(f"{name}:{number}: {message}")
+        requests.append(request)
+    if not requests:
+        raise BatchdecodeError(f"{name}: there are no requests in it; fields of a line: {FIELDS}")
+    return sorted(requests, key=lambda request: request.queued_ts)
+
+
+def workload_of_log(log: list[LoggedRequest]) -> Workload:
+    """Return the requests of a log as jobs; the first comes at 0 s, and none shares a prefix."""
+    first = log[0].queued_ts
+    jobs = [
+        Job(
+            id=request.request_id,
+            input_index=input_index,
+            arrival_time=round(request.queued_ts - first, NUM_DIGITS),
+            num_prompt_tokens=request.input_toks,
+            num_output_tokens=request.output_toks,
+            max_tokens=request.output_toks,
+            output=Piece(request.output_toks, GREEDY),
+        )
+        for input_index, request in enumerate(log)
+    ]
+    return Workload(jobs)
+
+
+class RequestsOfRun(NamedTuple):
+    """The requests in the order they came.
+
+    batch: the slots of the engine, if known; of a server, what its client had in flight.
+    """
+
+    requests: list[LoggedRequest]
+    batch: int | None
+    is_of_client: bool = False
+
+
+def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRun:
+    """Return the requests of a log or a trace, given as (line number, line).
+
+    Of a trace, those that came to their end by themselves; each sample is one.
+
+    Raises:
+        BatchdecodeError: it is neither, it has no times, no run can have written it, or
+            nothing has come to its end.
+    """
+    numbered = iter(lines)
+    head = [line for _, line in zip(range(1), numbered, strict=False)]
+    if not head or not is_trace(head[0][1]):
+        return RequestsOfRun(read_request_log(chain(head, numbered), name), None)
+    events = read_numbered_trace(chain(head, numbered), name, TraceChecks().complaint)
+    run = next(events)
+    if not isinstance(run, RunEvent) or is_untimed(run):
+        raise BatchdecodeError(
+            f"{name}: its steps have no times; those of a server, of --profile, or wall have"
+        )
+    fold, ended = RequestFold(), list[EndedRequest]()
+    workers = defaultdict[int | None, tuple[StepFeed, TokenTimes]](
+        lambda: (open_feed(run), TokenTimes())
+    )
+    for event in events:
+        if isinstance(event, RunEvent):
+            continue
+        check_worker(event, run)
+        feed, times = workers[event.worker]
+        for step in feed.take(event, fold.take(event)):
+            ended += times.observe(step)[1]
+    for feed, times in workers.values():
+        ended += times.interrupt(feed.take_events())
+    requests = [
+        LoggedRequest(
+            request_id=label_of(each.finish.id, each.finish.index, each.finish.role),
+            input_toks=each.finish.prompt_tokens or each.arrive.prompt_tokens,
+            output_toks=each.finish.tokens,
+            queued_ts=each.arrive.time,
+            first_token_ts=each.arrive.time + (each.ttft or 0.0),
+            last_token_ts=each.end,
+        )
+        for each in ended
+        if each.is_ok and each.finish.tokens > 0
+    ]
+    if not requests:
+        raise BatchdecodeError(f"{name}: no request has come to its end in it")
+    for request in requests:
+        if not request.input_toks:
+            raise BatchdecodeError(
+                f"{name}: the length of the prompt of {request.request_id!r} is unknown"
+            )
+    requests.sort(key=lambda request: request.queued_ts)
+    batch = run.batch if run.workers == 1 else None
+    return RequestsOfRun(requests, batch, is_of_client=run.layout == "remote")
+
+
+# -- the limits of a real run --------------------------------------------------------------------
+#
+# A JSON file beside the log has them under vLLM's names.  Of several places the one vLLM came to
+# counts more than the one it was asked for: what is in `resolved_config`, then what is anywhere
+# else, then what is in `engine_kwargs`; null says nothing.
+
+# As the options have them.
+MAX_SLOTS, MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_COUNT = 2**20, 2**24, 2**20, 2**31 - 1
+RESOLVED, ASKED = "resolved_config", "engine_kwargs"
+MAX_SHOWN = 80  # characters of a value
+
+
+class Limit(Struct, frozen=True):
+    """A setting as SchedulingSettings has it, or a batch; place: where it stands in the file."""
+
+    value: Any
+    place: str
+
+
+def _count(most: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError(f"expected a whole number from 1 to {most:,}")
+        return value
+
+    return read
+
+
+def _threshold(value: Any) -> int | None:
+    if value == 0 and type(value) is int:
+        return None
+    return _count(MAX_COUNT)(value)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("expected true or false")
+    return value
+
+
+def _capacity(value: Any) -> Capacity:
+    return "watermark" if _flag(value) else "on-demand"
+
+
+# A setting, the field of the file, and what makes a value of it or raises a ValueError; of several
+# fields for a setting the first that is there counts.
+_FIELDS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("batch", "max_num_seqs", _count(MAX_SLOTS)),
+    ("max_batch_tokens", "max_num_scheduled_tokens", _count(MAX_COUNT)),
+    ("max_batch_tokens", "max_num_batched_tokens", _count(MAX_COUNT)),
+    ("long_prefill_threshold", "long_prefill_token_threshold", _threshold),
+    ("block_size", "block_size", _count(MAX_BLOCK_SIZE)),
+    ("kv_blocks", "num_gpu_blocks", _count(MAX_BLOCKS)),
+    ("kv_tokens", "num_kv_tokens", _count(MAX_COUNT)),
+    ("prefix_cache", "enable_prefix_caching", _flag),
+    ("capacity", "scheduler_reserve_full_isl", _capacity),
+)
+NAMES = tuple(name for _, name, _ in _FIELDS)
+
+# What would change the schedule, and is not simulated -> whether a value is of that kind.
+_NOT_SIMULATED: dict[str, Callable[[Any], bool]] = {
+    "policy": lambda value: value != "fcfs",
+    "enable_chunked_prefill": lambda value: value is False,
+    "pipeline_parallel_size": lambda value: value != 1,
+    "data_parallel_size": lambda value: value != 1,
+    "speculative_config": bool,
+}
+
+
+class RunMeta(Struct, frozen=True):
+    """limits: by the setting.  not_simulated: fields with a value no simulation heeds."""
+
+    limits: dict[str, Limit]
+    not_simulated: list[str]
+
+
+def read_run_meta(content: bytes, name: str) -> RunMeta:
+    """Return what the file `name` says of a run; there are no limits if it has none of NAMES.
+
+    Raises:
+        BatchdecodeError: it is no JSON object, or a field of it is not what it can be.
+    """
+    try:
+        meta = json.loads(content.removeprefix(BOM_UTF8).decode())
+    except json.JSONDecodeError as error:
+        place = f"{name}:{error.lineno}:{error.colno}"
+        raise BatchdecodeError(f"{place}: not JSON: {error.msg.lower()}") from None
+    except RecursionError:
+        raise BatchdecodeError(f"{name}: nested too deeply") from None
+    except ValueError as error:
+        raise BatchdecodeError(f"{name}: {error}") from None
+    if not isinstance(meta, dict):
+        raise BatchdecodeError(f"{name}: expected a JSON object with {', '.join(NAMES)}")
+    said = sorted(
+        _said(meta, ()),
+        key=lambda each: 0 if RESOLVED in each[0] else 2 if ASKED in each[0] else 1,
+    )
+    limits: dict[str, Limit] = {}
+    for setting, field, read in _FIELDS:
+        for path, value in said:
+            if path[-1] != field or setting in limits:
+                continue
+            place = ".".join(path)
+            try:
+                limits[setting] = Limit(read(value), place)
+            except ValueError as error:
+                shown = json.dumps(value)
+                shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
+                raise BatchdecodeError(f"{name}: {place}: {error}, not {shown}") from None
+    # Blocks are those that sequences get; tokens, where only they are known, are put into some.
+    tokens = limits.pop("kv_tokens", None)
+    if tokens is not None and "kv_blocks" not in limits:
+        size = limits["block_size"].value if "block_size" in limits else DEFAULT_BLOCK_SIZE
+        limits["kv_blocks"] = Limit(min(tokens.value // size, MAX_BLOCKS), tokens.place)
+    if "kv_blocks" in limits:
+        blocks = limits["kv_blocks"]
+        place = f"{blocks.place}, less the null block,"
+        limits["kv_blocks"] = Limit(max(usable_blocks(blocks.value), 1), place)
+    settled = {path[-1]: (path, value) for path, value in reversed(said)}
+    not_simulated = [
+        f"{'.'.join(settled[field][0])} {json.dumps(settled[field][1])}"
+        for field, is_other in _NOT_SIMULATED.items()
+        if field in settled and is_other(settled[field][1])
+    ]
+    return RunMeta(limits, not_simulated)
+
+
+def _said(meta: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in meta.items():
+        path = (*above, name)
+        if name in NAMES or name in _NOT_SIMULATED:
+            if value is not None:
+                yield path, value
+        elif isinstance(value, dict):
+            yield from _said(value, path)
+
 
 PERCENTS = (50, 99)
 

@@ -451,11 +451,7 @@ class EngineSimulation:
         self._scheduler.settle_drafts(scheduled, accepted)
 
     def _note(self, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
-        """Take note of what a step admits and preempts.
-
-        Raises:
-            Preempted: the simulation is a trial.
-        """
+        """Take note of what a step admits and preempts."""
         totals = self._totals
         if self._tables is not None:
             self._tables.take_copies()  # there is nothing to copy

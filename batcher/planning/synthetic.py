@@ -116,9 +116,6 @@ def parse_lengths(text: str, option: str, side: Side, read_lines: ReadLines) -> 
     """Return the distribution of lengths that `text`, the value of `option`, names.
 
     side: which lengths of a trace count.  read_lines: gives the lines of a file.
-
-    Raises:
-        WorkloadError: it names none, or the file is not right.
     """
     name, _, path = text.partition(":")
     if name != _FROM_FILE:
@@ -219,11 +216,7 @@ def draw_priorities(shares: PriorityShares, generator: Generator) -> Iterator[in
 
 
 def parse_priorities(text: str, place: str) -> PriorityShares:
-    """Return the shares that `text` states; a colon may stand for each comma.
-
-    Raises:
-        WorkloadError: it states none; `place` says where it is.
-    """
+    """Return the shares that `text` states; a colon may stand for each comma."""
     parts = text.replace(",", ":").split(":")
     shares: PriorityShares = {}
     try:
@@ -395,11 +388,7 @@ def closed_entries(
 
 
 def parse_shared_prefix(text: str, option: str) -> SharedPrefix:
-    """Return the prefix that `text`, TOKENS or TOKENS:GROUPS, stands for.
-
-    Raises:
-        WorkloadError: it is neither.
-    """
+    """Return the prefix that `text`, TOKENS or TOKENS:GROUPS, stands for."""
     length, colon, groups = text.partition(":")
     try:
         prefix = SharedPrefix(read_number(length, int), read_number(groups, int) if colon else 1)

@@ -60,10 +60,6 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         """Yield the place of each task with its answer, as they are done.
 
         on_part: called now and then with the place of a task and how much of it is done.
-
-        Raises:
-            BatchdecodeError: a task has raised it, or a process was killed.
-            InvariantError: a task has raised something else.
         """
         if self._num_jobs == 1:
             for place, task in enumerate(tasks):

@@ -146,9 +146,6 @@ class TraceEntryChecks:
         """Return the seconds from the first entry to this one.
 
         value: when it came, counted in `unit`s a second from anywhere.
-
-        Raises:
-            WorkloadError: that is before the entry before it, or too far from the first.
         """
         if self._first is None:
             self._first = value
@@ -164,11 +161,7 @@ class TraceEntryChecks:
         return round(time, _DIGITS)
 
     def length(self, value: int, number: int, field: str) -> int:
-        """Return a length in tokens; 0 becomes 1, since a model is given one and gives one.
-
-        Raises:
-            WorkloadError: it is negative, or too large.
-        """
+        """Return a length in tokens; 0 becomes 1, since a model is given one and gives one."""
         if not 0 <= value <= MAX_LENGTH:
             raise self.error(number, f"{field} {value}: expected 0 to {MAX_LENGTH:,} tokens")
         self.num_raised += value == 0
@@ -281,11 +274,7 @@ def mooncake_entries(
 def _segments(
     record: MooncakeLine, request_id: str, number: int, checks: TraceEntryChecks
 ) -> list[LengthSegment]:
-    """Return the segments of a prompt, one for each block.
-
-    Raises:
-        WorkloadError: the blocks do not make up the length.
-    """
+    """Return the segments of a prompt, one for each block."""
     length = checks.length(record.input_length, number, "input_length")
     hash_ids = record.hash_ids
     num_blocks = -(-record.input_length // BLOCK_TOKENS)
@@ -355,11 +344,7 @@ _MARKS = {"azure": AZURE_COLUMNS[0], "mooncake": '"hash_ids"', "vllm": '"input_t
 
 
 def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list[int]:
-    """Return the lengths of one side of a trace, or those in a file of one number a line.
-
-    Raises:
-        WorkloadError: there is none in it, or a line is not what it has to be.
-    """
+    """Return the lengths of one side of a trace, or those in a file of one number a line."""
     checks = TraceEntryChecks(source)
     numbered = iter(lines)
     head = list(islice(numbered, 1))
@@ -390,11 +375,7 @@ def scale_times(entries: Iterable[WorkloadEntry], factor: float) -> Iterator[Wor
 
 
 def factor_for_rate(entries: Iterable[WorkloadEntry], rate: float, source: str) -> float:
-    """Return the factor for times by which `entries` come at `rate`, in requests a second.
-
-    Raises:
-        WorkloadError: they have no mean rate.
-    """
+    """Return the factor for times by which `entries` come at `rate`, in requests a second."""
     num_entries, last = 0, 0.0
     for entry in entries:
         num_entries, last = num_entries + 1, entry.arrival_time

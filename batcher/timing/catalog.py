@@ -60,11 +60,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """Reads YAML in which no mapping has a key twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as yaml has it
-        """Return the mapping of `node`.
-
-        Raises:
-            yaml.MarkedYAMLError: a key stands twice in it.
-        """
+        """Return the mapping of `node`."""
         lines: dict[Any, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -132,11 +128,7 @@ def _loaded(text: str, place: str) -> dict[str, Any]:
 
 
 def load(name: str, record: type[R], file: str, kind: str) -> R:
-    """Return the record that `name` names: a shipped one of `file`, or a file with its fields.
-
-    Raises:
-        CatalogError: there is none.
-    """
+    """Return the record that `name` names: a shipped one of `file`, or a file with its fields."""
     if name.endswith(FILE_SUFFIXES):
         return as_record(read_mapping(name), record, name)
     return as_record(find(name, shipped(file), kind), record, f"{file}: {name}")
@@ -149,11 +141,7 @@ def hint_at(name: str, known: Iterable[str]) -> str:
 
 
 def find(name: str, records: dict[str, Any], kind: str) -> Any:
-    """Return the one of `records` that has this name.
-
-    Raises:
-        CatalogError: there is none; it lists those that exist.
-    """
+    """Return the one of `records` that has this name."""
     if name in records:
         return records[name]
     close = [known for known in records if name and known.startswith(name.lower())]

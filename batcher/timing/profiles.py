@@ -105,11 +105,7 @@ def shipped_profiles() -> dict[str, Profile]:
 
 
 def read_profiles(path: str) -> dict[str, Profile]:
-    """Return the profiles of a YAML file by name; one that stands alone has that of the file.
-
-    Raises:
-        CatalogError: the file cannot be read, or one of its profiles is not valid.
-    """
+    """Return the profiles of a YAML file by name; one that stands alone has that of the file."""
     content = catalog.read_mapping(path)
     named = content.keys() - set(Profile.__struct_fields__)
     if any(isinstance(content[name], dict) for name in named):
@@ -201,9 +197,6 @@ def split_overhead(text: str) -> tuple[str, Overhead | None]:
     """Return what stands before "@ENGINE", and what ENGINE takes; None if there is no such end.
 
     ENGINE is a name of overheads.yaml, or a file with the fields of an Overhead.
-
-    Raises:
-        CatalogError: there is no such engine.
     """
     found = _AT_ENGINE.fullmatch(text)
     if found is None:
@@ -213,11 +206,7 @@ def split_overhead(text: str) -> tuple[str, Overhead | None]:
 
 
 def with_overhead(profile: Profile, overhead: Overhead) -> Profile:
-    """Return `profile` with what an engine takes beside the kernels whose times it has.
-
-    Raises:
-        CatalogError: it names no known model, so that the number of layers is not known.
-    """
+    """Return `profile` with what an engine takes beside the kernels whose times it has."""
     if profile.model is None:
         raise CatalogError(
             "what an engine takes is counted by layer: a profile has to name its model"

@@ -188,11 +188,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
 
 def load_model_shape(text: str) -> ModelShape:
-    """Return the shape that `text` names: a shipped one, or a config.json or YAML file like it.
-
-    Raises:
-        CatalogError: there is none, or it is of no transformer that is known here.
-    """
+    """Return the shape that `text` names: a shipped one, or a config.json or YAML file like it."""
     if text.endswith(catalog.FILE_SUFFIXES):
         return _as_shape(catalog.read_mapping(text), text)
     config = catalog.find(text, catalog.shipped("models.yaml"), "model")
@@ -282,20 +278,12 @@ class Link(Struct, frozen=True, kw_only=True):
 
 
 def load_gpu(text: str) -> GPU:
-    """Return the data sheet that `text` names: a shipped one, or a YAML file with one.
-
-    Raises:
-        CatalogError: there is none.
-    """
+    """Return the data sheet that `text` names: a shipped one, or a YAML file with one."""
     return catalog.load(text, GPU, "hardware.yaml", "GPU")
 
 
 def link_of(gpu: GPU) -> Link:
-    """Return the link by which GPUs like this share work.
-
-    Raises:
-        CatalogError: its data sheet names no link, or an unknown one.
-    """
+    """Return the link by which GPUs like this share work."""
     if gpu.link is None:
         raise CatalogError(
             "GPUs that share work need a link on their data sheet, a file or one of "
@@ -368,9 +356,6 @@ def communication_seconds(
 
     The GPUs of a stage reduce twice a layer, each sending what it does in a ring, in which all is
     scattered and then gathered (Patarasuk and Yuan 2009); between stages the tokens are sent.
-
-    Raises:
-        CatalogError: there are several GPUs, and nothing is known of the link between them.
     """
     if tensor_parallel * num_stages == 1:
         return 0.0, 0.0
@@ -397,11 +382,7 @@ def num_kv_tokens(
 
 
 def parts_of(text: str) -> tuple[ModelShape, GPU, int, int]:
-    """Return the model, the GPU, the GPUs of a stage and the stages of MODEL:GPU or MODEL:GPU:GPUS.
-
-    Raises:
-        CatalogError: a part is missing, unknown or wrong.
-    """
+    """Return the model, the GPU, the GPUs of a stage and the stages of MODEL:GPU or MODEL:GPU:GPUS."""
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(parts):
         raise CatalogError(

@@ -10,17 +10,18 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, Deployment, check_router, show_value
-from batcher.planning.prices import cost_of, price_of, read_prices
-from batcher.planning.replay import AsLogged, Comparison
-from batcher.planning.replay import replay as replay_log
-from batcher.planning.request_log import (
+from batcher.planning.measure import cost_of, price_of, read_prices
+from batcher.planning.replay import (
     NAMES,
+    AsLogged,
+    Comparison,
     Limit,
     LoggedRequest,
     RequestsOfRun,
     read_requests,
     read_run_meta,
 )
+from batcher.planning.replay import replay as replay_log
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, Router, router_of
 from batcher.planning.simulator import ReplicaSettings
 from batcher.scheduling.scheduler import check_effects

@@ -123,11 +123,7 @@ def class_columns(cells: "Iterable[GridCell]") -> list[Column]:
 
 
 def column_of(name: str) -> Column:
-    """Return the column called `name`.
-
-    Raises:
-        BatchdecodeError: there is none.
-    """
+    """Return the column called `name`."""
     if name in COLUMNS:
         return COLUMNS[name]
     near = get_close_matches(name, COLUMNS, n=1)

@@ -14,8 +14,7 @@ from msgspec import convert, to_builtins
 from report import Row
 
 from batcher import Request, SimulatedModel
-from batcher.planning.replay import replay
-from batcher.planning.request_log import read_request_log
+from batcher.planning.replay import read_request_log, replay
 from batcher.planning.simulator import ReplicaSettings, simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.planning.workload_traces import (

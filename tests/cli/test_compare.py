@@ -17,8 +17,7 @@ from batcher.metrics.slo import parse_slo
 from batcher.models.simulated import SimulatedModel
 from batcher.planning.compare import compare
 from batcher.planning.deployments import AXES, Deployment, grid_of
-from batcher.planning.measure import Question
-from batcher.planning.prices import Price
+from batcher.planning.measure import Price, Question
 from batcher.planning.workload import workload_of
 from cli.views.plan_tables import LEAST_WANTED, table_of
 

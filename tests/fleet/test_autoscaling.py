@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from jobs import workload_of_jobs
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.planning.autoscaling import (
+from batcher.planning.fleet import MOVES, PAID, Life, ReplicaState, timeline_of
+from batcher.planning.fleet_file import (
     Autoscale,
     Autoscaler,
     FleetState,
@@ -16,7 +17,6 @@ from batcher.planning.autoscaling import (
     policy_of,
     proportional,
 )
-from batcher.planning.fleet import MOVES, PAID, Life, ReplicaState, timeline_of
 from batcher.planning.managed_fleet import RouterQueue
 from batcher.planning.simulated_sequence import Turns
 

@@ -15,9 +15,14 @@ from msgspec.structs import replace
 from simulated_workloads import STEP_TIMES, random_requests, random_settings
 
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.autoscaling import Autoscale
 from batcher.planning.fleet import PAID, Fleet, ReplicaState, timeline_of
-from batcher.planning.fleet_file import AdmissionControl, Failures, Management, PlannedFailure
+from batcher.planning.fleet_file import (
+    AdmissionControl,
+    Autoscale,
+    Failures,
+    Management,
+    PlannedFailure,
+)
 from batcher.planning.managed_fleet import ManagedFleet
 from batcher.planning.routers import ROUTERS, OwnRouter, router_of
 from batcher.planning.simulated_sequence import Turns

@@ -6,8 +6,7 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.fleet import Fleet
-from batcher.planning.replay import AsLogged, replay
-from batcher.planning.request_log import LoggedRequest, workload_of_log
+from batcher.planning.replay import AsLogged, LoggedRequest, replay, workload_of_log
 from batcher.planning.routers import OwnRouter, Router, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import ReplicaSettings

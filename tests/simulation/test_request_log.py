@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.replay import replay
-from batcher.planning.request_log import LoggedRequest, read_request_log, workload_of_log
+from batcher.planning.replay import LoggedRequest, read_request_log, replay, workload_of_log
 from batcher.planning.simulator import ReplicaSettings
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of

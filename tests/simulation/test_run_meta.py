@@ -5,7 +5,7 @@ import json
 import pytest
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.request_log import Limit, read_run_meta
+from batcher.planning.replay import Limit, read_run_meta
 
 
 def read(meta):

@@ -6,7 +6,7 @@ from batcher import Engine, Request
 from batcher.errors import BatchdecodeError
 from batcher.metrics.summary import RunMetrics
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.request_log import read_requests
+from batcher.planning.replay import read_requests
 from batcher.timing.formulas import ConstantStepTime
 from batcher.trace.files import encode_events
 

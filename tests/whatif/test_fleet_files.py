@@ -19,9 +19,8 @@ from batcher.planning.deployments import (
     grid_of,
     groups_of,
 )
-from batcher.planning.measure import measure, problem_of
+from batcher.planning.measure import Price, measure, problem_of
 from batcher.planning.plan import find_plan, narrower, value_at, wider, without
-from batcher.planning.prices import Price
 from batcher.planning.routers import ROUTERS
 from batcher.settings import SchedulingSettings
 from batcher.timing.catalog import CatalogError

@@ -8,9 +8,8 @@ from jobs import poisson, workload_of_jobs
 from batcher.metrics.slo import Slo
 from batcher.planning.compare import GridCell, compare
 from batcher.planning.deployments import AXES, Deployment
-from batcher.planning.measure import Question, measure
+from batcher.planning.measure import Price, Question, measure
 from batcher.planning.plan import find_plan
-from batcher.planning.prices import Price
 from batcher.timing.catalog import CatalogError
 from cli.views.plan_tables import details, table_of
 

@@ -7,8 +7,7 @@ from served import MODEL, deployment_of, question_of
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.planning.measure import measure
-from batcher.planning.plan import Edge, Removal, find_plan
-from batcher.planning.search import Ladder
+from batcher.planning.plan import Edge, Ladder, Removal, find_plan
 from batcher.planning.workload import workload_of
 from batcher.request import Request
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from batcher.metrics.slo import parse_slo
 from batcher.planning.deployments import Deployment
 from batcher.planning.measure import Question
-from batcher.planning.plan import find_plan
-from batcher.planning.search import LeastSearch, doublings, likely
+from batcher.planning.plan import LeastSearch, doublings, find_plan, likely
 from batcher.planning.streamed import parse_streamed
 from batcher.settings import SchedulingSettings
 

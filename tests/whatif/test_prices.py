@@ -7,8 +7,7 @@ from msgspec.structs import replace
 from served import deployment_of, question_of
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.measure import measure
-from batcher.planning.prices import Price, price_of, read_prices
+from batcher.planning.measure import Price, measure, price_of, read_prices
 from cli.views.plan_tables import cost_text, sources_text
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,7 @@ from served import deployment_of, question_of
 
 from batcher.metrics.slo import parse_slo
 from batcher.planning.measure import measure
-from batcher.planning.plan import Edge, find_plan, narrower, wider
-from batcher.planning.search import Ladder
+from batcher.planning.plan import Edge, Ladder, find_plan, narrower, wider
 
 # A step takes 1 s and 0.1 s for each token: a long prompt makes those wait who decode beside it.
 BY_TOKENS = "{t0: 1000, w: 0, f: 100, g: 0, d: 0, h: 0, e: 0}"

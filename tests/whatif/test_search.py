@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.planning.search import NUM_PROBES, LeastSearch, doublings
+from batcher.planning.plan import NUM_PROBES, LeastSearch, doublings
 
 
 def search(is_enough, *, high=1000, start=0):
