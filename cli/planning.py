@@ -296,7 +296,7 @@ def ask(
     asked: float,
     grid: Sequence[Deployment],
 ) -> Question:
-    """Return what is asked of the deployments of `grid`: read prices and requests, and check them."""
+    """Read and check prices and requests: what is asked of the deployments of `grid`."""
     engines, prices = engines_of(grid), None
     if options.prices is not None:
         prices = read_prices(options.prices)

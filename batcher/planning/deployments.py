@@ -295,7 +295,7 @@ def scaled_fleet(fleet: FleetFile, number: int = 1) -> FleetFile:
 
 
 def transfer_of(deployment: Deployment) -> Transfer | None:
-    """Return how long it takes to where requests decode; None if they do where their prompts are."""
+    """Return how long keys and values travel to where requests decode; None if they stay."""
     link = None if deployment.fleet is None else deployment.fleet.transfer
     if link is None:
         return None

@@ -382,7 +382,7 @@ def num_kv_tokens(
 
 
 def parts_of(text: str) -> tuple[ModelShape, GPU, int, int]:
-    """Return the model, the GPU, the GPUs of a stage and the stages of MODEL:GPU or MODEL:GPU:GPUS."""
+    """Return the model, the GPU, the GPUs of a stage and the stages of MODEL:GPU[:GPUS]."""
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(parts):
         raise CatalogError(
