@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 from weakref import finalize
 
 import numpy as np
@@ -52,33 +52,22 @@ class PeerGoneError(Exception):
     """Another process of the group has ended."""
 
 
-class GroupPart(NamedTuple):
-    """What one process of a group has of it; it can be handed to a process that starts.
-
-    rank: its number among `world_size`.  memory: of all of them.  peers: a socket to each other.
-    """
-
-    rank: int
-    world_size: int
-    memory: Any
-    peers: list[Connection]
-
-
 class RankGroup:
-    """One of the processes of a group, as it sees the others.
+    """One of the processes of a group, as it sees the others; it can be handed to one that starts.
 
     The memory has two halves, which are used in turn: what is in one may be read until all are done
     with the next.
 
-    rank: its number among `world_size`.
+    rank: its number among `world_size`.  memory: of all of them.  peers: a socket to each other.
     """
 
-    def __init__(self, part: GroupPart) -> None:
-        self.rank, self.world_size = part.rank, part.world_size
-        self._halves = np.frombuffer(part.memory, np.float32).reshape(_HALVES, -1)
+    def __init__(self, rank: int, world_size: int, memory: Any, peers: list[Connection]) -> None:
+        self.rank, self.world_size, self.peers, self._memory = rank, world_size, peers, memory
+        self._halves = np.frombuffer(memory, np.float32).reshape(_HALVES, -1)
         self._turn = 0
-        self._peers = part.peers
-        self._sockets = [peer.fileno() for peer in part.peers]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RankGroup, (self.rank, self.world_size, self._memory, self.peers)
 
     def own_part(self, boundaries: Boundaries) -> slice:
         return slice(boundaries[self.rank], boundaries[self.rank + 1])
@@ -93,7 +82,12 @@ class RankGroup:
         """
         own, last = boundaries[self.rank], boundaries[self.rank + 1]
         whole = np.empty((boundaries[-1], part.shape[1]), np.float32)
-        for rows, columns in _pieces(*whole.shape, self._halves.shape[1]):
+        (num_rows, num_columns), capacity = whole.shape, self._halves.shape[1]
+        width = min(num_columns, capacity)
+        height = capacity // max(width, 1)
+        for row, column in product(range(0, num_rows, height), range(0, num_columns, capacity)):
+            rows = slice(row, min(row + height, num_rows))
+            columns = slice(column, min(column + width, num_columns))
             piece = whole[rows, columns]
             shared = self._halves[self._turn][: piece.size].reshape(piece.shape)
             self._turn = 1 - self._turn
@@ -101,29 +95,26 @@ class RankGroup:
             if first < end:
                 given = part[first - own : end - own, columns]
                 shared[first - rows.start : end - rows.start] = given
-            self._meet()
+            try:  # go on when all the others are here, too
+                for peer in self.peers:
+                    os.write(peer.fileno(), b"\0")
+                for peer in self.peers:
+                    if not os.read(peer.fileno(), 1):
+                        raise PeerGoneError
+            except OSError:
+                raise PeerGoneError from None
             piece[...] = shared
         return whole
 
-    def _meet(self) -> None:
-        try:
-            for socket in self._sockets:
-                os.write(socket, b"\0")
-            for socket in self._sockets:
-                if not os.read(socket, 1):
-                    raise PeerGoneError
-        except OSError:
-            raise PeerGoneError from None
-
     def close(self) -> None:
-        for peer in self._peers:
+        for peer in self.peers:
             peer.close()
 
 
-def group_parts(
+def rank_groups(
     context: SpawnContext, world_size: int, capacity: int = CAPACITY
-) -> list[GroupPart]:
-    """Return the parts of a new group, by rank; so many numbers are handed over at once.
+) -> list[RankGroup]:
+    """Return a new group as each rank sees it; so many numbers are handed over at once.
 
     Its memory has no name: it is gone with the last of the processes, however they end.
     """
@@ -132,17 +123,7 @@ def group_parts(
     for one, other in combinations(range(world_size), 2):
         for rank, end in zip((one, other), context.Pipe(), strict=True):
             peers[rank].append(end)
-    return [GroupPart(rank, world_size, memory, peers[rank]) for rank in range(world_size)]
-
-
-def _pieces(num_rows: int, num_columns: int, capacity: int) -> Iterator[tuple[slice, slice]]:
-    width = min(num_columns, capacity)
-    height = capacity // max(width, 1)
-    for row, column in product(range(0, num_rows, height), range(0, num_columns, capacity)):
-        yield (
-            slice(row, min(row + height, num_rows)),
-            slice(column, min(column + width, num_columns)),
-        )
+    return [RankGroup(rank, world_size, memory, peers[rank]) for rank in range(world_size)]
 
 
 # What a rank does: one of several processes that compute a transformer, each its columns.
@@ -153,14 +134,15 @@ MakeRank = Callable[[RankGroup, Watch], Transformer]
 """Return the transformer of a rank; a function of a module that can be pickled."""
 
 
-def serve(connection: Connection, part: GroupPart, outer: GroupPart | None, make: MakeRank) -> None:
+def serve(
+    connection: Connection, group: RankGroup, outer: RankGroup | None, make: MakeRank
+) -> None:
     """Make the transformer of a rank, and compute what is asked; what a process does.
 
     outer: of the first rank, which hands over what comes of it.
     """
     become_helper()
     try:
-        group, outer_group = RankGroup(part), None if outer is None else RankGroup(outer)
         transformer = make(group, lambda number, total: connection.send(("read", number, total)))
         connection.send("made")
         kept: dict[int | None, Any] = {None: None}  # stores and states
@@ -174,10 +156,9 @@ def serve(connection: Connection, part: GroupPart, outer: GroupPart | None, make
                 case "call", number, method, *arguments:
                     getattr(kept[number], method)(*arguments)
                 case "forward", spans, store, states:
-                    hidden = transformer.forward(spans, kept[store], kept[states])
-                    _hand_over(hidden, outer_group)
+                    _hand_over(transformer.forward(spans, kept[store], kept[states]), outer)
                 case "logits", hidden:
-                    _hand_over(transformer.logits(hidden), outer_group)
+                    _hand_over(transformer.logits(hidden), outer)
                 case message:
                     raise InvariantError(f"a rank is asked {message}")  # noqa: TRY301 - as others are
     except (EOFError, ConnectionError, PeerGoneError):
@@ -222,39 +203,32 @@ class RankProcesses:
         self._lost: str | None = None
         self._num_kept = 0
         self._dropped: list[int] = []  # what nobody has any more
-        first, own = group_parts(get_context("spawn"), 2)
-        self._group = RankGroup(own)
+        context = get_context("spawn")
+        first, self._group = rank_groups(context, 2)
         ending = (self._processes, self._connections, self._group)
         self._end = Finalize(self, _end, ending, exitpriority=10)
         with self._unless_lost():
-            self._start(make, world_size, first)
-            self._await_ranks(watch)
-
-    def _start(self, make: MakeRank, world_size: int, first: GroupPart) -> None:
-        context = get_context("spawn")
-        with helpers_started(), threads_shared(world_size):
-            for part in group_parts(context, world_size):
-                ours, theirs = context.Pipe()
-                outer = first if part.rank == 0 else None
-                process = context.Process(target=serve, args=(theirs, part, outer, make))
-                process.start()
-                self._processes.append(process)
-                self._connections.append(ours)
-                for end in (theirs, *part.peers, *(outer.peers if outer else ())):
-                    end.close()
-
-    def _await_ranks(self, watch: Watch) -> None:
-        loading = list(self._connections)
-        while loading:
-            for connection in cast(list[Connection], wait(loading)):
-                match connection.recv():
-                    case "read", number, total:
-                        if connection is self._connections[0]:
-                            watch(number, total)
-                    case "made":
-                        loading.remove(connection)
-                    case message:
-                        self._raise(message)
+            with helpers_started(), threads_shared(world_size):
+                for group in rank_groups(context, world_size):
+                    ours, theirs = context.Pipe()
+                    outer = first if group.rank == 0 else None
+                    process = context.Process(target=serve, args=(theirs, group, outer, make))
+                    process.start()
+                    self._processes.append(process)
+                    self._connections.append(ours)
+                    for end in (theirs, *group.peers, *(outer.peers if outer else ())):
+                        end.close()
+            loading = list(self._connections)
+            while loading:
+                for connection in cast(list[Connection], wait(loading)):
+                    match connection.recv():
+                        case "read", number, total:
+                            if connection is self._connections[0]:
+                                watch(number, total)
+                        case "made":
+                            loading.remove(connection)
+                        case message:
+                            self._raise(message)
 
     def new_store(self) -> KVStore:
         store = RemoteStore(self._tell, self._numbered("store"))
@@ -409,16 +383,6 @@ _GRIDS = (192, 48, 16, 1)  # columns: what kernels take at once divides the firs
 _NUM_ROWS, _NUM_DRAWN = 64, 61  # of the products that are compared
 
 
-def column_parallel_linear(
-    x: FloatArray, own: Linear, boundaries: Boundaries, group: RankGroup
-) -> FloatArray:
-    """Return x [rows, in], which every rank has, times a matrix: [out, rows], on every rank.
-
-    own: the product with the columns of this rank, its bias included.
-    """
-    return group.all_gather(own.by_feature(x), boundaries)
-
-
 def even_boundaries(num_columns: int, world_size: int) -> tuple[int, ...]:
     return tuple(-(-num_columns * rank // world_size) for rank in range(world_size + 1))
 
@@ -474,11 +438,10 @@ class ColumnParallelLinears(WholeLinears):
 
     def _cut(self, weight: FloatArray) -> Boundaries:
         shape = (len(weight), weight.shape[1])
+        if self._kind != "fp32" or self._is_fast:
+            return even_boundaries(shape[0], self._group.world_size)
         if shape not in self._cuts:
-            if self._kind == "fp32" and not self._is_fast:
-                self._cuts[shape] = exact_boundaries(shape, reference_of(shape), self._group)
-            else:
-                self._cuts[shape] = even_boundaries(shape[0], self._group.world_size)
+            self._cuts[shape] = exact_boundaries(shape, reference_of(shape), self._group)
         return self._cuts[shape]
 
 
@@ -492,7 +455,7 @@ class ColumnParallelLinear(Linear):
         self._own, self._boundaries, self._group = own, boundaries, group
 
     def by_feature(self, x: FloatArray) -> FloatArray:
-        return column_parallel_linear(x, self._own, self._boundaries, self._group)
+        return self._group.all_gather(self._own.by_feature(x), self._boundaries)
 
 
 class ParallelEmbedding:
@@ -529,11 +492,7 @@ def exact_boundaries(
 
     All ranks find the same.  If need be, one of them has all columns.
     """
-    tried = set()
-    for boundaries in _promising(shape[0], group.world_size):
-        if boundaries in tried:
-            continue
-        tried.add(boundaries)
+    for boundaries in dict.fromkeys(_promising(shape[0], group.world_size)):
         own = group.own_part(boundaries)
         product = TiledLinear(_drawn_weight(shape, own))(_drawn_rows(shape[1]))
         is_equal = np.array_equal(product, reference[:, own])

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Self, TypeVar
 
-from batcher.transformer.ranks import CAPACITY, RankGroup, group_parts
+from batcher.transformer.ranks import CAPACITY, RankGroup, rank_groups
 
 T = TypeVar("T")
 
@@ -14,8 +14,7 @@ class RankThreads:
     """Calls a function in each rank of a group at the same time."""
 
     def __init__(self, world_size: int, capacity: int = CAPACITY) -> None:
-        parts = group_parts(get_context("spawn"), world_size, capacity)
-        self.groups = [RankGroup(part) for part in parts]
+        self.groups = rank_groups(get_context("spawn"), world_size, capacity)
         self.pool = ThreadPoolExecutor(world_size)
 
     def __enter__(self) -> Self:

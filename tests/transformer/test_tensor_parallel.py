@@ -24,10 +24,10 @@ from batcher.models.transformer import TransformerModel
 from batcher.transformer.config import TransformerSettings
 from batcher.transformer.linear import FastLinear, TiledLinear, WholeLinears
 from batcher.transformer.ranks import (
+    ColumnParallelLinear,
     ColumnParallelLinears,
     PeerGoneError,
     RankProcesses,
-    column_parallel_linear,
     even_boundaries,
     exact_boundaries,
     reference_of,
@@ -164,9 +164,9 @@ def test_a_product_by_hand():
     parts = [weight[:2], weight[2:]]
     with RankThreads(2) as ranks:
         found = ranks.map(
-            lambda group: column_parallel_linear(x, FastLinear(parts[group.rank]), (0, 2, 3), group)
+            lambda group: ColumnParallelLinear(FastLinear(parts[group.rank]), (0, 2, 3), group)(x)
         )
-    assert [each.tolist() for each in found] == [[[2], [3], [5]]] * 2
+    assert [each.tolist() for each in found] == [[[2, 3, 5]]] * 2
 
 
 # -- models ----------------------------------------------------------------------------------------
