@@ -72,7 +72,7 @@ SETTINGS = [(8,), (3, *BLOCKS), (8, *BLOCKS), (3, *BUDGET), (8, *BUDGET)]
 
 
 @pytest.mark.parametrize("settings", mostly_heavy(SETTINGS, (3, *BLOCKS), (8, *BUDGET)))
-@pytest.mark.parametrize("weights", mostly_heavy(["fp32", "int8", "int8-channel"], "int8"))
+@pytest.mark.parametrize("weights", mostly_heavy(["fp32", "int8"], "int8"))
 def test_results_are_the_same_bytes_in_every_batch(weights, settings):
     assert told(run("--weights", weights, "--batch", *settings)) == told_of_samples(weights)
 
@@ -82,17 +82,6 @@ def test_results_are_those_of_the_golden(weights):
     golden = (GOLDEN / f"tiny-{weights}.jsonl").read_text().splitlines()
     for line, kept in zip(told_of_samples(weights).splitlines(), golden, strict=True):
         assert json.loads(line) == alike(json.loads(kept), 1e-3 if weights == "fp32" else 0.05)
-
-
-def test_a_batch_of_one_gives_the_same_bytes(tmp_path):
-    alone = [line for line in REQUESTS.read_text().splitlines() if "num_beams" not in line]
-    (tmp_path / "in").write_text("".join(f"{line}\n" for line in alone))
-    for weights in ("fp32", "int8"):
-        one, many = (
-            told(run("--weights", weights, "--batch", batch, requests=tmp_path / "in"))
-            for batch in (1, 8)
-        )
-        assert one == many
 
 
 def alike(value, distance):
@@ -128,12 +117,6 @@ def test_low_memory_shows_in_no_byte_and_a_run_goes_on_without_it(folder):
     )
 
 
-def test_low_memory_is_for_integers():
-    done = run("--low-memory")
-    assert done.returncode == 2
-    assert "--low-memory keeps integers packed: give --weights int8-channel, too" in done.stderr
-
-
 def test_fast_math_is_near():
     exact, fast = (results_of(run(*option)) for option in ([], ["--fast-math"]))
     assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"], 1e-3)
@@ -143,15 +126,12 @@ def test_fast_math_is_near():
 
 
 @pytest.mark.parametrize("command", ["run", "check", "verify", "trace", "compare", "plan"])
-@pytest.mark.parametrize(
-    "option", [["--weights", "int8"], ["--fast-math"], ["--max-context", "9"]], ids=lambda o: o[0]
-)
-def test_options_of_checkpoints_are_refused_for_other_models(command, option, folder):
+def test_options_of_checkpoints_are_refused_for_other_models(command, folder):
     more = ["--slo", "ttft=1"] if command == "plan" else []
-    done = batchdecode(command, "in", *option, *more, cwd=folder)
+    done = batchdecode(command, "in", "--fast-math", *more, cwd=folder)
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: {option[0]} is for checkpoints (.gguf files, folders); simulated is none\n"
+        "error: --fast-math is for checkpoints (.gguf files, folders); simulated is none\n"
     )
 
 
@@ -222,24 +202,7 @@ def test_a_layout_shows_in_the_trace_and_the_summary_and_in_no_result(tmp_path):
     ("begun", "resumed", "why"),
     [
         ([], ["--weights", "int8"], "--weights was fp32, now it is int8"),
-        pytest.param(
-            *(["--fast-math"], [], "--fast-math was on, now it is off"), marks=pytest.mark.heavy
-        ),
-        pytest.param(
-            *([], ["--max-context", "64"], "--max-context was not set, now it is 64"),
-            marks=pytest.mark.heavy,
-        ),
-        pytest.param(
-            ["--fast-math"],
-            ["--fast-math", "--layout", "padded"],
-            "--layout was ragged, now it is padded",
-            marks=pytest.mark.heavy,
-        ),
         (["--chat"], [], "it was begun with --chat"),
-        pytest.param(
-            *([], ["--kv-memory", "64KiB"], "--kv-blocks was not set, now it is 8"),
-            marks=pytest.mark.heavy,
-        ),
     ],
 )
 def test_a_run_is_resumed_with_the_options_it_was_begun_with(begun, resumed, why, folder):
@@ -275,14 +238,8 @@ def interrupt(output):
 CHAT = "Tell me of the fox"
 
 
-@pytest.mark.parametrize("model", mostly_heavy([TINY, "simulated"], TINY))
-@pytest.mark.parametrize("has_order", [True, False])
-def test_a_text_is_a_user_message_with_chat(model, has_order, tmp_path):
-    last, first = (0, 0) if has_order else (2, 1)
-    asked = [
-        {"id": "a", "arrival_time": last},
-        {"id": "b", "arrival_time": first, "temperature": 1.0, "seed": 3, "n": 2},
-    ]
+def test_a_text_is_a_user_message_with_chat(tmp_path):
+    asked = [{"id": "a"}, {"id": "b", "temperature": 1.0, "seed": 3, "n": 2}]
     texts, chats, tokens = (
         [{**fields, **own, "max_tokens": 5} for fields in asked]
         for own in (
@@ -293,11 +250,10 @@ def test_a_text_is_a_user_message_with_chat(model, has_order, tmp_path):
     )
     row = {"custom_id": "c", "method": "POST", "url": "/v1/completions"}
     row |= {"body": {"prompt": CHAT, "max_tokens": 5}}
-    row = [row] if has_order else []
-    for name, rows in (("texts", texts + row), ("chats", chats), ("tokens", tokens)):
+    for name, rows in (("texts", [*texts, row]), ("chats", chats), ("tokens", tokens)):
         (tmp_path / name).write_bytes(lines_of(*rows))
     done = {
-        (name, option): run(*option, "-q", model=model, requests=tmp_path / name).stdout
+        (name, option): run(*option, "-q", requests=tmp_path / name).stdout
         for name in ("texts", "chats", "tokens")
         for option in ((), ("--chat",))
     }
@@ -318,9 +274,7 @@ CHAT_HINT = "warning: this model has a chat template: --chat puts each prompt in
         ([{"prompt": CHAT}], ["--chat"], 0),
         ([{"prompt": CHAT}], ["--quiet"], 0),
         ([{"prompt": CHAT}], ["--model", "simulated"], 0),
-        ([{"prompt": [1, 2]}], [], 0),
         ([{"messages": [{"role": "user", "content": CHAT}]}], [], 0),
-        ([{"prompt": "messages"}], [], 1),
         ([{"prompt": CHAT, "stop": ["messages"]}], [], 1),
     ],
 )
@@ -394,14 +348,6 @@ def test_chat_without_a_template_is_an_error(folder):
     assert done.stderr == "error: --chat needs a model with a chat template; mine:model has none\n"
 
 
-def test_what_is_wrong_with_a_text_is_said_of_it_with_chat(folder):
-    (folder / "in").write_text('{"prompt": "x", "messages": []}\n{"prompt": "x", "max_tokns": 3}\n')
-    done = run("--chat", requests="in", cwd=folder)
-    assert done.returncode == 2
-    assert "`messages` is empty" in done.stderr
-    assert "did you mean `max_tokens`?" in done.stderr
-
-
 # -- loading ---------------------------------------------------------------------------------------
 
 
@@ -426,13 +372,6 @@ def test_weights_that_are_no_numbers_are_damage_found_while_loading(tmp_path):
     assert done.stderr == (
         "error: nan.gguf: model.norm.weight is damaged: not all of it are numbers\n"
     )
-
-
-def test_a_kind_of_weights_that_there_is_not_is_an_error_with_those_there_are(folder):
-    (folder / "c.yaml").write_text("transformer:\n  weights: int5\n")
-    done = batchdecode("check", "in", "--model", TINY, "--config", "c.yaml", cwd=folder)
-    assert done.returncode == 2
-    assert 'weights must be fp32, int8 or int8-channel, not "int5"' in done.stderr
 
 
 SLOW = """
@@ -477,7 +416,7 @@ def screen_of(folder, *arguments, stdout=subprocess.DEVNULL):
     os.close(theirs)
     while not (folder / "reading").exists():
         time.sleep(0.01)
-    time.sleep(0.3)  # a bar is drawn ten times a second
+    time.sleep(0.15)  # a bar is drawn ten times a second
     (folder / "loaded").touch()
     screen, seen = Screen(80, 24), ""
     with suppress(OSError):  # how Linux tells that the other end is closed
@@ -496,35 +435,23 @@ def test_a_bar_shows_how_much_is_loaded_and_nothing_of_it_stays(folder):
 
 
 @pytest.mark.parametrize(
-    "option", mostly_heavy(["--quiet", "--live=never", "--live=plain"], "--live=plain")
+    ("arguments", "stdout"),
+    [(["-o", "out", "--live=plain"], subprocess.DEVNULL), ([], subprocess.PIPE)],
+    ids=["plain", "pipe"],
 )
-def test_there_is_no_bar_where_there_would_be_no_picture(option, folder):
-    seen, status = screen_of(folder, "-o", "out", option)
+def test_there_is_no_bar_where_there_would_be_no_picture(arguments, stdout, folder):
+    seen, status = screen_of(folder, *arguments, stdout=stdout)
     assert status == 0
     assert "loading" not in seen
 
 
-def test_there_is_no_bar_where_results_go_into_a_pipe(folder):
-    seen, status = screen_of(folder, stdout=subprocess.PIPE)
-    assert status == 0
-    assert "loading" not in seen
-
-
-def test_a_pipe_is_told_nothing_of_loading(folder):
-    (folder / "loaded").touch()
-    process = start_slowly(folder, "-q")
-    assert process.communicate()[1] == b""
-    assert process.returncode == 0
-
-
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_loading_at_once(sent, status, folder):
+def test_a_signal_ends_the_loading_at_once(folder):
     process = start_slowly(folder)
     while not (folder / "reading").exists():
         time.sleep(0.01)
-    process.send_signal(sent)
+    process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=30) == (b"", b"")
-    assert process.returncode == status
+    assert process.returncode == 143
 
 
 # -- context ---------------------------------------------------------------------------------------
@@ -562,27 +489,6 @@ def test_a_row_ends_in_the_context_and_fails_alone_if_it_has_no_room(folder):
     json_text = batchdecode("check", "in", "--model", TINY, "--json", cwd=folder).stdout
     plan = json.loads(json_text)
     assert (plan["max_context"], plan["too_long"], plan["may_outgrow"]) == (128, 0, 0)
-
-
-@pytest.mark.heavy
-def test_a_run_in_a_context_goes_on_where_it_was_stopped(folder):
-    rows = [
-        {"id": f"r{n}", "prompt": [9 + n] * (3 * n), "max_tokens": 14, "ignore_eos": True}
-        for n in range(1, 9)
-    ]
-    (folder / "in").write_bytes(lines_of(*rows))
-    options = ["--max-context", 20, "--batch", 2, "--trace", "t"]
-    whole = run(*options, "-o", "whole", requests="in", cwd=folder)
-    assert whole.returncode == 1
-    trace = (folder / "t").read_bytes()
-    lines = (folder / "whole").read_bytes().splitlines(keepends=True)
-    for number in (1, 3, 5):
-        run(*options, "-o", "part", "--force", requests="in", cwd=folder)
-        (folder / "part").write_bytes(b"".join(lines[:number]))
-        resumed = run(*options, "-o", "part", "--resume", requests="in", cwd=folder)
-        assert resumed.returncode == 1, resumed.stderr
-        assert sorted((folder / "part").read_bytes().splitlines(keepends=True)) == sorted(lines)
-        assert (folder / "t").read_bytes() == trace
 
 
 def test_a_session_that_outgrows_the_context_loses_its_oldest_turns(folder):

@@ -175,17 +175,3 @@ def test_a_padded_step_is_as_wide_as_its_longest_chunk() -> None:
     requests = [Request(prompt=[7] * size, max_tokens=2, ignore_eos=True) for size in (3, 10, 5)]
     model = CountingModel("padded")
     assert counted(model, requests) == model.positions == Positions(total=33, padding=12)
-
-
-@pytest.mark.parametrize(
-    ("layout", "threshold", "computed", "padding"),
-    [("ragged", None, 10_100, 0), ("padded", 2048, 12_048, 1948), ("padded", None, 20_000, 9900)],
-    ids=["ragged", "padded in chunks", "padded at once"],
-)
-def test_what_padding_costs_a_short_prompt_beside_a_long_one(
-    layout: Layout, threshold: int | None, computed: int, padding: int
-) -> None:
-    model = CountingModel(layout)
-    requests = [Request(prompt=[7] * size, max_tokens=1) for size in (100, 10_000)]
-    found = counted(model, requests, SchedulingSettings(long_prefill_threshold=threshold))
-    assert found == model.positions == Positions(total=computed, padding=padding)

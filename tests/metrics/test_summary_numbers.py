@@ -86,17 +86,6 @@ def test_the_events_alone_give_busy_and_idle_slot_steps_and_the_causes(jobs, bat
     assert summary.idle == idle_by_hand(jobs, played.rows)
 
 
-@given(workloads(), st.integers(1, 5))
-def test_every_request_is_counted_once(jobs, batch):
-    summary = summary_of(jobs, batch)
-    assert summary.requests == len(jobs)
-    counts = msgspec.structs.asdict(summary.finish_reasons)
-    assert counts == {reason: sum(j.outcome == reason for j in jobs) for reason in counts}
-    assert summary.ok + summary.failed + summary.aborted == len(jobs)
-    assert summary.generated_tokens <= summary.busy_slot_steps
-    assert summary.least_steps <= summary.steps
-
-
 @given(workloads(), st.integers(1, 4), st.data())
 def test_a_run_that_is_broken_off_has_numbers_too(jobs, batch, data):
     played = play(jobs, batch)

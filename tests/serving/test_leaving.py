@@ -78,7 +78,7 @@ def test_a_request_whose_client_goes_is_aborted(stream):
 
 def test_a_client_that_does_not_read_is_given_up_after_a_while():
     async def main():
-        async with served(limits=Limits(write_seconds=0.2)) as server:
+        async with served(limits=Limits(write_seconds=0.05)) as server:
             client = Client(server.app, {**LONG, "stream": True}, is_blocked=True)
             async with asyncio.timeout(5):
                 await client.task
@@ -130,9 +130,7 @@ def test_more_requests_than_may_wait_are_told_to_come_again():
 def test_a_server_that_drains_answers_what_it_has_and_takes_no_more():
     async def main():
         async with served() as server:
-            client = Client(
-                server.app, {"prompt": "Once", "max_tokens": 30_000, "ignore_eos": True}
-            )
+            client = Client(server.app, {"prompt": "Once", "max_tokens": 3_000, "ignore_eos": True})
             await until(lambda: server.thread.num_open == 1)
             server.thread.is_draining = True
             answer = await server.post(prompt="x")
@@ -197,7 +195,7 @@ def test_an_idle_engine_sleeps():
             await server.post(prompt="Once", max_tokens=3)
             await asyncio.sleep(0.05)
             num_rests, num_outcomes = server.watcher.num_rests, len(server.watcher.outcomes)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
             assert server.watcher.num_rests == num_rests
             assert len(server.watcher.outcomes) == num_outcomes
 

@@ -11,7 +11,7 @@ from in_process import CHATS, COMPLETIONS, served
 from batcher import decode
 from batcher.settings import SchedulingSettings
 
-NUM_CLIENTS = 60
+NUM_CLIENTS = 30
 WORDS = ("once", "upon", "time", "the cat", "found", "my", "red", "boat", "every owl", "key")
 
 

@@ -39,7 +39,7 @@ def liking(biases: dict[int, float]) -> dict[str, float]:
     return {str(token_id): bias for token_id, bias in biases.items()}
 
 
-@examples(300)
+@examples(60)
 @given(FIELDS, st.lists(IDS, min_size=1, max_size=5, unique=True))
 def test_they_end_a_text_as_stop_tokens_do(fields: dict, eos_token_ids: list[int]) -> None:
     """But for the reason, which is that of EOS; and what is one id as well goes before EOS."""

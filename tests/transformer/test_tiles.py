@@ -42,10 +42,11 @@ def test_only_places_with_equal_bits_are_good(
     kernel: str, num_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("batcher.transformer.linear.multiply", OddBlas(KERNELS[kernel]).multiply)
+    tiles = tiles_of.__wrapped__(num_out, 5)
     good = {
         KERNELS[kernel](place, part.tile.size)
         for num_rows in range(1, 600, 37)
-        for part in tiles_of.__wrapped__(num_out, 5).split(num_rows)
+        for part in tiles.split(num_rows)
         for place in range(part.tile.first, part.tile.first + part.stop - part.start)
     }
     assert len(good) == 1
