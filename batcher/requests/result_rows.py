@@ -2,24 +2,20 @@
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
 from batcher.errors import CLIENT_FAULTS, RUN_ERROR_CODES
 from batcher.requests.openai import Form
 from batcher.result import (
-    ConstraintCheck,
-    ConstraintOutcome,
     ErrorInfo,
     FinishReason,
-    LengthLimit,
     PromptLogprob,
     Result,
-    Segment,
-    StepTimes,
     StopReason,
     TokenLogprob,
     TopLogprob,
@@ -41,30 +37,25 @@ class RowUsage(Usage, frozen=True):
     total_tokens: int
 
 
-class Extras(Struct, frozen=True, omit_defaults=True):
-    """What a result holds and OpenAI's choices have no place for; SAID is in messages of chats."""
-
-    index: int
-    tokens: list[int] | None
-    usage: Usage
-    slot: int | None
-    steps: StepTimes
-    error: ErrorInfo | None = None
-    cumulative_logprob: float | None = None
-    prompt_logprobs: list[PromptLogprob] | None = None
-    score: float | None = None
-    segments: list[Segment] | None = None
-    constraint: ConstraintOutcome | None = None
-    constraint_check: ConstraintCheck | None = None
-    constraint_verified: tuple[str, ...] | None = None
-    limit: LengthLimit | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    function_call: dict[str, str] | None = None
-
-
 SAID = ("reasoning", "refusal", "tool_calls", "function_call")
+
+if TYPE_CHECKING:
+    Extras = Result
+else:
+    Extras = msgspec.defstruct(
+        "Extras",
+        [
+            (field.name, field.type, *([] if field.required else [field.default]))
+            for field in msgspec.structs.fields(Result)
+            if field.name not in {"id", "text", "finish_reason", "stop_reason", "logprobs"}
+        ],
+        namespace={
+            "__doc__": "What a result holds and OpenAI's choices have no place for; SAID is in "
+            "messages of chats."
+        },
+        frozen=True,
+        omit_defaults=True,
+    )
 
 
 class ChoiceLogprobs(Struct, frozen=True):
@@ -88,12 +79,7 @@ class CompletionChoice(Struct, frozen=True):
     stop_reason: StopReason
     logprobs: ChoiceLogprobs | None
     batchdecode: Extras
-
-
-class ChoiceWithIds(CompletionChoice, frozen=True, kw_only=True):
-    """The same with the ids of its tokens, as vLLM tells them."""
-
-    token_ids: list[int]
+    token_ids: list[int] | UnsetType = UNSET  # over HTTP alone, as vLLM has them
 
 
 class ChatMessage(Struct, frozen=True, omit_defaults=True):
@@ -136,12 +122,7 @@ class ChatChoice(Struct, frozen=True):
     stop_reason: StopReason
     logprobs: ChatLogprobs | None
     batchdecode: Extras
-
-
-class ChatChoiceWithIds(ChatChoice, frozen=True, kw_only=True):
-    """The same with the ids of its tokens, as vLLM tells them."""
-
-    token_ids: list[int]
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True):
@@ -237,21 +218,15 @@ def completion_of(
     created: when, in seconds since 1970.  has_token_ids: whether choices tell them as vLLM does.
     """
     answer_id, usage = answer_id_of(results[0].id, form), usage_of(results)
+    all_ids = [(result.tokens or []) if has_token_ids else UNSET for result in results]
     if form == "chat":
-        chats = [_chat_choice(place, result) for place, result in enumerate(results)]
-        if has_token_ids:
-            chats = [
-                ChatChoiceWithIds(**asdict(chat), token_ids=chat.batchdecode.tokens or [])
-                for chat in chats
-            ]
+        chats = [_chat_choice(*one) for one in zip(count(), results, all_ids, strict=False)]
         return ChatCompletion(answer_id, "chat.completion", created, model, chats, usage)
     is_echoed = form == "echoed completion"
-    choices = [_choice(place, r, bytes_of, is_echoed) for place, r in enumerate(results)]
-    if has_token_ids:
-        choices = [
-            ChoiceWithIds(**asdict(choice), token_ids=choice.batchdecode.tokens or [])
-            for choice in choices
-        ]
+    choices = [
+        _choice(place, result, ids, bytes_of, is_echoed)
+        for place, result, ids in zip(count(), results, all_ids, strict=False)
+    ]
     return Completion(answer_id, "text_completion", created, model, choices, usage)
 
 
@@ -284,7 +259,13 @@ def results_of_row(line: bytes) -> list[Result]:
 # -- completions -----------------------------------------------------------------------------------
 
 
-def _choice(place: int, result: Result, bytes_of: BytesOf, is_echoed: bool) -> CompletionChoice:  # noqa: FBT001 - of this file
+def _choice(
+    place: int,
+    result: Result,
+    token_ids: list[int] | UnsetType,
+    bytes_of: BytesOf,
+    is_echoed: bool,  # noqa: FBT001 - of this file
+) -> CompletionChoice:
     extras = msgspec.convert(result, Extras, from_attributes=True)
     logprobs = None
     if result.logprobs is not None:
@@ -302,6 +283,7 @@ def _choice(place: int, result: Result, bytes_of: BytesOf, is_echoed: bool) -> C
         stop_reason=result.stop_reason,
         logprobs=logprobs,
         batchdecode=extras,
+        token_ids=token_ids,
     )
 
 
@@ -365,7 +347,7 @@ def _read_logprobs(logprobs: ChoiceLogprobs) -> list[PromptLogprob]:
 # -- chats -----------------------------------------------------------------------------------------
 
 
-def _chat_choice(place: int, result: Result) -> ChatChoice:
+def _chat_choice(place: int, result: Result, token_ids: list[int] | UnsetType) -> ChatChoice:
     reason: ChatFinishReason = result.finish_reason
     if reason == "stop" and result.tool_calls is not None:
         reason = TOOL_CALLS
@@ -385,6 +367,7 @@ def _chat_choice(place: int, result: Result) -> ChatChoice:
         batchdecode=msgspec.convert(
             replace(result, **dict.fromkeys(SAID)), Extras, from_attributes=True
         ),
+        token_ids=token_ids,
     )
 
 

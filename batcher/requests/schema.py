@@ -58,6 +58,8 @@ def make_schema(kind: Kind) -> Schema:
     # One that a request has, too, means the same.
     known = {name: _plain(field.words) for name, field in REQUEST_FIELDS.items()} | _DESCRIPTIONS
     for name, definition in definitions.items():
+        if name in ("CompletionChoice", "ChatChoice"):
+            del definition["properties"]["token_ids"]  # of answers over HTTP alone
         definition["description"] = " ".join(definition["description"].split())
         for field, schema in definition["properties"].items():
             text = schema.get("description") or known.get(f"{name}.{field}") or known.get(field)
