@@ -60,11 +60,6 @@ def test_what_depends_on_drafts_by_its_nature_is_not_verified(folder):
     assert verify(folder, "in", *drafts, "exact", "--settings", 2).returncode == 0
 
 
-def test_the_settings_are_drawn_from_the_seed(folder):
-    texts = [verify(folder, "in", "--settings", 5, "--seed", seed).text for seed in (0, 0, 5)]
-    assert texts[0] == texts[1] != texts[2]
-
-
 @pytest.mark.parametrize("name", ["mixes_rows", "forgets_order", "KnowsSlots"])
 def test_a_difference_comes_with_what_shows_it_again(folder, name):
     model = f"batch_dependent:{name}"
@@ -165,23 +160,3 @@ def test_bad_input_is_not_a_difference(folder, arguments, stdin, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert done.text == ""
-
-
-def test_requests_for_many_slots_are_decoded_in_as_many(folder):
-    beams = [{"id": "b", "prompt": "Once", "num_beams": 5, "n": 2, "max_tokens": 6}]
-    (folder / "in").write_bytes(lines_of(*beams, *workload(3)))
-    done = verify(folder, "in", "--settings", 10)
-    assert done.returncode == 0
-    assert "4 requests, 5 outputs" in done.text
-
-
-def test_a_failing_model_fails_alone_too(folder):
-    (folder / "mine.py").write_text(
-        "def tired(prefixes):\n"
-        "    if max(map(len, prefixes)) > 9:\n"
-        "        raise RuntimeError('no')\n"
-        "    return [1 for _ in prefixes]\n"
-    )
-    done = verify(folder, "in", "--model", "mine:tired")
-    assert done.returncode == 1  # it fails the others in its batch
-    assert "✗ different outputs: " in done.text

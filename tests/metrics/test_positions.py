@@ -133,16 +133,6 @@ BEAMS = Request(prompt=[7] * 4, num_beams=3, max_tokens=4, ignore_eos=True)
         (replace(FORCED, regex="[0-9]cde"), 4 + 4),
         (replace(FORCED, cfg_scale=2.0, negative_prompt=[9] * 6), 4 + 6 + 2 * (2 + 4)),
     ],
-    ids=[
-        "plain",
-        "no tokens",
-        "empty prompt",
-        "guided",
-        "beams",
-        "forced",
-        "forced later",
-        "forced and guided",
-    ],
 )
 def test_positions_of_one_request(request_: Request, computed: int) -> None:
     model = CountingModel("ragged")

@@ -247,19 +247,6 @@ def test_jumps_and_forks_are_counted(workload, seed):
     assert summary.forks == sum(len(stay.forks) for stay in run.stays)
 
 
-@given(unit_workloads(), st.data())
-def test_a_run_of_units_that_is_broken_off_has_numbers_too(workload, data):
-    units, batch = workload
-    run = play_units(units, batch)
-    last = data.draw(st.integers(-1, len(run.labels) - 1))
-    kept = [event for event in run.events[1:-1] if event.step <= last]
-    summary = metrics_of([run.events[0], *kept]).summary()
-    arrived = {(e.id, e.index) for e in kept if isinstance(e, ArriveEvent)}
-    ended = {(e.id, e.index) for e in kept if isinstance(e, FinishEvent)}
-    assert summary.unfinished == len(arrived - ended)
-    assert summary.requests == len({name for name, _ in arrived})
-
-
 def test_a_wide_request_keeps_slots_idle_that_are_too_few_for_it():
     units = [*samples("a", 4), *samples("b", 1), *beams("wide", 2, 3), *samples("c", 1)]
     summary = metrics_of(play_units(units, 2).events).summary()
@@ -267,16 +254,6 @@ def test_a_wide_request_keeps_slots_idle_that_are_too_few_for_it():
     late = [*samples("a", 6), *guided("wide", 1, arrival=2.0, reason="follow")]
     summary = metrics_of(play_units(late, 2).events).summary()
     assert summary.idle == IdleCauses(tail=0, arrivals=0, empty_queue=2, too_few=4)
-
-
-def test_samples_aborted_before_they_arrive_are_one_request():
-    run = RunEvent(batch=2, model="test", settings={})
-    ends = [FinishEvent(0, 0.0, "x", index, None, "aborted", None, 0) for index in range(3)]
-    summary = metrics_of([run, *ends]).summary()
-    assert (summary.requests, summary.outputs, summary.aborted) == (1, 3, 3)
-    ends = [FinishEvent(0, 0.0, "x", i, None, "aborted", None, 0, "beam") for i in range(3)]
-    summary = metrics_of([run, *ends]).summary()
-    assert (summary.requests, summary.outputs, summary.aborted) == (1, 3, 3)
 
 
 def test_the_numbers_of_constraints_are_those_that_were_noted_last():

@@ -2,12 +2,9 @@
 
 import json
 import os
-import pty
-import re
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -133,18 +130,6 @@ def test_packed_and_accumulated_gradients_are_those_of_a_plain_loop(sizes, batch
     loss = accumulate_gradients(batches, objective.loss_sum, loss_scaler("fp32"))
     close(gradients_of(model), wanted)
     assert loss == pytest.approx(wanted_loss, abs=1e-5)
-
-
-def test_the_gradients_of_one_large_batch_are_within_a_millionth():
-    rows = Packing([np.random.default_rng(0).integers(0, 50, 400)], 16).in_order()
-    model = tiny()
-    objective = Objective(model, "fp32")
-    accumulate_gradients([rows], objective.loss_sum, loss_scaler("fp32"))
-    wanted = gradients_of(model)
-    for batch_size in (1, 5, 7):
-        accumulate_gradients(rows.batches(batch_size), objective.loss_sum, loss_scaler("fp32"))
-        for name, gradient in gradients_of(model).items():
-            assert (gradient - wanted[name]).abs().max() < 1e-6
 
 
 def test_a_token_attends_to_its_own_text_alone():
@@ -454,27 +439,6 @@ def test_a_signal_stops_after_the_step_and_says_how_to_go_on(folder):
     assert state["step"] == trainer_step
 
 
-def test_a_terminal_shows_a_bar_with_the_losses_and_the_time_that_is_left(folder):
-    terminal, end = pty.openpty()
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100", "CI": ""}
-    process = subprocess.Popen(
-        command("--steps", "60", "-o", "out"),
-        cwd=folder,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=end,
-    )
-    os.close(end)
-    shown = b""
-    with suppress(OSError):  # which is how a terminal ends
-        while part := os.read(terminal, 4096):
-            shown += part
-    os.close(terminal)
-    assert process.communicate()[0].startswith(b"out: ")
-    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
-    assert re.search(r"loss \d\.\d{3}, held out \d\.\d{3} \S+ +\d+/60 0:00:0\d", said)
-
-
 def test_a_full_disk_is_an_error_and_the_run_goes_on_when_there_is_room(folder):
     train(folder, "--steps", "40", "-o", "whole")
     full = train(folder, "--steps", "40", "-o", "part", limit="ulimit -f 8;")
@@ -547,19 +511,3 @@ def test_a_tiny_corpus_is_refused(folder):
     assert "error: the corpus: " in done.stderr
     assert "tokens are too few for rows of seq_length 16: 32 make one" in done.stderr
     assert not (folder / "out").exists()
-
-
-def test_a_corpus_of_one_line_has_nothing_to_hold_out(folder):
-    (folder / "corpus.txt").write_text("so short, " * 400)
-    done = train(folder, "-o", "out")
-    assert done.returncode == 2
-    assert "what is held out of the corpus: 0 tokens are too few" in done.stderr
-
-
-def test_config_json_is_what_transformers_reads(tmp_path, material):
-    trainer = Trainer(SETTINGS, material)
-    weights = {name: weight.numpy() for name, weight in trainer.model.state_dict().items()}
-    write_model(tmp_path, trainer.model.config, weights, material.tokenizer)
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert config.eos_token_id == material.end_id
-    assert config.vocab_size == len(json.loads(material.tokenizer)["model"]["vocab"])

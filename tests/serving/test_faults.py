@@ -90,29 +90,13 @@ FLOODS = {
     "headers": (HEAD, b"a: b\r\n" * 10_000, 48 * MIB, 431),
     "a header without an end": (HEAD + b"a: ", b"x" * 2**16, 48 * MIB, 431),
     "a target without an end": (b"GET /", b"x" * 2**16, 48 * MIB, 431),
-    "a header of 100 kB": (
-        HEAD + b"a: ",
-        b"x" * 100_000 + b"\r\n\r\n",
-        1,
-        431,
-    ),
+    "a header of 100 kB": (HEAD + b"a: ", b"x" * 100_000 + b"\r\n\r\n", 1, 431),
     "trailers": (ENDED, b"a: b\r\n" * 10_000, 48 * MIB, 400),
-    "a trailer without an end": (ENDED + b"a: ", b"x" * 2**16, 48 * MIB, 400),
     "a chunk extension": (CHUNKED + b"1;", b"x" * 2**16, 48 * MIB, 400),
     "chunk extensions": (CHUNKED, b"1;%s\r\n \r\n" % (b"x" * 1000), MIB, 400),
-    "a huge chunk": (
-        CHUNKED + b"f" * 15 + b"\r\n",
-        b" " * 2**16,
-        48 * MIB,
-        413,
-    ),
+    "a huge chunk": (CHUNKED + b"f" * 15 + b"\r\n", b" " * 2**16, 48 * MIB, 413),
     "chunks": (CHUNKED, b"%x\r\n%s\r\n" % (2**16, b" " * 2**16), 48 * MIB, 413),
-    "a stated length": (
-        HEAD + b"content-length: 100000000\r\n\r\n",
-        b"",
-        1,
-        413,
-    ),
+    "a stated length": (HEAD + b"content-length: 100000000\r\n\r\n", b"", 1, 413),
     "two lengths": (HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\n", b"", 1, 400),
     "no HTTP": (b"\x16\x03\x01 hello\r\n\r\n", b"", 1, 400),
 }
@@ -195,16 +179,10 @@ def test_idle_connections_are_closed_and_keep_nobody_waiting(monkeypatch):
     asyncio.run(main())
 
 
-UPGRADES = {
-    "h2c": b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n",
-    "websocket": b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n",
-}
-
-
-@pytest.mark.parametrize("upgrade", UPGRADES)
-def test_another_protocol_is_not_spoken_and_the_body_is_answered(upgrade):
+def test_another_protocol_is_not_spoken_and_the_body_is_answered():
     body = b'{"prompt": "Once", "max_tokens": 2}'
-    head = HEAD + UPGRADES[upgrade] + b"content-length: %d\r\n\r\n" % len(body)
+    head = HEAD + b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    head += b"content-length: %d\r\n\r\n" % len(body)
     said = told([head, body, b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"])
     assert said.startswith(b"HTTP/1.1 200 ")
     assert b" We touched" in said

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
 from tiny_checkpoints import CLASSES, config_json, random_tensors, write_folder
 
 from batcher.errors import BatchdecodeError
@@ -286,10 +285,3 @@ def test_what_is_not_installed_is_said(tmp_path, monkeypatch, module):
     )
     with pytest.raises(BatchdecodeError, match=r"pip install 'batchdecode\[models\]'"):
         open_checkpoint(write_folder(tmp_path))
-
-
-def test_a_view_of_a_file_outlives_its_checkpoint(tmp_path):
-    tensors = random_tensors(config_json())
-    save_file(tensors, write_folder(tmp_path) / "model.safetensors")
-    norm = open_checkpoint(tmp_path).read("model.norm.weight")
-    assert np.array_equal(norm, tensors["model.norm.weight"])

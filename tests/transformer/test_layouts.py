@@ -9,11 +9,6 @@ from numpy.testing import assert_allclose
 from test_transformer_model import KINDS, run
 from tiny import attention_by_definition, tiny_model
 
-from batcher import Engine, Request
-from batcher.metrics.counts import Positions
-from batcher.metrics.summary import RunMetrics
-from batcher.padding import PAD
-from batcher.settings import SchedulingSettings
 from batcher.transformer.kv_store import PADDING
 from batcher.transformer.layers import create_causal_mask
 from batcher.transformer.step import batched_attention_with_padding
@@ -62,34 +57,6 @@ def test_padding_that_is_not_a_number_shows_nowhere(kind: str, monkeypatch) -> N
         padded, _ = run(model, 9, max_batch_tokens=40)
     assert padded == ragged
     assert num_padding > 100
-
-
-def computed(layout: str, prompts: list[int], settings: SchedulingSettings) -> tuple:
-    model, counted = tiny_model(layout=layout, max_position_embeddings=2048), []
-    embedding = model._decoder._embedding
-    model._decoder._embedding = lambda ids: counted.append(len(ids)) or embedding(ids)
-    engine = Engine(model, len(prompts), settings=settings)
-    for size in prompts:
-        engine.add(Request(prompt=[PAD + 1] * size, max_tokens=3))
-    metrics = RunMetrics()
-    metrics.observe([engine.run_event()])
-    while engine.has_work:
-        metrics.observe(engine.step().events)
-    return metrics.summary(engine.num_steps).positions, sum(counted)
-
-
-@pytest.mark.parametrize(
-    ("layout", "threshold", "total", "padding"),
-    [("ragged", None, 1014, 0), ("padded", 205, 1209, 195), ("padded", None, 2004, 990)],
-    ids=["ragged", "padded in chunks", "padded at once"],
-)
-def test_the_summary_says_how_many_positions_were_computed(
-    layout: str, threshold: int | None, total: int, padding: int
-) -> None:
-    settings = SchedulingSettings(long_prefill_threshold=threshold)
-    found, counted = computed(layout, [10, 1000], settings)
-    assert found == Positions(total=total, padding=padding)
-    assert counted == total
 
 
 @given(st.lists(st.integers(1, 150), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 9))

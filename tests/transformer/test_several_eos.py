@@ -75,12 +75,6 @@ def test_beams_end_with_the_likeliest_of_them() -> None:
     assert [result.tokens for result in results] == [[97], [98], [99]]
 
 
-def test_ignore_eos_ignores_all_of_them() -> None:
-    request = Request(prompt="x", max_tokens=3, ignore_eos=True, logit_bias=liking({97: 100}))
-    [result] = decode([request], model=tiny_model(eos_token_ids=(98, 97)))
-    assert (result.tokens, result.finish_reason) == ([97] * 3, "length")
-
-
 def test_a_model_may_tell_of_one_of_several_or_of_none() -> None:
     assert eos_token_ids_of(as_model(tiny_model())) == ()
     assert eos_token_ids_of(as_model(tiny_model(eos_token_ids=(7, 5)))) == (7, 5)

@@ -80,13 +80,6 @@ def test_the_last_digit_that_is_told_may_be_rounded_either_way():
     assert difference(logprobs=told, cumulative_logprob=-1.500002, score=-0.500001) is None
 
 
-def test_the_message_of_an_error_may_name_another_step():
-    one, other = (
-        {("a", 0): replace(RESULT, error=ErrorInfo("model-error", text))} for text in ("5", "6")
-    )
-    assert first_difference(["a"], one, other) is None
-
-
 def test_the_first_difference_is_that_of_the_first_request_and_output():
     wrong = replace(RESULT, tokens=[9])
     keys = [("b", 0), ("a", 1), ("a", 0), ("c", 0)]
