@@ -29,7 +29,6 @@ from batcher.events import (
     ReceiveEvent,
     RejectEvent,
     RestartEvent,
-    RetryEvent,
     RetryReason,
     RunEvent,
     SequenceName,
@@ -39,7 +38,6 @@ from batcher.metrics.times import StepFeed, WholeStep, open_feed
 from batcher.result import ErrorInfo, LengthLimit
 from batcher.trace.run import (
     AdmissionRecord,
-    DraftRecord,
     RequestFold,
     RequestTimeline,
     SpanPreemption,
@@ -204,18 +202,6 @@ class StoryDrafts(Struct, frozen=True, omit_defaults=True):
     changes: int = 0
     last_change: DraftChange | None = None
 
-    @classmethod
-    def of(cls, record: DraftRecord) -> "StoryDrafts":
-        counts, change = record.counts, record.last_change
-        return cls(
-            counts.num_steps,
-            counts.num_drafted,
-            counts.num_accepted,
-            counts.by_position(),
-            record.num_changes,
-            None if change is None else DraftChange(change.step, change.tokens, change.reason),
-        )
-
 
 MAX_IDS = 20_000
 
@@ -355,15 +341,6 @@ class Arrival(Struct, frozen=True, omit_defaults=True):
     dropped_tokens: int = 0
     default_limit: bool = False
 
-    @classmethod
-    def by(cls, event: ArriveEvent, finish: FinishEvent | None) -> "Arrival":
-        num_prompt = event.prompt_tokens
-        if finish is not None and finish.prompt_tokens is not None:
-            num_prompt = finish.prompt_tokens
-        asked = num_prompt, event.max_tokens
-        dropped = event.dropped_turns, event.dropped_tokens
-        return cls(event.step, event.time, *asked, *dropped, event.default_limit)
-
 
 class StoryRetry(Struct, frozen=True):
     """A server had to be asked again: in which step it failed, why, and the pause in seconds."""
@@ -371,10 +348,6 @@ class StoryRetry(Struct, frozen=True):
     step: int
     reason: RetryReason
     delay: float
-
-    @classmethod
-    def by(cls, event: RetryEvent) -> "StoryRetry":
-        return cls(event.step, event.reason, event.delay)
 
 
 class StorySpan(Struct, frozen=True, omit_defaults=True):
@@ -414,10 +387,6 @@ class RequestEnd(Struct, frozen=True, omit_defaults=True):
     tokens: int
     limit: LengthLimit | None = None
     error: ErrorInfo | None = None
-
-    @classmethod
-    def by(cls, event: FinishEvent, time: float) -> "RequestEnd":
-        return cls(event.step, time, event.reason, event.tokens, event.limit, event.error)
 
 
 class PhaseTotals(Struct, frozen=True):
@@ -492,13 +461,26 @@ def story_of(
     """
     timeline = timeline.of_worker(request.worker)
     run, figures, num_steps = timeline.run, timeline.figures, timeline.num_steps
-    arrive, finish, ended = request.arrive, request.finish, None
+    arrive, finish = request.arrive, request.finish
+    arrived, ended = None, None
     parts = explain(timeline, request) if parts is None else parts
     if sum(part.num_steps for part in parts) != len(request.steps(num_steps)):
         raise InvariantError(f"the story of {request.label!r} leaves out a step")
+    if arrive is not None:
+        num_prompt = None if finish is None else finish.prompt_tokens
+        arrived = Arrival(
+            arrive.step,
+            arrive.time,
+            arrive.prompt_tokens if num_prompt is None else num_prompt,
+            arrive.max_tokens,
+            arrive.dropped_turns,
+            arrive.dropped_tokens,
+            arrive.default_limit,
+        )
     if finish is not None:
-        is_in_slot = request.admission is not None
-        ended = RequestEnd.by(finish, figures.end_of(finish.step) if is_in_slot else finish.time)
+        time = finish.time if request.admission is None else figures.end_of(finish.step)
+        what = finish.reason, finish.tokens, finish.limit, finish.error
+        ended = RequestEnd(finish.step, time, *what)
     seconds: list[float] = []
     if parts and arrive is not None:  # the first begins with the arrival
         begins = [arrive.time, *(figures.start_of(part.start) for part in parts[1:])]
@@ -506,7 +488,18 @@ def story_of(
         seconds = [end - begin for begin, end in zip(begins, ends, strict=True)]
     aging, kv_blocks, spans = aging_of(run), run.scheduling.get("kv_blocks"), list[StorySpan]()
     for admission in request.admissions:
-        admit, preempt = admission.event, admission.preempt
+        admit, preempt, drafts = admission.event, admission.preempt, None
+        if admission.drafts is not None:
+            counts, change = admission.drafts.counts, admission.drafts.last_change
+            drafts = StoryDrafts(
+                counts.num_steps,
+                counts.num_drafted,
+                counts.num_accepted,
+                counts.by_position(),
+                admission.drafts.num_changes,
+                None if change is None else DraftChange(change.step, change.tokens, change.reason),
+            )
+        retries = admission.retries or ()
         span = StorySpan(
             admit.slot,
             admit.step,
@@ -515,10 +508,10 @@ def story_of(
             admission.first_token,
             admit.cached,
             admit.generated,
-            None if admission.drafts is None else StoryDrafts.of(admission.drafts),
+            drafts,
             None if preempt is None else SpanPreemption.by(preempt),
             run.layout == "remote",
-            tuple(StoryRetry.by(event) for event in admission.retries or ()),
+            tuple(StoryRetry(each.step, each.reason, each.delay) for each in retries),
             admit.cached_from,
             aging if aging is not None and is_aged(admit, arrive, aging) else None,
         )
@@ -530,7 +523,7 @@ def story_of(
         num_rows=request.num_rows,
         batch=timeline.num_slots,
         kv_blocks=kv_blocks if isinstance(kv_blocks, int) else None,
-        arrived=None if arrive is None else Arrival.by(arrive, finish),
+        arrived=arrived,
         parts=parts,
         spans=spans,
         ended=ended,
@@ -679,17 +672,11 @@ def _part_in_slot(
     if is_decode:
         is_standstill = timeline.figures.is_standstill(start)
         return StoryPart(start, stop, "decode", "prefill" if is_standstill else "")
-    is_admitted = start == admission.event.step and computes_at_once(request, admission)
+    admit, arrive = admission.event, request.arrive
+    is_admitted = start == admit.step and (  # and that step computed any of what it began with
+        arrive is None or arrive.prompt_tokens + admit.generated - admit.cached > admit.left
+    )
     if is_admitted or admission.has_chunk(start):
         return StoryPart(start, stop, "prefill")
     is_prefill_first = timeline.run.scheduling.get("prefill_order") == "prefill-first"
     return StoryPart(start, stop, "prefill", "prefill" if is_prefill_first else "tokens")
-
-
-def computes_at_once(request: RequestTimeline, admission: AdmissionRecord) -> bool:
-    """Return whether the step of an admission computed any of what the sequence began with."""
-    if request.arrive is None:
-        return True
-    admit = admission.event
-    num_known = request.arrive.prompt_tokens + admit.generated
-    return num_known - admit.cached > admit.left

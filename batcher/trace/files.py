@@ -11,11 +11,7 @@ from typing import Any, get_args
 import msgspec
 
 from batcher.errors import BatchdecodeError
-from batcher.events import (
-    TRACE_VERSION,
-    Event,
-    RunEvent,
-)
+from batcher.events import TRACE_VERSION, Event, RunEvent
 
 
 class _Kind(msgspec.Struct):
@@ -26,13 +22,9 @@ class _Kind(msgspec.Struct):
 
 
 _BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 _KNOWN_KINDS = {kind.__struct_config__.tag for kind in get_args(Event)}
-
 _encoder = msgspec.json.Encoder()
-
 _event_decoder = msgspec.json.Decoder(Event)
-
 _kind_decoder = msgspec.json.Decoder(_Kind)
 
 

@@ -460,11 +460,24 @@ class Timeline:
         elif type(event) is AdmitEvent:
             self._note_step(event)
             found = fold.admit(event)
-            self._admit(found, event)
+            before = self._finished.get(event.id, {}).pop(event.index, None)  # of the same name
+            if before is not None:
+                self._record(before)
+            self.figures.note_start(event.step, event.time)
+            if found.first_event is event and not is_follower(found):
+                self._num_alive[event.id] += 1  # events that begin in the middle
         elif type(event) is FinishEvent:
             self._note_step(event)
             found = fold.finish(event)
-            self._finish(found, event)
+            if event.role == "sample":
+                self._finished[event.id][event.index] = found
+            else:
+                self._record(found)
+            if not is_follower(found):
+                self._num_alive[event.id] -= 1
+                if self._num_alive[event.id] <= 0:
+                    del self._num_alive[event.id]
+                    self._over.append(event.id)
         else:
             found = self._add_rare(event)
         if fold.unblocked is not None:
@@ -530,9 +543,24 @@ class Timeline:
             case StepsEvent():
                 self.figures.add(event)
             case DraftEvent():
-                self._draft(found)
+                drafts = None if found is None or not found.admission else found.admission.drafts
+                if drafts is not None and drafts.latest is not None:
+                    if self._verifying and self._verifying[-1].step < drafts.latest.step:
+                        self._add_drafts()
+                    self._verifying.append(drafts.latest)
             case DropEvent():
-                self._drop(event)
+                label = label_of(event.id, event.index, "sample")
+                dropped = self._finished.get(event.id, {}).pop(event.index, None)
+                if dropped is None or dropped.finish is None:
+                    raise InvariantError(
+                        f"{label!r} is dropped in step {event.step}, and has not finished"
+                    )
+                reason = dropped.finish.reason
+                if event.reason != reason:
+                    raise InvariantError(
+                        f"{label!r} is dropped with the reason {event.reason!r}, not {reason!r}"
+                    )
+                self._record(dropped, is_dropped=True)
             case RejectEvent():
                 self.num_requests += 1
                 self.num_outputs += 1
@@ -556,38 +584,6 @@ class Timeline:
         if event.step >= self.num_steps and event.slot is not None:
             self.num_steps = event.step + 1
 
-    def _admit(self, found: RequestTimeline, event: AdmitEvent) -> None:
-        before = self._finished.get(event.id, {}).pop(event.index, None)  # of the same name
-        if before is not None:
-            self._record(before)
-        self.figures.note_start(event.step, event.time)
-        if found.first_event is event and not is_follower(found):
-            self._num_alive[event.id] += 1  # events that begin in the middle
-
-    def _finish(self, found: RequestTimeline, event: FinishEvent) -> None:
-        if event.role == "sample":
-            self._finished[event.id][event.index] = found
-        else:
-            self._record(found)
-        if is_follower(found):
-            return
-        self._num_alive[event.id] -= 1
-        if self._num_alive[event.id] <= 0:
-            del self._num_alive[event.id]
-            self._over.append(event.id)
-
-    def _drop(self, event: DropEvent) -> None:
-        label = label_of(event.id, event.index, "sample")
-        found = self._finished.get(event.id, {}).pop(event.index, None)
-        if found is None or found.finish is None:
-            raise InvariantError(f"{label!r} is dropped in step {event.step}, and has not finished")
-        if event.reason != found.finish.reason:
-            raise InvariantError(
-                f"{label!r} is dropped with the reason {event.reason!r}, "
-                f"not {found.finish.reason!r}"
-            )
-        self._record(found, is_dropped=True)
-
     def _restart(self, event: RestartEvent) -> None:
         _check_step(event.step)
         if event.step < self.num_steps:
@@ -602,14 +598,6 @@ class Timeline:
         self.go_on_to(event.step)
         self._last_step = max(self._last_step, event.step - 1)
         self.restarts.append(event)
-
-    def _draft(self, found: RequestTimeline | None) -> None:
-        drafts = None if found is None or found.admission is None else found.admission.drafts
-        if drafts is None or drafts.latest is None:
-            return
-        if self._verifying and self._verifying[-1].step < drafts.latest.step:
-            self._add_drafts()
-        self._verifying.append(drafts.latest)
 
     def _add_drafts(self) -> None:
         for drafts in self._verifying:

@@ -10,7 +10,7 @@ blocks it found.  Waits are asynchronous events.  No two workers have flows or w
 
 import csv
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import merge
 from io import StringIO
@@ -33,15 +33,10 @@ from batcher.trace.timeline import (
 )
 
 _encoder = msgspec.json.Encoder()
-
 _CSV_FIELDS = ("slot", "id", "index", "start", "end", "outcome", "role", "jumped", "dropped")
-
 _CSV_DRAFT_FIELDS = ("drafted", "accepted")
-
 _CSV_WORKER_FIELDS = ("worker",)
-
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-
 _CSV_MEMORY_FIELDS = ("prefill", "cached", "generated", "resumed")
 
 
@@ -84,19 +79,12 @@ def _cell(value: object) -> object:
 
 MICROSECONDS = 10**6
 MAX_NUMBERS = 2**32  # more than a worker has flows, or waits
-_SAID = [
-    "jumped",
-    "drafted",
-    "accepted",
-    "dropped",
-    "forks",
-    "cached",
-    "cached_from",
-    "generated",
-    "resumed",
-]
+_SAID = ["jumped", "drafted", "accepted", "dropped", "forks"]
+_SAID += ["cached", "cached_from", "generated", "resumed"]
 
 TraceEvent = dict[str, Any]
+Flow = tuple[str, tuple[int, int], tuple[int, int]]
+"""What a flow is called, and from which (step, slot) to which one, no earlier, it leads."""
 
 
 def encode_chrome(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
@@ -148,9 +136,9 @@ class _Process:
             self._preemptions(),
             self._cache_hits(),
             self._restarts(),
-            self._resumptions(),
-            self._forks(),
-            self._shared_prefixes(),
+            self._flow_ends("preemption", self._resumptions()),
+            self._flow_ends("fork", self._forks()),
+            self._flow_ends("cache", self._shared_prefixes()),
             self._wait_starts(),
             self._wait_ends(),
             *(self._counter(name, counts) for name, counts in counters.items()),
@@ -223,21 +211,19 @@ class _Process:
                     "args": {"reason": restart.reason, "code": restart.code, "step": restart.step},
                 }
 
-    def _resumptions(self) -> Iterator[TraceEvent]:
-        """Yield both ends of a flow from each preempted slice to where its sequence resumes."""
-        flows, preempted = _Flows(self, "preemption"), dict[SequenceKey, SlotSpan]()
+    def _resumptions(self) -> Iterator[Flow]:
+        """Yield a flow from each preempted slice to where its sequence resumes."""
+        preempted = dict[SequenceKey, SlotSpan]()
         for span in self._spans():
             key = _key_of(span)
             before = preempted.pop(key, None)
             if before is not None:
                 begin, end = (before.end - 1, before.slot), (span.start, span.slot)
-                flows.add(f"resumed: {span.label}", begin, end)
+                yield f"resumed: {span.label}", begin, end
             if span.preemption is not None:
                 preempted[key] = span
-        yield from flows.events()
 
-    def _forks(self) -> Iterator[TraceEvent]:
-        flows = _Flows(self, "fork")
+    def _forks(self) -> Iterator[Flow]:
         for _, together in groupby(self._spans(), key=attrgetter("start")):
             beams = {(span.id, span.index): span for span in together if span.role == "beam"}
             for span in beams.values():
@@ -245,15 +231,13 @@ class _Process:
                     parent = beams.get((span.id, fork.parent))
                     if parent is not None and fork.step < parent.end and fork.step + 1 < span.end:
                         begin, end = (fork.step, parent.slot), (fork.step + 1, span.slot)
-                        flows.add(f"fork: {span.label}", begin, end)
-        yield from flows.events()
+                        yield f"fork: {span.label}", begin, end
 
-    def _shared_prefixes(self) -> Iterator[TraceEvent]:
-        """Yield both ends of a flow to each sequence that found tokens of another which is shown.
+    def _shared_prefixes(self) -> Iterator[Flow]:
+        """Yield a flow to each sequence that found tokens of another which is shown.
 
         One that finds its own again is tied to what it was by `_resumptions`.
         """
-        flows = _Flows(self, "cache")
         found = (span.cached_from for span in self._spans())
         sources = {_key_of(name) for name in found if name is not None}
         last: dict[SequenceKey, SlotSpan] = {}  # of the sources, the one that began last
@@ -266,8 +250,29 @@ class _Process:
                 if source_key is not None and source_key != key and source_key in last:
                     source = last[source_key]
                     begin = min(source.end - 1, step), source.slot
-                    flows.add(f"cached: {span.label}", begin, (step, span.slot))
-        yield from flows.events()
+                    yield f"cached: {span.label}", begin, (step, span.slot)
+
+    def _flow_ends(self, category: str, flows: Iterable[Flow]) -> Iterator[TraceEvent]:
+        """Yield both ends of each flow, by time.
+
+        All are pairs of "s" and "f": flows by `bind_id` have numbers that Perfetto does not tell
+        from those it gives to pairs.
+        """
+        ends = SortedRecords[TraceEvent](TraceEvent)
+        for number, (name, *places) in enumerate(flows, self.first_number):
+            for order, (step, slot) in enumerate(places):
+                told = {
+                    "ph": "sf"[order],
+                    "bp": "e",  # it belongs to the slice around it, not to the next one
+                    "pid": self.pid,
+                    "tid": slot + 1,
+                    "ts": self.start_of(step),
+                    "name": name,
+                    "cat": category,
+                    "id": number,
+                }
+                ends.add((step, number, order), told)
+        return iter(ends)
 
     def _wait_starts(self) -> Iterator[TraceEvent]:
         waits = self._timeline.select_waits(self._selection)
@@ -316,46 +321,3 @@ class _Process:
 
 def _key_of(sequence: SlotSpan | SequenceName) -> SequenceKey:
     return key_of(sequence.id, sequence.index, sequence.role)
-
-
-class _FlowEnd(msgspec.Struct, frozen=True):
-    """One end of a flow: where it begins (phase "s"), or where it leads to (phase "f")."""
-
-    phase: str
-    number: int
-    slot: int
-    step: int
-    name: str
-
-
-class _Flows:
-    """Flows of one category from slot to slot, which may come in any order.
-
-    All are pairs of "s" and "f": flows by `bind_id` have numbers that Perfetto does not tell from
-    those it gives to pairs.
-    """
-
-    def __init__(self, process: _Process, category: str) -> None:
-        self._process, self._category = process, category
-        self._number = process.first_number
-        self._ends = SortedRecords[_FlowEnd](_FlowEnd)
-
-    def add(self, name: str, begin: tuple[int, int], end: tuple[int, int]) -> None:
-        for order, (phase, (step, slot)) in enumerate((("s", begin), ("f", end))):
-            told = _FlowEnd(phase, self._number, slot, step, name)
-            self._ends.add((step, self._number, order), told)
-        self._number += 1
-
-    def events(self) -> Iterator[TraceEvent]:
-        process = self._process
-        for end in self._ends:
-            yield {
-                "ph": end.phase,
-                "bp": "e",  # it belongs to the slice around it, not to the next one
-                "pid": process.pid,
-                "tid": end.slot + 1,
-                "ts": process.start_of(end.step),
-                "name": end.name,
-                "cat": self._category,
-                "id": end.number,
-            }

@@ -31,11 +31,10 @@ from .view import GaugeReading, Gauges, RunPlan, View
 # A whole run in little, of whatever length: how busy slots were and how long the queue was.
 #
 # Steps are put into at most NUM_CELLS cells; when they are full, every two become one.  What is
-# kept is exact all the same: a cell knows how many spans began and ended in it, and how far in.
+# kept is exact all the same: a cell knows of how many slot-steps it stands.
 
 MAX_ROWS = 16  # slots beyond these share rows, as many as it takes
 NUM_CELLS = 512
-MAX_BUFFERED = 3 * 4096  # numbers, three for each span
 
 Counts: TypeAlias = NDArray[np.int64]
 OpenSpans: TypeAlias = Sequence[tuple[int, int]]  # slots that are held, and since which step
@@ -52,29 +51,33 @@ class RunHistory:
         starts = range(0, batch_size, self._slots_per_row)
         self.rows = [range(first, min(first + starts.step, batch_size)) for first in starts]
         self.steps_per_cell = 1
-        # By row and cell: how many begin or, less, end there, and how many steps into the cell.
         shape = len(self.rows), NUM_CELLS
-        self._changes: Counts = np.zeros(shape, np.int64)
-        self._offsets: Counts = np.zeros(shape, np.int64)
+        self._busy: Counts = np.zeros(shape, np.int64)  # slot-steps, by row and cell
         self._admissions: Counts = np.zeros(shape, np.int64)
-        self._held = array("q")  # to be taken in
 
-    def held(self, spans: Iterable[int]) -> None:
-        """Take in which slot was used over which steps start..end, exclusive.
-
-        spans: slot, start and end of one after the other.
-        """
-        self._held.extend(spans)
-        if len(self._held) >= MAX_BUFFERED:
-            self._take_in()
+    def held(self, slot: int, start: int, end: int) -> None:
+        """Take in that a slot was used over the steps start..end, exclusive."""
+        while end > self.steps_per_cell * NUM_CELLS:  # a cell is to stand for twice as many steps
+            self._busy, self._admissions = map(_halved, (self._busy, self._admissions))
+            self.steps_per_cell *= 2
+        size, row = self.steps_per_cell, self._busy[slot // self._slots_per_row]
+        first, last = start // size, (end - 1) // size
+        row[first : last + 1] += size
+        row[first] -= start - first * size
+        row[last] -= (last + 1) * size - end
+        self._admissions[slot // self._slots_per_row, first] += 1
 
     def used(self, num_steps: int, num_cells: int, held: OpenSpans) -> NDArray[np.float64]:
         """Return how many slots of each row were used on average, [rows, num_cells].
 
         num_steps: of the run; each of `num_cells` shows as many of them.
         """
-        totals = self._totals(num_steps, num_cells)
         edges = np.linspace(0, num_steps, num_cells + 1)
+        sums = np.zeros((len(self.rows), NUM_CELLS + 1))  # up to the boundaries of the cells
+        np.cumsum(self._busy, axis=1, out=sums[:, 1:])
+        boundaries = np.arange(NUM_CELLS + 1) * self.steps_per_cell
+        boundaries = np.minimum(boundaries, num_steps)  # of the last cell it shows a part
+        totals = np.array([np.interp(edges, boundaries, row) for row in sums])
         for slot, start in held:
             totals[slot // self._slots_per_row] += np.maximum(edges - start, 0)
         return np.diff(totals, axis=1) * num_cells / num_steps
@@ -84,7 +87,6 @@ class RunHistory:
 
         None for a run of more steps than cells.
         """
-        self._take_in()
         if self.steps_per_cell > 1 or num_steps > NUM_CELLS:
             return None
         found = self._admissions[:, :num_steps].copy()
@@ -92,39 +94,6 @@ class RunHistory:
             if start < num_steps:  # of a step under way the first may be known already
                 found[slot // self._slots_per_row, start] += 1
         return found
-
-    def _totals(self, num_steps: int, num_cells: int) -> NDArray[np.float64]:
-        """Return the slot-steps of each row up to each of the cells' edges, [rows, edges]."""
-        self._take_in()
-        size = self.steps_per_cell
-        running = np.cumsum(self._changes, axis=1)  # after each cell
-        sums = np.zeros((len(self.rows), NUM_CELLS + 1))
-        np.cumsum(running * size - self._offsets, axis=1, out=sums[:, 1:])
-        edges = np.linspace(0, num_steps, num_cells + 1)
-        boundaries = np.minimum(np.arange(NUM_CELLS + 1) * size, num_steps)  # of the last, a part
-        return np.array([np.interp(edges, boundaries, row) for row in sums])
-
-    def _take_in(self) -> None:
-        if not self._held:
-            return
-        slots, starts, ends = np.array(self._held).reshape(-1, 3).T
-        rows = slots // self._slots_per_row
-        del self._held[:]
-        while ends.max() > self.steps_per_cell * NUM_CELLS:
-            odd = self._changes[:, 1::2]  # every cell is to stand for twice as many steps
-            offsets = self._offsets[:, ::2] + self._offsets[:, 1::2]
-            self._offsets = _in_front(offsets + odd * self.steps_per_cell)
-            self._changes = _in_front(self._changes[:, ::2] + odd)
-            self._admissions = _in_front(self._admissions[:, ::2] + self._admissions[:, 1::2])
-            self.steps_per_cell *= 2
-        for steps, sign in ((starts, 1), (ends, -1)):
-            # A run of as many steps as the cells hold ends just behind the last of them.
-            inside = steps < self.steps_per_cell * NUM_CELLS
-            cells, offsets = np.divmod(steps[inside], self.steps_per_cell)
-            place = rows[inside], cells
-            np.add.at(self._changes, place, sign)
-            np.add.at(self._offsets, place, sign * offsets)
-        np.add.at(self._admissions, (rows, starts // self.steps_per_cell), 1)
 
 
 class QueueDepths:
@@ -170,8 +139,10 @@ class QueueDepths:
         return found
 
 
-def _in_front(cells: Counts) -> Counts:
-    return np.concatenate([cells, np.zeros_like(cells)], axis=1)
+def _halved(cells: Counts) -> Counts:
+    """Return every two of `cells` as one, and as many again that are empty."""
+    sums = cells[:, ::2] + cells[:, 1::2]
+    return np.concatenate([sums, np.zeros_like(sums)], axis=1)
 
 
 # The slots of a run now, kept from its events alone: nothing here is done per step.
@@ -496,7 +467,7 @@ class RunState:
             slot.mark = mark
         slot.num_left += 1
         slot.num_steps += until - start
-        self.history.held((admission.event.slot, start, until))
+        self.history.held(admission.event.slot, start, until)
         asked, found = _cache_use(request, admission)
         self._num_asked += asked
         self._num_found += found
@@ -755,7 +726,14 @@ class ProgressLines(View):
         if now >= self._next_line:
             self._next_line = now + PLAIN_INTERVAL
             self._run.catch_up()
-            self._write_line(step, now)
+            num_tokens = self._run.num_tokens(step)
+            last_step, last_tokens, last_time = self._last
+            self._last = (step, num_tokens, now)
+            num_new = num_tokens - last_tokens
+            rate, speed = num_new / max(1, step - last_step), num_new / max(now - last_time, 1e-9)
+            moment = Moment(step, num_tokens, rate, speed, now - self._started)
+            line = plain_line(self._run, self._plan, self._gauges.read_gauges(), moment)
+            self.write_message(f"{printable(line)}\n")
         else:
             self._run.keep_up()
 
@@ -773,13 +751,3 @@ class ProgressLines(View):
             of_total = "" if total is None else f" of {total:,}"
             done = f"{self._run.num_done:,}{of_total} done"
             self.write_message(f"{self._plan.title}, {taken}, {done}\n")
-
-    def _write_line(self, step: int, now: float) -> None:
-        num_tokens = self._run.num_tokens(step)
-        last_step, last_tokens, last_time = self._last
-        self._last = (step, num_tokens, now)
-        num_new = num_tokens - last_tokens
-        rate, speed = num_new / max(1, step - last_step), num_new / max(now - last_time, 1e-9)
-        moment = Moment(step, num_tokens, rate, speed, now - self._started)
-        line = plain_line(self._run, self._plan, self._gauges.read_gauges(), moment)
-        self.write_message(f"{printable(line)}\n")

@@ -23,7 +23,6 @@ from batcher.events import (
 )
 from cli.screen.live_picture import MAX_CELLS, Strips
 from cli.screen.live_state import (
-    MAX_BUFFERED,
     MAX_ROWS,
     MAX_UNSEEN,
     NUM_CELLS,
@@ -224,8 +223,7 @@ def test_the_history_is_the_mean_of_what_a_slow_look_finds(seed, num_slots, leng
                     stays.append((slot, start, end))
     rng.shuffle(stays)
     for stay in stays:
-        past.held(stay)
-    past._take_in()
+        past.held(*stay)
     size = past.steps_per_cell
     num_cells, whole = length // size, length // size * size
     if length == whole:  # so what is shown are cells
@@ -241,10 +239,9 @@ def test_the_history_is_the_mean_of_what_a_slow_look_finds(seed, num_slots, leng
 def test_a_history_takes_the_same_memory_for_a_run_of_any_length():
     past = RunHistory(10**6)
     for step in range(0, 10**6, 100):
-        past.held((step, step, step + 100))
+        past.held(step, step, step + 100)
     assert len(past.rows) <= MAX_ROWS
-    assert past._changes.size == len(past.rows) * NUM_CELLS
-    assert len(past._held) < MAX_BUFFERED
+    assert past._busy.size == len(past.rows) * NUM_CELLS
     assert past.used(10**6, 50, []).sum() * 10**6 / 50 == pytest.approx(10**6)
 
 
