@@ -48,13 +48,3 @@ def test_every_view_counts_alike(tmp_path, name, workers):
     for view in ("gantt", "svg"):
         shown = batchdecode("trace", "t", "--format", view, cwd=tmp_path).stdout.decode()
         assert re.search(rf"busy · {re.escape(told)}(?! · \d+ outputs)\b", shown)
-
-
-def test_comparing_runs_counts_outputs(tmp_path):
-    content, _ = FILES[SAMPLES]
-    (tmp_path / "in").write_bytes(content)
-    for batch in ("4", "8"):
-        batchdecode("run", "in", "-o", "/dev/null", "-b", batch, "--trace", batch, cwd=tmp_path)
-    shown = batchdecode("trace", "diff", "4", "8", cwd=tmp_path).stdout.decode()
-    assert not re.search(r"\d samples|samples ended", shown)
-    assert "outputs went another way" in shown

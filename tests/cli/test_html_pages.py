@@ -11,8 +11,9 @@ from process import batchdecode, lines_of, start, workload
 REQUESTS = lines_of(*workload(30))
 
 
-@pytest.fixture
-def traces(tmp_path):
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("traces")
     (tmp_path / "in.jsonl").write_bytes(REQUESTS)
     for batch in (2, 3):
         run = batchdecode(

@@ -128,7 +128,7 @@ def test_the_watch_goes_on_telling_after_a_signal_that_stops_nothing(monkeypatch
     assert set(told) == {5}
 
 
-def test_a_model_that_loads_in_its_first_call_leaves_no_empty_terminal(tmp_path):
+def test_a_model_that_loads_in_its_first_call_leaves_no_empty_terminal_and_may_print(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "in").write_bytes(lines_of(*workload(4, max_tokens=9)))
     command = ["run", "in", "-o", "out", "-b", "2", "--live", "always"]
@@ -137,11 +137,17 @@ def test_a_model_that_loads_in_its_first_call_leaves_no_empty_terminal(tmp_path)
         terminal.see("step 0 has taken")
         (tmp_path / "loaded").touch()
         assert terminal.ended() == 0
-        assert "4 ok" in terminal.screen.text()
+        text = "\n".join(terminal.screen.all_lines())
+    assert text.count("warming up") == 1
+    assert "by a library" in text
+    assert "4 ok" in text
 
 
 SLOW = """
-import pathlib, time
+import os, pathlib, time
+
+print("warming up")
+os.write(1, b"by a library\\n")
 
 
 def next_tokens(rows):

@@ -22,7 +22,7 @@ from batcher.events import (
 )
 from batcher.scheduling.blocks import BlockUse
 from cli.screen.live import LiveView, ScreenLive
-from cli.screen.live_picture import Longest, plan_columns, plan_map
+from cli.screen.live_picture import plan_map
 from cli.screen.terminal import Pace
 from cli.screen.theme import THEME, UNICODE
 from cli.screen.view import RunPlan
@@ -236,13 +236,6 @@ def test_a_failure_hides_nobody_who_has_come_since(size, cell):
     assert "✗ r0 failed" in run.screen.text()
 
 
-@given(st.integers(1, 3000), st.integers(2, 220), st.integers(1, 60))
-def test_a_map_has_room_for_every_slot(num_slots, width, num_rows):
-    shape = plan_map(num_slots, width, num_rows)
-    assert shape.width <= width
-    assert shape.height(num_slots) <= num_rows
-
-
 def test_beside_the_map_are_the_rows_worth_seeing():
     requests = [(f"r{n}", 50 + n % 40, 50 + n % 60) for n in range(300)]
     run = fast(Run(requests, 256, Screen(80, 24)), 39).steps(1)
@@ -254,23 +247,6 @@ def test_beside_the_map_are_the_rows_worth_seeing():
     ending = text[text.index("about to end") : text.index("longest")]
     assert "r0 " in ending
     assert "41/50" in ending
-
-
-def test_many_slots_without_unicode_are_counted_not_dotted():
-    run = Run(long_requests(1024), 1024, Screen(24, 8, encoding="ascii")).steps(1)
-    assert b"".join(run.screen.written).isascii()
-    assert "slots a cell" in run.screen.text()
-    assert run.screen.text().count("@") > 80
-
-
-@pytest.mark.parametrize("columns", [40, 120])
-def test_a_queue_of_any_length_fits_beside_its_row(columns):
-    run = Run(long_requests(9), 8, Screen(columns, 40)).steps(1)
-    run.is_admitting, run.todo = False, [("x", 9, 9)] * 1_234_567
-    lines = fast(run, 27).steps(2).screen.lines()
-    row = next(n for n, line in enumerate(lines) if line.startswith(" queue "))
-    assert lines[row].endswith(" 1,234,567")
-    assert not lines[row + 1], "nothing is broken into two lines"
 
 
 # -- names, characters and colours -----------------------------------------------------------------
@@ -345,25 +321,6 @@ def test_any_id_stays_in_its_column(name, shown):
     evil, harmless = run.screen.cells(row), run.screen.cells(row + 1)
     assert shown is None or evil[2:].startswith(shown)
     assert evil.index("prefill") == harmless.index("prefill")
-
-
-@given(st.integers(16, 400), st.integers(7, 36), st.integers(6, 9), st.integers(1, 4))
-def test_columns_never_exceed_the_width(width, longest_request, longest_tokens, slot):
-    longest = Longest()
-    longest.request, longest.tokens = longest_request, longest_tokens
-    columns = plan_columns(width, slot, longest)
-    assert columns.width <= width
-    assert columns.request >= 1
-    assert columns.bar >= 5
-    assert width - columns.width <= 256 or columns.strip == 256
-
-
-def test_colour_is_used_only_where_it_is_wanted():
-    colorful = Run(long_requests(1), screen=Screen(has_color=True)).steps(1).screen
-    plain = Run(long_requests(1)).steps(1).screen
-    assert re.search(rb"\x1b\[[\d;]*3\dm", b"".join(colorful.written))
-    assert not re.search(rb"\x1b\[[\d;]*m", b"".join(plain.written))
-    assert colorful.lines() == plain.lines()
 
 
 PALETTES = {  # the sixteen colours, dark ones first, then their bright versions

@@ -7,7 +7,7 @@ import pytest
 from emulated_run import Run, feed
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
+from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_units import play_units, samples, unit_workloads
 
 from batcher.events import (
@@ -17,15 +17,12 @@ from batcher.events import (
     DropEvent,
     FinishEvent,
     JumpEvent,
-    PreemptEvent,
     RejectEvent,
     StepsEvent,
 )
 from cli.screen.live_picture import MAX_CELLS, Strips
 from cli.screen.live_state import (
-    MAX_ROWS,
     MAX_UNSEEN,
-    NUM_CELLS,
     QueueDepths,
     RunHistory,
     RunState,
@@ -37,11 +34,6 @@ from cli.views.gantt import Scale
 def observe(state, events):
     feed(state.fold, events)
     state.catch_up()
-
-
-def test_an_admission_of_a_step_that_is_not_shown_yet_shows_nowhere():
-    run = RunHistory(2)
-    assert run.admissions(3, [(0, 2), (1, 3)]).tolist() == [[0, 0, 1], [0, 0, 0]]
 
 
 def test_a_request_without_a_slot_is_counted_and_forgotten():
@@ -139,13 +131,6 @@ def test_steps_that_compute_prompts_alone_give_the_others_no_tokens(workload):
 # -- what nobody should miss ----------------------------------------------------------------------
 
 
-def test_who_gives_way_to_itself_was_preempted_for_nobody():
-    state = RunState(1)
-    observe(state, play_paged([PagedJob("a", 2, 9)], Limits()).events[1:3])
-    observe(state, [PreemptEvent(2, 2.0, "a", 0, 0, "kv", "a", 0, 3, 2)])
-    assert list(state.notes) == [("preempted", "a", "preempted: no block left")]
-
-
 def test_preemptions_and_failures_are_noted_and_the_slot_is_marked():
     state = RunState(2)
     by_step = events_by_step(play_paged(CROWDED, Limits()).events)
@@ -236,15 +221,6 @@ def test_the_history_is_the_mean_of_what_a_slow_look_finds(seed, num_slots, leng
         assert total == pytest.approx(used.sum())
 
 
-def test_a_history_takes_the_same_memory_for_a_run_of_any_length():
-    past = RunHistory(10**6)
-    for step in range(0, 10**6, 100):
-        past.held(step, step, step + 100)
-    assert len(past.rows) <= MAX_ROWS
-    assert past._busy.size == len(past.rows) * NUM_CELLS
-    assert past.used(10**6, 50, []).sum() * 10**6 / 50 == pytest.approx(10**6)
-
-
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(1, 70), st.randoms())
 def test_a_cell_of_the_queue_is_the_longest_it_was_in_its_steps(lengths, num_cells, random):
     known = sorted({0, *random.choices(range(len(lengths)), k=len(lengths))})
@@ -257,14 +233,6 @@ def test_a_cell_of_the_queue_is_the_longest_it_was_in_its_steps(lengths, num_cel
     scale = Scale(range(num_steps), num_cells)
     highest = [max(in_force[step] for step in scale.steps_at(n)) for n in range(num_cells)]
     assert depths.highest(num_steps, num_cells).tolist() == highest
-
-
-def test_the_depths_of_a_queue_take_the_same_memory_for_a_run_of_any_length():
-    depths = QueueDepths()
-    for step in range(10_000):
-        depths.add(step, 7 if step == 123 else 1)
-    assert len(depths._steps) <= 2 * NUM_CELLS
-    assert depths.highest(10_000, 10).tolist() == [7, *[1] * 9]
 
 
 # -- strips ----------------------------------------------------------------------------------------

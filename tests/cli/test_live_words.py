@@ -2,11 +2,9 @@
 
 import re
 
-import pytest
 from emulated_run import Run, Screen, long_requests
 
 from batcher.scheduling.blocks import BlockUse
-from cli.screen.live_state import clock
 
 
 def test_one_of_a_thing_is_told_as_one():
@@ -18,15 +16,6 @@ def test_one_of_a_thing_is_told_as_one():
     assert "of 1 block" in text
     assert "last 1 step " in text
     assert not re.search(r"\b1 (steps|slots|tokens|blocks)\b", text)
-
-
-def test_a_gantt_of_hardly_more_steps_than_cells_has_a_step_a_cell():
-    run = Run([("a", 499, 500)], batch_size=1, screen=Screen(240, 24))
-    run.seconds_per_step = 0.01  # few pictures
-    run.steps(226)
-    run.seconds_per_step = 1.0
-    run.steps(2)
-    assert "1 step a cell" in run.screen.text()
 
 
 def test_without_unicode_full_is_a_hash_and_any_other_character_a_question_mark():
@@ -45,10 +34,3 @@ def test_without_unicode_the_picture_is_ascii():
     assert re.search(r"0[> ]b +#=\.+ +2/9  decode   \|=\|-", run.screen.text())
     run.view.close()
     assert b"".join(run.screen.written).isascii()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(3.9, "0:03"), (754, "12:34"), (3723, "1:02:03"), (0, "0:00")]
-)
-def test_time_reads_as_on_a_clock(seconds, text):
-    assert clock(seconds) == text

@@ -12,7 +12,7 @@ from worker_runs import worker_runs
 
 from batcher.trace.run import event_of_worker
 from cli.screen.live_picture import Picture, Scene, Strips
-from cli.screen.live_state import Moment, RunState, counts
+from cli.screen.live_state import Moment, RunState
 from cli.screen.theme import UNICODE
 from cli.screen.view import GaugeReading, RunPlan
 
@@ -78,14 +78,3 @@ def test_every_slot_of_four_workers_is_on_a_small_screen(drawn, seed):
     for worker in range(4):
         for slot in range(worker * BATCH, (worker + 1) * BATCH):
             assert any(f"w{worker} {slot}" in text for text in texts)
-
-
-def test_the_header_has_the_step_of_each_worker_or_of_many_the_range():
-    few, many = RunState(16, 4), RunState(16, 8)
-    for state in (few, many):
-        for number, pace in enumerate(state.paces):
-            pace.step = 10 + number
-    plan = RunPlan("r.jsonl", "fcfs", 16, 40, is_timed=False, num_workers=4)
-    gauges, moment = GaugeReading(0.0, 0, None, None), Moment(17, 0, 3.0, 10.0, 1.0)
-    assert counts(few, plan, gauges, moment, ", ")[0].text == "steps 10 11 12 13"
-    assert counts(many, plan, gauges, moment, ", ")[0].text == "steps 10-17"

@@ -187,17 +187,6 @@ def test_brackets_go_to_preemptions_and_to_the_worst_bubble():
     assert [seen.press("[").step for _ in points[:-1]] == points[-2::-1]
 
 
-@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
-def test_any_size_has_its_picture(glyphs):
-    seen = Seen(LONG, glyphs=glyphs)
-    seen.press("?")
-    seen.press("?")
-    seen.press("/", "r")
-    for columns, rows in ((1, 1), (2, 2), (5, 4), (20, 5), (40, 10), (79, 24), (300, 80)):
-        seen.screen.emulator.resize(rows, columns)
-        seen.wait(1.0)
-
-
 def test_a_terminal_that_is_gone_ends_it():
     seen = Seen(LONG)
     seen.keyboard.is_gone = True

@@ -1,10 +1,8 @@
 """`compare --plot` and `plan --plot`: what is plotted, and where it goes."""
 
-import warnings
 from xml.etree import ElementTree as ET
 
 import pytest
-from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from process import batchdecode, lines_of
@@ -76,23 +74,6 @@ def test_of_several_settings_batch_is_along_a_line_and_the_others_make_lines():
     assert all(len(points) == 2 for points in ttft.lines.values())
 
 
-def test_of_many_that_come_to_the_same_few_are_named():
-    ttft, _ = charts_of({"batch": [4, 8, 16, 32, 64, 128]})
-    assert [point.label for point in ttft.lines[""]] == ["4", "8 knee ... 128"]
-    assert [point.mark for point in ttft.lines[""]] == ["", "knee"]
-    ttft, _ = charts_of({"kv_blocks": [4, 8, 16], "block_size": [1, 2]})
-    assert ttft.title == "points: blocks; lines: block"
-
-
-@pytest.mark.heavy
-def test_a_long_label_does_not_squeeze_its_panel():
-    points = [Point(5.0, 5.0, "1,536, " * 40, is_good=True), Point(6.0, 6.0, "8", is_good=True)]
-    chart = Chart("points: blocks", "TTFT p99 (s)", {"": points}, None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        encode_picture([chart, chart], "svg")
-
-
 def test_a_plan_plots_what_it_tried_and_marks_what_it_found():
     question = Question(question_of().workload, parse_slo("e2e=20"), 0.9)
     plan = find_plan(question, Deployment(), "batch")
@@ -118,7 +99,7 @@ def test_the_frontier_is_what_nothing_beats(places):
     assert frontier == sorted(best)
 
 
-def test_the_svg_has_text_that_can_be_read_and_no_date():
+def test_the_svg_has_text_that_can_be_read_and_no_date_and_replaces_its_like_alone(tmp_path):
     charts = charts_of({"batch": [1, 2, 4]}, "ttft=30")
     picture = encode_picture(charts, "svg")
     assert picture == encode_picture(charts, "svg")
@@ -129,12 +110,8 @@ def test_the_svg_has_text_that_can_be_read_and_no_date():
     assert {"1", "2", "TTFT p99 (s)", "output tokens/s", "SLO 30 s", "Pareto frontier"} <= {*texts}
     assert b"sans-serif" in picture
     assert b"dc:date" not in picture
-
-
-@pytest.mark.parametrize("kind", mostly_heavy(["svg", "png"], "png"))
-def test_a_file_replaces_its_like_and_nothing_of_others(tmp_path, kind):
-    path = tmp_path / f"p.{kind}"
-    path.write_bytes(encode_picture(charts_of({"batch": [1, 2]}), kind))
+    path = tmp_path / "p.svg"
+    path.write_bytes(picture)
     check_plot(str(path), force=False)
     path.write_text("<svg>mine</svg>")
     with pytest.raises(OutputError, match="the file holds something that would be lost: --force"):

@@ -96,7 +96,7 @@ class Stuck(SpanExporter):
 
 def test_a_collector_that_takes_nothing_holds_up_nobody(monkeypatch):
     monkeypatch.setattr(spans_module, "MAX_WAITING", 3)
-    monkeypatch.setattr(spans_module, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(spans_module, "CLOSE_SECONDS", 0.1)
     events, num_steps = run_events(20)
     exporter = Stuck()
     sender = SpanSender(None, "m", exporter=exporter)
@@ -157,7 +157,7 @@ def test_a_collector_is_sent_all_spans_and_the_results_are_the_same(tmp_path, co
 
 def test_without_a_collector_a_run_ends_as_without_one_and_tells(tmp_path):
     begin = time.monotonic()
-    (tmp_path / "setup.py").write_text("from cli.run import spans\nspans.CLOSE_SECONDS = 0.5\n")
+    (tmp_path / "setup.py").write_text("from cli.run import spans\nspans.CLOSE_SECONDS = 0.1\n")
     done = batchdecode(
         *("run", "-q", "--otel", "http://127.0.0.1:9"),
         stdin=REQUESTS,

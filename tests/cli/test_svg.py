@@ -11,7 +11,7 @@ from reference_schedule import DESIGN_JOBS, Job, play
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
-from cli.views.svg import FIGURE_WIDTH, NAME_WIDTH, Areas, Drawing, Row, TimeAxis, render_svg
+from cli.views.svg import FIGURE_WIDTH, NAME_WIDTH, TimeAxis, render_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTH = 900
@@ -186,22 +186,6 @@ def test_a_long_run_is_areas_and_a_close_up_and_stays_small():
     window = render_svg(long_run(10_000, 8), Selection(start=1))
     assert not bars_of(parsed(window))
     assert len(window) < 300_000
-
-
-def test_an_area_is_as_high_as_the_share_that_is_held():
-    timeline = timeline_of([Job("a", 300), Job("b", 200), Job("c", 100), Job("d", 100)], 4)
-    axis = TimeAxis.of(timeline, range(300), 0, 300, "steps")
-    drawing = Drawing(300)
-    chosen = Selection(slots=frozenset({0, 1, 2}))
-    areas = Areas(timeline.select_spans(chosen), range(3), axis)
-    areas.draw(drawing, [Row(0, 10), Row(10, 10), Row(20, 10)])
-    paths = parsed(drawing.encode(30, "")).iter(f"{SVG}path")
-    assert [path.get("d") for path in paths if path.get("class") == "decode"] == [
-        "M0 10H0V0H300V10H300V10Z",
-        "M0 20H0V10H200V20H300V20Z",
-        "M0 30H0V20H100V30H300V30Z",
-    ]
-    assert areas.busy == {(0,): 300, (1,): 200, (2,): 100}
 
 
 def test_a_run_without_requests_is_a_title():

@@ -88,12 +88,6 @@ def test_each_format_goes_to_stdout_and_into_files(shown, design_trace, tmp_path
         assert shown(design_trace, format=view) == output.read_bytes()
 
 
-def test_options_choose_steps_requests_and_slots(shown, design_trace):
-    assert rows_of(shown(design_trace, steps="3:")) == DESIGN_SPANS[3:]
-    assert rows_of(shown(design_trace, request=("b", "c"))) == DESIGN_SPANS[1:3]
-    assert rows_of(shown(design_trace, slot=(0,), steps=":2")) == DESIGN_SPANS[:1]
-
-
 @pytest.mark.parametrize(
     ("text", "steps"),
     [

@@ -1,7 +1,6 @@
 """Which view a run gets, and the views that are no pictures."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -99,17 +98,3 @@ def test_the_view_is_the_one_stderr_allows(monkeypatch, live, how, on_tty, expec
         names = [type(each).__name__ for each in (view, getattr(view, "_display", None)) if each]
     os.close(ours)
     assert " ".join(names) == expected
-
-
-WITHOUT_A_PICTURE = """
-import sys
-from pathlib import Path
-import cli.run.run
-from cli.screen.live_state import ProgressLines
-from cli.screen.progress import open_view
-assert "rich" not in sys.modules
-"""
-
-
-def test_a_view_without_a_picture_does_not_import_rich():
-    subprocess.run([sys.executable, "-c", WITHOUT_A_PICTURE], check=True, capture_output=True)

@@ -125,13 +125,3 @@ def test_a_run_without_drafts_parts_from_one_that_has_some_at_the_first():
     (change,) = [change for change in found.changes if change.id == "b"]
     of_b = [one for one in drafted.verified if one.id == "b"]
     assert (change.b.accepted, change.b.drafted) == accepted_and_drafted(of_b)
-
-
-def test_that_another_number_of_drafts_is_wanted_is_a_decision():
-    event = SpeculateEvent(4, 4.0, "a", 0, 2, 0, "cost")
-    assert decided(event) == "wants 0 drafts a step for a from then on (cost)"
-
-
-def test_a_tree_of_drafts_is_called_one() -> None:
-    event = DraftEvent(3, 3.0, "a", 0, 0, 9, 3, (0, 0, 1))
-    assert decided(event) == "drafts a tree of 3 tokens for a in slot 0"

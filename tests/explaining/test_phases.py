@@ -73,7 +73,7 @@ def test_no_phase_goes_on_while_the_clock_jumps_behind_an_abort():
     step_times(),
     st.sets(st.integers(0, 30), max_size=3),
 )
-@examples(150)
+@examples(60)
 def test_phases_are_those_of_the_story(data, wanted, batch, time, aborted):
     settings = data.draw(scheduling_settings(batch, st.sampled_from([None, 60]), 4))
     drafts = data.draw(st.sampled_from([None, DRAFTS]))
