@@ -161,7 +161,7 @@ def test_the_title_says_which_slots_are_shown_of_all(slots, told):
 
 
 def test_many_slots_are_groups_above_and_a_choice_below():
-    lines = render_gantt(timeline_of(jobs_of(*[40] * 3000), 256), width=80)
+    lines = render_gantt(timeline_of(jobs_of(*[40] * 3400), 256), width=80)
     assert sum("-" in line[:9] for line in lines) == 16
     assert any(line.strip().startswith("240-255") for line in lines)
     assert any(line.strip().startswith("+240 more slots") for line in lines)
