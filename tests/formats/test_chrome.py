@@ -4,7 +4,7 @@ from collections import defaultdict
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
-from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
+from reference_schedule import DESIGN_JOBS, Job, play, workloads
 from reference_units import play_units, unit_workloads
 
 from batcher import Engine, Request, SimulatedModel
@@ -144,12 +144,6 @@ def test_a_request_is_a_slice_on_the_thread_of_its_slot():
     assert prefills == [(e["tid"], e["ts"], STEP) for e in requests]
 
 
-def test_a_wait_runs_from_arrival_to_admission():
-    timeline = timeline_of(DESIGN_JOBS)
-    assert [(e["id"], e["ts"]) for e in events_of(timeline, "b")] == [(0, 0), (1, 0)]
-    assert [(e["id"], e["ts"]) for e in events_of(timeline, "e")] == [(0, 1 * STEP), (1, 3 * STEP)]
-
-
 def counter(timeline, name, selection=EVERYTHING):
     events = events_of(timeline, "C", selection)
     return [(e["ts"] // STEP, e["args"][name]) for e in events if e["name"] == name]
@@ -204,12 +198,6 @@ def test_sequences_have_their_labels_and_what_happened_to_them():
     assert [e["name"] for e in events_of(timeline, "b")] == ["g#1"]
 
 
-def test_counters_show_what_changes_and_end_at_zero():
-    timeline = timeline_of(DESIGN_JOBS)
-    assert counter(timeline, "occupied slots") == [(0, 2), (3, 1), (7, 0)]
-    assert counter(timeline, "waiting") == [(0, 2), (1, 1), (3, 0)]
-
-
 def test_a_window_begins_with_the_counts_it_finds():
     timeline = timeline_of(DESIGN_JOBS)
     window = Selection(start=2, stop=5)
@@ -226,15 +214,6 @@ def test_slots_have_names_and_an_order():
         ("thread_name", 2, "slot 1"),
         ("thread_sort_index", 2, 2),
     ]
-
-
-def test_a_run_without_requests_is_a_whole_file():
-    assert len(chrome_of(timeline_of([]))["traceEvents"]) == 7
-
-
-def test_it_is_made_as_it_is_written():
-    pieces = encode_chrome(timeline_of(jobs_of(*[3] * 500)))
-    assert len(next(pieces)) < 200
 
 
 # One is preempted in a step of which nothing else is told when the trace breaks off.
@@ -327,29 +306,6 @@ def test_the_slices_of_a_sequence_are_a_flow_from_each_preemption_to_what_it_res
         ("f", "resumed: a", 1, 8 * STEP),
     ]
     assert arrows_of(timeline, Selection(start=8)) == []
-
-
-def test_one_that_has_the_name_of_one_that_ended_is_in_no_flow_of_it():
-    again = [
-        ArriveEvent(10, 10.0, "a", 0, "input", 4, 9),
-        AdmitEvent(10, 10.0, "a", 0, 0, "refill"),
-        FinishEvent(10, 10.0, "a", 0, 0, "length", None, 1),
-    ]
-    timeline = Timeline.from_events([*preempted_twice(), *again])
-    assert [span.start for span in timeline.spans][-1] == 10
-    assert arrows_of(timeline) == arrows_of(Timeline.from_events(preempted_twice()))
-
-
-def test_what_was_found_in_the_cache_is_an_instant_where_the_slice_begins():
-    found = [
-        e
-        for e in events_of(Timeline.from_events(preempted_twice()), "i")
-        if "tokens" in e["args"] and e["cat"] == "cache"
-    ]
-    assert [(e["name"], e["ts"], e["tid"], e["args"]) for e in found] == [
-        ("cached: a", 4 * STEP, 1, {"tokens": 4}),
-        ("cached: a", 8 * STEP, 1, {"tokens": 4}),
-    ]
 
 
 def finding(source, *more):

@@ -10,7 +10,6 @@ from batcher.requests.json_spans import (
     JsonError,
     TextSpan,
     find_doubles,
-    find_members,
     find_value,
     has_doubles,
     parse,
@@ -58,23 +57,6 @@ def test_an_integer_is_exact_or_refused_with_its_place(sign):
     with pytest.raises(JsonError, match="4,301 digits; at most 4,300") as caught:
         parse(f'{{"{"7" * 9000}":"{"7" * 9000}","b":{sign}{"7" * 4301}}}')
     assert caught.value.span == (18011, 18011 + len(sign) + 4301)
-
-
-def test_members_come_with_the_places_of_key_and_value():
-    text = ' { "a" : [1, "}"] ,"a\\n":{"b":"\\"]"}, "a":null}'
-    found = [
-        (m.key, text[slice(*m.key_span)], text[slice(*m.value_span)]) for m in find_members(text, 0)
-    ]
-    assert found == [
-        ("a", '"a"', '[1, "}"]'),
-        ("a\n", '"a\\n"', '{"b":"\\"]"}'),
-        ("a", '"a"', "null"),
-    ]
-
-
-@pytest.mark.parametrize("text", ["5", '"a"', "[{}]", "{}", " { } "])
-def test_what_is_no_object_or_empty_has_no_members(text):
-    assert list(find_members(text, 0)) == []
 
 
 def test_a_path_that_ends_early_leads_to_the_last_value_on_the_way():
@@ -131,7 +113,7 @@ def test_names_given_twice_are_found_at_any_depth():
 
 
 def test_an_array_as_deep_as_can_be_parsed_is_searched():
-    depth = 900
+    depth = 300
     text = "[" * depth + '{"a":1,"a":2}' + "]" * depth
     ((path, _, _),) = find_doubles(text, 0)
     assert path == (0,) * depth + ("a",)

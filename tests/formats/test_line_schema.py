@@ -8,41 +8,12 @@ from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from msgspec.structs import replace
 
-from batcher.events import (
-    AcceptEvent,
-    AdmitEvent,
-    ArriveEvent,
-    DraftEvent,
-    EndEvent,
-    FinishEvent,
-    ForkEvent,
-    JumpEvent,
-    RejectEvent,
-    RollbackEvent,
-    RunEvent,
-    SpeculateEvent,
-    StepsEvent,
-)
 from batcher.request import REQUEST_FIELDS, Request
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.openai import COMPLETION_OPTIONS
-from batcher.requests.result_rows import encode_openai_row
-from batcher.requests.results import encode_result
 from batcher.requests.schema import TYPES, encode_schema, make_schema
 from batcher.requests.validation import ModelCapabilities
-from batcher.result import (
-    ErrorInfo,
-    PromptLogprob,
-    Result,
-    Segment,
-    StepTimes,
-    TokenLogprob,
-    TopLogprob,
-    Usage,
-)
-from batcher.trace.files import encode_events
 
 RANGES = {name: field.range for name, field in REQUEST_FIELDS.items() if field.range}
 VALIDATORS = {kind: Draft202012Validator(make_schema(kind)) for kind in TYPES}
@@ -221,179 +192,61 @@ ROWS = st.fixed_dictionaries(
 GOOD_HEAD = {"method": "POST", "url": "/v1/completions"}
 
 
+LITTLE_WRONG = st.fixed_dictionaries(
+    {"prompt": st.just("a")},
+    optional={k: v for k, v in VALUES.items() if k not in ("prompt", "x")},
+)
+MIXED = st.lists(st.sampled_from([{"text": "a"}, {"length": 2, "seed": "b"}, 5, "a"]))
+CHATS = MESSAGES.map(lambda messages: {"messages": messages})
+
+
+def parse(line):
+    capabilities = ModelCapabilities(chat_template=lambda messages: "x" * len(messages))
+    parsed = RequestParser(capabilities).parse(json.dumps(line).encode(), 1)
+    return [] if isinstance(parsed, ParsedLine) else parsed.problems
+
+
 @example({"prompt": "", "id": "a", "custom_id": "b"})
 @example({"prompt": "", "id": "a", "custom_id": None})
 @example({"prompt": None, "prompt_tokens": [1]})
 @example(GOOD_HEAD | {"body": {"prompt": "", "id": None}})
-@given(st.one_of(LINES, ROWS, ROWS.map(lambda row: row | GOOD_HEAD)))
-def test_the_schema_and_the_parser_agree(fields):
-    parsed = RequestParser(ModelCapabilities()).parse(json.dumps(fields).encode(), 1)
-    errors = [error.message for error in VALIDATORS["request"].iter_errors(fields)]
-    assert isinstance(parsed, ParsedLine) == (not errors), (parsed, errors)
-
-
+@examples(1500)
 @given(
-    st.fixed_dictionaries(
-        {"prompt": st.just("a")},
-        optional={k: v for k, v in VALUES.items() if k not in ("prompt", "x")},
+    st.one_of(
+        LINES,
+        ROWS,
+        ROWS.map(lambda row: row | GOOD_HEAD),
+        LITTLE_WRONG,
+        (SEGMENTS | MIXED).map(lambda prompt: {"prompt": prompt}),
+        CHATS,
+        CHATS.map(lambda body: {"method": "POST", "url": "/v1/chat/completions", "body": body}),
     )
 )
-def test_they_agree_on_lines_that_have_little_wrong_with_them(fields):
-    parsed = RequestParser(ModelCapabilities()).parse(json.dumps(fields).encode(), 1)
-    assert isinstance(parsed, ParsedLine) == VALIDATORS["request"].is_valid(fields)
+def test_the_schema_and_the_parser_agree(fields):
+    problems = parse(fields)
+    errors = [error.message for error in VALIDATORS["request"].iter_errors(fields)]
+    assert bool(problems) == bool(errors), (problems, errors)
 
 
-@examples(300)
+@examples(600)
 @given(
-    st.sampled_from([*sorted(NEW_VALUES), *["states"] * 20]),
+    st.sampled_from([*sorted(NEW_VALUES), *sorted(SPELLED), *["states"] * 20]),
     st.sampled_from(["line", "row"]),
     st.data(),
 )
 def test_they_agree_on_each_way_to_choose_and_to_constrain_tokens(name, form, data):
-    fields = {"prompt": "a", name: data.draw(NEW_VALUES[name])}
+    fields = {"prompt": "a", name: data.draw((NEW_VALUES | SPELLED)[name])}
     line = fields if form == "line" else GOOD_HEAD | {"body": fields}
-    parsed = RequestParser(ModelCapabilities()).parse(json.dumps(line).encode(), 1)
-    problems = [] if isinstance(parsed, ParsedLine) else parsed.problems
+    problems = parse(line)
     told = [
         problem.message
         for problem in problems
         if problem.code != "conflicting-fields" and not UNTOLD.search(problem.message)
     ]
+    has_untold = name in SPELLED and len(told) < len(problems)
     errors = [error.message for error in VALIDATORS["request"].iter_errors(line)]
-    assert bool(told) == bool(errors), (told, errors)
-
-
-def parse_with_a_template(line):
-    capabilities = ModelCapabilities(chat_template=lambda messages: "x" * len(messages))
-    return RequestParser(capabilities).parse(json.dumps(line).encode(), 1)
-
-
-@examples(300)
-@given(st.sampled_from(sorted(SPELLED)), st.sampled_from(["line", "row"]), st.data())
-def test_they_agree_on_names_of_others(name, form, data):
-    fields = {"prompt": "a", name: data.draw(SPELLED[name])}
-    line = fields if form == "line" else GOOD_HEAD | {"body": fields}
-    parsed = parse_with_a_template(line)
-    problems = [] if isinstance(parsed, ParsedLine) else parsed.problems
-    has_untold = any(
-        problem.code == "conflicting-fields" or UNTOLD.search(problem.message)
-        for problem in problems
-    )
-    errors = [error.message for error in VALIDATORS["request"].iter_errors(line)]
-    assert has_untold or bool(problems) == bool(errors), (problems, errors)
-
-
-@examples(300)
-@given(MESSAGES, st.sampled_from(["line", "chat"]))
-def test_they_agree_on_messages(messages, form):
-    line = {"messages": messages}
-    if form == "chat":
-        line = {"method": "POST", "url": "/v1/chat/completions", "body": line}
-    assert isinstance(parse_with_a_template(line), ParsedLine) == VALIDATORS["request"].is_valid(
-        line
-    )
-
-
-@examples(500)
-@given(SEGMENTS | st.lists(st.sampled_from([{"text": "a"}, {"length": 2, "seed": "b"}, 5, "a"])))
-def test_they_agree_on_segments(prompt):
-    fields = {"prompt": prompt}
-    parsed = RequestParser(ModelCapabilities()).parse(json.dumps(fields).encode(), 1)
-    assert isinstance(parsed, ParsedLine) == VALIDATORS["request"].is_valid(fields), parsed
+    assert has_untold or bool(told) == bool(errors), (told, errors)
 
 
 def test_the_new_values_are_those_of_all_fields():
     assert VALUES.keys() - {"x"} | NEW_VALUES.keys() >= set(Request.__struct_fields__)
-
-
-FULL = Result(
-    id="c",
-    index=1,
-    text="t",
-    tokens=[1],
-    finish_reason="length",
-    stop_reason=None,
-    usage=Usage(1, 1),
-    slot=0,
-    steps=StepTimes(0, 0, 0, 0),
-    cumulative_logprob=-1.5,
-    logprobs=[TokenLogprob(1, -1.5, [TopLogprob(2, -0.5), TopLogprob(1, -1.5)])],
-    prompt_logprobs=[PromptLogprob(5, None, [])],
-    score=-0.5,
-    segments=[Segment("a", "t", [1])],
-    constraint="complete",
-    constraint_check="none",
-    constraint_verified=("not",),
-)
-NONE = StepTimes(None, None, None, None)
-
-
-def encode_row(result):
-    return encode_openai_row([result], "m", "completion", bytes_of)
-
-
-def encode_echo(result):
-    return encode_openai_row([result], "m", "echoed completion", bytes_of)
-
-
-def encode_chat(result):
-    return encode_openai_row([result], "m", "chat", bytes_of)
-
-
-def bytes_of(token):
-    return b"x" * (token % 3)
-
-
-OPTIONAL = {
-    "error",
-    "cumulative_logprob",
-    "logprobs",
-    "prompt_logprobs",
-    "score",
-    "segments",
-    "constraint",
-    "constraint_check",
-    "constraint_verified",
-}
-
-
-RESULTS = [
-    FULL,
-    replace(FULL, finish_reason="stop", stop_reason=[1], **dict.fromkeys(OPTIONAL)),
-    replace(FULL, finish_reason="error", slot=None, steps=NONE, error=ErrorInfo("c", "m", line=2)),
-]
-
-
-@pytest.mark.parametrize("result", RESULTS)
-@pytest.mark.parametrize("encode", [encode_result, encode_row, encode_echo, encode_chat])
-def test_results_of_both_forms_are_valid(result, encode):
-    line = json.loads(encode(result))
-    VALIDATORS["result"].validate(line)
-    for field in line.keys() - OPTIONAL:
-        assert not VALIDATORS["result"].is_valid({k: v for k, v in line.items() if k != field})
-
-
-EVENTS = [
-    RunEvent(batch=2, model="simulated", settings={"seed": 0}),
-    ArriveEvent(0, 0.0, "a", 0, "input", 5, 16),
-    AdmitEvent(0, 0.0, "a", 0, 1, "empty"),
-    AdmitEvent(0, 0.0, "a", 0, 1, "empty", "negative"),
-    JumpEvent(1, 1.0, "a", 0, 1, 3),
-    DraftEvent(1, 1.0, "a", 0, 1, 9, 4),
-    AcceptEvent(1, 1.0, "a", 0, 1, 9, 1),
-    RollbackEvent(1, 1.0, "a", 0, 1, 10, 3, 1),
-    SpeculateEvent(1, 1.0, "a", 0, 1, 0, "failure"),
-    StepsEvent(1, [2.0], [1], [4], [1], [2], [0], [0], drafts=[4]),
-    ForkEvent(1, 1.0, "a", 0, 1, 2),
-    FinishEvent(3, 3.0, "a", 0, 1, "stop", [1, 2], 4),
-    FinishEvent(3, 3.0, "a", 1, 1, "unused", None, 4, "beam"),
-    RejectEvent(0, 0.0, "7", 6, "invalid-json"),
-    EndEvent(4, 4.0, 4, 1),
-]
-
-
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_events_are_valid(event):
-    line = json.loads(encode_events([event]))
-    VALIDATORS["trace"].validate(line)
-    assert not VALIDATORS["trace"].is_valid(line | {"event": "other"})

@@ -27,8 +27,6 @@ def row(body, **fields):
     return json.dumps(head | fields | {"body": body})
 
 
-SCHEMA = {"id": {"id": 1}, "body": 2, "prompt": "x", "a-b": [{"id": 1}]}
-
 HARMLESS = {
     "model": "m",
     "user": "u",
@@ -68,14 +66,6 @@ def test_a_body_may_hold_segments_and_say_with_whom_it_shares():
         ("invalid-value", "body.cache_salt"),
         ("missing-field", "body.prompt[1]"),
     ]
-
-
-def test_a_row_without_an_id_has_its_line_number():
-    for custom_id in ({}, {"custom_id": None}):
-        line = json.dumps(
-            {**custom_id, "method": "POST", "url": "/v1/completions", "body": {"prompt": ""}}
-        )
-        assert parse(line).request.id == str(LINE)
 
 
 def test_harmless_options_are_accepted_and_so_is_null():
@@ -138,17 +128,6 @@ def test_the_options_of_openai_that_are_fields_of_a_request_mean_the_same():
     assert parse(row({"prompt": "", **dict.fromkeys(options)})).request == Request(
         id="a", prompt=""
     )
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"logit_bias": {"5": 1.0}}, {"json_schema": SCHEMA}, {"temperature": 1.0, "seed": 5}],
-    ids=str,
-)
-def test_lines_and_rows_of_all_fields_are_decoded_without_a_second_look(fields):
-    request = Request(id="a", prompt="", **fields)
-    for line in (json.dumps({"id": "a", "prompt": "", **fields}), row({"prompt": "", **fields})):
-        assert PARSER._parse_good(line.encode(), LINE).request == request
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 
 from batcher.errors import (
@@ -17,6 +18,7 @@ from batcher.errors import (
 from batcher.requests.lines import RequestParser
 from batcher.requests.result_rows import encode_openai_row
 from batcher.requests.results import decode_result_line, encode_result, make_rejected_result
+from batcher.requests.schema import make_schema
 from batcher.requests.validation import ModelCapabilities
 from batcher.result import (
     ErrorInfo,
@@ -36,6 +38,9 @@ def encode_row(*results, form="completion"):
 
 def encode_chat(*results):
     return encode_row(*results, form="chat")
+
+
+SCHEMA = Draft202012Validator(make_schema("result"))
 
 
 def bytes_of(token):
@@ -244,6 +249,14 @@ def test_both_forms_hold_the_whole_result(result):
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
         assert decode_result_line(line) == [result]
+        SCHEMA.validate(json.loads(line))
+
+
+@pytest.mark.parametrize("encode", [encode_result, encode_row, encode_chat])
+def test_the_schema_of_results_has_each_field_that_is_always_there(encode):
+    line = json.loads(encode(RESULT))
+    for name in line:
+        assert not SCHEMA.is_valid({k: v for k, v in line.items() if k != name}), name
 
 
 @given(st.lists(RESULTS, min_size=1, max_size=3), TEXT)

@@ -9,7 +9,6 @@ from batcher.api import decode
 from batcher.errors import GrammarError, RequestError
 from batcher.models.base import chat_template_of
 from batcher.models.simulated import SimulatedModel
-from batcher.models.tokenizers import render_chat
 from batcher.request import TO_THE_END, Request
 from batcher.requests.lines import BadLine, ParsedLine, RequestParser
 from batcher.requests.problems import read_line
@@ -63,6 +62,10 @@ SAME = [
     ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
     ({"structured_outputs": {"json_object": True}}, {"json_schema": ANY_OBJECT}),
     ({"structured_outputs": {"json_object": False}}, {}),
+    (
+        {"max_completion_tokens": 5, "max_tokens": 5, "guided_json": {}, "json_schema": {}},
+        {"max_tokens": 5, "json_schema": {}},
+    ),
 ]
 
 
@@ -114,14 +117,6 @@ def test_what_is_wrong_is_told_where_it_stands(fields, code, field):
     assert problems(chat(**fields)) == [(code, f"body.{field}")]
 
 
-def test_two_names_of_one_field_may_say_the_same():
-    same = {"max_completion_tokens": 5, "max_tokens": 5, "guided_json": {}, "json_schema": {}}
-    expected = Request(id="a", prompt="x", max_tokens=5, json_schema={})
-    for given in (line(**same), row(**same)):
-        assert parse(given).request == expected
-        assert PARSER._parse_good(json.dumps(given).encode(), 7).request == expected
-
-
 def test_an_echo_with_logprobs_tells_those_of_the_prompt():
     parsed = parse(row(echo=True, logprobs=2))
     expected = {"echo": True, "logprobs": 2, "prompt_logprobs": 2}
@@ -131,14 +126,11 @@ def test_an_echo_with_logprobs_tells_those_of_the_prompt():
     assert parse(row(echo=True)).form == "completion"
     assert parse(row(logprobs=2)).request.prompt_logprobs is None
     assert parse(line(echo=True, logprobs=2)).request.prompt_logprobs is None
+    [problem] = parse(row(echo=True, logprobs=1, heal=True)).problems
+    assert problem.message.startswith("`echo` with `logprobs` cannot go with `heal`: ")
 
 
 # Chats
-
-
-def test_what_an_echo_with_logprobs_cannot_go_with_is_told_in_its_own_words():
-    [problem] = parse(row(echo=True, logprobs=1, heal=True)).problems
-    assert problem.message.startswith("`echo` with `logprobs` cannot go with `heal`: ")
 
 
 def test_messages_become_the_prompt_that_the_template_makes():
@@ -231,22 +223,6 @@ def test_a_second_look_reads_the_same(fields):
     data = json.dumps(fields).encode()
     found = PARSER.parse(data, 7)
     assert read_line(data, 7, PARSER._capabilities) == (found.request, found.form)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '[{"messages":1}]',
-        '{"messages":1,"x":{"body":1}}',
-        '{"body":5,"messages":[]}',
-        '{"body":{"messages":[]},"url":[],"method":"POST"}',
-        '{"body":{"stream":[],"tools":{}},"method":{}}',
-        '{"prompt":"x","model":[],"stream":{}}',
-        '{"prompt":"x","guided_json":{"a":{"body":1}}}',
-    ],
-)
-def test_no_line_makes_it_raise(line):
-    PARSER.parse(line.encode(), 7)
 
 
 @pytest.mark.parametrize(
@@ -345,15 +321,6 @@ def test_a_template_that_fails_fails_its_line_alone():
     bad = parser.parse(json.dumps({"messages": CHAT}).encode(), 1)
     assert isinstance(bad, BadLine)
     assert bad.problems[0].message == "the chat template fails on `messages`: KeyError: 'system'"
-
-
-def test_the_template_of_the_simulated_model_is_readable():
-    assert render_chat(CHAT, add_generation_prompt=False) == "system: Be brief.\nuser: Hi\n"
-    tokenizer = MODEL.tokenizer
-    assert tokenizer.apply_chat_template(CHAT, tokenize=False) == "system: Be brief.\nuser: Hi\n"
-    assert tokenizer.apply_chat_template(CHAT, add_generation_prompt=True) == tokenizer.encode(
-        PROMPT
-    )
 
 
 PLACES = [  # a faulty text, how the message names the place, what stands there in the line

@@ -1,135 +1,64 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from reference_schedule import DESIGN_JOBS, play, workloads
 
 from batcher.errors import BatchdecodeError
-from batcher.events import (
-    AcceptEvent,
-    AdmitEvent,
-    ArriveEvent,
-    DraftEvent,
-    EndEvent,
-    FinishEvent,
-    ForkEvent,
-    JumpEvent,
-    RejectEvent,
-    RollbackEvent,
-    RunEvent,
-    SpeculateEvent,
-    StepsEvent,
-)
+from batcher.events import AdmitEvent, EndEvent, RunEvent
+from batcher.requests.schema import make_schema
 from batcher.trace.files import encode_events, is_trace, read_trace
 
 RUN = RunEvent(batch=2, model="simulated", settings={"seed": 7})
 RUN_LINE = encode_events([RUN])
+SCHEMA = Draft202012Validator(make_schema("trace"))
 
 
 def lines_of(data):
     return data.splitlines(keepends=True)
 
 
-@pytest.mark.parametrize(
-    ("event", "line"),
-    [
-        (
-            RUN,
-            (
-                '{"event":"run","version":2,"batch":2,"policy":"fcfs","model":"simulated",'
-                '"settings":{"seed":7}}'
-            ),
-        ),
-        (
-            ArriveEvent(3, 2.5, "é", 0, "input", 5, 16),
-            (
-                '{"event":"arrive","step":3,"time":2.5,"id":"é","index":0,"reason":"input",'
-                '"prompt_tokens":5,"max_tokens":16}'
-            ),
-        ),
-        (
-            AdmitEvent(12, 12.0, "a", 0, 3, "refill"),
-            '{"event":"admit","step":12,"time":12.0,"id":"a","index":0,"slot":3,"reason":"refill"}',
-        ),
-        (
-            FinishEvent(12, 12.0, "a", 0, 3, "stop", [1, 2], 4),
-            (
-                '{"event":"finish","step":12,"time":12.0,"id":"a","index":0,"slot":3,"reason":"stop",'
-                '"stop_reason":[1,2],"tokens":4}'
-            ),
-        ),
-        (
-            AdmitEvent(12, 12.0, "a", 1, 3, "refill", "negative"),
-            (
-                '{"event":"admit","step":12,"time":12.0,"id":"a","index":1,"slot":3,'
-                '"reason":"refill","role":"negative"}'
-            ),
-        ),
-        (
-            FinishEvent(12, 12.0, "a", 2, 3, "unused", None, 0, "beam"),
-            (
-                '{"event":"finish","step":12,"time":12.0,"id":"a","index":2,"slot":3,'
-                '"reason":"unused","stop_reason":null,"tokens":0,"role":"beam"}'
-            ),
-        ),
-        (
-            JumpEvent(3, 3.0, "a", 1, 2, 7),
-            '{"event":"jump","step":3,"time":3.0,"id":"a","index":1,"slot":2,"tokens":7}',
-        ),
-        (
-            DraftEvent(3, 3.0, "a", 1, 2, 9, 4),
-            (
-                '{"event":"draft","step":3,"time":3.0,"id":"a","index":1,"slot":2,'
-                '"position":9,"tokens":4}'
-            ),
-        ),
-        (
-            AcceptEvent(3, 3.0, "a", 1, 2, 9, 1),
-            (
-                '{"event":"accept","step":3,"time":3.0,"id":"a","index":1,"slot":2,'
-                '"position":9,"tokens":1}'
-            ),
-        ),
-        (
-            RollbackEvent(3, 3.0, "a", 1, 2, 10, 3),
-            (
-                '{"event":"rollback","step":3,"time":3.0,"id":"a","index":1,"slot":2,'
-                '"position":10,"tokens":3}'
-            ),
-        ),
-        (
-            RollbackEvent(3, 3.0, "a", 1, 2, 10, 3, 1),
-            (
-                '{"event":"rollback","step":3,"time":3.0,"id":"a","index":1,"slot":2,'
-                '"position":10,"tokens":3,"blocks":1}'
-            ),
-        ),
-        (
-            SpeculateEvent(3, 3.0, "a", 1, 2, 0, "cost"),
-            (
-                '{"event":"speculate","step":3,"time":3.0,"id":"a","index":1,"slot":2,'
-                '"tokens":0,"reason":"cost"}'
-            ),
-        ),
-        (
-            StepsEvent(3, [4.0], [1], [2], [1], [3], [0], [0], drafts=[2]),
-            (
-                '{"event":"steps","step":3,"ends":[4.0],"decodes":[1],"prefills":[2],"rows":[1],'
-                '"blocks":[3],"prefill_padding":[0],"decode_padding":[0],"drafts":[2]}'
-            ),
-        ),
-        (
-            ForkEvent(3, 3.0, "a", 1, 2, 0),
-            '{"event":"fork","step":3,"time":3.0,"id":"a","index":1,"slot":2,"parent":0}',
-        ),
-        (
-            RejectEvent(0, 0.0, "9", 8, "invalid-json"),
-            '{"event":"reject","step":0,"time":0.0,"id":"9","index":8,"reason":"invalid-json"}',
-        ),
-        (EndEvent(7, 7.0, 10, 4), '{"event":"end","steps":7,"time":7.0,"tokens":10,"requests":4}'),
-    ],
-)
-def test_each_kind_of_event_is_one_line(event, line):
-    assert encode_events([event]) == f"{line}\n".encode()
+LINES = [  # one of each kind, without its event's name in front
+    'run","version":2,"batch":2,"policy":"fcfs","model":"simulated","settings":{"seed":7}}',
+    (
+        'arrive","step":3,"time":2.5,"id":"é","index":0,"reason":"input","prompt_tokens":5,'
+        '"max_tokens":16}'
+    ),
+    'admit","step":12,"time":12.0,"id":"a","index":0,"slot":3,"reason":"refill"}',
+    'admit","step":1,"time":1.0,"id":"a","index":1,"slot":3,"reason":"refill","role":"negative"}',
+    (
+        'finish","step":12,"time":12.0,"id":"a","index":0,"slot":3,"reason":"stop",'
+        '"stop_reason":[1,2],"tokens":4}'
+    ),
+    (
+        'finish","step":12,"time":12.0,"id":"a","index":2,"slot":3,"reason":"unused",'
+        '"stop_reason":null,"tokens":0,"role":"beam"}'
+    ),
+    'jump","step":3,"time":3.0,"id":"a","index":1,"slot":2,"tokens":7}',
+    'draft","step":3,"time":3.0,"id":"a","index":1,"slot":2,"position":9,"tokens":4}',
+    'accept","step":3,"time":3.0,"id":"a","index":1,"slot":2,"position":9,"tokens":1}',
+    'rollback","step":3,"time":3.0,"id":"a","index":1,"slot":2,"position":10,"tokens":3}',
+    'rollback","step":3,"time":3.0,"id":"a","index":1,"slot":2,"position":10,"tokens":3,"blocks":1}',
+    'speculate","step":3,"time":3.0,"id":"a","index":1,"slot":2,"tokens":0,"reason":"cost"}',
+    (
+        'steps","step":3,"ends":[4.0],"decodes":[1],"prefills":[2],"rows":[1],"blocks":[3],'
+        '"prefill_padding":[0],"decode_padding":[0],"drafts":[2]}'
+    ),
+    'fork","step":3,"time":3.0,"id":"a","index":1,"slot":2,"parent":0}',
+    'reject","step":0,"time":0.0,"id":"9","index":8,"reason":"invalid-json"}',
+    'end","steps":7,"time":7.0,"tokens":10,"requests":4}',
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.split('"')[0])
+def test_each_kind_of_event_is_one_line_that_its_schema_has(line):
+    line = f'{{"event":"{line}\n'
+    lines = [line.encode()] if line.startswith('{"event":"run"') else [RUN_LINE, line.encode()]
+    assert encode_events([*read_trace(lines)][-1:]) == lines[-1]
+    assert SCHEMA.is_valid(json.loads(line))
+    assert not SCHEMA.is_valid(json.loads(line) | {"event": "other"})
 
 
 @given(workloads(), st.integers(1, 4))
@@ -181,11 +110,6 @@ def test_unknown_kinds_and_blank_lines_are_skipped(line):
     assert list(read_trace([RUN_LINE, line, encode_events([end])])) == [RUN, end]
 
 
-def test_unknown_fields_are_skipped():
-    line = encode_events([AdmitEvent(1, 1.0, "a", 0, 0, "empty")]).replace(b"{", b'{"blocks":[1],')
-    assert list(read_trace([RUN_LINE, line])) == [RUN, AdmitEvent(1, 1.0, "a", 0, 0, "empty")]
-
-
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -206,11 +130,6 @@ def test_a_bad_line_before_the_last_is_an_error_with_its_number(line, complaint)
     end = encode_events([EndEvent(7, 7.0, 10, 4)])
     with pytest.raises(BatchdecodeError, match=complaint):
         list(read_trace([RUN_LINE, line, end], name="run.jsonl"))
-
-
-def test_a_whole_last_line_that_is_wrong_is_an_error():
-    with pytest.raises(BatchdecodeError, match="trace:2: not a line of a trace"):
-        list(read_trace([RUN_LINE, b'{"event":"end"}']))
 
 
 @pytest.mark.parametrize("version", ["1", "3", "0", '"1"', "null"])
@@ -240,11 +159,6 @@ def test_what_does_not_begin_with_a_run_is_not_a_trace(first_line):
     assert not is_trace(first_line)
     with pytest.raises(BatchdecodeError, match=r"requests\.jsonl: not a trace"):
         list(read_trace([first_line], name="requests.jsonl"))
-
-
-def test_no_lines_are_not_a_trace():
-    with pytest.raises(BatchdecodeError, match="not a trace"):
-        list(read_trace([]))
 
 
 def test_events_are_read_one_by_one():

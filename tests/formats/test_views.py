@@ -24,15 +24,6 @@ def test_a_spreadsheet_takes_no_id_for_a_formula(name):
     assert json.loads(span)["id"] == name
 
 
-def test_spans_of_the_example_of_the_design():
-    assert b"".join(encode_spans(timeline_of(DESIGN_JOBS))).decode().splitlines() == [
-        '{"slot":0,"id":"a","index":0,"start":0,"end":3,"outcome":"length"}',
-        '{"slot":1,"id":"b","index":0,"start":0,"end":1,"outcome":"length"}',
-        '{"slot":1,"id":"c","index":0,"start":1,"end":3,"outcome":"length"}',
-        '{"slot":0,"id":"d","index":0,"start":3,"end":7,"outcome":"length"}',
-    ]
-
-
 def test_steps_of_the_example_of_the_design():
     lines = list(encode_steps(timeline_of(DESIGN_JOBS)))
     assert lines[0] == b'{"step":0,"slots":["a","b"],"waiting":2}\n'

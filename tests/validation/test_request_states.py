@@ -89,13 +89,6 @@ def test_bad_states_have_their_problem(states, code, field):
     assert summary(states) == [(code, field)]
 
 
-def test_markers_and_stops_are_measured_together():
-    states = {"a": [Transition("x" * 1000, "a"), Transition([1] * 20, None)]}
-    assert summary(states, stop="wxyz") == []
-    (problem,) = problems_of(states, stop="vwxyz")
-    assert (problem.field, "1025" in problem.message) == ("states", True)
-
-
 def test_no_message_grows_with_the_number_of_states():
     states = {str(number): [] for number in range(3000)} | {"a": [Transition("x", "y" * 10**6)]}
     problem = problems_of(states)[0]
