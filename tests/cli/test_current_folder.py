@@ -66,7 +66,6 @@ def marks_of(folder, command, *arguments, **environment):
 
 HELPED = {  # these start processes
     "constraint": ["run", "choice.jsonl", "-q"],
-    "workers": ["run", "choice.jsonl", "--workers", 2],
     "ranks of workers": ["run", "tiny.jsonl", *TINY, "--workers", 2],
     "compare": ["compare", "many.jsonl", "-b", "2,3", "--jobs", 2],
 }

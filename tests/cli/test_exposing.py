@@ -10,7 +10,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, workload
+from process import ENVIRONMENT, batchdecode, lines_of, start, workload
 
 from cli.run.exporters import Exposition
 
@@ -64,26 +64,21 @@ def test_the_file_ends_with_the_numbers_of_the_summary(tmp_path, more):
     assert list(tmp_path.glob("m.prom.*")) == []
 
 
-@pytest.mark.parametrize("path", ["/", "/metric", "/metrics/", "/favicon.ico"])
-def test_another_address_is_told_where_the_metrics_are(path):
+def test_another_address_is_told_where_the_metrics_are():
     with Exposition(("127.0.0.1", 0), None) as exposition:
-        with pytest.raises(HTTPError, match="404") as refused:
-            urlopen(exposition.url.removesuffix("/metrics") + path)  # noqa: S310 - our own
-        with refused.value as answer:
-            assert answer.read() == b"nothing here; the metrics are at /metrics\n"
+        for path in ("/", "/metric", "/metrics/"):
+            with pytest.raises(HTTPError, match="404") as refused:
+                urlopen(exposition.url.removesuffix("/metrics") + path)  # noqa: S310 - our own
+            with refused.value as answer:
+                assert answer.read() == b"nothing here; the metrics are at /metrics\n"
         with urlopen(f"{exposition.url}?name[]=x") as answer:  # noqa: S310 - our own
             assert answer.status == 200
 
 
 def test_a_run_may_be_asked_while_it_goes_on_and_a_stopped_one_has_told_all(tmp_path):
     more = ("--metrics-port", "0", "--metrics-file", "m.prom", "--summary-json", "s")
-    process = subprocess.Popen(
-        [*COMMAND, "run", "-o", "r", "--step-delay", "0.05", "--live=never", *LIMITS, *more],
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    command = ["run", "-o", "r", "--step-delay", "0.03", "--live=never", *LIMITS, *more]
+    process = start(*command, cwd=tmp_path, stdin=subprocess.PIPE)
     process.stdin.write(REQUESTS)
     process.stdin.close()
     url = process.stderr.readline().decode().removeprefix("metrics at ").strip()
@@ -94,9 +89,9 @@ def test_a_run_may_be_asked_while_it_goes_on_and_a_stopped_one_has_told_all(tmp_
     assert told["vllm:num_requests_running"] > 0
     assert told["batchdecode_slots"] == 4
     process.send_signal(signal.SIGINT)
-    with process.stderr:
-        process.stderr.read()
     assert process.wait() == 130
+    process.stdin = None
+    process.communicate()
     check_files(tmp_path)
 
 

@@ -46,10 +46,6 @@ class InThread(LLM):
         note("hanging")
         time.sleep(600)
 
-class InExecutor(Async):
-    async def hang(self):
-        await asyncio.to_thread(InThread.hang, self)
-
 def function(hang):
     def model(prefixes):
         if any(len(prefix) > 2 for prefix in prefixes):
@@ -73,9 +69,7 @@ def deadlock():
 def interrupt():
     raise KeyboardInterrupt
 
-sleeping, swallowing, deadlocked = (function(hang) for hang in
-    (lambda: time.sleep(600), swallow, deadlock))
-interrupting = function(interrupt)
+swallowing, deadlocked, interrupting = map(function, (swallow, deadlock, interrupt))
 """
 ARGUMENTS = ["run", "in", "-o", "out", "--trace", "trace", "-b", "2", "--model"]
 REQUESTS = lines_of({"id": "short", "prompt": [1], "max_tokens": 1}, {"id": "long", "prompt": [1]})
@@ -130,15 +124,7 @@ def check_left(folder, model, stderr):
 
 @pytest.mark.parametrize(
     ("model", "number"),
-    rest_heavy(
-        2,
-        [
-            ("Stubborn", signal.SIGTERM),
-            ("InThread", signal.SIGINT),
-            ("Async", signal.SIGINT),
-            ("InExecutor", signal.SIGTERM),
-        ],
-    ),
+    [("Stubborn", signal.SIGTERM), ("InThread", signal.SIGINT)],
 )
 def test_calls_of_an_llm_are_given_up_at_the_first_signal(folder, model, number):
     with hanging(folder, model) as process:
@@ -153,15 +139,7 @@ def test_calls_of_an_llm_are_given_up_at_the_first_signal(folder, model, number)
 
 @pytest.mark.parametrize(
     ("model", "number"),
-    rest_heavy(
-        1,
-        [
-            ("deadlocked", signal.SIGTERM),
-            ("sleeping", signal.SIGINT),
-            ("swallowing", signal.SIGTERM),
-            ("deadlocked", signal.SIGINT),
-        ],
-    ),
+    rest_heavy(1, [("deadlocked", signal.SIGTERM), ("swallowing", signal.SIGINT)]),
 )
 def test_a_step_that_hangs_is_named_at_the_first_signal_and_left_at_the_second(
     folder, model, number

@@ -228,12 +228,11 @@ def test_results_given_as_requests_are_refused_in_one_line(tmp_path, first, comm
     assert "<stdin> holds the results of a run" in batchdecode(*command, stdin=given).stderr
 
 
-@pytest.mark.parametrize("workers", [(), ("--workers", "2")])
-def test_a_trace_given_as_requests_is_refused_in_one_line(tmp_path, workers):
+def test_a_trace_given_as_requests_is_refused_in_one_line(tmp_path):
     trace = tmp_path / "trace.jsonl"
-    batchdecode("run", "-q", "--trace", trace, *workers, stdin=lines_of(*workload(5)))
+    batchdecode("run", "-q", "--trace", trace, stdin=lines_of(*workload(5)))
     told = "holds the trace of a run, and no requests: give the requests that the run has read\n"
-    for command in (("run", *workers), ("run", "--keep-going"), ("check",)):
+    for command in (("run", "--workers", "1"), ("run", "--keep-going"), ("check",)):
         done = batchdecode(*command, trace)
         assert (done.returncode, done.stdout) == (2, b"")
         assert done.stderr == f"error: {trace} {told}"
@@ -330,8 +329,7 @@ DEFAULTS = {"max_tokens": 30, "temperature": 0.8, "top_p": 0.9, "seed": 5}
 AS_OPTIONS = ["--max-tokens", 30, "--temperature", 0.8, "--top-p", 0.9, "--seed", 5]
 
 
-@pytest.mark.parametrize("more", [[], ["--workers", 2]])
-def test_defaults_of_a_run_mean_what_the_fields_of_rows_mean(tmp_path, more):
+def test_defaults_of_a_run_mean_what_the_fields_of_rows_mean(tmp_path):
     bare = [
         {"id": "text", "prompt": "Say it"},
         {"id": "own", "prompt": "Say it", "max_tokens": 4, "temperature": 0, "seed": 9},
@@ -340,7 +338,7 @@ def test_defaults_of_a_run_mean_what_the_fields_of_rows_mean(tmp_path, more):
     (tmp_path / "bare").write_bytes(lines_of(*bare))
     (tmp_path / "whole").write_bytes(lines_of(*(DEFAULTS | row for row in bare)))
     outputs = [
-        results(batchdecode("run", name, "--quiet", *options, *more, cwd=tmp_path).stdout)
+        results(batchdecode("run", name, "--quiet", *options, cwd=tmp_path).stdout)
         for name, options in (("bare", AS_OPTIONS), ("whole", []))
     ]
     found, expected = ({each["id"]: each["tokens"] for each in those} for those in outputs)

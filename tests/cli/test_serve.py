@@ -179,8 +179,10 @@ def ids_of_answers(client, number):
     return [answer.json()["id"] for answer in answers]
 
 
-def test_workers_share_an_address_and_metrics():
-    with serving("--workers", "2", command=COMMAND) as client:  # what is imported when counts
+def test_workers_share_an_address_and_metrics_and_leave_no_files(tmp_path):
+    command = ["env", f"TMPDIR={tmp_path}", *COMMAND]  # what is imported when counts
+    with serving("--workers", "2", command=command) as client:
+        assert [*tmp_path.iterdir()]
         ids = []
         while len({name.split("-")[1] for name in ids}) < 2:
             ids += ids_of_answers(client, 4)
@@ -194,8 +196,9 @@ def test_workers_share_an_address_and_metrics():
         assert set(counted) == {"0", "1"}
         assert sum(counted.values()) == 2 * len(ids)
         assert told.count("# TYPE vllm:generation_tokens_total counter") == 1
-        client.process.terminate()
+        client.process.send_signal(signal.SIGHUP)
         assert ended(client.process) == (0, "")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_workers_of_a_killed_server_leave_no_folder(tmp_path):
@@ -218,15 +221,6 @@ def test_workers_end_together():
         assert ended(client.process) == (137, "")
 
 
-def test_workers_end_by_a_signal_and_leave_no_files(tmp_path):
-    with serving("--workers", "2", command=["env", f"TMPDIR={tmp_path}", *COMMAND]) as client:
-        ids_of_answers(client, 1)
-        assert [*tmp_path.iterdir()]
-        client.process.send_signal(signal.SIGHUP)
-        assert ended(client.process) == (0, "")
-    assert [*tmp_path.iterdir()] == []
-
-
 def test_a_second_signal_ends_it_whatever_clients_have_begun():
     with serving("--workers", "2", command=COMMAND) as client:
         address = (client.base_url.host, client.base_url.port)
@@ -246,17 +240,19 @@ def test_a_second_signal_ends_it_whatever_clients_have_begun():
     assert (status, said) == (143, "")
 
 
-@pytest.mark.parametrize("key", ["", "key ", "kl\u00e0"], ids=repr)
-def test_a_key_that_no_request_can_show_is_refused(key):
-    done = batchdecode("serve", "--port", "0", BATCHDECODE_API_KEY=key)
-    assert done.returncode == 2
-    assert "must be printable ASCII, not be empty, and not begin or end with" in done.stderr
-
-
-def test_an_origin_that_no_browser_sends_is_refused():
-    done = batchdecode("serve", "--port", "0", "--allow-origin", "https://a/b")
-    assert done.returncode == 2
-    assert "must be an origin such as https://chat.example:3000" in done.stderr
+def test_an_option_that_cannot_be_meant_is_refused(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    key = "must be printable ASCII, not be empty, and not begin or end with"
+    origin = "must be an origin such as https://chat.example:3000"
+    one = "is about one engine: it needs --workers 1"
+    cases = [([], {"BATCHDECODE_API_KEY": bad}, key) for bad in ("", "key ", "kl\u00e0")]
+    cases += [(["--allow-origin", "https://a/b"], {}, origin)]
+    cases += [(["--workers", "2", more], {}, one) for more in ("--trace=t", "--live=plain")]
+    cases += [(["--trace", "notes"], {}, "the file holds something that would be lost")]
+    for options, environment, reason in cases:
+        done = batchdecode("serve", "--port", "0", *options, cwd=tmp_path, **environment)
+        assert (done.returncode, reason in done.stderr) == (2, True), done.stderr
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 OWN, EVIL, FRIEND = "{own}", "http://evil.example", "https://chat.example:3000"
@@ -328,26 +324,12 @@ def test_only_pages_of_allowed_origins_may_read_answers():
         assert (wrong.status_code, wrong.headers["access-control-allow-origin"]) == (401, FRIEND)
 
 
-@pytest.mark.parametrize("option", ["--trace=t", "--live=plain"])
-def test_what_is_about_one_engine_is_refused_for_several(option):
-    done = batchdecode("serve", "--workers", "2", option)
-    assert done.returncode == 2
-    assert "is about one engine: it needs --workers 1" in done.stderr
-
-
 def test_an_address_that_is_taken_is_an_error():
     with serving() as client:
         done = batchdecode("serve", "--port", client.base_url.port)
     assert done.returncode == 2
     assert done.stderr.startswith("error: cannot listen at 127.0.0.1, port ")
     assert "in use" in done.stderr
-
-
-def test_a_trace_does_not_overwrite_something_else(tmp_path):
-    (tmp_path / "notes").write_text("mine")
-    done = batchdecode("serve", "--port", "0", "--trace", tmp_path / "notes")
-    assert done.returncode == 2
-    assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_the_slots_are_shown_on_a_terminal():

@@ -15,7 +15,6 @@ COMMANDS = {
     "a report": f"run {SAMPLES}/requests.jsonl -q --report OUT.html --force",
     "numbers": f"run {SAMPLES}/requests.jsonl -q --summary-json OUT --force",
     "numbers for Prometheus": f"run {SAMPLES}/tiny.jsonl -q --metrics-file OUT --force",
-    "numbers of workers": f"run {SAMPLES}/tiny.jsonl -q --workers 1 --summary-json OUT --force",
     "a plot": f"compare {SAMPLES}/requests.jsonl --batch 1,2,4 --plot OUT.svg --force",
     "a workload": "workload constant --requests 200 --force --quiet -o OUT",
 }
@@ -23,7 +22,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize(
     "command",
-    mostly_heavy(COMMANDS.values(), COMMANDS["a page"], COMMANDS["numbers of workers"]),
+    mostly_heavy(COMMANDS.values(), COMMANDS["a page"], COMMANDS["numbers"]),
     ids=COMMANDS,
 )
 def test_a_full_disk_leaves_what_was_there(tmp_path, command):
@@ -46,10 +45,9 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, command):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("options", [[], ["--workers", "1"]])
-def test_the_summary_lists_no_file_that_could_not_be_written(tmp_path, options):
+def test_the_summary_lists_no_file_that_could_not_be_written(tmp_path):
     files = ["--report", "r.html", "--summary-json", "s.json"]
-    command = ["run", SAMPLES / "tiny.jsonl", *options, *files]
+    command = ["run", SAMPLES / "tiny.jsonl", *files]
     process = start(
         *command, cwd=tmp_path, command=["bash", "-c", 'ulimit -f 8; "$@"', "-", *COMMAND]
     )
