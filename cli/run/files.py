@@ -136,21 +136,13 @@ class UploadSink:
     """Collects lines in a temporary file, which is uploaded when the sink is closed.
 
     If that fails, the file stays, and the error names it.
-
-    Raises:
-        OutputError: nothing can be uploaded there, or there is no temporary folder.
     """
 
     is_file = False
 
     def __init__(self, url: str) -> None:
-        self._url, self._name = url, shown(url)
-        try:
-            check_upload(url)
-            self._place = temporary_place(url)
-            raw = io.FileIO(self._place, "x")
-        except OSError as error:
-            raise OutputError(f"cannot write {self._name}: {reason_of(error)}") from error
+        self._url, self._name, self._place = url, shown(url), _temporary_place(url)
+        raw = io.FileIO(self._place, "x")
         self._sink = packed(FileSink(raw, str(self._place)), self._name, is_new=True)
 
     def write(self, lines: bytes) -> None:
@@ -174,10 +166,15 @@ class UploadSink:
         shutil.rmtree(self._place.parent, ignore_errors=True)
 
 
-def temporary_place(url: str) -> Path:
+def _temporary_place(url: str) -> Path:
+    """Return where a file waits for its upload to `url`, in a new folder."""
     import tempfile  # noqa: PLC0415 - for URLs only
 
-    return Path(tempfile.mkdtemp(prefix="batchdecode-"), shown(url).rpartition("/")[2])
+    try:
+        check_upload(url)
+        return Path(tempfile.mkdtemp(prefix="batchdecode-"), shown(url).rpartition("/")[2])
+    except OSError as error:
+        raise OutputError(f"cannot write {shown(url)}: {reason_of(error)}") from error
 
 
 def open_sink(path: str, *, append: bool = False) -> Sink:
@@ -447,11 +444,7 @@ class UploadedResults(OutFile):
 
     def __init__(self, url: str, waiting: Callable[[], AbstractContextManager[None]]) -> None:
         self._url, self._waiting, self._is_uploaded = url, waiting, False
-        try:
-            check_upload(url)
-            super().__init__(str(temporary_place(url)))
-        except OSError as error:
-            raise OutputError(f"cannot write {shown(url)}: {reason_of(error)}") from error
+        super().__init__(str(_temporary_place(url)))
         self.name = shown(url)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:

@@ -51,7 +51,7 @@ from .files import (
 )
 from .input import InputError, OpenInput, open_input
 from .problems import InvalidInput, ProblemReport, say, say_of_memory
-from .resume import Leftover, Resumption, find_leftover
+from .resume import Resumption
 from .run_options import RunOptions
 from .urls import is_url, shown
 
@@ -201,7 +201,7 @@ class OpenRun(NamedTuple):
     requests: OpenInput
     files: Mapping[str, OutFile]
     results: OutFile
-    leftover: Leftover
+    resumption: Resumption
     exposition: "Exposition | None"
     spans: "SpanSender | None"
 
@@ -220,7 +220,15 @@ def opened_run(options: RunOptions, stop: StopSignals, num_workers: int = 1) -> 
     ):
         spans, output = None, options.output
         if options.otel is not None:
-            spans = _span_sender(options, num_workers)
+            try:
+                from .spans import SpanSender  # noqa: PLC0415 - an extra
+            except ModuleNotFoundError as error:
+                raise BatchdecodeError(
+                    "--otel needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http: "
+                    "install them with `pip install 'batchdecode[otel]'`"
+                ) from error
+            endpoint = None if options.otel == "env" else options.otel
+            spans = SpanSender(endpoint, options.model, num_workers)
         file = OutFile(output)
         if output is not None and is_url(output):
             if options.resume:
@@ -239,20 +247,8 @@ def opened_run(options: RunOptions, stop: StopSignals, num_workers: int = 1) -> 
                     say(f"metrics at {served.url}\n")
                 exposition = exposed.enter_context(served)
             options = replace(options, output=results.path)
-            leftover = find_leftover(options, requests, results)
-            yield OpenRun(options, requests, files, results, leftover, exposition, spans)
-
-
-def _span_sender(options: RunOptions, num_workers: int) -> "SpanSender":
-    try:
-        from .spans import SpanSender  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise BatchdecodeError(
-            "--otel needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http: "
-            "install them with `pip install 'batchdecode[otel]'`"
-        ) from error
-    endpoint = None if options.otel == "env" else options.otel
-    return SpanSender(endpoint, options.model, num_workers)
+            resumption = Resumption(options, requests, results)
+            yield OpenRun(options, requests, files, results, resumption, exposition, spans)
 
 
 def close_spans(spans: "SpanSender | None", num_steps: list[int], *, is_quiet: bool) -> None:
@@ -302,28 +298,23 @@ def locked_files(
                 check_replaceable(name, path, _WRITTEN_ANEW[name])
     if options.output is not None and is_url(options.output) and not options.force:
         check_replaceable("--output", options.output)
-    for path in beside:
-        _check_beside(path, is_forced=options.force)
+    for path in beside:  # which no option names: links are not followed
+        try:
+            status = Path(path).lstat()
+        except OSError:
+            check_writable(path)
+            continue
+        if stat.S_ISDIR(status.st_mode) or not (options.force or is_alone(status)):
+            raise OutputError(
+                f"{path} is a link, or no file: a run with this --output writes there. Remove it, "
+                "or give another --output"
+            )
     with ExitStack() as locked:
         yield {
             name: locked.enter_context(OutFile(path))
             for name, path in named.items()
             if path is not None
         }
-
-
-def _check_beside(path: str, *, is_forced: bool) -> None:
-    """Make sure that a file which no option names is not another one's: links are not followed."""
-    try:
-        status = Path(path).lstat()
-    except OSError:
-        check_writable(path)
-        return
-    if stat.S_ISDIR(status.st_mode) or not (is_forced or is_alone(status)):
-        raise OutputError(
-            f"{path} is a link, or no file: a run with this --output writes there. Remove it, or "
-            "give another --output"
-        )
 
 
 # -- what reads the events of a run
@@ -468,18 +459,15 @@ def tell_summary(
     if options.summary_json is not None or options.report is not None:
         from .exporters import write_report, write_summary  # noqa: PLC0415 - few runs have one
 
-        try:
-            if options.summary_json is not None:
-                write_summary(opened.files.get("--summary-json"), summary)
-        except (WriteError, OutputError) as error:
-            failures["--summary-json"] = error
-        try:
-            if timelines is not None:
-                write_report(
-                    opened.files["--report"], timelines, summary, run, opened.requests.name
-                )
-        except (WriteError, OutputError) as error:
-            failures["--report"] = error
+        for name, path in (("--summary-json", options.summary_json), ("--report", options.report)):
+            file = opened.files.get(name)
+            try:
+                if name == "--summary-json" and path is not None:
+                    write_summary(file, summary)
+                elif file is not None and timelines is not None:
+                    write_report(file, timelines, summary, run, opened.requests.name)
+            except (WriteError, OutputError) as error:
+                failures[name] = error
     if not options.quiet:
         from ..screen.summary import (  # noqa: PLC0415 - as above
             NOT_TOLD,

@@ -83,24 +83,107 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Resumption:
     """A run that may continue one before it, and be continued by one after it.
 
-    file: that of the results.
+    file: that of the results, which is held.
     earlier: the results of the run before; None if there is nothing to resume.
     is_possible: this run can be resumed if it ends early.
     has_finished: the run before was complete, and none of its results were dropped since.
+
+    Raises:
+        ResumeError: there are results, and they are not to be resumed, or cannot be.
     """
 
-    def __init__(
-        self,
-        leftover: "Leftover",
-        record: RunRecord | None = None,
-        earlier: "EarlierResults | None" = None,
-        *,
-        has_finished: bool = False,
-    ) -> None:
-        self.has_finished = has_finished
-        self.earlier = earlier
-        self.is_possible = record is not None and record.input_sha256 is not None
-        self.file, self._output, self._record = leftover.file, leftover.output, record
+    def __init__(self, options: RunOptions, requests: OpenInput, file: OutFile) -> None:
+        self.file = file
+        self.earlier: EarlierResults | None = None
+        self.is_possible = self.has_finished = self._has_results = False
+        self._record: RunRecord | None = None
+        self._before: RunRecord | None = None  # of the run before
+        self._output: str | None = None  # the path of the results, if that is a plain file
+        output = file.path
+        if output is None or (Path(output).exists() and not Path(output).is_file()):
+            if options.resume:
+                raise ResumeError("--resume continues a file of results: it needs --output FILE")
+            return
+        if options.resume and not requests.is_file:
+            raise ResumeError("--resume needs the requests in a file: a pipe cannot be read again")
+        if options.resume and options.follow:
+            raise ResumeError(
+                "--resume and --follow exclude each other: following depends on timing"
+            )
+        if options.resume and options.scheduling.profile == WALL:
+            raise ResumeError(
+                "--resume and --profile wall exclude each other: what a run does then depends on "
+                "how fast it is"
+            )
+        self._output, is_filled = output, file.is_filled or Path(output + REST).exists()
+        self._has_results = is_filled and not options.force
+        before = None if options.force else _read_record(output, file.name or output)
+        self._before = before
+        if self._has_results and not options.resume:
+            raise ResumeError(f"{file.name} {_why_not_replaced(before)}")
+        sums = Path(output + SUMS)
+        is_new = before is None and not (self._has_results or options.force)
+        if is_new and sums.exists() and sums.stat().st_size:
+            raise ResumeError(
+                f"{sums} is there without the record of a run, and would be overwritten: remove "
+                "it, give another --output, or use --force"
+            )
+
+    def prepare(self, options: RunOptions, requests: OpenInput, run: RunEvent) -> Self:
+        """Take over what there is to resume.
+
+        run: the first line of this run's trace.
+
+        Raises:
+            ResumeError: it is not of such a run.
+            OutputError: the end of the results cannot be repaired.
+        """
+        output = self._output
+        if output is None:
+            return self
+        name, before = self.file.name or output, self._before
+        is_timed = options.follow or options.scheduling.profile == WALL
+        is_repeatable = requests.is_file and not (is_timed or options.stream)
+        record = RunRecord(
+            model=run.model,
+            settings=msgspec.json.decode(msgspec.json.encode(run.settings)),  # as it will be read
+            batch=run.batch,
+            workers=options.workers,
+            scheduling=options.scheduling.settings(),
+            step_time=run.step_time,
+            speculation=run.speculation,
+            keep_order=options.keep_order,
+            chat=options.chat,
+            defaults=run.defaults,
+            input_sha256=requests.digest() if is_repeatable else None,
+        )
+        if self._has_results:
+            _check_same_run(name, before, record)
+            if before is not None and before.workers is not None and record.workers is not None:
+                # results may name slots of all
+                record = replace(record, workers=max(record.workers, before.workers))
+            dropped: frozenset[str] = frozenset()
+            if options.retry_failed:  # samples without a result may have failed
+                found = (
+                    each.parsed.request for each in _expected(requests) if each.parsed is not None
+                )
+                dropped = frozenset(r.id or "" for r in found if (r.best_of or r.n) > r.n)
+            num_slots = record.batch * (record.workers or 1)
+            was_written = written_lines(output, name)
+            if options.repair or options.retry_failed:
+                _write_record(output, record)  # from here on, results may be missing
+            elif before is not None:
+                self.has_finished = before.finished
+            self.earlier = take_over(
+                output,
+                ResultLines(num_slots, was_written, is_repairing=options.repair),
+                file=self.file,
+                name=name,
+                expected=_expected(requests) if options.keep_order else None,
+                omission=Omission(options.repair, options.retry_failed, dropped),
+            )
+        self._record, self.is_possible = record, record.input_sha256 is not None
+        return self
 
     def __enter__(self) -> Self:
         return self
@@ -205,113 +288,6 @@ def conclude_finished(
             told += f"; {num_failed:,} failed (see --retry-failed)"
         say(printable_lines(f"{told}\n"))
     return 1 if num_failed else 0
-
-
-class Leftover(NamedTuple):
-    """What is there where the results of a run go.
-
-    file: the file of results.  output: its path, None unless that is a plain file.
-    record: of the run that the results are of.
-    """
-
-    file: OutFile
-    output: str | None = None
-    record: RunRecord | None = None
-    has_results: bool = False
-
-
-def find_leftover(options: RunOptions, requests: OpenInput, file: OutFile) -> Leftover:
-    """Find what there is to resume, and see to it that no results are lost.
-
-    file: that of the results, which is held.
-
-    Raises:
-        ResumeError: there are results, and they are not to be resumed, or cannot be.
-    """
-    output = file.path
-    path = None if output is None else Path(output)
-    if output is None or path is None or (path.exists() and not path.is_file()):
-        if options.resume:
-            raise ResumeError("--resume continues a file of results: it needs --output FILE")
-        return Leftover(file)
-    if options.resume and not requests.is_file:
-        raise ResumeError("--resume needs the requests in a file: a pipe cannot be read again")
-    if options.resume and options.follow:
-        raise ResumeError("--resume and --follow exclude each other: following depends on timing")
-    if options.resume and options.scheduling.profile == WALL:
-        raise ResumeError(
-            "--resume and --profile wall exclude each other: what a run does then depends on "
-            "how fast it is"
-        )
-    is_filled = file.is_filled or Path(output + REST).exists()
-    has_results = is_filled and not options.force
-    earlier = None if options.force else _read_record(output, file.name or output)
-    if has_results and not options.resume:
-        raise ResumeError(f"{file.name} {_why_not_replaced(earlier)}")
-    sums = Path(output + SUMS)
-    is_new = earlier is None and not (has_results or options.force)
-    if is_new and sums.exists() and sums.stat().st_size:
-        raise ResumeError(
-            f"{sums} is there without the record of a run, and would be overwritten: remove it, "
-            "give another --output, or use --force"
-        )
-    return Leftover(file, output, earlier, has_results)
-
-
-def prepare(
-    options: RunOptions, requests: OpenInput, leftover: Leftover, run: RunEvent
-) -> Resumption:
-    """Take over what there is to resume.
-
-    run: the first line of this run's trace.
-
-    Raises:
-        ResumeError: it is not of such a run.
-        OutputError: the end of the results cannot be repaired.
-    """
-    file, output, earlier, has_results = leftover
-    if output is None:
-        return Resumption(leftover)
-    name = file.name or output
-    is_timed = options.follow or options.scheduling.profile == WALL
-    is_repeatable = requests.is_file and not (is_timed or options.stream)
-    record = RunRecord(
-        model=run.model,
-        settings=msgspec.json.decode(msgspec.json.encode(run.settings)),  # as it will be read
-        batch=run.batch,
-        workers=options.workers,
-        scheduling=options.scheduling.settings(),
-        step_time=run.step_time,
-        speculation=run.speculation,
-        keep_order=options.keep_order,
-        chat=options.chat,
-        defaults=run.defaults,
-        input_sha256=requests.digest() if is_repeatable else None,
-    )
-    taken_over = None
-    if has_results:
-        _check_same_run(name, earlier, record)
-        if earlier is not None and earlier.workers is not None and record.workers is not None:
-            # results may name slots of all
-            record = replace(record, workers=max(record.workers, earlier.workers))
-        dropped: frozenset[str] = frozenset()
-        if options.retry_failed:  # samples without a result may have failed
-            found = (each.parsed.request for each in _expected(requests) if each.parsed is not None)
-            dropped = frozenset(r.id or "" for r in found if (r.best_of or r.n) > r.n)
-        num_slots, was_written = record.batch * (record.workers or 1), written_lines(output, name)
-        if options.repair or options.retry_failed:
-            _write_record(output, record)  # from here on, results may be missing
-        taken_over = take_over(
-            output,
-            ResultLines(num_slots, was_written, is_repairing=options.repair),
-            file=file,
-            name=name,
-            expected=_expected(requests) if options.keep_order else None,
-            omission=Omission(options.repair, options.retry_failed, dropped),
-        )
-    has_finished = earlier is not None and earlier.finished and taken_over is not None
-    is_whole = has_finished and not (options.repair or options.retry_failed)
-    return Resumption(leftover, record, taken_over, has_finished=is_whole)
 
 
 def _why_not_replaced(earlier: RunRecord | None) -> str:

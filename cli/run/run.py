@@ -43,7 +43,7 @@ from .recording import (
     tell_summary,
 )
 from .results import Answers, InputOrder, Replaying
-from .resume import Resumption, conclude_finished, prepare
+from .resume import Resumption, conclude_finished
 from .run_options import RunOptions
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         start = setup.engine.run_event()
         with (
             closing(setup.engine),
-            prepare(setup.options, opened.requests, opened.leftover, start) as resumption,
+            opened.resumption.prepare(setup.options, opened.requests, start) as resumption,
         ):
             parser = RequestParser(setup.capabilities)
             status = conclude_finished(

@@ -68,7 +68,6 @@ from .resume import (
     Resumption,
     conclude_finished,
     parser_for_any_model,
-    prepare,
 )
 from .run_options import RunOptions
 from .worker import (
@@ -761,7 +760,7 @@ def run_by_workers(
             driver = Driver(transport, num_workers, options.batch)
             try:
                 start = driver.start()
-                with prepare(options, requests, opened.leftover, start) as resumption:
+                with opened.resumption.prepare(options, requests, start) as resumption:
                     if resumption.has_finished:
                         parser = parser_for_any_model()
                         status = conclude_finished(
