@@ -111,7 +111,7 @@ def test_no_draft_changes_a_token(
     check(case, attentive, outputs_of(case), speculation)
 
 
-@pytest.mark.parametrize("min_tokens", [2, 3, 4, 5])
+@pytest.mark.parametrize("min_tokens", [2, 4])
 def test_a_stop_acts_from_min_tokens_on_within_the_drafts_of_a_step(min_tokens: int) -> None:
     free = Request(id="a", prompt="Once", max_tokens=30, ignore_eos=True)
     (whole,) = alone(SimulatedModel, free).values()
@@ -242,7 +242,6 @@ class Recomputing(SimulatedModel):
     recomputes_drafts, verifies_trees = True, False
 
 
-@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}], ids=["plain", "sampled"])
 @pytest.mark.parametrize(
     "limits",
     [
@@ -252,13 +251,13 @@ class Recomputing(SimulatedModel):
         {"max_batch_tokens": 5, "block_size": 4, "prefill_order": "prefill-first"},
     ],
 )
-def test_the_trace_tells_which_drafts_are_computed_again(limits: dict, fields: dict) -> None:
+def test_the_trace_tells_which_drafts_are_computed_again(limits: dict) -> None:
     speculation = SpeculationSettings(draft="simulated:0.8")
     limited = SchedulingSettings(**limits)
     engine = Engine(Recomputing(), 3, settings=limited, speculation=speculation)
     for number in range(5):
         request = Request(id=str(number), prompt=[number] * 7, max_tokens=20, ignore_eos=True)
-        engine.add(replace(request, **fields))
+        engine.add(replace(request, temperature=float(number % 2)))
     events = checked(engine)
     assert of_kind(events, AcceptEvent)
 
@@ -336,18 +335,6 @@ def test_a_tree_is_as_large_as_it_is_to_be_and_no_way_through_it_is_too_long() -
     assert drafts[0].parents == (0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
-def test_a_row_with_all_blocks_it_may_need_gives_back_what_trees_took_beside_them() -> None:
-    settings = SchedulingSettings(capacity="no-evict", block_size=2, kv_blocks=40)
-    speculation = SpeculationSettings(draft="simulated:0.4", draft_tree="3x4")
-    engine = Engine(SimulatedModel(), 2, settings=settings, speculation=speculation)
-    engine.add(Request(prompt=[5] * 5, max_tokens=20, ignore_eos=True))
-    events = []
-    while engine.has_work:
-        events += engine.step().events
-        assert all(len(row.block_table) == 12 for row in engine.scheduler.batch.holders)
-    assert any(event.blocks for event in of_kind(events, RollbackEvent))
-
-
 def test_branches_that_a_constraint_refuses_are_cut() -> None:
     engine = Engine(SimulatedModel(), 1, speculation=SpeculationSettings(draft="ngram"))
     engine.add(Request(prompt="a", max_tokens=30, regex="[a-d]([ab]c|[cd]e)*x"))
@@ -410,7 +397,7 @@ def test_a_draft_that_fails_fails_no_request(method: str) -> None:
 def test_a_draft_that_fails_is_told_of_rows_that_run() -> None:
     settings = SchedulingSettings(kv_blocks=12, block_size=2, prefix_cache=False)
     num_told = 0
-    for num_calls in range(12):
+    for num_calls in range(0, 12, 2):
         engine = Engine(
             SimulatedModel(), 4, settings=settings, speculation=Failing("propose", num_calls)
         )
@@ -418,7 +405,7 @@ def test_a_draft_that_fails_is_told_of_rows_that_run() -> None:
             engine.add(Request(id=str(number), prompt=[number] * 3, max_tokens=12, ignore_eos=True))
         events = checked(engine)
         num_told += len(of_kind(events, SpeculateEvent))
-    assert num_told > 12
+    assert num_told > 6
 
 
 @pytest.mark.parametrize(
@@ -472,12 +459,6 @@ def test_trees_that_a_model_does_not_verify_are_drafts_that_fail(
     assert [event.reason for event in of_kind(events, SpeculateEvent)] == ["failure"]
 
 
-def test_auto_needs_a_clock_that_tells_what_steps_take() -> None:
-    speculation = SpeculationSettings(draft="ngram", draft_tokens="auto")
-    with pytest.raises(BatchdecodeError, match="such as wall, or a number of drafts"):
-        Engine(SimulatedModel(), 2, speculation=speculation)
-
-
 def test_auto_gives_no_drafts_that_are_never_right_and_says_why() -> None:
     engine = Engine(
         SimulatedModel(),
@@ -486,10 +467,10 @@ def test_auto_gives_no_drafts_that_are_never_right_and_says_why() -> None:
         speculation=SpeculationSettings(draft="simulated:0", draft_tokens="auto"),
     )
     for number in range(4):
-        engine.add(Request(id=str(number), prompt=[number] * 9, max_tokens=400, ignore_eos=True))
+        engine.add(Request(id=str(number), prompt=[number] * 9, max_tokens=200, ignore_eos=True))
     events = engine_runs.drained(engine).events
     assert (0, "cost") in {(e.tokens, e.reason) for e in of_kind(events, SpeculateEvent)}
-    assert sum(event.tokens for event in of_kind(events, DraftEvent)) < 1600 / 2  # of a token each
+    assert sum(event.tokens for event in of_kind(events, DraftEvent)) < 800 / 2  # of a token each
 
 
 def test_auto_on_the_wall_learns_from_the_steps_it_measures() -> None:

@@ -229,13 +229,6 @@ def best_of(sums: dict[tuple[int, ...], float], count: int) -> list[tuple[int, .
     return sorted(sums, key=lambda tokens: -sums[tokens])[:count]
 
 
-def test_of_equals_no_more_are_looked_at_than_of_others() -> None:
-    equal = markov(np.full((40, 40), -1.0))
-    settings = {"num_beams": 2, "length_penalty": 2.0, "early_stopping": "never"}
-    assert run(equal, ends=lambda row: row[-1] < 4, **settings).steps == []
-    assert run(equal, ends=lambda row: row[-1] < 3, **settings).steps
-
-
 def test_where_no_token_is_eos_a_stop_leaves_enough_beams_too() -> None:
     table = [[-1, -1, -1, -1], [-0.1, -0.2, -0.3, -0.4]]
     settings = {"num_beams": 2, "num_eos": 0, "max_steps": 1}
@@ -292,13 +285,6 @@ def test_every_score_is_a_number(length_penalty: float, log_prob: float) -> None
     results = run(markov(table), length_penalty=length_penalty).search.results()
     assert results
     assert all(np.isfinite(h.score) for h in results)
-
-
-def test_the_log_probs_are_left_as_they_were() -> None:
-    table = log_softmax(CASES[0]["logits"])
-    log_probs = table[[START]].copy()
-    a_search().advance(log_probs, lambda _, token: token == EOS)
-    assert (log_probs == table[[START]]).all()
 
 
 def test_forks_keep_the_slots_of_a_model_in_step_with_the_places() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.decoding import output_tokens
-from batcher.decoding.output_tokens import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, NO_TOKEN, OutputTokens
+from batcher.decoding.output_tokens import NO_TOKEN, OutputTokens
 
 NUMBERS = st.lists(st.integers(0, 6), min_size=3, max_size=3)
 
@@ -46,18 +46,6 @@ def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int, list[int]]]) 
                 assert kept.read(open_slot, min(1, stop), stop).tolist() == row[1:stop]
     for slot, row in rows.items():
         assert kept.close(slot, len(row)) == row
-
-
-def test_a_row_may_be_cut_short() -> None:
-    kept = OutputTokens(1)
-    kept.first_rows[0] = kept.row
-    kept.append(np.array([4]))
-    kept.append(np.array([5]))
-    assert kept.close(0, 1) == [4]
-
-
-def test_a_huge_batch_has_a_small_page() -> None:
-    assert OutputTokens(100_000).page.size <= MIN_PAGE_STEPS * 100_000 + MAX_PAGE_TOKENS
 
 
 def test_rows_of_an_engine_may_be_longer_than_a_page(monkeypatch: pytest.MonkeyPatch) -> None:

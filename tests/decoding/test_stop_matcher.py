@@ -115,7 +115,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("max_entries", [0, 1 << 12])
-@pytest.mark.parametrize("vocab_size", [None, 7, 15, 40])
+@pytest.mark.parametrize("vocab_size", [None, 15])
 @pytest.mark.parametrize("seeds", mostly_heavy([range(15), range(15, 60)], range(15)))
 def test_rows_that_come_and_go_end_when_the_definition_says(
     vocab_size: int | None, max_entries: int, seeds: range
@@ -184,16 +184,6 @@ def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() ->
     assert len(table._places) < 900
 
 
-@pytest.mark.parametrize("stop_token", [2**31 - 1, 10_000_000])
-def test_a_huge_id_takes_no_more_room_than_a_small_one(stop_token: int) -> None:
-    table = StopMatcher(2, None, BYTES)
-    table.open(0, stops_at(stop_token=[5, stop_token]))
-    assert table._width == 257
-    assert table.advance(np.array([70_000, 7])) == []
-    assert table.advance(np.array([stop_token - 1, 5])) == []
-    assert table.advance(np.array([stop_token, 5])) == [0]
-
-
 def test_what_stands_in_a_free_slot_is_ignored() -> None:
     table = StopMatcher(3, 256, BYTES)
     table.open(1, stops_at(stop="ab"))
@@ -215,14 +205,6 @@ def test_a_row_with_nothing_to_watch_for_costs_nothing() -> None:
     table.open(0, stops_at(stop="a"))
     table.fork(1, 0)
     assert len(table.watched) == 0
-
-
-def test_equal_requests_share_lines() -> None:
-    table = StopMatcher(8, 256, BYTES)
-    for slot in range(8):
-        table.open(slot, stops_at(stop=["ab", "cd"]))
-        table.advance_row(slot, [97])
-    assert len(table._places) == 2
 
 
 @pytest.mark.parametrize("vocab_size", [10**8, 2**31 - 1])

@@ -90,10 +90,10 @@ class Futures:
         return text
 
 
-@pytest.mark.parametrize("block", mostly_heavy(range(4), 0))
+@pytest.mark.parametrize("block", mostly_heavy(range(8), 0))
 def test_exactly_what_is_certain_has_been_told_at_every_time(block: int) -> None:
     """What no continuation takes back is told; what one takes back is not."""
-    for seed in range(block * 24, block * 24 + 24):
+    for seed in range(block * 12, block * 12 + 12):
         case = random_case(seed)
         if case.automaton.names:
             continue
@@ -111,9 +111,9 @@ def test_exactly_what_is_certain_has_been_told_at_every_time(block: int) -> None
         assert told + stream.finish() == decoded(slow.final_text())
 
 
-@pytest.mark.parametrize("block", mostly_heavy(range(4), 0))
+@pytest.mark.parametrize("block", mostly_heavy(range(8), 0))
 def test_so_it_is_with_each_segment(block: int) -> None:
-    for seed in range(block * 24, block * 24 + 24):
+    for seed in range(block * 12, block * 12 + 12):
         case = random_case(seed)
         if not case.automaton.names:
             continue

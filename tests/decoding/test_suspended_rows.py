@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from slotted_rows import MODEL, SlottedRows, decode_all, never
 
 from batcher import Request
-from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stop_matcher import StopMatcher
 from batcher.decoding.stops import stop_automaton
 
@@ -136,30 +135,6 @@ def test_a_plain_row_is_not_in_the_way_of_those_that_stay() -> None:
     assert not decoder.rows._states
     assert not decoder._tokens.first_rows
     assert not decoder._stops.watched
-
-
-@given(st.lists(st.sampled_from(["step", "jump", "leave"]), max_size=60), st.data())
-def test_any_part_of_a_row_can_be_read(moves: list[str], data: st.DataObject) -> None:
-    kept = OutputTokens(2)
-    kept._page_steps = 5
-    kept.page = np.zeros((5, 2), np.int64)
-    kept.first_rows[1] = kept.row
-    row: list[int] = []
-    for token, move in enumerate(moves):
-        if move == "step":
-            kept.append(np.array([-1, token]))
-            row.append(token)
-        elif move == "jump":
-            kept.extend(1, [token, token])
-            row += [token, token]
-        else:
-            assert kept.close(1, len(row)) == row
-            kept.append(np.array([-1, -1]))
-            kept.resume(1, row)
-        start = data.draw(st.integers(0, len(row)))
-        stop = data.draw(st.integers(start, len(row)))
-        assert kept.read(1, start, stop).tolist() == row[start:stop]
-    assert kept.close(1, len(row)) == row
 
 
 def test_a_row_stands_in_its_automaton_where_it_stood_though_the_table_was_cleared() -> None:

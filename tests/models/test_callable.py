@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batcher import BatchdecodeError, Engine, Request, Result, decode
+from batcher import BatchdecodeError, Request, Result, decode
 from batcher.models.base import Batch, Chunk
-from batcher.models.callables import CallableModel
 from batcher.models.loading import as_model, load_model
 
 
@@ -216,14 +215,6 @@ def test_a_model_that_cannot_be_made(
 
 def test_the_seed_argument_wins_over_the_settings() -> None:
     assert load_model("simulated", {"seed": 1, "eos_rate": 0.5}, 7).settings["seed"] == 7
-
-
-def test_a_bug_in_the_engine_is_not_a_model_error() -> None:
-    engine = Engine(CallableModel(count_up), 1)
-    engine.add(Request(prompt=[1]))
-    engine._batch = None
-    with pytest.raises(AttributeError):
-        engine.step()
 
 
 # -- a callable that gives logits -----------------------------------------------------------------

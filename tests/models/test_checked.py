@@ -114,14 +114,6 @@ def test_a_cache_may_raise_anything() -> None:
         model.fork(3, 1)
 
 
-@pytest.mark.parametrize("method", ["allocate", "release"])
-def test_a_cache_that_fails_ends_the_run_with_its_words(method: str) -> None:
-    model = Faulty(ModelOutput)
-    setattr(model, method, lambda _: fail(MemoryError("no blocks")))
-    with pytest.raises(BatchdecodeError, match=r"faulty cannot .*: MemoryError: no blocks"):
-        decode(REQUESTS, model=model)
-
-
 def test_another_ones_model_serves_one_engine_at_a_time_too() -> None:
     model = Faulty(ModelOutput)
     first = Engine(model, 2)
@@ -130,11 +122,6 @@ def test_another_ones_model_serves_one_engine_at_a_time_too() -> None:
     Engine(model, 2)
     with pytest.raises(BatchdecodeError, match="another engine has taken the model"):
         first.step()
-
-
-def test_a_class_that_cannot_be_made_is_a_clear_error() -> None:
-    with pytest.raises(BatchdecodeError, match="cannot make a Faulty: TypeError"):
-        as_model(Faulty)
 
 
 # -- logits and forks -----------------------------------------------------------------------------
@@ -335,60 +322,3 @@ def test_a_model_without_fork_is_handed_whole_prefixes_instead() -> None:
         ([0, 1, 3], []),
         3,
     ]
-
-
-def logits_of(state: int) -> list[float]:
-    return [(state * (token + 3) % 101) / 25 for token in range(9)]
-
-
-class Cached:
-    """Its cache is a hash of the prefix; it cannot fork."""
-
-    name, settings, tokenizer, eos_token_id = "cached", {}, ByteTokenizer(), 0
-    vocab_size, gives = 9, "logits"
-
-    def allocate(self, num_slots: int) -> None:
-        self.states = [0] * num_slots
-
-    def release(self, slot: int) -> None:
-        self.states[slot] = 0
-
-    def forward(self, batch: Batch) -> ModelOutput:
-        new = {slot: [int(batch.tokens[slot])] for slot in batch.slots.tolist()}
-        for chunk in batch.chunks:
-            new[chunk.slot] = chunk.token_ids
-            if chunk.start == 0:
-                self.states[chunk.slot] = 0
-        for slot, tokens in new.items():
-            for token in tokens:
-                self.states[slot] = (self.states[slot] * 31 + token + 1) % 1009
-        return ModelOutput(None, logits=[logits_of(self.states[slot]) for slot in new])
-
-
-class Uncached:
-    """The same from the whole prefix."""
-
-    vocab_size, gives, eos_token_id = 9, "logits", 0
-
-    def __call__(self, prefixes: list[list[int]]) -> list[list[float]]:
-        states = []
-        for prefix in prefixes:
-            state = 0
-            for token in prefix:
-                state = (state * 31 + token + 1) % 1009
-            states.append(state)
-        return [logits_of(state) for state in states]
-
-
-@pytest.mark.parametrize("batch_size", [3, 8])
-def test_beams_of_a_model_without_fork_are_those_of_one_that_can(batch_size: int) -> None:
-    requests = [
-        Request(prompt=[seed], num_beams=3, n=2, max_tokens=12, ignore_eos=seed % 2 == 0)
-        for seed in range(6)
-    ]
-    outputs, others = (
-        [(result.tokens, result.score) for result in decode(requests, model=model, batch_size=size)]
-        for model, size in ((Uncached(), 8), (Cached(), batch_size))
-    )
-    assert outputs == others
-    assert len({tuple(tokens) for tokens, _ in outputs}) > 6

@@ -1,13 +1,11 @@
 """The sample server and the sample client, over real HTTP."""
 
-import json
 import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from batcher.models.callables import LLMModel
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))  # as the command line does it
 
 from samples.http_llm import HTTPModel
-from samples.llm_server import STOP_TOKEN, TEXTS, VOCAB_SIZE, Handler, LLMServer, NgramModel
+from samples.llm_server import STOP_TOKEN, TEXTS, VOCAB_SIZE, LLMServer, NgramModel
 
 PROMPTS = ["The lighthouse", "The cat", "At night", "All the names"]
 REQUESTS = [{"prompt": prompt, "max_tokens": 16} for prompt in PROMPTS]
@@ -60,61 +58,6 @@ def test_a_text_ends_with_the_stop_token() -> None:
         [result] = decode([{"prompt": TEXTS[0][:-10], "max_tokens": 30}], model=model)
     assert (result.text, result.finish_reason) == (TEXTS[0][-10:], "stop")
     assert result.tokens[-1] == STOP_TOKEN
-
-
-def test_a_server_that_fails_now_and_then_is_not_noticed() -> None:
-    with serving(LLMServer(0, latency=0.001, fail_rate=0.2), max_attempts=10) as model:
-        results = decode(REQUESTS[:2], model=model)
-    assert [result.text for result in results] == [greedy_text(p, 16) for p in PROMPTS[:2]]
-
-
-class Faulty(Handler):
-    """Does something wrong when a prefix is 20 tokens long: what its server says."""
-
-    def do_POST(self) -> None:  # noqa: N802 - the standard library's name
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        tokens = json.loads(body)["tokens"]
-        if len(tokens) == 20 and tokens[:7] == [*b"The cat"]:
-            self.close_connection = True
-            self.wfile.write(self.server.fault)
-        else:
-            self._answer(HTTPStatus.OK, {"logits": self.server.model.logits(tokens)})
-
-
-def response(status: int, body: bytes) -> bytes:
-    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (b"", "raised RemoteDisconnected"),
-        pytest.param(b"garbage\r\n\r\n", "raised BadStatusLine: garbage", marks=pytest.mark.heavy),
-        pytest.param(response(200, b"<html>"), "raised JSONDecodeError", marks=pytest.mark.heavy),
-        (response(200, b'{"logits": [1, 2]}'), "returned 2 logits, not 257"),
-        pytest.param(
-            response(200, b'{"error": "busy"}'),
-            "raised KeyError: 'logits'",
-            marks=pytest.mark.heavy,
-        ),
-        (response(500, b"oops"), "raised HTTPError: HTTP Error 500"),
-        pytest.param(
-            response(400, b"no"), "raised HTTPError: HTTP Error 400: X", marks=pytest.mark.heavy
-        ),
-    ],
-)
-def test_a_server_that_goes_wrong_fails_the_request_that_it_was_asked_for(
-    fault: bytes, message: str
-) -> None:
-    server = LLMServer(0)
-    server.RequestHandlerClass, server.fault = Faulty, fault
-    with serving(server) as model:
-        results = decode(REQUESTS, model=model)
-    assert [result.finish_reason == "error" for result in results] == [False, True, False, False]
-    for prompt, result in zip(PROMPTS, results, strict=True):
-        assert result.text == greedy_text(prompt, 13 if result.error else 16)
-    assert results[1].error.message.startswith("step 13: http ")
-    assert message in results[1].error.message
 
 
 def test_no_server_is_a_clear_error() -> None:

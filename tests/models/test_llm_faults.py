@@ -132,14 +132,6 @@ def test_a_call_that_hangs_is_given_up_and_its_row_fails(kind: type[SyncLLM]) ->
     assert failed == {0: "llm timed out after 0.1 s (attempt 2)"}
 
 
-@pytest.mark.parametrize("kind", [SyncLLM, AsyncLLM])
-def test_a_call_that_hangs_once_is_made_again(kind: type[SyncLLM]) -> None:
-    def hang_once(prefix: list[int], attempt: int) -> Any:
-        return hang(kind, 3) if prefix == [1] and attempt == 1 else None
-
-    assert decoded(made(kind(hang_once), timeout=0.2)) == (EXPECTED, {})
-
-
 class Cancellable(AsyncLLM):
     """Never answers, but notes when it is told not to."""
 
@@ -184,11 +176,6 @@ def test_an_llm_that_cancels_every_task_fails_the_calls_of_that_step_alone() -> 
     assert decoded(model) == (EXPECTED, {})
 
 
-def test_a_coroutine_that_is_given_up_is_cancelled() -> None:
-    decoded(made(llm := Cancellable(), timeout=0.05, max_attempts=1), num_steps=1)
-    assert llm.cancelled.wait(5)
-
-
 def test_an_interrupted_step_cancels_its_calls() -> None:
     model = made(llm := Cancellable(), timeout=60)
 
@@ -221,30 +208,6 @@ def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left_to_itself() -
 
     _, failed = decoded(made(Stubborn(), timeout=0.1, max_attempts=1), num_steps=1)
     assert set(failed.values()) == {"llm timed out after 0.1 s"}
-
-
-def test_attempts_are_further_and_further_apart() -> None:
-    times: list[float] = []
-
-    def fail(*_: object) -> Any:
-        times.append(time.monotonic())
-        raise ConnectionResetError
-
-    decoded(made(SyncLLM(fail), max_attempts=4, backoff=0.05), [[1]], 1)
-    waits = np.diff(times)
-    assert waits == pytest.approx([0.075, 0.125, 0.225], abs=0.025 + 0.04)
-
-
-def test_other_rows_are_called_while_one_waits_for_its_next_attempt() -> None:
-    order: list[int] = []
-
-    def fail_first(prefix: list[int], attempt: int) -> None:
-        order.append(prefix[0])
-        if prefix == [0] and attempt == 1:
-            raise ConnectionResetError
-
-    decoded(made(SyncLLM(fail_first), max_concurrency=1, backoff=0.05), [[0], [1], [2]], 1)
-    assert order == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize(

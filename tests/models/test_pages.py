@@ -381,14 +381,6 @@ def test_logits_in_pages_are_those_of_the_prefix() -> None:
     assert np.abs(logits[0] - reference_logits(model, prefix)).max() < 1e-5
 
 
-def test_allocate_forgets_the_pages() -> None:
-    model, _, _ = begun(is_attentive=False)
-    model.allocate(1)
-    batch = Batch(1)
-    batch.join(Chunk(0, [5], 0))
-    assert model.forward(batch).tokens.tolist() == [reference_next_token(model, [5])]
-
-
 def test_a_checked_model_is_paged_exactly_if_its_own_is() -> None:
     class Unpaged(SimulatedModel):
         is_paged = False

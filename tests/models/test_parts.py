@@ -173,28 +173,6 @@ def test_a_step_that_stands_still_leaves_the_batch_as_it_was() -> None:
     assert batch.tokens.tolist() == [7, 8]
 
 
-def test_a_model_that_overwrites_its_tokens_standing_still_takes_none_of_a_row() -> None:
-    class Sloppy(SimulatedModel):
-        def forward(self, batch: Batch) -> ModelOutput:
-            output = super().forward(batch)
-            if batch.slots.size == 0:
-                output.tokens[:] = 0
-            return output
-
-    model = Sloppy()
-    model.allocate(2)
-    batch = Batch(2)
-    batch.join(Chunk(0, [5], 0))
-    batch.tokens = model.forward(batch).tokens
-    prefix = [5, int(batch.tokens[0])]
-    batch.chunks = []
-    with batch.standing_still():
-        batch.add_part(Chunk(1, [9, 9], 0))
-        model.forward(batch)
-    batch.chunks = []
-    assert model.forward(batch).tokens[0] == reference_next_token(REFERENCE, prefix)
-
-
 def test_a_part_may_fail_and_a_row_that_was_not_computed_may_not() -> None:
     class Failing(SimulatedModel):
         failed: dict[int, str]

@@ -95,7 +95,7 @@ class Stale:
         return good(self.kept)
 
 
-def rows_of(num_rows: int = 5, length: int = 40, **fields: Any) -> list[TargetOutput]:
+def rows_of(num_rows: int = 5, length: int = 24, **fields: Any) -> list[TargetOutput]:
     """Return prompts and what the target writes after each."""
     rows = []
     random = np.random.default_rng(7)
@@ -122,17 +122,10 @@ def test_a_draft_that_is_the_target_overlaps_wholly() -> None:
     diagnosis = found(model_of(target))
     assert diagnosis.overlap == pytest.approx(1, abs=1e-6)
     assert diagnosis.agreement == 1
-    assert (diagnosis.num_rows, diagnosis.num_positions) == (5, 200)
-    assert diagnosis.by_position == pytest.approx([1] * 40)
+    assert (diagnosis.num_rows, diagnosis.num_positions) == (5, 120)
+    assert diagnosis.by_position == pytest.approx([1] * 24)
     assert diagnosis.cause == "none"
     assert not any(check.is_fault for check in diagnosis.checks)
-
-
-def test_a_good_draft_has_no_fault() -> None:
-    diagnosis = found(model_of(good))
-    assert diagnosis.overlap is not None
-    assert 0.8 < diagnosis.overlap < 0.95
-    assert diagnosis.cause == "none"
 
 
 FAULTS: dict[str, tuple[str, Callable[[], Model], dict[str, object], dict[str, Any]]] = {
@@ -174,14 +167,6 @@ def test_a_draft_that_guesses_one_token_further_is_told() -> None:
     assert "one position after it" in check.text
 
 
-def test_the_temperature_is_told_that_the_draft_is_nearest_at() -> None:
-    diagnosis = found(model_of(colder))
-    [check] = [check for check in diagnosis.checks if check.cause == "temperature"]
-    assert check.text == "it is nearest at 2 times its temperature"
-    assert check.overlap is not None
-    assert check.overlap > 0.8
-
-
 def test_a_draft_without_the_tokens_of_its_target_is_not_asked() -> None:
     class Few(Asked):
         vocab_size = 3
@@ -206,15 +191,6 @@ def test_the_overlap_is_that_of_the_probabilities_drawn_from() -> None:
     diagnosis = diagnose([TargetOutput(request, [0], [1])], *models, {})
     # p is 25/34, 9/34, 0 and q 0, 25/34, 9/34
     assert diagnosis.overlap == pytest.approx(9 / 34, abs=1e-6)
-
-
-def test_logits_come_token_by_token_or_at_once() -> None:
-    asked = Side(model_of(target), [])
-    tokens = [3, 1, 4, 1, 5, 9, 2]
-    logits = asked.step_by_step(tokens, 2)
-    assert len(logits) == 5
-    for place, row in enumerate(logits, 2):
-        assert np.array_equal(row, asked.at_once(tokens[:place]))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

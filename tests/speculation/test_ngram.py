@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from batcher.errors import InvariantError
 from batcher.speculation import ngram
 from batcher.speculation.ngram import NgramDrafter
 from batcher.speculation.proposal import Proposal
@@ -115,13 +114,6 @@ def test_a_long_row_forgets_its_beginning(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(drafter._rows[0]._of_pairs) < 16
     drafter.extend({0: [998]})
     assert drafter.propose({0: 3}) == {0: Proposal([999, 998, 999])}
-
-
-def test_a_slot_has_one_row() -> None:
-    drafter = NgramDrafter()
-    drafter.open(0, [1])
-    with pytest.raises(InvariantError):
-        drafter.open(0, [2])
 
 
 @given(prompt=MANY, given_tokens=MANY, shape=st.tuples(st.integers(2, 4), st.integers(1, 4)))

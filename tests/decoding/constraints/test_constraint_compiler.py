@@ -87,15 +87,6 @@ def test_text_that_looks_like_something_else_is_text(kind, constraint, output):
     assert must_end(follow(row, output))
 
 
-def test_a_thousand_requests_with_one_schema_compile_once():
-    ours = compiler()
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    for _ in range(1000):
-        request = Request(prompt="p", json_schema=dict(schema))
-        ours.compile(constraint_source(request)).new_row()
-    assert ours.num_misses == 1
-
-
 @pytest.mark.parametrize(("kind", "constraint"), [("regex", "(a"), ("json_schema", False)])
 def test_a_constraint_that_cannot_be_compiled_is_tried_once(kind, constraint):
     ours = compiler()
@@ -136,14 +127,6 @@ def test_without_llguidance_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingGrammarError, match=r"pip install 'batchdecode\[grammar\]'"):
         compiler().compile(source("regex", "a"))
-
-
-def test_the_cache_forgets_when_its_texts_become_too_long(monkeypatch):
-    monkeypatch.setattr("batcher.decoding.constraints.MAX_CACHED_CHARS", 10)
-    ours = compiler()
-    for regex in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 11, "d" * 11, "aaaa"):
-        ours.compile(source("regex", regex))
-    assert ours.num_misses == 6
 
 
 @pytest.mark.parametrize(
@@ -195,9 +178,9 @@ def test_long_chains_of_rules_are_compiled(kind, constraint, output):
 @pytest.mark.parametrize(
     ("kind", "constraint"),
     [
-        ("lark", "start: r0\n" + chain(50_000, "r{}: r{}", 'r{}: "b"')),
-        ("gbnf", "root ::= r0\n" + chain(20_000, "r{} ::= r{}", 'r{} ::= "b"')),
-        ("json_schema", definitions(50_000, lambda ref: {"$ref": ref})),
+        ("lark", "start: r0\n" + chain(7_500, "r{}: r{}", 'r{}: "b"')),
+        ("gbnf", "root ::= r0\n" + chain(7_500, "r{} ::= r{}", 'r{} ::= "b"')),
+        ("json_schema", definitions(7_500, lambda ref: {"$ref": ref})),
     ],
 )
 def test_a_grammar_that_might_exhaust_the_stack_is_refused(kind, constraint):

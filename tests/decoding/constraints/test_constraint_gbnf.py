@@ -5,7 +5,7 @@ import re
 import time
 
 import pytest
-from constrained import bytes_allowed, compiler, follow, language, must_end, source
+from constrained import language
 
 from batcher.decoding.grammars import GbnfError, gbnf_to_lark
 
@@ -43,9 +43,9 @@ def texts_of(grammar, alphabet, max_length):
 
 @pytest.mark.parametrize(("grammar", "regex"), REGULAR)
 def test_a_grammar_without_recursion_is_a_regex(grammar, regex):
-    expected = {text for text in strings("abc-\n", 4) if re.fullmatch(regex, text)}
+    expected = {text for text in strings("abc-\n", 3) if re.fullmatch(regex, text)}
     assert expected
-    assert texts_of(grammar, "abc-\n", 4) == expected
+    assert texts_of(grammar, "abc-\n", 3) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_a_grammar_without_recursion_is_a_regex(grammar, regex):
 )
 def test_a_grammar_with_recursion_keeps_its_language(grammar, is_in):
     alphabet = "()" if "(" in grammar else "abc"
-    expected = {text for text in strings(alphabet, 7) if is_in(text)}
+    expected = {text for text in strings(alphabet, 6) if is_in(text)}
     assert expected
-    assert texts_of(grammar, alphabet, 7) == expected
+    assert texts_of(grammar, alphabet, 6) == expected
 
 
 def balanced(text, opening, closing):
@@ -130,23 +130,10 @@ def test_a_long_row_of_repetitions_is_refused_where_it_becomes_too_long():
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_a_long_chain_of_rules_takes_time_in_proportion(is_reversed):
     began = time.perf_counter()
-    numbers = range(8000)
-    tops = [f'r{n} ::= r{n + 1} "a" r{n + 1 if is_reversed else 8000}' for n in numbers]
-    gbnf_to_lark("\n".join(["root ::= r0", *tops, 'r8000 ::= "b"']))
-    assert time.perf_counter() - began < 3  # it was minutes when every rule was tried each time
-
-
-def test_rules_that_root_does_not_use_cost_nothing():
-    assert "b" not in gbnf_to_lark('root ::= "a"\nunused ::= "b" unused').removeprefix("start")
-
-
-def test_masks_follow_a_recursive_grammar():
-    row = compiler().compile(source("gbnf", 'root ::= "(" root ")" | [x-z]')).new_row()
-    assert bytes_allowed(row) == {b"(", b"x", b"y", b"z"}
-    follow(row, "((x")
-    assert bytes_allowed(row) == {b")"}
-    follow(row, "))")
-    assert must_end(row)
+    numbers = range(3000)
+    tops = [f'r{n} ::= r{n + 1} "a" r{n + 1 if is_reversed else 3000}' for n in numbers]
+    gbnf_to_lark("\n".join(["root ::= r0", *tops, 'r3000 ::= "b"']))
+    assert time.perf_counter() - began < 1  # it was minutes when every rule was tried each time
 
 
 @pytest.mark.parametrize(

@@ -156,34 +156,6 @@ def test_masks_of_many_rows_are_those_of_each_row_alone(monkeypatch, least):
     assert allowed_tokens([], NUM_WORDS).shape == (0, NUM_WORDS)
 
 
-@pytest.mark.parametrize("draws", [0, 1])
-def test_jumping_ahead_changes_no_output(draws):
-    """The output with and without asking for forced tokens; the `draws`-th allowed is chosen."""
-    schema = {
-        "type": "object",
-        "properties": {"name": {"enum": ["Ada", "Alan"]}, "ok": {"type": "boolean"}},
-        "required": ["name", "ok"],
-        "additionalProperties": False,
-    }
-    constraint = compiler().compile(source("json_schema", schema))
-
-    def output(*, jumps):
-        row, tokens, num_chosen = constraint.new_row(), [], 0
-        while not must_end(row):
-            allowed = [token for token in ids_allowed(row) if token]
-            tokens.append(allowed[min(draws, len(allowed) - 1)])
-            num_chosen += 1
-            row.advance(tokens[-1])
-            while jumps and (forced := forced_token(row)) is not None:
-                tokens.append(forced)
-                row.advance(forced)
-        return tokens, num_chosen
-
-    with_jumps, num_chosen = output(jumps=True)
-    assert (with_jumps, len(with_jumps)) == output(jumps=False)
-    assert num_chosen == 3  # the first letters of the name, its end, and the truth
-
-
 @pytest.mark.parametrize(
     ("kind", "constraint", "regex"),
     [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batcher.decoding import filters
 from batcher.decoding.filters import BadWords, SamplingParams, Vocabulary
-from batcher.decoding.sampling import MAX_BAD_WORDS, Sampler, SamplingRow
+from batcher.decoding.sampling import Sampler, SamplingRow
 
 PIECES = (b"", b"a", b"b", b"c", b"ab", b"ba", b"abc", b"bca", b"\xc3", b"\xa9", b"x\xc3", b"cab")
 
@@ -70,17 +70,6 @@ def test_every_row_has_a_state_of_its_own() -> None:
     assert sampler.sample(likes_b).tokens.tolist() == [2, 3, 3]
 
 
-def test_only_so_many_automata_are_kept() -> None:
-    sampler = Sampler(1, len(PIECES), Pieces())
-    for number in range(MAX_BAD_WORDS + 9):
-        sampler.open(0, SamplingRow(SamplingParams(bad_words=("b" * (number + 1),)), 0, []))
-        sampler.close(0)
-        sampler.open(0, SamplingRow(SamplingParams(bad_words=("a",)), 0, []))
-        sampler.close(0)
-    kept = sampler._bad_words.cache_info()
-    assert (kept.currsize, kept.misses) == (MAX_BAD_WORDS, MAX_BAD_WORDS + 10)  # "a" only once
-
-
 @pytest.mark.parametrize("words", [["aa"], ["a", "aa"], ["é"], ["abab", "bb", "cé"]])
 def test_the_automaton_is_that_of_a_search(words: list[str]) -> None:
     with patch.object(filters, "MAX_LINES", 2):
@@ -95,13 +84,3 @@ def test_the_automaton_is_that_of_a_search(words: list[str]) -> None:
             assert automaton.completes([state, 0])[0, token] == found
             assert automaton._line.cache_info().currsize <= 2
             state = automaton.next_state(state, token)
-
-
-def test_a_thousand_bad_words_take_memory_for_what_is_reached() -> None:
-    rng = np.random.default_rng(0)
-    words = ["".join(rng.choice(list("abc"), 30)) for _ in range(1000)]
-    automaton = BadWords(words, Vocabulary(PIECES, 100_000))
-    completes = automaton.completes([0, 5, 0])
-    assert completes.shape == (3, 100_000)
-    assert not completes.any()
-    assert automaton._line.cache_info().currsize == 2

@@ -97,9 +97,8 @@ LARGE = [
 def test_a_draw_of_a_large_vocabulary_is_that_of_the_definition(
     fields: dict[str, float], temperature: float, kind: str
 ) -> None:
-    for vocab_size in (49_152, 60_001):
-        params = SamplingParams(temperature=temperature, **fields)
-        check(some_logits(kind, vocab_size, 2, vocab_size), params)
+    params = SamplingParams(temperature=temperature, **fields)
+    check(some_logits(kind, 0, 1, 49_152), params)
 
 
 def test_a_sum_on_the_cut_is_added_up_in_order() -> None:

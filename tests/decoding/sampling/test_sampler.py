@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from sampling_rows import Letters, drawn_from, language_like, one_step, start
 
-from batcher.decoding.filters import SamplingParams, SeenTokens
+from batcher.decoding.filters import SamplingParams
 from batcher.decoding.sampling import Masks, Sampled, Sampler, SamplingRow, row_key
 from batcher.errors import Failure, InvariantError
 from batcher.result import LOWEST_LOGPROB, TokenLogprob, TopLogprob
@@ -104,11 +104,6 @@ def test_tokens_and_logprobs_are_those_of_decoding_alone(numbers, num_slots, ran
     assert told == [ALONE[number] for number in numbers]
 
 
-def test_the_scripts_tell_rows_apart() -> None:
-    assert len({tuple(token for token, _ in told[:-1]) for told in ALONE.values()}) == len(ALONE)
-    assert sum(type(told[0][1]) is TokenLogprob for told in ALONE.values()) == 12
-
-
 @pytest.mark.parametrize("params", POOL, ids=str)
 @pytest.mark.parametrize("has_processed_logprobs", [False, True])
 def test_rows_of_one_group_do_not_change_each_others_last_bit(
@@ -167,14 +162,6 @@ def test_a_seed_gives_the_same_again_and_another_position_or_key_another() -> No
 
     assert tokens(1) == tokens(1) != tokens(2)
     assert len(set(tokens(1))) > 15
-
-
-def test_a_forced_token_takes_a_position_as_well() -> None:
-    logits = np.zeros((1, 1000), np.float32)
-    drawn, forced = start(SAMPLED, 1000), start(SAMPLED, 1000)
-    first, second = (int(drawn.sample(logits).tokens[0]) for _ in range(2))
-    forced.extend({0: [first]})
-    assert forced.sample(logits).tokens[0] == second
 
 
 UNUSABLE = [
@@ -289,20 +276,6 @@ def test_long_rows_are_counted_as_well(num_tokens: int) -> None:
     sampler.open(1, SamplingRow(params, 0, list(range(num_tokens))))
     for token in range(num_tokens):
         assert sampler.sample(np.zeros((2, 300), np.float32)).tokens.tolist() == [token, token]
-
-
-def test_a_long_row_beside_it_brings_back_nothing_of_the_row_before() -> None:
-    seen = SeenTokens(2)
-    seen.open(0, list(range(100, 200)))
-    seen.open(1, [1, 2, 2, 3])
-    seen.open(1, [9, 8, 9])
-    seen.add(np.array([1]), np.array([8]))
-    rows, token_ids, counts = (part.tolist() for part in seen.of(np.array([1, 0])))
-    assert list(zip(rows, token_ids, counts, strict=True))[:3] == [
-        (0, 9, 0),
-        (0, 8, 1),
-        (1, 100, 0),
-    ]
 
 
 def test_a_beam_is_told_its_scores_and_moves_on_by_append() -> None:
