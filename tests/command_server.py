@@ -32,6 +32,9 @@ from typing import NamedTuple, NoReturn
 
 TESTS = Path(__file__).parent
 NEED_TORCH = ("batcher.training.", "batcher.hf.")
+KEPT_MEMORY = {  # a page that a command has given back and takes anew costs a fault
+    name: str(2**30) for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+}
 OF_OTHERS = ("fsspec.implementations.http", "gguf", "jinja2", "llguidance", "tokenizers")
 
 
@@ -46,7 +49,7 @@ def command_line() -> list[str]:
         server = subprocess.Popen(
             [sys.executable, str(TESTS / "command_server.py"), str(listener.fileno())],
             stdin=subprocess.PIPE,  # the server ends when this is closed
-            env={**os.environ, "PYTHONPATH": str(TESTS.parent), "PYTHONUTF8": "1"},
+            env={**os.environ, "PYTHONPATH": str(TESTS.parent), "PYTHONUTF8": "1", **KEPT_MEMORY},
             pass_fds=[listener.fileno()],
         )
     atexit.register(shutil.rmtree, folder)

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 from command_server import command_line
 from consoles import INSTALLED, PAGES, ROOT, regenerated
+from examples import mostly_heavy
 from member_tables import TO_BE_WRITTEN, renewed
 
 from batcher import Request, Result, SimulatedSettings
@@ -33,20 +34,10 @@ from batcher.result import (
 from cli.commands import COMMANDS, command_of
 
 DOCS = ROOT / "docs"
-PATHS = [page for page in PAGES if page.parent.parent == DOCS]
 
 
-# Their commands take seconds, so they run with what is heavy.
-LONG_PAGES = (
-    *("acceptance", "beams", "calibrating", "compare", "constraints", "draft-diagnose"),
-    *("draft-trees", "fleets", "from-a-real-log", "from-mlx-lm", "from-vllm", "managed-fleets"),
-    *("metrics", "model-protocol", "models", "observability", "own-models", "padding", "page"),
-    *("pieces", "plan", "planned-drafts", "planning", "player", "policies", "preempt-for"),
-    *("preemption", "python", "replay", "rooflines", "sampling", "scale", "scheduling", "serve"),
-    *("servers", "settings", "simulated", "speculation", "steps-and-slots", "summary"),
-    *("tensor-parallel", "timing", "tokenizers", "trace-format", "training", "verify", "views"),
-    *("what-changed", "workloads"),
-)
+# The commands of the other pages take long together, so they run with what is heavy.
+QUICK_PAGES = [ROOT / "README.md", *sorted((DOCS / "prompts").glob("*.md"))]
 
 
 def check_commands(page: Path, tool: list[str]) -> None:
@@ -56,18 +47,8 @@ def check_commands(page: Path, tool: list[str]) -> None:
         assert path.read_text() == picture, f"run `python tests/consoles.py` and look at {path}"
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.stem not in LONG_PAGES], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", mostly_heavy(PAGES, *QUICK_PAGES), ids=lambda page: page.name)
 def test_commands_print_what_the_page_says(page: Path) -> None:
-    check_commands(page, command_line())
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.stem in LONG_PAGES], ids=lambda page: page.name
-)
-def test_commands_of_long_pages_print_what_the_page_says(page: Path) -> None:
     check_commands(page, command_line())
 
 
@@ -75,10 +56,6 @@ def test_commands_of_long_pages_print_what_the_page_says(page: Path) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/prompts/first-file.md"])
 def test_the_installed_commands_print_what_the_page_says(page: str) -> None:
     check_commands(ROOT / page, INSTALLED)
-
-
-def test_long_pages_are_pages() -> None:
-    assert {page.stem for page in PAGES}.issuperset(LONG_PAGES)
 
 
 def test_tables_of_public_names_are_those_of_the_code() -> None:
@@ -103,37 +80,12 @@ def test_every_page_is_linked_from_the_first() -> None:
     assert pages - linked == {DOCS / "README.md"}
 
 
-def test_a_page_of_a_path_has_a_picture() -> None:
-    for page in PATHS:
-        assert re.search(r"^```mermaid$|^!\[|[┃│█└]", page.read_text(), re.MULTILINE), page
-
-
-def test_a_page_of_the_docs_ends_with_a_way_on() -> None:
-    for page in PAGES:
-        if DOCS in page.parents and page != DOCS / "README.md":
-            last = page.read_text().rstrip().split("\n\n")[-1]
-            assert re.search(r"(Next|See also): .*\]\(", last), page
-
-
-def test_the_readme_names_the_extras_that_pages_tell_to_install():
-    told = set().union(*(re.findall(r"'batchdecode\[(\w+)\]'", p.read_text()) for p in PAGES))
-    listed = re.search(r"need an extra \(([^)]*)\)", (ROOT / "README.md").read_text())[1]
-    assert told <= set(re.findall(r"`(\w+)`", listed))
-
-
 @cache
 def anchors_of(page: Path) -> set[str]:
     """The names that GitHub gives the headings of a page."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_contributing_names_files_that_are_there() -> None:
-    spans = re.findall(r"`([^`\n]+)`", (ROOT / "CONTRIBUTING.md").read_text())
-    paths = [span for span in spans if re.fullmatch(r"[\w./-]+(/|\.py|\.md|\.toml)", span)]
-    assert len(paths) > 10
-    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def code_spans(page: str) -> set[str]:
