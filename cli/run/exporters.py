@@ -17,14 +17,14 @@ from msgspec.structs import astuple
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
-from batcher.metrics.summary import RunSummary, encode_summary, unit_of
+from batcher.metrics.summary import RunSummary, unit_of
 from batcher.metrics.times import DRAFT_COLUMNS, SeriesRow, TimeSeries, with_one_interval
 
 from ..errors import WriteError, reason_of
 from ..screen.summary import BLOCKED_CAUSES, PER, UNICODE, headline, idle_causes
 from ..screen.terminal import counted, duration, printable
 from ..screen.terminal import number as short
-from .files import OutFile, OutputError, Sink, output_sink, write_lines
+from .files import OutFile, OutputError, Sink, write_lines
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import RunCollector, WorkersCollector
@@ -179,31 +179,6 @@ class SeriesWriter:
 
 # `run --report`: what a run came to as a page for a colleague, its timeline included.
 
-_BLOCKED = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
-
-
-def _headline(summary: RunSummary, run: RunEvent) -> str:
-    more = [counted(summary.generated_tokens, "generated token")]
-    if summary.wall is not None:
-        more += [
-            duration(summary.wall.seconds),
-            f"{short(summary.wall.tokens_per_second)} tokens/s",
-        ]
-    elif summary.throughput is not None:
-        unit = PER[unit_of(summary, is_timed=bool(run.step_time))]
-        more.append(f"{short(summary.throughput.output_tokens)} tokens/{unit}")
-    return headline(summary, UNICODE.separator, more)
-
-
-def write_summary(file: OutFile | None, summary: RunSummary) -> None:
-    """Write the numbers of a run as JSON; None is stdout.
-
-    Raises:
-        WriteError, OutputError: the file cannot be written.
-    """
-    with output_sink(file) as sink:
-        sink.write(encode_summary(summary))
-
 
 def write_report(
     file: OutFile,
@@ -232,9 +207,16 @@ def write_report(
     for timeline in timelines:
         timeline.close()
     name = title_of(source_name)
-    report = render_report(
-        summary, run, name, _headline(summary, run), idle_causes(summary) | _BLOCKED
-    )
+    more = [counted(summary.generated_tokens, "generated token")]
+    if summary.wall is not None:
+        speed = f"{short(summary.wall.tokens_per_second)} tokens/s"
+        more += [duration(summary.wall.seconds), speed]
+    elif summary.throughput is not None:
+        unit = PER[unit_of(summary, is_timed=bool(run.step_time))]
+        more.append(f"{short(summary.throughput.output_tokens)} tokens/{unit}")
+    blocked = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
+    first = headline(summary, UNICODE.separator, more)
+    report = render_report(summary, run, name, first, idle_causes(summary) | blocked)
     facts = PageFacts(is_part=True)
     runs = page_runs(timelines, name)
     title = page_title(printable(name))

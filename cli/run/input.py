@@ -335,11 +335,6 @@ class LineReader:
         self._next_start, self.number, self._is_cut = start, number - 1, False
 
     def read_at(self, start: int) -> bytes:
-        """Return the line that starts at the offset `start`.
-
-        Raises:
-            InputError: the input is damaged or gone.
-        """
         self._stream.seek(start)
         return self._readline(MAX_LINE_BYTES + 1)
 
@@ -546,22 +541,15 @@ def checksum_of(line: bytes, parsed: Line) -> int:
 
 
 def parse_line(parser: RequestParser, line: bytes, number: int) -> Line:
-    if len(line) > MAX_LINE_BYTES:
-        return line_too_long(line, number)
-    return parser.parse(line, number)
-
-
-def line_too_long(line: bytes, number: int) -> BadLine:
-    from batcher.requests.json_spans import TextSpan  # noqa: PLC0415 - as above
+    if len(line) <= MAX_LINE_BYTES:
+        return parser.parse(line, number)
+    from batcher.requests.json_spans import TextSpan  # noqa: PLC0415 - hardly a line is too long
     from batcher.requests.problems import make_problem  # noqa: PLC0415 - as above
 
     message = f"the line has more than the {MAX_LINE_BYTES // 2**20} MiB that are allowed"
     problem = FieldProblem("line-too-long", (), message)
     start = line[:2000].decode(errors="replace")
-    return BadLine(
-        id=str(number),
-        problems=[make_problem(problem, number, start, TextSpan(0, 1))],
-    )
+    return BadLine(str(number), [make_problem(problem, number, start, TextSpan(0, 1))])
 
 
 def id_of(parsed: ParsedLine) -> str:

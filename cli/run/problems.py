@@ -65,24 +65,17 @@ class ProblemReport:
 
             width = terminal_size(2, os.environ).columns
             color = wants_color(self._color, 2, os.environ)
-            advised, name = self._advise(problem), self._filename
-            self.news.append(render_problem(advised, filename=name, width=width, color=color))
+            # a fault of the whole input: other lines have it, too, and are counted
+            if not self._hidden_codes and problem.code in {"invalid-json", "invalid-text"}:
+                form = _form_of(problem, self._filename)
+                if form is not None:
+                    self._hidden_codes = {"invalid-text", problem.code}
+                    advice = f"{form.name}? {_how(form.command, self._filename)}"
+                    problem = replace(problem, hint=advice)
+            name = self._filename
+            self.news.append(render_problem(problem, filename=name, width=width, color=color))
         else:
             self._num_hidden += 1
-
-    def _advise(self, problem: "Problem") -> "Problem":
-        """Return a problem with what to do if it tells that the whole input has another form.
-
-        Other lines have the same problem then, and are counted.
-        """
-        if self._hidden_codes or problem.code not in {"invalid-json", "invalid-text"}:
-            return problem
-
-        advice = advice_for(problem, self._filename)
-        if advice is None:
-            return problem
-        self._hidden_codes = {"invalid-text", problem.code}
-        return replace(problem, hint=advice)
 
     def tell(self, text: str) -> None:
         self.news.append(text.removesuffix("\n"))
@@ -150,26 +143,21 @@ def say_of_memory(engines: Iterable[tuple[str, SchedulingSettings]]) -> None:
 
     engines: a profile and its settings.
     """
-    notes = (_note(*engine) for engine in engines)
-    for note in dict.fromkeys(filter(None, notes)):
-        say(f"{printable(note)}\n")
-
-
-def _note(profile: str, settings: SchedulingSettings) -> str | None:
     from batcher.timing.profiles import setup_of  # noqa: PLC0415 - with it comes yaml
 
-    room = None if profile == WALL else setup_of(profile).kv_room
-    if room is None:
-        return None
-    if room.num_tokens == 0:
-        return f"the weights do not fit into the GPU of {profile}"
-    if settings.kv_blocks is not None:
-        return None
-    count = f"{room.num_tokens:,} tokens"
-    known = count if room.is_reported else f"about {count} by its data sheet"
-    num_blocks = room.num_blocks(settings.block_size)
-    option = f": --kv-blocks {num_blocks}" if num_blocks else ""
-    return f"KV is unlimited; the GPU of {profile} has room for {known}{option}"
+    notes = dict[str, None]()
+    for profile, settings in engines:
+        room = None if profile == WALL else setup_of(profile).kv_room
+        if room is not None and room.num_tokens == 0:
+            notes[f"the weights do not fit into the GPU of {profile}"] = None
+        elif room is not None and settings.kv_blocks is None:
+            count = f"{room.num_tokens:,} tokens"
+            known = count if room.is_reported else f"about {count} by its data sheet"
+            num_blocks = room.num_blocks(settings.block_size)
+            option = f": --kv-blocks {num_blocks}" if num_blocks else ""
+            notes[f"KV is unlimited; the GPU of {profile} has room for {known}{option}"] = None
+    for note in notes:
+        say(f"{printable(note)}\n")
 
 
 def say_of_slo(texts: Sequence[str]) -> None:
@@ -256,15 +244,6 @@ _FRAMES = (
 _LFS = b"version https://git-lfs.github.com/spec/"
 _HEAD, _NO_TEXT = 512, re.compile(rb"[\x01-\x08\x0e-\x1f\x7f-\xff]")
 _USTAR = 257  # where a tar archive says that it is one
-
-
-def advice_for(problem: "Problem", filename: str) -> str | None:
-    """Return what to do about an input with this problem; None if its line is meant as a request.
-
-    filename: as messages call the input.
-    """
-    form = _form_of(problem, filename)
-    return None if form is None else f"{form.name}? {_how(form.command, filename)}"
 
 
 def why_no_lines(start: bytes, filename: str) -> str | None:

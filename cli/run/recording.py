@@ -47,6 +47,7 @@ from .files import (
     check_writable,
     is_alone,
     may_be_file,
+    output_sink,
     stdout_json_sink,
 )
 from .input import InputError, OpenInput, open_input
@@ -457,13 +458,16 @@ def tell_summary(
         summary = with_wall_clock(summary, elapsed)
     failures: dict[str, Exception] = {}
     if options.summary_json is not None or options.report is not None:
-        from .exporters import write_report, write_summary  # noqa: PLC0415 - few runs have one
+        from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - few runs have one
+
+        from .exporters import write_report  # noqa: PLC0415 - as above
 
         for name, path in (("--summary-json", options.summary_json), ("--report", options.report)):
             file = opened.files.get(name)
             try:
                 if name == "--summary-json" and path is not None:
-                    write_summary(file, summary)
+                    with output_sink(file) as sink:
+                        sink.write(encode_summary(summary))
                 elif file is not None and timelines is not None:
                     write_report(file, timelines, summary, run, opened.requests.name)
             except (WriteError, OutputError) as error:
