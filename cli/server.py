@@ -58,17 +58,15 @@ if TYPE_CHECKING:
     from .commands.serve import ServeOptions
 
 
-def serve_alone(options: "ServeOptions") -> int:
-    with bound(options) as listener:
-        return Server(options, listener).run()
-
-
-def serve_together(options: "ServeOptions") -> int:
+def serve_requests(options: "ServeOptions") -> int:
     """Serve in as many processes as the options say; return the exit status.
 
-    The kernel deals connections out to the workers, which do not know of each other.  This process
+    The kernel deals connections out to workers, which do not know of each other.  This process
     passes signals on to them, and ends all of them when one ends without a signal.
     """
+    if options.workers == 1:
+        with bound(options) as listener:
+            return Server(options, listener).run()
     for name, is_given in (("trace", options.trace is not None), ("live", options.live != "auto")):
         if is_given:
             raise BatchdecodeError(f"--{name} is about one engine: it needs --workers 1")
@@ -308,10 +306,10 @@ class Server:
         for number in stopping_signals():
             loop.add_signal_handler(number, self._take, number)
         step_aside_first(self._view.step_aside)
-        engine.on_end = self._end
+        engine.on_end = self._web.stop
         engine.start()
         if (parent := parent_process()) is not None:
-            loop.add_reader(parent.sentinel, self._end)  # it has gone without a word
+            loop.add_reader(parent.sentinel, self._web.stop)  # it has gone without a word
         self._listener.listen(BACKLOG)
         if self._on_ready is not None:
             self._on_ready()
@@ -329,9 +327,6 @@ class Server:
             engine.stop()
             self._web.break_off(END_SECONDS)
         engine.is_draining = True
-        self._web.stop()  # type: ignore[no-untyped-call]  # as granian has it
-
-    def _end(self) -> None:
         self._web.stop()  # type: ignore[no-untyped-call]  # as granian has it
 
 

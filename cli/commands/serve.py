@@ -145,11 +145,11 @@ def serve(options: ServeOptions) -> int:
             "serve needs starlette, granian, uvloop and prometheus-client: "
             "install them with `pip install 'batchdecode[serve]'`"
         )
-    from ..server import serve_alone, serve_together  # noqa: PLC0415 - heavy
+    from ..server import serve_requests  # noqa: PLC0415 - heavy
     from ..signals import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
 
     with user_code_prints_to_stderr():
-        return serve_alone(options) if options.workers == 1 else serve_together(options)
+        return serve_requests(options)
 
 
 COMMANDS = {

@@ -162,12 +162,12 @@ class Resumption:
             if before is not None and before.workers is not None and record.workers is not None:
                 # results may name slots of all
                 record = replace(record, workers=max(record.workers, before.workers))
-            dropped: frozenset[str] = frozenset()
+            retried: frozenset[str] | None = None
             if options.retry_failed:  # samples without a result may have failed
                 found = (
                     each.parsed.request for each in _expected(requests) if each.parsed is not None
                 )
-                dropped = frozenset(r.id or "" for r in found if (r.best_of or r.n) > r.n)
+                retried = frozenset(r.id or "" for r in found if (r.best_of or r.n) > r.n)
             num_slots = record.batch * (record.workers or 1)
             was_written = written_lines(output, name)
             if options.repair or options.retry_failed:
@@ -180,7 +180,7 @@ class Resumption:
                 file=self.file,
                 name=name,
                 expected=_expected(requests) if options.keep_order else None,
-                omission=Omission(options.repair, options.retry_failed, dropped),
+                retried=retried,
             )
         self._record, self.is_possible = record, record.input_sha256 is not None
         return self
@@ -519,7 +519,7 @@ class ResultLines:
         self, num_slots: int, was_written: Callable[[bytes], bool], *, is_repairing: bool = False
     ) -> None:
         self._num_slots, self._was_written = num_slots, was_written
-        self._is_repairing = is_repairing
+        self.is_repairing = is_repairing
 
     def read(self, file: BinaryIO) -> Iterator[ResultLine]:
         """Yield each line, from the first one on.
@@ -534,7 +534,7 @@ class ResultLines:
             try:
                 results = self._results_in(line)
             except (BatchdecodeError, RecursionError) as error:
-                if self._is_repairing:
+                if self.is_repairing:
                     continue
                 raise ResumeError(f"line {number}: {error}; {REPAIR}") from error
             yield ResultLine(line, results)
@@ -630,7 +630,7 @@ class EarlierResults:
                         )
                     seen.add(key)
 
-    def results_of(self, request: Request, /) -> dict[int, Result]:
+    def results_of(self, request: Request) -> dict[int, Result]:
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
         return self.find(request_id, max(request.n, request.best_of or 0))
 
@@ -646,9 +646,7 @@ class EarlierResults:
         """
         for result in replayed.values():
             admitted, finished = result.steps.admitted, result.steps.finished
-            if admitted is None or finished is None:
-                continue
-            num_steps = finished - admitted + 1
+            num_steps = 0 if admitted is None or finished is None else finished - admitted + 1
             if num_steps > request.output_limit:
                 raise ResumeError(
                     f"cannot resume: result {result.index} of request {result.id!r} took "
@@ -696,22 +694,6 @@ class Expected(NamedTuple):
     parsed: ParsedLine | None
 
 
-class Omission(NamedTuple):
-    """The lines of a file that are left out: repeated ones, and those that are decoded again.
-
-    drops_failed: those that have failed.  dropped_ids: the requests of which any results go.
-    """
-
-    drops_repeated: bool = False
-    drops_failed: bool = False
-    dropped_ids: frozenset[str] = frozenset()
-
-    def drops(self, answer: list[ResultLine]) -> bool:
-        return self.drops_failed and any(
-            found.has_failed or found.results[0].id in self.dropped_ids for found in answer
-        )
-
-
 def take_over(
     output: str,
     reader: ResultLines,
@@ -719,12 +701,13 @@ def take_over(
     file: OutFile | None = None,
     name: str | None = None,
     expected: Iterable[Expected] | None = None,
-    omission: Omission = Omission(),  # noqa: B008 - it never changes
+    retried: frozenset[str] | None = None,
 ) -> EarlierResults:
     """Return the results in the file `output` and repair its end, so that it can be appended to.
 
     file: has it locked.  name: as messages call it, if not so.
     expected: the lines of the input, if the results are in their order.
+    retried: if results that have failed are left out, the requests of which any results are.
 
     Raises:
         ResumeError: the file holds something else.
@@ -736,8 +719,8 @@ def take_over(
         with ExitStack() as on_failure:
             is_whole, lines = _open(output)
             on_failure.callback(lines.close)
-            if omission.drops_repeated or (omission.drops_failed and expected is None):
-                lines = _chosen(file, lines, reader, omission if expected is None else Omission())
+            if reader.is_repairing or (retried is not None and expected is None):
+                lines = _chosen(file, lines, reader, retried if expected is None else None)
                 on_failure.callback(lines.close)
                 is_whole = not is_packed
             earlier = EarlierResults(lines)
@@ -746,7 +729,7 @@ def take_over(
                     earlier.add(found)
                 end = earlier.end
             else:
-                end = _take_in_order(output, earlier, reader, omission, expected)
+                end = _take_in_order(output, earlier, reader, retried, expected)
             earlier.finish()
             is_whole &= end == lines.seek(0, os.SEEK_END)
             lines.truncate(end)
@@ -762,13 +745,21 @@ def take_over(
     return earlier
 
 
-def _chosen(file: OutFile, lines: BinaryIO, reader: ResultLines, omission: Omission) -> BinaryIO:
+def _is_retried(answer: list[ResultLine], retried: frozenset[str] | None) -> bool:
+    return retried is not None and any(
+        found.has_failed or found.results[0].id in retried for found in answer
+    )
+
+
+def _chosen(
+    file: OutFile, lines: BinaryIO, reader: ResultLines, retried: frozenset[str] | None
+) -> BinaryIO:
     """Return a file of those of `lines` that are kept; it replaces `file`, unless that is packed.
 
     No result is kept twice, and of a request all or none.
     """
     output = file.path or ""
-    dropped = {found.results[0].id for found in reader.read(lines) if omission.drops([found])}
+    dropped = {found.results[0].id for found in reader.read(lines) if _is_retried([found], retried)}
     seen: set[tuple[str, int]] = set()
     chosen = _temporary(output)
     for found in reader.read(lines):
@@ -788,7 +779,7 @@ def _take_in_order(
     output: str,
     earlier: EarlierResults,
     reader: ResultLines,
-    omission: Omission,
+    retried: frozenset[str] | None,
     expected: Iterable[Expected],
 ) -> int:
     """Find the answers to `expected`; return the offset of the first gap in the lines of `output`.
@@ -808,7 +799,7 @@ def _take_in_order(
                 while (head := heads[number]) is not None and _belongs(head, wanted):
                     answer.append(head)
                     heads[number] = next(found_lines, None)
-                is_kept = _is_complete(answer, wanted) and not omission.drops(answer)
+                is_kept = _is_complete(answer, wanted) and not _is_retried(answer, retried)
                 groups.append(answer if is_kept else [])
             if groups[0] and earlier.num_complete == place:
                 for found in groups[0]:
