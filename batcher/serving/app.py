@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -96,7 +96,7 @@ class AnswerChunk(Struct, frozen=True, gc=False):
     """
 
     id: str
-    object: Literal["text_completion", "chat.completion.chunk"]
+    object: str
     created: int
     model: str
     choices: list[ChunkChoice] | list[ChatChunkChoice]
@@ -133,9 +133,7 @@ class ChunkWriter:
         self._outputs: dict[int, _Output] = {}
 
     def of_tokens(self, event: TokenEvent, place: int) -> AnswerChunk:
-        return self._chunk(
-            place, event.text, event.tokens or [], None, None, logprobs=event.logprobs
-        )
+        return self._chunk(place, event.text, event.tokens or [], event.logprobs)
 
     def of_result(self, result: Result, place: int) -> AnswerChunk:
         """Return the last chunk of an output: all that was not told, and how it ended.
@@ -148,9 +146,9 @@ class ChunkWriter:
             place,
             result.text[output.num_chars :],
             result.token_ids[output.num_tokens :],
+            None if logprobs is None else logprobs[output.num_tokens :],
             result.finish_reason,
             result.stop_reason,
-            logprobs=None if logprobs is None else logprobs[output.num_tokens :],
         )
 
     def of_usage(self, results: list[Result]) -> AnswerChunk:
@@ -161,10 +159,9 @@ class ChunkWriter:
         index: int,
         text: str,
         tokens: list[int],
-        finish_reason: FinishReason | None,
-        stop_reason: StopReason,
-        *,
         logprobs: list[TokenLogprob] | None,
+        finish_reason: FinishReason | None = None,
+        stop_reason: StopReason = None,
     ) -> AnswerChunk:
         output = self._outputs.setdefault(index, _Output())
         start, output.num_chars = output.num_chars, output.num_chars + len(text)
@@ -186,9 +183,7 @@ class ChunkWriter:
         choices: list[ChunkChoice] | list[ChatChunkChoice],
         usage: RowUsage | UnsetType | None,
     ) -> AnswerChunk:
-        kind: Literal["text_completion", "chat.completion.chunk"] = "text_completion"
-        if self._is_chat:
-            kind = "chat.completion.chunk"
+        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         return AnswerChunk(self._id, kind, self._created, self._model, choices, usage)
 
 
@@ -243,13 +238,11 @@ class ServerMetrics:
         return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
-        yield from joined(self._told_of_each())
-
-    def _told_of_each(self) -> Iterator[Iterable[Metric]]:
-        yield self._collector.collect()
+        told: list[Iterable[Metric]] = [self._collector.collect()]
         for path in sorted(self._file.parent.glob("*.prom")) if self._file is not None else ():
             if path != self._file:
-                yield text_string_to_metric_families(path.read_text())
+                told.append(text_string_to_metric_families(path.read_text()))
+        yield from joined(told)
 
 
 # The endpoints that generate: from a body to the engine, and from what that tells to an answer.
@@ -354,7 +347,21 @@ class GeneratingEndpoint:
         is_ranked = body.requests[0].best_of is not None
         while True:
             news = await exchange.take()
-            part = b"".join(_events(_chunks(writer, is_ranked, exchange.places, news, results)))
+            ended = {(n.id, n.index) for n in news if isinstance(n, Result) and n.error is None}
+            chunks = []
+            for (
+                item
+            ) in news:  # an output's last chunk includes the tokens that came with its result
+                if isinstance(item, Result):
+                    rank = item.index
+                    if is_ranked:
+                        rank = sum(result.id == item.id for result in results)
+                    results.append(item)
+                    if item.error is None:
+                        chunks.append(writer.of_result(item, exchange.places[item.id] + rank))
+                elif (item.id, item.index) not in ended:
+                    chunks.append(writer.of_tokens(item, exchange.places[item.id] + item.index))
+            part = b"".join(map(_event, chunks))
             if not answer.has_begun:
                 _raise_failure(news[:1])
                 await answer.begin_stream()
@@ -363,35 +370,12 @@ class GeneratingEndpoint:
             await answer.add(part)
             _raise_failure(results)
         if body.delivery.includes_usage:
-            part += b"".join(_events([writer.of_usage(results)]))
+            part += _event(writer.of_usage(results))
         await answer.add(part + _DONE, is_last=True)
 
 
-def _chunks(
-    writer: ChunkWriter,
-    is_ranked: bool,  # noqa: FBT001 - of this file
-    places: Mapping[str, int],
-    news: Sequence[News],
-    results: list[Result],
-) -> Iterable[AnswerChunk]:
-    """Yield the chunks of `news`, and append its results to `results`.
-
-    The last chunk of an output includes the tokens that came with its result.
-    """
-    ended = {(n.id, n.index) for n in news if isinstance(n, Result) and n.error is None}
-    for item in news:
-        if isinstance(item, Result):
-            rank = sum(result.id == item.id for result in results) if is_ranked else item.index
-            results.append(item)
-            if item.error is None:
-                yield writer.of_result(item, places[item.id] + rank)
-        elif (item.id, item.index) not in ended:
-            yield writer.of_tokens(item, places[item.id] + item.index)
-
-
-def _events(chunks: Iterable[AnswerChunk]) -> Iterable[bytes]:
-    for chunk in chunks:
-        yield b"data: " + _encoder.encode(chunk) + b"\n\n"
+def _event(chunk: AnswerChunk) -> bytes:
+    return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
 def _raise_failure(news: Iterable[News]) -> None:

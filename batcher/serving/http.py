@@ -238,26 +238,22 @@ class Gate:
 
 
 def _check(scope: Scope, access: Access) -> None:
+    headers = Headers(scope=scope)
     num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
     if num_bytes + len(scope["path"]) + len(scope["query_string"]) > MAX_HEAD_BYTES:
         message = f"the head of the request has more than {MAX_HEAD_BYTES:,} bytes"
         raise ApiError(HEADERS_TOO_LARGE, "headers-too-large", message)
-    if access.api_key is None:
-        _check_page(scope, access)
-    elif scope["path"] not in _NO_KEY_NEEDED:
-        kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+    if access.api_key is not None:
+        kind, _, given = headers.get("authorization", "").partition(" ")
         key = given.strip(" \t").encode("latin-1")
         is_right = secrets.compare_digest(key, access.api_key.encode())  # takes as long for any
-        if not (is_right and kind.lower() == "bearer"):
+        if scope["path"] not in _NO_KEY_NEEDED and not (is_right and kind.lower() == "bearer"):
             message = "this server needs its key in the header `Authorization: Bearer KEY`"
-            headers = {"www-authenticate": "Bearer"}
-            raise ApiError(UNAUTHORIZED, "invalid_api_key", message, headers=headers)
-
-
-def _check_page(scope: Scope, access: Access) -> None:
+            bearer = {"www-authenticate": "Bearer"}
+            raise ApiError(UNAUTHORIZED, "invalid_api_key", message, headers=bearer)
+        return
     if "*" in access.origins:
         return
-    headers = Headers(scope=scope)
     hosts = headers.getlist("host")
     for host in hosts:
         if access.hosts is not None and _PORT.sub("", host).lower() not in access.hosts:

@@ -62,6 +62,9 @@ class Checkpoint:
 
     config: its sizes.
     names: of its tensors, as Hugging Face calls them: model.layers.0.self_attn.q_proj.weight.
+
+    Raises:
+        BatchdecodeError: tensors are missing, of other shapes, or unknown.
     """
 
     def __init__(
@@ -70,8 +73,21 @@ class Checkpoint:
         tensors: Mapping[str, StoredTensor],
         make_tokenizer: Callable[[], TransformerTokenizer],
     ) -> None:
-        self.config, self.names = config, _checked_names(config, tensors)
-        self._tensors, self._make_tokenizer = tensors, make_tokenizer
+        self.config, self._tensors, self._make_tokenizer = config, tensors, make_tokenizer
+        names = []
+        for name, shape in tensor_shapes(config):
+            if name not in tensors:
+                raise BatchdecodeError(f"the tensor {name} is missing")
+            if tensors[name].shape != shape:
+                given, wanted = list(tensors[name].shape), list(shape)
+                raise BatchdecodeError(f"{name} is {given}, and the model's sizes make it {wanted}")
+            names.append(name)
+        unknown = [name for name in sorted(tensors.keys() - names) if not is_ignored(name)]
+        if unknown:
+            raise BatchdecodeError(
+                f"{unknown[0]!r} is a tensor that no supported model of its kind has"
+            )
+        self.names = tuple(names)
 
     @cached_property
     def tokenizer(self) -> TransformerTokenizer:
@@ -122,49 +138,24 @@ def open_checkpoint(path: Path) -> Checkpoint:
             "checkpoints need gguf, safetensors, tokenizers and jinja2: "
             "install them with `pip install 'batchdecode[models]'`"
         )
-    return _open_folder(path) if path.is_dir() else _open_gguf(path)
-
-
-def _open_gguf(path: Path) -> Checkpoint:
-    with about(path):
-        if not path.is_file():
-            raise BatchdecodeError("there is no such file or folder")
-        metadata, stored = read_gguf(path)
-        config = config_from_gguf(metadata, stored)
-        tensors = from_gguf_names(config, stored)
-        return Checkpoint(config, tensors, lambda: tokenizer_from_gguf(path, metadata))
-
-
-def _open_folder(folder: Path) -> Checkpoint:
-    """Open a folder; what ends a text is what generation_config.json says, if it is there."""
-    with about(folder / CONFIG):
-        config = config_from_json(read_json(folder / CONFIG, dict[str, Any]))
-    if (folder / GENERATION).is_file():
-        with about(folder / GENERATION):
-            ends = read_json(folder / GENERATION, _Generation).eos_token_id
+    if not path.is_dir():
+        with about(path):
+            if not path.is_file():
+                raise BatchdecodeError("there is no such file or folder")
+            metadata, stored = read_gguf(path)
+            config = config_from_gguf(metadata, stored)
+            tensors = from_gguf_names(config, stored)
+            return Checkpoint(config, tensors, lambda: tokenizer_from_gguf(path, metadata))
+    with about(path / CONFIG):
+        config = config_from_json(read_json(path / CONFIG, dict[str, Any]))
+    if (path / GENERATION).is_file():  # it has the last word on what ends a text
+        with about(path / GENERATION):
+            ends = read_json(path / GENERATION, _Generation).eos_token_id
             if ends is not None:
                 config = replace(config, eos_token_ids=eos_token_ids(ends))
-    tensors = read_folder(folder)
-    with about(folder):
-        return Checkpoint(config, tensors, lambda: tokenizer_from_folder(folder))
-
-
-def _checked_names(
-    config: TransformerConfig, tensors: Mapping[str, StoredTensor]
-) -> tuple[str, ...]:
-    """Return the names of a model's tensors, or raise a BatchdecodeError unless they are there."""
-    names = []
-    for name, shape in tensor_shapes(config):
-        if name not in tensors:
-            raise BatchdecodeError(f"the tensor {name} is missing")
-        if tensors[name].shape != shape:
-            given, wanted = list(tensors[name].shape), list(shape)
-            raise BatchdecodeError(f"{name} is {given}, and the model's sizes make it {wanted}")
-        names.append(name)
-    unknown = next((name for name in sorted(tensors.keys() - names) if not is_ignored(name)), None)
-    if unknown is not None:
-        raise BatchdecodeError(f"{unknown!r} is a tensor that no supported model of its kind has")
-    return tuple(names)
+    tensors = read_folder(path)
+    with about(path):
+        return Checkpoint(config, tensors, lambda: tokenizer_from_folder(path))
 
 
 # From a checkpoint to what computes it: this process, or several, each with its columns.

@@ -1,6 +1,6 @@
 """The proof: all requests one at a time, twice, and then under one case after the other."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice, zip_longest
 from math import ceil
 from random import Random
@@ -18,7 +18,7 @@ from batcher.models.simulated import SimulatedModel
 from batcher.prompts import count_tokens, prefix_of
 from batcher.request import Request
 from batcher.requests.validation import num_slots_needed
-from batcher.result import NUM_DIGITS, ErrorInfo, Result, TokenLogprob
+from batcher.result import NUM_DIGITS, ErrorInfo, Result
 from batcher.scheduling.queue import LONGEST_PREFIX_MATCH, POLICIES
 from batcher.settings import DEFAULT_BLOCK_SIZE, DEFAULT_SCHEDULING, PreemptFor, SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
@@ -74,10 +74,13 @@ def first_difference(order: Sequence[str], alone: Outputs, here: Outputs) -> Dif
     places = {request_id: place for place, request_id in enumerate(order)}
     for key in sorted(alone.keys() | here.keys(), key=lambda key: (places[key[0]], key[1])):
         one, other = alone.get(key), here.get(key)
-        found: Iterable[Unlike] = [("result", None, _presence(one), _presence(other))]
         if one is not None and other is not None:
-            found = _compare(one, other)
-        for name, position, value, other_value in found:
+            found = next(_compare(one, other), None)
+        else:
+            reasons = ["none" if each is None else each.finish_reason for each in (one, other)]
+            found = "result", None, *reasons
+        if found is not None:
+            name, position, value, other_value = found
             return Difference(
                 id=key[0],
                 index=key[1],
@@ -137,8 +140,18 @@ def _compare(one: Result, other: Result) -> Iterator[Unlike]:
         if value != other_value:
             yield name, None, value, other_value
     pairs = zip_longest(one.logprobs or (), other.logprobs or ())
-    for position, (told, other_told) in enumerate(pairs):
-        if not _are_told_alike(told, other_told):
+    for position, (told, other_told) in enumerate(pairs):  # equal up to the digits that are told
+        is_alike = told is other_told
+        if told is not None and other_told is not None:
+            entries = [(told, other_told), *zip_longest(told.top, other_told.top)]
+            is_alike = all(
+                a is not None
+                and b is not None
+                and a.token == b.token
+                and _are_close(a.logprob, b.logprob, 1)
+                for a, b in entries
+            )
+        if not is_alike:
             yield "logprobs", position, told, other_told
     for name in ("cumulative_logprob", "score"):
         value, other_value = getattr(one, name), getattr(other, name)
@@ -146,24 +159,10 @@ def _compare(one: Result, other: Result) -> Iterator[Unlike]:
             yield name, None, value, other_value
 
 
-def _are_told_alike(one: TokenLogprob | None, other: TokenLogprob | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    tops = list(zip_longest(one.top, other.top))
-    if any(top is None or other_top is None for top, other_top in tops):
-        return False
-    entries = [(one, other), *tops]
-    return all(a.token == b.token and _are_close(a.logprob, b.logprob, 1) for a, b in entries)
-
-
 def _are_close(one: float | None, other: float | None, num_terms: int) -> bool:
     if one is None or other is None:
         return one is other
     return abs(one - other) <= _UNIT * num_terms
-
-
-def _presence(result: Result | None) -> str:
-    return "none" if result is None else result.finish_reason
 
 
 # The settings under which requests are decoded: a few by system, the others drawn from a seed.
