@@ -239,9 +239,9 @@ class ServerMetrics:
 
     def collect(self) -> Iterator[Metric]:
         told: list[Iterable[Metric]] = [self._collector.collect()]
-        for path in sorted(self._file.parent.glob("*.prom")) if self._file is not None else ():
-            if path != self._file:
-                told.append(text_string_to_metric_families(path.read_text()))
+        files = [] if self._file is None else self._file.parent.glob("*.prom")
+        others = [path for path in sorted(files) if path != self._file]
+        told += [text_string_to_metric_families(path.read_text()) for path in others]
         yield from joined(told)
 
 
@@ -349,9 +349,7 @@ class GeneratingEndpoint:
             news = await exchange.take()
             ended = {(n.id, n.index) for n in news if isinstance(n, Result) and n.error is None}
             chunks = []
-            for (
-                item
-            ) in news:  # an output's last chunk includes the tokens that came with its result
+            for item in news:  # the last chunk of an output includes the tokens of that step
                 if isinstance(item, Result):
                     rank = item.index
                     if is_ranked:

@@ -77,8 +77,8 @@ def first_difference(order: Sequence[str], alone: Outputs, here: Outputs) -> Dif
         if one is not None and other is not None:
             found = next(_compare(one, other), None)
         else:
-            reasons = ["none" if each is None else each.finish_reason for each in (one, other)]
-            found = "result", None, *reasons
+            first, second = ("none" if r is None else r.finish_reason for r in (one, other))
+            found = "result", None, first, second
         if found is not None:
             name, position, value, other_value = found
             return Difference(
