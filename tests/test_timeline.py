@@ -113,11 +113,6 @@ def drop(number, step=0, reason="length", index=0):
 BEAMS = [admit(0, 0, role="beam"), admit(0, 1, index=1, role="beam")]
 
 
-def test_a_request_that_still_waits_does_so_up_to_the_last_known_step():
-    events = [RUN, arrive(0), arrive(1), admit(0, 0), finish(0, 0, 4)]
-    assert list(Timeline.from_events(events).waits) == [Wait("r1", 0, 0, 5)]
-
-
 @pytest.mark.parametrize(
     ("complaint", "events"),
     [
@@ -239,17 +234,6 @@ def test_the_events_of_samples_partners_and_beams_give_every_step_and_stay(workl
     assert found == [(*stay[:-1], tuple(Fork(*fork) for fork in stay.forks)) for stay in stays]
 
 
-@given(unit_workloads(), st.data())
-def test_a_run_of_units_may_break_off_after_any_step(workload, data):
-    units, batch = workload
-    run = play_units(units, batch, 7)
-    last = data.draw(st.integers(-1, len(run.labels) - 1))
-    kept = [event for event in run.events[1:-1] if event.step <= last]
-    timeline = Timeline.from_events([run.events[0], *kept])
-    timeline.check_integrity()
-    assert [row.slots for row in timeline.select_steps()] == run.labels[: timeline.num_steps]
-
-
 @given(unit_workloads())
 def test_a_chosen_request_is_all_its_sequences(workload):
     units, batch = workload
@@ -278,13 +262,6 @@ def test_waits_that_start_together_are_in_order_of_arrival():
         admit(1, 0, 3),
     ]
     assert [wait.id for wait in Timeline.from_events(aborted).waits] == ["r1", "r2"]
-
-
-def test_beams_wait_as_one_and_a_sample_with_its_partner():
-    units = [*samples("z", 3), *beams("m", 2, 1), *guided("b", 2)]
-    timeline = Timeline.from_events(play_units(units, 2).events)
-    assert list(timeline.waits) == [Wait("m", 0, 0, 3), Wait("b", 0, 0, 4)]
-    assert by_step(timeline.waiting()) == [2, 2, 2, 1, 0, 0]
 
 
 def test_what_happened_to_an_id_is_not_told_of_the_next_that_has_it():

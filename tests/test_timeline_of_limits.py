@@ -197,13 +197,6 @@ def test_an_error_may_end_a_prompt_that_is_half_computed():
     assert (span.prefill, span.outcome) == (2, "error")
 
 
-def test_a_plain_run_has_a_clock_of_seconds_that_jumps():
-    events = [RUN, admit("a", 0), finish("a", 0, 1), AdmitEvent(2, 9.5, "b", 0, 0, "empty")]
-    figures = Timeline.from_events(events).figures
-    assert [figures.start_of(step) for step in range(4)] == [0.0, 1.0, 9.5, 10.5]
-    assert [figures.end_of(step) for step in range(3)] == [1.0, 2.0, 10.5]
-
-
 def test_what_a_constraint_forced_may_be_computed_in_several_steps_too():
     jump = JumpEvent(3, 3.0, "a", 0, 0, 6)
     events = [RUN, admit("a", 0, left=2), prefill("a", 0, 1, 2, 0), jump]

@@ -272,13 +272,6 @@ def test_a_run_that_is_slowed_down_shows_every_step_from_then_on():
     assert len(run.screen.written) == frames + 10
 
 
-def test_a_server_cannot_be_held_but_looked_at_and_ended():
-    run = Run(long_requests(9), keyboard=Fingers(), has_pace=False).steps(1)
-    assert "pause" not in press(run, " ", ".", "-")
-    assert "pause" not in press(run, "?")
-    assert "q end" in last_line(run)
-
-
 def test_q_is_a_ctrl_c():
     received = []
     before = signal.signal(signal.SIGINT, lambda number, _: received.append(number))

@@ -100,13 +100,6 @@ def test_the_header_counts_failures_and_shows_the_last():
     assert "unknown-field" not in run.steps(1).screen.text()
 
 
-def test_a_pipe_has_no_total_no_queue_and_no_end_in_sight():
-    run = Run(long_requests(1), total=None, every_step=True).steps(2)
-    header = run.screen.lines()[1]
-    assert header.split("  ")[:4] == ["requests.jsonl", "step 1", "0 done", "1 running"]
-    assert "eta" not in run.screen.text()
-
-
 def test_the_queue_is_shown_with_why_its_first_waits():
     run = Run(long_requests(9), batch_size=2)
     run.gauges.next_up = "req-2"

@@ -1,13 +1,11 @@
 """A recorded run, shown at any step, against the live view that showed it when it ran."""
 
-import gc
 import gzip
 
 import pytest
 from examples import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from page_runs import short_run
 from process import ROOT
 from recorded_runs import SETTINGS, record, watch_run, workloads, write_requests
 from reference_drafts import drafted_workloads, play_drafts
@@ -195,18 +193,3 @@ def test_what_contradicts_itself_is_refused():
         record([RunEvent(batch=1, model="m", settings={}), admit, finish])
     with pytest.raises(BatchdecodeError, match="slots"):
         record([RunEvent(batch=2**40, model="m", settings={})])
-
-
-def test_no_seek_looks_for_garbage_in_what_it_unpacks(monkeypatch):
-    played = Playback(record(list(short_run([str(n) for n in range(50)]))), "run", UNICODE)
-    unpack, seen = recording.Recording.state_before, []
-
-    def watched(found, chapter):
-        seen.append(gc.isenabled())
-        return unpack(found, chapter)
-
-    monkeypatch.setattr(recording.Recording, "state_before", watched)
-    for step in (played.last_step, 3):
-        played.seek(step)
-        assert gc.isenabled()
-    assert seen == [False]

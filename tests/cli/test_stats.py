@@ -65,14 +65,6 @@ def test_constraints_tell_what_they_took_and_the_summary_does_not(tmp_path):
     assert same == summary
 
 
-def test_the_summary_goes_to_stdout_if_results_do_not(tmp_path):
-    command = ["run", REQUESTS, "-q", "-o", "out.jsonl", "--force", "--summary-json"]
-    to_stdout = batchdecode(*command, "-", cwd=tmp_path)
-    batchdecode(*command, "s.json", cwd=tmp_path)
-    assert to_stdout.stdout == (tmp_path / "s.json").read_bytes()
-    assert not (tmp_path / "-").exists()
-
-
 @pytest.mark.parametrize("output", [[], ["-o", "/dev/stdout"]], ids=" ".join)
 def test_both_on_stdout_are_refused_before_anything_is_decoded(tmp_path, output):
     done = batchdecode("run", REQUESTS, *output, "--summary-json", "-", cwd=tmp_path)

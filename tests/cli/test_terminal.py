@@ -14,7 +14,6 @@ import pytest
 from cli.screen.terminal import (
     Terminal,
     can_animate,
-    can_print,
     encoding_of,
     is_same_terminal,
     terminal_size,
@@ -53,10 +52,6 @@ def test_a_terminal_can_animate_unless_it_is_dumb_or_a_ci_log(tty, environ, expe
     assert can_animate(tty[1], environ) is expected
 
 
-def test_a_file_cannot_animate_whatever_the_environment_says(file_fd):
-    assert not can_animate(file_fd, {"TERM": "xterm", "FORCE_COLOR": "1"})
-
-
 @pytest.mark.parametrize(
     ("choice", "environ", "on_tty", "on_file"),
     [
@@ -77,14 +72,6 @@ def test_the_flag_decides_colour_then_the_environment(
 ):
     assert wants_color(choice, tty[1], environ) is on_tty
     assert wants_color(choice, file_fd, environ) is on_file
-
-
-@pytest.mark.parametrize(
-    ("encoding", "expected"),
-    [("utf-8", True), ("latin-1", False), ("ascii", False), ("no-such-encoding", False)],
-)
-def test_boxes_need_an_encoding_that_has_them(encoding, expected):
-    assert can_print(encoding) is expected
 
 
 def test_one_terminal_opened_twice_is_the_same(tty):

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
+from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import (
@@ -110,17 +110,6 @@ def test_a_preempted_request_has_two_stays_and_what_it_cost():
     assert (second.start, second.end, second.first_token, second.generated) == (9, 13, 11, 7)
     assert story.steps == PhaseTotals(wait=0, preempted=2, prefill=4, decode=7, standstill=0)
     assert story.seconds == PhaseTotals(0, 0.75, 2.625, 3.375, 0)
-
-
-def test_rows_stand_still_while_prompts_are_computed_first():
-    jobs = [PagedJob("a", 1, 4), PagedJob("b", 8, 1, arrival=0.1)]
-    (story,) = stories_of(play_paged(jobs, Limits(is_prefill_first=True)).events, "a")
-    assert [(p.phase, p.cause, p.num_steps) for p in story.parts] == [
-        ("prefill", "", 1),
-        ("decode", "prefill", 2),
-        ("decode", "", 3),
-    ]
-    assert story.steps.standstill == 2
 
 
 RUN = RunEvent(batch=2, model="test", settings={})
