@@ -250,7 +250,13 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
         step, found_a, found_b = parted
         time_a, time_b = (run.timeline.figures.start_of(step) for run in (a, b))
         parting = Parting(step, time_a, time_b, found_a, found_b)
-        for label in _labels_in(parting):
+        both = chain.from_iterable(zip_longest(found_a, found_b))
+        labels = dict.fromkeys(
+            label_of(one.id, 0 if role_of(one) == "beam" else one.index, "sample")
+            for one in both
+            if one is not None
+        )
+        for label in [*labels][:MAX_INVOLVED]:
             stories = (
                 next((story_of(run.timeline, one) for one in run.all if one.label == label), None)
                 for run in (a, b)
@@ -283,7 +289,7 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
         involved=involved,
         only_a=only_a,
         only_b=only_b,
-        altered=[request.label for request, other in pairs if _is_altered(request, other)],
+        altered=[of_a.label for of_a, of_b in pairs if _asked(of_a) != _asked(of_b)],
         num_compared=len(ended),
         changes=changes,
         totals_a=_totals_of(a.timeline, a.all),
@@ -307,15 +313,6 @@ def _differing_settings(run_a: RunEvent, run_b: RunEvent) -> list[DifferentSetti
     a, b = flat
     both = ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]))
     return [DifferentSetting(name, in_a, in_b) for name, in_a, in_b in both if in_a != in_b]
-
-
-def _labels_in(parting: Parting) -> list[str]:
-    labels = []
-    for decision in chain.from_iterable(zip_longest(parting.only_a, parting.only_b)):
-        if decision is not None:
-            index = 0 if role_of(decision) == "beam" else decision.index
-            labels.append(label_of(decision.id, index, "sample"))
-    return list(dict.fromkeys(labels))[:MAX_INVOLVED]
 
 
 def role_of(decision: Decision) -> Role:
@@ -360,11 +357,10 @@ def _key_of(decision: Decision) -> bytes:
     return msgspec.json.encode(decision)  # it may hold a list
 
 
-def _is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:
-    if a.arrive is None or b.arrive is None:
-        return a.arrive is not b.arrive
-    asked_a = (a.arrive.time, a.arrive.prompt_tokens, a.arrive.max_tokens)
-    return asked_a != (b.arrive.time, b.arrive.prompt_tokens, b.arrive.max_tokens)
+def _asked(request: RequestTimeline) -> tuple[float, int, int] | None:
+    """Return what a request is, as far as its arrival tells."""
+    arrive = request.arrive
+    return None if arrive is None else (arrive.time, arrive.prompt_tokens, arrive.max_tokens)
 
 
 def _by_name(requests: list[RequestTimeline]) -> dict[tuple[str, int, int], RequestTimeline]:

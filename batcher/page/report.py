@@ -6,7 +6,7 @@ in there. A number that is zero is left out.
 
 import html
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -32,21 +32,14 @@ _UNITS = {  # by the path of a number, or that of what holds it; TIME: the unit 
 _TITLES = {"": "Run", "kv": "KV blocks", "wall": "Wall clock"}
 
 
-class Report(NamedTuple):
-    """What stands above the timeline of a run, and what below it."""
-
-    above: str
-    below: str
-
-
 def render_report(
     summary: RunSummary,
     run: RunEvent,
     name: str,
     headline: str,
     idle_causes: Mapping[str, str],
-) -> Report:
-    """Return a report as HTML.
+) -> tuple[str, str]:
+    """Return a report as HTML: what stands above the timeline of a run, and what below it.
 
     name: what was decoded.  headline: the numbers that matter most, as text.  idle_causes: what
     each cause in the summary is called.
@@ -72,7 +65,7 @@ def render_report(
         + _section("What reproduces it", _settings(run))
         + "</article>\n"
     )
-    return Report(above, below)
+    return above, below
 
 
 def _settings(run: RunEvent) -> str:
@@ -142,18 +135,14 @@ def _table(rows: Iterable[tuple[str, Any]], within: str, unit: str) -> str:
 
     within: how all paths begin; it is not said for each.  unit: of times.
     """
-    cells = [
-        f'<tr><th scope="row">{_shown(_words(path.removeprefix(f"{within}.")))}</th>'
-        f"{_cell(path, value, _unit_at(path, unit))}</tr>"
-        for path, value in rows
-        if value
-    ]
+    cells = []
+    for path, value in rows:
+        if value:
+            found = _UNITS.get(path) or _UNITS.get(path.rpartition(".")[0]) or ""
+            found = found.replace("/TIME", f"/{unit.removesuffix('s')}").replace("TIME", unit)
+            name = _shown(_words(path.removeprefix(f"{within}.")))
+            cells.append(f'<tr><th scope="row">{name}</th>{_cell(path, value, found)}</tr>')
     return f"<table>{''.join(cells)}</table>" if cells else ""
-
-
-def _unit_at(path: str, unit: str) -> str:
-    found = _UNITS.get(path) or _UNITS.get(path.rpartition(".")[0]) or ""
-    return found.replace("/TIME", f"/{unit.removesuffix('s')}").replace("TIME", unit)
 
 
 def _records(path: str, records: list[dict[str, Any]]) -> str:

@@ -480,10 +480,6 @@ class AdmissionRecord(Struct, gc=False):
         """Return whether `step`, one after the admission, computed tokens of what it began with."""
         return _has(self.chunks or [], step)
 
-    def computes_in(self, step: int) -> bool:
-        """Return whether `step` computed such tokens, or what was forced in the step before."""
-        return self.has_chunk(step) or _has(self.jumps or [], step - 1)
-
     @property
     def num_drafted(self) -> int:
         return 0 if self.drafts is None else self.drafts.counts.num_drafted
@@ -926,8 +922,10 @@ class RequestFold:
                 if found.worker != event.worker:
                     continue
                 first_token = admission.first_token
-                if first_token is None or first_token >= step or admission.computes_in(step):
+                if first_token is None or first_token >= step or admission.has_chunk(step):
                     continue
+                if _has(admission.jumps or [], step - 1):
+                    continue  # it computed what was forced in the step before
                 admission.num_still += 1
                 admission.told_still = step
 
@@ -945,11 +943,7 @@ class RequestFold:
     def _holding(
         self, event: PrefillEvent | PreemptEvent, verb: str
     ) -> tuple[RequestTimeline, AdmissionRecord]:
-        """Return the sequence of `event` and how it came to the slot that it tells of.
-
-        Raises:
-            InvariantError: it does not hold that slot; `verb` says what it does there.
-        """
+        """Return the sequence of `event`, which `verb` its slot, and how it came there."""
         found = self._open.get(key_of(event.id, event.index, event.role, event.worker))
         if found is not None and found.admission is not None:
             admit = found.admission.event
@@ -958,11 +952,7 @@ class RequestFold:
         raise _not_held(event, verb)
 
     def _in_slot(self, event: InSlotEvent) -> tuple[RequestTimeline, AdmissionRecord]:
-        """Return the sequence that `event` tells of, of whatever role, and its admission.
-
-        Raises:
-            InvariantError: it does not hold the slot of `event` in that step.
-        """
+        """Return the sequence that `event` tells of, of whatever role, and its admission."""
         for role in get_args(Role):
             found = self._open.get(key_of(event.id, event.index, role, event.worker))
             admission = None if found is None else found.admission

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from batcher.events import SequenceName
-from batcher.trace.run import SequenceKey, SlotSpan, Wait, key_of, label_of_name
+from batcher.trace.run import SequenceKey, SlotSpan, key_of, label_of_name
 from batcher.trace.timeline import (
     EVERYTHING,
     Selection,
@@ -139,8 +139,7 @@ class _Process:
             self._flow_ends("preemption", self._resumptions()),
             self._flow_ends("fork", self._forks()),
             self._flow_ends("cache", self._shared_prefixes()),
-            self._wait_starts(),
-            self._wait_ends(),
+            self._waits(),
             *(self._counter(name, counts) for name, counts in counters.items()),
             key=itemgetter("ts"),
         )
@@ -274,22 +273,17 @@ class _Process:
                 ends.add((step, number, order), told)
         return iter(ends)
 
-    def _wait_starts(self) -> Iterator[TraceEvent]:
+    def _waits(self) -> Iterator[TraceEvent]:
+        """Yield both ends of each wait, by time."""
+        ends = SortedRecords[TraceEvent](TraceEvent)
         waits = self._timeline.select_waits(self._selection)
         for number, wait in enumerate(waits, self.first_number):
-            yield self._queue_event("b", number, wait, self.start_of(wait.start))
-
-    def _wait_ends(self) -> Iterator[TraceEvent]:
-        ends = SortedRecords[tuple[int, Wait]](tuple[int, Wait])
-        waits = self._timeline.select_waits(self._selection)
-        for number, wait in enumerate(waits, self.first_number):
-            ends.add((wait.end,), (number, wait))
-        for number, wait in ends:
-            yield self._queue_event("e", number, wait, self.start_of(wait.end))
-
-    def _queue_event(self, phase: str, number: int, wait: Wait, time: int) -> TraceEvent:
-        place = {"ph": phase, "pid": self.pid, "tid": 0, "ts": time}
-        return place | {"name": wait.label, "cat": "queue", "id": number}
+            for order, step in enumerate((wait.start, wait.end)):
+                time = self.start_of(step)
+                place = {"ph": "be"[order], "pid": self.pid, "tid": 0, "ts": time}
+                told = place | {"name": wait.label, "cat": "queue", "id": number}
+                ends.add((time, order, step, number), told)
+        return iter(ends)
 
     def _counter(self, name: str, counts: Iterator[Stretch]) -> Iterator[TraceEvent]:
         """Yield a count where the window begins and wherever it changes.

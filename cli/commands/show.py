@@ -159,11 +159,7 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
 
 
 def _selection_of(timeline: Timeline, options: "TraceOptions") -> Selection:
-    """Return what is to be shown.
-
-    Raises:
-        BatchdecodeError: it is not in the run.
-    """
+    """Return what is to be shown, all of which has to be in the run."""
     start, stop = parse_steps(options.steps) if options.steps is not None else (None, None)
     selection = Selection(
         start=start,
@@ -373,7 +369,7 @@ def show_why(
     try:
         again, source = open_twice(path)
     except InputError as error:
-        if request_id is not None and path is not None and _is_file(request_id):
+        if request_id is not None and path is not None and os.path.isfile(request_id):  # noqa: PTH113 - raises nothing
             swapped = shlex.join([path, request_id])
             raise InputError(f"{error}; did you mean: batchdecode trace why {swapped}?") from None
         raise
@@ -414,13 +410,9 @@ def _missing_input(request_id: str) -> str:
 
 
 def _missing_id(argument: str) -> str:
-    if not _is_file(argument):
+    if not os.path.isfile(argument):  # noqa: PTH113 - this one raises nothing
         return ""
     return f"; before the file {argument} goes the ID of a request, or --longest"
-
-
-def _is_file(path: str) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113 - this one raises nothing
 
 
 def show_diff(
@@ -454,13 +446,15 @@ def show_diff(
         elif output is not None:
             raise BatchdecodeError("--output is for --html")
         events_a, events_b = _Events(again_a, source_a), _Events(again_b, source_b)
-        numbers = {source.name: _num_workers_of(source) for source in (source_a, source_b)}
-        for name, number in numbers.items():
-            if number > 1:
+        for source in (source_a, source_b):
+            first_line = next(_lines(source), b"")
+            told = read_trace([first_line], source.name) if is_trace(first_line) else ()
+            run = next(iter(told), None)
+            if isinstance(run, RunEvent) and run.workers > 1:
                 raise BatchdecodeError(
-                    f"trace diff compares two schedules step by step, and each of the {number} "
-                    f"workers of {name} has steps of its own; compare the results of the runs, or "
-                    "their --summary-json"
+                    f"trace diff compares two schedules step by step, and each of the "
+                    f"{run.workers} workers of {source.name} has steps of its own; compare the "
+                    "results of the runs, or their --summary-json"
                 )
         with user_code_prints_to_stderr():
             try:
@@ -577,19 +571,9 @@ def events_of(
     )
 
 
-def _num_workers_of(source: OpenInput) -> int:
-    first_line = next(_lines(source), b"")
-    run = next(read_trace([first_line], source.name), None) if is_trace(first_line) else None
-    return run.workers if isinstance(run, RunEvent) else 1
-
-
 @contextmanager
 def _contradictions_named(name: str) -> Iterator[None]:
-    """Let events that contradict each other be said to do so in the input `name`.
-
-    Raises:
-        BatchdecodeError: they do.
-    """
+    """Let events that contradict each other be said to do so in the input `name`."""
     try:
         yield
     except InvariantError as error:

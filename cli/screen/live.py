@@ -419,11 +419,7 @@ class LiveView(View):
         return True
 
     def _draw(self, now: float) -> None:
-        """Print what is pending, and the picture below it if the terminal is ours.
-
-        Raises:
-            OSError: the terminal is gone, and results are lost.
-        """
+        """Print what is pending, and the picture below it if the terminal is ours."""
         above = b"".join(self._pending)
         is_ours = self._terminal.is_ours
         if not is_ours:  # the shell writes there now

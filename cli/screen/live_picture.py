@@ -922,28 +922,20 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
                 for share in shares
             ]
         else:
-            cells = _sequence_cells(scene, shares, admitted[row], each)
+            cells, turn = [], -1  # `each` a step: the sequences one after the other
+            for cell, share in enumerate(shares):
+                step, place = divmod(cell, each)
+                if admitted[row][step] and not place:
+                    turn += 1
+                    cells.append((glyphs.admitted, "admitted"))
+                elif share >= ALL:
+                    cells.append((glyphs.turns[turn % 2], "bar"))
+                else:
+                    cells.append((glyphs.nothing, "idle"))
         busy = f" {whole_percent(min(float(shares.mean()), 1.0)):>4}"
         lines.append([(f"{names[row]:>{label}} ", LABEL), *joined(cells), (busy, "figure")])
     lengths = levels(scene.depths.highest(num_steps, num_cells), glyphs)
     return [*lines, [(f"{'queue':>{label}} ", LABEL), (lengths, "queue"), (peak, "figure")]]
-
-
-def _sequence_cells(
-    scene: Scene, shares: Iterable[float], admitted: Sequence[int], each: int
-) -> Line:
-    glyphs, turn = scene.glyphs, -1
-    cells: Line = []
-    for cell, share in enumerate(shares):
-        step, place = divmod(cell, each)
-        if admitted[step] and not place:
-            turn += 1
-            cells.append((glyphs.admitted, "admitted"))
-        elif share >= ALL:
-            cells.append((glyphs.turns[turn % 2], "bar"))
-        else:
-            cells.append((glyphs.nothing, "idle"))
-    return cells
 
 
 def last_picture(scene: Scene, width: int, height: int) -> list[Line]:

@@ -23,7 +23,7 @@ from ..screen.terminal import (
     printable,
     whole_percent,
 )
-from ..screen.theme import hue_of
+from ..screen.theme import hue_of, joined
 
 if TYPE_CHECKING:
     from ..screen.theme import Line
@@ -411,13 +411,9 @@ def styled(row: str, styles: Sequence[str]) -> list[tuple[str, str]]:
     cell, parts = 0, list[tuple[str, str]]()
     for char in row:
         width = cell_width(char)
-        style = styles[min(cell, len(styles) - 1)] if width else parts[-1][1]
-        if parts and parts[-1][1] == style:
-            parts[-1] = (parts[-1][0] + char, style)
-        else:
-            parts.append((char, style))
+        parts.append((char, styles[min(cell, len(styles) - 1)] if width else parts[-1][1]))
         cell += width
-    return parts
+    return joined(parts)
 
 
 def _write_label(
@@ -597,7 +593,9 @@ def render_gantt(
     zoom, reasons = choose_zoom(timeline, selection, page.num_cells)
     is_whole = zoom == range(timeline.num_steps)
     if is_whole:
-        page.narrow(zoom)
+        num_cells = Scale.fit(zoom, page.num_cells, MAX_CELLS_PER_STEP).num_cells
+        page.chart_width -= page.num_cells - num_cells
+        page.num_cells = num_cells
         page.make_groups(height, num_charts=1)
         return [*page.title(), *page.explained(zoom, [])]
     overview = [[], *page.overview(zoom)] if page.has_overview(height) else []
@@ -654,11 +652,6 @@ class _Page:
     def title(self) -> list["Line"]:
         lines = fill(headline(self.timeline, self.slots), f" {self.glyphs.dot} ", self.page_width)
         return [[(line, "title")] for line in lines]
-
-    def narrow(self, steps: range) -> None:
-        num_cells = Scale.fit(steps, self.num_cells, MAX_CELLS_PER_STEP).num_cells
-        self.chart_width -= self.num_cells - num_cells
-        self.num_cells = num_cells
 
     def overview(self, zoom: range) -> list["Line"]:
         timeline = self.timeline

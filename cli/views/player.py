@@ -270,11 +270,6 @@ class Player:
             self._message = f"{printable(text)} is no step from {first:,} to {last:,}"
 
     def _draw(self, width: int, height: int) -> None:
-        """Show the step.
-
-        Raises:
-            TerminalGone: it cannot be shown.
-        """
         width, height = max(width, 1), max(height, 1)
         below = [self._footer(width)] if height >= MIN_HEIGHT else []
         room = height - 2 * len(below)

@@ -93,7 +93,7 @@ class Recording:
 
     timeline: what happened.
     preemptions, failures: the steps with which each was told, ascending.
-    longest: the widest that there is to be shown of it.
+    longest: the widest that there is to be shown of it.  chapters: by step.
 
     Raises:
         BatchdecodeError: there is no such batch, or no picture of so many slots, or the run is of
@@ -118,7 +118,7 @@ class Recording:
         self.timeline.add(run)
         self.preemptions, self.failures = array("q"), array("q")
         self.longest = Longest()
-        self._chapters: list[Chapter] = []
+        self.chapters: list[Chapter] = []
         self.num_requests = 0
         self._arrive_steps = array("q")  # of what waits on its own account; sorted in the end
         # Of what was admitted on its own account: the step, the number of the event, its wait.
@@ -192,20 +192,14 @@ class Recording:
         for event in early:
             self._take(event)
 
-    def chapter_before(self, step: int) -> int:
-        return bisect_right(self._chapters, step, key=attrgetter("step")) - 1
-
-    def step_of(self, chapter: int) -> int:
-        return self._chapters[chapter].step
-
     def state_before(self, chapter: int) -> RunState:
         """Return what the run was like when a chapter begins; it is the caller's to change."""
-        state: RunState = pickle.loads(zlib.decompress(self._chapters[chapter].state))  # noqa: S301 - our own
+        state: RunState = pickle.loads(zlib.decompress(self.chapters[chapter].state))  # noqa: S301 - our own
         return state
 
     def events_from(self, chapter: int) -> Iterator[tuple[int, list[Event]]]:
         """Yield the steps from a chapter on with which something was told, and what that was."""
-        for number in range(chapter, len(self._chapters)):
+        for number in range(chapter, len(self.chapters)):
             steps, events = self._unpacked(number)
             start = 0
             for step, same in groupby(steps):
@@ -227,9 +221,9 @@ class Recording:
         if place == len(self._admit_steps):
             return None
         number = self._admit_numbers[place]
-        chapter = bisect_right(self._chapters, number, key=attrgetter("first")) - 1
+        chapter = bisect_right(self.chapters, number, key=attrgetter("first")) - 1
         _, events = self._unpacked(chapter)
-        admit = events[number - self._chapters[chapter].first]
+        admit = events[number - self.chapters[chapter].first]
         if not isinstance(admit, AdmitEvent):
             raise InvariantError(f"event {number} is no admission")
         label = label_of(admit.id, admit.index, "sample")
@@ -257,7 +251,7 @@ class Recording:
         return found
 
     def _admissions(self) -> Iterator[tuple[int, AdmitEvent]]:
-        for number in range(len(self._chapters)):
+        for number in range(len(self.chapters)):
             for step, event in zip(*self._unpack(number), strict=True):
                 if type(event) is AdmitEvent:
                     yield step, event
@@ -314,15 +308,15 @@ class Recording:
     def _end_chapter(self, step: int) -> None:
         first = self._num_events - len(self._events)
         packed = zlib.compress(_encoder.encode((self._steps, self._events)), 1)
-        begun = self._steps[0] if self._chapters else 0
-        self._chapters.append(Chapter(begun, first, self._state, packed))
+        begun = self._steps[0] if self.chapters else 0
+        self.chapters.append(Chapter(begun, first, self._state, packed))
         self._run.catch_up()
         self._run.num_tokens(step)  # by which it forgets whom it need not know of any more
         self._state = _packed(self._run)
         self._steps, self._events = [], []
 
     def _unpack(self, chapter: int) -> tuple[list[int], list[Event]]:
-        return _decoder.decode(zlib.decompress(self._chapters[chapter].events))
+        return _decoder.decode(zlib.decompress(self.chapters[chapter].events))
 
     def _see_tokens(self, found: RequestTimeline, num_tokens: int) -> None:
         if found.max_tokens:
@@ -423,8 +417,9 @@ class Playback:
         gc.disable()
         try:
             if not first <= self.step + 1 <= step + 1:
-                chapter = recording.chapter_before(first)
-                if not recording.step_of(chapter) <= self.step + 1 <= first:
+                chapters = recording.chapters
+                chapter = bisect_right(chapters, first, key=attrgetter("step")) - 1
+                if not chapters[chapter].step <= self.step + 1 <= first:
                     self._state = recording.state_before(chapter)
                     self._told = recording.events_from(chapter)
                     self._ahead = next(self._told, None)

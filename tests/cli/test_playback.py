@@ -174,7 +174,7 @@ def test_a_step_of_a_long_run_looks_the_same_wherever_one_comes_from(monkeypatch
     monkeypatch.setattr(recording, "MIN_EVENTS", 200)
     with gzip.open(ROOT / "samples" / "run.trace.jsonl.gz") as lines:
         found = record(list(read_trace(lines)))
-    assert len(found._chapters) > 5
+    assert len(found.chapters) > 5
     steps = [0, 1, 255, 256, 257, 511, 700, 701, found.num_steps - 1]
     forwards, expected = Playback(found, "run", UNICODE), {}
     for step in range(found.num_steps):
