@@ -448,11 +448,11 @@ def show_diff(
         events_a, events_b = _Events(again_a, source_a), _Events(again_b, source_b)
         for source in (source_a, source_b):
             first_line = next(_lines(source), b"")
-            told = read_trace([first_line], source.name) if is_trace(first_line) else ()
-            run = next(iter(told), None)
+            begun = read_trace([first_line], source.name) if is_trace(first_line) else ()
+            run = next(iter(begun), None)
             if isinstance(run, RunEvent) and run.workers > 1:
                 raise BatchdecodeError(
-                    f"trace diff compares two schedules step by step, and each of the "
+                    "trace diff compares two schedules step by step, and each of the "
                     f"{run.workers} workers of {source.name} has steps of its own; compare the "
                     "results of the runs, or their --summary-json"
                 )
