@@ -8,7 +8,7 @@ from operator import attrgetter
 from os.path import commonprefix
 from string import digits
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from batcher.events import RestartEvent, RunEvent
 from batcher.trace.run import FAILURES, SlotSpan, StepDrafts, Wait
@@ -116,28 +116,43 @@ def has_failed(span: SlotSpan) -> bool:
     return span.outcome in FAILURES
 
 
+class ChosenSlots(NamedTuple):
+    """Slots that get a row, ascending, with what each holds; reason: why these, "" if it is all.
+
+    busy: in how many of the shown steps each of all slots held something.
+    """
+
+    held: dict[int, list[SlotSpan]]
+    busy: dict[int, int]
+    reason: str
+
+
 def choose_slots(
-    held: Mapping[int, Sequence[SlotSpan]],
-    busy: Mapping[int, int],
+    spans: Iterable[SlotSpan],
+    slots: Sequence[int],
+    steps: range,
     num_rows: int,
     request_ids: Collection[str] = frozenset(),
-) -> tuple[list[int], str]:
-    """Return the `num_rows` slots that tell the most, ascending, and why these; "" if it is all.
+) -> ChosenSlots:
+    """Return the `num_rows` slots that tell the most of `steps`, which all `spans` touch.
 
     First those that held `request_ids`, then those with the most preemptions and failures, for half
     of the rows at most; the others are the idlest and the busiest.  A slot that was never used says
     nothing, and comes last; of equal ones the first is taken.
-
-    held: by slot, what is shown of it.  busy: in how many of the shown steps it held something.
     """
-    slots = list(held)
+    held: dict[int, list[SlotSpan]] = {slot: [] for slot in slots}
+    busy = dict.fromkeys(slots, 0)
+    for span in spans:
+        held[span.slot].append(span)
+        busy[span.slot] += min(span.end, steps.stop) - max(span.start, steps.start)
     if len(slots) <= num_rows:
-        return slots, ""
+        return ChosenSlots(held, busy, "")
     used = [slot for slot in slots if busy[slot]]
     if len(used) <= num_rows:
         unused = [slot for slot in slots if not busy[slot]]
         chosen = sorted([*used, *unused[: num_rows - len(used)]])
-        return chosen, f"{counted(len(used), 'slot')} in use"
+        reason = f"{counted(len(used), 'slot')} in use"
+        return ChosenSlots({slot: held[slot] for slot in chosen}, busy, reason)
     wanted = {slot: sum(span.id in request_ids for span in held[slot]) for slot in used}
     trouble = {
         slot: sum(has_failed(span) or span.preemption is not None for span in held[slot])
@@ -160,7 +175,8 @@ def choose_slots(
         take(sorted(used, key=lambda slot: -busy[slot]), num_rows - len(taken), "busiest")
     else:
         take(used, num_rows - len(taken), "equally busy")
-    return sorted(taken), f"slots: {', '.join(words)}"
+    reason = f"slots: {', '.join(words)}"
+    return ChosenSlots({slot: held[slot] for slot in sorted(taken)}, busy, reason)
 
 
 # Which steps of a run a gantt shows as bars: what was asked for, or the part worth a look.
@@ -359,13 +375,14 @@ def bar_row(
     scale: Scale,
     glyphs: ChartGlyphs,
     marks: Mapping[int, str] = MappingProxyType({}),
-) -> str:
-    """Return the row of one slot: its sequences as bars, each with its label where that fits.
+) -> tuple[str, list[str]]:
+    """Return the row of one slot, its sequences as bars with labels where these fit, and styles.
 
     spans: those of the slot that `scale` shows, by start.  labels: what to write for each label.
     marks: what to write over the bars, by cell; where that has no room, what comes before its `/`.
     """
     cells, busy = [" "] * scale.num_cells, [0] * scale.num_cells
+    styles = [""] * scale.num_cells
     for span in spans:
         add_busy(busy, span, scale)
     shares = busy_shares(busy, scale)
@@ -374,12 +391,14 @@ def bar_row(
         first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
         for cell in range(first, last + 1):
             cells[cell] = glyphs.bars[number % 2] if 2 * shares[cell] >= 1 else " "
+        styles[first : last + 1] = [hue_of(span.id)] * (last + 1 - first)
         for cell in _prefill_cells(span, scale):
             cells[cell] = glyphs.prefill if cells[cell] != " " else " "
-        if span.end - 1 in steps:
-            cells[last] = _ending(span, glyphs)[0] or cells[last]
+        mark, style = _ending(span, glyphs)
+        if mark and span.end - 1 in steps:
+            cells[last], styles[last] = mark, style
         if span.start in steps:
-            cells[first] = glyphs.admitted
+            cells[first], styles[first] = glyphs.admitted, "admitted"
     free: set[int] = set()
     for number, span in enumerate(spans):
         label = labels[span.label]
@@ -389,21 +408,7 @@ def bar_row(
             if free.issuperset(range(cell, cell + len(text))):
                 _write(cells, cell, text)
                 break
-    return "".join(cells)
-
-
-def bar_styles(spans: Sequence[SlotSpan], scale: Scale) -> list[str]:
-    """Return the style of each cell of what `bar_row` draws of a slot, [num_cells]."""
-    styles = [""] * scale.num_cells
-    for span in spans:
-        steps = scale.clip(span)
-        first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
-        styles[first : last + 1] = [hue_of(span.id)] * (last + 1 - first)
-        if span.end - 1 in steps:
-            styles[last] = _ending(span, UNICODE)[1] or styles[last]
-        if span.start in steps:
-            styles[first] = "admitted"
-    return styles
+    return "".join(cells), styles
 
 
 def styled(row: str, styles: Sequence[str]) -> list[tuple[str, str]]:
@@ -674,11 +679,7 @@ class _Page:
                 caption = _labels(fill(what, ", ", self.page_width))
                 return [*caption, *self._chart(scale, self._shades(scale))]
         spans = list(self._spans_in(zoom))
-        held: dict[int, list[SlotSpan]] = {slot: [] for slot in self.slots}
-        for span in spans:
-            held[span.slot].append(span)
-        busy = {slot: sum(len(scale.clip(span)) for span in held[slot]) for slot in held}
-        shown, reason = choose_slots(held, busy, self.max_rows, self.request_ids)
+        shown, busy, reason = choose_slots(spans, self.slots, zoom, self.max_rows, self.request_ids)
         frame = id_frame({span.id for span in spans})
         if any(frame):
             ends = self.glyphs.cut.join(map(self._printable, frame))
@@ -693,15 +694,11 @@ class _Page:
         short = short_labels(spans)  # without what all ids have in common
         labels = {label: self._printable(text) for label, text in short.items()}
         marks = draft_marks(self._drafts_in(zoom), scale)
-        rows = [
-            self._row(
-                self._name([slot]),
-                bar_row(held[slot], labels, scale, self.glyphs, marks.get(slot, {})),
-                percent_of(busy[slot], len(zoom)),
-                bar_styles(held[slot], scale),
-            )
-            for slot in shown
-        ]
+        rows = []
+        for slot, held in shown.items():
+            bars, styles = bar_row(held, labels, scale, self.glyphs, marks.get(slot, {}))
+            share = percent_of(busy[slot], len(zoom))
+            rows.append(self._row(self._name([slot]), bars, share, styles))
         num_hidden = len(self.slots) - len(shown)
         if num_hidden:
             num_busy = sum(busy.values()) - sum(busy[slot] for slot in shown)

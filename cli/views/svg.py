@@ -260,14 +260,10 @@ class Bars:
     ) -> None:
         self._axis = axis
         self._request_ids = request_ids
-        held: dict[int, list[SlotSpan]] = {slot: [] for slot in slots}
-        for span in spans:
-            held[span.slot].append(span)
-        busy = {slot: sum(map(axis.num_steps, held[slot])) for slot in slots}
-        chosen, self.reason = choose_slots(held, busy, MAX_ROWS, request_ids)
-        self._held = {slot: held[slot] for slot in chosen}
-        self.busy = {(slot,): busy[slot] for slot in chosen}
-        self.spans = [span for slot in chosen for span in held[slot]]
+        chosen = choose_slots(spans, slots, axis.steps, MAX_ROWS, request_ids)
+        self._held, busy, self.reason = chosen
+        self.busy = {(slot,): busy[slot] for slot in self._held}
+        self.spans = [span for held in self._held.values() for span in held]
 
     @property
     def are_legible(self) -> bool:

@@ -269,7 +269,7 @@ BEAM = SlotSpan(0, "b", 0, 0, 10, "length", "beam")
 )
 def test_a_fork_is_marked_where_the_beam_goes_on(forks, scale, row):
     span = msgspec.structs.replace(BEAM, forks=tuple(Fork(*fork) for fork in forks))
-    assert bar_row([span], {"b": "b"}, scale, UNICODE) == row
+    assert bar_row([span], {"b": "b"}, scale, UNICODE)[0] == row
 
 
 SPECULATING = SlotSpan(0, "a", 0, 0, 8, "length", drafted=9, accepted=3)
@@ -294,7 +294,7 @@ def marks_of(drafts, scale):
 )
 def test_a_step_that_verified_drafts_says_how_many_were_accepted(drafts, scale, row):
     marks = marks_of(drafts, scale)
-    assert bar_row([SPECULATING], {"a": "a"}, scale, UNICODE, marks) == row
+    assert bar_row([SPECULATING], {"a": "a"}, scale, UNICODE, marks)[0] == row
 
 
 def test_marks_of_drafts_spoil_no_label_and_no_other_mark():
@@ -302,11 +302,11 @@ def test_marks_of_drafts_spoil_no_label_and_no_other_mark():
     second = SlotSpan(0, "long", 0, 4, 8, "length", drafted=9)
     scale = Scale(range(8), 16)
     marks = marks_of([(1, 2, 2), (3, 4, 3), (5, 4, 2), (7, 4, 1)], scale)
-    row = bar_row([first, second], {"a": "a", "long": "long"}, scale, ASCII, marks)
+    row, _ = bar_row([first, second], {"a": "a", "long": "long"}, scale, ASCII, marks)
     assert row == "|a====3x|long-1-"
     wide = Scale(range(8), 32)
     marks = marks_of([(3, 4, 3), (7, 44, 1)], wide)
-    row = bar_row([first, second], {"a": "a", "long": "long"}, wide, ASCII, marks)
+    row, _ = bar_row([first, second], {"a": "a", "long": "long"}, wide, ASCII, marks)
     assert row == "|a==========3/4x|long-------1---"
 
 

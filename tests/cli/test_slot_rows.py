@@ -16,9 +16,8 @@ def span(slot, steps=1, *, name="r", outcome="length"):
 
 
 def choose(spans, num_slots, num_rows, request_ids=frozenset()):
-    held = {slot: [each for each in spans if each.slot == slot] for slot in range(num_slots)}
-    busy = {slot: sum(each.end - each.start for each in held[slot]) for slot in held}
-    return choose_slots(held, busy, num_rows, request_ids)
+    held, _, reason = choose_slots(spans, range(num_slots), range(99), num_rows, request_ids)
+    return [*held], reason
 
 
 AGING = [span(slot, 10 + slot, name=f"r{slot}") for slot in range(20)]
