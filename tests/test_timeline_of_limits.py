@@ -233,27 +233,3 @@ def test_a_negative_prompt_catches_up_with_a_jump_in_several_steps() -> None:
     timeline.check_integrity()
     assert [span.role for span in timeline.spans] == ["sample", "negative"]
     assert [event.role for event in events if isinstance(event, PrefillEvent)].count("negative") > 1
-
-
-def test_what_a_jump_cost_a_negative_prompt_is_not_told_of_its_next_slot() -> None:
-    """It catches up with the jump in its first slot, and computes all in two steps in the next."""
-    negative = {"role": "negative"}
-    events = [
-        RUN,
-        arrive("g"),
-        *(admit("g", slot, **row) for slot, row in enumerate([{}, negative])),
-        JumpEvent(1, 1.0, "g", 0, 0, 3),
-        PrefillEvent(2, 2.0, "g", 0, 1, 3, 0, "negative"),
-        *(preempt("g", slot, 5, **row) for slot, row in enumerate([{}, negative])),
-        admit("g", 0, 6, generated=2),
-        admit("g", 1, 6, left=2, **negative),
-        PrefillEvent(7, 7.0, "g", 0, 1, 2, 0, "negative"),
-        *(finish("g", slot, 9, **row) for slot, row in enumerate([{}, negative])),
-    ]
-    timeline = Timeline.from_events(events)
-    assert [(span.label, span.prefill) for span in timeline.spans] == [
-        ("g", 1),
-        ("g~", 1),
-        ("g", 1),
-        ("g~", 2),
-    ]

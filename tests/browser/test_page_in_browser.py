@@ -331,15 +331,6 @@ def test_where_scripts_are_off_the_page_says_what_is_missing(browser, tmp_path):
     context.close()
 
 
-def test_two_runs_have_rows_one_can_read_in_a_low_window(show):
-    timelines = [
-        PageRun(name, PageTimeline.from_events(events_of(PLAIN))) for name in ("one", "other")
-    ]
-    tab = show(html_of(timelines), viewport={"width": 800, "height": 400})
-    slots = tab.evaluate("page.view.runs[0].numSlots")
-    assert tab.evaluate("page.charts[0].rowHeight") >= min(26, 80 / slots)
-
-
 def test_of_many_waits_the_first_are_told_with_their_reasons(show):
     tab = show(page_of(waiting_run(250)))
     tab.evaluate("page.choose(page.view.runs[0], 0)")
@@ -354,16 +345,6 @@ def test_a_page_opens_with_what_was_selected(show):
     tab = show(page_of(long_run(), opening=opening))
     assert tab.evaluate("page.view.x.domain()") == pytest.approx([10, 20])
     assert tab.inner_text(".status") == "1 of 40 spans shown"
-
-
-def test_light_and_dark_follow_the_system_and_the_switch(show):
-    background = "getComputedStyle(document.body).backgroundColor"
-    light, dark = (show(page_of(long_run()), color_scheme=one) for one in ("light", "dark"))
-    colors = [light.evaluate(background), dark.evaluate(background)]
-    assert colors[0] != colors[1]
-    light.click("#theme")
-    dark.click("#theme")
-    assert [dark.evaluate(background), light.evaluate(background)] == colors
 
 
 def test_a_narrow_window_needs_no_scrolling_sideways(show):

@@ -19,7 +19,6 @@ from cli.screen.live_state import RunState
 from cli.screen.terminal import cell_width
 from cli.screen.theme import HUES, colored
 from cli.views.gantt import (
-    ASCII,
     UNICODE,
     Scale,
     bar_row,
@@ -297,19 +296,6 @@ def test_a_step_that_verified_drafts_says_how_many_were_accepted(drafts, scale, 
     assert bar_row([SPECULATING], {"a": "a"}, scale, UNICODE, marks)[0] == row
 
 
-def test_marks_of_drafts_spoil_no_label_and_no_other_mark():
-    first = SlotSpan(0, "a", 0, 0, 4, "error", drafted=9)
-    second = SlotSpan(0, "long", 0, 4, 8, "length", drafted=9)
-    scale = Scale(range(8), 16)
-    marks = marks_of([(1, 2, 2), (3, 4, 3), (5, 4, 2), (7, 4, 1)], scale)
-    row, _ = bar_row([first, second], {"a": "a", "long": "long"}, scale, ASCII, marks)
-    assert row == "|a====3x|long-1-"
-    wide = Scale(range(8), 32)
-    marks = marks_of([(3, 4, 3), (7, 44, 1)], wide)
-    row, _ = bar_row([first, second], {"a": "a", "long": "long"}, wide, ASCII, marks)
-    assert row == "|a==========3/4x|long-------1---"
-
-
 def speculating(length, **options):
     jobs = [DraftedJob("a", 3, length), DraftedJob("b", 3, length, speculates=False)]
     return render_gantt(Timeline.from_events(play_drafts(jobs, 2, 3).events), **options)
@@ -324,19 +310,6 @@ def test_a_run_that_speculates():
         "slot 0 ┃a━━━━━3/5━━━━0/1━━━━0/1━━━━━━━━━━━━━━━━━━                        67%",
         "slot 1 ┃b━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  100%",
         " queue                                                                  max 0",
-    ]
-
-
-def test_a_run_that_speculates_in_a_narrow_terminal_without_unicode():
-    assert speculating(30, width=44, ascii_only=True) == [
-        "30 steps - 2 slots - 72% busy - 2 requests",
-        "17 of 25 drafts accepted",
-        "               | admitted  n drafts accepted",
-        "  step 0         10        20",
-        "       +---------+---------+---------  busy",
-        "slot 0 |a=0==1=22252                    43%",
-        "slot 1 |b============================  100%",
-        " queue                                 max 0",
     ]
 
 

@@ -76,20 +76,6 @@ def test_a_long_step_is_a_plain_line_every_five_seconds():
     ]
 
 
-def test_steps_that_take_seconds_are_plain_lines_of_how_far_the_run_is():
-    clock, screen = Clock(), Screen(columns=200)
-    plan = RunPlan("requests.jsonl", "fcfs", 2, 9, is_timed=False)
-    view = ProgressLines(plan, Gauges(), screen, clock)
-    for step in range(8):
-        for _ in range(6):
-            view.still_computing(step)
-            clock.now += 0.25
-        view.after_step(step)
-    first, second = screen.text().splitlines()
-    assert "step 3, 0 of 9 done" in first
-    assert "step 7, 0 of 9 done" in second
-
-
 @pytest.mark.parametrize("num_requests", [20, pytest.param(600, marks=pytest.mark.heavy)])
 def test_the_view_may_be_drawn_by_another_thread_while_steps_are_made(num_requests):
     run = Run([(str(n), 3, 3) for n in range(num_requests)], batch_size=4, every_step=True)

@@ -9,7 +9,6 @@ from reference_paged import Limits, PagedJob, play_paged
 from reference_schedule import Job, play
 
 from cli.screen.live import ScreenLive
-from cli.screen.terminal import MAX_TYPED, Pasted
 from cli.screen.theme import ASCII, UNICODE
 from cli.views.player import MOVES, Player, StepRange, TerminalGone
 
@@ -102,34 +101,6 @@ def test_keys_go_as_many_steps_as_they_say_and_stay_in_the_run(keys):
         assert seen.step == expected
 
 
-def test_a_frame_is_drawn_for_what_has_changed_alone():
-    seen = Seen(LONG)
-    seen.press(" ")
-    seen.wait(1.0)
-    drawn = len(seen.screen.written)
-    for _ in range(5):
-        seen.wait(1.0)
-    assert len(seen.screen.written) == drawn
-    seen.press(".")
-    assert len(seen.screen.written) == drawn + 1
-    seen.screen.emulator.resize(20, 60)
-    seen.wait(1.0)
-    assert len(seen.screen.written) == drawn + 2
-    assert all(len(line) < 60 for line in seen.screen.lines())
-
-
-def test_in_the_background_nothing_is_drawn_and_then_all():
-    seen = Seen(LONG)
-    seen.press(" ")
-    seen.screen.is_foreground = False
-    drawn = len(seen.screen.written)
-    seen.press("end")
-    assert len(seen.screen.written) == drawn
-    seen.screen.is_foreground = True
-    seen.wait(1.0)
-    assert f"step {LAST}" in seen.text
-
-
 def test_a_request_is_found_where_it_is_admitted():
     seen = Seen(LONG).type("/", "r17")
     [admit] = [e for e in LONG if type(e).__name__ == "AdmitEvent" and e.id == "r17"]
@@ -139,17 +110,6 @@ def test_a_request_is_found_where_it_is_admitted():
     seen.type("/", "nobody")
     assert "no request with nobody in its id was admitted" in seen.text
     assert seen.step == admit.step
-
-
-def test_what_is_pasted_goes_into_the_field_and_does_nothing_elsewhere():
-    seen = Seen(LONG).press(" ")
-    for text in (" ", ".", "q", "g", "/", "up"):
-        seen.press(Pasted(text)).wait(1.0)
-        assert (seen.step, seen.player.is_over) == (0, False)
-    found = Seen(LONG).type("/", "r17")
-    assert seen.press("/", "r", Pasted("17"), "enter").wait(1.0).step == found.step
-    seen.press("/", Pasted("0" * 500))
-    assert len(seen.player._prompt.typed) == MAX_TYPED
 
 
 def test_n_goes_through_all_that_have_it_in_their_names():

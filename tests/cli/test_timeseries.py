@@ -72,20 +72,6 @@ def test_a_run_with_drafts_has_columns_for_them(tmp_path):
         assert sum(int(row[column]) for row in rows) == found[column] > 0
 
 
-def test_goodput_is_told_where_an_slo_is_given(tmp_path):
-    (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(9)))
-    options = ["-b", 2, "--slo", "ttft=12,tpot=1500ms", "--summary-json", "s.json"]
-    done = batchdecode("run", "in.jsonl", *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "s.json").read_bytes())
-    goodput = summary["goodput"]
-    assert goodput["limits"] == {"ttft": 12.0, "tpot": 1.5}
-    assert 0 < goodput["good"] < goodput["requests"] == 9
-    assert goodput["missed"] == {"ttft": 9 - goodput["good"]}
-    assert f"goodput {goodput['good'] / 9:.0%}"[:9] in done.stderr
-    assert "within ttft 12 s, tpot 1.5 s" in done.stderr
-
-
 def test_bad_options_are_refused_before_anything_is_written(tmp_path):
     (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(2)))
     for options, message in (

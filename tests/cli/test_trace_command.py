@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_server import command_line
-from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
+from process import COMMAND, ENVIRONMENT
 from reference_schedule import DESIGN_JOBS, jobs_of, play
 
 from batcher.errors import BatchdecodeError
@@ -327,11 +327,3 @@ def test_how_requests_are_run_comes_from_the_configuration(tmp_path, design_trac
     assert b"--config is for requests" in done.stderr
     settings.write_text("width: 90\n")
     assert b"unknown setting width" in command(str(path), "--config", str(settings)).stderr
-
-
-@pytest.mark.parametrize("bad", ["nothing", "[]", '{"x":1}', '{"event":"x"}', "\x00"])
-def test_with_keep_going_the_first_line_may_be_any_bad_line(tmp_path, bad):
-    (tmp_path / "in").write_bytes(lines_of(bad, {"id": "a", "prompt": "x", "max_tokens": 2}))
-    done = batchdecode("trace", "in", "--format", "spans", "--keep-going", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert b'"id":"a"' in done.stdout

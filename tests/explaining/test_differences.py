@@ -78,28 +78,23 @@ def test_other_times_alone_are_no_other_schedule():
     assert {change.later for change in comparison.changes} == {-4.5}
 
 
-def test_what_failed_for_another_reason_in_the_same_step_is_no_other_schedule():
-    events = play_paged([PagedJob("a", 2, 3)], Limits()).events
-    a, b = (
-        [
-            replace(event, reason="error", error=ErrorInfo("model-error", why))
-            if isinstance(event, FinishEvent)
-            else event
-            for event in events
-        ]
-        for why in ("no", "never")
-    )
-    assert compare(a, b).is_equal
-
-
-def test_whose_tokens_were_found_is_no_other_schedule():
+def test_what_decides_nothing_is_no_other_schedule():
+    """Why a request failed, whose tokens were found, and where requests without a slot stand."""
     events = play_paged([PagedJob("a", 3, 2), PagedJob("b", 3, 2, cached=2)], Limits()).events
-    untold = [
-        replace(event, cached_from=None) if getattr(event, "cached", 0) else event
-        for event in events
-    ]
+    untold, failed = [], [[], []]
+    for event in events:
+        found = getattr(event, "cached", 0)
+        untold.append(replace(event, cached_from=None) if found else event)
+        for told, why in zip(failed, ("no", "never"), strict=True):
+            error = ErrorInfo("model-error", why)
+            is_end = isinstance(event, FinishEvent)
+            told.append(replace(event, reason="error", error=error) if is_end else event)
     assert events != untold
     assert compare(events, untold).is_equal
+    assert compare(*failed).is_equal
+    run, *rest = play(DESIGN_JOBS, 2).events
+    instant = FinishEvent(0, 0.0, "none", 0, None, "length", None, 0)
+    assert compare([run, instant, *rest], [run, *rest[:-1], instant, rest[-1]]).is_equal
 
 
 def test_the_sample_that_changed_most_comes_first():
@@ -126,12 +121,6 @@ def test_other_workloads_are_told_apart():
     assert (comparison.only_a, comparison.altered) == ([], ["d"])
     assert comparison.parting is None
     assert not comparison.is_equal
-
-
-def test_where_requests_without_a_slot_stand_in_the_trace_decides_nothing():
-    run, *events = play(DESIGN_JOBS, 2).events
-    instant = FinishEvent(0, 0.0, "none", 0, None, "length", None, 0)
-    assert compare([run, instant, *events], [run, *events[:-1], instant, events[-1]]).is_equal
 
 
 def test_a_run_that_breaks_off_equals_itself_up_to_there():
