@@ -13,21 +13,19 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from batcher.errors import FieldProblem
-from batcher.request import Request, ServerRequest
+from batcher.request import REQUEST_FIELDS, Request, ServerRequest
 from batcher.requests.openai import (
     BODY_FIELDS,
+    LINE_FIELDS,
     OPTIONS,
+    PASSED_ON,
     ROW_FIELDS,
     SPELLINGS,
     SYNONYMS,
-    Fields,
     Form,
-    Supported,
-    defaults_of,
+    Reading,
     form_of,
     is_supported,
-    respell,
-    spellings_of,
     url_of,
 )
 from batcher.requests.validation import (
@@ -57,7 +55,10 @@ _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
 _OTHER_KEYS = frozenset(n.encode() for n in ("body", *SYNONYMS, *SPELLINGS, *OPTIONS[None]))
 _FREE_KEYS = frozenset(name.encode() for name in FREE_FIELDS)
 _ROW_KEYS = frozenset(ROW_FIELDS)
-_BODY_KEYS = {url: frozenset(names) for url, names in BODY_FIELDS.items()}
+_KEYS = {url: frozenset(names) for url, names in BODY_FIELDS.items()} | {
+    None: frozenset(LINE_FIELDS)
+}
+_SERVER_KEYS = frozenset((*REQUEST_FIELDS, *SYNONYMS, *SPELLINGS, *PASSED_ON))
 _decode = msgspec.json.Decoder(Request).decode
 
 
@@ -131,28 +132,20 @@ class RequestParser:
         Raises:
             ValueError, RecursionError: something is.
         """
-        if b'"body"' in line:
-            row = msgspec.json.decode(line)
-            body = row.get("body") if isinstance(row, dict) else None
-            # As many colons as keys: none is there twice, and no string or other object has one.
-            if isinstance(body, dict) and len(row) + len(body) == line.count(b":"):
-                return self._convert(row, line_number)
         keys = _KEY.findall(line)
         if b"" in keys:
             keys = _KEY.findall(line.replace(rb"\"", b""))
         distinct = set(keys)
         if len(distinct) < len(keys) or b"" in distinct:
             distinct = _read_keys(line)
-        if self.is_respelling:
+        if self.is_respelling or not distinct.isdisjoint(_OTHER_KEYS):
             return self._convert(msgspec.json.decode(line), line_number)
         if distinct <= _FREE_KEYS:
             request = self._decode(line)
             is_right = goes_together(request, self._capabilities)
-        elif distinct.isdisjoint(_OTHER_KEYS):
+        else:
             request = _decode(line)
             is_right = not find_problems(request, self._capabilities)
-        else:
-            return self._convert(msgspec.json.decode(line), line_number)
         if request.id is None:
             force_setattr(request, "id", str(line_number))
         return ParsedLine(request) if is_right else None
@@ -163,15 +156,16 @@ class RequestParser:
         Raises:
             ValueError, RecursionError: something is.
         """
-        url, given, fields = self._respell(whole)
-        for name, value in defaults_of(given, self._capabilities).items():
-            if fields.get(name) is None:
-                fields[name] = value
-        if fields.get("id") is None:
-            fields["id"] = str(line_number)
+        if not isinstance(whole, dict):
+            return None
+        reading = Reading(whole, self._capabilities)
+        if reading.problems or not self._is_usual(whole, reading):
+            return None
+        fields = reading.named
+        fields.setdefault("id", str(line_number))
         is_free = fields.keys() <= self._free_fields
         if self._is_server:
-            fields["stated"] = frozenset((*fields, *given))
+            fields["stated"] = reading.stated()
         if is_free:
             request = msgspec.convert(fields, self._checked)
             is_right = goes_together(request, self._capabilities)
@@ -179,72 +173,28 @@ class RequestParser:
             kind: type[Request] = ServerRequest if self._is_server else Request
             request = msgspec.convert(fields, kind)
             is_right = not find_problems(request, self._capabilities)
-        return ParsedLine(request, form_of(url, request)) if is_right else None
+        return ParsedLine(request, form_of(reading.url, request)) if is_right else None
 
-    def _respell(self, whole: Any) -> tuple[str | None, dict[str, Any], dict[str, Any]]:
-        """Return the url, None of what is no row, and the fields: as given, and by their own names.
-
-        Raises:
-            ValueError: something about them is unusual.
-        """
-        url, values, is_server = None, whole, self._is_server
-        if isinstance(whole, dict) and "body" in whole:
-            if is_server:
-                raise ValueError("a row may pass on what is no field of a request")
-            url = url_of(whole)
-            values = None if url is None else _fields_of_row(whole, url)
-        elif isinstance(whole, dict):
-            values = _without_synonyms(
-                whole if is_server else _without_options(whole, OPTIONS[None])
-            )
-        fields = Fields(values, self._capabilities)
-        if not isinstance(values, dict):
-            raise ValueError("no object holds the fields")  # noqa: TRY004 - as the decoders say it
-        spellings = spellings_of(url, reads_text=fields.reads_text, is_server=is_server)
-        named = respell(fields, spellings)
-        if named is None:
-            raise ValueError("not by the names of a request alone")
-        return url, values, named
-
-
-def _fields_of_row(row: dict[str, Any], url: str) -> dict[str, Any] | None:
-    """Return the fields of the request in a row, its id included; None of one that is unusual."""
-    body = row["body"]
-    if row.get("method") not in (None, "POST") or not row.keys() <= _ROW_KEYS:
-        return None
-    if not isinstance(body, dict) or not body.keys() <= _BODY_KEYS[url]:
-        return None
-    fields = _without_options(body, OPTIONS[url])
-    if fields is not None:
-        fields["id"] = row.get("custom_id")
-    return fields
-
-
-def _without_options(fields: dict[str, Any], options: Supported) -> dict[str, Any] | None:
-    """Return `fields` without the options, which ask for nothing; None if one does."""
-    kept = {}
-    for name, value in fields.items():
-        if name not in options:
-            kept[name] = value
-        elif not is_supported(options[name], value):
-            return None
-    return kept
-
-
-def _without_synonyms(line: dict[str, Any] | None) -> dict[str, Any] | None:
-    if line is None:
-        return None
-    fields = dict(line)
-    for synonym, name in SYNONYMS.items():
-        value = fields.pop(synonym, None)
-        if value is None:
-            continue
-        if fields.get(name) is not None:
-            return None
-        if name == "prompt" and not (type(value) is list and set(map(type, value)) <= {int}):
-            return None
-        fields[name] = value
-    return fields
+    def _is_usual(self, whole: dict[str, Any], reading: Reading) -> bool:
+        """Return whether each name is known, and whether those that are no fields ask nothing."""
+        values = reading.values
+        if reading.url is not None and not (
+            whole.keys() <= _ROW_KEYS
+            and whole.get("method") in (None, "POST")
+            and url_of(whole) is not None
+            and whole.get("body") is values
+            and not self._is_server  # a row may pass on what is no field of a request
+        ):
+            return False
+        options = OPTIONS[reading.url]
+        if not values.keys() <= (_SERVER_KEYS if self._is_server else _KEYS[reading.url]):
+            return False
+        if not self._is_server and not values.keys().isdisjoint(options):
+            named = ((options[name], value) for name, value in values.items() if name in options)
+            if not all(is_supported(supported, value) for supported, value in named):
+                return False
+        tokens = None if reading.url else values.get("prompt_tokens")
+        return tokens is None or (type(tokens) is list and set(map(type, tokens)) <= {int})
 
 
 def find_too_many(line: bytes, line_number: int) -> "Problem | None":

@@ -267,21 +267,6 @@ def find_given(fields: Fields, spellings: Mapping[str, Reader]) -> Found:
             yield from read(name, value, fields)
 
 
-def respell(fields: Fields, spellings: Mapping[str, Reader]) -> dict[str, Any] | None:
-    """Return the fields by their own names; None if anything about them is unusual."""
-    if fields.values.keys().isdisjoint(spellings):
-        return dict(fields.values)
-    named = {name: value for name, value in fields.values.items() if name not in spellings}
-    for found in find_given(fields, spellings):
-        if isinstance(found, FieldProblem):
-            return None
-        try:
-            named[found.field] = merged(found, named.get(found.field))
-        except (ValueError, TypeError):  # the other: an extra_body that is no object
-            return None
-    return named
-
-
 def defaults_of(fields: Mapping[str, Any], capabilities: ModelCapabilities) -> dict[str, Any]:
     """Return what a request means by leaving fields out, by their own names.
 
@@ -612,6 +597,7 @@ _SPELLINGS_OF_ROWS: Mapping[str, Mapping[str, Reader]] = {
 }
 SYNONYMS = {"custom_id": "id", "prompt_tokens": "prompt"}
 ROW_FIELDS = ("custom_id", "method", "url", "body")
+LINE_FIELDS = (*Request.__struct_fields__, *SYNONYMS, *SPELLINGS, *OPTIONS[None])
 BODY_FIELDS = {
     url: tuple(
         dict.fromkeys(
@@ -622,6 +608,84 @@ BODY_FIELDS = {
     )
     for url in URLS
 }
+
+
+class Reading:
+    """What a line that is an object says of a request, by the fields' own names.
+
+    url: of a row, if it has an unknown one, the usual; None of a line that is none.
+    values: the object that holds the fields, {} if none does, and prefix: what leads to it.
+    named: the fields that are given, and the defaults that go with them.
+    problems: those of the names, their paths in the line; what the values are is not looked at.
+    """
+
+    def __init__(self, line: dict[str, Any], capabilities: ModelCapabilities) -> None:
+        is_row = not line.keys().isdisjoint(ROW_FIELDS[1:])
+        self.url = (url_of(line) or COMPLETIONS_URL) if is_row else None
+        self.prefix: Path = ("body",) if is_row else ()
+        values = line.get("body") if is_row else line
+        self.values: dict[str, Any] = values if isinstance(values, dict) else {}
+        self.problems: list[FieldProblem] = []
+        self._paths: dict[str, Path] = {}
+        fields = Fields(self.values, capabilities)
+        spellings = spellings_of(self.url, reads_text=fields.reads_text, is_server=fields.is_server)
+        own = {
+            name: value
+            for name, value in self.values.items()
+            if value is not None and name in REQUEST_FIELDS
+            if name == "prompt" or name not in spellings
+        }
+        if is_row:
+            own.pop("id", None)
+            self._paths["id"] = ("custom_id",)
+            if line.get("custom_id") is not None:
+                own["id"] = line["custom_id"]
+        else:
+            for synonym, name in SYNONYMS.items():
+                if line.get(synonym) is not None:
+                    if name in own:
+                        self.problems.append(_alike((synonym,), (name,)))
+                    own[name], self._paths[name] = line[synonym], (synonym,)
+        self.named = defaults_of(self.values, capabilities) | own
+        if not self.values.keys().isdisjoint(spellings):
+            self._respell(find_given(fields, spellings), own, spellings)
+
+    def _respell(self, given: Found, own: dict[str, Any], spellings: Mapping[str, Reader]) -> None:
+        respelled: dict[str, Any] = {}
+        for found in given:
+            if isinstance(found, FieldProblem):
+                self.problems.append(replace(found, path=(*self.prefix, *found.path)))
+                continue
+            field, _, path = found
+            other = respelled.get(field)
+            has_own_name = self.url is None or field in BODY_FIELDS[self.url]
+            if other is None and field not in spellings and has_own_name:
+                other = own.get(field)
+            try:
+                respelled[field] = merged(found, other)
+            except (ValueError, TypeError):  # the other: an extra_body that is no object
+                self.problems.append(_alike((*self.prefix, *path), self.path_of(field)))
+            else:
+                if field != "extra_body":  # it has parts of several fields
+                    self._paths[field] = (*self.prefix, *path)
+        self.named |= respelled
+        self.is_echoing = "prompt_logprobs" in respelled
+
+    is_echoing = False  # only an echo with logprobs asks so for those of the prompt
+
+    def path_of(self, field: str) -> Path:
+        """Return where the line gives a field, or would."""
+        return self._paths.get(field, (*self.prefix, field))
+
+    def stated(self) -> frozenset[str]:
+        """Return the names of all that a server is to be sent."""
+        given = (name for name, value in self.values.items() if value is not None)
+        return frozenset((*self.named, *given))
+
+
+def _alike(path: Path, other: Path) -> FieldProblem:
+    message = f"{quote(path)} and {quote(other)} mean the same; give one of them"
+    return FieldProblem("conflicting-fields", path, message)
 
 
 def _missing(path: Path) -> FieldProblem:

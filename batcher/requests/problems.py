@@ -21,24 +21,18 @@ from batcher.requests import json_spans
 from batcher.requests.json_spans import JsonError, TextSpan
 from batcher.requests.openai import (
     BODY_FIELDS,
-    COMPLETIONS_URL,
     HINT,
+    LINE_FIELDS,
     OPTIONS,
     PASSED_ON,
     ROW_FIELDS,
-    SPELLINGS,
-    SYNONYMS,
     UNSUPPORTED,
     URLS,
-    Fields,
     Form,
-    defaults_of,
-    find_given,
+    Reading,
     form_of,
     is_supported,
-    merged,
     own_name,
-    spellings_of,
     suggest,
     url_of,
 )
@@ -198,8 +192,6 @@ def _cell(character: str) -> Cell:
     return Cell(character, 2 if unicodedata.east_asian_width(character) in "WF" else 1)
 
 
-REQUEST_FIELDS = Request.__struct_fields__
-LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS, *SPELLINGS, *OPTIONS[None])
 OBJECT_FIELDS = (
     *("prompt", "logit_bias", "json_schema", "states"),
     *("messages", "response_format", "guided_json", "structured_outputs"),
@@ -268,45 +260,11 @@ class _Line:
         self, text: str, number: int, fields: dict[str, Any], capabilities: ModelCapabilities
     ) -> None:
         self._text, self._number, self._fields = text, number, fields
-        self._is_openai = any(name in fields for name in ROW_FIELDS[1:])
+        self._reading = reading = Reading(fields, capabilities)
+        self._url, self._prefix, self._values = reading.url, reading.prefix, reading.values
         self._is_server = capabilities.served is not None
         # Answers of servers are streamed, with their usage, whatever a row says.
         self._passed_on = (*PASSED_ON, "stream", "stream_options") if self._is_server else ()
-        self._url: str | None = None  # that of the row; of an unknown one, the usual
-        if self._is_openai:
-            self._url = url_of(fields) or COMPLETIONS_URL
-        self._prefix: Path = ("body",) if self._is_openai else ()
-        self._paths: dict[str, Path] = {name: (*self._prefix, name) for name in REQUEST_FIELDS}
-        if self._is_openai:
-            self._paths["id"] = ("custom_id",)
-        else:
-            given = (name for name in SYNONYMS if fields.get(name) is not None)
-            self._paths.update((SYNONYMS[name], (name,)) for name in given)
-        self._defaults = defaults_of(self._holder((*self._prefix, "")), capabilities)
-        self._respelled: dict[str, Any] = {}  # by the field's own name
-        self._spelling_problems = list(self._respell(capabilities))
-
-    def _respell(self, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
-        """Take in what stands under other names; yield what is wrong with them."""
-        values = self._holder((*self._prefix, ""))
-        fields = Fields(values, capabilities)
-        spellings = spellings_of(self._url, reads_text=fields.reads_text, is_server=self._is_server)
-        for found in find_given(fields, spellings):
-            if isinstance(found, FieldProblem):
-                yield replace(found, path=(*self._prefix, *found.path))
-                continue
-            field, _, path = found
-            other = self._respelled.get(field)
-            has_own_name = self._url is None or field in BODY_FIELDS[self._url]
-            if other is None and field not in spellings and has_own_name:
-                other = values.get(field)
-            try:
-                self._respelled[field] = merged(found, other)
-            except (ValueError, TypeError):  # the other: an extra_body that is no object
-                yield _alike((*self._prefix, *path), self._paths[field])
-            else:
-                if field != "extra_body":  # it has parts of several fields
-                    self._paths[field] = (*self._prefix, *path)
 
     def read(self, capabilities: ModelCapabilities) -> tuple[Request, Form]:
         request = self._build()
@@ -334,7 +292,7 @@ class _Line:
     def place(self, problem: FieldProblem) -> Problem:
         """Return `problem`, whose path is one in the request, with its place in the line."""
         message = problem.message
-        if "prompt_logprobs" in self._respelled:  # only an echo with logprobs asks for them so
+        if self._reading.is_echoing:
             message = message.replace("`prompt_logprobs`", "`echo` with `logprobs`")
         located = replace(problem, path=self._locate(problem), message=message)
         return self._show(located, self._span_of(located))
@@ -361,7 +319,9 @@ class _Line:
         return json_spans.find_character(self._text, span, offset)
 
     def _locate(self, problem: FieldProblem) -> Path:
-        return self._paths[str(problem.path[0])] + problem.path[1:] if problem.path else ()
+        if not problem.path:
+            return ()
+        return self._reading.path_of(str(problem.path[0])) + problem.path[1:]
 
     def _show(self, problem: FieldProblem, span: TextSpan | None) -> Problem:
         span = span or json_spans.find_value(self._text, problem.path)
@@ -369,20 +329,14 @@ class _Line:
 
     def _build(self) -> Request:
         """Return the request as it stands, unchecked; without a prompt, it has an empty one."""
-        spellings = spellings_of(self._url, is_server=self._is_server)
-        given: dict[str, Any] = {"prompt": "", **self._defaults, **self._respelled}
-        for name, path in self._paths.items():
-            if name in self._respelled or name in spellings:
-                continue
-            holder = self._holder(path)
-            value = holder.get(path[-1])
-            if value is not None or (path[-1] in holder and name == "prompt"):
-                given[name] = _with_records(path[-1], value)
+        given: dict[str, Any] = {"prompt": ""}
+        if self._reading.path_of("prompt")[-1] in self._holder(self._reading.path_of("prompt")):
+            given["prompt"] = None
+        for name, value in self._reading.named.items():
+            given[name] = _with_records(self._reading.path_of(name)[-1], value)
         if not self._is_server:
             return Request(**given)
-        written = self._holder((*self._prefix, ""))
-        names = (name for name, value in written.items() if value is not None)
-        return ServerRequest(**given, stated=frozenset((*given, *names)))
+        return ServerRequest(**given, stated=self._reading.stated() | {"prompt"})
 
     def _holder(self, path: Path) -> dict[Any, Any]:
         """Return the object that the field at `path` belongs into; an empty one if it is none."""
@@ -390,14 +344,12 @@ class _Line:
         return holder if isinstance(holder, dict) else {}
 
     def _check_layout(self) -> Iterator[Finding]:
-        yield from ((problem, self._span_of(problem)) for problem in self._spelling_problems)
-        if self._is_openai:
+        for problem in self._reading.problems:
+            yield problem, self._span_of(problem)
+        if self._url is not None:
             yield from self._check_names((), ROW_FIELDS)
             yield from self._check_row()
         else:
-            for synonym, name in SYNONYMS.items():
-                if self._fields.get(synonym) is not None and self._fields.get(name) is not None:
-                    yield _alike((synonym,), (name,)), None
             if isinstance(self._fields.get("prompt_tokens"), str):
                 message = "`prompt_tokens` must be a list of token ids, not a string"
                 problem = FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`")
@@ -423,7 +375,7 @@ class _Line:
                 for name in (name for name in required if name not in record):
                     yield self._missing(whole, name)
         names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
-        values = self._holder((*path, ""))
+        values = self._values
         hints = {HINT.format(name) for name in names}
         is_misspelt = any(problem.hint in hints for problem, _ in findings)
         is_there = names[0] in values or any(values.get(name) is not None for name in names)
@@ -462,7 +414,7 @@ class _Line:
             yield from self._check_request_names(BODY_FIELDS[self._url or ""])
 
     def _check_options(self) -> Iterator[Finding]:
-        values = self._holder((*self._prefix, ""))
+        values = self._values
         for option, supported in OPTIONS[self._url].items():
             value, path = values.get(option), (*self._prefix, option)
             if option in self._passed_on or is_supported(supported, value):
@@ -474,7 +426,7 @@ class _Line:
             else:
                 message = f"{quote(path)} {show(value)} is not supported"
                 hint = " or ".join(["leave it out", *(f"give {json.dumps(v)}" for v in supported)])
-                own = own_name(option, REQUEST_FIELDS)
+                own = own_name(option, Request.__struct_fields__)
                 hint = hint if own is None else HINT.format(own)
                 yield FieldProblem("unsupported-option", path, message, hint), None
 
@@ -489,11 +441,6 @@ def _rank(problem: Problem) -> tuple[int, int]:
     ranks = {"conflicting-fields": 2, "missing-field": 3}
     rank = 0 if problem.field in ROW_FIELDS else ranks.get(problem.code, 1)
     return rank, problem.column
-
-
-def _alike(path: Path, other: Path) -> FieldProblem:
-    message = f"{quote(path)} and {quote(other)} mean the same; give one of them"
-    return FieldProblem("conflicting-fields", path, message)
 
 
 def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
