@@ -266,7 +266,7 @@ def name_here(name: str) -> str | None:
     return OTHER_NAMES.get("--" + name.removeprefix("--").replace("_", "-"))
 
 
-# The tables in docs/glossary.md and docs/from-*.md are equal; a test compares them.
+# As the tables in docs/glossary.md and docs/from-*.md have them.
 OTHER_NAMES = {
     "--batch-size": "--max-batch-tokens",
     "--cache-prompt": "--prefix-cache on",

@@ -161,23 +161,6 @@ def test_a_setting_is_added_in_the_table_and_where_it_is_used(copy: Copy) -> Non
     assert "--max-admissions N" in copy.python(RUN, "plan", "--help-all")
 
 
-POLICY = """\
-'A policy of my own.'
-
-
-def last_id_first(candidate):
-    return -int(candidate.id)
-"""
-
-
-def test_a_policy_is_five_lines(copy: Copy) -> None:
-    (copy.folder / "own.py").write_text(POLICY)
-    write_requests(copy.folder)
-    assert POLICY.count("\n") == 5
-    shown = copy.python(RUN, "run", "in.jsonl", "-b", "1", "-q", "--policy", "own:last_id_first")
-    assert [json.loads(line)["id"] for line in shown.splitlines()] == ["4", "3", "2", "1"]
-
-
 def write_requests(folder: Path) -> None:
     lines = [json.dumps({"prompt": "abc", "max_tokens": 4, "ignore_eos": True})] * 4
     (folder / "in.jsonl").write_text("\n".join(lines))

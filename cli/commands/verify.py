@@ -224,10 +224,10 @@ def arguments_of(case: Case) -> list[str]:
     words = ["--batch", str(case.batch)]
     for name, value in msgspec.to_builtins(case.settings).items():
         option = name.replace("_", "-")
+        shown = str(value)
         if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            words += [f"--{option}", str(value)]
+            shown = "on" if value else "off"
+        words += [f"--{option}", shown]
     if case.step_seconds != 1.0:
         words += ["--profile", f"constant:{case.step_seconds:g}"]
     if case.is_streaming:

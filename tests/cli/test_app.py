@@ -14,12 +14,8 @@ from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
     ("arguments", "said"),
     [
         ([], "Usage: batchdecode"),
-        (["runn"], "error: no command 'runn'; did you mean run?"),
-        (["run", "--bach", "3"], "run has no option --bach; did you mean --batch?"),
         (["run", "-b", "١٢"], "--batch must be an integer from 1 to 1,048,576, not '١٢'"),
         (["run", "--max-rate", "1_0"], "not '1_0'"),
-        (["run", "--batch", "0"], "--batch must be an integer from 1 to 1,048,576, not 0"),
-        (["check", "--batch", "99999999"], "1,048,576, not 99999999"),
         *[
             (["run", "--step-delay", d], f"--step-delay must be a number from 0 to 86,400, not {d}")
             for d in ("nan", "inf")

@@ -4,9 +4,7 @@ import pytest
 from process import batchdecode, lines_of
 from typer.testing import CliRunner
 
-from batcher import settings
 from cli.commands import app
-from cli.commands.check import CheckOptions
 from cli.run.problems import InvalidInput
 
 REQUESTS = lines_of(
@@ -114,12 +112,6 @@ def test_a_bad_line_is_exit_status_2(check):
     assert "1 invalid of 5 lines" in str(done.exception)
 
 
-def test_nothing_is_decoded_and_a_pipe_will_do():
-    done = batchdecode("check", stdin=REQUESTS)
-    assert done.returncode == 0
-    assert done.stdout.startswith(b"<stdin>: 4 requests")
-
-
 def test_an_empty_input_is_a_plan_too(check):
     assert check(b"").plan.endswith("in.jsonl: 0 requests\n")
 
@@ -140,21 +132,3 @@ def test_strict_constraints_refuse_what_is_otherwise_checked_afterwards(tmp_path
     done = batchdecode(command, "-", *flags, cwd=tmp_path, stdin=line)
     is_refused = "`json_schema`: not enforced while decoding: not; --strict" in done.stderr
     assert is_refused == ("invalid-grammar" in done.stderr) == bool(flags)
-
-
-def test_the_options_know_how_long_a_constraint_may_take():
-    assert CheckOptions().grammar_timeout == settings.GRAMMAR_TIMEOUT
-
-
-@pytest.mark.parametrize(
-    ("times", "told"),
-    [
-        ((0, 3), "from 0 to 3, in order\n"),
-        ((3, 1), "from 1 to 3, out of order in the input, so not for --workers\n"),
-    ],
-)
-def test_arrivals_that_workers_do_not_take_are_said_to_be_such(tmp_path, times, told):
-    (tmp_path / "in").write_bytes(lines_of(*({"prompt": "x", "arrival_time": at} for at in times)))
-    assert told in batchdecode("check", "in", cwd=tmp_path).stdout.decode()
-    decoded = batchdecode("run", "in", "-q", "--workers", 2, "-o", "out", cwd=tmp_path)
-    assert (decoded.returncode == 0) == ("not for" not in told)

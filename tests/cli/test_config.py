@@ -55,6 +55,7 @@ def test_one_file_serves_all_commands(check):
         ("llm: [3]", ":1:1: llm: a single value was expected"),
         ("llm:\n  a:\n    b: 1", ":2:3: a: a single value was expected"),
         ("simulated:\n  zzz: 3", ":2:3: unknown setting zzz (known: eos_"),
+        ("llm:\n  max_attempts: 0", ":2:3: max_attempts must be an integer from 1 to 100, not 0"),
         ("zzz: 3", ":1:1: unknown setting zzz (known: acceptance, aging, batch,"),
         ("simulated:\n  eos_rate: 2", ":2:3: eos_rate must be a number from 0 to 1, not 2"),
         ("\x00", "cannot read"),
@@ -142,25 +143,3 @@ def test_each_kind_of_model_has_a_section_of_its_own(tmp_path):
         "model_settings": {"seed": 7, "eos_rate": 0.5},
         "llm_settings": {"timeout": 2.5},
     }
-
-
-def test_the_calls_to_an_llm_have_settings(check, tmp_path, monkeypatch):
-    (tmp_path / "brought.py").write_text(
-        "class Mine:\n"
-        "    vocab_size = 4\n"
-        "    def get_stop_token_id(self): return 0\n"
-        "    def next_token_logits(self, prev_token_ids): return [0, 1, 2, 3]\n"
-    )
-    (tmp_path / "in").write_text('{"prompt":[1],"max_tokens":2}\n')
-    monkeypatch.syspath_prepend(tmp_path)
-    model = ["--model", "brought:Mine"]
-    assert batch_of(check("llm:\n  timeout: 2.5", *model)) == 8
-    done = check("llm:\n  max_attempts: 0", *model)
-    assert ":2:3: max_attempts must be an integer from 1 to 100, not 0" in str(done.exception)
-    arguments = ["in", *model, "--config", "calls.yaml"]
-    (tmp_path / "calls.yaml").write_text("llm:\n  timeout: none\n")
-    done = batchdecode("trace", *arguments, cwd=tmp_path)
-    assert (
-        "error: calls.yaml:2:3: timeout must be a number above 0 and up to 86,400, not "
-        in done.stderr
-    )

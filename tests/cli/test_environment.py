@@ -31,7 +31,6 @@ def test_every_command_reads_its_options_from_the_environment(name, monkeypatch)
     "command",
     [
         ["run", REQUESTS, "-q"],
-        ["trace", REQUESTS, "--format", "spans"],
         ["plan", REQUESTS, "--slo", "e2e=500", "--search", "rate", "-q"],
     ],
     ids=lambda command: command[0],
@@ -41,11 +40,6 @@ def test_the_environment_counts_as_the_option_does(command):
     by_environment = batchdecode(*command, BATCHDECODE_BATCH="3")
     assert by_option.returncode == by_environment.returncode == 0
     assert by_option.stdout == by_environment.stdout != batchdecode(*command).stdout
-
-
-def test_an_option_of_the_line_goes_before():
-    here = batchdecode("trace", REQUESTS, "-b", "3", BATCHDECODE_BATCH="5")
-    assert here.stdout == batchdecode("trace", REQUESTS, "-b", "3").stdout
 
 
 @pytest.fixture
@@ -68,11 +62,6 @@ def test_what_is_set_for_running_requests_means_nothing_to_a_trace(below, trace)
     assert (refused.returncode, refused.stdout) == (2, b"")
 
 
-def test_a_command_without_such_an_option_takes_no_notice():
-    done = batchdecode("schema", "request", BATCHDECODE_BATCH="not even a number")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_the_environment_cannot_ask_for_help():
     done = batchdecode("schema", "request", BATCHDECODE_HELP="1", BATCHDECODE_HELP_ALL="1")
     assert done.stdout == batchdecode("schema", "request").stdout
@@ -83,12 +72,6 @@ def test_what_plan_searches_may_be_set_for_other_commands():
     command = ["plan", REQUESTS, "--slo", "e2e=500", "-q"]
     assert batchdecode(*command, BATCHDECODE_BATCH="3").returncode == 0
     assert batchdecode(*command, "--batch", "3").returncode == 2
-
-
-def test_a_bad_value_is_said_to_be_of_the_environment():
-    done = batchdecode("check", REQUESTS, BATCHDECODE_BATCH="x")
-    assert done.returncode == 2
-    assert "BATCHDECODE_BATCH must be an integer from 1 to 1,048,576, not" in done.stderr
 
 
 def test_a_name_that_no_command_has_is_warned_of(monkeypatch):

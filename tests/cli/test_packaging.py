@@ -12,7 +12,6 @@ import pytest
 import yaml
 from process import ENVIRONMENT, lines_of, workload
 
-import batcher
 import cli
 
 ROOT = Path(cli.__file__).parents[1]
@@ -117,19 +116,3 @@ def test_continuous_integration_runs_every_python_that_is_claimed():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     assert set(claimed) <= set(workflow["jobs"]["tests"]["strategy"]["matrix"]["python"])
     assert project["requires-python"] == f">={claimed[0]}"
-
-
-def test_continuous_integration_and_pre_commit_run_the_same_checks():
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    steps = [step.get("run", "") for step in workflow["jobs"]["lint"]["steps"]]
-    [local] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    for hook in local["hooks"]:
-        tool = hook["entry"].replace(" --force-exclude", "")
-        assert any(step.startswith(tool) for step in steps), tool
-
-
-def test_the_changelog_has_a_section_for_the_version_and_one_for_what_comes_next():
-    headings = re.findall(r"^## \[(.+?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == ("Unreleased", "")
-    assert headings[1][0] == batcher.__version__
-    assert all(re.fullmatch(r" - \d{4}-\d{2}-\d{2}", date) for _, date in headings[1:])

@@ -77,12 +77,6 @@ def test_a_section_ends_where_the_next_of_its_height_begins():
     assert find("cli run")[0].text.count("\n### ") > 2
 
 
-def test_a_comment_in_a_block_of_code_is_no_heading():
-    text = "# Page\n\n```sh\n## comment\n```\n\n## Section\n\nwords\n"
-    [section] = topics._sections(topics.Topic(page="page", names=("page",), text=text))
-    assert (section.names, section.text) == (("Section",), "## Section\n\nwords\n")
-
-
 def test_an_unknown_topic_suggests():
     done = batchdecode("help", "schedulng")
     assert (done.returncode, done.stdout) == (2, b"")
@@ -170,12 +164,6 @@ def test_a_pager_that_cannot_be_started_leaves_the_text_to_the_terminal():
     shown, status = read_on_a_terminal("input index", PAGER="no-such-pager")
     assert status == 0
     assert "input index" in without_styles(shown)
-
-
-@pytest.mark.heavy
-def test_a_reader_may_leave_a_long_page_at_its_beginning(pager):
-    shown, status = read_on_a_terminal("cli", PAGER=pager("exec head -c 9"))
-    assert (status, len(shown)) == (0, 9)
 
 
 def test_ctrl_c_is_for_the_pager(pager):
