@@ -7,15 +7,13 @@ takes, and `slope`, what each one adds.
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Context, Decimal
 from functools import lru_cache
 from math import sqrt
 from typing import Any, Generic, TypeVar
 
-from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
-
-S = TypeVar("S", bound=StepTime)
+from batcher.timing.step_time import TICKS_PER_SECOND
 
 TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
 _DIGITS = Context(prec=40)  # the same on all machines, unlike the powers of floats
@@ -49,23 +47,75 @@ def least_steps(first: int, slope: int, ticks: int) -> int:
     return number
 
 
-class ConstantStepTime:
+class ConvexStepTime:
+    """A step time that is, while the same rows decode, the highest of some ramps at each step.
+
+    So are all step times but of pipelines, of which `ramps` are those of one part of the rows.
+    """
+
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+        self.name, self.settings = name, settings
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        raise NotImplementedError
+
+    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        """Return (first, slope) of each ramp of steps in which so many rows decode."""
+        raise NotImplementedError
+
+    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
+        ramps, total = self.ramps(num_sequences, kv_read), 0
+        if len(ramps) == 1:  # soonest
+            return sum_of_ramp(*ramps[0], num_steps)
+        for first, slope, length in highest_of(ramps):
+            if length is None or num_steps <= length:
+                return total + sum_of_ramp(first, slope, num_steps)
+            total += sum_of_ramp(first, slope, length)
+            num_steps -= length
+        return total
+
+    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
+        num_steps = 0
+        for first, slope, length in highest_of(self.ramps(num_sequences, kv_read)):
+            there = ticks if length is None else sum_of_ramp(first, slope, length)
+            if there >= ticks:
+                return num_steps + least_steps(first, slope, ticks)
+            ticks -= there
+            num_steps += length or 0
+        return num_steps
+
+
+def highest_of(ramps: list[tuple[int, int]]) -> Iterator[tuple[int, int, int | None]]:
+    """Yield (first, slope, steps) of the highest ramp, until the next one overtakes it.
+
+    steps: None for the last one.
+    """
+    step = 0
+    while len(ramps) > 1:
+        first, slope = max(ramps, key=lambda ramp: (ramp[0] + ramp[1] * step, ramp[1]))
+        steeper = [ramp for ramp in ramps if ramp[1] > slope]
+        if not steeper:
+            ramps = [(first, slope)]
+            break
+        end = min((first - begin) // (more - slope) + 1 for begin, more in steeper)
+        yield first + slope * step, slope, end - step
+        step, ramps = end, steeper
+    ((first, slope),) = ramps
+    yield first + slope * step, slope, None
+
+
+class ConstantStepTime(ConvexStepTime):
     """Every step takes `seconds`, at least a tick."""
 
-    name = "constant"
-
     def __init__(self, seconds: float = 1.0) -> None:
-        self.settings: dict[str, Any] = {"seconds": seconds}
+        super().__init__("constant", {"seconds": seconds})
         self._ticks = max(whole_ticks(seconds, TICKS_PER_SECOND), 1)
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
         return self._ticks
 
-    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        return num_steps * self._ticks
-
-    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        return -(-ticks // self._ticks)
+    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        return [(self._ticks, 0)]
 
 
 def of_experts(
@@ -119,7 +169,7 @@ def _of_tokens(
     return ticks_of
 
 
-class ProfileStepTime:
+class ProfileStepTime(ConvexStepTime):
     """A step takes t0 + max(w, f*T) + g*n + (d + h*[prefill])*kv_read + e/2*prefill_work + c*T.
 
     T: the tokens of the step.  n: its sequences.  The terms are given in milliseconds; c is 0 if it
@@ -138,8 +188,7 @@ class ProfileStepTime:
         experts: tuple[int, int] | None = None,
         parts: int = 1,
     ) -> None:
-        self.name = name
-        self.settings: dict[str, Any] = dict(terms)
+        super().__init__(name, dict(terms))
         ticks = {term: whole_ticks(amount, TICKS_PER_MILLISECOND) for term, amount in terms.items()}
         ticks |= {term: ticks[term] // parts for term in _DIVIDED if term in ticks}
         self._base, self._least = ticks["t0"], ticks["t0"] + ticks["w"]
@@ -170,17 +219,12 @@ class ProfileStepTime:
             return common + kv_read * self._per_kv_with_prefill + prefill_work * self._half_per_work
         return common + kv_read * self._per_kv
 
-    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
+    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
         first = self.ticks(num_sequences, num_sequences, kv_read, 0)
-        more = num_sequences * self._per_kv * (num_steps * (num_steps - 1) >> 1)
-        return num_steps * first + more
-
-    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        first = self.ticks(num_sequences, num_sequences, kv_read, 0)
-        return least_steps(first, num_sequences * self._per_kv, ticks)
+        return [(first, num_sequences * self._per_kv)]
 
 
-class RooflineStepTime:
+class RooflineStepTime(ConvexStepTime):
     """A step takes what its arithmetic takes, or its memory traffic, whichever is more.
 
     settings: the shape of the model, the data sheet of the GPU, and how many of them there are.
@@ -199,7 +243,7 @@ class RooflineStepTime:
         communication: tuple[int, int] = (0, 0),
         experts: Callable[[int], int] | None = None,
     ) -> None:
-        self.name, self.settings = name, settings
+        super().__init__(name, settings)
         self._experts = experts
         # max(a, b) + c is max(a + c, b + c), which is as soon said as max(a, b)
         per_step, per_token = communication
@@ -229,40 +273,19 @@ class RooflineStepTime:
         memory = self.memory_ticks(num_tokens, kv_read)
         return compute if compute > memory else memory  # noqa: FURB136 - max() takes twice as long
 
-    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        (first, slope), (then, steeper), crossing = self._ramps(num_sequences, kv_read)
-        if crossing is None or num_steps <= crossing:
-            return sum_of_ramp(first, slope, num_steps)
-        return sum_of_ramp(first, slope, crossing) + sum_of_ramp(
-            then + steeper * crossing, steeper, num_steps - crossing
-        )
-
-    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        (first, slope), (then, steeper), crossing = self._ramps(num_sequences, kv_read)
-        before = ticks if crossing is None else sum_of_ramp(first, slope, crossing)
-        if crossing is None or before >= ticks:
-            return least_steps(first, slope, ticks)
-        return crossing + least_steps(then + steeper * crossing, steeper, ticks - before)
-
-    def _ramps(
-        self, num_sequences: int, kv_read: int
-    ) -> tuple[tuple[int, int], tuple[int, int], int | None]:
-        """Return the ramp that is the higher one at first, the other, and where that overtakes it.
-
-        The last is None if it never does.
-        """
-        compute = (
-            self.compute_ticks(num_sequences, num_sequences, kv_read, 0),
-            num_sequences * self._compute[3],
-        )
-        memory = self.memory_ticks(num_sequences, kv_read), num_sequences * self._memory[2]
-        higher, lower = (compute, memory) if compute[0] > memory[0] else (memory, compute)
-        if lower[1] <= higher[1]:
-            return higher, lower, None
-        return higher, lower, (higher[0] - lower[0]) // (lower[1] - higher[1]) + 1
+    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        compute = self.compute_ticks(num_sequences, num_sequences, kv_read, 0)
+        memory = self.memory_ticks(num_sequences, kv_read)
+        return [
+            (compute, num_sequences * self._compute[3]),
+            (memory, num_sequences * self._memory[2]),
+        ]
 
 
-class PipelineStepTime(Generic[S]):
+S = TypeVar("S", bound=ConvexStepTime)
+
+
+class PipelineStepTime(ConvexStepTime, Generic[S]):
     """A step of several stages, each with some of the layers and a part of the rows at a time.
 
     While one part of the rows is in a stage, others are in the other stages; so a step, in which
@@ -272,7 +295,8 @@ class PipelineStepTime(Generic[S]):
     """
 
     def __init__(self, name: str, settings: dict[str, Any], passes: Sequence[S]) -> None:
-        self.name, self.settings, self._passes = name, settings, passes
+        super().__init__(name, settings)
+        self._passes = passes
 
     def pass_of(self, num_sequences: int) -> S:
         return self._passes[min(num_sequences, len(self._passes)) - 1]
@@ -281,57 +305,24 @@ class PipelineStepTime(Generic[S]):
         one = self.pass_of(num_sequences)
         return one.ticks(num_tokens, num_sequences, kv_read, prefill_work)
 
-    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        one = self.pass_of(num_sequences)
-        return one.ticks_of_decodes(num_sequences, kv_read, num_steps)
-
-    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        return self.pass_of(num_sequences).num_decodes_until(num_sequences, kv_read, ticks)
+    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        return self.pass_of(num_sequences).ramps(num_sequences, kv_read)
 
 
-class LeastStepTime:
+class LeastStepTime(ConvexStepTime):
     """A step takes what `step_time` says, but at least `least` milliseconds.
 
-    So it is where the host launches kernels one by one.  Of steps that only decode each takes as
-    long as the one before or longer, so those that are lifted come first.
+    So it is where the host launches kernels one by one.
     """
 
-    def __init__(self, step_time: StepTime, least: float) -> None:
-        self.name = step_time.name
-        self.settings: dict[str, Any] = step_time.settings | {"least": least}
+    def __init__(self, step_time: ConvexStepTime, least: float) -> None:
+        super().__init__(step_time.name, step_time.settings | {"least": least})
         self._step_time = step_time
         self._least = max(whole_ticks(least, TICKS_PER_MILLISECOND), 1)
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
-        return max(
-            self._step_time.ticks(num_tokens, num_sequences, kv_read, prefill_work), self._least
-        )
+        ticks = self._step_time.ticks(num_tokens, num_sequences, kv_read, prefill_work)
+        return max(ticks, self._least)
 
-    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        lifted = self._num_lifted(num_sequences, kv_read, num_steps)
-        rest = self._step_time.ticks_of_decodes(
-            num_sequences, kv_read + lifted * num_sequences, num_steps - lifted
-        )
-        return lifted * self._least + rest
-
-    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        enough = -(-ticks // self._least)  # if all of them were lifted
-        lifted = self._num_lifted(num_sequences, kv_read, enough)
-        if lifted == enough:
-            return enough
-        rest = self._step_time.num_decodes_until(
-            num_sequences, kv_read + lifted * num_sequences, ticks - lifted * self._least
-        )
-        return lifted + rest
-
-    def _num_lifted(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        """Return how many of the first `num_steps` steps would be shorter than the least."""
-        low, high = 0, num_steps
-        while low < high:
-            step = (low + high) // 2
-            read = kv_read + step * num_sequences
-            if self._step_time.ticks(num_sequences, num_sequences, read, 0) < self._least:
-                low = step + 1
-            else:
-                high = step
-        return low
+    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        return [*self._step_time.ramps(num_sequences, kv_read), (self._least, 0)]
