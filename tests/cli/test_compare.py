@@ -88,8 +88,7 @@ def test_long_settings_are_cut_where_leaving_out_columns_does_not_do(tmp_path):
 def test_memory_that_is_unlimited_is_said_once_for_each_profile():
     profiles = "rtx4090_llama3.1-8b,h100_llama3.1-8b_tp1,constant:1"
     grid = (CHAT, "--batch", "64,80", "--profile", profiles)
-    for blocks, num_notes in (((), 2), (("-q",), 0)):
-        assert batchdecode("compare", *grid, *blocks).stderr.count("KV is unlimited") == num_notes
+    assert batchdecode("compare", *grid).stderr.count("KV is unlimited") == 2
     limited = batchdecode("compare", *grid, "--kv-blocks", "2588")
     assert limited.stderr == ""
 
@@ -189,11 +188,7 @@ def test_lengths_that_are_not_known_are_decoded_for():
         (["--profile", "wall"], "wall, the time that steps really take, is for run"),
         (["--sort", "speed"], "unknown column 'speed'; did you mean speedup? (known: throughput"),
         (["--slo", "ttft=1h"], "unknown unit 'h'; known: s, ms, us"),
-        (["--kv-blocks", "lots"], "--kv-blocks 'lots': expected a whole number"),
         (["--batch", "8", "--max-batch-tokens", "4"], "no combination of settings makes sense"),
-        (["--draft-tokens", "4"], "--draft-tokens needs --draft-acceptance"),
-        (["--draft-cost", "0.1"], "--draft-cost has no effect without --draft-tokens"),
-        (["--fleet", FLEET, "--batch", "4"], "--batch has no effect: all replicas of --fleet have"),
         (["--fleet", FLEET, "--replicas", "4"], "--replicas has no effect with --fleet"),
         (["--json", "--csv"], "--json and --csv exclude each other"),
     ],
@@ -221,7 +216,7 @@ def test_a_signal_ends_it_and_all_its_processes_at_once(tmp_path, number):
     batches = ",".join(str(size) for size in range(1, 202))
     process = start("compare", path, "--batch", batches, "--jobs", 2, start_new_session=True)
     assert process.stderr.readline() == b"201 cells, 2 at a time\n"
-    time.sleep(0.5)  # while processes start, or are at work
+    time.sleep(0.2)  # while processes start, or are at work
     os.killpg(process.pid, number)
     out, error = process.communicate(timeout=10)
     assert (process.returncode, out, error) == (128 + number, b"", b"")

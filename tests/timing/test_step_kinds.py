@@ -8,7 +8,14 @@ import pytest
 from timing.smooth_profile import SMOOTH as TRUE
 
 from batcher.timing import calibration
-from batcher.timing.calibration import KINDS, StepLog, fit_steps, predicted_seconds, weights_of
+from batcher.timing.calibration import (
+    KINDS,
+    StepLog,
+    fit_steps,
+    fit_terms,
+    predicted_seconds,
+    weights_of,
+)
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 PER_PROMPT = 0.008  # seconds that each prompt costs, for which a profile has no term
@@ -40,10 +47,10 @@ def made_log(num_decode: int, num_prompt: int, num_mixed: int) -> StepLog:
 
 def test_few_steps_that_only_decode_are_not_ignored() -> None:
     log = made_log(20, 200, 800)
-    fit = fit_steps(log, "log")
-    assert fit.terms["d"] == pytest.approx(TRUE.d, rel=0.15), "the cost of a cached token"
+    terms = fit_terms(log)
+    assert terms["d"] == pytest.approx(TRUE.d, rel=0.15), "the cost of a cached token"
     decoding = log.part(log.prefill_work == 0)
-    replayed = predicted_seconds(fit.terms, decoding).sum() / decoding.seconds.sum() - 1
+    replayed = predicted_seconds(terms, decoding).sum() / decoding.seconds.sum() - 1
     assert abs(replayed) < 0.02, "decoding takes as long as it did"
 
 

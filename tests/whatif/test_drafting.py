@@ -7,7 +7,7 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.planning.compare import compare
 from batcher.planning.deployments import AXES, Deployment, grid_of
-from batcher.planning.drafting import beside_none, check_drafts, gain_of, off_from, without_drafts
+from batcher.planning.drafting import check_drafts, gain_of, off_from, without_drafts
 from batcher.planning.measure import Question, measure
 from batcher.planning.plan import find_plan
 from batcher.planning.workload import workload_of
@@ -88,12 +88,6 @@ def test_a_plan_tells_the_gain_of_what_it_found() -> None:
     assert plan.gain.speedup == pytest.approx(41 / 9, rel=1e-5)
     assert plan.gain.off_from is None
     assert find_plan(question, Deployment(), "batch").gain is None
-
-
-def test_drafts_are_compared_with_none() -> None:
-    assert beside_none([2, 4]) == [None, 2, 4]
-    assert beside_none([2, None]) == [2, None]
-    assert AXES["draft_tokens"].values("0,2") == [None, 2]
 
 
 @pytest.mark.parametrize(

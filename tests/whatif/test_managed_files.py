@@ -80,14 +80,6 @@ def test_what_is_refused_misses_the_slo_and_is_no_failure(fleet_of):
     assert outcome.goodput.missed["failed"] == outcome.refused
 
 
-@pytest.mark.heavy
-def test_the_answer_does_not_depend_on_the_number_of_processes(fleet_of):
-    sections = [AUTOSCALE, "failures: {mtbf: 20, restart: 3}", "admission: {max_in_flight: 9}"]
-    grid = [fleet_of(*sections[:number]) for number in (1, 2, 3)]
-    cells = [compare(QUESTION, grid, growth=0.1, num_jobs=jobs, small=0) for jobs in (1, 2)]
-    assert cells[0] == cells[1]
-
-
 @pytest.mark.parametrize(
     ("section", "why"),
     [

@@ -19,15 +19,6 @@ def plan(*rows, slo, searched, asked=1.0, batch=8, **scheduling):
     return find_plan(question, deployment_of(batch, **scheduling), searched)
 
 
-def test_the_smallest_batch():
-    # rounds of 10 s each: two of them need 4 slots
-    found = plan(*EIGHT, slo="e2e=20", searched="batch")
-    assert (found.is_met, found.value, found.outcome.tails) == (True, 4, {"e2e": 20.0})
-    assert (found.next_value, found.next_outcome.goodput.good) == (3, 6)
-    assert found.binding == ["slots"]
-    assert not found.contradictions
-
-
 def test_if_the_first_is_enough_nothing_binds():
     found = plan(*EIGHT, slo="e2e=80", searched="batch")
     assert (found.value, found.is_last, found.binding, found.next_value) == (1, True, [], None)
@@ -55,22 +46,6 @@ def test_the_smallest_token_budget():
     # 4 prompts of 8 tokens in 2 steps
     found = plan(*[(0, 8, 1)] * 4, slo="ttft=2", searched="max_batch_tokens", batch=4)
     assert (found.value, found.binding) == (16, ["tokens"])
-
-
-def test_the_largest_rate():
-    # every 20 s a request of 10 s: twice as fast nobody waits yet
-    found = plan(*[(20 * i, 1, 10) for i in range(20)], slo="queue=1", searched="rate", batch=1)
-    assert (found.is_met, found.value) == (True, 2.0)
-    assert found.file_rate == pytest.approx(0.05)
-    assert found.next_value == pytest.approx(2 ** (65 / 64))
-    assert found.binding == ["slots"]
-
-
-def test_an_slo_that_nobody_can_meet_shows_the_nearest():
-    found = plan(*EIGHT, slo="e2e=9", searched="batch")
-    assert not found.is_met
-    assert (found.value, found.outcome.tails) == (8, {"e2e": 10.0})
-    assert found.binding == ["compute"], "twice the slots do not help"
 
 
 def test_requests_that_can_never_run_are_bound_by_kv():

@@ -32,12 +32,10 @@ def reached_by(found):
     }
 
 
-@pytest.mark.parametrize("budget", [32, 128])
-def test_a_smaller_token_budget_that_serves_more_is_found_and_binds(by_tokens, budget):
-    # beside a piece of a prompt a token takes up to 4.2 s with 32 tokens a step, 2.6 s with 16;
-    # beside a whole one it takes 7 s, with 64 tokens a step as with 128
+def test_a_smaller_token_budget_that_serves_more_is_found_and_binds(by_tokens):
+    # beside a piece of a prompt a token takes up to 4.2 s with 32 tokens a step, 2.6 s with 16
     rows = [(40 * i, 60, 8) for i in range(12)]
-    limits = {"batch": 3, "max_batch_tokens": budget, "profile": by_tokens}
+    limits = {"batch": 3, "max_batch_tokens": 32, "profile": by_tokens}
     found = plan(*rows, slo="tpot=2.8,ttft=60", **limits)
     assert (found.is_met, found.binding) == (True, ["tokens"])
     rate = reached_by(found)["max_batch_tokens", 16]

@@ -47,10 +47,3 @@ def test_a_band_between_two_rungs_is_found():
     found.run(score)
     assert found.least == 80
     assert found.contradictions
-
-
-def test_if_none_is_enough_the_nearest_is_told():
-    found = LeastSearch(1.0, doublings(1, 300))
-    found.run(lambda number: (0.5, -abs(number - 64)))
-    assert found.least is None
-    assert found.nearest == 64
