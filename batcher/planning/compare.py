@@ -29,10 +29,10 @@ DEFAULT_GROWTH = 0.1  # for each doubling of the batch
 
 
 class Size(Struct, frozen=True, kw_only=True):
-    """A batch size, and what it comes to.
+    """A batch size and its results.
 
-    served: in a second.  ttft: its p99, None if nothing was given a token.
-    is_fed: whether it serves all that arrives, so that more slots could hardly serve more.
+    served: per second.  ttft: its p99, or None.  is_fed: it serves all that arrives, so that more
+    slots could hardly serve more.
     """
 
     batch: int
@@ -44,8 +44,8 @@ class Size(Struct, frozen=True, kw_only=True):
 def knee_of(sizes: Sequence[Size], growth: float) -> int | None:
     """Return the place of the knee among `sizes`, which ascend; None if there is none.
 
-    There is none if all they serve is nothing, or if only the last one would be it: then nobody
-    knows what comes after it.
+    There is none if nothing is served, or if only the last one would be it: what comes after it is
+    not known.
     """
     if not any(size.served for size in sizes):
         return None
@@ -66,7 +66,7 @@ def _beats(larger: Size, size: Size, growth: float) -> bool:
 def knees_of(cells: Sequence[tuple[Deployment, Size | None]], growth: float) -> set[int]:
     """Return the places of the cells that are knees, each among those that differ in batch only.
 
-    cells: in any order, with what each comes to, None if that is not known.
+    cells: in any order, each with its size, None if that is not known.
     """
     batch = AXES["batch"]
     families: dict[Deployment, list[tuple[Size, int]]] = {}
@@ -109,13 +109,11 @@ def compare(
     small: int = SMALL,
     on_done: Callable[[float], object] = lambda _: None,
 ) -> list[GridCell]:
-    """Return what each deployment of `grid` makes of the workload, in the order of the grid.
+    """Return the outcome of each deployment of `grid`, in its order.
 
     The answer does not depend on `num_jobs`, the processes that work on it.
-
-    growth: below so much more for a doubled batch, it is past its knee.
-    small: below so many simulated samples no process is started.
-    on_done: called with how many deployments are done, those that are not for what is done of them.
+    growth: a doubled batch that gains less is past the knee.  small: below so many simulated
+    samples no process is started.  on_done: called with how many deployments are done.
 
     Raises:
         BatchdecodeError: no deployment makes sense, or a process was killed.
@@ -160,7 +158,7 @@ def _size(question: Question, deployment: Deployment, outcome: Outcome, growth: 
     """Return what the knee is looked for by.
 
     An engine that takes no time would serve what arrives: with an SLO the requests, else their
-    output tokens, a second.  What comes at once has no rate.
+    output tokens, per second.  What comes at once has no rate.
     """
     workload, ttft = question.workload, outcome.latencies.ttft
     served = outcome.tokens_per_s if outcome.goodput is None else outcome.goodput.per_second

@@ -47,11 +47,9 @@ class Deployment(Struct, frozen=True, kw_only=True):
     """A way to serve a workload.
 
     profile: the name of a step time.  rate: how many times as fast as in the file requests arrive.
-    replicas: how many there are, each with all the rest.
-    router, report_interval: which of the replicas a request is sent to, and how many seconds apart
-    they report, see batcher.planning.fleet.
-    fleet: what a file states of the replicas, which are as many as it has; None: they are alike.
-    draft_tokens, draft_acceptance, draft_cost: see AssumedDrafts; None: there are no drafts.
+    replicas: how many, each with all the rest.  router, report_interval: see Fleet.  fleet: the
+    file of the replicas; None: they are alike.  draft_tokens, draft_acceptance, draft_cost: see
+    AssumedDrafts; None: no drafts.
     """
 
     batch: int = 8
@@ -76,7 +74,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
 
 class Axis(Struct, frozen=True):
-    """What may differ between deployments: a field of Deployment or of its scheduling.
+    """A field of Deployment or of its scheduling that may differ between deployments.
 
     read: makes a value of a text, or raises a ValueError that says what is expected.
     """
@@ -101,7 +99,7 @@ class Axis(Struct, frozen=True):
         return replace(deployment, scheduling=scheduling)
 
     def values(self, text: str) -> list[Value]:
-        """Return the values that a text with commas lists, in its order."""
+        """Return the values that a text with commas lists; raise if one is wrong or there twice."""
         found: list[Value] = []
         for part in text.split(","):
             try:
@@ -115,7 +113,7 @@ class Axis(Struct, frozen=True):
 
 
 class FleetAxis(Axis, frozen=True):
-    """The fleet of a file, which says how many replicas there are, and maybe the router."""
+    """The fleet of a file, with its number of replicas, and maybe the router."""
 
     def set(self, deployment: Deployment, value: FleetFile) -> Deployment:
         stated = {name: getattr(value, name) for name in OF_ROUTING}
@@ -260,10 +258,7 @@ WHERE_DECODED: dict[str, Value] = {
 
 
 class EngineGroup(Struct, frozen=True, kw_only=True):
-    """Replicas of a deployment that are alike; engine: what each of them is.
-
-    name: in the file, "" without one.  role: see ReplicaSettings.
-    """
+    """Replicas of a deployment that are alike; engine: each of them; name: in the file, or ""."""
 
     name: str
     count: int
@@ -288,7 +283,7 @@ def groups_of(deployment: Deployment) -> list[EngineGroup]:
 
 
 def scaled_fleet(fleet: FleetFile, number: int = 1) -> FleetFile:
-    """Return `number` times the fewest replicas that are in the proportion of the groups."""
+    """Return `number` times the fewest replicas in the proportion of the groups."""
     least = gcd(*(group.count for group in fleet.groups))
     groups = (replace(group, count=group.count // least * number) for group in fleet.groups)
     return replace(fleet, groups=tuple(groups))
@@ -317,7 +312,7 @@ def engines_of(deployments: Iterable[Deployment]) -> list[Deployment]:
 
 
 def check_router(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Make sure that what was given of a router has an effect in one of the `alternatives`."""
+    """Raise a BatchdecodeError if an option of a router has no effect in any alternative."""
     deployments = list(alternatives)
     fleets = [deployment for deployment in deployments if deployment.replicas > 1]
     if not fleets:
@@ -335,11 +330,7 @@ def check_router(given: Collection[str], alternatives: Iterable[Deployment]) -> 
 
 
 def check_fleets(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Make sure that all that was given beside fleets of files, and in them, has an effect.
-
-    Raises:
-        BatchdecodeError: something has not.
-    """
+    """Raise a BatchdecodeError if something beside fleet files, or in them, has no effect."""
     deployments = list(alternatives)
     if "fleet" in given and "replicas" in given:
         raise BatchdecodeError("--replicas has no effect with --fleet, whose groups have counts")

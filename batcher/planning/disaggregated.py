@@ -41,7 +41,7 @@ PROMPT_TOKENS = 1  # of the output: the engine that computes the prompt gives th
 
 
 class Transfer(Struct, frozen=True, kw_only=True):
-    """How long keys and values travel from one replica to another."""
+    """The time of keys and values from one replica to another."""
 
     seconds_per_token: float
     latency: float = 0.0
@@ -53,8 +53,8 @@ class Transfer(Struct, frozen=True, kw_only=True):
 class Phase(SimulatedSequence, eq=False, gc=False, kw_only=True):
     """A part of the sequence `whole`, as an engine takes it.
 
-    source: the replica that has the prompt, if this is all that comes after the first token; None:
-    this is the prompt and the first token.
+    source: the replica with the prompt, if this comes after the first token; None: this is the
+    prompt and the first token.
     """
 
     whole: SimulatedSequence
@@ -152,7 +152,7 @@ class ReservedBlocks(CountedBlocks[SimulatedSequence]):
         *,
         is_alone: bool,  # noqa: ARG002 - others leave room for those that run
     ) -> int:
-        """Let a sequence go on behind what came: see KVCache; there is room for it."""
+        """Let a sequence continue behind its prompt: see KVCache; there is room for it."""
         num_there = sequence.num_prompt_tokens
         sequence.num_cached_tokens = num_there
         sequence.num_computed_tokens = max(min(stop, num_there + max_tokens), num_there)
@@ -162,7 +162,7 @@ class ReservedBlocks(CountedBlocks[SimulatedSequence]):
 class DecodeReplica(Replica):
     """An engine to which prompts come computed; none is preempted there.
 
-    on_taken: called with a sequence and when all that it brings is there.
+    on_taken: called with a sequence, and when it has its blocks.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class DecodeReplica(Replica):
         self._incoming: deque[Phase] = deque()
 
     def add(self, sequence: SimulatedSequence) -> None:
-        """Go on to when the second phase of a sequence arrives, and take it in."""
+        """Advance to the arrival of the second phase of a sequence, and take it in."""
         self.advance(sequence.arrival_time)
         if not isinstance(sequence, Phase):
             raise InvariantError(f"{sequence.id!r} comes to where requests decode, not computed")
@@ -191,7 +191,7 @@ class DecodeReplica(Replica):
         self._take_in()
 
     def report(self, time: float) -> ReplicaStats:
-        """Return how it stands at `time`; those that have no blocks yet wait, too."""
+        """Return its state; those without blocks wait, too."""
         report = super().report(time)
         return replace(report, waiting=report.waiting + len(self._incoming))
 
@@ -231,8 +231,7 @@ class DecodeReplica(Replica):
 class DisaggregatedFleet(Fleet):
     """A fleet of which some replicas compute prompts, and others decode.
 
-    router: sends requests to the former, decode_router their second phases to the latter, where a
-    request is sent when its first token is there.  See Fleet.
+    router: for the former; decode_router: for second phases, once the first token is there.
     """
 
     def __init__(

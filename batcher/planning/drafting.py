@@ -19,12 +19,11 @@ _NEEDED_BY = ("draft_acceptance", "draft_cost")
 
 
 class Gain(Struct, frozen=True, kw_only=True):
-    """What drafts gain a deployment.
+    """The gain of drafts in a deployment.
 
-    tokens_per_s, without: measured, with the drafts and without any.
-    speedup: of these.  expected, simple: by the formulas (1-a^(k+1))/((1-a)(1+ck)) and ka/(1+c).
-    off_from: the least batch of those tried, each twice the one before, from which on drafts gain
-    nothing; None if they do in all.
+    tokens_per_s, without: measured with and without drafts; speedup: their quotient.  expected,
+    simple: by the formulas (1-a^(k+1))/((1-a)(1+ck)) and ka/(1+c).  off_from: the least batch
+    tried, each twice the one before, from which on drafts gain nothing; None if all gain.
     """
 
     tokens_per_s: float
@@ -40,12 +39,12 @@ def without_drafts(deployment: Deployment) -> Deployment:
 
 
 def beside_none(values: Sequence[Value]) -> list[Value]:
-    """Return numbers of draft tokens with none before them, which they are compared with."""
+    """Return numbers of draft tokens with none before them, for comparison."""
     return [*values] if None in values else [None, *values]
 
 
 def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Make sure that what was given of drafts has an effect in one of the `alternatives`."""
+    """Raise a BatchdecodeError if an option of drafts has no effect or is missing."""
     has_drafts = any(each.draft_tokens is not None for each in alternatives)
     for name in _NEEDED_BY:
         if name in given and not has_drafts:
@@ -58,10 +57,7 @@ def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> 
 
 
 def speedups(cells: Sequence[tuple[Deployment, Outcome | None]]) -> list[float | None]:
-    """Return how many times as many tokens a second each cell gives as the same without drafts.
-
-    None without drafts, and where the other is not among the cells, or gives none.
-    """
+    """Return the speedup of each cell over the same without drafts, None where unknown."""
     base: dict[Deployment, float] = {}
     for deployment, outcome in cells:
         if deployment.draft_tokens is None and outcome is not None:
@@ -87,11 +83,9 @@ def off_from(gains: Iterable[tuple[int, float]]) -> int | None:
 def gain_of(
     deployment: Deployment, most_slots: int, tokens_per_s: Callable[[Deployment], float]
 ) -> Gain | None:
-    """Return what drafts gain `deployment`; None if it has none, or gives no token without.
+    """Return the gain of drafts in `deployment`, None without drafts or tokens, or for fleet files.
 
-    Nor is it known of a fleet from a file, whose replicas have batches of their own.
-
-    most_slots: how many there is any use for.  tokens_per_s: measures a deployment.
+    most_slots: how many are of any use.  tokens_per_s: measures a deployment.
     """
     drafts = deployment.drafts
     if drafts is None or deployment.fleet is not None:

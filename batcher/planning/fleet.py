@@ -44,7 +44,7 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 
 
 class ReplicaState(Enum):
-    """What a replica is doing; it is paid for unless it is down."""
+    """The state of a replica; it is paid for unless it is down."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -64,10 +64,7 @@ PAID = frozenset(ReplicaState) - {ReplicaState.DOWN}
 
 
 class Life:
-    """The moves of one replica, each with its time in seconds; the first is what it begins as.
-
-    num_starts: how often it has begun to serve.
-    """
+    """The moves of one replica, each with its time in seconds; the first is what it begins as."""
 
     def __init__(self, state: ReplicaState, time: float) -> None:
         self.moves = [(time, state)]
@@ -78,14 +75,14 @@ class Life:
         return self.moves[-1][1]
 
     def move(self, state: ReplicaState, time: float) -> None:
-        """Go on to another state."""
+        """Enter another state; raise an InvariantError if the table has no such move."""
         if state not in MOVES[self.state] or time < self.moves[-1][0]:
             raise InvariantError(f"a replica that is {self.moves[-1]} cannot be {state} at {time}")
         self.moves.append((time, state))
         self.num_starts += state is ReplicaState.SERVING
 
     def seconds(self, states: Collection[ReplicaState], begin: float, end: float) -> float:
-        """Return for how long it was in one of `states` from `begin` to `end`."""
+        """Return how long it was in one of `states` from `begin` to `end`."""
         return sum(
             max(min(until, end) - max(since, begin), 0.0)
             for (since, state), (until, _) in pairwise([*self.moves, (inf, self.state)])
@@ -94,10 +91,7 @@ class Life:
 
 
 def timeline_of(lives: Iterable[Life], end: float) -> list[tuple[float, int, int]]:
-    """Return how many replicas served, and how many were paid for, from each time on, up to `end`.
-
-    It begins with the time of the first move; neither number is the same as before.
-    """
+    """Return (time, replicas that serve, replicas paid for) at each change up to `end`."""
 
     def changes(life: Life) -> Iterator[tuple[float, int, int]]:
         was_serving = was_paid = False
@@ -128,14 +122,13 @@ Priorities = NDArray[np.int32]
 
 
 class ServedColumns:
-    """The times and priorities of sequences that came to their end, as they are added."""
+    """The times and priorities of sequences that were given tokens, in the order of `add`."""
 
     def __init__(self) -> None:
         self._columns = tuple(array("d") for _ in ServedTimes._fields)
         self._priorities = array("i")
 
     def add(self, sequence: SimulatedSequence, num_output_tokens: int) -> None:
-        """Take in one that was given tokens."""
         arrival, admitted, first_token, end, num_tokens = self._columns
         arrival.append(sequence.first_arrival)
         admitted.append(sequence.admitted_ticks / TICKS_PER_SECOND)
@@ -153,22 +146,19 @@ class ServedColumns:
 
     @property
     def priorities(self) -> Priorities:
-        """Those of them all, in the same order; nothing may be added after that."""
+        """The priorities of all; nothing may be added after that."""
         return np.frombuffer(self._priorities, np.int32)
 
 
 class ReplicaResult(Struct):
     """What one engine did.
 
-    num_served: sequences that were given tokens.  failed: those that could never run, by their
-    priorities.
-    kv_read: tokens before its own that each read while it decoded, summed up, less what accepted
-    drafts saved.  prefill_work: see StepTime; of all prompts, and of the drafts.
-    last_admission_ticks: when a sequence was last admitted for the first time; None: none was.
-    end_ticks: when its last step had ended.  paid_seconds: for how long it was there, from the
-    first arrival at the fleet to the end of all steps; None: all that time.
-    stalled_ticks: how long it took no step though requests waited, as blocks were kept for others.
-    group: of a file, that it is in.
+    num_served: sequences that were given tokens.  failed: those that could never run, by priority.
+    kv_read: tokens that decoding rows read before their own, less what drafts saved.  prefill_work:
+    see StepTime; of prompts and drafts.  last_admission_ticks: of a first admission; None: none.
+    end_ticks: the end of its last step.  paid_seconds: None for all the time from the first arrival
+    to the end of all steps.  stalled_ticks: without a step though requests waited, as blocks were
+    kept for others.
     """
 
     num_slots: int
@@ -186,7 +176,7 @@ class ReplicaResult(Struct):
     group: str = ""
 
     def add(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
-        """Take in a sequence that has ended, or failed."""
+        """Count a sequence that has ended, or failed."""
         if sequence.has_failed:
             self.failed[sequence.priority] += 1
             return
@@ -228,11 +218,11 @@ Refusal = Literal["queue_full", "max_wait", "deadline", "retries", "router", "no
 
 
 class FleetHistory(Struct):
-    """What became of the replicas of a fleet that is managed.
+    """The lives of the replicas of a managed fleet.
 
     lives: of all there ever were, in the order of the results.  num_failures: of replicas.
-    num_lost: how often a sequence was lost with one.  refusals: sequences that were refused, with
-    the turns after them, by the reason.
+    num_lost: how often a sequence was lost with one.  refusals: sequences refused, with the turns
+    after them, by reason.
     """
 
     lives: list[Life]
@@ -262,12 +252,12 @@ class ReplicasResult(Struct, frozen=True, dict=True):
         return sum(replica.busy_ticks for replica in self.replicas)
 
     def paid_seconds(self, makespan: float) -> float:
-        """Return for how long replicas were there, summed up, in a run of so many seconds."""
+        """Return the sum of the seconds that replicas are paid for, in a run of `makespan`."""
         paid = (each.paid_seconds for each in self.replicas)
         return sum(makespan if each is None else each for each in paid)
 
     def share_used(self, limit: str, num_used: int) -> float | None:
-        """Return the share of what all steps might use; None without that limit of a replica."""
+        """Return the share of what all steps might use; None where a replica has no limit."""
         there = 0
         for replica in self.replicas:
             most = getattr(replica, limit)
@@ -280,9 +270,9 @@ class ReplicasResult(Struct, frozen=True, dict=True):
 class FleetResult(ReplicasResult, frozen=True, dict=True):
     """What all replicas of a fleet did.
 
-    times: of all that were served.  priorities: theirs [request].  refused: sequences that the
-    router refused, by their priorities.
-    first_arrival: in seconds; None if there was none.  history: None if it was not managed.
+    times, priorities: of all that were served.  refused: sequences that the router refused, by
+    priority.  first_arrival: in seconds; None if there was none.  history: None if it was not
+    managed.
     """
 
     times: ServedTimes
@@ -297,7 +287,7 @@ class FleetResult(ReplicasResult, frozen=True, dict=True):
 
     @property
     def failed(self) -> Counter[int]:
-        """How many sequences could never run, or were refused, by their priorities."""
+        """The sequences that could never run, or were refused, by priority."""
         return sum((replica.failed for replica in self.replicas), self.refused)
 
     @property
@@ -308,7 +298,6 @@ class FleetResult(ReplicasResult, frozen=True, dict=True):
 
 
 def result_of_engine(run: SimulationResult, settings: ReplicaSettings) -> FleetResult:
-    """Return the same of a run of one engine."""
     columns, replica = ServedColumns(), _empty_result(settings)
     replica.totals, replica.end_ticks = run.totals, run.end_ticks
     for sequence in run.sequences:
@@ -327,9 +316,7 @@ class Replica(EngineSimulation):
     """An engine that stands still between calls of `go_on` and `advance`.
 
     It takes exactly the steps that `simulate` takes if all that is sent to it is its workload.
-
-    turns: of all the fleet, which decides which turn goes on after which.
-    result: what it has done by now; given one, it goes on with that of an engine before it.
+    turns: of all the fleet.  result: of an engine before it, which it continues.
     """
 
     def __init__(
@@ -356,9 +343,9 @@ class Replica(EngineSimulation):
         self._queue.add(sequence, self._now)
 
     def next_event(self) -> tuple[float, int]:
-        """Return when it ends steps that decide nothing, or begins one that does, if none is added.
+        """Return when it ends steps that decide nothing, or begins one that does.
 
-        Nothing joins, is admitted or ends before; at the same time, ENDS come before what arrives
+        Nothing joins, is admitted or ends before.  At equal times ENDS come before what arrives
         then, and that before what BEGINS; NOTHING if there is nothing to do.
         """
         queue, now, self._next_stretch = self._queue, self._now, None
@@ -408,7 +395,7 @@ class Replica(EngineSimulation):
         self.result.add(sequence, columns)
 
     def report(self, time: float) -> ReplicaStats:
-        """Return how it stands at `time`, up to which it has gone on; a step may end after it."""
+        """Return its state at `time`; a step may end after it."""
         running = self._batch.num_occupied
         if self._now > time and self._last_end == self._ticks:
             running += self._num_last
@@ -430,8 +417,7 @@ class Member:
     """A replica of a fleet, and what the fleet keeps of it.
 
     replica: its engine, another one after a failure.  next_event: an event of an older one is
-    outdated.  life: what it is doing.  in_flight: what was sent there, and has not come back, where
-    that may be lost.
+    outdated.  in_flight: what was sent there and has not come back, where that may be lost.
     """
 
     def __init__(self, view: ReplicaView, replica: Replica, life: Life) -> None:
@@ -446,7 +432,7 @@ class Member:
 class Fleet:
     """One run over `turns` on replicas behind a router.
 
-    report_interval: seconds from each report of all replicas to the next, the first at 0.
+    report_interval: seconds between the reports of all replicas, the first at 0.
     """
 
     def __init__(
@@ -485,11 +471,6 @@ class Fleet:
         return Replica(self._turns, settings)
 
     def run(self) -> FleetResult:
-        """Return what the run comes to.
-
-        Raises:
-            BatchdecodeError: the router fails.
-        """
         arrivals = iter(self._turns.arrivals())
         first = next(arrivals, None)
         self._run(first, arrivals)
@@ -505,7 +486,7 @@ class Fleet:
         )
 
     def _run(self, ahead: SimulatedSequence | None, arrivals: Iterator[SimulatedSequence]) -> None:
-        """Go on with what is next: a replica, a report, what is due, a turn, or an arrival.
+        """Take the next of a replica, a report, what is due, a turn and an arrival.
 
         ahead: the next to arrive.
         """

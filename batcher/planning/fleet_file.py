@@ -52,12 +52,10 @@ Share = Annotated[float, Meta(ge=0, lt=1, description="a share from 0 to less th
 class Autoscale(Struct, frozen=True, kw_only=True):
     """How a fleet grows and shrinks.
 
-    policy: one of POLICIES, or module:function.  target: what it aims at.
-    min, max: how many replicas there are.  interval: seconds from each decision to the next.
-    delay: seconds by which what is decided by is old then.  startup: seconds that a new replica
-    takes to serve.  cooldown: replicas go only if nothing has asked for them for so many seconds.
-    tolerance: the share by which the target may be missed without a change.
-    slo: what the policy slo goes by, as in --slo.
+    policy: one of POLICIES, or module:function.  target: of the policy.  min, max: replicas.
+    interval: seconds between decisions.  delay: age of the state that is decided by.  startup:
+    seconds until a new replica serves.  cooldown: replicas go only if none was asked for within so
+    many seconds.  tolerance: share by which the target may be missed.  slo: of the policy slo.
     """
 
     policy: Text
@@ -73,17 +71,16 @@ class Autoscale(Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits of its SLO, none without one; raises a BatchdecodeError if it is none."""
+        """The limits of its SLO, {} without one."""
         return {} if self.slo is None else parse_slo(self.slo).limits
 
 
 class FleetState(Struct, frozen=True, kw_only=True):
     """What is known of a fleet at `time`.
 
-    serving, starting: replicas that do, those that have failed and will be back among the latter.
-    slots: of a replica.  running, waiting: requests in all that serve; waiting also at the router.
-    ended, good, refused: requests since the last decision: that ended, that ended and met the SLO
-    of the policy, that the router refused.
+    serving, starting: replicas; failed ones that come back are starting.  slots: of a replica.
+    running, waiting: requests in all that serve, and at the router.  ended, good, refused: requests
+    since the last decision; good ones met the SLO of the policy.
     """
 
     time: float
@@ -102,11 +99,10 @@ class FleetState(Struct, frozen=True, kw_only=True):
 
 
 def proportional(load: float, target: float, tolerance: float, state: FleetState) -> int:
-    """Return how many replicas have a mean of `target` each of a `load`.
+    """Return the number of replicas with a mean load of `target` each.
 
-    As Kubernetes' HorizontalPodAutoscaler: nothing changes while the mean of those that serve is
-    near to the target; those that start count as idle where more are asked for, and as on target
-    where fewer are.
+    Like Kubernetes' HorizontalPodAutoscaler: nothing changes while the mean is near the target;
+    starting replicas count as idle where more are asked for, and as on target where fewer are.
     """
     wanted = ceil(load / target - _EDGE)
     if load > target * state.replicas * (1 + tolerance):
@@ -134,11 +130,7 @@ def by_attainment(target: float, state: FleetState) -> int:
 
 
 def policy_of(settings: Autoscale) -> Callable[[FleetState], int]:
-    """Return the function that decides.
-
-    Raises:
-        BatchdecodeError: there is no such policy, or it lacks a target or an SLO.
-    """
+    """Return the function that decides; raise a BatchdecodeError if settings do not fit it."""
     name, target = settings.policy, settings.target
     if ":" in name:
         return _own_policy(name)
@@ -185,7 +177,7 @@ def _own_policy(name: str) -> Callable[[FleetState], int]:
 
 
 class Autoscaler:
-    """Decides how many replicas there are to be; see `policy_of` for what it raises."""
+    """Decides how many replicas there are to be."""
 
     def __init__(self, settings: Autoscale) -> None:
         self._settings, self._policy = settings, policy_of(settings)
@@ -218,10 +210,9 @@ Retries = Annotated[int, Meta(ge=0, le=1000, description="a whole number from 0 
 class AdmissionControl(Struct, frozen=True, kw_only=True):
     """Limits on what a router admits.
 
-    max_in_flight: how many requests one replica is sent before one of them has ended; the samples
-    of a request stay together, whatever it is.  max_queue: how many wait at the router while all
-    replicas have so many; one more, and the last in order of priority is refused.
-    max_wait: after so many seconds in that queue a request is refused; None: it may wait for ever.
+    max_in_flight: requests sent to one replica that have not ended; samples of a request stay
+    together.  max_queue: requests that wait at the router; one more, and the least urgent is
+    refused.  max_wait: seconds in that queue; None: for ever.
     """
 
     max_in_flight: Count
@@ -232,7 +223,7 @@ class AdmissionControl(Struct, frozen=True, kw_only=True):
 class PlannedFailure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A replica, counted from 0, that fails at a time if it serves then.
 
-    back_after: after how many seconds it serves again; None: never.
+    back_after: seconds until it serves again; None: never.
     """
 
     replica: Number
@@ -252,11 +243,9 @@ Planned = Annotated[
 class Failures(Struct, frozen=True, kw_only=True):
     """How replicas fail.
 
-    mtbf: the mean time between failures of a replica, in seconds that it serves; the times are
-    exponential.  restart: how many seconds one of them takes to serve again.  seed: of these times.
-    planned: failures at known times.
-    health_check: seconds from each look at all replicas to the next, by which the router notices.
-    retries: how often a request that was lost is sent anew.
+    mtbf: mean serving seconds between failures of a replica, exponential.  restart: seconds until
+    it serves again.  health_check: seconds between the looks by which the router notices.  retries:
+    how often a lost request is sent anew.
     """
 
     mtbf: OptionalSeconds = None
@@ -276,7 +265,7 @@ class Failures(Struct, frozen=True, kw_only=True):
 
 
 class Management(Struct, frozen=True, kw_only=True):
-    """How a fleet is managed; None: not in this respect."""
+    """The management of a fleet; None: none in this respect."""
 
     admission: AdmissionControl | None = None
     failures: Failures | None = None
@@ -284,11 +273,7 @@ class Management(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaGroup(Struct, frozen=True, kw_only=True):
-    """So many replicas that are alike.
-
-    role: see ReplicaSettings.  settings: what is stated of them, by name; all else is as for the
-    fleet.
-    """
+    """`count` equal replicas; settings: those stated, by name; the rest is the fleet's."""
 
     name: str
     count: int
@@ -300,9 +285,9 @@ class ReplicaGroup(Struct, frozen=True, kw_only=True):
 
 
 class TransferLink(Struct, frozen=True, kw_only=True):
-    """What keys and values travel over, from where prompts are computed to where requests decode.
+    """The link from where prompts are computed to where requests decode.
 
-    latency: in seconds.  bytes_per_token: None: as the model has it.
+    latency: in seconds.  bytes_per_token: None: that of the model.
     """
 
     gbytes_per_s: Positive
@@ -311,7 +296,7 @@ class TransferLink(Struct, frozen=True, kw_only=True):
 
 
 class FleetFile(Struct, frozen=True, kw_only=True):
-    """What a file states of a fleet; None: nothing, so it is as on the command line."""
+    """The contents of a fleet file; None: not stated, so as on the command line."""
 
     path: str
     groups: tuple[ReplicaGroup, ...]
@@ -345,8 +330,8 @@ class _Contents(Struct):
 def read_fleet(path: str, of_fleet: Readers, of_engine: Readers) -> FleetFile:
     """Return the fleet of a YAML file.
 
-    of_fleet: reads `router` and `report_interval`, and as `replicas` how many there are.
-    of_engine: reads the settings that a group may state.
+    of_fleet: readers of `router`, `report_interval`, and of the count `replicas`.  of_engine:
+    readers of the settings of a group.
 
     Raises:
         CatalogError: the file cannot be read, or something in it is not allowed.
@@ -463,7 +448,7 @@ def _group(values: Any, number: str, place: Place, readers: Readers) -> ReplicaG
 
 
 def _read(reader: Callable[[str], Any], value: Any, place: str | Place, named: str = "") -> Any:
-    """Return what `reader` makes of a value as YAML has it; named: what messages add to `place`."""
+    """Return what `reader` makes of a value as YAML has it; named: what errors add to `place`."""
     if value is None or isinstance(value, bool):
         value = {None: "none", True: "on", False: "off"}[value]
     if not isinstance(value, str | int | float):

@@ -40,9 +40,9 @@ from batcher.planning.simulator import OnEnded, ReplicaSettings
 
 
 class RouterQueue:
-    """Requests that wait at the router: the one of the best priority first, of equals the oldest.
+    """Requests that wait at the router: the best priority first, of equals the oldest.
 
-    max_queue: how many may be there.  max_wait: for how many seconds one may; None: for ever.
+    max_queue: how many may wait.  max_wait: for how many seconds; None: for ever.
     """
 
     def __init__(self, max_queue: int, max_wait: float | None) -> None:
@@ -75,7 +75,7 @@ class RouterQueue:
         return self._waiting.pop(self._keys.pop(0))[0]
 
     def pop_late(self, now: float) -> list[SimulatedSequence]:
-        """Let those go that have waited too long by `now`."""
+        """Remove and return those that have waited too long."""
         late = []
         while self._limits and self._limits[0][0] <= now:
             limit, key = heappop(self._limits)
@@ -186,7 +186,7 @@ class ManagedFleet(Fleet):
             self._refuse(refused)
 
     def _refuse_for(self, reason: Refusal, sequence: SimulatedSequence) -> None:
-        """Refuse a sequence, and note why; without a note it is that no replica serves."""
+        """Refuse a sequence for a reason; without a note the reason is that no replica serves."""
         num_before = self._refused.total()
         self._refuse(sequence)
         self._history.refusals[reason] += self._refused.total() - num_before
@@ -211,7 +211,7 @@ class ManagedFleet(Fleet):
             self._router.use(self._open)
 
     def _withdraw(self, view: ReplicaView) -> None:
-        """Let the router send nothing to a replica from now on, nor samples after others."""
+        """Send nothing to a replica from now on, nor samples after others."""
         if view in self._known:
             self._known.remove(view)
             self._offer()
@@ -271,7 +271,7 @@ class ManagedFleet(Fleet):
             self._at(back_at, partial(self._serve, member, ReplicaState.FAILED))
 
     def _notice(self, member: Member, back_at: float, now: float) -> None:
-        """Send nothing more to a replica that has failed, and what is lost there to others."""
+        """Send nothing more to a failed replica, and what is lost there to others."""
         view, lost = member.view, list(member.in_flight)
         member.in_flight.clear()
         for sequence in lost:
@@ -292,10 +292,7 @@ class ManagedFleet(Fleet):
                 self._admit(sequence.anew(), now)
 
     def _serve(self, member: Member, before: ReplicaState, now: float) -> None:
-        """Let the router send to a replica that was to serve now, if it is still as `before`.
-
-        It has nothing in its KV cache.
-        """
+        """Send to a replica again that is still as `before`; its KV cache is empty."""
         if member.life.state is before:
             member.life.move(ReplicaState.SERVING, now)
             self._known.append(member.view)
@@ -305,7 +302,7 @@ class ManagedFleet(Fleet):
     # -- autoscaling -----------------------------------------------------------------------------
 
     def _look(self, autoscale: Autoscale, autoscaler: Autoscaler, now: float) -> None:
-        """Decide how many replicas there are to be, which is carried out a bit later."""
+        """Decide how many replicas there are to be; that is carried out after the delay."""
         wish = autoscaler.decide(self._state(autoscale, now))
         self._at(now + autoscale.delay, partial(self._scale_to, autoscale, wish))
         self._at(now + autoscale.interval, partial(self._look, autoscale, autoscaler))
@@ -336,7 +333,7 @@ class ManagedFleet(Fleet):
         )
 
     def _scale_to(self, autoscale: Autoscale, number: int, now: float) -> None:
-        """Let replicas start or go: first those that do not serve, then those that came last."""
+        """Start or stop replicas: first those that do not serve, then those that came last."""
         there = [
             member
             for state in (ReplicaState.SERVING, ReplicaState.FAILED, ReplicaState.STARTING)

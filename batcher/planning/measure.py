@@ -79,7 +79,7 @@ JOULES_PER_KWH = 3.6e6
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """What one GPU costs, and what it draws.
+    """The price and the power of one GPU.
 
     busy_watts: while a step is computed.  idle_watts: in between; None: as when it is busy.
     """
@@ -91,13 +91,12 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """What serving a workload cost.
+    """The cost of serving a workload.
 
-    gpus: those of all replicas, which are paid from the first arrival to the end of the last step;
-    where replicas come and go those that are there, on average and rounded up.
-    dollars_per_million_tokens, kwh_per_million_tokens: of output tokens; None if there were none.
-    The energy, of GPUs alone, is None if the prices have no watts.
-    price_sources: where the prices are from, as their file says.
+    gpus: of all replicas, paid from the first arrival to the end of the last step; where replicas
+    come and go those that are there, on average and rounded up.  dollars_per_million_tokens,
+    kwh_per_million_tokens: of output tokens; None if there were none.  The energy, of GPUs alone,
+    is None if the prices have no watts.  price_sources: as their file states them.
     """
 
     gpus: int
@@ -109,11 +108,7 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 
 def read_prices(path: str) -> dict[str, Price]:
-    """Return the prices of a YAML file by the names of GPUs.
-
-    Raises:
-        CatalogError: the file cannot be read, or one of its prices is none.
-    """
+    """Return the prices of a YAML file by the names of GPUs; raise a CatalogError."""
     prices = {}
     for name, values in catalog.read_mapping(path).items():
         place = f"{path}: {name}"
@@ -143,10 +138,9 @@ def cost_of(
     makespan: float,
     num_tokens: int,
 ) -> Cost:
-    """Return what a run of `makespan` seconds cost that gave so many output tokens.
+    """Return the cost of a run of `makespan` seconds with so many output tokens.
 
-    parts: what the steps of replicas took, as they call it, and what these did.  All GPUs of a
-    replica are busy while it computes a step.
+    parts: a step time and the replicas that have it.  All GPUs of a replica are busy in a step.
     """
     num_gpus, gpu_seconds, per_hour, joules, has_watts = 0, 0.0, 0.0, 0.0, True
     sources = dict[str, None]()
@@ -187,9 +181,9 @@ def _per_million(amount: float | None, num_tokens: int) -> float | None:
 
 
 class Question(Struct, frozen=True):
-    """What is to be served, what is promised, and for which share of the requests.
+    """What is to be served, the promise, and for which share of the requests.
 
-    prices: of GPUs, by their names; None: it is not asked what it costs.
+    prices: of GPUs, by name; None: costs are not asked.
     """
 
     workload: AnyWorkload
@@ -204,9 +198,6 @@ def run(
     """Return what the replicas of a deployment do; one alone needs no router.
 
     on_part: called with the share of the samples that have ended, again and again.
-
-    Raises:
-        BatchdecodeError: its settings make no sense.
     """
     workload = workload.at_rate(deployment.rate)
     replicas: list[ReplicaSettings] = []
@@ -265,7 +256,7 @@ def turns_of(workload: AnyWorkload) -> Turns:
 
 
 class ClassOutcome(Struct, frozen=True, kw_only=True):
-    """What the requests of a class came to, all of which are promised the same."""
+    """The results of a class of requests with the same promise."""
 
     latencies: Latencies
     goodput: Goodput
@@ -274,9 +265,8 @@ class ClassOutcome(Struct, frozen=True, kw_only=True):
 class Attainment(Struct, frozen=True, kw_only=True):
     """How an SLO was kept.
 
-    goodput: of all classes together.  classes: of each, by its name; {} if the SLO has none.
-    tails: for each limit, what the asked share of samples does not exceed; None if fewer were
-    served.
+    goodput: of all classes together.  classes: of each, by name; {} if the SLO has none.  tails:
+    for each limit, what the asked share of samples does not exceed; None if fewer were served.
     """
 
     goodput: Goodput
@@ -288,7 +278,7 @@ def kept(slo: Slo, result: FleetResult, asked: float) -> Attainment:
     """Return how `slo` was kept; `asked`: for which share of the requests of a class it is.
 
     A request is of one class at most: that of its priority, or of the others, if these are promised
-    anything.  What came to no end of its own has missed all that was promised of it.
+    anything.  A request without an end of its own has missed all that was promised.
     """
     makespan, failed = result.times.makespan, result.failed
     parts = [(OTHERS, "", slo.limits, result.times, result.num_failed)]
@@ -323,12 +313,11 @@ def kept(slo: Slo, result: FleetResult, asked: float) -> Attainment:
 
 
 class GroupUse(Struct, frozen=True, kw_only=True):
-    """What the replicas of a group did.
+    """The work of the replicas of a group.
 
-    replicas: all there ever were.  most_replicas: at once.  role, settings: of each.
-    served, failed: samples; a prompt that goes on elsewhere counts as served.  busy: for which
-    share of the time in which they were there they took steps.  slots_used, kv_used: shares over
-    their steps, None without such a limit.
+    replicas: all there ever were.  most_replicas: at once.  served, failed: samples; a prompt that
+    continues elsewhere counts as served.  busy: the share of their time in which they took steps.
+    slots_used, kv_used: shares over their steps, None without such a limit.
     """
 
     name: str
@@ -348,11 +337,10 @@ class GroupUse(Struct, frozen=True, kw_only=True):
 class FleetUse(Struct, frozen=True, kw_only=True):
     """How the replicas of a managed fleet came and went.
 
-    failures: of replicas.  lost: how often a sample was lost with one.  replica_seconds: in which
-    replicas were paid for, all but those that are down.  mean_replicas: that were, most_replicas:
-    at once.  serving: for which share of these seconds they served.
-    refusals: how many samples were refused for which reason, of those for which any was.
-    timeline: a time, and how many serve and are paid for from then on.
+    failures: of replicas.  lost: samples lost with one.  replica_seconds: in which replicas were
+    paid for.  mean_replicas, most_replicas: paid for.  serving: the share of these seconds.
+    refusals: samples by reason.  timeline: a time, and how many serve and are paid for from then
+    on.
     """
 
     failures: int
@@ -389,7 +377,7 @@ def fleet_use_of(result: FleetResult) -> FleetUse | None:
 def uses_of(
     result: FleetResult, groups: Sequence[EngineGroup], parts: Sequence[ReplicasResult]
 ) -> list[GroupUse]:
-    """Return what the replicas of each group did; parts: their results, group by group."""
+    """Return the work of each group; parts: the results of its replicas, group by group."""
     uses, fleet = [], fleet_use_of(result)
     for group, part in zip(groups, parts, strict=True):
         paid = part.paid_seconds(result.makespan)
@@ -416,10 +404,9 @@ def uses_of(
 class Binding(Struct, frozen=True):
     """What binds, and how time is shared out.
 
-    shares: of the time from the first arrival to the end, 1 together; of those above 0.
-    doubling: by how much the tokens per second of the mean step would grow if it were twice as
-    large, from 0 (its time doubles, too) to 1 (it takes no longer); the mean over the time in which
-    steps were taken, if they are not the same for all replicas.
+    shares: of the time from the first arrival to the end, 1 together; of those above 0.  doubling:
+    how much the tokens per second of the mean step would grow if it were twice as large, from 0
+    (its time doubles, too) to 1 (it takes no longer); the mean over busy time if replicas differ.
     """
 
     constraint: Constraint
@@ -431,9 +418,8 @@ class Binding(Struct, frozen=True):
 def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTicks]]) -> Binding:
     """Return what bound a simulated run; of a fleet, what did mostly.
 
-    The time that is shared out is, for each replica, all from the first arrival to the end of all
-    in which it was there.
-    parts: of the replicas, those with the same step time together, and what tells that.
+    The time shared out is, for each replica, all in which it was there.  parts: replicas with the
+    same step time, and that.
     """
     replicas = result.replicas
     num_admitted = sum(replica.last_admission_ticks is not None for replica in replicas)
@@ -466,7 +452,7 @@ def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTi
 
 
 def gain_of_doubling(result: ReplicasResult, ticks_of: StepTicks) -> float:
-    """Return by how much a step twice as large as the mean one gives more tokens per second."""
+    """Return how much more tokens per second a step twice as large as the mean one gives."""
     totals = result.totals
     num_steps = totals.num_steps
     if not num_steps:
@@ -488,10 +474,10 @@ def gain_of_doubling(result: ReplicasResult, ticks_of: StepTicks) -> float:
 
 
 class DraftUse(Struct, frozen=True):
-    """What became of drafts.
+    """The use of drafts.
 
-    acceptance: the share of those verified that were accepted.  tokens_per_step: of a row, in the
-    steps in which it had some.  making: the share of the time of all steps in which they were made.
+    acceptance: of those verified.  tokens_per_step: of a row, in steps with drafts.  making: the
+    share of the time of all steps in which they were made.
     """
 
     verified: int
@@ -502,18 +488,14 @@ class DraftUse(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What a deployment comes to; latencies and goodput as docs/metrics.md defines them.
+    """The results of a deployment; latencies and goodput as docs/metrics.md defines them.
 
-    served, failed, refused: samples that came to their end, that could never run, and that the
-    router refused.
+    served, failed, refused: samples that ended, could never run, and were refused by the router.
     makespan: in seconds.  requests_per_s, tokens_per_s: served, and output tokens, over it.
     slots_used, kv_used, budget_used: shares over the steps, None without such a limit.
-    prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.
-    classes: of an SLO that has some, each by its name.
-    tails: for each limit of the SLO, what the asked share of the samples that it is of does not
-    exceed; None if fewer were served.
-    drafts: None if none were verified.  fleet: None if it is not managed.  groups: of the replicas
-    that a file states, None without one.  cost: None without prices.
+    prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.  classes,
+    tails: see Attainment.  drafts: None without any.  fleet: None if it is not managed.  groups: of
+    a fleet file, else None.  cost: None without prices.
     """
 
     served: int
@@ -543,7 +525,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 def measure(
     question: Question, deployment: Deployment, on_part: OnPart = lambda _: None
 ) -> Outcome:
-    """Return what `deployment` makes of the workload of `question`.
+    """Return the outcome of `deployment` for the workload of `question`.
 
     on_part: called with the share of the samples that have ended, again and again.
 
@@ -608,10 +590,7 @@ def _draft_use(totals: SimulationTotals) -> DraftUse | None:
 
 
 def times_of(outcome: Outcome, name: str) -> Distribution | None:
-    """Return how the times of a limit of the SLO are distributed over the requests that it is of.
-
-    name: as Slo.all_limits has it, or a metric.
-    """
+    """Return the distribution of the times of a limit, named as in Slo.all_limits, or a metric."""
     of_class, _, metric = name.rpartition(":")
     latencies = outcome.latencies
     if outcome.classes:
@@ -621,10 +600,7 @@ def times_of(outcome: Outcome, name: str) -> Distribution | None:
 
 
 def good_share(outcome: Outcome) -> float:
-    """Return the share of the requests that met the SLO, as it is, not as it is shown.
-
-    Of several classes it is that of the class with the least.
-    """
+    """Return the exact share of the requests that met the SLO, the least of all classes."""
     parts = [each.goodput for each in outcome.classes.values()]
     if not parts and outcome.goodput is not None:
         parts = [outcome.goodput]

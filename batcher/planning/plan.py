@@ -41,8 +41,7 @@ MAX_DOUBLINGS = 10  # of a rate, up and down
 class Ladder:
     """The values of what is `searched` in deployments that are as `base` otherwise.
 
-    rungs: the numbers of the first tries, ascending; they are the bounds, too.
-    start: the place of the very first.
+    rungs: the numbers of the first tries, ascending, and the bounds; start: the place of the first.
     """
 
     def __init__(self, workload: AnyWorkload, base: Deployment, searched: Searched) -> None:
@@ -60,7 +59,7 @@ class Ladder:
         return 1 if fleet is None else scaled_fleet(fleet).num_replicas
 
     def step_at(self, number: int) -> int:
-        """Return how far from `number` another one is that differs by about a hundredth."""
+        """Return how far away the next number is that differs by about a hundredth."""
         return 1 if self.searched == "rate" else max(1, number // STEPS_OF_DOUBLING)
 
     def deployment_of(self, number: int, base: Deployment | None = None) -> Deployment:
@@ -100,8 +99,8 @@ MAX_ROUNDS = 8  # of finding a smaller one by a check
 class LeastSearch:
     """Looks for the least number of whose score the first part reaches `asked`.
 
-    rungs: ascending; the first is the least that may be tried, the last the largest.
-    scores: of all that were tried; `asks` yields the numbers whose scores it needs next.
+    rungs: ascending; the first is the least that may be tried, the last the largest.  scores: of
+    all that were tried.
     """
 
     def __init__(self, asked: float, rungs: Sequence[int]) -> None:
@@ -125,17 +124,17 @@ class LeastSearch:
         return max(self.scores, key=lambda number: (self.scores[number], -number))
 
     def run(self, score: Callable[[int], Score], start: int = 0) -> None:
-        """Search from the rung at place `start` on; `score` is asked for each number once."""
+        """Search from the rung at place `start` on; `score` is called once for each number."""
         for number in self.asks(start):
             self.scores[number] = score(number)
 
     def asks(self, place: int) -> Iterator[int]:
-        """Yield each number whose score has to be in `scores` before the search goes on.
+        """Yield each number whose score must be in `scores` before the search goes on.
 
-        From the rung at `place` on it goes up to the first that is enough, or down as long as they
-        are.  If none is, it tries some numbers between the rungs around the best one.  Then, again
-        and again, it halves the distance to the largest smaller number that is not enough, down to
-        1, and tries numbers near the answer and the rung after it.
+        From the rung at `place` on it climbs to the first that is enough, or descends as long as
+        they are.  If none is, it tries some numbers between the rungs around the best one.  Then,
+        again and again, it halves the distance to the largest smaller number that is not enough,
+        down to 1, and tries numbers near the answer and the rung after it.
         """
         rungs = self._rungs
         if (yield from self._tries(rungs[place])):
@@ -186,8 +185,7 @@ def likely(
 ) -> list[int]:
     """Return up to `count` numbers whose scores a LeastSearch asks for next, or soon.
 
-    The first is what it asks for next; then come those that it asks for after that, whether that
-    is enough or not, and so on.  known: the scores of numbers that it may ask for.
+    The first is the next; then come those after it, whether it is enough or not, and so on.
     """
     found = dict[int, None]()
     branches: deque[dict[int, Score]] = deque([{}])
@@ -243,8 +241,8 @@ OnTried = Callable[[int, Value, float], object]
 class Relief(Struct, frozen=True, kw_only=True):
     """A setting that was changed to a value.
 
-    share: of the requests that meet the SLO so, where the search ended.
-    reached: the best value of what is searched that meets the SLO so, None if that is none beyond.
+    share: of the requests that meet the SLO so, where the search ended.  reached: the best value of
+    what is searched that meets the SLO so, if it is beyond.
     """
 
     constraint: Limit
@@ -262,7 +260,7 @@ class Removal(Struct, frozen=True, kw_only=True):
 
 
 class Analysis(Struct, frozen=True, kw_only=True):
-    """What binds a deployment, in the order of SETTING_OF, and what that rests on.
+    """What binds a deployment, in the order of SETTING_OF, and why.
 
     removal: the fewest limits that have to go together, None if changing one of them helps.
     """
@@ -273,10 +271,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """A value that was tried; share: see good_share.
-
-    tokens_per_s, tails: see Outcome.
-    """
+    """A value that was tried; share: see good_share.  tokens_per_s, tails: see Outcome."""
 
     value: Value
     share: float
@@ -285,21 +280,15 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a search came to.
+    """The result of a search.
 
-    searched, asked: what for, and which share of the requests, of each class, was to meet the SLO.
-    limits: of all classes, see Slo.
-    is_met: whether `value` does, which is then the best that was found; else it is the nearest.
-    file_rate: the mean rate of the arrivals in the file, requests a second; None if all arrive at
-    once.
-    is_last: no better value could be tried.
-    next_value, next_outcome: the value after it that was tried and is not enough, None for none.
-    binding_classes: those, if there are several, of which too few meet their SLO with the next
-    value, or the nearest.
-    binding, reliefs, removal: see Analysis; of the same value.
-    contradictions: values tried that are easier than `value`, and yet not enough.
-    trials: all that were tried, in the order of their values.
-    gain: what drafts gain `deployment`, None if it has none.
+    asked: the share of the requests, of each class, that must meet the SLO.  is_met: `value` does,
+    and is the best found; else it is the nearest.  file_rate: mean arrivals per second in the file,
+    None if all come at once.  is_last: no better value could be tried.  next_value, next_outcome:
+    the value after it that is not enough, or None.  binding_classes: of several, those of which too
+    few meet their SLO there.  binding, reliefs, removal: see Analysis, of the same value.
+    contradictions: values that are easier than `value`, and yet not enough.  trials: all, in the
+    order of their values.  gain: of drafts, or None.
     """
 
     searched: Searched
@@ -345,7 +334,7 @@ def together(chains: Sequence[Chain[Found]], measure_all: MeasureAll) -> list[Fo
 
 
 def value_at(deployment: Deployment, limit: Limit) -> Value:
-    """Return what the setting of `limit` is; a list of what it is in each group if they differ."""
+    """Return the setting of `limit`; a list with that of each group if they differ."""
     axis = AXES[SETTING_OF[limit]]
     values = [axis.value_of(engine) for engine in engines_of([deployment])]
     return values if any(value != values[0] for value in values) else values[0]
@@ -395,9 +384,9 @@ def wider(deployment: Deployment, limit: Limit) -> Deployment | None:
 
 
 def narrower(deployment: Deployment, limit: Limit) -> Deployment | None:
-    """Return `deployment` with half of what `limit` limits, None if there is no such thing.
+    """Return `deployment` with half of what `limit` limits, or None.
 
-    Where steps have no token budget, they are given one.
+    Steps without a token budget are given one.
     """
 
     def change(engine: Deployment) -> Deployment | None:
@@ -434,7 +423,7 @@ def without(deployment: Deployment, limits: Collection[Limit], workload: AnyWork
 
 
 def _with_a_token_for_each(deployment: Deployment) -> Deployment:
-    """Return `deployment` with a token budget, if it has one, of at least one for each slot."""
+    """Raise a token budget to one token for each slot."""
     budget = deployment.scheduling.max_batch_tokens
     if budget is None or budget >= deployment.batch:
         return deployment
@@ -442,7 +431,7 @@ def _with_a_token_for_each(deployment: Deployment) -> Deployment:
 
 
 class _Attempt(Struct, frozen=True, kw_only=True):
-    """A limit, `base` with it wider or narrower, and what that comes to at an edge."""
+    """A limit, `base` with it wider or narrower, and the score of that at an edge."""
 
     limit: Limit
     is_wider: bool
@@ -457,9 +446,8 @@ def _without_uses(outcome: Outcome) -> Outcome:
 
 
 class Edge(Struct, frozen=True, kw_only=True):
-    """Where a search ended: `number` comes to `outcome`, which is not enough.
+    """The end of a search: `number` comes to `outcome`, which is not enough.
 
-    measure_all: tells what deployments come to.
     enough: the least number that is, the next larger one; None if nothing is enough.
     """
 
@@ -528,7 +516,7 @@ class Edge(Struct, frozen=True, kw_only=True):
     def _changes(
         self, limit: Limit, change: Callable[[Deployment, Limit], Deployment | None]
     ) -> Chain[list[_Attempt]]:
-        """Return what it comes to there to change a limit, further and further.
+        """Yield one limit changed further and further; return what each change comes to.
 
         One that changes nothing when it is wider was not reached: it is not widened further.
         """
@@ -556,9 +544,9 @@ class Edge(Struct, frozen=True, kw_only=True):
         return attempts
 
     def _with_reaches(self, attempts: list[_Attempt], enough: int) -> list[_Attempt]:
-        """Return `attempts`; the one of a limit and direction that reaches furthest says how far.
+        """Return `attempts`; of a limit and direction the one that reaches furthest has its reach.
 
-        It does if that is about a hundredth beyond `enough`.
+        It must be about a hundredth beyond `enough`.
         """
         directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
         for attempt in attempts:
@@ -576,9 +564,9 @@ class Edge(Struct, frozen=True, kw_only=True):
         ]
 
     def _furthest(self, tried: list[_Attempt]) -> Chain[tuple[Deployment, int]]:
-        """Return which of `tried`, all enough there, reaches furthest, and how far it does.
+        """Return which of `tried` reaches furthest, and how far.
 
-        It is looked for further only with those that are enough beyond where one before is.
+        Only attempts that are enough beyond the reach of one before are looked at.
         """
         step = self.ladder.step_at(self.number)
         best = tried[0].base
@@ -618,7 +606,7 @@ class Edge(Struct, frozen=True, kw_only=True):
         return good_share((yield deployment)) >= self.question.asked
 
     def _removal(self) -> Removal | None:
-        """Return the fewest limits without which more meet the SLO, None for none."""
+        """Return the fewest limits without which more meet the SLO, or None."""
         deployment, workload = self.ladder.deployment_of(self.number), self.question.workload
 
         def share_without(limits: Sequence[Limit]) -> float:
@@ -638,7 +626,7 @@ class Edge(Struct, frozen=True, kw_only=True):
 
 
 class _Trials:
-    """Simulates numbers of a ladder, and keeps what they come to."""
+    """Simulates numbers of a ladder, and keeps their outcomes."""
 
     def __init__(
         self,
@@ -656,7 +644,6 @@ class _Trials:
         self.outcomes: dict[int, Outcome] = {}
 
     def score(self, number: int) -> Score:
-        """Return the share of the requests that meet the SLO, and how near the others are to it."""
         if number not in self._ahead:
             self._measure_ahead()
         self.outcomes[number] = outcome = self._ahead.pop(number)
@@ -702,14 +689,11 @@ def find_plan(
     """Return the best value of what is `searched`, all else as in `base`.
 
     The answer does not depend on `num_jobs`, the processes that work on it.
-
-    on_tried: called again and again with how many values were tried, with the one that is tried
-    next, and which share of that, and of others that are tried at once, is done.
-    on_relief: called with how many simulations were done then to see what would help, a part of one
-    counted as such.
-    on_found: called before that with the plan, but for what binds, what helps and the gain.
-    on_trial: called with each value that the search has tried, as soon as it is known.
-    small: below so many samples no process is started.
+    on_tried: called again and again with how many values were tried, the next value, and the share
+    of its simulation that is done.  on_relief: called with how many simulations of reliefs are
+    done.  on_found: called before that with the plan, without what binds, helps and gains.
+    on_trial: called with each value that the search has tried.  small: below so many samples no
+    process is started.
 
     Raises:
         BatchdecodeError: the settings make no sense, or there is nothing to search.

@@ -51,8 +51,8 @@ _WORDS = {  # of JSON, in the place of those of Python
 class LoggedRequest(Struct, frozen=True, gc=False, kw_only=True):
     """A line of the log; its other fields are not used.  Times are seconds from anywhere.
 
-    queued_ts: when it came.  scheduled_ts: when its first step began.  first_token_ts,
-    last_token_ts: when these tokens were there.  replica: which of several engines had it.
+    queued_ts: its arrival.  scheduled_ts: the beginning of its first step.  replica: its engine, of
+    several.
     """
 
     request_id: str
@@ -122,10 +122,7 @@ def workload_of_log(log: list[LoggedRequest]) -> Workload:
 
 
 class RequestsOfRun(NamedTuple):
-    """The requests in the order they came.
-
-    batch: the slots of the engine, if known; of a server, what its client had in flight.
-    """
+    """The requests in the order they came; batch: slots, or what a client had in flight."""
 
     requests: list[LoggedRequest]
     batch: int | None
@@ -201,7 +198,7 @@ MAX_SHOWN = 80  # characters of a value
 
 
 class Limit(Struct, frozen=True):
-    """A setting as SchedulingSettings has it, or a batch; place: where it stands in the file."""
+    """A setting as SchedulingSettings has it, or a batch, and its place in the file."""
 
     value: Any
     place: str
@@ -258,7 +255,7 @@ _NOT_SIMULATED: dict[str, Callable[[Any], bool]] = {
 
 
 class RunMeta(Struct, frozen=True):
-    """limits: by the setting.  not_simulated: fields with a value no simulation heeds."""
+    """limits: by setting.  not_simulated: fields with a value that no simulation heeds."""
 
     limits: dict[str, Limit]
     not_simulated: list[str]
@@ -329,10 +326,7 @@ PERCENTS = (50, 99)
 
 
 class Comparison(Struct, frozen=True):
-    """A number of the real run and of its simulation, in seconds; error: a share of the real one.
-
-    The error is None where the real one is 0.
-    """
+    """A number of the real run and of its simulation, in seconds; error: a share, or None."""
 
     name: str
     real: float
@@ -341,17 +335,14 @@ class Comparison(Struct, frozen=True):
 
 
 class Replay(Struct, frozen=True):
-    """comparisons: one for each number.  result: all that the simulation came to."""
+    """The numbers of a replay, and all that the simulation came to."""
 
     comparisons: list[Comparison]
     result: FleetResult
 
 
 class AsLogged(Router):
-    """To the replica that had the request; they are counted in the order in which the log has them.
-
-    log: each of its requests names a replica.
-    """
+    """To the replica that had the request, in the order in which the log has them."""
 
     def __init__(self, log: Sequence[LoggedRequest]) -> None:
         super().__init__()
@@ -376,7 +367,7 @@ def replay(
 
     Raises:
         BatchdecodeError: the settings make no sense, the router fails or refuses a request, or one
-            of the log can never run.
+    of the log can never run.
     """
     turns = Turns(workload_of_log(log))
     router = AsLogged(log) if router is None else router
@@ -405,7 +396,7 @@ def replay(
 def _numbers(rows: Iterable[tuple[float | None, ...]]) -> dict[str, float]:
     """Return mean and percentiles, by nearest rank, of all latencies, and the makespan.
 
-    rows: arrival, admission (None if not known), first and last token, and the number of tokens.
+    rows: arrival, admission (None if not known), first and last token, number of tokens.
     """
     arrival, admitted, first, last, num_tokens = np.ascontiguousarray(np.array([*rows], float).T)
     several = num_tokens > 1

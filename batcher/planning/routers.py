@@ -33,7 +33,7 @@ MAX_OVERLOAD = 1.25  # of the mean load, as in consistent hashing with bounded l
 
 
 class ReplicaStats(Struct, frozen=True, gc=False):
-    """How a replica stood at `time`: how many sequences ran, and how many waited."""
+    """The state of a replica at `time`: how many sequences ran, and how many waited."""
 
     time: float
     running: int
@@ -43,10 +43,8 @@ class ReplicaStats(Struct, frozen=True, gc=False):
 class ReplicaView(Struct, eq=False):
     """What a router knows of a replica.
 
-    num_requests, num_tokens: sent, and no end has come back: how many, and the tokens of their
-    prompts together.  report: the last one that has come, None before the first.
-    num_unreported: how many requests were sent since then.  group: of the fleet's file, "" without
-    one.  batch, kv_blocks: of the replica.
+    num_requests, num_tokens: sent and not ended, and their prompt tokens.  report: the last one, or
+    None.  num_unreported: requests sent since then.  group: in the fleet's file, or "".
     """
 
     index: int
@@ -60,10 +58,9 @@ class ReplicaView(Struct, eq=False):
 
 
 class Router:
-    """Chooses the replica that each request goes to.
+    """Chooses the replica for each request.
 
-    hears_ends, hears_reports: whether it goes by the ends of responses, or by reports.
-    replicas: those that it may send to, at least one.
+    hears_ends, hears_reports: it uses the ends of responses, or reports.  replicas: at least one.
     """
 
     hears_ends = hears_reports = False
@@ -75,14 +72,11 @@ class Router:
         self.replicas = replicas
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
-        """Return where to send a request; None: it is refused."""
+        """Return where to send a request; None: refuse it."""
         raise NotImplementedError
 
     def note(self, replica: ReplicaView) -> None:
-        """Take note that a request was sent to this replica, or ended there, or that it reported.
-
-        What is known of it counts that already.
-        """
+        """Note that a request was sent to this replica, or ended there, or that it reported."""
 
 
 class RoundRobin(Router):
@@ -124,7 +118,7 @@ class RandomTwo(RandomChoice):
 
 
 class LeastOf(Router):
-    """To the replica of which a load is least; of equals to the one whose has been for longest."""
+    """To the replica of the least load; of equals to the one that has had it for longest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +179,7 @@ class LeastTokens(LeastOf):
 class ShortestQueue(LeastOf):
     """To the one that reported the shortest queue, and was sent the least since.
 
-    It counts as vLLM's balancer of data-parallel ranks does: what waits, or was sent, four times.
+    Like vLLM's balancer, it counts what waits, or was sent, four times.
     """
 
     hears_reports = True
@@ -205,10 +199,10 @@ class _Prefix(Struct, eq=False):
 
 
 class PrefixAffinity(LeastLoaded):
-    """To where most of the prompt was sent last, unless that has too much to do; else to the least.
+    """To where most of the prompt was sent last; if that is overloaded, to the least loaded.
 
-    It has too much if it has more than MAX_OVERLOAD times the mean number of requests in flight
-    (bounded loads: Mirrokni, Thorup and Zadimoghaddam, SODA 2018).
+    Overloaded: more than MAX_OVERLOAD times the mean number of requests in flight (bounded loads:
+    Mirrokni, Thorup and Zadimoghaddam, SODA 2018).
     """
 
     def __init__(self) -> None:
@@ -249,7 +243,7 @@ class PrefixAffinity(LeastLoaded):
 class BySession(Router):
     """All turns of a session to one replica, by rendezvous hashing; others in turn.
 
-    Of a replica that comes or goes, only its own sessions move (Thaler and Ravishankar, IEEE/ACM
+    When a replica comes or goes, only its own sessions move (Thaler and Ravishankar, IEEE/ACM
     Transactions on Networking 6(1), 1998).
     """
 
@@ -272,7 +266,7 @@ class BySession(Router):
 
 
 class RoutedRequest(Struct, frozen=True, gc=False):
-    """A request as a router of one's own gets it."""
+    """A request as a user's router gets it."""
 
     id: str
     arrival_time: float
@@ -283,10 +277,7 @@ class RoutedRequest(Struct, frozen=True, gc=False):
 
 
 class OwnRouter(Router):
-    """To the one of the replicas, given in a list, whose place there `choose_place` returns.
-
-    None refuses the request.
-    """
+    """To the replica whose place in the list `choose_place` returns; None refuses the request."""
 
     hears_ends = hears_reports = True
 
@@ -297,11 +288,7 @@ class OwnRouter(Router):
         self._name, self._choose_place = name, choose_place
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
-        """Return what the function says.
-
-        Raises:
-            BatchdecodeError: it raised, or returned no place in the list.
-        """
+        """Return what the function says, or raise a BatchdecodeError where it fails."""
         routed = RoutedRequest(
             request.id,
             now,
@@ -335,11 +322,7 @@ ROUTERS: dict[str, Callable[[], Router]] = {
 
 
 def router_of(name: str) -> Router:
-    """Return a new router of that name, or one that asks what `module:function` names.
-
-    Raises:
-        BatchdecodeError: there is none.
-    """
+    """Return a new router of that name, or one that calls `module:function`."""
     if name in ROUTERS:
         return ROUTERS[name]()
     known = ", ".join(ROUTERS)

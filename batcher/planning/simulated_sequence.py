@@ -21,16 +21,14 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     """A job on its way.
 
-    history: what its session has come to, its first tokens.
-    pieces: what its tokens are, prompt and output.  ends: where each of them ends.  Both are empty
-    until they are asked for.
-    arrival_time: of a turn, when it went on at last.  admitted_ticks: when its first admission
-    began; first_token_ticks, end_ticks: when the steps of its first and its last token had ended;
-    all NEVER if that did not happen.  has_failed: it, or a turn before it, could never run.
-    fits: whether its prompt leaves room for output in the context.
-    came: when it came to a fleet, if that was before it arrived at the replica that serves it.
-    num_cached_at_first: the tokens found in blocks when it was first admitted.
-    num_preemptions: how often it lost its slot.  num_lost_tokens: computed, and lost the last time.
+    history: the earlier tokens of its session.  pieces, ends: its tokens, prompt and output, and
+    where each piece ends; empty until needed.  arrival_time: of a turn, when it may begin at last.
+    admitted_ticks: the beginning of its first admission; first_token_ticks, end_ticks: the ends of
+    the steps of its first and last token; NEVER if that did not happen.  has_failed: it, or a turn
+    before it, could never run.  fits: its prompt leaves room for output in the context.  came: its
+    arrival at the fleet, if that was before the one at its replica.  num_cached_at_first: tokens
+    found in blocks at its first admission.  num_lost_tokens: computed, and lost by the last
+    preemption.
     """
 
     job: Job
@@ -49,7 +47,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
 
     @property
     def first_arrival(self) -> float:
-        """When it came to the engine, or to the router of the fleet, that serves it."""
+        """Its arrival at the engine, or at the router of the fleet."""
         return self.arrival_time if self.came is None else self.came
 
     @property
@@ -64,7 +62,6 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
 
     @property
     def end(self) -> float | None:
-        """When the step ended that gave it its last token, in seconds; None if it failed."""
         return None if self.end_ticks == NEVER else self.end_ticks / TICKS_PER_SECOND
 
     @property
@@ -84,9 +81,9 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         return Piece(self.max_tokens, output.symbol, tokens)
 
     def cut_to(self, room: int) -> bool:
-        """Let it generate `room` tokens at most; return whether its output is as short as that.
+        """Limit its output to `room` tokens; return whether its whole output fits.
 
-        One whose request states max_tokens is to have room for all of them.
+        A request that states max_tokens must have room for all of them.
         """
         if room < self.max_tokens and not self.has_default_limit:
             return False
@@ -94,11 +91,11 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         return self.job.output.length <= room
 
     def send(self, now: float) -> None:
-        """Let it arrive at a replica at `now`, which may be later than it came to the fleet."""
+        """Let it arrive at a replica at `now`, perhaps later than at the fleet."""
         self.came, self.arrival_time = self.first_arrival, now
 
     def anew(self) -> "SimulatedSequence":
-        """Return the same, of which no engine knows yet; only when it came is kept."""
+        """Return a copy that no engine knows yet; only its arrival at the fleet is kept."""
         fresh = make_sequence(self.job, self.history)
         fresh.max_tokens, fresh.fits, fresh.came = self.max_tokens, self.fits, self.first_arrival
         return fresh
@@ -149,7 +146,7 @@ def make_sequence(
 
 
 class _History:
-    """What a session has come to: turns that have ended, and what has stayed of those dropped."""
+    """The turns of a session that have ended, and what has stayed of those dropped."""
 
     def __init__(self) -> None:
         self.kept: list[Piece] = []
@@ -181,7 +178,7 @@ class _History:
 class Turns:
     """Makes the sequences of a workload; of one session at most one is on its way.
 
-    sequences: one for each job, those of turns that have not begun without a history.
+    sequences: one for each job; turns that have not begun have no history.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -196,7 +193,7 @@ class Turns:
 
     @cached_property
     def longest(self) -> SimulatedSequence | None:
-        """The sequence with the most tokens, of those without a history; None if there is none."""
+        """The sequence with the most tokens, without histories, or None."""
         return max(
             self.sequences,
             key=lambda sequence: sequence.num_prompt_tokens + sequence.max_tokens,
@@ -230,7 +227,7 @@ class Turns:
         return first
 
     def next_turn(self, ended: SimulatedSequence, now: float) -> SimulatedSequence | None:
-        """Return the turn that follows one that has ended or failed at `now`; None if none does.
+        """Return the turn after one that has ended or failed, or None.
 
         It has failed if the one before it has.
         """

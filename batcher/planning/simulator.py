@@ -33,16 +33,13 @@ from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 class SimulationTotals(Struct, gc=False):
     """Sums over all steps.
 
-    num_steps: those that computed something.  computed_tokens: known, generated or drafted.
-    recomputed_tokens: computed, lost by preemptions, and not found in blocks again.
-    asked_tokens, found_tokens: what sequences were admitted with the first time, and what of it was
-    found in blocks.  slot_steps, block_steps: slots and blocks held, summed over all steps.
-    num_drafts, num_accepted: drafts that were verified, and those of them that were accepted.
-    num_draft_rows: the rows that verified some, summed over all steps.  draft_ticks: the time it
-    took to make them.  draft_work: what verifying them adds to prefill_work, see StepTime.
-    unread_tokens: how much less all rows read since accepted tokens needed no step of their own.
-    binding_ticks: how long each of arrivals (nothing waited), slots, kv, tokens, preemption and
-    batch kept the first of the waiting queue out of steps.
+    num_steps: steps that computed something.  computed_tokens: known, generated or drafted.
+    recomputed_tokens: lost by preemptions and not found in blocks again.  asked_tokens,
+    found_tokens: at first admissions, and found in blocks.  slot_steps, block_steps: slots and
+    blocks held, summed over steps.  num_draft_rows: rows with drafts, summed over steps.
+    draft_ticks: time to make drafts.  draft_work: prefill_work of verifying them.  unread_tokens:
+    reads that accepted drafts saved.  binding_ticks: how long each of arrivals (nothing waited),
+    slots, kv, tokens, preemption and batch kept the first of the waiting queue out.
     """
 
     num_steps: int = 0
@@ -88,12 +85,11 @@ _BITS = 53  # as many as a float has
 class AssumedDrafts(Struct, frozen=True, kw_only=True):
     """Drafts without a model.
 
-    Whether one is accepted depends on the sample and the place in its output alone, never on the
-    schedule, so that all settings are compared with the same luck.
-
-    num_tokens: of a row in a step, unless its request says otherwise.
-    acceptance: how likely a draft is accepted if all before it are, 0 to 1.
-    cost: of one draft of each row, as a share of a step that only decodes these rows.
+    Acceptance depends on the sample and the place in its output alone, never on the schedule, so
+    that all settings are compared with the same luck.
+    num_tokens: of a row per step, unless its request sets it.  acceptance: probability that a draft
+    is accepted if all before it are.  cost: of one draft of each row, as a share of a decoding
+    step.
     """
 
     num_tokens: int
@@ -103,9 +99,9 @@ class AssumedDrafts(Struct, frozen=True, kw_only=True):
     def wanted(
         self, rows: Iterable[SimulatedSequence], decode_step: int
     ) -> dict[SimulatedSequence, int]:
-        """Return how many drafts are wanted of which of the rows, those that decode.
+        """Return the number of drafts for each row that decodes.
 
-        As the engine, which does not know where an output ends, it looks as far as max_tokens.
+        Like the engine, which does not know where an output ends, it looks as far as max_tokens.
         """
         num_wanted: dict[SimulatedSequence, int] = {}
         for row in rows:
@@ -119,7 +115,7 @@ class AssumedDrafts(Struct, frozen=True, kw_only=True):
         return num_wanted
 
     def num_accepted(self, job: Job, place: int, num_drafts: int) -> int:
-        """Return how many drafts are accepted of those for the tokens from `place` of an output."""
+        """Return how many drafts for the tokens from `place` of an output are accepted."""
         key, threshold = scramble((job.input_index << 32) + job.index), self.acceptance * 2**_BITS
         for number in range(num_drafts):
             if scramble(key + place + number) >> 64 - _BITS >= threshold:
@@ -142,10 +138,10 @@ class Preempted(Exception):  # noqa: N818 - it is no error
 
 
 class ReplicaSettings(Struct, frozen=True, kw_only=True):
-    """What an engine is made with.  group: of a file, that it is in.
+    """The settings of one engine.
 
-    role: whether it computes prompts, or decodes, if others do the rest.
-    is_trial: whether its simulation is given up at the first preemption.
+    group: its group in a fleet file.  role: it computes prompts, decodes, or does both.  is_trial:
+    its simulation is given up at the first preemption.
     """
 
     num_slots: int
@@ -158,13 +154,12 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def of_trial(self) -> Self | None:
-        """The same for a trial with jobs that share nothing; None if it would not do, or not help.
+        """The settings of a trial with jobs that share nothing; None if there can be none.
 
         Where no two jobs begin with the same tokens, a prefix cache holds nothing for a sequence
         but what it had computed before a preemption.  Until the first preemption as many blocks are
-        held and free as without the cache, so a trial only counts them.
-
-        A policy of one's own is asked by no simulation that may be given up: it may count.
+        held and free as without the cache, so a trial only counts them.  A user's own policy may
+        count its calls, so no trial calls it.
         """
         settings = self.scheduling
         is_known = settings.policy in POLICIES and settings.policy != LONGEST_PREFIX_MATCH
@@ -177,9 +172,8 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
 class EngineSimulation:
     """One engine, and a run over all its turns.
 
-    ended: sequences that have ended or failed since they were last taken from here.
-    needs_tables: whether it matters which blocks a sequence holds, and not only how many.
-    kv_cache: its blocks; None: those that the settings say.
+    ended: sequences that ended or failed since they were last taken from here.  needs_tables: which
+    blocks a sequence holds matters, not only how many.  kv_cache: None for the one of the settings.
     """
 
     needs_tables = False
@@ -220,7 +214,6 @@ class EngineSimulation:
         self._is_in_order = settings.batching == "static" or settings.policy == "fcfs"
 
     def run(self, on_ended: OnEnded = lambda _: None) -> SimulationResult:
-        """Return what the run comes to."""
         queue, batch, turns, num_ended = self._queue, self._batch, self._turns, 0
         for sequence in turns.begin():
             queue.add(sequence, 0.0)
@@ -244,7 +237,7 @@ class EngineSimulation:
     # -- arrivals --------------------------------------------------------------------------------
 
     def _join_arrivals(self) -> None:
-        """Let what has arrived wait for a slot; if all is idle, jump to the next arrival."""
+        """Queue what has arrived; if all is idle, jump to the next arrival."""
         queue = self._queue
         arrival = queue.next_arrival
         if arrival is not None and arrival > self._now:
@@ -281,10 +274,7 @@ class EngineSimulation:
     # -- steps -----------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Take all steps up to one that may decide something, or that one.
-
-        In those before it rows decode, and nothing else happens but to the last of them.
-        """
+        """Take all steps up to one that may decide something, or that one."""
         if self._drafts is not None:
             self._drafting = {row: None for row in self._drafting if row.state is State.RUNNING}
             num_wanted = self._drafts.wanted(self._drafting, self._batch.decode_step)
@@ -298,9 +288,9 @@ class EngineSimulation:
             self._take_step()
 
     def _num_sure_steps(self, now: float) -> tuple[int, float]:
-        """Return how many steps decide nothing, if they begin before a time, and that time.
+        """Return how many steps decide nothing if they begin before a time, and that time.
 
-        The last of them may end a row.  That none arrives meanwhile is to be seen to.
+        The last of them may end a row.  The caller sees to arrivals.
         """
         batch, scheduler, settings = self._batch, self._scheduler, self._settings
         if batch.prefilling or not batch.num_decoding:
@@ -328,10 +318,7 @@ class EngineSimulation:
         return num_steps, until
 
     def _time_of(self, num_steps: int, until: float) -> tuple[int, int]:
-        """Return how many of so many steps surely begin before `until` or an arrival; their ticks.
-
-        The times of steps are not added up one by one.
-        """
+        """Return how many steps surely begin before `until` or an arrival, and their ticks."""
         batch, step_time = self._batch, self._step_time
         num_rows, num_read = batch.num_decoding, batch.num_read
         ticks = step_time.ticks_of_decodes(num_rows, num_read, num_steps)
@@ -348,10 +335,7 @@ class EngineSimulation:
         return num_steps, ticks
 
     def _before_news(self, until: float) -> float:
-        """Return the first of `until`, of where it is to stand still, and of the next arrival.
-
-        An arrival that only waits is none.
-        """
+        """Return the first of `until`, the end of `advance`, and the next arrival that matters."""
         queue = self._queue
         until = min(until, self._until)
         is_closed = queue.num_slots and (self._is_in_order or not self._batch.num_free)
@@ -365,7 +349,7 @@ class EngineSimulation:
         return until if arrival is None or arrival > until else arrival
 
     def _skip(self, num_steps: int, ticks: int) -> None:
-        """Let steps pass in which rows decode, and nothing else happens but to the last of them."""
+        """Take steps in which rows decode, and nothing else happens but to the last of them."""
         batch, kv_cache, step = self._batch, self._growing_cache, self._batch.decode_step
         self._advance(num_steps, ticks, num_steps * batch.num_decoding)
         batch.decode_step = step + num_steps - 1
@@ -385,10 +369,7 @@ class EngineSimulation:
             self._end_all(ending)
 
     def _take_step(self, num_wanted: Mapping[SimulatedSequence, int] = NO_DRAFTS) -> None:
-        """Take the next step, if any row is there to be computed.
-
-        num_wanted: how many drafts are wanted of which rows.
-        """
+        """Take the next step, if there is any row; num_wanted: drafts by row."""
         batch = self._batch
         scheduled = self._scheduler.schedule(self._step, self._now, num_wanted)
         if scheduled is not NO_CHANGES:
@@ -416,10 +397,7 @@ class EngineSimulation:
     def _make_drafts(
         self, drafts: AssumedDrafts, num_drafts: Mapping[SimulatedSequence, int]
     ) -> int:
-        """Count the drafts that a step verifies; return how many ticks it takes to make them.
-
-        Those of a row are made one after the other.
-        """
+        """Count the drafts that a step verifies; return the ticks that making them takes."""
         totals, decode_step, num_rows = self._totals, self._batch.decode_step, len(num_drafts)
         totals.num_draft_rows += num_rows
         totals.num_drafts += sum(num_drafts.values())
@@ -437,7 +415,7 @@ class EngineSimulation:
         return ticks
 
     def _settle(self, drafts: AssumedDrafts, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
-        """Let rows keep the drafts that are accepted, none behind the end of their outputs."""
+        """Accept drafts of rows, none behind the end of their outputs."""
         totals, batch = self._totals, self._batch
         accepted: dict[int, int] = {}
         for row, num_drafts in scheduled.num_drafts.items():
@@ -451,7 +429,7 @@ class EngineSimulation:
         self._scheduler.settle_drafts(scheduled, accepted)
 
     def _note(self, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
-        """Take note of what a step admits and preempts."""
+        """Count what a step admits and preempts; raise Preempted in a trial."""
         totals = self._totals
         if self._tables is not None:
             self._tables.take_copies()  # there is nothing to copy
@@ -489,7 +467,7 @@ class EngineSimulation:
         self._now = end / TICKS_PER_SECOND
 
     def _end_all(self, ending: Collection[int]) -> None:
-        """Take those out of these slots whose last step was the one before the current one."""
+        """End the rows in these slots whose last step was the one before the current one."""
         slots, finish, last_step = self._batch.slots, self._scheduler.finish, self._step - 1
         for slot in sorted(ending):
             sequence = slots[slot]

@@ -51,7 +51,6 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
     """Requests that arrive for `duration` seconds, `rate` of them a second; none shares a prefix.
 
     It has the numbers that a Workload has, of tokens and samples about as many.
-
     prompt, output: distributions of their lengths, as text.  burstiness: see Gamma; None: at equal
     distances.  shares: of priorities.
     """
@@ -99,7 +98,7 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
         return replace(self, rate=self.rate * rate, duration=self.duration / rate)
 
     def rows(self) -> Iterator[tuple[float, int, int, int]]:
-        """Yield for each request its arrival, how long prompt and output are, and its priority."""
+        """Yield (arrival, prompt length, output length, priority) of each request."""
         arrivals: Arrivals = Poisson(self.rate)
         if self.burstiness is None:
             arrivals = Constant(self.rate)

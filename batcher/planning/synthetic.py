@@ -48,8 +48,8 @@ PriorityShares = dict[int, float]
 class Family(Struct, frozen=True):
     """Distributions that differ in their parameters.
 
-    draw: that of a Distribution, if a number for each of `parameters` follows, in order.  allowed:
-    what `is_allowed` tests, in words.
+    draw: a Distribution, with a number for each of `parameters` behind it.  allowed: what
+    `is_allowed` tests, in words.
     """
 
     parameters: tuple[str, ...]
@@ -65,7 +65,7 @@ def make_generator(seed: int, stream: int) -> Generator:
 def draw_lengths(
     distribution: Distribution, generator: Generator, maximum: int = MAX_LENGTH
 ) -> Iterator[int]:
-    """Yield whole numbers without end: at least 1, and at most `maximum`."""
+    """Yield whole numbers without end, from 1 to `maximum`."""
     while True:
         numbers = np.clip(distribution(generator, _BLOCK), 1, maximum)
         yield from np.rint(numbers).astype(np.int64).tolist()
@@ -83,7 +83,7 @@ def parse_distribution(
 ) -> Distribution:
     """Return the distribution that `text`, the value of `option`, names; a number is constant.
 
-    others: what the option takes beside these, for the error.
+    others: further forms that the option takes, for the error.
 
     Raises:
         WorkloadError: it names none.
@@ -115,7 +115,7 @@ def parse_distribution(
 def parse_lengths(text: str, option: str, side: Side, read_lines: ReadLines) -> Distribution:
     """Return the distribution of lengths that `text`, the value of `option`, names.
 
-    side: which lengths of a trace count.  read_lines: gives the lines of a file.
+    side: which lengths of a trace count.  read_lines: opens a file.
     """
     name, _, path = text.partition(":")
     if name != _FROM_FILE:
@@ -216,7 +216,7 @@ def draw_priorities(shares: PriorityShares, generator: Generator) -> Iterator[in
 
 
 def parse_priorities(text: str, place: str) -> PriorityShares:
-    """Return the shares that `text` states; a colon may stand for each comma."""
+    """Return the shares that `text`, found at `place`, states; colons may replace commas."""
     parts = text.replace(",", ":").split(":")
     shares: PriorityShares = {}
     try:
@@ -241,7 +241,7 @@ class Arrivals(Struct, frozen=True):
     rate: float
 
     def times(self, generator: Generator) -> Iterator[float]:
-        """Yield arrival times in seconds, without end, from 0 on; none is before the last."""
+        """Yield arrival times in seconds, without end, ascending from 0."""
         elapsed = 0.0
         while True:
             for gap in self._gaps(generator).tolist():
@@ -252,7 +252,6 @@ class Arrivals(Struct, frozen=True):
         raise NotImplementedError
 
     def _time(self, elapsed: float) -> float:
-        """Return the time at which the gaps so far, summed up, are over."""
         return elapsed
 
 
@@ -267,10 +266,10 @@ class Constant(Arrivals, frozen=True):
 
 
 class Gamma(Arrivals, frozen=True):
-    """Arrivals with gaps of a gamma distribution, which for burstiness 1 make a Poisson process.
+    """Arrivals with gaps of a gamma distribution; burstiness 1 is a Poisson process.
 
-    burstiness: the shape of the distribution; the gaps' coefficient of variation is
-    burstiness ** -0.5, so a lower one makes more of a burst.
+    burstiness: its shape; the coefficient of variation of the gaps is burstiness ** -0.5, so less
+    is burstier.
     """
 
     burstiness: float
@@ -313,10 +312,7 @@ class SharedPrefix(Struct, frozen=True):
 
 
 class SyntheticWorkload(Struct, frozen=True, kw_only=True):
-    """What a workload is made from, but for who asks when.
-
-    name: how ids, sessions and the seeds of prompts begin.
-    """
+    """What a workload is made from, but for sessions and times; name: prefix of ids and seeds."""
 
     prompt_lengths: Distribution
     output_lengths: Distribution
@@ -329,7 +325,7 @@ class SyntheticWorkload(Struct, frozen=True, kw_only=True):
 
 
 class _Turn(Struct, frozen=True, gc=False):
-    """One request as far as it is known who asks it, and when."""
+    """The part of one request that its arrival pattern decides."""
 
     id: str
     arrival_time: float
@@ -351,8 +347,7 @@ def session_entries(
 ) -> Iterator[WorkloadEntry]:
     """Yield the turns of sessions without end; the sessions arrive by a pattern.
 
-    The turns of a session follow each other; each waits for the one before it, and then for
-    `think_time`.
+    The turns of a session follow each other, each `think_time` after the one before it.
     """
 
     def turns() -> Iterator[_Turn]:
@@ -373,7 +368,7 @@ def closed_entries(
 ) -> Iterator[WorkloadEntry]:
     """Yield the requests of users, without end: first one of each, then another of each, and so on.
 
-    Each user is a session, from 0 on, who asks again `think_time` after an answer.
+    Each user is a session from 0 on, and asks again `think_time` after an answer.
     """
 
     def turns() -> Iterator[_Turn]:

@@ -33,8 +33,8 @@ _Message = tuple[str, Any]  # "answer", "part", or "error" or "bug" with a text
 class WorkerProcesses(Generic[Shared, Task, Answer]):
     """Computes `work(shared, task, on_part)` for many tasks; a context manager.
 
-    work: a function of a module, and all that goes in and out of it can be pickled.
-    num_jobs: how many processes compute; 1 is this one, more are others.
+    work: a function of a module; all its values can be pickled.  num_jobs: 1 is this process, more
+    are others.
     """
 
     def __init__(self, work: Work[Shared, Task, Answer], shared: Shared, num_jobs: int) -> None:
@@ -59,7 +59,11 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
     ) -> Iterator[tuple[int, Answer]]:
         """Yield the place of each task with its answer, as they are done.
 
-        on_part: called now and then with the place of a task and how much of it is done.
+        on_part: called now and then with the place of a task and its share that is done.
+
+        Raises:
+            BatchdecodeError: a task has raised it, or a process was killed.
+            InvariantError: a task has raised something else.
         """
         if self._num_jobs == 1:
             for place, task in enumerate(tasks):
@@ -87,10 +91,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
     def all_answers(
         self, tasks: Sequence[Task], on_done: Callable[[float], object] = lambda _: None
     ) -> list[Answer]:
-        """Return the answers in the order of the tasks; see `answers`.
-
-        on_done: called with how many tasks are done, a part of one counted as such.
-        """
+        """Return the answers in the order of the tasks; on_done: called with how many are done."""
         found: dict[int, Answer] = {}
         done: dict[int, float] = {}
 
@@ -104,7 +105,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         return [found[place] for place in range(len(tasks))]
 
     def _start(self, num_processes: int) -> None:
-        """Start more processes, which take no notice of signals: it is this one that ends them."""
+        """Start more processes, which ignore signals: this one ends them."""
         context = get_context("spawn")
         num_before = len(self._connections)
         with helpers_started():
@@ -120,7 +121,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
 
 
 def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:
-    """Take what is shared, and answer the tasks that come; what a process does."""
+    """Take what is shared, and answer the tasks that come: the loop of a process."""
     become_helper()
     with suppress(EOFError, OSError):
         shared = connection.recv()

@@ -22,7 +22,7 @@ from batcher.tokens import NO_TOKENS, Tokens
 class Piece(NamedTuple):
     """`length` tokens of a prompt or an output: those listed, or those that `symbol` stands for.
 
-    Equal symbols have equal tokens from the first on, or, where the symbol is GREEDY, equal tokens
+    Equal symbols are equal tokens from the first on or, where the symbol is GREEDY, equal tokens
     after equal ones.
     """
 
@@ -37,13 +37,10 @@ GREEDY: tuple[int | str, ...] = ("greedy",)
 class Job(Struct, frozen=True, kw_only=True, gc=False):
     """One sample of a request.
 
-    input_index: the request's.  max_tokens: what the scheduler knows, unless the context has less
-    room; num_output_tokens: what it comes to, at most as many.  has_default_limit: see Schedulable.
-    prompt, output: what they hold, for the prefix cache; prompt is None if it shares nothing with
-    any other.  segment_ends: see Schedulable.
-    session, think_time: see Request.  num_lasting: how many of its first tokens stay in its session
-    if it is dropped.  has_siblings: whether there are other samples of it.
-    draft_tokens: how many drafts it is given in a step; None: as many as others.
+    input_index: that of the request.  max_tokens: the limit that the scheduler knows;
+    num_output_tokens: the real length.  prompt: None if it shares nothing with another.
+    num_lasting: first tokens that stay in a session when this turn is dropped.  has_siblings: the
+    request has other samples.  draft_tokens: drafts per step, None for those of all.
     """
 
     id: str
@@ -93,7 +90,7 @@ class Workload(Struct, frozen=True, gc=False):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are computed of all there can be at once."""
+        """The tokens computed of all there can be at once."""
         return sum(job.num_prompt_tokens + job.num_output_tokens for job in self.jobs)
 
     def num_blocks(self, block_size: int) -> int:
@@ -129,15 +126,12 @@ class Workload(Struct, frozen=True, gc=False):
 
     @property
     def mean_rate(self) -> float | None:
-        """How many requests arrive a second; None if all do at once."""
+        """Arrivals per second; None if all come at once."""
         num_arrivals = sum(not job.index for job in self.jobs)
         return (num_arrivals - 1) / self.span if self.span else None
 
     def at_rate(self, rate: float) -> Self:
-        """Return the same with requests that arrive `rate` times as fast.
-
-        A deadline stays as long after its arrival as it was.
-        """
+        """Return the workload with arrivals `rate` times as fast; deadlines move along."""
         if rate == 1:
             return self
         jobs = []
@@ -155,12 +149,11 @@ def workload_of(
 ) -> Workload:
     """Return the workload of valid `requests`, as `model` reads their prompts.
 
-    outputs: (input index of the request, index) -> the tokens each sample is given.  They never
-    depend on the schedule, so a run of any batch size has them.  Without it all requests must have
-    exactly max_tokens: ignore_eos, and nothing that ends them earlier.
+    outputs: (input index of the request, index of the sample) -> its tokens, which never depend on
+    the schedule.  Without it every request must end exactly at max_tokens.
 
     Raises:
-        BatchdecodeError: a request has beams or cfg_scale, or how long its output is is not known.
+        BatchdecodeError: a request has beams or cfg_scale, or an output of unknown length.
     """
     jobs: list[Job] = []
     sessions: set[str] = set()  # that have a turn by now

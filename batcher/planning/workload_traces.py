@@ -31,7 +31,7 @@ class WorkloadError(BatchdecodeError):
 class LengthSegment(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A part of a prompt: `length` tokens that `seed` stands for.
 
-    The same seed and length are the same tokens, wherever they come.
+    The same seed and length are the same tokens everywhere.
     """
 
     length: int
@@ -40,10 +40,9 @@ class LengthSegment(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
 
 class WorkloadEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A line of a requests file, with the fields that workloads set.
+    """A line of a requests file, with the fields that workloads set; times in seconds.
 
-    arrival_time and think_time are in seconds.  think_time: None for what waits for no other turn
-    of its session.
+    think_time: None for what waits for no other turn of its session.
     """
 
     id: str
@@ -57,7 +56,7 @@ class WorkloadEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
     @property
     def prompt_tokens(self) -> int:
-        """The length of the prompt as the entry has it, without what a session brings along."""
+        """The length of the prompt, without the history of its session."""
         return sum(segment.length for segment in self.prompt)
 
 
@@ -98,7 +97,7 @@ class WorkloadSummary:
 
     @property
     def mean_rate(self) -> float | None:
-        """Arrivals a second, of sessions if there are any; None if all come at once."""
+        """Arrivals per second, of sessions if there are any; None if all come at once."""
         return (self.num_arrivals - 1) / self.span if self.span else None
 
     def observe(self, entries: Iterable[WorkloadEntry]) -> Iterator[WorkloadEntry]:
@@ -143,10 +142,7 @@ class TraceEntryChecks:
         self._last = 0.0
 
     def arrival_time(self, value: float, unit: float, number: int, field: str) -> float:
-        """Return the seconds from the first entry to this one.
-
-        value: when it came, counted in `unit`s a second from anywhere.
-        """
+        """Return the seconds from the first entry to this one, at `value` / `unit` seconds."""
         if self._first is None:
             self._first = value
         elif value < self._last:
@@ -161,7 +157,7 @@ class TraceEntryChecks:
         return round(time, _DIGITS)
 
     def length(self, value: int, number: int, field: str) -> int:
-        """Return a length in tokens; 0 becomes 1, since a model is given one and gives one."""
+        """Return a length in tokens; 0 becomes 1, as a model is given one and gives one."""
         if not 0 <= value <= MAX_LENGTH:
             raise self.error(number, f"{field} {value}: expected 0 to {MAX_LENGTH:,} tokens")
         self.num_raised += value == 0
@@ -375,7 +371,7 @@ def scale_times(entries: Iterable[WorkloadEntry], factor: float) -> Iterator[Wor
 
 
 def factor_for_rate(entries: Iterable[WorkloadEntry], rate: float, source: str) -> float:
-    """Return the factor for times by which `entries` come at `rate`, in requests a second."""
+    """Return the factor for times by which `entries` come at `rate`, in requests per second."""
     num_entries, last = 0, 0.0
     for entry in entries:
         num_entries, last = num_entries + 1, entry.arrival_time

@@ -33,8 +33,8 @@ _NUM_COLUMNS = 5
 class StepLine(Struct, frozen=True, forbid_unknown_fields=True):
     """A line of a log: one step; see StepTime for the first four.
 
-    chunks: [context, tokens] of each prompt that was computed, in place of prefill_work.
-    seconds: how long it took.  time: when it began.
+    chunks: [context, tokens] of each prompt computed, in place of prefill_work.  seconds: its
+    duration.  time: its beginning.
     """
 
     num_tokens: Positive
@@ -53,7 +53,7 @@ class StepLine(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepLog(Struct, frozen=True):
-    """Steps as columns [steps] float64: what they computed, and how long they took."""
+    """Steps as columns [steps] float64."""
 
     num_tokens: Any
     num_sequences: Any
@@ -71,7 +71,7 @@ class StepLog(Struct, frozen=True):
 
 
 def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
-    """Return the steps of a log, given as (line number, line); `name` is that of the file.
+    """Return the steps of a log of (line number, line); `name` is that of the file.
 
     Raises:
         BatchdecodeError: a line is no step, contradicts itself, or begins before the one above it.
@@ -96,11 +96,7 @@ def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
 
 
 def read_traced_steps(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
-    """Return the steps of a trace, of a run with times on the wall; as `read_step_log`.
-
-    Raises:
-        BatchdecodeError: a line is damaged, or the trace does not tell how long steps took.
-    """
+    """Return the steps of the trace of a run with times on the wall; as `read_step_log`."""
     decoder = msgspec.json.Decoder(StepsEvent)
     table: list[tuple[float, ...]] = []
     for number, text in lines:
@@ -166,10 +162,10 @@ Experts = tuple[int, int]
 
 
 class KindErrors(Struct, frozen=True):
-    """How far a fit is off at the steps of one kind.
+    """The errors of a fit at the steps of one kind.
 
     mape: the mean, as a share of the time of a step.  replayed: how much longer all of them take
-    together than they did, as a share.
+    together, as a share.
     """
 
     kind: str
@@ -183,12 +179,11 @@ class KindErrors(Struct, frozen=True):
 
 
 class FitErrors(Struct, frozen=True, kw_only=True):
-    """How far a fit is off: shares of the real time of a step.
+    """The errors of a fit: shares of the real time of a step.
 
-    mape: the mean.  p95: what 95 % of the steps are within.  r2: the share of the variance that is
-    explained.  held_out_mape: the mean over every fifth step, with a fit to all others.
-    replayed: how much longer the whole log takes than it did.  by_kind: the same for each kind of
-    steps that it has.
+    p95: what 95 % of the steps are within.  r2: the share of the variance explained.
+    held_out_mape: over every fifth step, with a fit to all others.  replayed: how much longer the
+    whole log takes.
     """
 
     num_steps: int
@@ -207,7 +202,7 @@ class FitErrors(Struct, frozen=True, kw_only=True):
 
 
 class Fit(Struct, frozen=True):
-    """The terms of a profile in milliseconds, how far they are off, and what the log left open."""
+    """The terms of a profile in milliseconds, their errors, and what the log left open."""
 
     terms: Terms
     errors: FitErrors
@@ -217,8 +212,7 @@ class Fit(Struct, frozen=True):
 def fit_steps(log: StepLog, name: str, experts: Experts | None = None) -> Fit:
     """Return the profile that fits a log of steps best; `name` is that of its file.
 
-    experts: how many a layer of the model has, and how many are for each token, if any; then there
-    is a term x, for reading all of them.
+    experts: of a layer, and for each token; with them there is a term x, for reading them all.
 
     Raises:
         BatchdecodeError: it has too few steps.
@@ -253,7 +247,7 @@ def share_of_experts(log: StepLog, experts: Experts | None) -> Any:
 
 
 def predicted_seconds(terms: Terms, log: StepLog, experts: Experts | None = None) -> Any:
-    """Return what the terms say of each step: [steps] float64."""
+    """Return the predicted time of each step: [steps] float64."""
     milliseconds = (
         terms["t0"]
         + np.maximum(terms["w"], terms["f"] * log.num_tokens)
@@ -266,7 +260,7 @@ def predicted_seconds(terms: Terms, log: StepLog, experts: Experts | None = None
 
 
 def relative_errors(terms: Terms, log: StepLog, experts: Experts | None = None) -> Any:
-    """Return how far the terms are off at each step, as a share of its time: [steps] float64."""
+    """Return the error of each step, as a share of its time: [steps] float64."""
     return np.abs(predicted_seconds(terms, log, experts) / log.seconds - 1)
 
 
@@ -303,9 +297,9 @@ def _fit(log: StepLog, crossing: float, experts: Experts | None) -> tuple[Any, f
 def fit_nonnegative(columns: Any, target: Any) -> tuple[Any, float]:
     """Return the coefficients [columns], none below 0, that fit `target` best, and the loss.
 
-    columns: [rows, columns].  target: [rows].  The loss is the sum of squares of what is left.
-    The best fit is a plain one to some of the columns, so all their subsets are tried, on the
-    triangle of a QR decomposition, which keeps the lengths and has only as many rows as columns.
+    columns: [rows, columns].  target: [rows].  The loss is the sum of squares of what is left.  The
+    best fit is a plain one to some of the columns, so all their subsets are tried, on the triangle
+    of a QR decomposition, which keeps the lengths and has only as many rows as columns.
     """
     scales = np.sqrt((columns * columns).sum(axis=0))
     scales[scales == 0] = 1.0

@@ -60,7 +60,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """Reads YAML in which no mapping has a key twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as yaml has it
-        """Return the mapping of `node`."""
+        """Return the mapping of `node`, or raise a MarkedYAMLError at a repeated key."""
         lines: dict[Any, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -83,7 +83,7 @@ def shipped(file: str) -> dict[str, Any]:
 
 
 def read_mapping(path: str) -> dict[str, Any]:
-    """Return what the YAML or JSON file of a user holds, with names for keys.
+    """Return the contents of a user's YAML or JSON file, with names for keys.
 
     Raises:
         CatalogError: it cannot be read, or is something else.
@@ -114,7 +114,6 @@ def _at(place: str) -> Iterator[None]:
 
 
 def _loaded(text: str, place: str) -> dict[str, Any]:
-    """Return what a text, JSON if `place` says so, else YAML, has under names, or raise."""
     with _at(place):
         if place.endswith(".json"):
             content = msgspec.json.decode(text)
@@ -135,13 +134,13 @@ def load(name: str, record: type[R], file: str, kind: str) -> R:
 
 
 def hint_at(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the one of `known` that may be meant, with a space before it; or nothing."""
+    """Return a hint at the one of `known` that may be meant, with a space before it; or ""."""
     close = get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def find(name: str, records: dict[str, Any], kind: str) -> Any:
-    """Return the one of `records` that has this name."""
+    """Return the one of `records` with this name, or raise a CatalogError that lists them."""
     if name in records:
         return records[name]
     close = [known for known in records if name and known.startswith(name.lower())]
@@ -151,10 +150,9 @@ def find(name: str, records: dict[str, Any], kind: str) -> Any:
 
 
 class Place:
-    """What `keys` lead to in a YAML file: names in mappings, numbers in lists.
+    """Where `keys` lead in a YAML file: names in mappings, numbers in lists.
 
-    As text it is the file, the line and `what`.  The line is looked for only then, since that takes
-    reading the file again.
+    As text it is the file, the line and `what`.  Only then the file is read again for the line.
     """
 
     def __init__(self, path: str, what: str, *keys: str | int) -> None:
@@ -194,7 +192,7 @@ def _child(part: Any, key: str | int) -> tuple[int, Any] | None:
 
 
 def as_record(values: Any, record: type[R], place: str | Place) -> R:
-    """Return `values` as a record; `place` says in messages where they stand.
+    """Return `values` as a record; `place` is where they are, for errors.
 
     Raises:
         CatalogError: a field is unknown, missing, or not what it can be.
@@ -221,7 +219,7 @@ def _within(place: str | Place, name: Any) -> str | Place:
 
 
 def _value(field: Any, value: Any, place: str | Place) -> Any:
-    """Return the value of one field; or raise what its type says, in a description, it can be."""
+    """Return the value of one field, or raise the description that its type has."""
     try:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:

@@ -27,7 +27,6 @@ def whole_ticks(amount: float, ticks_per_unit: int) -> int:
 
 
 def sum_of_ramp(first: int, slope: int, num_steps: int) -> int:
-    """Return what the first `num_steps` steps of a ramp take together."""
     return num_steps * first + slope * (num_steps * (num_steps - 1) >> 1)
 
 
@@ -48,10 +47,7 @@ def least_steps(first: int, slope: int, ticks: int) -> int:
 
 
 class ConvexStepTime:
-    """A step time that is, while the same rows decode, the highest of some ramps at each step.
-
-    So are all step times but of pipelines, of which `ramps` are those of one part of the rows.
-    """
+    """A step time that is, while the same rows decode, the highest of some ramps at each step."""
 
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         self.name, self.settings = name, settings
@@ -121,11 +117,11 @@ class ConstantStepTime(ConvexStepTime):
 def of_experts(
     num_experts: int, per_token: int, ticks: int, parts: int = 1
 ) -> Callable[[int], int]:
-    """Return what tells how long reading the experts takes that some number of tokens hit.
+    """Return a function from a number of tokens to the ticks of reading the experts they hit.
 
-    Each token hits `per_token` of them, any of them with the same chance, so that of all of them
-    1 - (1 - per_token/num_experts)**T are hit by T tokens, in the mean.  ticks: for all of them.
-    parts: how many parts the tokens are in, one of which T is.
+    Each token hits `per_token` of them with equal chances, so T tokens hit 1 - (1 -
+    per_token/num_experts)**T of all in the mean.  ticks: for all experts.  parts: T is divided into
+    so many.
     """
     missed = _DIGITS.divide(num_experts - per_token, num_experts)
 
@@ -143,9 +139,9 @@ def _of_tokens(
     experts: Callable[[int], int] | None,
     parts: int,
 ) -> Callable[[int], int]:
-    """Return what tells, from the terms of a profile in ticks, all that so many tokens take.
+    """Return a function from a number of tokens to the ticks of all terms but g, d, h and e.
 
-    What each step takes is part of it.  Between `by_tokens` it is linear, rounded down.
+    Between `by_tokens` it is linear, rounded down.
     """
     always, floor, slope, sent = ticks["t0"], ticks["w"], ticks["f"], ticks.get("c", 0)
     points = [(0, floor)]
@@ -227,11 +223,10 @@ class ProfileStepTime(ConvexStepTime):
 class RooflineStepTime(ConvexStepTime):
     """A step takes what its arithmetic takes, or its memory traffic, whichever is more.
 
-    settings: the shape of the model, the data sheet of the GPU, and how many of them there are.
-    compute: ticks for each token, sequence, cached token read and unit of prefill_work.
-    memory: ticks for the weights (at least one), each token and each cached token read.
-    communication: ticks that a step, and each of its tokens, takes on top of both.
-    experts: what tells the ticks of memory for the experts that so many tokens hit.
+    settings: the model, the GPU, and how many of them.  compute: ticks per token, sequence, cached
+    token read and unit of prefill_work.  memory: ticks for the weights (at least one), each token
+    and each cached token read.  communication: ticks of a step, and of each token, on top of both.
+    experts: the ticks of memory for the experts that so many tokens hit.
     """
 
     def __init__(
@@ -263,7 +258,7 @@ class RooflineStepTime(ConvexStepTime):
         )
 
     def memory_ticks(self, num_tokens: int, kv_read: int) -> int:
-        """Return how long the memory traffic of a step takes, and communication."""
+        """Return the ticks of memory traffic and communication."""
         weights, per_token, per_kv = self._memory
         dense = weights + num_tokens * per_token + kv_read * per_kv
         return dense if self._experts is None else dense + self._experts(num_tokens)

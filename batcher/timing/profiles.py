@@ -144,7 +144,7 @@ def is_profile_file(text: str) -> bool:
 def load_profile(text: str) -> tuple[str, Profile]:
     """Return the name and the profile that `text` names: a shipped one, FILE.yaml, FILE.yaml:NAME.
 
-    "@ENGINE" at its end adds what that engine takes.
+    "@ENGINE" at its end adds the overhead of that engine.
 
     Raises:
         CatalogError: there is none, a file has several and none is named, or nothing can be added.
@@ -178,9 +178,8 @@ _AT_ENGINE = re.compile(r"([^/]+|.*\.(?:ya?ml|json)\b.*)@([^@]+)")
 class Overhead(Struct, frozen=True, kw_only=True):
     """Microseconds for each layer of a model, in each step.
 
-    gap_us: between kernels, on top of what they take; it remains with CUDA graphs.
-    launch_us: what the host takes to launch them one by one, while those before are computed: a
-    step takes no less, however short its kernels are.
+    gap_us: between kernels, on top of their times; it remains with CUDA graphs.  launch_us: of the
+    host to launch them one by one, while those before run: a step takes no less.
     """
 
     gap_us: catalog.Amount = 0.0
@@ -195,7 +194,7 @@ class Overhead(Struct, frozen=True, kw_only=True):
 
 
 def split_overhead(text: str) -> tuple[str, Overhead | None]:
-    """Return what stands before "@ENGINE", and what ENGINE takes; None if there is no such end.
+    """Return what stands before "@ENGINE", and its overhead; None without such an end.
 
     ENGINE is a name of overheads.yaml, or a file with the fields of an Overhead.
     """
@@ -207,7 +206,7 @@ def split_overhead(text: str) -> tuple[str, Overhead | None]:
 
 
 def with_overhead(profile: Profile, overhead: Overhead) -> Profile:
-    """Return `profile` with what an engine takes beside the kernels whose times it has."""
+    """Return `profile` with the overhead of an engine beside its kernels."""
     if profile.model is None:
         raise CatalogError(
             "what an engine takes is counted by layer: a profile has to name its model"
@@ -228,8 +227,7 @@ def with_overhead(profile: Profile, overhead: Overhead) -> Profile:
 class KvRoom(Struct, frozen=True):
     """Room for so many tokens; 0 if not even the weights fit.
 
-    is_reported: an engine has reported it.  If not, it is the memory of the data sheet less the
-    weights.
+    is_reported: by an engine; else it is the memory of the data sheet less the weights.
     """
 
     num_tokens: int
@@ -240,10 +238,9 @@ class KvRoom(Struct, frozen=True):
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """Where one engine runs, and what; None, or 1 GPU: nothing says it.
+    """Where one engine runs, and what; None, or 1 GPU: not known.
 
-    model, gpu: names, or files of a config and of a data sheet.
-    kv_tokens: how many tokens an engine has reported room for.
+    model, gpu: names, or files of a config and of a data sheet.  kv_tokens: reported by an engine.
     """
 
     model: str | None = None
@@ -276,7 +273,6 @@ class Setup(Struct, frozen=True, kw_only=True):
 
     @property
     def kv_room(self) -> KvRoom | None:
-        """What is known of the memory; None if nothing is."""
         if self.kv_tokens is not None:
             return KvRoom(self.kv_tokens, is_reported=True)
         fit = self.num_tokens_that_fit
@@ -284,11 +280,7 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 def step_time_of(text: str) -> StepTime:
-    """Return the step time that `text` names, in one of FORMS.
-
-    Raises:
-        CatalogError: there is none.
-    """
+    """Return the step time that `text` names, in one of FORMS, or raise a CatalogError."""
     kind, colon, rest = text.partition(":")
     if text == "wall":
         raise CatalogError("wall, the time that steps really take, is for run; give " + FORMS)
@@ -335,11 +327,7 @@ def setup_of_profile(profile: Profile) -> Setup:
 
 
 def setup_of(text: str) -> Setup:
-    """Return what is known of where steps take what `text` names.
-
-    Raises:
-        CatalogError: there is no such step time.
-    """
+    """Return what is known of where steps take what `text` names."""
     kind, colon, rest = text.partition(":")
     if kind == "constant":
         return Setup()
@@ -363,7 +351,7 @@ EXAMPLE_STEPS = {
 
 
 class Prediction(Struct, frozen=True):
-    """How long an example of a step takes, and the least that hardware allows, in seconds.
+    """The duration of an example of a step, and the least that hardware allows, in seconds.
 
     limit: what makes that the least: "compute" or "memory bandwidth".
     """
@@ -392,7 +380,7 @@ class Physics(Struct, frozen=True):
 def predictions_of(
     step_time: StepTime, best: RooflineStepTime | PipelineStepTime[RooflineStepTime] | None = None
 ) -> list[Prediction]:
-    """Return how long steps take under EXAMPLE_STEPS; at least, if `best` is the roofline."""
+    """Return the durations of EXAMPLE_STEPS; with the least if `best` is the roofline."""
     predictions = []
     for name, stats in EXAMPLE_STEPS.items():
         seconds = step_time.ticks(*stats) / TICKS_PER_SECOND
@@ -409,7 +397,7 @@ def predictions_of(
 
 
 def check_physics(profile: Profile) -> tuple[Physics, list[Prediction]]:
-    """Return whether a profile beats the peak of its hardware, for its model, and what it says."""
+    """Return whether a profile beats the peak of its hardware for its model, and predictions."""
     step_time = profile.step_time("profile")
     if profile.hardware is None or profile.model is None:
         unchecked = Physics("unchecked", "it names no hardware or no model")

@@ -34,10 +34,9 @@ _ZERO_IS_NONE = ("n_shared_experts", "first_k_dense_replace", "shared_expert_int
 class ModelShape(Struct, frozen=True, kw_only=True):
     """The shape of a transformer, under the names of a config.json.
 
-    head_dim: hidden_size / num_attention_heads if None.  torch_dtype: of weights and cache, but for
-    the weights of layers with a weight_dtype, and a cache with a kv_cache_dtype.
-    moe_intermediate_size: that of an expert, intermediate_size if None.  first_k_dense_replace: how
-    many layers have an MLP in place of experts.
+    head_dim: hidden_size / num_attention_heads if None.  torch_dtype: of weights and cache, unless
+    weight_dtype (of layers) or kv_cache_dtype is given.  moe_intermediate_size: of an expert,
+    intermediate_size if None.  first_k_dense_replace: layers with an MLP in place of experts.
     """
 
     hidden_size: catalog.Count
@@ -65,7 +64,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_number(self) -> int:
-        """The size of what is not said otherwise, as the weights beside the layers are."""
+        """The size of weights beside the layers."""
         return _BYTES_OF_TYPES[self.torch_dtype]
 
     @property
@@ -74,7 +73,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def experts(self) -> tuple[int, int] | None:
-        """How many experts a layer has, and how many of them are for each token, if any."""
+        """The experts of a layer, and those for each token, if any."""
         if self.num_experts is None or self.num_experts_per_tok is None:
             return None
         return self.num_experts, self.num_experts_per_tok
@@ -147,7 +146,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of all weights, those of the embedding included."""
+        """The bytes of all weights, with the embedding."""
         embedding = 0 if self.tie_word_embeddings else self.output_weights * self.bytes_per_number
         return self.weight_bytes_read + embedding + self.expert_bytes
 
@@ -159,7 +158,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def operations_per_pair(self) -> tuple[int, int]:
-        """What a cached token costs that is read, and one of a prompt before another.
+        """The operations for a cached token that is read, and for one of a prompt before another.
 
         Two products over the numbers of all heads, multiply and add; of a latent over all of it,
         and without its rotary part, or over the keys and values made of it.
@@ -220,7 +219,7 @@ def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
 
 
 def _quantized(config: dict[str, Any], place: str) -> str | None:
-    """Return the type of weights that are quantized, or raise a CatalogError; None if none are."""
+    """Return the type of quantized weights, None if they are not."""
     said = config.get("quantization_config")
     if not said:
         return None
@@ -248,8 +247,8 @@ def _fault_of_experts(shape: ModelShape, config: dict[str, Any]) -> str | None:
 class GPU(Struct, frozen=True, kw_only=True):
     """A data sheet: dense bfloat16 operations in 10^12/s, bandwidth in 10^9 B/s, memory in 10^9 B.
 
-    Dense: without sparsity; with sums in float32.  fp8_tflops: those on 8 bits, None if it has none
-    faster.  link: a name of links.yaml, or a file like it.
+    Dense: without sparsity; with sums in float32.  fp8_tflops: those on 8 bits, if they are faster.
+    link: a name of links.yaml, or a file like it.
     """
 
     tflops: catalog.Positive
@@ -263,8 +262,8 @@ class GPU(Struct, frozen=True, kw_only=True):
 class Link(Struct, frozen=True, kw_only=True):
     """What joins the GPUs of a host, in 10^9 B/s for each of them, one way.
 
-    bandwidth_gb_s: on the data sheet.  latency_us: the least that an all-reduce takes on two GPUs.
-    peer_us: what each GPU beyond these adds to it.
+    latency_us: the least that an all-reduce takes on two GPUs.  peer_us: what each further GPU
+    adds.
     """
 
     bandwidth_gb_s: catalog.Positive
@@ -273,12 +272,11 @@ class Link(Struct, frozen=True, kw_only=True):
     source: catalog.Text = "not stated"
 
     def seconds(self, num_gpus: int) -> float:
-        """Return what an all-reduce of next to nothing takes."""
+        """Return the duration of an all-reduce of next to nothing."""
         return (self.latency_us + self.peer_us * (num_gpus - 2)) / 1e6
 
 
 def load_gpu(text: str) -> GPU:
-    """Return the data sheet that `text` names: a shipped one, or a YAML file with one."""
     return catalog.load(text, GPU, "hardware.yaml", "GPU")
 
 
@@ -302,8 +300,8 @@ def roofline(
 ) -> RooflineStepTime | PipelineStepTime[RooflineStepTime]:
     """Return the least that steps can take on GPUs that share the work.
 
-    tensor_parallel: how many share every layer evenly.  pipeline_parallel: how many stages of so
-    many GPUs have some of the layers each.  overhead: seconds that each step takes on top.
+    tensor_parallel: GPUs that share every layer evenly.  pipeline_parallel: stages of so many GPUs
+    with some of the layers each.  overhead: seconds on top of each step.
 
     Raises:
         CatalogError: there are several, and nothing is known of the link between them.
@@ -352,7 +350,7 @@ def roofline(
 def communication_seconds(
     shape: ModelShape, gpu: GPU, tensor_parallel: int, num_stages: int
 ) -> tuple[float, float]:
-    """Return what a step waits for its messages, and what each token in them takes.
+    """Return the seconds a step waits for its messages, and those of each token in them.
 
     The GPUs of a stage reduce twice a layer, each sending what it does in a ring, in which all is
     scattered and then gathered (Patarasuk and Yuan 2009); between stages the tokens are sent.
@@ -372,7 +370,7 @@ def communication_seconds(
 def num_kv_tokens(
     shape: ModelShape, gpu: GPU, tensor_parallel: int = 1, pipeline_parallel: int = 1
 ) -> int:
-    """Return how many tokens fit beside the weights, in USABLE_MEMORY; 0 if not even these do.
+    """Return how many tokens fit beside the weights, in USABLE_MEMORY; at least 0.
 
     What else an engine keeps is left out; what a real one reports is the better number.
     """
