@@ -4,7 +4,8 @@ Rule: each step from its arrival to its end belongs to exactly one part, and the
 other without a gap, so their steps and seconds add up to those from arrival to end.
 """
 
-from bisect import bisect_left, bisect_right
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import groupby
@@ -553,18 +554,23 @@ def explain(timeline: Timeline, request: RequestTimeline) -> list[StoryPart]:
     Waits say how many were admitted meanwhile; what is admitted at the end of a wait, or after it,
     did not come before it.
     """
-    steps = request.steps(timeline.num_steps)
-    parts = list(_merged(_smallest_parts(timeline, request, steps))) if steps else []
+    parts = outline(timeline, request, ())
     waits = [part for part in parts if part.phase == "wait"]
-    ends, num_passed = [part.end for part in waits], [0] * len(waits)
-    for span in timeline.spans if waits else ():
-        number = bisect_right(ends, span.start)
-        if number < len(waits) and span.start >= waits[number].start and not is_follower(span):
-            num_passed[number] += 1
-    passed = iter(num_passed)
+    if not waits:
+        return list(_merged(parts))
+    admitted = array("q", (span.start for span in timeline.spans if not is_follower(span)))
+    caused = _wait_parts(timeline, request, waits)
+    held = (part for part in parts if part.phase != "wait")
     return [
-        replace(part, num_passed=next(passed)) if part.phase == "wait" else part for part in parts
+        replace(part, num_passed=_num_in(admitted, part.start, part.end))
+        if part.phase == "wait"
+        else part
+        for part in _merged(merge(held, caused, key=attrgetter("start")))
     ]
+
+
+def _num_in(ascending: Sequence[int], start: int, end: int) -> int:
+    return bisect_left(ascending, end) - bisect_left(ascending, start)
 
 
 def outline(
@@ -581,7 +587,7 @@ def outline(
 
     def wait_until(end: int) -> None:
         if step < end:
-            passed = bisect_left(admitted, end) - bisect_left(admitted, step)
+            passed = _num_in(admitted, step, end)
             parts.append(StoryPart(step, end, "wait", num_passed=passed))
 
     for admission in request.admissions if steps else ():
@@ -605,7 +611,8 @@ def waits_of(timeline: Timeline) -> Iterator[StoryPart]:
     `explain` says the same of a request that waits, but that it does not stand behind itself.
     """
     anyone = RequestTimeline("", 0, "sample")
-    return _merged(_smallest_parts(timeline, anyone, range(timeline.num_steps)))
+    always = [StoryPart(0, timeline.num_steps, "wait")]
+    return _merged(_wait_parts(timeline, anyone, always))
 
 
 def _merged(parts: Iterable[StoryPart]) -> Iterator[StoryPart]:
@@ -615,21 +622,24 @@ def _merged(parts: Iterable[StoryPart]) -> Iterator[StoryPart]:
         yield replace(first, end=rest[-1].end) if rest else first
 
 
-def _smallest_parts(
-    timeline: Timeline, request: RequestTimeline, steps: range
+def _wait_parts(
+    timeline: Timeline, request: RequestTimeline, waits: Sequence[StoryPart]
 ) -> Iterator[StoryPart]:
-    """Yield all of `steps`, as parts in which nothing changes for the request."""
-    admissions, all_blocked = iter(request.admissions), iter(timeline.blocked)
-    admission, blocked = next(admissions, None), next(all_blocked, None)
-    points = _turning_points(timeline, request, steps)
+    """Yield `waits`, at least one, as parts in which what the request waits for stays the same."""
+    all_blocked, remaining = iter(timeline.blocked), iter(waits)
+    wait, blocked = next(remaining), next(all_blocked, None)
+    steps = range(waits[0].start, waits[-1].end)
+    points = merge(
+        (step for each in waits for step in (each.start, each.end)),
+        (step for span in timeline.blocked for step in (span.start, span.end)),
+    )
     for start, stop, labels in cut(timeline.select_batches(steps), points):
-        while admission is not None and admission.preempt and admission.preempt.step <= start:
-            admission = next(admissions, None)
+        if start >= wait.end:
+            wait = next(remaining)
+        if start < wait.start:
+            continue
         while blocked is not None and blocked.end <= start:
             blocked = next(all_blocked, None)
-        if admission is not None and admission.event.step <= start:
-            yield _part_in_slot(timeline, request, admission, start, stop)
-            continue
         num_free = timeline.num_slots - len(labels)
         if num_free and blocked is not None and blocked.start <= start:
             is_itself = (blocked.id, blocked.index) == (request.id, request.index)
@@ -638,15 +648,6 @@ def _smallest_parts(
         else:  # while no slot is free, nothing else counts
             cause: Cause = "slots" if num_free < request.num_rows else "queue"
             yield StoryPart(start, stop, "wait", cause, by=labels)
-
-
-def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) -> Iterator[int]:
-    """Yield, ascending, the steps from which on something may be otherwise than before."""
-    return merge(
-        sorted({step for admission in request.admissions for step in _points_of(admission)}),
-        (step for span in timeline.blocked for step in (span.start, span.end)),
-        timeline.figures.standstill_changes(steps),
-    )
 
 
 def _points_of(admission: AdmissionRecord) -> Iterator[int]:
@@ -660,11 +661,7 @@ def _points_of(admission: AdmissionRecord) -> Iterator[int]:
 
 
 def _part_in_slot(
-    timeline: Timeline,
-    request: RequestTimeline,
-    admission: AdmissionRecord,
-    start: int,
-    stop: int,
+    timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord, start: int, stop: int
 ) -> StoryPart:
     is_decode = admission.first_token is not None and start > admission.first_token
     if timeline.run.layout == "remote":  # no step of the server is known
