@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 import signal
+from types import SimpleNamespace
 
 import pytest
 from command_terminal import CommandTerminal
@@ -11,6 +12,8 @@ from process import ROOT, batchdecode
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
+from cli.commands.show import _player, open_twice
+from cli.commands.trace import TraceOptions
 from cli.views.player import KEYS
 from cli.views.recording import Recording
 
@@ -90,9 +93,11 @@ def test_what_cannot_be_played_is_refused(arguments, said):
 
 
 def test_what_is_not_in_the_run_is_refused():
-    with CommandTerminal("trace", "--play", SAMPLE, "--from", "5000") as terminal:
-        terminal.see("--from 5000: the steps to play are 0 to 1,098")
-        assert terminal.ended() == 2
+    options = TraceOptions(input=str(SAMPLE), play=True, from_step=5000)
+    terminal = SimpleNamespace(with_progress=lambda events, _: events)
+    path, source = open_twice(str(SAMPLE))
+    with source, pytest.raises(BatchdecodeError, match="the steps to play are 0 to 1,098"):
+        _player(options, path, source, terminal)
 
 
 def test_the_docs_have_the_keys_and_the_command_that_makes_the_sample(tmp_path):

@@ -99,10 +99,17 @@ def test_the_frontier_is_what_nothing_beats(places):
     assert frontier == sorted(best)
 
 
-def test_the_svg_has_text_that_can_be_read_and_no_date_and_replaces_its_like_alone(tmp_path):
-    charts = charts_of({"batch": [1, 2, 4]}, "ttft=30")
-    picture = encode_picture(charts, "svg")
-    assert picture == encode_picture(charts, "svg")
+def test_a_comparison_has_the_same_picture_each_time_which_replaces_its_like_alone(tmp_path):
+    path = tmp_path / "p.svg"
+    requests = lines_of(*[{"prompt": [1, 2, 3], "max_tokens": 10, "ignore_eos": True}] * 8)
+    (tmp_path / "in").write_bytes(requests)
+    command = ["compare", "in", "--batch", "1,2,4", "--slo", "ttft=30", "-q"]
+    path.write_text("old")
+    done = batchdecode(*command, "--plot", "p.svg", "--force", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == batchdecode(*command, cwd=tmp_path).stdout
+    picture = path.read_bytes()
+    assert picture == encode_picture(charts_of({"batch": [1, 2, 4]}, "ttft=30"), "svg")
     root = ET.fromstring(picture)  # noqa: S314 - it is ours
     texts = [
         "".join(text.itertext()).strip() for text in root.iter("{http://www.w3.org/2000/svg}text")
@@ -110,29 +117,11 @@ def test_the_svg_has_text_that_can_be_read_and_no_date_and_replaces_its_like_alo
     assert {"1", "2", "TTFT p99 (s)", "output tokens/s", "SLO 30 s", "Pareto frontier"} <= {*texts}
     assert b"sans-serif" in picture
     assert b"dc:date" not in picture
-    path = tmp_path / "p.svg"
-    path.write_bytes(picture)
     check_plot(str(path), force=False)
     path.write_text("<svg>mine</svg>")
     with pytest.raises(OutputError, match="the file holds something that would be lost: --force"):
         check_plot(str(path), force=False)
     check_plot(str(path), force=True)
-
-
-@pytest.fixture
-def requests(tmp_path):
-    path = tmp_path / "r.jsonl"
-    path.write_bytes(lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8))
-    return path
-
-
-def test_a_comparison_goes_to_a_file_beside_its_table(tmp_path, requests):
-    command = ["compare", requests, "--batch", "4,8", "-q"]
-    (tmp_path / "p.svg").write_text("old")
-    done = batchdecode(*command, "--plot", "p.svg", "--force", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == batchdecode(*command).stdout
-    assert b"Pareto frontier" in (tmp_path / "p.svg").read_bytes()
 
 
 @pytest.mark.parametrize("plot", ["p.pdf", "svg", "terminal"])
