@@ -125,7 +125,7 @@ def timed_run(num_requests, batch):
     yield EndEvent(num_requests // batch, num_requests / batch, num_requests, num_requests)
 
 
-@pytest.mark.parametrize("num_requests", [1_500, pytest.param(20_000, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("num_requests", [1_000, pytest.param(20_000, marks=pytest.mark.heavy)])
 def test_memory_does_not_grow_with_the_number_of_requests(num_requests):
     metrics = RunMetrics(SLO, TimeSeries())
     tracemalloc.start()

@@ -24,12 +24,12 @@ SCHEDULES = [
 @pytest.mark.parametrize("kind", mostly_heavy(KINDS, "plain", "gemma3"))
 def test_padding_shows_in_no_bit(kind: str) -> None:
     ragged, _ = run(tiny_model(**KINDS[kind]), 9)
-    for settings in SCHEDULES[:: 1 if kind == "plain" else 3]:
+    for settings in SCHEDULES[::3]:
         padded, _ = run(tiny_model(**KINDS[kind], layout="padded"), 9, **settings)
         assert padded == ragged, settings
 
 
-@pytest.mark.parametrize("kind", ["plain", "qwen3-next", "int8"])
+@pytest.mark.parametrize("kind", ["plain", "qwen3-next"])
 def test_padding_that_is_not_a_number_shows_nowhere(kind: str, monkeypatch) -> None:
     ragged, _ = run(tiny_model(**KINDS[kind]), 9, max_batch_tokens=40)
     model = tiny_model(**KINDS[kind], layout="padded")
