@@ -22,8 +22,7 @@ from batcher.planning.deployments import (
     engines_of,
     grid_of,
 )
-from batcher.planning.drafting import beside_none, check_drafts
-from batcher.planning.measure import Question, price_of, read_prices
+from batcher.planning.measure import Question, beside_none, check_drafts, price_of, read_prices
 from batcher.planning.plan import Plan, Searched, Trial, find_plan
 from batcher.planning.streamed import PREFIX as STREAMED
 from batcher.planning.streamed import AnyWorkload, parse_streamed

@@ -16,12 +16,12 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, Deployment, Value
-from batcher.planning.drafting import speedups
 from batcher.planning.measure import (
     Outcome,
     Question,
     measure,
     problem_of,
+    speedups,
 )
 from batcher.planning.workers import WorkerProcesses
 

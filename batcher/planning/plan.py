@@ -21,8 +21,16 @@ from batcher.planning.deployments import (
     groups_of,
     scaled_fleet,
 )
-from batcher.planning.drafting import Gain, gain_of
-from batcher.planning.measure import Outcome, Question, good_share, measure, problem_of, score_of
+from batcher.planning.measure import (
+    Gain,
+    Outcome,
+    Question,
+    gain_of,
+    good_share,
+    measure,
+    problem_of,
+    score_of,
+)
 from batcher.planning.streamed import AnyWorkload
 from batcher.planning.workers import WorkerProcesses
 

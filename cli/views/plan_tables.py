@@ -11,9 +11,8 @@ import msgspec
 from batcher.metrics.slo import OTHERS
 from batcher.planning.compare import GridCell, settings_of, varied
 from batcher.planning.deployments import AXES, Axis, Deployment, Value, engines_of, show_value
-from batcher.planning.drafting import off_from
 from batcher.planning.fleet_file import FleetFile
-from batcher.planning.measure import Cost, FleetUse, Outcome, good_share
+from batcher.planning.measure import Cost, FleetUse, Outcome, good_share, off_from
 from batcher.planning.plan import Limit, Plan, Relief, Searched
 
 from ..screen.terminal import (

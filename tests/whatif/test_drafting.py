@@ -7,8 +7,14 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.planning.compare import compare
 from batcher.planning.deployments import AXES, Deployment, grid_of
-from batcher.planning.drafting import check_drafts, gain_of, off_from, without_drafts
-from batcher.planning.measure import Question, measure
+from batcher.planning.measure import (
+    Question,
+    check_drafts,
+    gain_of,
+    measure,
+    off_from,
+    without_drafts,
+)
 from batcher.planning.plan import find_plan
 from batcher.planning.workload import workload_of
 
