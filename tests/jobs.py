@@ -12,7 +12,6 @@ def workload_of_jobs(arrivals, outputs, num_prompt=1):
             input_index=number,
             arrival_time=float(arrival),
             num_prompt_tokens=num_prompt,
-            num_output_tokens=int(num_output),
             max_tokens=int(num_output),
             prompt=(Piece(num_prompt, ("prompt", number)),),
             output=Piece(int(num_output), GREEDY),

@@ -266,20 +266,13 @@ class ClassOutcome(Struct, frozen=True, kw_only=True):
     goodput: Goodput
 
 
-class Attainment(Struct, frozen=True, kw_only=True):
-    """How an SLO was kept.
+def kept(
+    slo: Slo, result: FleetResult, asked: float
+) -> tuple[Goodput, dict[str, ClassOutcome], dict[str, float | None]]:
+    """Return the goodput of all, that of each class (none without classes), and the tails.
 
-    goodput: of all classes together.  classes: of each, by name; {} if the SLO has none.  tails:
-    for each limit, what the asked share of samples does not exceed; None if fewer were served.
-    """
-
-    goodput: Goodput
-    classes: dict[str, ClassOutcome]
-    tails: dict[str, float | None]
-
-
-def kept(slo: Slo, result: FleetResult, asked: float) -> Attainment:
-    """Return how `slo` was kept; `asked`: for which share of the requests of a class it is.
+    asked: the share of the requests of a class for which `slo` is; no more of them exceed a tail,
+    None if fewer were served.
 
     A request is of one class at most: that of its priority, or of the others, if these are promised
     anything.  A request without an end of its own has missed all that was promised.
@@ -313,7 +306,7 @@ def kept(slo: Slo, result: FleetResult, asked: float) -> Attainment:
         requests += goodput.requests
         good += goodput.good
     whole = Goodput.of(slo.all_limits, requests, good, makespan, missed)
-    return Attainment(goodput=whole, classes=classes, tails=tails)
+    return whole, classes, tails
 
 
 class GroupUse(Struct, frozen=True, kw_only=True):
@@ -548,7 +541,9 @@ def measure(
     ]
     has_cache = any(engine.scheduling.has_prefix_cache for engine in engines)
     hits = totals.found_tokens / (totals.asked_tokens or 1)
-    promise = None if slo is None else kept(slo, result, question.asked)
+    goodput, classes, tails = None, dict[str, ClassOutcome](), dict[str, float | None]()
+    if slo is not None:
+        goodput, classes, tails = kept(slo, result, question.asked)
     ticks = [step_time_of(engine.profile).ticks for engine in engines]
     cost = None
     if prices is not None:
@@ -563,15 +558,15 @@ def measure(
         requests_per_s=_rounded(num_served / makespan) if makespan else 0.0,
         tokens_per_s=_rounded(num_tokens / makespan) if makespan else 0.0,
         latencies=latencies_of(times),
-        goodput=None if promise is None else promise.goodput,
-        classes={} if promise is None else promise.classes,
+        goodput=goodput,
+        classes=classes,
         slots_used=_rounded(result.share_used("num_slots", totals.slot_steps) or 0.0),
         kv_used=_rounded_if(result.share_used("num_blocks", totals.block_steps)),
         budget_used=_rounded_if(result.share_used("max_batch_tokens", totals.computed_tokens)),
         preemptions=totals.num_preemptions,
         recomputed_tokens=totals.recomputed_tokens,
         prefix_hits=_rounded(hits) if has_cache else None,
-        tails={} if promise is None else promise.tails,
+        tails=tails,
         drafts=_draft_use(totals),
         binding=binding_of(result, [*zip(parts, ticks, strict=True)]),
         fleet=fleet_use_of(result),

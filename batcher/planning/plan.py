@@ -6,7 +6,7 @@ from math import floor
 from typing import Literal, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import (
@@ -764,12 +764,7 @@ def find_plan(
                 enough=search.least,
                 measure_all=measure_all,
             ).analyse()
-            found = replace(
-                found,
-                binding=analysis.binding,
-                reliefs=analysis.reliefs,
-                removal=analysis.removal,
-            )
+            found = replace(found, **asdict(analysis))
     gain = gain_of(
         found.deployment,
         question.workload.num_samples,

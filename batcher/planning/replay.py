@@ -112,7 +112,6 @@ def workload_of_log(log: list[LoggedRequest]) -> Workload:
             input_index=input_index,
             arrival_time=round(request.queued_ts - first, NUM_DIGITS),
             num_prompt_tokens=request.input_toks,
-            num_output_tokens=request.output_toks,
             max_tokens=request.output_toks,
             output=Piece(request.output_toks, GREEDY),
         )

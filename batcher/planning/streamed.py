@@ -152,7 +152,6 @@ def _sequence(
         input_index=number,
         arrival_time=arrival,
         num_prompt_tokens=num_prompt,
-        num_output_tokens=num_output,
         max_tokens=num_output,
         priority=priority,
         output=Piece(num_output, GREEDY),

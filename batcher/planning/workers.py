@@ -6,7 +6,7 @@ Rule: processes are spawned, hold what all tasks share once, and die with the on
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -154,23 +154,24 @@ def _seldom(on_part: OnPart) -> OnPart:
 
 
 def _send(connection: Connection, what: object) -> None:
-    try:
+    with _killed():
         connection.send(what)
-    except OSError:
-        raise _killed() from None
-
-
-def _killed() -> BatchdecodeError:
-    return BatchdecodeError("a process was killed, perhaps for want of memory: give fewer --jobs")
 
 
 def _taken(connection: Connection) -> _Message:
-    try:
+    with _killed():
         kind, content = connection.recv()
-    except (EOFError, OSError):
-        raise _killed() from None
     if kind == "error":
         raise BatchdecodeError(content)
     if kind == "bug":
         raise InvariantError(content)
     return kind, content
+
+
+@contextmanager
+def _killed() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError):
+        message = "a process was killed, perhaps for want of memory: give fewer --jobs"
+        raise BatchdecodeError(message) from None

@@ -38,7 +38,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     """One sample of a request.
 
     input_index: that of the request.  max_tokens: the limit that the scheduler knows;
-    num_output_tokens: the real length.  prompt: None if it shares nothing with another.
+    prompt: None if it shares nothing with another.
     num_lasting: first tokens that stay in a session when this turn is dropped.  has_siblings: the
     request has other samples.  draft_tokens: drafts per step, None for those of all.
     """
@@ -48,7 +48,6 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     input_index: int
     arrival_time: float
     num_prompt_tokens: int
-    num_output_tokens: int
     max_tokens: int
     has_default_limit: bool = False
     priority: int = 0
@@ -86,12 +85,12 @@ class Workload(Struct, frozen=True, gc=False):
 
     @property
     def num_output_tokens(self) -> int:
-        return sum(job.num_output_tokens for job in self.jobs)
+        return sum(job.output.length for job in self.jobs)
 
     @property
     def num_tokens(self) -> int:
         """The tokens computed of all there can be at once."""
-        return sum(job.num_prompt_tokens + job.num_output_tokens for job in self.jobs)
+        return sum(job.num_prompt_tokens + job.output.length for job in self.jobs)
 
     def num_blocks(self, block_size: int) -> int:
         """Return how many blocks hold all there can be at once, each turn with all before it."""
@@ -187,7 +186,6 @@ def workload_of(
                     input_index=input_index,
                     arrival_time=request.arrival_time,
                     num_prompt_tokens=num_prompt,
-                    num_output_tokens=output.length,
                     max_tokens=max_tokens,
                     has_default_limit=request.max_tokens in {None, TO_THE_END},
                     priority=request.priority,

@@ -23,7 +23,6 @@ def job(place: int, num_prompt_tokens: int, num_output_tokens: int) -> Job:
         input_index=place,
         arrival_time=0.0,
         num_prompt_tokens=num_prompt_tokens,
-        num_output_tokens=num_output_tokens,
         max_tokens=num_output_tokens,
         prompt=(Piece(num_prompt_tokens, ("seed", place)),),
         output=Piece(num_output_tokens, ("seed", -place)),

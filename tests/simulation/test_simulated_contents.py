@@ -32,7 +32,6 @@ def sequence_of(pieces: list[Piece]) -> Any:
         input_index=0,
         arrival_time=0.0,
         num_prompt_tokens=sum(piece.length for piece in pieces),
-        num_output_tokens=0,
         max_tokens=0,
         prompt=tuple(pieces),
         output=Piece(0, GREEDY),

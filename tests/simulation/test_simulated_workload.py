@@ -38,7 +38,7 @@ def test_what_does_not_follow_from_lengths_is_refused(more: dict[str, Any], mess
 def test_outputs_that_are_known_may_end_early() -> None:
     workload = workload_of([request(ignore_eos=False)], MODEL, {(0, 0): [9, 2]})
     (job,) = workload.jobs
-    assert (job.num_output_tokens, job.max_tokens) == (2, 4)
+    assert (job.output.length, job.max_tokens) == (2, 4)
     (sequence,) = simulate(workload, 1, SchedulingSettings(), ConstantStepTime()).sequences
     assert (sequence.admitted, sequence.first_token, sequence.end) == (0.0, 1.0, 2.0)
 

@@ -138,4 +138,4 @@ def test_lengths_that_only_the_model_knows():
     assert len(outputs[1, 0]) == 5
     jobs = workload_of(requests, MODEL, outputs).jobs
     lengths = [len(outputs[key]) for key in sorted(outputs)]
-    assert [job.num_output_tokens for job in jobs] == lengths
+    assert [job.output.length for job in jobs] == lengths
