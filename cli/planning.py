@@ -67,12 +67,7 @@ def until_stopped(command: Callable[[], int]) -> int:
 
 
 def compare_requests(options: "CompareOptions") -> int:
-    """Carry out `batchdecode compare`; return its exit status.
-
-    Raises:
-        BatchdecodeError: the input or an option is not right.
-        WriteError, BrokenPipeError: the output takes no more.
-    """
+    """Carry out `batchdecode compare`; return its exit status."""
     slo = parse_slos(options.slo or [])
     values = {name: AXES[name].values(text) for name, text in options.axes.items()}
     if "draft_tokens" in values:
@@ -105,12 +100,7 @@ def compare_requests(options: "CompareOptions") -> int:
 
 
 def plan_requests(options: "PlanOptions") -> int:
-    """Carry out `batchdecode plan`; return its exit status.
-
-    Raises:
-        BatchdecodeError: the input or an option is not right.
-        WriteError, BrokenPipeError: the output takes no more.
-    """
+    """Carry out `batchdecode plan`; return its exit status."""
     slo, searched = parse_slos(options.slo), SEARCHED[options.search]
     base, tried = _base_of(options, searched)
     if not options.goodput > 0:
@@ -187,7 +177,7 @@ def _base_of(options: "PlanOptions", searched: Searched) -> tuple[Deployment, De
 def plan_progress(
     searched: Searched, *, quiet: bool
 ) -> tuple[Callable[[int, Value, float], object], Callable[[float], object]]:
-    """Return what shows which value is tried after how many, and how many changes of them."""
+    """Return what shows the value that is tried, and the number of changes that are."""
     if quiet:
         return lambda _done, _value, _share: None, lambda _: None
 
@@ -204,7 +194,7 @@ def plan_progress(
 
 
 def found_so_far(searched: Searched, asked: float, trials: list[Trial]) -> str:
-    """Return a line about a search that is stopped: what was tried, and what of it is enough."""
+    """Return a line about a search that is stopped: its tries, and the best of them."""
     if not trials:
         return "stopped before any value was tried\n"
     trials = sorted(trials, key=lambda trial: trial.value)
@@ -224,10 +214,6 @@ def read_workload(options: "CompareOptions | PlanOptions") -> AnyWorkload:
     """Return the workload of the requests, or the synthetic one that INPUT names.
 
     What only the model knows of requests is found by decoding.
-
-    Raises:
-        BatchdecodeError: the input has bad lines, which have been reported, or cannot be read, or
-            its requests cannot be simulated.
     """
     if options.input is not None and options.input.startswith(STREAMED):
         return parse_streamed(options.input)
@@ -279,7 +265,7 @@ def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
 
 
 def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> None:
-    """Make sure that all settings that were `given`, or stand in a file, have an effect."""
+    """Raise an error if a setting that was `given`, or is in a file, has no effect."""
     check_fleets(given, deployments)
     engines = engines_of(deployments)
     fleets = [deployment.fleet for deployment in deployments if deployment.fleet is not None]
@@ -317,5 +303,4 @@ def ask(
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

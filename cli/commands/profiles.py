@@ -60,10 +60,7 @@ ESTIMATED = "~ no engine has reported it: 90 % of the memory on the data sheet, 
 
 
 class StepTimeReport(Struct, frozen=True, kw_only=True):
-    """A step time as `profiles --json` shows it.
-
-    kv_tokens: what an engine reported.  kv_tokens_that_fit: memory less weights.
-    """
+    """A step time as `profiles --json` shows it; kv_tokens: what an engine reported."""
 
     name: str
     settings: dict[str, Any]
@@ -153,10 +150,7 @@ def _report_of_roofline(name: str) -> StepTimeReport:
 
 
 def table_of(reports: Sequence[StepTimeReport], width: int | None = None) -> str:
-    """Return profiles as tables: their terms, then how good they are, then where they are from.
-
-    width: how many cells a line may have, None for any number.
-    """
+    """Return profiles as tables: terms, then errors, then sources; width: cells of a line."""
     terms = [_HEADS, *(_terms_row(report) for report in reports)]
     sources = list(dict.fromkeys(report.source for report in reports))
     notes: list[tuple[str, ...]] = [("profile", "physics", "source", "error")]

@@ -95,15 +95,14 @@ def best_first(cells: list[GridCell], column: Column) -> list[GridCell]:
 
 
 def is_in_steps(deployments: Iterable[Deployment]) -> bool:
-    """Return whether no step time is known, so that times are steps."""
     return all(each.profile == Deployment().profile for each in engines_of(deployments))
 
 
 def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = "") -> str:
     """Return a table with a row for each cell, and below it what no combination can be, or run.
 
-    width: how many cells a line may have, None for any number; columns that have no room are left
-    out, but not the one called `wanted`.
+    width: cells of a line, None for any number; columns without room are left out, but not
+    `wanted`.
     """
     differing = varied(cell.deployment for cell in cells)
     has_files = any(cell.deployment.fleet is not None for cell in cells)
@@ -142,7 +141,7 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
 
 
 def _fitting(lines: list[str], width: int | None, draw: Callable[[int], list[str]]) -> list[str]:
-    """Return lines of a table, drawn with settings cut shorter where they are wider than that."""
+    """Return lines of a table, drawn with shorter settings where they are wider than that."""
     for cut in SHORT_SETTINGS:
         if width is None or max(map(cell_width, lines), default=0) <= width:
             break
@@ -156,10 +155,7 @@ def _rows(
     columns: Sequence[Column],
     cut: int | None = None,
 ) -> list[str]:
-    """Return the lines of a table: two of its head, and one for each cell.
-
-    cut: see _settings.
-    """
+    """Return the lines of a table: two of its head, and one for each cell."""
     before = [None, *(column.group for column in columns)]
     groups = [
         "" if column.group == last else column.group
@@ -197,7 +193,7 @@ def _group_rows(
 
 
 def _settings(cell: GridCell, axes: Sequence[Axis], cut: int | None) -> list[str]:
-    """Return the values of `axes` as people give them, in at most `cut` cells."""
+    """Return the values of `axes`, each in at most `cut` cells."""
     values = [printable(show_value(axis, axis.value_of(cell.deployment))) for axis in axes]
     if cut is None:
         return values
@@ -492,7 +488,6 @@ def _headroom(plan: Plan, metric: str, tail: float | None, limit: float) -> str:
 
 
 def _reached(outcome: Outcome) -> list[str]:
-    """Return which share of the requests, of each class, meet their SLO."""
     if not outcome.classes and outcome.goodput is not None:
         goodput = outcome.goodput
         return [f"{good_percent(goodput.share)} of {counted(goodput.requests, 'output')}"]
