@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from batcher.events import TokenEvent
     from batcher.generation import generate, generate_many
     from batcher.models.base import Batch, Chunk, Model, ModelOutput, Tokenizer
-    from batcher.models.callables import LLM, LLMModel
-    from batcher.models.calls import CallSettings
+    from batcher.models.callables import LLM, CallSettings, LLMModel
     from batcher.models.simulated import SimulatedModel, SimulatedSettings
     from batcher.models.tokenizers import ByteTokenizer
     from batcher.request import PromptSegment, Request, Transition
@@ -29,8 +28,7 @@ _NAMES_IN = {
     "batcher.events": ("TokenEvent",),
     "batcher.generation": ("generate", "generate_many"),
     "batcher.models.base": ("Batch", "Chunk", "Model", "ModelOutput", "Tokenizer"),
-    "batcher.models.calls": ("CallSettings",),
-    "batcher.models.callables": ("LLM", "LLMModel"),
+    "batcher.models.callables": ("LLM", "CallSettings", "LLMModel"),
     "batcher.models.simulated": ("SimulatedModel", "SimulatedSettings"),
     "batcher.models.tokenizers": ("ByteTokenizer",),
     "batcher.request": ("PromptSegment", "Request", "Transition"),

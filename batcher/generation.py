@@ -10,8 +10,7 @@ from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, ModelError, RequestError
 from batcher.foreign import has_attribute
 from batcher.models.base import Model
-from batcher.models.callables import LLM, LLMModel
-from batcher.models.calls import CallSettings, checked_settings
+from batcher.models.callables import LLM, CallSettings, LLMModel, checked_settings
 from batcher.models.loading import as_model, check_description, missing_methods
 from batcher.request import CONSTRAINT_FIELDS, SAMPLING_FIELDS, TO_THE_END, Request
 from batcher.requests.openai import suggest

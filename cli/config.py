@@ -38,7 +38,7 @@ _TEXT_KIND = (str,), expected_of(str)
 # The sections of models: the field of a command's record, and the record of their settings.
 MODEL_SECTIONS = {
     "simulated": ("model_settings", "batcher.models.simulated", "SimulatedSettings"),
-    "llm": ("llm_settings", "batcher.models.calls", "CallSettings"),
+    "llm": ("llm_settings", "batcher.models.callables", "CallSettings"),
     "server": ("server_settings", "batcher.remote.model", "ServerSettings"),
     "transformer": ("transformer_settings", "batcher.transformer.config", "TransformerSettings"),
     "hf": ("hf_settings", "batcher.hf.settings", "HFSettings"),

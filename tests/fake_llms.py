@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from batcher.models.base import Batch, Chunk
-from batcher.models.callables import LLMModel
-from batcher.models.calls import CallSettings
+from batcher.models.callables import CallSettings, LLMModel
 
 VOCAB_SIZE, STOP = 7, 5
 PROMPTS = [[1], [2, 3], [4, 4, 4]]

@@ -295,7 +295,7 @@ _MAX_REMEMBERED = 256
 _PATIENCE = 20  # how many times the timeout may pass on the wall, on a machine that is busy
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from batcher.decoding.loosening import serve; serve()"
+    "from batcher.decoding.verification import serve; serve()"
 )
 _STATUS = pathlib.Path("/proc/self/status")
 

@@ -60,8 +60,7 @@ from batcher.settings import ONE_GROUP, CacheWindows
 from batcher.transformer.config import TransformerSettings, is_checkpoint
 
 if TYPE_CHECKING:
-    from batcher.models.callables import PrefixModel
-    from batcher.models.calls import CallSettings
+    from batcher.models.callables import CallSettings, PrefixModel
 
 
 # A Model that somebody else wrote, with its answers looked at before the engine believes them.
@@ -300,7 +299,7 @@ def load_model(
         from batcher.models.hf import load_hf  # noqa: PLC0415 - as above
 
         return as_model(load_hf(spec, _settings(hf_settings, HFSettings, "hf")), spec)
-    from batcher.models.calls import CallSettings  # noqa: PLC0415 - as above
+    from batcher.models.callables import CallSettings  # noqa: PLC0415 - as above
 
     call_settings = _settings(llm_settings, CallSettings, "llm")
     meant = None

@@ -20,7 +20,7 @@ import httpx_sse
 import msgspec
 
 from batcher.errors import BatchdecodeError, LostModelError
-from batcher.models.calls import retry_after_of
+from batcher.models.callables import retry_after_of
 from batcher.remote.model import PREFIX, ServerAddress, ServerSettings
 from batcher.remote.protocol import MAX_SHOWN, Body, ServerFailure, error_text, refusal
 from batcher.remote.reply import StreamEvent, read_chunk

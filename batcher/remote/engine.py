@@ -44,7 +44,7 @@ from batcher.events import (
     TokenEvent,
 )
 from batcher.lifecycle import ADMIT, FINISH
-from batcher.models.calls import pause_after
+from batcher.models.callables import pause_after
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.remote.client import KEY_VARIABLE, Client
 from batcher.remote.model import REMOTE_SCHEDULING, RemoteModel, ServerSettings

@@ -15,8 +15,7 @@ import pytest
 from fake_llms import EXPECTED, AsyncLLM, SyncLLM, decoded, logits_after, made, raises
 
 from batcher import CallSettings, decode
-from batcher.models.callables import LLMModel
-from batcher.models.calls import failure_of, pause_after
+from batcher.models.callables import LLMModel, failure_of, pause_after
 
 
 class HTTPStatusError(Exception):

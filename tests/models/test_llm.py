@@ -28,8 +28,7 @@ from fake_llms import (
 
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Batch, Chunk
-from batcher.models.callables import LLMModel
-from batcher.models.calls import CallSettings
+from batcher.models.callables import CallSettings, LLMModel
 from batcher.models.loading import as_model, load_model
 
 # -- what is asked, and how it is asked -----------------------------------------------------------
@@ -259,7 +258,7 @@ def test_a_call_that_hangs_does_not_keep_the_interpreter() -> None:
     program = """
 import time
 from batcher.models.base import Batch, Chunk
-from batcher.models.calls import CallSettings
+from batcher.models.callables import CallSettings
 from batcher.models.callables import LLMModel
 
 class Hanging:
