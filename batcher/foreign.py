@@ -122,7 +122,15 @@ def child_ends_here() -> Iterator[None]:
         yield
     finally:
         if os.getpid() != process:
-            os._exit(_status_of(sys.exception()))
+            error, status = sys.exception(), 0
+            if isinstance(error, SystemExit) and (
+                error.code is None or isinstance(error.code, int)
+            ):
+                status = (error.code or 0) & 0xFF
+            elif error is not None:
+                sys.excepthook(type(error), error, error.__traceback__)
+                status = 1
+            os._exit(status)
 
 
 def meant_server(text: str) -> str | None:
@@ -173,7 +181,6 @@ def import_object(spec: str, kind: str, known: str) -> object:
 
 
 def _as_module(path: str, name: str) -> str:
-    """Return what is meant where a file stands in the place of its module; "" for no such file."""
     file = Path(path if path.endswith(".py") else f"{path}.py").resolve()
     if not file.is_file():
         return ""
@@ -221,15 +228,6 @@ def check_members(what: str, value: object, protocol: type) -> None:
         raise BatchdecodeError(
             f"{what} must be a {protocol.__name__}: {given} lacks {', '.join(lacking)}"
         )
-
-
-def _status_of(error: BaseException | None) -> int:
-    if error is None:
-        return 0
-    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        return (error.code or 0) & 0xFF
-    sys.excepthook(type(error), error, error.__traceback__)
-    return 1
 
 
 def _place_of(error: BaseException) -> str | None:

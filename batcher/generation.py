@@ -28,25 +28,11 @@ SAMPLING = (
 
 
 @overload
-def generate(
-    prompt: str,
-    model: LLM | Model | str,
-    *,
-    max_tokens: int | None = ...,
-    call_settings: CallSettings | None = ...,
-    **sampling: Any,
-) -> str: ...
+def generate(prompt: str, model: LLM | Model | str, **options: Any) -> str: ...
 
 
 @overload
-def generate(
-    prompt: Iterable[int],
-    model: LLM | Model | str,
-    *,
-    max_tokens: int | None = ...,
-    call_settings: CallSettings | None = ...,
-    **sampling: Any,
-) -> list[int]: ...
+def generate(prompt: Iterable[int], model: LLM | Model | str, **options: Any) -> list[int]: ...
 
 
 def generate(
@@ -79,28 +65,12 @@ def generate(
 
 
 @overload
-def generate_many(
-    prompt: str,
-    model: LLM | Model | str,
-    n: int,
-    *,
-    max_tokens: int | None = ...,
-    batch_size: int | None = ...,
-    call_settings: CallSettings | None = ...,
-    **sampling: Any,
-) -> list[str]: ...
+def generate_many(prompt: str, model: LLM | Model | str, n: int, **options: Any) -> list[str]: ...
 
 
 @overload
 def generate_many(
-    prompt: Iterable[int],
-    model: LLM | Model | str,
-    n: int,
-    *,
-    max_tokens: int | None = ...,
-    batch_size: int | None = ...,
-    call_settings: CallSettings | None = ...,
-    **sampling: Any,
+    prompt: Iterable[int], model: LLM | Model | str, n: int, **options: Any
 ) -> list[list[int]]: ...
 
 

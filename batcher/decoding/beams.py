@@ -173,7 +173,6 @@ class BeamSearch:
         return [*self._finished, *cut][: self._num_results]
 
     def _best_candidates(self, log_probs: FloatArray) -> list[_Candidate]:
-        """Return the candidates to look at, best first; the impossible ones are none."""
         totals = np.array([beam.total for beam in self._running], np.float32)
         sums = log_probs[[beam.place for beam in self._running]]
         with np.errstate(over="ignore"):  # to -inf, which is impossible too

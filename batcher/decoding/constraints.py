@@ -28,8 +28,7 @@ from batcher.decoding.grammars import (
     with_large_stack,
 )
 from batcher.decoding.healing import HealingRow, VocabularyIndex
-from batcher.decoding.loosening import TRIALS
-from batcher.decoding.verification import Verifier
+from batcher.decoding.verification import TRIALS, Verifier
 from batcher.errors import BatchdecodeError, GrammarError, InvariantError
 from batcher.models.base import Tokenizer
 from batcher.request import ConstraintField, Request

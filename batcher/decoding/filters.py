@@ -156,7 +156,7 @@ class GroupKey(NamedTuple):
 class Group:
     """The slots of the rows, and what is made of their settings once.
 
-    bad_words: None if there are none.
+    bad_words, is_refused [vocab]: None if nothing is ruled out by them.
     can_edit: whether the settings may change any logit.
     remembers: whether what a row has counts for what it is given.
     is_memoryless: whether a token follows from logits and position, and nothing is told of it.
@@ -167,12 +167,12 @@ class Group:
         self._members: set[int] = set()
         self._slots: IntArray | None = None  # until somebody asks
         params = key.params
-        self._bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
-        self._bias = np.array([value for _, value in params.logit_bias], np.float32)
-        self._is_refused: NDArray[np.bool_] | None = None
+        self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
+        self.bias = np.array([value for _, value in params.logit_bias], np.float32)
+        self.is_refused: NDArray[np.bool_] | None = None
         if params.allowed_token_ids is not None:
-            self._is_refused = np.ones(vocab_size, np.bool_)
-            self._is_refused[list(params.allowed_token_ids)] = False
+            self.is_refused = np.ones(vocab_size, np.bool_)
+            self.is_refused[list(params.allowed_token_ids)] = False
         self.remembers = params.has_penalties or bad_words is not None
         self.can_edit = bool(
             self.remembers
@@ -198,20 +198,6 @@ class Group:
         if self._slots is None:
             self._slots = np.array(sorted(self._members), np.int64)
         return self._slots
-
-    def ban(self, logits: FloatArray, bad_word_states: IntArray) -> None:
-        """Set to -inf in `logits` [rows, vocab] what the settings rule out.
-
-        bad_word_states: [rows].
-        """
-        if self._is_refused is not None:
-            logits[:, self._is_refused] = -np.inf
-        if self.bad_words is not None:
-            np.copyto(logits, -np.inf, where=self.bad_words.completes(bad_word_states.tolist()))
-
-    def add_bias(self, logits: FloatArray) -> None:
-        if len(self._bias):
-            logits[:, self._bias_ids] += self._bias
 
 
 # Penalties for repeating, and how often each row has generated each token; guidance.
@@ -392,7 +378,6 @@ def top_candidates(logits: FloatArray, top_k: int) -> Iterator[Candidates]:
 
 
 def _columns(rows: IntArray, counts: IntArray) -> IntArray:
-    """Return [n] how many of the same row come before; rows: [n] ascending; counts: [num_rows]."""
     return np.arange(len(rows)) - (counts.cumsum() - counts)[rows]
 
 
@@ -437,13 +422,6 @@ def temper(logits: Floats, temperature: float) -> Floats:
     return shifted
 
 
-def keep_min_p(logits: Floats, min_p: float) -> None:
-    """Keep what is at least `min_p` times as likely as the most likely (Nguyen et al. 2024)."""
-    if min_p > 0:
-        cut = logits.max(axis=-1, keepdims=True) + np.log(min_p)
-        np.copyto(logits, -np.inf, where=logits < cut)
-
-
 def keep_top_k(logits: Floats, top_k: int | IntArray) -> None:
     """Keep the `top_k` most likely, an int >= 1 or [rows, 1], ties at the end kept.
 
@@ -485,7 +463,6 @@ def keep_top_p(logits: Floats, top_p: float) -> None:
 
 
 def _keep_sorted_top_p(logits: Floats, top_p: float) -> None:
-    """Keep what keep_top_p does; the probability of what is dropped is added up from the least."""
     ascending = np.sort(logits, axis=-1)
     mass = np.exp(ascending - ascending[:, -1:]).cumsum(axis=-1)
     num_dropped = (mass[:, :-1] <= (1 - top_p) * mass[:, -1:]).sum(axis=-1)
@@ -572,20 +549,12 @@ def surprises(logits: Floats) -> Floats:
     return bits
 
 
-def keep_zipf(logits: Floats, mu: Floats) -> None:
-    """Keep as many as have a surprise below mu if probabilities fall by Zipf's law; in place.
-
-    Version 1, algorithm 1 of the paper.
-    """
-    sizes = zipf_sizes(-np.sort(surprises(logits), axis=-1) * np.log(2), mu)
-    keep_top_k(logits, sizes[:, None])
-
-
 def zipf_sizes(logprobs: Floats, mu: Floats) -> IntArray:
     """Return k [rows], at least 1; logprobs: [rows, width], descending.
 
-    With the exponent s and e = s - 1, k = (e * 2^mu / (1 - width^-e))^(1/s), in logarithms, since
-    a nearly even distribution has an s near 0.
+    So many have a surprise below mu if probabilities fall by Zipf's law: version 1 of Mirostat,
+    algorithm 1 of the paper.  With the exponent s and e = s - 1,
+    k = (e * 2^mu / (1 - width^-e))^(1/s), in logarithms, as a nearly even one has an s near 0.
     """
     width = logprobs.shape[-1]
     if width == 1:
@@ -614,13 +583,3 @@ def keep_below(logits: Floats, mu: Floats) -> None:
     bits = surprises(logits)
     cut = np.maximum(mu[:, None], bits.min(axis=-1, keepdims=True))
     np.copyto(logits, -np.inf, where=bits > cut)
-
-
-def move_mu(mu: Floats, surprise: Floats, *, tau: float, eta: float, vocab_size: int) -> Floats:
-    """Return mu [rows] after tokens of `surprise` [rows] in bits.
-
-    Where tau is out of reach mu would wind away, and take as long to come back; at 0 it leaves one
-    token, and at twice the bits of an even distribution all that matter.
-    """
-    moved: Floats = np.clip(mu - eta * (surprise - tau), 0, 2 * np.log2(max(vocab_size, 2)))
-    return moved

@@ -97,7 +97,6 @@ def _is_text(text: str) -> bool:
 
 
 def _path_of_half(schema: Any) -> tuple[str | int, ...]:
-    """Return the path of the innermost part of `schema` whose JSON is no text."""
     path: list[str | int] = []
     value: Any = schema
     while isinstance(value, dict | list | tuple):
@@ -188,7 +187,6 @@ def gbnf_to_lark(text: str) -> str:
 
 
 def _finite(rules: dict[str, _Parts], uses: dict[str, list[str]], names: list[str]) -> set[str]:
-    """Return which of the rules called `names` are kept by some text that ends."""
     users: dict[str, list[str]] = {name: [] for name in names}
     for name in names:
         for used in uses[name]:
@@ -204,7 +202,6 @@ def _finite(rules: dict[str, _Parts], uses: dict[str, list[str]], names: list[st
 
 
 def _ends(parts: _Parts, finite: set[str]) -> bool:
-    """Return whether `parts` can be written out with no other rules than those of `finite`."""
     # of each open group: whether an alternative before this one ends, and this one so far, and
     # that without its last item
     groups = [(False, True, True)]
@@ -253,7 +250,6 @@ class _Parser:
         return rules
 
     def _alternatives(self, blanks: re.Pattern[str]) -> _Parts:
-        """Read `a b | c`; `blanks` are those that do not end it."""
         parts = self._sequence(blanks)
         while match := _BAR.match(self._text, self._at):  # on a line of its own, too
             self._at = match.end()
@@ -313,7 +309,6 @@ class _Parser:
         return []
 
     def _character_class(self) -> str:
-        """Read `^a-z_]` and return the regex of that class, every character by its number."""
         begin = self._at - 1
         negation = "^" if self._take("^") else ""
         ranges = []
@@ -593,7 +588,6 @@ def _schema_message(said: str) -> str:
 
 
 def _path_of_fault(tokenizer: "LLTokenizer", schema: Any, message: str) -> Path:
-    """Return the path of the innermost part of `schema` that has the same fault on its own."""
     found: Path = ()
     for path, part in islice(parts_of(schema), 1, _MAX_CANDIDATES):
         if path[: len(found)] != found:  # of several, the first is followed inwards

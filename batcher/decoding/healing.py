@@ -95,7 +95,6 @@ class VocabularyIndex:
         return can_write
 
     def _starting_with(self, prefix: bytes) -> range:
-        """Return the places of the tokens that start with `prefix`; those equal to it go first."""
         size = len(prefix)
         begin = bisect_left(self._sorted, prefix)
         return range(begin, bisect_right(self._sorted, prefix, begin, key=lambda t: t[:size]))

@@ -97,7 +97,6 @@ class OutputTokens:
         self.row, self._has_gaps = 0, False
 
     def _put_aside(self, slot: int, next_row: int) -> "array[int]":
-        """Return what the row in `slot` has, all put aside; it goes on at the page's `next_row`."""
         first_row, aside = self.first_rows[slot], self.aside.get(slot)
         if aside is None:
             aside = self.aside[slot] = array("q")

@@ -40,7 +40,8 @@ from batcher.tokens import Tokens
 _BITS = 52
 _HIGHEST = np.float32(_BITS * np.log(2) + 1e-3)  # more than what rounding takes of it in float32
 
-_ACCEPTANCE, _DRAFTS = 2**63, 2**63 + 1  # as if they were positions, which no row comes to
+# as if they were positions, which no row comes to
+_ACCEPTANCE, _DRAFTS = (np.uint64(number * GAMMA & MASK) for number in (2**63, 2**63 + 1))
 
 
 def row_key(seed: int, request_id: str, sample: int) -> int:
@@ -69,12 +70,12 @@ def draft_keys(keys: Bits, positions: IntArray) -> Bits:
 
     So no two drafts have the same noise, be they of the same position; nor has a token of the row.
     """
-    return _at(_apart(keys, _DRAFTS), positions)
+    return _at(mix_in_place(keys + _DRAFTS), positions)
 
 
 def acceptance_noise(keys: Bits, positions: IntArray) -> Floats:
     """Return numbers [rows], even in (0, 1), that know nothing of other noise of the rows."""
-    return _uniform(_at(_apart(keys, _ACCEPTANCE), positions))
+    return _uniform(_at(mix_in_place(keys + _ACCEPTANCE), positions))
 
 
 def gumbel_noise(hashes: Bits) -> Floats:
@@ -94,13 +95,7 @@ def highest_noise(hashes: Bits) -> NDArray[np.float32]:
     return np.subtract(_HIGHEST, noise, out=noise)
 
 
-def _apart(keys: Bits, purpose: int) -> Bits:
-    """Return keys for noise of another purpose than the tokens of rows."""
-    return mix_in_place(keys + np.uint64(purpose * GAMMA & MASK))
-
-
 def _at(keys: Bits, positions: IntArray) -> Bits:
-    """Return what all noise of `keys` comes from in `positions`; [rows] each."""
     return mix_in_place(keys + (positions.astype(np.uint64) + 1) * np.uint64(GAMMA))
 
 
@@ -115,7 +110,6 @@ def _uniform(hashes: Bits) -> Floats:
 
 
 def _places(hashes: Bits) -> IntArray:
-    """Return which of the 2^52 equal parts of (0, 1) each of `hashes` falls into."""
     return (hashes >> np.uint64(64 - _BITS)).view(np.int64)  # turned into floats far faster
 
 
@@ -212,13 +206,11 @@ def draw(
                 drawn_from = verify(scores, token_ids, [drafts[row] for row in rows], noise)
             columns = _choose(drawn_from, token_ids, own)
             if params.mirostat:
-                drawn.mu[rows] = filters.move_mu(
-                    own.mu,
-                    filters.surprises(tempered)[np.arange(len(rows)), columns],
-                    tau=params.mirostat_tau,
-                    eta=params.mirostat_eta,
-                    vocab_size=logits.shape[-1],
-                )
+                surprise = filters.surprises(tempered)[np.arange(len(rows)), columns]
+                moved = own.mu - params.mirostat_eta * (surprise - params.mirostat_tau)
+                # Where tau is out of reach mu would wind away, and take as long to come back; at 0
+                # it leaves one token, at twice the bits of an even distribution all that matter.
+                drawn.mu[rows] = np.clip(moved, 0, 2 * np.log2(max(logits.shape[-1], 2)))
         drawn.tokens[rows] = token_ids[np.arange(len(rows)), columns]
         if params.num_logprobs is not None and params.has_processed_logprobs:
             told = zip(log_softmax(scores), token_ids, columns.tolist(), strict=True)
@@ -254,12 +246,15 @@ def _filter(scores: Floats, mu: Floats, params: SamplingParams) -> None:
     The order counts: vLLM, which applies min_p before top_p, may keep fewer.
     """
     if params.mirostat == 1:
-        filters.keep_zipf(scores, mu)
+        logprobs = -np.sort(filters.surprises(scores), axis=-1) * np.log(2)
+        filters.keep_top_k(scores, filters.zipf_sizes(logprobs, mu)[:, None])
     elif params.mirostat:
         filters.keep_below(scores, mu)
     else:
         filters.keep_top_p(scores, params.top_p)
-        filters.keep_min_p(scores, params.min_p)
+        if params.min_p > 0:  # Nguyen et al. 2024
+            cut = scores.max(axis=-1, keepdims=True) + np.log(params.min_p)
+            np.copyto(scores, -np.inf, where=scores < cut)
         filters.keep_typical(scores, params.typical_p)
 
 
@@ -504,7 +499,7 @@ class Sampler:
             if some is not None:
                 slots = slots[np.isin(slots, some)]
             if len(slots):
-                step = _Step(logits, len(wanted), places, masks, mask_rows[slots])
+                step = _Step(logits, places, masks, mask_rows[slots])
                 self._sample_group(group, slots, step, sampled)
         return sampled
 
@@ -518,7 +513,7 @@ class Sampler:
             raise InvariantError(f"slot {slot} has no row")
         [row, group] = entry
         slots, raw = np.array([slot]), np.asarray(logits[None], np.float32)
-        edited = self._edit(group, slots, raw, _Step(raw, 1, slots, None, np.array([NONE])))
+        edited = self._edit(group, slots, raw, _Step(raw, slots, None, np.array([NONE])))
         found: Floats = probabilities(edited, self._mu[slots], row.params)[0]
         return found
 
@@ -648,7 +643,8 @@ class Sampler:
 
     def _sample_group(self, group: Group, slots: IntArray, step: "_Step", sampled: Sampled) -> None:
         params = group.key.params
-        raw = self._logits_of(slots, step)
+        is_whole = len(slots) == len(step.logits)
+        raw = step.logits if is_whole else step.logits[step.places[slots]]
         if group.key.is_beam:
             with np.errstate(over="ignore"):
                 raw = log_softmax(raw).astype(np.float32)
@@ -696,12 +692,6 @@ class Sampler:
         if group.remembers:
             self._remember(group, slots, tokens)
 
-    def _logits_of(self, slots: IntArray, step: "_Step") -> FloatArray:
-        """Return [slots, vocab] what the model gave; not always a copy."""
-        if len(slots) == step.num_rows:
-            return step.logits
-        return step.logits[step.places[slots]]
-
     def _edit(self, group: Group, slots: IntArray, raw: FloatArray, step: "_Step") -> FloatArray:
         """Return the logits that tokens of the group are chosen by; `raw` itself if unchanged.
 
@@ -712,7 +702,8 @@ class Sampler:
         is_masked = step.mask_rows != NONE
         logits = raw
         if params.cfg_scale != 1:
-            logits = guide(raw, self._logits_of(self._partners[slots], step), params.cfg_scale)
+            negative = step.logits[step.places[self._partners[slots]]]
+            logits = guide(raw, negative, params.cfg_scale)
         elif group.can_edit:
             logits = raw.copy()
         if step.masks is not None and is_masked.all():
@@ -722,7 +713,11 @@ class Sampler:
             allowed = step.masks.allowed[step.mask_rows[is_masked]]
             logits[is_masked] = _only(logits[is_masked], allowed)
         if group.can_edit:
-            group.ban(logits, self._bad_word_states[slots])
+            if group.is_refused is not None:
+                logits[:, group.is_refused] = -np.inf
+            if group.bad_words is not None:
+                completes = group.bad_words.completes(self._bad_word_states[slots].tolist())
+                np.copyto(logits, -np.inf, where=completes)
             # the stop ids of rows below min_tokens, unless a constraint leaves only those
             for at in (self._positions[slots] < params.min_tokens).nonzero()[0]:
                 entry = self._rows[slots[at]]
@@ -732,7 +727,8 @@ class Sampler:
                     logits[at, stops] = -np.inf
                     if is_masked[at] and logits[at].max() == -np.inf:
                         logits[at, stops] = before
-            group.add_bias(logits)
+            if len(group.bias):
+                logits[:, group.bias_ids] += group.bias
             if params.has_penalties:
                 penalize(logits, self._seen.of(slots), params)
         return logits
@@ -749,12 +745,11 @@ class Sampler:
 class _Step(NamedTuple):
     """What a group needs of the step.
 
-    logits: [num_rows, vocab].  places: [num_slots] where in them a slot is.
+    logits: [logit rows, vocab].  places: [num_slots] where in them a slot is.
     mask_rows: [slots of the group] where in `masks`, or -1.
     """
 
     logits: FloatArray
-    num_rows: int
     places: IntArray
     masks: Masks | None
     mask_rows: IntArray

@@ -240,11 +240,9 @@ class StopMatcher:
 
     @property
     def _is_full(self) -> bool:
-        """Whether a place may find no room for a line and for that of its root."""
         return FIRST_LINE + len(self._places) + 2 > len(self._table)
 
     def _clear(self) -> None:
-        """Forget all lines but those in which rows stand."""
         slots = [slot for slot in sorted(self.watched) if self.states.item(slot) != FREE_LINE]
         places = [self._place_of(slot) for slot in slots]
         for kept in (self._lines, self.starts, self._places):

@@ -75,7 +75,6 @@ class StopAutomaton(Struct, frozen=True, cache_hash=True):
         return self._without(lambda way: way.target == END and way.given is not None)
 
     def _without(self, is_out: Callable[[Exit], bool]) -> "StopAutomaton":
-        """Return this automaton with exits that are watched for, and do nothing."""
         return StopAutomaton(
             tuple(
                 tuple(
@@ -273,7 +272,6 @@ class Trie:
         return {symbol for suffix in self._suffixes(node) for symbol in self._children[suffix]}
 
     def _suffixes(self, node: int) -> Iterator[int]:
-        """Yield `node` and the nodes of its shorter suffixes, longest first, without the root."""
         while node:
             yield node
             node = self._fallback[node]

@@ -88,7 +88,6 @@ class TextStream:
         return [TextPiece(state, text, self._segment)] if text else []
 
     def _num_in_doubt(self, progress: StopProgress) -> int:
-        """Return how many of the last bytes a pattern that has begun can still cut out."""
         if self._keeps or not (progress.id_node or progress.text_node):
             return 0
         ids, texts = self._ending.tries[progress.state]

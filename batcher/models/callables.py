@@ -40,8 +40,6 @@ from batcher.models.base import (
 )
 from batcher.models.tokenizers import ByteTokenizer, read_logits, read_token_id, shown
 
-# How calls of an LLM are made, and what a failed attempt says of another: if to try, and when.
-
 MAX_BACKOFF = 30.0  # seconds
 _JITTER = Random()  # noqa: S311 - not secret; an LLM may have seeded the global one
 PROGRAMMING_ERRORS = (
@@ -127,35 +125,23 @@ def pause_after(
 
 def failure_of(error: BaseException) -> CallFailure:
     """Return what it means that the called code raised `error`."""
-    is_hopeless = isinstance(error, PROGRAMMING_ERRORS) or _is_refusal(error)
+    is_hopeless, retry_after = isinstance(error, PROGRAMMING_ERRORS), None
+    # An HTTP status and the headers are on the error itself in urllib and aiohttp, and on its
+    # `response` in requests, httpx and openai.
+    with suppress(BaseException):  # even these are somebody else's code
+        for carrier in (error, getattr(error, "response", None)):
+            for name in ("status_code", "status", "code"):
+                status = getattr(carrier, name, None)
+                is_hopeless |= isinstance(status, int) and status in REFUSALS
+            headers = getattr(carrier, "headers", None)
+            if retry_after is None and headers is not None:
+                retry_after = retry_after_of(headers)
     return CallFailure(
         f"raised {describe(error)}",
         is_worth_retry=not is_hopeless,
-        retry_after=_retry_after(error),
+        retry_after=retry_after,
         raised=raised(error),
     )
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Return whether it carries an HTTP status that says that the request itself is wrong."""
-    names = ("status_code", "status", "code")  # of requests and httpx; of aiohttp; of urllib
-    try:
-        found = [getattr(carrier, name, None) for carrier in _carriers(error) for name in names]
-        return any(isinstance(status, int) and status in REFUSALS for status in found)
-    except BaseException:  # noqa: BLE001 - even these are somebody else's code
-        return False
-
-
-def _retry_after(error: BaseException) -> float | None:
-    try:
-        for carrier in _carriers(error):
-            headers = getattr(carrier, "headers", None)
-            seconds = None if headers is None else retry_after_of(headers)
-            if seconds is not None:
-                return seconds
-    except BaseException:  # noqa: BLE001 - as above
-        return None
-    return None
 
 
 def retry_after_of(headers: Any) -> float | None:
@@ -166,14 +152,6 @@ def retry_after_of(headers: Any) -> float | None:
         if seconds is not None:
             return seconds
     return None
-
-
-def _carriers(error: BaseException) -> list[Any]:
-    """Return what may have the status and the headers of a response.
-
-    That is the error itself for urllib and aiohttp, its `response` for requests, httpx and openai.
-    """
-    return [error, getattr(error, "response", None)]
 
 
 def _read_seconds(value: Any, unit: float) -> float | None:
@@ -333,15 +311,15 @@ class Calls:
         read: what an answer stands for; a ValueError says that it is garbage, and is retried.
         """
         calls = [_Call(self, function, each, read) for each in arguments]
+
+        async def answers() -> list[T | CallFailure]:
+            return await asyncio.gather(*[call.answer() for call in calls])
+
         try:
-            return self._loop.run(_gathered(calls), self.waiting)
+            return self._loop.run(answers(), self.waiting)
         except CancelledError:  # nobody here does that: a call did it to all tasks of the loop
             failure = CallFailure("was cancelled from within", is_worth_retry=False)
             return [failure for _ in arguments]
-
-
-async def _gathered(calls: "Sequence[_Call[T]]") -> list[T | CallFailure]:
-    return await asyncio.gather(*[call.answer() for call in calls])
 
 
 class _Call(Generic[T]):
@@ -367,28 +345,24 @@ class _Call(Generic[T]):
                 failure = error
             pause = pause_after(number, failure.retry_after, settings.backoff)
             is_last = not failure.is_worth_retry or number >= settings.max_attempts
-            if is_last or pause >= self._time_left():
-                return self._last(failure, number)
-            await asyncio.sleep(pause)
-            number += 1
+            if not is_last and pause < self._time_left():
+                await asyncio.sleep(pause)
+                number += 1
+                continue
+            code, remarks = failure.code, []
+            if number > 1:
+                remarks.append(f"attempt {number}")
+            if failure.is_worth_retry and number < settings.max_attempts:
+                code = "call-timeout"
+                remarks.append(f"no time for another attempt within {settings.call_timeout:g} s")
+            message = f"{failure} ({'; '.join(remarks)})" if remarks else str(failure)
+            return CallFailure(message, is_worth_retry=False, code=code, raised=failure.raised)
 
     def _time_left(self) -> float:
-        """Return the seconds until the call has to end; the first time, let them begin."""
         now = asyncio.get_running_loop().time()
         if self._deadline is None:
             self._deadline = now + self._settings.call_timeout
         return self._deadline - now
-
-    def _last(self, failure: CallFailure, num_attempts: int) -> CallFailure:
-        code, remarks = failure.code, []
-        if num_attempts > 1:
-            remarks.append(f"attempt {num_attempts}")
-        if failure.is_worth_retry and num_attempts < self._settings.max_attempts:
-            code = "call-timeout"
-            seconds = self._settings.call_timeout
-            remarks.append(f"no time for another attempt within {seconds:g} s")
-        message = f"{failure} ({'; '.join(remarks)})" if remarks else str(failure)
-        return CallFailure(message, is_worth_retry=False, code=code, raised=failure.raised)
 
     async def _attempt(self) -> T:
         timeout = self._settings.timeout

@@ -93,7 +93,9 @@ class CheckedModel:
         Raises:
             RaisedError: the model raised.
         """
-        self._begin(num_slots, None if self._has_fork else {})
+        self._num_slots, self._is_paging = num_slots, False
+        self._prefixes = None if self._has_fork else {}
+        self._forked.clear()
         with calling(f"{self.name} cannot make room for {num_slots} rows:"):
             self.inner.allocate(num_slots)
 
@@ -103,18 +105,14 @@ class CheckedModel:
         Raises:
             RaisedError: the model raised.
         """
-        self._begin(num_slots, None)
-        self._is_paging = True
+        self._num_slots, self._prefixes, self._is_paging = num_slots, None, True
+        self._forked.clear()
         if not can_page(self.inner):
             raise InvariantError(f"{self.name} is not paged")
         count = "blocks" if num_blocks is None else f"{num_blocks} blocks"
         room = f"{num_slots} rows in {count} of {block_size} tokens"
         with calling(f"{self.name} cannot make room for {room}:"):
             self.inner.allocate_pages(num_slots, num_blocks, block_size)
-
-    def _begin(self, num_slots: int, prefixes: Prefixes | None) -> None:
-        self._num_slots, self._prefixes, self._is_paging = num_slots, prefixes, False
-        self._forked.clear()
 
     def fork(self, source: int, target: int) -> None:
         """Let the row in `target` be what the one in `source` is.
@@ -213,7 +211,6 @@ class CheckedModel:
             raise ModelError(f"{self.name} returned {found}, not of the {num_tokens} of the chunk")
 
     def _hand_over_forks(self, batch: Batch, prefixes: Prefixes) -> None:
-        """Make new rows of those that were forked, for a model that has no fork."""
         extend_prefixes(prefixes, batch)
         due = {slot for slot in self._forked if batch.holds(slot)}
         if due:
@@ -237,7 +234,6 @@ class CheckedModel:
         }
 
     def _logits(self, answered: NDArray[Any], num_rows: int, whose: str = "") -> FloatArray:
-        """Return the answered logits as [rows, vocab] float32."""
         if answered.shape != (num_rows, self.vocab_size) or answered.dtype.kind not in "iuf":
             shape = f"{answered.dtype} {list(answered.shape)}"
             wanted = f"[{num_rows}, {self.vocab_size}]"
@@ -296,7 +292,7 @@ def load_model(
         made = _settings(transformer_settings, TransformerSettings, "transformer")
         return as_model(load_transformer(spec, made, watch), spec)
     if is_hf(spec):
-        from batcher.models.hf import load_hf  # noqa: PLC0415 - as above
+        from batcher.models.checkpoints import load_hf  # noqa: PLC0415 - as above
 
         return as_model(load_hf(spec, _settings(hf_settings, HFSettings, "hf")), spec)
     from batcher.models.callables import CallSettings  # noqa: PLC0415 - as above
@@ -365,8 +361,14 @@ def _adapted(
         if lacking:
             raise BatchdecodeError(f"{name or shown(model)} is no Model: it lacks {lacking[0]}")
         checked = CheckedModel(model)
-        for fault in _untrue_of(checked):
-            raise BatchdecodeError(f"{name or shown(model)} says that it {fault}")
+        verifies, lacks_pages = checked.verifies_drafts, not has_attribute(model, "allocate_pages")
+        for is_untrue, claim in (
+            (checked.is_paged and lacks_pages, "is_paged, and lacks allocate_pages"),
+            (verifies and not checked.is_paged, "verifies_drafts, and is not paged"),
+            (verifies and checked.gives == "tokens", "verifies_drafts, and gives no logits"),
+        ):
+            if is_untrue:
+                raise BatchdecodeError(f"{name or shown(model)} says that it {claim}")
         return checked
     missing = missing_methods(model)
     if not missing:
@@ -375,15 +377,6 @@ def _adapted(
         return CallableModel(model, name)
     lacks = f", which would need {missing[0]}, nor" if len(missing) == 1 else " nor"
     raise BatchdecodeError(f"{name or shown(model)} is neither a Model nor an LLM{lacks} callable")
-
-
-def _untrue_of(model: "CheckedModel") -> Iterator[str]:
-    if model.is_paged and not callable(attribute_of(model.inner, "allocate_pages", None)):
-        yield "is_paged, and lacks allocate_pages"
-    if model.verifies_drafts and not model.is_paged:
-        yield "verifies_drafts, and is not paged"
-    if model.verifies_drafts and model.gives == "tokens":
-        yield "verifies_drafts, and gives no logits"
 
 
 def missing_methods(model: object) -> list[str]:

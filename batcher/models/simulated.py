@@ -378,7 +378,6 @@ class SimulatedModel:
             yield self._fill(piece, hashes)
 
     def _fill(self, tokens: Tokens | IntArray, hashes: Hashes) -> FloatArray:
-        """Return the logits [tokens, vocab] after tokens with these hashes behind them."""
         lines = self.lines[tokens]
         choices = self.choices[(hashes >> np.uint64(HASH_SHIFT)).view(np.int64) + lines]
         logits = np.empty((len(tokens), self.vocab_size), np.float32)
@@ -418,7 +417,6 @@ def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
 
 
 def _choices(settings: SimulatedSettings, tokenizer: WordTokenizer) -> tuple[IntArray, IntArray]:
-    """Return [vocab] where each token's line begins, and [lines * 1024] the tokens to choose."""
     eos, newline = settings.eos_rate, min(settings.newline_rate, 1 - settings.eos_rate)
     goes_on = {part: rate * (1 - eos - newline) for part, rate in _START.items()}
     grammar = {**_GRAMMAR, "full stop": {"eos": eos, "line": newline, **goes_on}}
@@ -700,7 +698,6 @@ class PagedHashes:
         return does_yield
 
     def _keep_tail(self, hashes: list[int], table: list[int], start: int, size: int) -> None:
-        """Put the hashes of a row's last tokens, from position `start` on, into their cells."""
         cells, offset = self._cells.view, start % size
         if offset:
             self._settle(table[start // size], start - offset, size)
@@ -731,7 +728,6 @@ class PagedHashes:
         return int(self._cells.values[NUM_FIXED + block * pages.block_size + offset])
 
     def _move_on(self, pages: Pages) -> None:
-        """Let every slot that decodes compute its next token."""
         self._read, self._write = read, write = self._write, self._read
         self._reads, self._writes = reads, writes = self._writes, self._reads
         np.add(read, self._strides, write)
@@ -754,7 +750,6 @@ class PagedHashes:
                 del computed[block]
 
     def _compute(self, chunk: Chunk, pages: Pages) -> int:
-        """Let the hash after each token of a chunk be found in its cell; return that before it."""
         start, token_ids, size = chunk.start, chunk.token_ids, pages.block_size
         before = self.hash_before(chunk, pages) if start else self._begin_hash
         stop = start + len(token_ids)
@@ -853,7 +848,6 @@ class SimulatedDraft(SimulatedModel):
 
 
 def _uniform(bits: Hashes) -> NDArray[np.float64]:
-    """Return the numbers in [0, 1) that random bits stand for."""
     uniform: NDArray[np.float64] = np.multiply(bits >> np.uint64(11), 2.0**-53, dtype=np.float64)
     return uniform
 

@@ -207,7 +207,6 @@ def byte_id(byte: int | str) -> int:
 
 
 def _windows(data: bytes) -> Iterator[bytes]:
-    """Yield `data` in parts that can be encoded one by one: no word goes over their boundaries."""
     begin = 0
     while begin < len(data):
         end = begin + _WINDOW

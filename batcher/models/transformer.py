@@ -271,7 +271,6 @@ class TransformerModel(DecoderModel):
         return ModelOutput(self._tokens, failed, logits, chunk_logits, draft_logits)
 
     def _hidden(self, rows: list[_Row]) -> FloatArray:
-        """Return the hidden states [tokens, hidden_size] of rows, those that decode first."""
         parts = [rows]
         if self.layout == "padded":
             parts = [[*part] for _, part in groupby(rows, lambda row: row.chunk is None)]
@@ -358,7 +357,6 @@ class TransformerModel(DecoderModel):
     def _span(
         self, batch: Batch, slot: int, token_ids: list[int], start: int, num_drafts: int
     ) -> Span:
-        """Return the next tokens of a row, and where all is kept that it has to do with."""
         stop, num_prompt = start + len(token_ids), self._num_prompt[slot]
         tables, size = self._tables(batch, slot, start, stop)
         kv_tables = tables if self._states is None else tables[:-1]

@@ -305,7 +305,6 @@ def diagnose(
 
 
 def _overlaps(wanted: Sequence[Floats], drawn: Sequence[Floats]) -> Floats:
-    """Return sum(min(p, q)) [positions]; a token that only one of both has is worth nothing."""
     overlaps = []
     for ours, theirs in zip(wanted, drawn, strict=True):
         width = min(len(ours), len(theirs))

@@ -195,7 +195,6 @@ class AutoLengths:
         return min(row.num_drafts if is_near else int(number), self._plan.most_of_row)
 
     def _settle(self, slot: int, row: "_Row", margin: float) -> None:
-        """Give a row as many as are worth their time from now on; margin: see _best."""
         before, row.num_drafts = row.num_drafts, self._best(row, margin)
         if row.num_drafts != before:
             reason: SpeculateReason = "gain" if row.num_drafts > before else "cost"

@@ -6,7 +6,6 @@ import pytest
 
 from batcher import BatchdecodeError, load_model
 from batcher.hf.settings import HF_SETTINGS, LOADING_SETTINGS, is_hf
-
 from batcher.speculation.settings import ModelDraft, parse_draft
 from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
 
@@ -14,7 +13,10 @@ from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
 @pytest.fixture
 def _without_torch(monkeypatch):
     there = util.find_spec
-    monkeypatch.setattr("batcher.models.checkpoints.find_spec", lambda name: None if name == "torch" else there(name))
+    monkeypatch.setattr(
+        "batcher.models.checkpoints.find_spec",
+        lambda name: None if name == "torch" else there(name),
+    )
 
 
 @pytest.mark.usefixtures("_without_torch")

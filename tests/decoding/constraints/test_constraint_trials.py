@@ -7,8 +7,7 @@ import pytest
 from constrained import source
 
 from batcher import Request, decode
-
-from batcher.decoding.loosening import TRIALS, Enforceable, Trials
+from batcher.decoding.verification import TRIALS, Enforceable, Trials
 
 SLOW = source("json_schema", {"multipleOf": 99_999})  # a second, 50 MB
 HUGE = source("json_schema", {"multipleOf": 99_999_999})
