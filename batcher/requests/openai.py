@@ -20,34 +20,24 @@ HINT = "did you mean `{}`?"
 
 # What other tools call a field of ours.
 _OTHER_NAMES = {
-    "content": "prompt",
-    "conversation_id": "session",
-    "conversations": "messages",
-    "ebnf": "gbnf",
-    "grammar": "gbnf",
-    "guidance_scale": "cfg_scale",
-    "input": "prompt",
-    "inputs": "prompt",
-    "instruction": "prompt",
-    "max_length": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "n_predict": "max_tokens",
-    "n_probs": "logprobs",
-    "num_predict": "max_tokens",
-    "num_return_sequences": "n",
-    "query": "prompt",
-    "question": "prompt",
-    "repeat_penalty": "repetition_penalty",
-    "session_id": "session",
-    "return_logprob": "logprobs",
-    "stop_sequences": "stop",
-    "stop_strings": "stop",
-    "temp": "temperature",
-    "text": "prompt",
-    "token_healing": "heal",
-    "use_beam_search": "num_beams",
+    other: name
+    for name, others in {
+        "prompt": "content input inputs instruction query question text",
+        "session": "conversation_id session_id",
+        "messages": "conversations",
+        "gbnf": "ebnf grammar",
+        "cfg_scale": "guidance_scale",
+        "max_tokens": "max_length max_new_tokens max_output_tokens n_predict num_predict",
+        "min_tokens": "min_new_tokens",
+        "logprobs": "n_probs return_logprob",
+        "n": "num_return_sequences",
+        "repetition_penalty": "repeat_penalty",
+        "stop": "stop_sequences stop_strings",
+        "temperature": "temp",
+        "heal": "token_healing",
+        "num_beams": "use_beam_search",
+    }.items()
+    for other in others.split()
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from itertools import islice
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeGuard, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -172,12 +172,22 @@ def check_string(value: object, path: Path, expected: str) -> Problems:
         yield FieldProblem("invalid-text", path, message)
 
 
-def check_strings(values: object, path: Path) -> Problems:
+def check_strings(
+    values: object, path: Path, if_empty: str = "", hint: str | None = None
+) -> Problems:
     if not isinstance(values, list):
         yield wrong("invalid-type", path, "a list of strings", values)
         return
     for index, value in enumerate(values):
         yield from check_string(value, (*path, index), "a string")
+    for index, value in enumerate(values if if_empty else ()):
+        if isinstance(value, str):
+            yield from check_filled(value, (*path, index), if_empty, hint)
+
+
+def check_filled(value: object, path: Path, if_empty: str, hint: str | None = None) -> Problems:
+    if isinstance(value, str | list) and not value:
+        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty{if_empty}", hint)
 
 
 def check_number(value: object, path: Path, allowed: Range) -> Problems:
@@ -217,11 +227,11 @@ def check_token_id(value: object, path: Path, capabilities: ModelCapabilities) -
     largest = capabilities.largest_token
     if not is_integer(value):
         yield wrong("invalid-type", path, "a token id, an integer", value)
-    elif not 0 <= value <= largest:  # type: ignore[operator]  # known to be an int
+    elif not 0 <= value <= largest:
         yield wrong("unknown-token", path, f"a token id from 0 to {largest}", value)
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -249,20 +259,14 @@ def check_json_schema(value: object, path: Path, _: ModelCapabilities) -> Proble
 
 def check_texts_to_choose(value: object, path: Path, _: ModelCapabilities) -> Problems:
     yield from check_strings(value, path)
-    if isinstance(value, list) and not value:
-        message = f"{quote(path)} is empty: there is nothing to choose from"
-        yield FieldProblem("invalid-value", path, message)
+    if isinstance(value, list):
+        yield from check_filled(value, path, ": there is nothing to choose from")
 
 
 def check_bad_words(words: object, path: Path, _: ModelCapabilities) -> Problems:
-    problems = list(check_strings(words, path))
-    yield from problems
-    if problems or not isinstance(words, list):
+    yield from check_strings(words, path, ", so it would forbid everything")
+    if not isinstance(words, list) or not all(isinstance(w, str) and is_text(w) for w in words):
         return
-    for index, word in enumerate(words):
-        if not word:
-            message = f"{quote((*path, index))} is empty, so it would forbid everything"
-            yield FieldProblem("invalid-value", (*path, index), message)
     total = sum(len(word.encode()) for word in words)
     if total > MAX_BAD_WORDS_LENGTH:
         message = f"{quote(path)} holds {total} bytes; at most {MAX_BAD_WORDS_LENGTH} are allowed"
@@ -272,10 +276,9 @@ def check_bad_words(words: object, path: Path, _: ModelCapabilities) -> Problems
 def check_allowed(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     if not isinstance(value, list):
         yield wrong("invalid-type", path, "a list of token ids", value)
-    elif not value:
-        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: no token is allowed")
-    else:
-        yield from check_token_ids(value, path, capabilities)
+        return
+    yield from check_filled(value, path, ": no token is allowed")
+    yield from check_token_ids(value, path, capabilities)
 
 
 def check_logit_bias(biases: object, path: Path, capabilities: ModelCapabilities) -> Problems:
@@ -310,6 +313,7 @@ _SEED = cast(Range, REQUEST_FIELDS["seed"].range)
 
 _CONTENTS = ("text", "tokens", "length")
 _ONE_OF_THEM = "give one of `text`, `tokens` and `length`"
+_NO_TOKEN = (": a segment has at least one token", "leave the segment out")
 _DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
 
 
@@ -356,9 +360,9 @@ def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabi
     text, tokens = segment.text, cast(object, segment.tokens)
     if text is not None:
         yield from check_string(text, (*path, "text"), "a string")
-        yield from _check_filled(text, (*path, "text"))
+        yield from check_filled(text, (*path, "text"), *_NO_TOKEN)
     if isinstance(tokens, list):
-        yield from _check_filled(tokens, (*path, "tokens"))
+        yield from check_filled(tokens, (*path, "tokens"), *_NO_TOKEN)
         yield from check_token_ids(tokens, (*path, "tokens"), capabilities)
     elif tokens is not None:
         yield wrong("invalid-type", (*path, "tokens"), "a list of token ids", tokens)
@@ -380,12 +384,6 @@ def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabi
             yield from check_choice(value, (*path, name), _SEGMENT[name].choices or ())
 
 
-def _check_filled(value: object, path: Path) -> Problems:
-    if isinstance(value, str | list) and not value:
-        message = f"{quote(path)} is empty: a segment has at least one token"
-        yield FieldProblem("invalid-value", path, message, "leave the segment out")
-
-
 MAX_PROBLEMS = 100  # of one field
 MAX_MODELS = 8  # of a server, in a message
 OF_STREAMS = {"n", "best_of", "stream", "stream_options"}  # which nobody but the engine decides
@@ -405,6 +403,7 @@ _MAX_PARTS = 4 * MAX_STOP_LENGTH  # above it the rest is not looked at
 _NOTHING = object()
 _MAX_NESTED = 4  # a marker in a transition in a list in states
 
+_EMPTY_MARKER = (", so it would match everywhere", "leave it out")
 _SEQUENCE_KINDS = (
     "a list of token ids, a list of such lists, a string or a list of strings",
     "a list of token ids is one sequence, a list of lists or of strings several; do not mix them",
@@ -469,24 +468,18 @@ def check_stop_sequence(stop: object, path: Path, capabilities: ModelCapabilitie
     elif stop and kinds[0] is int:
         yield from check_token_ids(stop, path, capabilities)
     elif stop and kinds[0] is str:
-        yield from _check_texts(stop, path)
+        yield from check_strings(stop, path, *_EMPTY_MARKER)
     else:
         for index, item in enumerate(stop):
-            yield from check_marker(item, (*path, index))
+            yield from check_filled(item, (*path, index), *_EMPTY_MARKER)
             yield from check_token_ids(item, (*path, index), capabilities)
 
 
 def check_stop(stop: object, path: Path, _: ModelCapabilities) -> Problems:
     if isinstance(stop, list):
-        yield from _check_texts(stop, path)
+        yield from check_strings(stop, path, *_EMPTY_MARKER)
     else:
         yield from _check_text(stop, path, "a string or a list of strings")
-
-
-def check_marker(marker: object, path: Path) -> Problems:
-    if isinstance(marker, str | list) and not marker:
-        message = f"{quote(path)} is empty, so it would match everywhere"
-        yield FieldProblem("invalid-value", path, message, "leave it out")
 
 
 def _text_length(marker: object) -> int:
@@ -503,13 +496,7 @@ def _text_length(marker: object) -> int:
 
 def _check_text(stop: object, path: Path, expected: str) -> Problems:
     yield from check_string(stop, path, expected)
-    yield from check_marker(stop, path)
-
-
-def _check_texts(stops: list[object], path: Path) -> Problems:
-    yield from check_strings(stops, path)
-    for index, stop in enumerate(stops):
-        yield from check_marker(stop if isinstance(stop, str) else None, (*path, index))
+    yield from check_filled(stop, path, *_EMPTY_MARKER)
 
 
 def _kind(item: object) -> type | None:
@@ -568,11 +555,11 @@ def find_unreachable(request: Request, states: States) -> Problems:
         yield FieldProblem("invalid-value", ("initial_state",), message)
         return
     reached: set[str] = set()
-    open_ends = {initial} | _destinations(states.get(ANY_STATE, []))
+    open_ends = {initial, *(way.to for way in states.get(ANY_STATE, []) if way.to is not None)}
     while open_ends:
         name = open_ends.pop()
         reached.add(name)
-        open_ends |= _destinations(states[name]) - reached
+        open_ends |= {way.to for way in states[name] if way.to is not None} - reached
     for name in states:
         if name not in reached and name != ANY_STATE:
             message = f"state {show(name)} can never be reached from {show(initial)}"
@@ -589,7 +576,7 @@ def _check_transition(
     yield from check_text_or_tokens(
         on, (*path, "on"), capabilities, "give one transition for each text"
     )
-    yield from check_marker(on, (*path, "on"))
+    yield from check_filled(on, (*path, "on"), *_EMPTY_MARKER)
     to: object = transition.to
     if to is None:
         return
@@ -598,10 +585,6 @@ def _check_transition(
     elif to not in states or to == ANY_STATE:
         message = f"{quote((*path, 'to'))} {show(to)} is not declared; {_declared(states)}"
         yield FieldProblem("invalid-value", (*path, "to"), message)
-
-
-def _destinations(transitions: list[Transition]) -> set[str]:
-    return {way.to for way in transitions if way.to is not None}
 
 
 def _declared(states: Mapping[Any, object]) -> str:
@@ -663,22 +646,18 @@ def look_closely(request: Request, capabilities: ModelCapabilities) -> list[Fiel
 
 
 def check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> list[FieldProblem]:
-    return [*islice(_check_field(field, value, capabilities), MAX_PROBLEMS)]
-
-
-def _check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> Problems:
     path = (field.name,)
     if field.name in _CHECKS:
-        yield from _CHECKS[field.name](value, path, capabilities)
+        problems = _CHECKS[field.name](value, path, capabilities)
     elif field.range is not None:
-        yield from check_number(value, path, field.range)
+        problems = check_number(value, path, field.range)
     elif field.choices is not None:
-        yield from check_choice(value, path, field.choices)
+        problems = check_choice(value, path, field.choices)
+    elif field.name in _IF_EMPTY and isinstance(value, str) and not value:
+        problems = check_filled(value, path, *_IF_EMPTY[field.name])
     else:
-        yield from check_string(value, path, "a string")
-        if isinstance(value, str) and not value and field.name in _IF_EMPTY:
-            reason, hint = _IF_EMPTY[field.name]
-            yield FieldProblem("invalid-value", path, f"{quote(path)} is empty{reason}", hint)
+        problems = check_string(value, path, "a string")
+    return [*islice(problems, MAX_PROBLEMS)]
 
 
 # -- fields together -------------------------------------------------------------------------------
@@ -772,7 +751,8 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
     """Yield what the valid `request` asks for and `capabilities` cannot give."""
     if capabilities.served is not None:
         yield from find_untold(request, capabilities, capabilities.served)
-        yield from _find_uncompiled(request, capabilities)
+        for field in constraint_fields_of(request):
+            yield from find_uncompiled(field, getattr(request, field), capabilities)
         return
     if request.extra_body:
         message = "`extra_body` is for a server, and this model is none"
@@ -796,7 +776,8 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
             f"and the batch has {capabilities.num_slots}"
         )
         yield FieldProblem("too-few-slots", (name,), message, f"use a batch of {needed} or more")
-    yield from _find_uncompiled(request, capabilities)
+    for field in constraint_fields_of(request):
+        yield from find_uncompiled(field, getattr(request, field), capabilities)
     if capabilities.encode is not None:
         texts: list[tuple[Path, str]] = []
         for name in ("prompt", "negative_prompt"):
@@ -846,11 +827,6 @@ def find_untold(
     if isinstance(stops, list) and not all(isinstance(stop, str) for stop in stops):
         message = "`stop_sequence` has token ids, which a server cannot be told"
         yield FieldProblem("unsupported-model", ("stop_sequence",), message, "give texts")
-
-
-def _find_uncompiled(request: Request, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
-    for field in constraint_fields_of(request):
-        yield from find_uncompiled(field, getattr(request, field), capabilities)
 
 
 def find_uncompiled(
