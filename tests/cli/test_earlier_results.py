@@ -11,7 +11,7 @@ from batcher.result import (
     StepTimes,
     Usage,
 )
-from cli.run.files import OutputError, ResumeError
+from cli.run.files import ResumeError
 from cli.run.resume import Expected, ResultLines, take_over
 
 
@@ -84,12 +84,6 @@ def test_a_result_is_found_by_its_request_whatever_its_form(took_over, earlier, 
     assert not known.has_rejected("o", 1)
 
 
-def test_all_choices_of_a_row_are_found(took_over):
-    results = [result(0), result(1), result(2)]
-    known = took_over(encode_result(result(name="p")), row_of(*results))
-    assert list(known.results_of(request(n=3)).values()) == results
-
-
 def test_a_bad_line_is_told_from_the_request_that_has_its_id(took_over):
     lines = [rejected(3), result(), rejected(7), rejected(7, name="p")]
     known = took_over(*map(encode_result, lines))
@@ -124,19 +118,6 @@ def test_results_whose_hashes_are_equal_are_told_apart(took_over, monkeypatch):
 def test_what_no_such_run_can_have_given_is_refused(took_over, edited, reason):
     with pytest.raises(ResumeError, match=rf"cannot resume .*out: line 2: {reason}"):
         took_over(encode_result(result()), encode_result(edited))
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [encode_result(result(1))] * 2,
-        [encode_result(result(1)), row_of(result(0), result(1))],
-        [row_of(result(1), result(1))],
-    ],
-)
-def test_a_result_that_is_there_twice_is_refused(took_over, lines):
-    with pytest.raises(ResumeError, match="one of two results 1 of request 'o'"):
-        took_over(*lines)
 
 
 def test_a_result_that_took_for_ever_is_not_replayed(took_over):
@@ -182,14 +163,3 @@ def test_in_order_only_complete_requests_are_kept(took_over, num_lines, num_comp
     known = took_over(*ANSWERS[:num_lines], expected=expected())
     assert known.num_complete == num_complete
     assert known.end == len(b"".join(ANSWERS[:num_kept]))
-
-
-@pytest.mark.parametrize("line", [b'{"a":1}', b'{"a":' + b"[" * 100_000, b"\xff"])
-def test_a_file_of_something_else_is_not_taken_over(took_over, line):
-    with pytest.raises(ResumeError, match=r"cannot resume .*out: line 1"):
-        took_over(line + b"\n")
-
-
-def test_a_folder_is_not_taken_over(tmp_path):
-    with pytest.raises(OutputError, match="cannot continue"):
-        take_over(str(tmp_path), READER)
