@@ -388,7 +388,6 @@ def _most_connections() -> int:
 
 
 def _open_view(options: "ServeOptions", gauges: ServerGauges, policy: str) -> View:
-    """Return the view of a server: a picture on a terminal, elsewhere only what is asked for."""
     title = options.served_model_name or options.model
     live = options.live
     if live == "auto" and not can_animate(2, os.environ):

@@ -32,7 +32,6 @@ _descriptors = [1]  # the last one is stdout
 
 
 def stdout_descriptor() -> int:
-    """Return the descriptor that results are written to."""
     return _descriptors[-1]
 
 
@@ -188,7 +187,6 @@ class StopSignals:
             signal.signal(number, handler)
 
     def note(self, number: signal.Signals) -> None:
-        """Take note of a signal, if it is the first."""
         if self.received is None:
             self.received, self._received_at = number, time.monotonic()
 
@@ -207,7 +205,6 @@ class StopSignals:
 
     @property
     def exit_status(self) -> int:
-        """The status of a process that the received signal ended."""
         return 128 + (self.received or signal.SIGINT)
 
     @contextmanager

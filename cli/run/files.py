@@ -201,7 +201,7 @@ def packed(file: FileSink, path: str, *, is_new: bool) -> Sink:
 
 
 def opened_as(path: str) -> str:
-    """Return where `path` is: stdout may not be descriptor 1 for now, see stdout.py."""
+    """Return where `path` is: stdout may not be descriptor 1 for now, see signals.py."""
     return f"/dev/fd/{stdout_descriptor()}" if path in NAMES_OF_STDOUT else path
 
 
@@ -272,7 +272,6 @@ class OutFile:
 
     @property
     def is_filled(self) -> bool:
-        """Whether it holds something, while it is locked."""
         return self._descriptor is not None and os.fstat(self._descriptor).st_size > 0
 
     def lock(self) -> None:
@@ -479,12 +478,10 @@ class UploadedResults(OutFile):
         self.path = self.name  # as messages call it from here on
 
     def resuming(self, command: str) -> str:
-        """Return a command that resumes a run to the URL as one that resumes it in the folder."""
         return command.replace(quote(masked(self._url)), quote(str(self._place)))
 
 
 def is_alone(status: os.stat_result) -> bool:
-    """Return whether this is a file, and has no second name that others may know it by."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 

@@ -528,7 +528,6 @@ class LineParser:
         return ParsedLine(request if request.id is not None else replace(request, id=str(number)))
 
     def parse(self, line: bytes, number: int, index: int) -> Line:
-        """Return what the line with this number, at this index, is."""
         parsed = parse_line(self._parser, line, number)
         first = self._duplicates.first_number(index)
         if first is None or isinstance(parsed, BadLine):
@@ -674,7 +673,6 @@ class SessionArrivals:
         return request.session in self._sessions
 
     def time_of(self, request: Request) -> float:
-        """Return when `request` arrives, after all that were asked for before."""
         if request.session is None:
             return request.arrival_time
         time = max(request.arrival_time, self._sessions.get(request.session, 0.0))

@@ -59,7 +59,6 @@ class Loop:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every request of the input has come to its end."""
         return self.source.has_ended and self._ahead is None and not self.engine.has_work
 
     @property
@@ -68,7 +67,6 @@ class Loop:
 
     @property
     def num_unread(self) -> int | None:
-        """How many lines of the input have not been taken, None if nobody knows."""
         total = self.source.total
         return None if total is None else total - self.num_read
 

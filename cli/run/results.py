@@ -88,7 +88,6 @@ class InputOrder:
         return None
 
     def _spill(self) -> None:
-        """Move all lines in memory to the temporary file, as one more run."""
         if self._file is None:
             import tempfile  # noqa: PLC0415 - hardly any run comes here
 
@@ -283,7 +282,6 @@ class Answers:
         return [lines] if self._order is None else self._order.put(request.input_index, lines)
 
     def _join(self, request: _OpenRequest) -> bytes:
-        """Return the results that a request has got, in their order: that of the index, or best."""
         if not request.is_ranked:
             request.kept.sort(key=attrgetter("index"))
         if request.form != "result":

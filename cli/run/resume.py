@@ -62,7 +62,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     input_sha256: None if the run cannot be continued: its input cannot be read again, what it did
     depended on how fast it was, or there are token events among the results.
     workers: the most of any run that has gone on with it; None if it decodes in one engine.
-    version: 2 since sums.py has other checksums.
+    version: 2 since lines have other checksums.
     """
 
     version: Literal[2] = 2
@@ -654,7 +654,6 @@ class EarlierResults:
                 )
 
     def has_rejected(self, request_id: str, line_number: int, /) -> bool:
-        """Return whether the file has the result of a bad line: the id it gave and its number."""
         return self._get(request_id, -line_number) is not None
 
     def _get(self, request_id: str, number: int) -> Result | None:

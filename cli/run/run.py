@@ -268,7 +268,6 @@ class Run:
         return status or (1 if loop.num_failed else 0)
 
     def _record(self) -> None:
-        """Run the loop to its end."""
         loop, stop, view, report = self._loop, self._stop, self._view, self._setup.report
         answers, earlier = loop.answers, self._resumption.earlier
         engine, num_shown = loop.engine, 0
@@ -335,7 +334,6 @@ class Run:
             self._readers.close(self._loop.engine.num_steps)
 
     def _summarize(self) -> None:
-        """Show the summary, and write the files with numbers."""
         options, engine, model = self._options, self._loop.engine, self._setup.model
         metrics, timeline = self._readers.metrics, self._readers.timeline
         if metrics is not None:

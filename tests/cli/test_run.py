@@ -366,7 +366,7 @@ def test_the_summary_says_if_a_default_has_cut_many_outputs(rows, options, note)
     assert (note or "") in done.stderr
 
 
-@pytest.mark.parametrize("command", ["check", "compare", "plan --slo e2e=90", "trace"])
+@pytest.mark.parametrize("command", ["check", "plan --slo e2e=90", "trace"])
 def test_other_commands_read_rows_with_the_same_defaults(tmp_path, command):
     rows = [{"id": str(n), "prompt": "Say it", "ignore_eos": True} for n in range(4)]
     (tmp_path / "bare").write_bytes(lines_of(*rows))

@@ -37,7 +37,6 @@ def requests(tmp_path):
         ["run", "-q"],
         ["check", "--json"],
         ["trace", "--format", "chrome"],
-        ["trace", "why", "a", "--json"],
         ["verify", "--json", "--settings", "1"],
         ["compare", "--json", "-q"],
     ],
@@ -61,9 +60,7 @@ def test_descriptor_1_of_a_model_and_its_child_processes_is_stderr(tmp_path, com
             assert line in done.stderr
 
 
-@pytest.mark.parametrize(
-    "command", [["run", "-q"], ["trace", "--format", "chrome"], ["verify", "--json"]]
-)
+@pytest.mark.parametrize("command", [["run", "-q"], ["trace", "--format", "chrome"]])
 def test_what_a_model_prints_while_the_process_ends_is_on_stderr(tmp_path, command):
     (tmp_path / "late.py").write_text(
         "import atexit, ctypes, os\n"
@@ -96,7 +93,7 @@ def on_a_terminal(*arguments, cwd):
 @pytest.mark.parametrize(
     "command",
     [
-        *(["trace", "--format", view] for view in ("spans", "steps", "csv", "chrome", "svg")),
+        *(["trace", "--format", view] for view in ("steps", "csv", "chrome", "svg")),
         ["trace", "why", NASTY, "--json"],
         ["run", "-q"],
         ["run", "--live", "always"],

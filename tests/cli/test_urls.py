@@ -109,14 +109,10 @@ def test_a_run_of_a_url_is_resumed(store, local, tmp_path):
     assert refused.returncode == 2
 
 
-@pytest.mark.parametrize("command", ["check", "trace"])
-def test_other_commands_read_urls(store, local, command):
-    here, there = batchdecode(command, local), batchdecode(command, store.url("requests.jsonl"))
+def test_other_commands_read_urls(store, local):
+    here, there = (batchdecode("trace", name) for name in (local, store.url("requests.jsonl")))
     assert (here.returncode, there.returncode) == (0, 0)
-    names = str(local), store.url("requests.jsonl")
-    assert here.stdout.decode().replace(names[0], "X") == there.stdout.decode().replace(
-        names[1], "X"
-    )
+    assert here.stdout == there.stdout
 
 
 @pytest.mark.parametrize(
@@ -164,35 +160,21 @@ def test_fsspec_has_files_and_memory(local):
         assert source.lines().read() == REQUESTS.splitlines(keepends=True)[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("none.jsonl?signature=hidden", "none.jsonl: there is no such file"),
-        ("secret?signature=hidden", "403"),
-        ("torn", ""),
-    ],
-)
-def test_what_cannot_be_read_is_an_error_that_tells_no_secret(store, name, why):
+def test_what_cannot_be_read_is_an_error_that_tells_no_secret(store, tmp_path):
     store.files["torn"] = REQUESTS
-    done = batchdecode("run", store.url(name, "someone:hidden@"))
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert f"cannot read {store.url('')}" in done.stderr
-    assert why in done.stderr
-    assert "hidden" not in done.stderr
-
-
-def test_a_folder_is_no_input(tmp_path):
-    done = batchdecode("run", f"file://{tmp_path}")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert f"cannot read file://{tmp_path}: it is a folder" in done.stderr
-
-
-def test_an_unknown_store_and_one_that_is_not_installed():
-    for url, why in [("nowhere://a/b", "nowhere"), ("adl://a/b", "install")]:
+    for url, shown_as, why in [
+        (store.url("none?s=hidden", "a:hidden@"), store.url("none"), ": there is no such file"),
+        (store.url("secret?s=hidden", "a:hidden@"), store.url("secret"), "403"),
+        (store.url("torn", "a:hidden@"), store.url("torn"), ""),
+        (f"file://{tmp_path}", f"file://{tmp_path}", ": it is a folder"),
+        ("nowhere://a/b", "nowhere://a/b", ": "),
+        ("adl://a/b", "adl://a/b", "nstall"),
+    ]:
         done = batchdecode("run", url)
-        assert done.returncode == 2
-        assert f"cannot read {url}: " in done.stderr
-        assert why in done.stderr.lower()
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert f"cannot read {shown_as}" in done.stderr
+        assert why in done.stderr
+        assert "hidden" not in done.stderr
 
 
 def test_without_fsspec_the_error_says_what_to_install(monkeypatch):
