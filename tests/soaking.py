@@ -79,16 +79,15 @@ def soak(num_requests: int) -> Soaked:
 
 def kept(engine: Engine) -> dict[str, int]:
     """Return how much an engine still holds of rows that have ended, by place; {} if nothing."""
-    scheduler, runner, outputs = engine.scheduler, engine._runner, engine._outputs
+    scheduler, runner, rows = engine.scheduler, engine._runner, engine._runner.rows
     batch = scheduler.batch
-    decoder, rows = runner.decoder, runner.decoder.rows
     queue, ordering = scheduler.queue, scheduler._ordering
     sizes = {
         "rows": len(rows._states) if rows else 0,
         "beams": len(rows._beams) if rows else 0,
         "firsts": len(batch._first_of) + (len(rows.first_slots) if rows else 0),
-        "first rows": len(decoder._tokens.first_rows),
-        "rows aside": len(decoder._tokens.aside),
+        "first rows": len(runner.tokens.first_rows),
+        "rows aside": len(runner.tokens.aside),
         "logit rows": len(rows.logit_slots) if rows else 0,
         "rows in the batch": len(runner.batch.slots),
         "chunks": len(runner.batch.chunks),
@@ -102,9 +101,9 @@ def kept(engine: Engine) -> dict[str, int]:
         "waiting": len(ordering) + queue.num_slots,
         "order": sum(len(getattr(ordering, name, ())) for name in ("_by_key", "_by_arrival")),
         "pending": queue.num_pending + len(queue._pending) + len(queue._arrived),
-        "open requests": len(outputs.num_open),
-        "candidates": len(outputs.candidates),
-        "results": len(outputs.results),
+        "open requests": len(engine._num_open),
+        "candidates": len(engine._candidates),
+        "results": len(engine._results),
     }
     kv_cache = scheduler.kv_cache
     if kv_cache is not None:

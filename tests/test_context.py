@@ -14,7 +14,7 @@ from reference import english_requests
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
-from batcher.engine.model_runner import Decoder
+from batcher.engine.model_runner import ModelRunner
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
 from batcher.models.callables import CallableModel
 from batcher.models.loading import CheckedModel
@@ -24,7 +24,7 @@ from batcher.request import TO_THE_END
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 MODEL = SimulatedModel()
-HEALER = Decoder(MODEL, 1, is_streaming=False)
+HEALER = ModelRunner(MODEL, 1)
 
 
 class Bounded(SimulatedModel):

@@ -121,7 +121,7 @@ class EngineMachine(RuleBasedStateMachine):
         schedule = self.schedule
         firsts = [*schedule.pending, *schedule.waiting, *schedule.running]
         known = {first.id for first in firsts} - self.aborted
-        return sorted((id_ for id_ in known if id_ in self.engine._outputs.num_open), key=int)
+        return sorted((id_ for id_ in known if id_ in self.engine._num_open), key=int)
 
     @rule()
     def step(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import fields
 
 import batcher
-from batcher.engine.sequence import Sequence, SequenceExtras
+from batcher.engine.sequence import More, Sequence
 from batcher.planning.simulated_sequence import SimulatedSequence
 from batcher.remote.engine import RemoteSequence
 from batcher.scheduling.sequence import Schedulable
@@ -27,10 +27,11 @@ FOLDERS = (
 # Who may write -> what: "asked" when it is made, and at its arrival; "stands"; "generated".
 INPUTS = """
     id index input_index arrival_time num_prompt_tokens max_tokens priority deadline cache_salt
-    skips_prefix_cache segment_ends role others num_slots has_siblings arrived_step
-    request prompt automaton arrive_reason is_streamed extras replayed num_healed healing
+    skips_prefix_cache segment_ends role others num_slots has_siblings
+    request prompt automaton arrive_reason is_streamed more replayed num_healed healing
     prompt_logprobs failure overflow limit dropped has_default_limit
 """
+ARRIVAL = "arrived_step"
 SCHEDULER = """
     state slot admitted_step first_token_step num_tokens num_computed_tokens num_cached_tokens
     cached_from
@@ -43,13 +44,14 @@ SIMULATION = """
     came num_cached_at_first num_preemptions num_lost_tokens
 """
 REMOTE = "context reply text num_told"
-PARTS = ("Inputs", "SequenceMaker", "_fitted", "_another")
 WRITERS = {
     (
-        *(f"engine/engine.py {part}" for part in PARTS),
+        "engine/sequence.py",
+        "engine/sessions.py",
         "remote/engine.py RemoteInputs",
         "planning/simulated_sequence.py",
     ): INPUTS,
+    ("engine/engine.py", "remote/engine.py RemoteInputs", "planning/simulated_sequence.py"): ARRIVAL,
     ("scheduling/", "remote/engine.py", "planning/disaggregated.py ReservedBlocks"): SCHEDULER,
     ("remote/attempts.py",): REMOTE,
     ("engine/model_runner.py",): MODEL_RUNNER,
@@ -63,7 +65,7 @@ def test_each_field_has_one_writer() -> None:
     assert len(listed) == len(WRITERS_OF)
     known = {
         field.name
-        for kind in (Schedulable, Sequence, SequenceExtras, SimulatedSequence, RemoteSequence)
+        for kind in (Schedulable, Sequence, More, SimulatedSequence, RemoteSequence)
         for field in fields(kind)
     }
     assert set(listed) == known

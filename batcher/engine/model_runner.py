@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from batcher.decoding.logprobs import PromptLogprobs
 from batcher.decoding.output_tokens import OutputTokens
-from batcher.decoding.stop_matcher import FREE_LINE, StopMatcher
+from batcher.decoding.stop_matcher import StopMatcher
 from batcher.engine.sequence import (
     NO_DRAFTS,
     NOTHING_DECODED,
@@ -42,43 +42,52 @@ from batcher.tokens import Tokens
 if TYPE_CHECKING:
     from array import array
 
-    from batcher.decoding.constraints import ConstraintCompiler, ConstraintTimes
+    from batcher.decoding.constraints import ConstraintCompiler
     from batcher.engine.rows import RowDecoder
     from batcher.engine.speculating_rows import SpeculatingRows
     from batcher.scheduling.kv_cache import KVCache
     from batcher.speculation.proposal import Proposal
 
-# The decoding side of every row: which tokens it is given, and when its output has ended.
-#
-# Rows that ask for nothing but the model's own tokens until a stop take the fast path: nothing is
-# done for any of them in a step. What a row may ask for beside that is in row_decoder.py.
+ROBBED = "another engine has taken the model, which has only one cache"
+
+# Who has a model, by the model's id, which is its own as long as the runner lives.
+_RUNNERS: "WeakValueDictionary[int, ModelRunner]" = WeakValueDictionary()
 
 
-class Decoder:
-    """The tokens of all rows, and their stops.
+class ModelRunner:
+    """Has a model compute the rows of a batch, and keeps the tokens and stops of each.
+
+    A row that asks for nothing but the model's own tokens until a stop costs nothing in a step;
+    what others ask for is in `rows`.  A row that a step gives no token is suspended, whether it
+    waits for the rest of its prompt or was preempted.  The rows of a group begin, wait and stop
+    together.  The model is taken from the runner that had it, as it has one cache.
 
     is_streaming: whether the text of each sample is told as it comes.
     speculates: whether sequences may be given drafts.
     grammar_timeout: seconds of processor time for a constraint.
     strict_constraints: whether masks have to enforce all of one.
-    rows: those that ask for more, once there has been any; speculating: the same, if sequences may
-    be given drafts.
+    tokens, stops: of all rows.  rows: those that ask for more, once there has been any;
+    speculating: the same, if sequences may be given drafts.
+    pages: where tokens are kept, None unless the model is paged and the engine pages.
+    num_replayed: slots whose holders need no model, since an earlier run found what they give.
     """
 
     def __init__(
         self,
         model: Model,
         num_slots: int,
+        kv_cache: "KVCache[Sequence] | None" = None,
         *,
-        is_streaming: bool,
+        is_streaming: bool = False,
         speculates: bool = False,
         grammar_timeout: float = GRAMMAR_TIMEOUT,
         strict_constraints: bool = False,
     ) -> None:
+        self._model, self.num_slots, self._kv_cache = model, num_slots, kv_cache
         self._grammar_timeout, self._strict_constraints = grammar_timeout, strict_constraints
-        self._model, self._num_slots, self._is_streaming = model, num_slots, is_streaming
-        self._tokens = OutputTokens(num_slots)
-        self._stops = StopMatcher(num_slots, model.vocab_size, model.tokenizer)
+        self._is_streaming, self._is_robbed = is_streaming, False
+        self.tokens = OutputTokens(num_slots)
+        self.stops = StopMatcher(num_slots, model.vocab_size, model.tokenizer)
         self.rows: RowDecoder | None = None
         self.speculating: SpeculatingRows | None = None
         if speculates:
@@ -89,181 +98,7 @@ class Decoder:
             )
         elif is_streaming or model.gives == "logits":
             self.rows = self._make_rows()
-
-    @cached_property
-    def grammars(self) -> "ConstraintCompiler":
-        """What constraints and healed prompts come to with this model."""
-        from batcher.decoding.constraints import ConstraintCompiler  # noqa: PLC0415 - not for plain rows
-
-        model = self._model
-        vocab_size = model.vocab_size or len(model.tokenizer.token_bytes)
-        return ConstraintCompiler(
-            model.tokenizer,
-            vocab_size,
-            eos_token_ids_of(model),
-            self._grammar_timeout,
-            is_strict=self._strict_constraints,
-        )
-
-    def check_constraint(self, field: ConstraintField, value: object) -> None:
-        """Make sure that the constraint which `field` of a request states can be compiled.
-
-        Raises:
-            GrammarError, MissingGrammarError: it cannot.
-        """
-        self.grammars.check(field, value)
-
-    @property
-    def constraint_counts(self) -> tuple[int, int]:
-        return self.grammars.counts if "grammars" in vars(self) else (0, 0)
-
-    @property
-    def constraint_times(self) -> "ConstraintTimes | None":
-        return self.grammars.times if "grammars" in vars(self) else None
-
-    def heal(self, prompt_tokens: Tokens) -> tuple[list[int], bytes]:
-        """Return what the model is to read of a prompt, and the bytes to be generated anew."""
-        return self.grammars.vocabulary.heal(prompt_tokens)
-
-    @property
-    def _of_rows(
-        self,
-    ) -> "tuple[Model, int, ConstraintCompiler, OutputTokens, StopMatcher]":
-        return self._model, self._num_slots, self.grammars, self._tokens, self._stops
-
-    def _make_rows(self) -> "RowDecoder":
-        from batcher.engine.rows import RowDecoder  # noqa: PLC0415 - not for plain rows
-
-        return RowDecoder(*self._of_rows, is_streaming=self._is_streaming)
-
-    # -- a row comes and goes --------------------------------------------------------------------
-
-    def open(self, first: Sequence) -> list[int]:
-        """Begin the row of a group, or its first beam; return the tokens it has from the outset.
-
-        Those are what its constraint allows nothing beside.
-        """
-        rows = self.rows
-        if first.extras is not None:
-            rows = self.rows = rows or self._make_rows()
-        elif rows is None or not rows.takes_plain:
-            slot, tokens, stops = first.slot, self._tokens, self._stops
-            tokens.first_rows[slot] = tokens.row
-            state = stops.starts.get(first.automaton)
-            if state is None:
-                stops.open(slot, first.automaton)
-            else:
-                stops.states[slot] = state
-                stops.watched.add(slot)
-            return []
-        return rows.open(first)
-
-    def close(self, first: Sequence, num_tokens: int, reason: FinishReason) -> list[Generated]:
-        """Forget the rows of a group; return its output, or those of its beams.
-
-        num_tokens: how many of the row's tokens are its output; beams know that themselves.
-        """
-        rows, slot = self.rows, first.slot
-        if rows is not None and rows.is_busy:
-            return rows.close(rows.suspend(first, num_tokens), reason)
-        self._stops.watched.discard(slot)
-        self._stops.states[slot] = FREE_LINE
-        return [Generated(self._tokens.close(slot, num_tokens), reason)]
-
-    def read(self, slot: int, start: int, stop: int) -> "array[int]":
-        if self.rows is not None and self.rows.is_busy:
-            return self.rows.read(slot, start, stop)
-        return self._tokens.read(slot, start, stop)
-
-    # -- a row is out of the batch for a while ---------------------------------------------------
-
-    def suspend(self, first: Sequence, num_tokens: int) -> SuspendedRows:
-        """Take the rows of a group out of their slots, to be resumed in others, or closed.
-
-        num_tokens: how many of the row's tokens are its output; beams know that themselves.
-        """
-        if self.rows is not None and self.rows.is_busy:
-            return self.rows.suspend(first, num_tokens)
-        tokens = self._tokens.close(first.slot, num_tokens)
-        return SuspendedRows([tokens], [SuspendedRow(self._stops.suspend(first.slot))])
-
-    def resume(self, first: Sequence, suspended: SuspendedRows) -> None:
-        if self.rows is not None:
-            self.rows.resume(first, suspended)
-        else:
-            self._tokens.resume(first.slot, suspended.tokens[0])
-            self._stops.resume(first.slot, suspended.rows[0].place)
-
-    def close_suspended(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
-        if self.rows is not None:
-            return self.rows.close(suspended, reason)
-        return [Generated(suspended.tokens[0], reason)]
-
-    # -- a step ----------------------------------------------------------------------------------
-
-    def decode(
-        self, output: ModelOutput, step: int, drafts: "Mapping[int, Proposal]" = NO_DRAFTS
-    ) -> Decoded:
-        """Take in what the model gave in `step`; writes the tokens that were chosen into it.
-
-        drafts: of each row that speculates, perhaps none, in the order of the batch.
-        """
-        if self.rows is not None and self.rows.is_busy:
-            failed = self._failures(output.failed)
-            if self.speculating is not None:
-                return self.speculating.decode(output, failed, step, drafts)
-            return self.rows.decode(output, failed, step)
-        tokens = output.tokens
-        self._tokens.append(tokens)
-        stopped = self._stops.advance(tokens)
-        if stopped or output.failed:
-            return Decoded(stopped, self._failures(output.failed), {}, [])
-        return NOTHING_DECODED
-
-    def fail(self, failed: Mapping[int, str | Failure]) -> Decoded:
-        return Decoded([], self._failures(failed), {}, [])
-
-    def _failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
-        """Return what the model says went wrong, by the slots of the first rows of groups."""
-        first_slots = {} if self.rows is None else self.rows.first_slots
-        return {
-            first_slots.get(slot, slot): Failure("model-error", why)
-            if isinstance(why, str)
-            else why
-            for slot, why in failed.items()
-        }
-
-    def take_streamed(self) -> list[TokenEvent]:
-        return [] if self.rows is None else self.rows.take_streamed()
-
-
-ROBBED = "another engine has taken the model, which has only one cache"
-
-# Who has a model, by the model's id, which is its own as long as the runner lives.
-_RUNNERS: "WeakValueDictionary[int, ModelRunner]" = WeakValueDictionary()
-
-
-class ModelRunner:
-    """Has a model compute rows; takes the model from the runner that had it, as it has one cache.
-
-    A row that a step gives no token is suspended in the decoder, whether it waits for the rest of
-    its prompt or was preempted.  The rows of a group begin, wait and stop together.
-
-    pages: where tokens are kept, None unless the model is paged and the engine pages.
-    num_replayed: slots whose holders need no model, since an earlier run found what they give.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        num_slots: int,
-        kv_cache: "KVCache[Sequence] | None",
-        decoder: Decoder,
-    ) -> None:
-        self._model, self.decoder = model, decoder
-        self._is_robbed = False
-        self.num_slots, self.num_replayed = num_slots, 0
-        self._kv_cache = kv_cache
+        self.num_replayed = 0
         self.pages: Pages | None = None
         self._suspended: dict[Sequence, SuspendedRows] = {}
         self._lost: set[Sequence] = set()  # of which the model has nothing any more
@@ -284,59 +119,131 @@ class ModelRunner:
             model.allocate(num_slots)
         self.batch = Batch(num_slots, self.pages)
 
+    # -- constraints, and prompts that are healed ------------------------------------------------
+
+    @cached_property
+    def grammars(self) -> "ConstraintCompiler":
+        """What constraints and healed prompts come to with this model."""
+        from batcher.decoding.constraints import ConstraintCompiler  # noqa: PLC0415 - not for plain rows
+
+        model = self._model
+        vocab_size = model.vocab_size or len(model.tokenizer.token_bytes)
+        return ConstraintCompiler(
+            model.tokenizer,
+            vocab_size,
+            eos_token_ids_of(model),
+            self._grammar_timeout,
+            is_strict=self._strict_constraints,
+        )
+
+    @property
+    def has_grammars(self) -> bool:
+        return "grammars" in vars(self)
+
+    def check_constraint(self, field: ConstraintField, value: object) -> None:
+        """Make sure that the constraint which `field` of a request states can be compiled.
+
+        Raises:
+            GrammarError, MissingGrammarError: it cannot.
+        """
+        self.grammars.check(field, value)
+
+    def heal(self, prompt_tokens: Tokens) -> tuple[list[int], bytes]:
+        """Return what the model is to read of a prompt, and the bytes to be generated anew."""
+        return self.grammars.vocabulary.heal(prompt_tokens)
+
     # -- a group comes, waits and goes -----------------------------------------------------------
 
-    def open(self, admitted: list[Sequence]) -> dict[Sequence, int]:
-        """Begin the rows of groups that were given slots, but for those that have begun before.
+    @property
+    def _of_rows(
+        self,
+    ) -> "tuple[Model, int, ConstraintCompiler, OutputTokens, StopMatcher]":
+        return self._model, self.num_slots, self.grammars, self.tokens, self.stops
 
-        Returns how many tokens groups have from the outset, which they compute with their prompts.
+    def _make_rows(self) -> "RowDecoder":
+        from batcher.engine.rows import RowDecoder  # noqa: PLC0415 - not for plain rows
+
+        return RowDecoder(*self._of_rows, is_streaming=self._is_streaming)
+
+    def open(self, first: Sequence) -> list[int]:
+        """Begin the rows of a group that was given slots, unless they have begun before.
+
+        Returns the tokens it has from the outset, which it computes with its prompt: those that its
+        constraint allows nothing beside.
         """
-        num_forced: dict[Sequence, int] = {}
-        for first in admitted:
-            if first.extras is not None and first.extras.replayed is not None:
-                self.num_replayed += first.num_slots
-            elif first.admitted_step is None:
-                forced = self.decoder.open(first)
-                if forced:
-                    for row in first.group:
-                        row.generated = forced
-                    num_forced[first] = len(forced)
-        return num_forced
+        more, rows = first.more, self.rows
+        if more is not None and more.replayed is not None:
+            self.num_replayed += first.num_slots
+            return []
+        if first.admitted_step is not None:
+            return []
+        if more is None and (rows is None or not rows.takes_plain):
+            slot, stops = first.slot, self.stops
+            self.tokens.first_rows[slot] = self.tokens.row
+            state = stops.starts.get(first.automaton)
+            if state is None:
+                stops.open(slot, first.automaton)
+            else:
+                stops.states[slot] = state
+                stops.watched.add(slot)
+            return []
+        if rows is None:
+            rows = self.rows = self._make_rows()
+        forced = rows.open(first)
+        if forced:
+            for row in first.group:
+                row.generated = forced
+        return forced
+
+    def read(self, slot: int, start: int, stop: int) -> "array[int]":
+        """Return the tokens start..stop that the row in `slot` has generated."""
+        if self.rows is not None and self.rows.is_busy:
+            return self.rows.read(slot, start, stop)
+        return self.tokens.read(slot, start, stop)
 
     def note_jump(self, first: Sequence, step: int) -> None:
         """Take note that `step` gave a row several tokens, all of which it computes next."""
-        if first.extras is not None:
-            first.extras.jumped_step = step
+        if first.more is not None:
+            first.more.jumped_step = step
         self.note_known(first)
 
     def note_known(self, first: Sequence) -> None:
         """Take note that what a row computes next are tokens that it has generated."""
-        tokens = self.decoder.read(first.slot, 0, first.num_generated).tolist()
+        tokens = self.read(first.slot, 0, first.num_generated).tolist()
         for row in first.group:
             row.generated = tokens
 
-    def preempt(self, first: Sequence) -> None:
-        self._suspend(first)
-        self._release(first)
-
-    def close(self, first: Sequence, reason: FinishReason, *, lacks_token: bool) -> list[Generated]:
+    def close(
+        self, first: Sequence, reason: FinishReason, *, lacks_token: bool = False
+    ) -> list[Generated]:
         """Forget the rows of a running group; return its output, or those of its beams.
 
         lacks_token: whether it decodes and was given no token by the last step.
         """
-        if first.extras is not None and first.extras.replayed is not None:
+        num_tokens = first.num_tokens - first.num_prompt_tokens - lacks_token
+        rows, slot = self.rows, first.slot
+        if first.more is not None and first.more.replayed is not None:
             self.num_replayed -= first.num_slots
             outputs = [Generated([], reason)]
-        elif first in self._suspended:
+        elif self._suspended and first in self._suspended:
             outputs = self.close_suspended(first, reason)
+        elif rows is not None and rows.is_busy:
+            outputs = rows.close(rows.suspend(first, num_tokens), reason)
         else:
-            num_generated = first.num_tokens - first.num_prompt_tokens
-            outputs = self.decoder.close(first, num_generated - lacks_token, reason)
+            self.stops.close(slot)
+            outputs = [Generated(self.tokens.close(slot, num_tokens), reason)]
         self._release(first)
         return outputs
 
     def close_suspended(self, first: Sequence, reason: FinishReason) -> list[Generated]:
-        return self.decoder.close_suspended(self._suspended.pop(first), reason)
+        suspended = self._suspended.pop(first)
+        if self.rows is not None:
+            return self.rows.close(suspended, reason)
+        return [Generated(suspended.tokens[0], reason)]
+
+    def preempt(self, first: Sequence) -> None:
+        self.suspend(first)
+        self._release(first)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child`, which holds its blocks by now, go on from what there is of `parent`."""
@@ -346,14 +253,27 @@ class ModelRunner:
             _show(self.pages, child)
         self.batch.enter(child.slot)
 
-    def _suspend(self, first: Sequence) -> None:
+    def suspend(self, first: Sequence) -> None:
         """Let the rows of a group wait: in their slots, or elsewhere after `_release`."""
         if first in self._suspended:
             return
-        suspended = self.decoder.suspend(first, first.num_generated)
+        if self.rows is not None and self.rows.is_busy:
+            suspended = self.rows.suspend(first, first.num_generated)
+        else:
+            tokens = self.tokens.close(first.slot, first.num_generated)
+            suspended = SuspendedRows([tokens], [SuspendedRow(self.stops.suspend(first.slot))])
         self._suspended[first] = suspended
         for row, tokens in zip(first.group, suspended.tokens, strict=False):
             row.generated = tokens
+
+    def resume(self, first: Sequence) -> None:
+        """Let the rows of a group that waited go on in the slots they have now."""
+        suspended = self._suspended.pop(first)
+        if self.rows is not None:
+            self.rows.resume(first, suspended)
+        else:
+            self.tokens.resume(first.slot, suspended.tokens[0])
+            self.stops.resume(first.slot, suspended.rows[0].place)
 
     def _release(self, first: Sequence) -> None:
         """Let the model forget the rows of a group, which leaves its slots."""
@@ -376,7 +296,7 @@ class ModelRunner:
         """
         pages = self.pages
         for first in prefilling:
-            self._suspend(first)
+            self.suspend(first)
             for row in first.group:
                 if self.batch.holds(row.slot):  # let it yield no token until it joins again
                     self.batch.leave(row.slot)
@@ -389,7 +309,7 @@ class ModelRunner:
         if self._suspended:
             for first in output.prefill_finished:
                 if first in self._suspended:
-                    self.decoder.resume(first, self._suspended.pop(first))
+                    self.resume(first)
         if pages is not None:
             for first in output.admitted:
                 for row in first.group:
@@ -401,15 +321,15 @@ class ModelRunner:
                 pages.moved |= {row.slot: decode_step + row.offset for row in output.grown}
         join, add_part = self.batch.join, self.batch.add_part
         for row, num_tokens in output.num_scheduled_tokens.items():
-            extras, stop = row.extras, row.num_computed_tokens
-            if extras is None and row.is_decoding and num_tokens == row.num_prompt_tokens == stop:
+            more, stop = row.more, row.num_computed_tokens
+            if more is None and row.is_decoding and num_tokens == row.num_prompt_tokens == stop:
                 join(Chunk(row.slot, row.prompt.tokens, 0))  # as nearly always
-            elif extras is None or extras.replayed is None:
+            elif more is None or more.replayed is None:
                 take = join if row.is_decoding else add_part
                 take(self._chunk(row, stop - num_tokens, stop))
         for first in output.prefill_finished:
             is_usual = first.num_tokens and not first.others and first.generated is None
-            if not is_usual and (first.extras is None or first.extras.replayed is None):
+            if not is_usual and (first.more is None or first.more.replayed is None):
                 for row in first.computed_group:  # each further token goes to the model by itself
                     row.generated = None
                     if not row.num_tokens:  # an empty prompt, of which there is no chunk
@@ -422,7 +342,7 @@ class ModelRunner:
             self._lost.discard(row)
         known, num_prompt = row.known_tokens(start, stop), row.num_prompt_tokens
         chunk = Chunk(row.slot, known, start, num_prompt=num_prompt)
-        scores = None if row.extras is None else row.extras.prompt_logprobs
+        scores = None if row.more is None else row.more.prompt_logprobs
         if scores is None or not scores.wants(start, start + len(known)):
             return chunk
         self._scores[row.slot] = scores, start
@@ -485,9 +405,9 @@ class ModelRunner:
 
         step: its number.  drafts: see `verify`.
         """
-        batch, decoder = self.batch, self.decoder
-        if decoder.rows is not None:
-            batch.logit_slots = decoder.rows.logit_slots
+        batch, rows = self.batch, self.rows
+        if rows is not None:
+            batch.logit_slots = rows.logit_slots
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
         try:
@@ -496,15 +416,40 @@ class ModelRunner:
             slots = [*batch.slots.tolist(), *(chunk.slot for chunk in batch.chunks)]
             slots += self._lose_writes()
             self._forget_step()
-            return decoder.fail(dict.fromkeys(slots, str(error)))
+            return self._fail(dict.fromkeys(slots, str(error)))
         if self._scores:
-            failed = self._take_scores(output)
-            if failed:
-                output = dataclass_replace(output, failed={**output.failed, **failed})
+            unscored = self._take_scores(output)
+            if unscored:
+                output = dataclass_replace(output, failed={**output.failed, **unscored})
         if batch.chunks or self.pages is not None:
             self._forget_step()
-        batch.tokens = output.tokens
-        return decoder.decode(output, step, drafts)
+        batch.tokens = tokens = output.tokens
+        if rows is not None and rows.is_busy:
+            failed = self._failures(output.failed)
+            if self.speculating is not None:
+                return self.speculating.decode(output, failed, step, drafts)
+            return rows.decode(output, failed, step)
+        self.tokens.append(tokens)
+        stopped = self.stops.advance(tokens)
+        if stopped or output.failed:
+            return Decoded(stopped, self._failures(output.failed), {}, [])
+        return NOTHING_DECODED
+
+    def _fail(self, failed: Mapping[int, str | Failure]) -> Decoded:
+        return Decoded([], self._failures(failed), {}, [])
+
+    def _failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
+        """Return what the model says went wrong, by the slots of the first rows of groups."""
+        first_slots = {} if self.rows is None else self.rows.first_slots
+        return {
+            first_slots.get(slot, slot): Failure("model-error", why)
+            if isinstance(why, str)
+            else why
+            for slot, why in failed.items()
+        }
+
+    def take_streamed(self) -> list[TokenEvent]:
+        return [] if self.rows is None else self.rows.take_streamed()
 
     def _lose_writes(self) -> list[int]:
         """Let nobody go on from what was to be moved or copied, if nobody knows whether it was.
@@ -525,7 +470,7 @@ class ModelRunner:
 
     def compute_prompts(self) -> Decoded:
         """Compute the chunks of the step, and give nobody a token; return what failed."""
-        batch, decoder = self.batch, self.decoder
+        batch = self.batch
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
         failed: dict[int, str | Failure]
@@ -537,7 +482,7 @@ class ModelRunner:
             slots = [*(chunk.slot for chunk in batch.chunks), *self._lose_writes()]
             failed = dict.fromkeys(slots, str(error))
         self._forget_chunks()
-        return decoder.fail(failed) if failed else NOTHING_DECODED
+        return self._fail(failed) if failed else NOTHING_DECODED
 
     def _forget_step(self) -> None:
         self._forget_chunks()

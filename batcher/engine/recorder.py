@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batcher.engine.sequence import NOTHING_DROPPED, Decoded, Sequence
+from batcher.engine.sequence import Decoded, Sequence
 from batcher.events import (
     AcceptEvent,
     AdmitEvent,
-    ArriveEvent,
     BlockedEvent,
     DraftEvent,
     DropEvent,
@@ -57,66 +56,41 @@ class Recorder:
             return [self.steps.take(), *events]
         return events
 
-    def arrived(self, sequence: Sequence, step: int) -> None:
-        """Tell that a sequence joined the waiting queue, at its own step and time, not now."""
-        request, extras = sequence.request, sequence.extras
-        dropped = NOTHING_DROPPED if extras is None else extras.dropped
-        self.events.append(
-            ArriveEvent(
-                step,
-                sequence.arrival_time,
-                sequence.id,
-                sequence.index,
-                sequence.arrive_reason,
-                sequence.num_prompt_tokens,
-                request.output_limit,
-                request.deadline,
-                dropped.num_turns,
-                dropped.num_tokens,
-                sequence.has_default_limit,
-            )
-        )
-
-    def admitted(
-        self, firsts: Iterable[Sequence], last_used: list[int], num_forced: Mapping[Sequence, int]
-    ) -> None:
-        """Tell that groups were given their slots, after the step has been scheduled.
+    def admitted(self, first: Sequence, last_used: list[int], num_forced: int) -> None:
+        """Tell that a group was given its slots, after the step has been scheduled.
 
         last_used: [num_slots] the step each slot was last used in before.
-        num_forced: how many tokens groups have from the outset.
+        num_forced: how many tokens it has from the outset.
         """
         step, now, events = self._clock.step, self._clock.now, self.events
-        for first in firsts:
-            for row in (first, *first.others) if first.others else (first,):
-                slot = row.slot
-                num_generated = num_tokens = 0
-                if first.admitted_step is not None:  # below 0: a beam before the first fork
-                    num_generated = max(row.num_generated, 0)
-                elif (num_forced or first.others) and (
-                    row.role == "negative" or first in num_forced
-                ):  # in this order, since it is asked for every request
-                    num_tokens = row.num_tokens
-                num_left = row.num_tokens - row.num_computed_tokens
-                if not (row.is_decoding or row.num_tokens) and row in first.computed_group:
-                    num_left = 1  # an empty prompt that this step gives no token
-                events.append(
-                    AdmitEvent(
-                        step,
-                        now,
-                        row.id,
-                        row.index,
-                        slot,
-                        "refill" if last_used[slot] == step - 1 else "empty",
-                        row.role,
-                        num_generated,
-                        row.num_cached_tokens,
-                        num_left,
-                        num_tokens,
-                        row.cached_from,
-                    )
+        for row in (first, *first.others) if first.others else (first,):
+            slot = row.slot
+            num_generated = num_tokens = 0
+            if first.admitted_step is not None:  # below 0: a beam before the first fork
+                num_generated = max(row.num_generated, 0)
+            elif num_forced or row.role == "negative":
+                num_tokens = row.num_tokens
+            num_left = row.num_tokens - row.num_computed_tokens
+            if not (row.is_decoding or row.num_tokens) and row in first.computed_group:
+                num_left = 1  # an empty prompt that this step gives no token
+            events.append(
+                AdmitEvent(
+                    step,
+                    now,
+                    row.id,
+                    row.index,
+                    slot,
+                    "refill" if last_used[slot] == step - 1 else "empty",
+                    row.role,
+                    num_generated,
+                    row.num_cached_tokens,
+                    num_left,
+                    num_tokens,
+                    row.cached_from,
                 )
-            if num_forced and first in num_forced:
-                self.jumped(first, num_forced[first])
+            )
+        if num_forced:
+            self.jumped(first, num_forced)
 
     def prefilled(
         self, scheduled: SchedulerOutput[Sequence], batch: RunningBatch[Sequence]
@@ -130,7 +104,7 @@ class Recorder:
         without_tokens = dict.fromkeys((row for row in finished if not row.num_tokens), 1)
         for row, num_tokens in (scheduled.num_scheduled_tokens | without_tokens).items():
             first = batch.first_of(row)
-            has_jumped = first.extras is not None and first.extras.jumped_step == clock.step - 1
+            has_jumped = first.more is not None and first.more.jumped_step == clock.step - 1
             if (has_jumped and first.is_decoding) or first in scheduled.admitted:
                 continue
             num_left = row.num_tokens - row.num_computed_tokens
@@ -193,26 +167,6 @@ class Recorder:
 
     def _of(self, row: Sequence) -> tuple[int, float, str, int, int]:
         return self._clock.step, self._clock.now, row.id, row.index, row.slot
-
-    def finished(self, sequence: Sequence, step: int, result: Result) -> None:
-        """Tell that a sequence ended with `step`, which may be one that is over."""
-        clock, slot = self._clock, sequence.slot
-        self.events.append(
-            FinishEvent(
-                step,
-                clock.now if step == clock.step else clock.start_of(step),
-                sequence.id,
-                sequence.index,
-                None if slot == NO_SLOT else slot,
-                result.finish_reason,
-                result.stop_reason,
-                result.usage.completion_tokens,
-                sequence.role,
-                result.limit,
-                None,
-                result.error,
-            )
-        )
 
     def unused(self, row: Sequence, step: int) -> None:
         """Tell that a row of a group ended with `step`, without a result of its own."""

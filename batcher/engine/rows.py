@@ -288,7 +288,7 @@ def partner_slot(sequence: Sequence) -> int | None:
 class RowDecoder:
     """The rows of a batch of which some ask for more, and all that those need beside the tables.
 
-    tokens, stops: of all rows, shared with the Decoder.
+    tokens, stops: of all rows, shared with the ModelRunner.
     first_slots: slot of another row of a group -> that of its first row.
     takes_plain: whether rows that ask for nothing more are given to it, too.
     """
@@ -340,10 +340,10 @@ class RowDecoder:
         for other in first.others:
             self.first_slots[other.slot] = slot
         row, is_streamed = None, self._is_streaming and first.is_streamed
-        if is_streamed or first.extras is not None:
+        if is_streamed or first.more is not None:
             row = make_row_state(first, self._grammars, self._tokenizer if is_streamed else None)
         is_sampled = (row is not None and row.constraint is not None) or (
-            first.extras is not None and bool(logit_fields_of(first.request))
+            first.more is not None and bool(logit_fields_of(first.request))
         )
         is_sampled |= self._samples_all or (self._may_speculate and first.speculates)
         if self._sampler is not None and is_sampled:

@@ -172,7 +172,7 @@ class Speculator:
 
         num_drafts: how many there is room for.
         """
-        rows = self._runner.decoder.speculating
+        rows = self._runner.speculating
         if rows is None:
             raise InvariantError("no row may be given drafts")
         cut, drafts = rows.cut, {row: NOTHING for row in self._rows.values() if row.is_decoding}
@@ -330,7 +330,7 @@ def _drafter(
             f"the layers of --draft {name} do not read as far back as those of {model.name}: "
             "both share their block tables"
         )
-    rows = runner.decoder.speculating
+    rows = runner.speculating
     if runner.pages is None or rows is None:
         raise InvariantError("rows that speculate have no pages")
     held = drafting, runner.num_slots, runner.pages, eos_token_ids_of(model)

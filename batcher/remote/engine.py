@@ -22,7 +22,7 @@ from batcher.decoding.constraints import MAX_CACHED, ConstraintCompiler
 from batcher.decoding.grammars import ConstraintSource
 from batcher.decoding.verification import UNDECIDED, Judgement, Look, Verifier
 from batcher.engine.driven import NOTHING_REPLAYED, StepOutcome
-from batcher.engine.sequence import Session, Turn
+from batcher.engine.sessions import Session, Turn
 from batcher.errors import BatchdecodeError, Failure, LostModelError, id_in_use
 from batcher.events import (
     AdmitEvent,

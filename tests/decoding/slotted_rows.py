@@ -5,10 +5,9 @@ from random import Random
 from typing import NamedTuple
 
 from batcher import Request, SimulatedModel
-from batcher.engine.engine import SequenceMaker
-from batcher.engine.model_runner import Decoder
-from batcher.engine.sequence import Decoded, Generated, Sequence, SuspendedRows
-from batcher.models.base import ANY_LENGTH, Batch, Chunk
+from batcher.engine.model_runner import ModelRunner
+from batcher.engine.sequence import Decoded, Generated, Sequence, SequenceMaker, SuspendedRows
+from batcher.models.base import ANY_LENGTH, Chunk
 from batcher.result import FinishReason
 
 NUM_SLOTS = 7
@@ -27,11 +26,10 @@ class SlottedRows:
     """A batch of rows; every first is running, suspended, or done."""
 
     def __init__(self, requests: list[Request]) -> None:
-        self.decoder = Decoder(MODEL, NUM_SLOTS, is_streaming=True)
-        self.batch, self.step = Batch(NUM_SLOTS), 0
+        self.runner = ModelRunner(MODEL, NUM_SLOTS, is_streaming=True)
+        self.batch, self.step = self.runner.batch, 0
         self.free = list(range(NUM_SLOTS))
-        MODEL.allocate(NUM_SLOTS)
-        maker = SequenceMaker(MODEL, ANY_LENGTH, self.decoder.heal)
+        maker = SequenceMaker(MODEL, ANY_LENGTH, self.runner.heal)
         self.waiting: list[Sequence] = []
         for place, request in enumerate(requests):
             if request.output_limit > 0:
@@ -39,7 +37,6 @@ class SlottedRows:
                 self.waiting += maker.make(request, name, place, "input", {}, is_streamed=True)
         self.running: dict[int, Sequence] = {}  # by the first's slot
         self.suspended: list[tuple[Sequence, SuspendedRows]] = []
-        self.num_tokens: dict[tuple[str, int], int] = {}
         self.outcome = Outcome({}, {})
 
     @property
@@ -53,27 +50,23 @@ class SlottedRows:
 
     def leave_slots(self, first: Sequence) -> None:
         del self.running[first.slot]
-        for row in (first, *first.others):
-            if self.batch.holds(row.slot):
-                MODEL.release(row.slot)
-            self.batch.leave(row.slot)
-            self.free.append(row.slot)
+        self.free += [row.slot for row in first.group]
 
     def start(self, first: Sequence) -> None:
         """Begin a row in its slot; beams wait for the first fork."""
-        forced = self.decoder.open(first)
-        self.num_tokens[first.id, first.index] = len(forced)
+        forced = self.runner.open(first)
+        first.num_tokens += len(forced)
         rows = [first] if first.role == "beam" else [first, *first.others]
         for row in rows:
             self.batch.join(Chunk(row.slot, row.prompt.tokens + forced, 0))
 
     def suspend(self, first: Sequence) -> None:
-        num_tokens = self.num_tokens[first.id, first.index]
-        self.suspended.append((first, self.decoder.suspend(first, num_tokens)))
+        self.runner.preempt(first)
+        self.suspended.append((first, self.runner._suspended[first]))
         self.leave_slots(first)
 
     def resume(self, first: Sequence, suspended: SuspendedRows) -> None:
-        self.decoder.resume(first, suspended)
+        self.runner.resume(first)
         for row, tokens in zip((first, *first.others), suspended.tokens, strict=False):
             self.batch.join(Chunk(row.slot, row.prompt.tokens + tokens, 0))
 
@@ -87,23 +80,20 @@ class SlottedRows:
                     self.suspend(first)
 
     def compute(self) -> None:
-        """Let the model and the decoder do a step of all running rows."""
-        self.batch.logit_slots = self.decoder.rows.logit_slots
-        output = MODEL.forward(self.batch)
-        self.batch.chunks, self.batch.tokens = [], output.tokens
-        decoded = self.decoder.decode(output, self.step)
+        """Let the model do a step of all running rows."""
+        decoded = self.runner.step(self.step)
         self.step += 1
         for slot, first in list(self.running.items()):
             self._commit(first, slot, decoded)
         for source, target in decoded.forks:
-            if target in self.decoder.rows.first_slots or target in self.running:
+            if target in self.runner.rows.first_slots or target in self.running:
                 MODEL.fork(source, target)
                 self.batch.enter(target)
 
     def _commit(self, first: Sequence, slot: int, decoded: Decoded) -> None:
         tokens = decoded.jumps.get(slot, [0])
-        self.num_tokens[first.id, first.index] += 0 if slot in decoded.failed else len(tokens)
-        num_tokens = self.num_tokens[first.id, first.index]
+        first.num_tokens += 0 if slot in decoded.failed else len(tokens)
+        num_tokens = first.num_generated
         if slot in decoded.failed:
             self.end(first, "error")
         elif slot in decoded.stopped:
@@ -117,11 +107,11 @@ class SlottedRows:
 
     def end(self, first: Sequence, reason: FinishReason) -> None:
         key = first.id, first.index
-        self.outcome.outputs[key] = self.decoder.close(first, self.num_tokens[key], reason)
+        self.outcome.outputs[key] = self.runner.close(first, reason)
         self.leave_slots(first)
 
     def finish(self) -> Outcome:
-        for event in self.decoder.take_streamed():
+        for event in self.runner.take_streamed():
             told = self.outcome.told.setdefault((event.id, event.index), [])
             told.append((event.tokens, event.text, event.state))
         return self.outcome

@@ -85,11 +85,11 @@ def test_a_row_that_ends_outside_the_batch_gives_what_it_had(kind: str, num_step
         inside.end(first, "aborted")
     for first in list(outside.running.values()):
         outside.suspend(first)
-    for first, suspended in outside.suspended:
-        outputs = outside.decoder.close_suspended(suspended, "aborted")
+    for first, _ in outside.suspended:
+        outputs = outside.runner.close_suspended(first, "aborted")
         outside.outcome.outputs[first.id, first.index] = outputs
     assert outside.finish() == inside.finish()
-    assert outside.decoder.rows.logit_slots.size == 0
+    assert outside.runner.rows.logit_slots.size == 0
 
 
 def test_suspended_rows_tell_what_the_model_has_to_compute_again() -> None:
@@ -106,7 +106,7 @@ def test_suspended_rows_tell_what_the_model_has_to_compute_again() -> None:
         rows.compute()
     for first in (guided, beams):
         slots = [row.slot for row in (first, *first.others)]
-        read = [rows.decoder.read(slot, 0, 4).tolist() for slot in slots]
+        read = [rows.runner.read(slot, 0, 4).tolist() for slot in slots]
         rows.suspend(first)
         assert rows.suspended[-1][1].tokens == read
         assert [len(tokens) for tokens in read] == [4] * first.num_slots
@@ -131,10 +131,9 @@ def test_a_plain_row_is_not_in_the_way_of_those_that_stay() -> None:
     rows.compute()
     [first] = rows.running.values()
     rows.suspend(first)
-    decoder = rows.decoder
-    assert not decoder.rows._states
-    assert not decoder._tokens.first_rows
-    assert not decoder._stops.watched
+    assert not rows.runner.rows._states
+    assert not rows.runner.tokens.first_rows
+    assert not rows.runner.stops.watched
 
 
 def test_a_row_stands_in_its_automaton_where_it_stood_though_the_table_was_cleared() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batcher import Request, SimulatedModel
-from batcher.engine.model_runner import Decoder
+from batcher.engine.model_runner import ModelRunner
 from batcher.errors import InvariantError
 from batcher.models.loading import as_model
 from batcher.requests.lines import RequestParser
@@ -175,8 +175,8 @@ def in_capitals(events):
 
 @pytest.mark.parametrize("telling", [without_the_first, in_capitals])
 def test_a_stream_that_tells_something_else_is_caught(monkeypatch, telling):
-    take = Decoder.take_streamed
-    monkeypatch.setattr(Decoder, "take_streamed", lambda decoder: telling(take(decoder)))
+    take = ModelRunner.take_streamed
+    monkeypatch.setattr(ModelRunner, "take_streamed", lambda runner: telling(take(runner)))
     found = verdict_of(PLAIN)
     assert found.difference.field == "stream"
     assert found.case.is_streaming

@@ -1,0 +1,193 @@
+"""The conversations of a run: each turn goes on from those before it, and waits until they end.
+
+Rule: of one session at most one turn is a sequence; the others wait here, in input order.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from batcher.engine.sequence import NOTHING_DROPPED, DroppedTurns, More, Sequence, SequenceMaker
+from batcher.errors import Failure, InvariantError
+from batcher.events import ArriveReason
+from batcher.models.base import Context, Model, context_of
+from batcher.prompts import count_tokens, num_lasting_tokens, prefix_of
+from batcher.request import Request
+from batcher.result import Result
+from batcher.scheduling.clock import Clock
+from batcher.tokens import NO_TOKENS, Tokens, joined
+
+
+class Turn(NamedTuple):
+    """A request of a session as it was added to the engine.
+
+    replayed: what an earlier run found, by index.  is_streamed: see Engine.enqueue.
+    """
+
+    request: Request
+    request_id: str
+    input_index: int
+    arrive_reason: ArriveReason
+    replayed: Mapping[int, Result]
+    is_streamed: bool
+
+
+class PastTurn(NamedTuple):
+    """A turn that has ended.
+
+    tokens: its own prompt, and its output.  num_lasting: how many of them, from the first on, stay
+    if it is dropped.
+    """
+
+    tokens: Tokens
+    num_lasting: int
+
+
+class Session:
+    """What one conversation has come to.
+
+    kept: the tokens that have stayed of turns that were dropped.  past: the turns that have ended
+    since.  end: when the last of them did; None before the first has.
+    num_history: how many tokens the turn that is a sequence goes on from.
+    failure: why no turn can go on from here, if that is so.
+    active: the id of the turn that is a sequence; None if there is none.  turns: that wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.kept: Tokens = NO_TOKENS
+        self.past: list[PastTurn] = []
+        self.num_history = 0
+        self.end: float | None = None
+        self.failure: str | None = None
+        self.active: str | None = None
+        self.turns: deque[Turn] = deque()
+
+    def history(self, vocab_size: int | None) -> Tokens:
+        return joined((self.kept, *(turn.tokens for turn in self.past)), vocab_size)
+
+    def drop(self, num_more: int, context: Context, vocab_size: int | None) -> DroppedTurns:
+        """Drop the oldest turns until `num_more` tokens fit behind the others, or none is left."""
+        lengths = [(len(turn.tokens), turn.num_lasting) for turn in self.past]
+        number = context.num_dropped(lengths, len(self.kept) + num_more)
+        if not number:
+            return NOTHING_DROPPED
+        dropped, self.past = self.past[:number], self.past[number:]
+        lasting = [turn.tokens[: turn.num_lasting] for turn in dropped]
+        self.kept = joined((self.kept, *lasting), vocab_size)
+        return DroppedTurns(number, sum(len(turn.tokens) - turn.num_lasting for turn in dropped))
+
+    def break_off(self, request_id: str, outcome: str, place: int) -> list[Turn]:
+        """Let nothing go on after a turn; return those that wait, from `place` on."""
+        if self.failure is None:
+            self.failure = (
+                f"a turn before it in its session, request {request_id!r}, ended with {outcome!r}"
+            )
+        turns = list(self.turns)[place:]
+        for _ in turns:
+            self.turns.pop()
+        return turns
+
+
+class Sessions:
+    """The sessions of an engine, by name, as long as the engine is there.
+
+    begin: lets a turn wait for its arrival.  fail: ends one without a slot, with that failure;
+    None: aborted.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        maker: SequenceMaker,
+        clock: Clock,
+        begin: Callable[[Sequence, float], None],
+        fail: Callable[[Sequence, Failure | None], None],
+    ) -> None:
+        self._model, self._maker, self._clock = model, maker, clock
+        self._context, self._begin, self._fail = context_of(model), begin, fail
+        self._sessions: dict[str, Session] = {}
+        self._ended: list[tuple[Sequence, Result]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._sessions)
+
+    @property
+    def num_turns(self) -> int:
+        """How many turns wait for the one before them."""
+        return sum(len(session.turns) for session in self._sessions.values())
+
+    def add(self, name: str, turn: Turn) -> None:
+        session = self._sessions.setdefault(name, Session())
+        if session.failure is None:
+            if session.active is not None:
+                session.turns.append(turn)
+                return
+            session.active = turn.request_id
+        self._begin_turn(session, turn, session.failure)
+
+    def note_end(self, sequence: Sequence, result: Result) -> None:
+        self._ended.append((sequence, result))
+
+    def abort(self, request_id: str) -> None:
+        """End a turn that waits for the one before it."""
+        for session in self._sessions.values():
+            for place, turn in enumerate(session.turns):
+                if turn.request_id == request_id:
+                    aborted, *others = session.break_off(request_id, "aborted", place)
+                    [sequence] = self._maker.make(*aborted)
+                    self._fail(sequence, None)
+                    for other in others:
+                        self._begin_turn(session, other, session.failure)
+                    return
+
+    def go_on(self) -> None:
+        """Let the turns begin whose predecessors have ended since the last call."""
+        while turns := self._ended:
+            self._ended = []
+            for sequence, result in turns:
+                self._end_turn(sequence, result)
+
+    def _end_turn(self, sequence: Sequence, result: Result) -> None:
+        request, tokenizer = sequence.request, self._model.tokenizer
+        if request.session is None:
+            raise InvariantError(f"request {request.id!r} is no turn of a session")
+        session = self._sessions[request.session]
+        if session.active != sequence.id:
+            return  # it has failed without ever going on
+        own = sequence.prompt.tokens[session.num_history :]
+        num_lasting = num_lasting_tokens(request.prompt, tokenizer)
+        if not session.num_history:
+            num_lasting += len(prefix_of(request.prompt, tokenizer))
+        tokens = joined((own, result.token_ids), self._model.vocab_size)
+        session.past.append(PastTurn(tokens, num_lasting))
+        session.end, session.active = self._clock.now, None
+        outcome = result.finish_reason
+        if outcome in {"error", "aborted"}:
+            for turn in session.break_off(sequence.id, outcome, 0):
+                self._begin_turn(session, turn, session.failure)
+        elif session.turns:
+            turn = session.turns.popleft()
+            session.active = turn.request_id
+            self._begin_turn(session, turn, None)
+
+    def _begin_turn(self, session: Session, turn: Turn, why: str | None) -> None:
+        """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
+        request, vocab_size, dropped = turn.request, self._model.vocab_size, NOTHING_DROPPED
+        if self._context.drops_oldest and session.past:
+            num_own = count_tokens(request.prompt, self._model.tokenizer)
+            num_more = num_own + self._context.num_reserved(request.output_limit)
+            dropped = session.drop(num_more, self._context, vocab_size)
+        history = session.history(vocab_size)
+        session.num_history = len(history)
+        [sequence] = self._maker.make(*turn, history)
+        if dropped.num_turns:
+            sequence.more = sequence.more or More()
+            sequence.more.dropped = dropped
+        if why is not None:
+            self._fail(sequence, Failure("session-failed", why))
+            return
+        if session.end is not None:
+            arrival = max(request.arrival_time, session.end + request.think_time)
+            if arrival > request.arrival_time:
+                sequence.arrival_time, sequence.arrive_reason = arrival, "turn"
+        self._begin(sequence, self._clock.now)
