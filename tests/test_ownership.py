@@ -51,7 +51,11 @@ WRITERS = {
         "remote/engine.py RemoteInputs",
         "planning/simulated_sequence.py",
     ): INPUTS,
-    ("engine/engine.py", "remote/engine.py RemoteInputs", "planning/simulated_sequence.py"): ARRIVAL,
+    (
+        "engine/engine.py",
+        "remote/engine.py RemoteInputs",
+        "planning/simulated_sequence.py",
+    ): ARRIVAL,
     ("scheduling/", "remote/engine.py", "planning/disaggregated.py ReservedBlocks"): SCHEDULER,
     ("remote/attempts.py",): REMOTE,
     ("engine/model_runner.py",): MODEL_RUNNER,
