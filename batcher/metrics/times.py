@@ -272,7 +272,23 @@ class _UntimedFeed(StepFeed):
 
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
         while self._step < num_steps:
-            yield self._next_step()
+            step, start = self._step, self._start
+            events = self.take_events(step)
+            num_prefills = num_admitted = num_gone = num_late = num_drafts = 0
+            for event, found in events:
+                if isinstance(event, AdmitEvent):
+                    num_admitted += 1
+                    num_prefills += 0 if found.arrive is None else found.arrive.prompt_tokens
+                elif isinstance(event, DraftEvent):
+                    num_drafts += event.tokens
+                elif isinstance(event, FinishEvent) and event.slot is not None:
+                    num_late += event.step < step
+                    num_gone += event.step >= step
+            num_decodes = self._num_rows - num_late
+            self._num_rows = num_decodes + num_admitted - num_gone
+            self._step, self._start = step + 1, start + UNTIMED_STEP_SECONDS
+            counts = (num_decodes, num_prefills + num_drafts, 0, 0, 0, num_drafts)
+            yield WholeStep(step, start, self._start, *counts, events)
 
     def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
         is_end = isinstance(event, FinishEvent)
@@ -284,25 +300,6 @@ class _UntimedFeed(StepFeed):
 
     def _tell(self, told: StepsEvent) -> Iterator[WholeStep]:  # noqa: ARG002 - as go_on_from
         return iter(())
-
-    def _next_step(self) -> WholeStep:
-        step, start = self._step, self._start
-        events = self.take_events(step)
-        num_prefills = num_admitted = num_gone = num_late = num_drafts = 0
-        for event, found in events:
-            if isinstance(event, AdmitEvent):
-                num_admitted += 1
-                num_prefills += 0 if found.arrive is None else found.arrive.prompt_tokens
-            elif isinstance(event, DraftEvent):
-                num_drafts += event.tokens
-            elif isinstance(event, FinishEvent) and event.slot is not None:
-                num_late += event.step < step
-                num_gone += event.step >= step
-        num_decodes = self._num_rows - num_late
-        self._num_rows = num_decodes + num_admitted - num_gone
-        self._step, self._start = step + 1, start + UNTIMED_STEP_SECONDS
-        counts = (num_decodes, num_prefills + num_drafts, 0, 0, 0, num_drafts)
-        return WholeStep(step, start, self._start, *counts, events)
 
 
 def is_untimed(run: RunEvent) -> bool:
@@ -383,7 +380,13 @@ class TokenTimes:
     def observe(self, step: WholeStep) -> tuple[GivenTokens, list[EndedRequest]]:
         """Take in the next step; return what it gave, and who has ended in it."""
         ended = self.interrupt(step.events, step)
-        num_tokens = self._advance(step.end) if step.decodes else 0
+        num_tokens = 0
+        if step.decodes:  # all rows that decode are given a token, at once
+            for last, num_rows in self._decoding.items():
+                self.times["itl"].add(step.end - last, num_rows)
+                num_tokens += num_rows
+            self._decoding = {step.end: num_tokens} if num_tokens else {}
+            self._last_advance = step.end
         num_first, sum_ttft = 0, 0.0
         for event, found in step.events:
             if isinstance(event, JumpEvent | AcceptEvent):
@@ -417,23 +420,17 @@ class TokenTimes:
                     self.times["queue"].add(found.queue)
             elif isinstance(event, PrefillEvent | PreemptEvent):
                 self._stop(found)
-            elif isinstance(event, FinishEvent) and (
-                step is None or event.step < step.step or _is_without_tokens(event, found)
-            ):
-                ended += self._end(event, found, event.time if step is None else step.end)
+            elif isinstance(event, FinishEvent):
+                is_before = step is None or event.step < step.step
+                if not is_before and event.reason == NO_TOKENS:  # unless a server has sent some
+                    admission = found.admission
+                    is_before = admission is None or admission.num_received is None
+                if is_before:
+                    ended += self._end(event, found, event.time if step is None else step.end)
         return ended
 
     def _arrival(self, found: RequestTimeline) -> ArriveEvent | None:
         return None if found.ended is not None else found.arrive
-
-    def _advance(self, end: float) -> int:
-        total = 0
-        for last, num_rows in self._decoding.items():
-            self.times["itl"].add(end - last, num_rows)
-            total += num_rows
-        self._decoding = {end: total} if total else {}
-        self._last_advance = end
-        return total
 
     def _give(
         self, event: AdmitEvent | PrefillEvent | ReceiveEvent, found: RequestTimeline, end: float
@@ -478,11 +475,6 @@ class TokenTimes:
             if ended.tpot is not None:
                 self.times["tpot"].add(ended.tpot)
         yield ended
-
-
-def _is_without_tokens(event: FinishEvent, found: RequestTimeline) -> bool:
-    has_received = found.admission is not None and found.admission.num_received is not None
-    return event.reason == NO_TOKENS and not has_received
 
 
 FIRST_INTERVAL = 1.0  # seconds, if none is given

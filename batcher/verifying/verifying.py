@@ -1,7 +1,7 @@
 """The proof: all requests one at a time, twice, and then under one case after the other."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count, islice, zip_longest
+from itertools import zip_longest
 from math import ceil
 from random import Random
 from typing import Any, Literal, NamedTuple, get_args
@@ -40,7 +40,7 @@ _UNIT = 1.5 * 10.0**-NUM_DIGITS  # of a told number the last digit may be rounde
 
 
 class StreamedOutput(NamedTuple):
-    """What token events have told of an output."""
+    """The tokens and texts of the token events of an output."""
 
     tokens: list[int]
     texts: list[str]
@@ -236,26 +236,20 @@ def needs_of(requests: Sequence[Request], model: Model) -> Needs:
 
 
 def make_cases(needs: Needs, num_cases: int, seed: int) -> list[Case]:
-    return list(islice(_cases(needs, seed), num_cases))
-
-
-def _cases(needs: Needs, seed: int) -> Iterator[Case]:
-    systematic = _systematic(needs)
-    for number in count(1):
+    systematic, cases = _systematic(needs), []
+    for number in range(1, num_cases + 1):
         fields = next(systematic, None) if number % 2 else None
         if fields is None:
             fields = _drawn(needs, Random(f"{seed}/{number}"))  # noqa: S311 - no secret
-        yield _case(number, fields.pop("batch", 2 * needs.num_slots), **fields)
-
-
-def _case(number: int, batch: int, **fields: Any) -> Case:
-    own = {name: fields.pop(name) for name in Case.__struct_fields__ if name in fields}
-    budget = fields.get("max_batch_tokens")
-    if budget is not None:
-        is_paged = SchedulingSettings(**fields).is_paged
-        block_size = fields.get("block_size", DEFAULT_BLOCK_SIZE) if is_paged else 1
-        fields["max_batch_tokens"] = max(budget, batch, block_size)
-    return Case(number=number, batch=batch, settings=SchedulingSettings(**fields), **own)
+        fields.setdefault("batch", 2 * needs.num_slots)
+        own = {name: fields.pop(name) for name in Case.__struct_fields__ if name in fields}
+        budget = fields.get("max_batch_tokens")
+        if budget is not None:  # as much in a step as the case needs at least
+            is_paged = SchedulingSettings(**fields).is_paged
+            block_size = fields.get("block_size", DEFAULT_BLOCK_SIZE) if is_paged else 1
+            fields["max_batch_tokens"] = max(budget, own["batch"], block_size)
+        cases.append(Case(number=number, settings=SchedulingSettings(**fields), **own))
+    return cases
 
 
 def _systematic(needs: Needs) -> Iterator[dict[str, Any]]:
