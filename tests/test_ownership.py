@@ -48,16 +48,16 @@ WRITERS = {
     (
         "engine/sequence.py",
         "engine/sessions.py",
-        "remote/engine.py RemoteInputs",
+        "remote/engine.py RemoteEngine",
         "planning/simulated_sequence.py",
     ): INPUTS,
     (
         "engine/engine.py",
-        "remote/engine.py RemoteInputs",
+        "remote/engine.py RemoteEngine",
         "planning/simulated_sequence.py",
     ): ARRIVAL,
     ("scheduling/", "remote/engine.py", "planning/disaggregated.py ReservedBlocks"): SCHEDULER,
-    ("remote/attempts.py",): REMOTE,
+    ("remote/engine.py Attempts",): REMOTE,
     ("engine/model_runner.py",): MODEL_RUNNER,
     ("planning/",): SIMULATION,
 }

@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
@@ -38,7 +38,6 @@ from batcher.events import (
     ReceiveEvent,
     RequestEvent,
     RetryEvent,
-    RetryReason,
     RunEvent,
     StepsEvent,
     TokenEvent,
@@ -52,7 +51,7 @@ from batcher.remote.protocol import Body, ServerFailure, body_of, is_chat
 from batcher.remote.reply import Reply, StreamEvent, reply_to
 from batcher.request import MAX_ANSWER, Request
 from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
-from batcher.scheduling.clock import Clock, WallClock
+from batcher.scheduling.clock import WallClock
 from batcher.scheduling.queue import LONGEST_PREFIX_MATCH, WaitingQueue, ordering_of
 from batcher.scheduling.sequence import NO_SLOT, Schedulable
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
@@ -214,9 +213,7 @@ class Attempts:
         self._tasks[row].add_done_callback(self._note_bug)
 
     def send_again(self) -> None:
-        while self._returning:
-            if self._rate.why_not(self._now()) is not None:
-                return
+        while self._returning and self._rate.why_not(self._now()) is None:
             self._rate.note_sent(self._now())
             self._returning.popleft().set_result(None)
 
@@ -320,108 +317,6 @@ class Attempts:
             self._wakeup.set()
 
 
-# Sequences of requests for a server: when they arrive, and the turns of sessions.
-
-
-class Conversation(Session):
-    """A session whose turns go on from texts, or from messages, and not from tokens.
-
-    said: all that was, None before the first turn has ended.
-    """
-
-    __slots__ = ("said",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: Any = None
-
-
-class Over(NamedTuple):
-    """A sample that is not sent: an earlier run has its result, or its session was broken off."""
-
-    sequence: RemoteSequence
-    result: Result | None
-
-
-class RemoteInputs:
-    """Makes sequences of requests, and keeps the turns of sessions until it is theirs.
-
-    has_sessions: whether any request has been part of a session.
-    latest_arrival: the latest arrival time that a request has named.
-    """
-
-    def __init__(self, queue: WaitingQueue[RemoteSequence]) -> None:
-        self.has_sessions = False
-        self.latest_arrival = 0.0
-        self._queue = queue
-        self.sessions: dict[str, Conversation] = {}
-
-    def add(
-        self,
-        request: Request,
-        request_id: str,
-        input_index: int,
-        reason: ArriveReason,
-        replayed: Mapping[int, Result],
-        now: float,
-    ) -> list[Over]:
-        self.latest_arrival = max(self.latest_arrival, request.arrival_time)
-        turn = Turn(request, request_id, input_index, reason, replayed, is_streamed=True)
-        if request.session is not None:
-            self.has_sessions = True
-            session = self.sessions.setdefault(request.session, Conversation())
-            if session.active is not None:
-                session.turns.append(turn)
-                return []
-            return self._begin(session, turn, now)
-        over = []
-        for index in range(request.n):
-            sequence = _sequence(turn, index)
-            if index in replayed:
-                over.append(Over(sequence, replayed[index]))
-            else:
-                self._queue.add(sequence, now)
-        return over
-
-    @property
-    def num_turns(self) -> int:
-        return sum(len(session.turns) for session in self.sessions.values())
-
-    def end_turn(self, sequence: RemoteSequence, result: Result, now: float) -> list[Over]:
-        """Start the turn after one that has ended; return the turns that are over by that."""
-        session = self.sessions[sequence.request.session or ""]
-        if session.active != sequence.id:  # it was over without ever going on
-            return []
-        session.end, session.active = now, None
-        if result.finish_reason in {"error", "aborted"}:
-            turns = session.break_off(sequence.id, result.finish_reason, 0)
-            return [Over(_sequence(turn, 0), None) for turn in turns]
-        session.said = _with_answer(sequence.request, session.said, result)
-        return self._begin(session, session.turns.popleft(), now) if session.turns else []
-
-    def arrive(self, clock: Clock) -> Iterator[tuple[RemoteSequence, int]]:
-        for sequence in self._queue.take_arrivals(clock.now):
-            sequence.arrived_step = step = clock.step_at(sequence.arrival_time)
-            yield sequence, step
-
-    def _begin(self, session: Conversation, turn: Turn, now: float) -> list[Over]:
-        request, said = turn.request, session.said
-        sequence = _sequence(turn, 0, said)
-        if said is not None and isinstance(said, str) == is_chat(request):
-            session.failure = "its session goes on from texts, or from messages, not from both"
-        if session.failure is not None:
-            return [Over(sequence, None)]
-        session.active = turn.request_id
-        if turn.replayed:
-            return [Over(sequence, turn.replayed[0])]
-        if session.end is not None:
-            arrival = max(request.arrival_time, session.end + request.think_time)
-            if arrival > request.arrival_time:
-                sequence.arrival_time, sequence.arrive_reason = arrival, "turn"
-        self._queue.add(sequence, now)
-        return []
-
-
 def _sequence(turn: Turn, index: int, said: Any = None) -> RemoteSequence:
     """Return sample `index` of a request; how long a text is, in tokens, only the server knows."""
     request = turn.request
@@ -444,6 +339,7 @@ def _sequence(turn: Turn, index: int, said: Any = None) -> RemoteSequence:
 
 
 def _with_answer(request: Request, said: Any, result: Result) -> Any:
+    """Return the text, or the messages, that the next turn of a session goes on from."""
     if not is_chat(request):
         return (said or "") + str(request.prompt) + result.text
     messages = (request.extra_body or {})["messages"]
@@ -454,8 +350,6 @@ def _with_answer(request: Request, said: Any, result: Result) -> Any:
         answer["function_call"] = result.function_call
     return [*(said or []), *messages, answer]
 
-
-Waiting = Callable[[], AbstractContextManager[None]]
 
 LONG_WAIT = 10.0  # seconds; shorter waits are not reported
 MAX_SHOWN_WAIT = 1e9  # seconds, as dates have an end
@@ -482,7 +376,7 @@ class RemoteEngine:
         *,
         settings: SchedulingSettings = DEFAULT_SCHEDULING,
         is_streaming: bool = False,
-        waiting: Waiting = nullcontext,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         measure: Callable[[], float] = time.monotonic,
     ) -> None:
         self.batch_size, self._model, self._settings = batch_size, model, settings
@@ -496,7 +390,9 @@ class RemoteEngine:
         self._clock = WallClock(measure, self._sleep)
         self._waiting, self._measure = waiting, measure
         self._queue: WaitingQueue[RemoteSequence] = WaitingQueue(ordering_of(settings, lambda _: 0))
-        self._inputs = RemoteInputs(self._queue)
+        self._sessions: dict[str, Session] = {}
+        self._said: dict[str, Any] = {}  # all that was, by session, once its first turn has ended
+        self._latest_arrival = 0.0
         self._rate = Rate(batch_size, model.settings.max_rate)
         client = Client(model.address, model.settings)
         self._attempts = Attempts(client, model.settings, self._rate, measure, waiting)
@@ -505,7 +401,8 @@ class RemoteEngine:
         self._last_used = [-2] * batch_size  # the step, of each slot
         self._running: dict[RemoteSequence, int] = {}  # by admission
         self._num_open: dict[str, int] = {}
-        self._recorder = RemoteRecorder(self._clock)
+        self._events: list[RequestEvent] = []  # in order; since they were last handed out
+        self._blocked: tuple[str, int, BlockedReason] | None = None  # by the last such event
         self._results: list[Result] = []
         self._forbidden: list[ServerFailure] | None = []  # None after any other answer
         self._reported_until = -math.inf  # when the last reported wait is over
@@ -514,6 +411,9 @@ class RemoteEngine:
         self.capabilities = model.capabilities(batch_size)
 
     # -- what a driver looks at, see DrivenEngine ------------------------------------------------
+
+    block_use, constraint_times = None, None  # blocks and constraints are the server's business
+    constraint_counts = 0, 0
 
     @property
     def num_steps(self) -> int:
@@ -540,7 +440,7 @@ class RemoteEngine:
 
     @property
     def num_coming(self) -> int:
-        return self._queue.num_pending + self._inputs.num_turns
+        return self._queue.num_pending + sum(len(each.turns) for each in self._sessions.values())
 
     @property
     def last_start(self) -> float:
@@ -552,36 +452,24 @@ class RemoteEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._num_open or self._recorder.events or self._results)
+        return bool(self._num_open or self._events or self._results)
 
     @property
     def wants_request(self) -> bool:
         if not self._num_open:
             return True
-        reads_all = self._settings.sees_all or self._inputs.has_sessions
-        if reads_all and self._inputs.latest_arrival <= self._clock.now:
+        reads_all = self._settings.sees_all or bool(self._sessions)
+        if reads_all and self._latest_arrival <= self._clock.now:
             return True
         if self._queue.num_pending:
             self._join_arrivals()
-        if self._inputs.latest_arrival > self._clock.now:
+        if self._latest_arrival > self._clock.now:
             return False
         return reads_all or len(self._free) > self._queue.num_slots
 
     @property
     def first_waiting(self) -> RemoteSequence | None:
         return self._queue.peek(self._clock.now)
-
-    @property
-    def block_use(self) -> None:
-        """Nothing: blocks are the server's business, as constraints are."""
-
-    @property
-    def constraint_counts(self) -> tuple[int, int]:
-        return 0, 0
-
-    @property
-    def constraint_times(self) -> None:
-        """Nothing: see constraint_counts."""
 
     def run_event(self) -> RunEvent:
         return RunEvent(
@@ -622,8 +510,21 @@ class RemoteEngine:
             raise id_in_use(request_id)
         self._num_requests += 1
         self._num_open[request_id] = request.n
+        self._latest_arrival = max(self._latest_arrival, request.arrival_time)
+        turn = Turn(request, request_id, place, reason, replayed, is_streamed=True)
         now = self.now
-        self._end_all(self._inputs.add(request, request_id, place, reason, replayed, now))
+        if request.session is None:
+            for index in range(request.n):
+                if index in replayed:
+                    self._close_replayed(_sequence(turn, index), replayed[index])
+                else:
+                    self._queue.add(_sequence(turn, index), now)
+        else:
+            session = self._sessions.setdefault(request.session, Session())
+            if session.active is None:
+                self._begin_turn(session, turn, now)
+            else:
+                session.turns.append(turn)
         return request_id
 
     def step(self) -> StepOutcome:
@@ -657,7 +558,9 @@ class RemoteEngine:
         news = self._attempts.listen(self._next_time())
         clock.advance(None)
         tokens = self._take(news)
-        self._recorder.stepped(sum(news.received.values()), num_rows)
+        ends, none = [clock.now], [0]
+        columns = [sum(news.received.values())], none, [num_rows], none, none, none
+        self._events.insert(0, StepsEvent(clock.step - 1, ends, *columns))
         return self._outcome(tokens)
 
     def hand_out(self) -> StepOutcome:
@@ -674,10 +577,11 @@ class RemoteEngine:
 
     def _outcome(self, tokens: list[TokenEvent]) -> StepOutcome:
         """Return what has happened; results wait until a 403 is known not to be the key's."""
-        if self._forbidden:
-            return StepOutcome(self._recorder.take(), [], tokens)
-        results, self._results = self._results, []
-        return StepOutcome(self._recorder.take(), results, tokens)
+        results: list[Result] = []
+        if not self._forbidden:
+            results, self._results = self._results, results
+        events, self._events = self._events, []
+        return StepOutcome(events, results, tokens)
 
     # -- into the slots --------------------------------------------------------------------------
 
@@ -692,8 +596,21 @@ class RemoteEngine:
             arrival = queue.next_arrival
             if arrival is not None and arrival > clock.now:
                 clock.jump(arrival)
-        for row, step in self._inputs.arrive(clock):
-            self._recorder.arrived(row, step)
+        for row in queue.take_arrivals(clock.now):
+            row.arrived_step = step = clock.step_at(row.arrival_time)
+            self._events.append(
+                ArriveEvent(
+                    step,
+                    row.arrival_time,
+                    row.id,
+                    row.index,
+                    row.arrive_reason,
+                    row.num_prompt_tokens,
+                    row.max_tokens,
+                    row.deadline,
+                    default_limit=row.has_default_limit,
+                )
+            )
             if row.max_tokens == 0:
                 self._finish(row, "length", None, clock.step)
             else:
@@ -705,7 +622,10 @@ class RemoteEngine:
         while self._free and not self._is_halted and (row := queue.peek(clock.now)) is not None:
             why = "concurrency" if attempts.has_returning else self._rate.why_not(self._measure())
             if why is not None:
-                self._recorder.blocked(row, why)
+                blocked = row.id, row.index, why
+                if blocked != self._blocked:
+                    self._events.append(BlockedEvent(clock.step, clock.now, *blocked))
+                self._blocked = blocked
                 return
             queue.take(row)
             slot = heappop(self._free)
@@ -713,7 +633,10 @@ class RemoteEngine:
             row.slot, row.admitted_step = slot, clock.step
             self._running[row] = slot
             reason: AdmitReason = "refill" if self._last_used[slot] == clock.step - 1 else "empty"
-            self._recorder.admitted(row, reason)
+            left = max(row.num_prompt_tokens, 1)
+            admitted = clock.step, clock.now, row.id, row.index, slot, reason
+            self._events.append(AdmitEvent(*admitted, left=left))
+            self._blocked = None
             model, request = self._model, row.request
             extra = model.settings.extra_body
             named = extra.get("model") or (request.extra_body or {}).get("model")
@@ -741,18 +664,21 @@ class RemoteEngine:
     # -- out of them -----------------------------------------------------------------------------
 
     def _take(self, news: News) -> list[TokenEvent]:
-        step, recorder, tokens = self._clock.step - 1, self._recorder, list[TokenEvent]()
+        step, tokens = self._clock.step - 1, list[TokenEvent]()
+        start = self._clock.start_of(step)
         for row, num_tokens in sorted(news.received.items(), key=lambda item: item[0].slot):
             if row.first_token_step is None:
                 row.first_token_step = step
-            recorder.received(row, num_tokens)
+            self._events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, num_tokens))
         if self._is_streaming:
             late = (attempt.row for attempt in news.ended if attempt.row.text)
-            told = sorted({*news.received, *late}, key=lambda row: row.slot)
-            tokens += (TokenEvent(step, row.id, row.index, *row.take_told()) for row in told)
+            for row in sorted({*news.received, *late}, key=lambda row: row.slot):
+                tokens.append(TokenEvent(step, row.id, row.index, *row.take_told()))
         for retry in news.retries:
             if retry.failure is not None:
-                recorder.failed(retry.row, retry.failure.reason, retry.num_attempts, retry.delay)
+                row, reason, delay = retry.row, retry.failure.reason, round(retry.delay, 6)
+                told = row.slot, reason, retry.num_attempts, delay
+                self._events.append(RetryEvent(step, start, row.id, row.index, *told))
                 self._report_wait(retry.failure, retry.delay)
             self._adapt(retry)
         for attempt in sorted(news.ended, key=lambda attempt: attempt.row.slot):
@@ -761,12 +687,16 @@ class RemoteEngine:
         return tokens
 
     def _adapt(self, ended: Attempt) -> None:
-        rate, failure = self._rate, ended.failure
-        if failure is None and rate.succeed():
-            self._recorder.limited(rate.limit, "success")
-        is_refusal = failure is not None and failure.reason == "overload"
-        if is_refusal and rate.refuse(ended.sent, self._measure()):
-            self._recorder.limited(rate.limit, "overload")
+        failure = ended.failure
+        reason: ConcurrencyReason | None = None
+        if failure is None:
+            reason = "success" if self._rate.succeed() else None
+        elif failure.reason == "overload" and self._rate.refuse(ended.sent, self._measure()):
+            reason = "overload"
+        if reason is not None:
+            step = self._clock.step - 1
+            limited = step, self._clock.start_of(step), self._rate.limit, reason
+            self._events.append(ConcurrencyEvent(*limited))
 
     def _end(self, attempt: Attempt, step: int) -> None:
         row, failure = attempt.row, attempt.failure
@@ -776,7 +706,8 @@ class RemoteEngine:
             self._forbidden.append(failure)
         if failure is None:
             if not row.reply.num_tokens:  # an answer without a token has come, all the same
-                self._recorder.received(row, 0)
+                start = self._clock.start_of(step)
+                self._events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, 0))
             self._finish(row, row.reply.outcome, None, step)
         elif failure.is_final:
             self._lost = LostModelError(f"{self._model.address.url}: {failure}")
@@ -800,101 +731,58 @@ class RemoteEngine:
             limit = "--max-wait SECONDS limits such waits"
             model.report(f"waiting {when} for {model.address.url}: {failure}; {limit}\n")
 
-    def _end_all(self, overs: list[Over]) -> None:
-        for sequence, result in overs:
-            if result is None:
-                session = self._inputs.sessions[sequence.request.session or ""]
-                failure = Failure("session-failed", session.failure or "")
-                self._finish(sequence, "error", failure, self._clock.step)
-            else:
-                self._forbidden = None
-                sequence.state = FINISH[sequence.state]
-                self._close(sequence, result, self._clock.step)
-
     def _finish(
         self, row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
     ) -> None:
+        """End a sample; its constraint is checked again."""
         row.state = FINISH[row.state]
         slot = self._running.pop(row, None)
+        judged, where = Judgement(), ""
         if slot is not None:
             self._last_used[slot] = step
             heappush(self._free, slot)
-        result = result_of(row, reason, failure, step)
+            where = f"step {step}: "
+            if failure is None:
+                judged = _judge(row, reason)
+        if judged.failure is not None:
+            reason, failure = "error", judged.failure
+        reply, num_prompt_tokens, error = row.reply, row.num_prompt_tokens, None
+        if reply.prompt_tokens is not None:
+            num_prompt_tokens = reply.prompt_tokens
+        if failure is not None:
+            error = ErrorInfo(failure.code, f"{where}{failure.message}", status=failure.status)
+        lacks_logprobs = not reply.logprobs and reply.num_tokens > 0
+        result = Result(
+            id=row.id,
+            index=row.index,
+            text=reply.text,
+            tokens=[] if slot is None else reply.token_ids,
+            finish_reason=reason,
+            stop_reason=reply.stop_reason,
+            usage=Usage(num_prompt_tokens, reply.num_tokens),
+            slot=slot,
+            steps=StepTimes(row.arrived_step, row.admitted_step, row.first_token_step, step),
+            error=error,
+            logprobs=None if row.request.logprobs is None or lacks_logprobs else reply.logprobs,
+            constraint=judged.constraint,
+            constraint_check=judged.check,
+            reasoning=reply.reasoning,
+            refusal=reply.refusal,
+            tool_calls=reply.tool_calls,
+            function_call=reply.function_call,
+        )
         self._results.append(result)
         self._close(row, result, step)
 
+    def _close_replayed(self, row: RemoteSequence, result: Result) -> None:
+        self._forbidden = None
+        row.state = FINISH[row.state]
+        self._close(row, result, self._clock.step)
+
     def _close(self, row: RemoteSequence, result: Result, step: int) -> None:
-        self._num_tokens += result.usage.completion_tokens
-        self._recorder.finished(row, result, step)
-        self._num_open[row.id] -= 1
-        if not self._num_open[row.id]:
-            del self._num_open[row.id]
-        if row.request.session is not None:
-            self._end_all(self._inputs.end_turn(row, result, self._clock.now))
-
-
-# The events of a run over a server, in the order in which they happened.
-
-NUM_DIGITS = 6  # of seconds, after the point
-
-
-class RemoteRecorder:
-    """Turns what happens into events: of the step that begins, or of the one that has just ended.
-
-    events: since they were last taken.
-    """
-
-    def __init__(self, clock: WallClock) -> None:
-        self._clock = clock
-        self.events: list[RequestEvent] = []
-        self._blocked: tuple[str, int, BlockedReason] | None = None
-
-    def take(self) -> list[RequestEvent]:
-        events, self.events = self.events, []
-        return events
-
-    def arrived(self, row: RemoteSequence, step: int) -> None:
-        self.events.append(
-            ArriveEvent(
-                step,
-                row.arrival_time,
-                row.id,
-                row.index,
-                row.arrive_reason,
-                row.num_prompt_tokens,
-                row.max_tokens,
-                row.deadline,
-                default_limit=row.has_default_limit,
-            )
-        )
-
-    def admitted(self, row: RemoteSequence, reason: AdmitReason) -> None:
-        step, now, num_left = self._clock.step, self._clock.now, max(row.num_prompt_tokens, 1)
-        event = AdmitEvent(step, now, row.id, row.index, row.slot, reason, left=num_left)
-        self.events.append(event)
-        self._blocked = None
-
-    def blocked(self, row: RemoteSequence, reason: BlockedReason) -> None:
-        blocked = row.id, row.index, reason
-        if blocked != self._blocked:
-            self.events.append(BlockedEvent(self._clock.step, self._clock.now, *blocked))
-        self._blocked = blocked
-
-    def received(self, row: RemoteSequence, num_tokens: int) -> None:
-        step, start = self._last_step()
-        self.events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, num_tokens))
-
-    def failed(self, row: RemoteSequence, reason: RetryReason, attempt: int, delay: float) -> None:
-        step, start = self._last_step()
-        told = reason, attempt, round(delay, NUM_DIGITS)
-        self.events.append(RetryEvent(step, start, row.id, row.index, row.slot, *told))
-
-    def limited(self, limit: int, reason: ConcurrencyReason) -> None:
-        self.events.append(ConcurrencyEvent(*self._last_step(), limit, reason))
-
-    def finished(self, row: RemoteSequence, result: Result, step: int) -> None:
         clock, usage = self._clock, result.usage
-        self.events.append(
+        self._num_tokens += usage.completion_tokens
+        self._events.append(
             FinishEvent(
                 step,
                 clock.now if step == clock.step else clock.start_of(step),
@@ -908,56 +796,49 @@ class RemoteRecorder:
                 error=result.error,
             )
         )
+        self._num_open[row.id] -= 1
+        if not self._num_open[row.id]:
+            del self._num_open[row.id]
+        if row.request.session is not None:
+            self._end_turn(self._sessions[row.request.session], row, result)
 
-    def stepped(self, num_tokens: int, num_rows: int) -> None:
-        step, none = self._clock.step - 1, [0]
-        ends, columns = [self._clock.now], ([num_tokens], none, [num_rows], none, none, none)
-        self.events.insert(0, StepsEvent(step, ends, *columns))
+    # -- turns of sessions -----------------------------------------------------------------------
 
-    def _last_step(self) -> tuple[int, float]:
-        step = self._clock.step - 1
-        return step, self._clock.start_of(step)
+    def _begin_turn(self, session: Session, turn: Turn, now: float) -> None:
+        request, said = turn.request, self._said.get(turn.request.session or "")
+        row = _sequence(turn, 0, said)
+        if said is not None and isinstance(said, str) == is_chat(request):
+            session.failure = "its session goes on from texts, or from messages, not from both"
+        if session.failure is not None:
+            self._fail_turn(session, row)
+            return
+        session.active = turn.request_id
+        if turn.replayed:
+            self._close_replayed(row, turn.replayed[0])
+            return
+        if session.end is not None:
+            arrival = max(request.arrival_time, session.end + request.think_time)
+            if arrival > request.arrival_time:
+                row.arrival_time, row.arrive_reason = arrival, "turn"
+        self._queue.add(row, now)
 
+    def _end_turn(self, session: Session, row: RemoteSequence, result: Result) -> None:
+        """Start the turn after one that has ended, or let those that wait end with it."""
+        if session.active != row.id:  # it was over without ever going on
+            return
+        now = session.end = self._clock.now
+        session.active, name = None, row.request.session or ""
+        if result.finish_reason in {"error", "aborted"}:
+            for turn in session.break_off(row.id, result.finish_reason, 0):
+                self._fail_turn(session, _sequence(turn, 0))
+            return
+        self._said[name] = _with_answer(row.request, self._said.get(name), result)
+        if session.turns:
+            self._begin_turn(session, session.turns.popleft(), now)
 
-# The Result of a row, with its constraint checked again.
-
-
-def result_of(
-    row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
-) -> Result:
-    judged = Judgement()
-    if failure is None and row.slot != NO_SLOT:
-        judged = _judge(row, reason)
-    if judged.failure is not None:
-        reason, failure = "error", judged.failure
-    reply, request = row.reply, row.request
-    num_prompt_tokens = reply.prompt_tokens
-    if num_prompt_tokens is None:
-        num_prompt_tokens = row.num_prompt_tokens
-    error = None
-    if failure is not None:
-        where = "" if row.slot == NO_SLOT else f"step {step}: "
-        error = ErrorInfo(failure.code, f"{where}{failure.message}", status=failure.status)
-    lacks_logprobs = not reply.logprobs and reply.num_tokens > 0
-    return Result(
-        id=row.id,
-        index=row.index,
-        text=reply.text,
-        tokens=reply.token_ids if row.slot != NO_SLOT else [],
-        finish_reason=reason,
-        stop_reason=reply.stop_reason,
-        usage=Usage(num_prompt_tokens, reply.num_tokens),
-        slot=None if row.slot == NO_SLOT else row.slot,
-        steps=StepTimes(row.arrived_step, row.admitted_step, row.first_token_step, step),
-        error=error,
-        logprobs=None if request.logprobs is None or lacks_logprobs else reply.logprobs,
-        constraint=judged.constraint,
-        constraint_check=judged.check,
-        reasoning=reply.reasoning,
-        refusal=reply.refusal,
-        tool_calls=reply.tool_calls,
-        function_call=reply.function_call,
-    )
+    def _fail_turn(self, session: Session, row: RemoteSequence) -> None:
+        failure = Failure("session-failed", session.failure or "")
+        self._finish(row, "error", failure, self._clock.step)
 
 
 def _judge(row: RemoteSequence, reason: FinishReason) -> Judgement:
