@@ -487,24 +487,19 @@ def _with_records(name: str | int, value: Any) -> Any:
     What is no object stays as it is, for the rules of validation to say what is wrong.
     """
     if name == "prompt" and isinstance(value, list):
-        return [
-            PromptSegment(
-                **{n: item[n] for n in PromptSegment.__struct_fields__ if item.get(n) is not None}
-            )
-            if isinstance(item, dict)
-            else item
-            for item in value
-        ]
+        return [_record(PromptSegment, item) for item in value]
     if name == "states" and isinstance(value, dict):
         return {
-            state: [
-                Transition(i.get("on"), i.get("to"))  # type: ignore[arg-type]  # it may be anything
-                if isinstance(i, dict)
-                else i
-                for i in items
-            ]
+            state: [_record(Transition, item) for item in items]
             if isinstance(items, list)
             else items
             for state, items in value.items()
         }
     return value
+
+
+def _record(kind: type[Struct], item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    given = {name: item[name] for name in kind.__struct_fields__ if item.get(name) is not None}
+    return kind(**({"on": None, "to": None} if kind is Transition else {}) | given)
