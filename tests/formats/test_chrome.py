@@ -119,12 +119,15 @@ def check_rules(chrome, num_slots):
     check_flows(events)
 
 
+def check_windows(timeline, num_slots, start, stop):
+    check_rules(chrome_of(timeline), num_slots)
+    check_rules(chrome_of(timeline, Selection(start=start, stop=stop)), num_slots)
+    check_rules(chrome_of(timeline, Selection(slots=frozenset({0}))), 1)
+
+
 @given(workloads(), st.integers(1, 5), st.integers(0, 9), st.integers(0, 9))
 def test_every_trace_keeps_the_rules(jobs, batch, start, stop):
-    timeline = timeline_of(jobs, batch)
-    check_rules(chrome_of(timeline), batch)
-    check_rules(chrome_of(timeline, Selection(start=start, stop=stop)), batch)
-    check_rules(chrome_of(timeline, Selection(slots=frozenset({0}))), 1)
+    check_windows(timeline_of(jobs, batch), batch, start, stop)
 
 
 def test_a_request_is_a_slice_on_the_thread_of_its_slot():
@@ -153,9 +156,7 @@ def counter(timeline, name, selection=EVERYTHING):
 def test_samples_partners_and_beams_keep_the_rules(workload, start, stop):
     units, batch = workload
     timeline = Timeline.from_events(play_units(units, batch, 3).events)
-    check_rules(chrome_of(timeline), batch)
-    check_rules(chrome_of(timeline, Selection(start=start, stop=stop)), batch)
-    check_rules(chrome_of(timeline, Selection(slots=frozenset({0}))), 1)
+    check_windows(timeline, batch, start, stop)
     waits = events_of(timeline, "b")
     assert len({event["id"] for event in waits}) == len(waits) == len(timeline.waits)
 
@@ -225,9 +226,7 @@ PREEMPTED_LAST = [PagedJob("r0", 1, 8, 1.0), PagedJob("r1", 1, 8, 1.0), PagedJob
 def test_runs_with_limits_keep_the_rules_in_their_own_time(workload, start, stop):
     jobs, limits = workload
     run = play_paged(jobs, limits)
-    timeline = Timeline.from_events(run.events)
-    check_rules(chrome_of(timeline), limits.batch)
-    check_rules(chrome_of(timeline, Selection(start=start, stop=stop)), limits.batch)
+    check_windows(Timeline.from_events(run.events), limits.batch, start, stop)
     for broken_off in range(1, len(run.events), 5):
         check_rules(chrome_of(Timeline.from_events(run.events[:broken_off])), limits.batch)
 

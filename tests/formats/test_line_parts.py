@@ -9,7 +9,7 @@ from examples import mostly_heavy
 from batcher.requests.lines import MAX_PARTS, BadLine, ParsedLine, RequestParser
 from batcher.requests.validation import ModelCapabilities
 
-MANY = 2 * MAX_PARTS
+MANY = MAX_PARTS + 5
 
 
 def parse(line):

@@ -68,22 +68,20 @@ def test_a_body_may_hold_segments_and_say_with_whom_it_shares():
     ]
 
 
-def test_harmless_options_are_accepted_and_so_is_null():
+NOTHING = [
+    HARMLESS,
+    dict.fromkeys(HARMLESS),
+    dict.fromkeys(UNSUPPORTED),
+    dict.fromkeys({*REQUEST_FIELDS, *SPELLINGS} - {"id", "prompt", "messages"}),
+]
+
+
+@pytest.mark.parametrize("fields", NOTHING, ids=["harmless", "null", "unsupported", "fields"])
+def test_harmless_options_are_accepted_and_null_means_not_given(fields):
     assert HARMLESS.keys() == COMPLETION_OPTIONS.keys()
-    assert parse(row({"prompt": "", **HARMLESS})).request == Request(id="a", prompt="")
-    for fields in (HARMLESS, dict.fromkeys(HARMLESS), dict.fromkeys(UNSUPPORTED)):
-        request = Request(id="a", prompt="")
-        assert parse(row({"prompt": "", **fields})).request == request
-        assert parse(json.dumps({"id": "a", "prompt": "", **fields})).request == request
-
-
-def test_null_means_not_given() -> None:
-    nulls = dict.fromkeys({*REQUEST_FIELDS, *SPELLINGS} - {"id", "prompt", "messages"})
     request = Request(id="a", prompt="")
-    assert parse(row({"prompt": "", **nulls})).request == request
-    assert (
-        parse(json.dumps({"id": "a", "prompt": "", "messages": None, **nulls})).request == request
-    )
+    assert parse(row({"prompt": "", **fields})).request == request
+    assert parse(json.dumps({"id": "a", "prompt": "", **fields})).request == request
 
 
 @pytest.mark.parametrize("name", ["stop", "stop_token", "stop_sequence", "stop_token_ids"])
