@@ -16,13 +16,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import AXES, Deployment, Value
-from batcher.planning.measure import (
-    Outcome,
-    Question,
-    measure,
-    problem_of,
-    speedups,
-)
+from batcher.planning.measure import Outcome, Question, measure, problem_of, speedups
 from batcher.planning.workers import WorkerProcesses
 
 DEFAULT_GROWTH = 0.1  # for each doubling of the batch

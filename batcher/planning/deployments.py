@@ -206,9 +206,7 @@ AXES = {
             _number(lambda share: 0 <= share <= 1, "expected a share from 0 to 1"),
         ),
         Axis(
-            "draft_cost",
-            "cost",
-            _number(lambda share: 0 <= share <= MAX_DRAFT_COST, _DRAFT_COST),
+            "draft_cost", "cost", _number(lambda share: 0 <= share <= MAX_DRAFT_COST, _DRAFT_COST)
         ),
         Axis("draft_tokens", "drafts", _draft_tokens),
         FleetAxis("fleet", "fleet", _fleet),

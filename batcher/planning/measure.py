@@ -242,13 +242,7 @@ def run(
     if transfer is not None:
         to_decode = router_of(deployment.router)
         return DisaggregatedFleet(
-            turns,
-            replicas,
-            router,
-            interval,
-            on_ended,
-            decode_router=to_decode,
-            transfer=transfer,
+            turns, replicas, router, interval, on_ended, decode_router=to_decode, transfer=transfer
         ).run()
     if management is None:
         return Fleet(turns, replicas, router, interval, on_ended).run()

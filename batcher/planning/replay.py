@@ -278,8 +278,7 @@ def read_run_meta(content: bytes, name: str) -> RunMeta:
     if not isinstance(meta, dict):
         raise BatchdecodeError(f"{name}: expected a JSON object with {', '.join(NAMES)}")
     said = sorted(
-        _said(meta, ()),
-        key=lambda each: 0 if RESOLVED in each[0] else 2 if ASKED in each[0] else 1,
+        _said(meta, ()), key=lambda each: 0 if RESOLVED in each[0] else 2 if ASKED in each[0] else 1
     )
     limits: dict[str, Limit] = {}
     for setting, field, read in _FIELDS:

@@ -22,12 +22,7 @@ def test_replay_shows_the_real_run_the_simulated_one_and_the_error():
 
 def test_replay_as_json_reads_stdin():
     done = batchdecode(
-        "replay",
-        "--profile",
-        "rtx4090_llama3.1-8b",
-        "--json",
-        *RUN,
-        stdin=LOG.read_bytes(),
+        "replay", "--profile", "rtx4090_llama3.1-8b", "--json", *RUN, stdin=LOG.read_bytes()
     )
     report = json.loads(done.stdout)
     assert report["requests"] == 60
@@ -93,11 +88,7 @@ def test_replicas_are_those_of_the_log_or_behind_a_router_and_cost_what_they_do(
 @pytest.mark.parametrize(
     ("arguments", "log", "message"),
     [
-        (
-            ["--replicas", "2"],
-            named("x", "y"),
-            "the log names the replica of each",
-        ),
+        (["--replicas", "2"], named("x", "y"), "the log names the replica of each"),
         (["--router", "random"], LOG.read_bytes(), "no effect without --replicas of at least 2"),
         (["--replicas", "2", "--router", "best"], LOG.read_bytes(), "unknown router 'best'"),
         ([], named("x", None), ":2: replica: all requests name one, or none does"),

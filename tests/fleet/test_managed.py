@@ -108,9 +108,7 @@ def random_management(random, num_replicas):
 def random_fleet(random, name, requests):
     num_slots, scheduling = random_settings(random)
     replica = ReplicaSettings(
-        num_slots=num_slots,
-        scheduling=scheduling,
-        step_time=random.choice(STEP_TIMES),
+        num_slots=num_slots, scheduling=scheduling, step_time=random.choice(STEP_TIMES)
     )
     workload = workload_of(requests, SimulatedModel())
     num_replicas = random.randint(1, 3)

@@ -53,10 +53,7 @@ def written(arrivals: Arrivals, priorities=None):
 def deployment(replicas, kv_blocks):
     scheduling = SchedulingSettings(kv_blocks=kv_blocks, max_batch_tokens=512)
     return Deployment(
-        batch=8,
-        profile="h100_llama3.1-8b_tp1",
-        replicas=replicas,
-        scheduling=scheduling,
+        batch=8, profile="h100_llama3.1-8b_tp1", replicas=replicas, scheduling=scheduling
     )
 
 

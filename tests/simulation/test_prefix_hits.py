@@ -48,10 +48,7 @@ def direct_hits(lines: list[Line]) -> list[int]:
     for line in lines:
         ids, length = tuple(line["hash_ids"]), line["input_length"]
         most = (length - 1) // BLOCK_TOKENS
-        found = next(
-            (count for count in range(most, 0, -1) if ids[:count] in seen),
-            0,
-        )
+        found = next((count for count in range(most, 0, -1) if ids[:count] in seen), 0)
         hits.append(found * BLOCK_TOKENS)
         seen.update(ids[:count] for count in range(1, length // BLOCK_TOKENS + 1))
     return hits

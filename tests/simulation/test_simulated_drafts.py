@@ -16,11 +16,7 @@ from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import AssumedDrafts, simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.settings import SchedulingSettings
-from batcher.speculation.settings import (
-    DEFAULT_DRAFT_TOKENS,
-    expected_speedup,
-    expected_tokens,
-)
+from batcher.speculation.settings import DEFAULT_DRAFT_TOKENS, expected_speedup, expected_tokens
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.step_time import StepTime
 

@@ -81,11 +81,7 @@ def test_a_trial_comes_to_what_the_steps_with_a_cache_do(
         for place, (arrival, length, num_output) in enumerate(rows)
     ]
     settings = SchedulingSettings(
-        kv_blocks=kv_blocks,
-        block_size=4,
-        capacity=capacity,
-        policy=policy,
-        max_batch_tokens=budget,
+        kv_blocks=kv_blocks, block_size=4, capacity=capacity, policy=policy, max_batch_tokens=budget
     )
     jobs = workload_of(requests, SimulatedModel())
     assert jobs.shares_nothing

@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.timing.catalog import CatalogError
-from batcher.timing.profiles import (
-    load_profile,
-    setup_of,
-    split_overhead,
-    step_time_of,
-)
+from batcher.timing.profiles import load_profile, setup_of, split_overhead, step_time_of
 
 KERNELS = ("h100_llama3.1-8b_tp1", "h100_llama3.1-70b_tp4", "h100_mixtral-8x7b_tp2")
 ROOFLINES = ("roofline:llama-3.1-8b:h100-sxm", "roofline:llama-3.1-70b:h100-sxm:4x2")

@@ -81,10 +81,7 @@ def test_a_file_holds_one_profile_or_named_ones(tmp_path: Path) -> None:
         ),
         (GOOD + "w: 3\n", "mine.yaml:8:1: w is there in line 2 already"),
         ("[" * 3000, "mine.yaml:1:9: nested too deeply"),
-        (
-            GOOD.replace("w: 2", 'w: "\\ud800"'),
-            "mine.yaml:2:4: a lone surrogate stands",
-        ),
+        (GOOD.replace("w: 2", 'w: "\\ud800"'), "mine.yaml:2:4: a lone surrogate stands"),
         (GOOD.replace("w: 2", "w: !!timestamp x"), "mine.yaml:2:4: no tags like timestamp, write"),
         ("{[1]: 2}", "mine.yaml:1:2: expected a name"),
         ("1: 2", "expected names, each with what belongs to it"),
@@ -104,10 +101,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, message: s
             "h100_llama3.1-8b",
             r"unknown profile h100_llama3.1-8b \(did you mean h100_llama3.1-8b_tp",
         ),
-        (
-            "H100",
-            r"unknown profile H100 \(did you mean h100_llama3.1-8b_tp1 or h100_llama3.1-70b",
-        ),
+        ("H100", r"unknown profile H100 \(did you mean h100_llama3.1-8b_tp1 or h100_llama3.1-70b"),
         ("", "no step time is named; give constant, constant:SECONDS"),
         ("nowhere.yaml", "cannot read nowhere.yaml: No such file"),
         ("wall", "wall, the time that steps really take, is for run; give constant"),

@@ -211,10 +211,7 @@ def test_all_data_sheets_can_be_used_and_name_their_source() -> None:
         ),
         ({"kv_lora_rank": 512}, "kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_"),
         ({"hidden_size": 0}, "hidden_size: expected a whole number of at least 1, not 0"),
-        (
-            {"quantization_config": {"quant_method": "awq"}},
-            "quantization_config: only fp8",
-        ),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: only fp8"),
         ({"torch_dtype": "int3"}, "torch_dtype: expected float32, bfloat16"),
         ({"num_attention_heads": 5000}, "num_attention_heads: at most hidden_size"),
     ],

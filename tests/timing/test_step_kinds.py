@@ -82,10 +82,7 @@ def test_a_kind_counts_by_its_share_and_not_by_its_number() -> None:
     [
         ((0, 30, 30), "no step only decodes: w and d are guesses"),
         ((3, 30, 30), "steps that only decode: 3, so w and d are uncertain"),
-        (
-            (30, 0, 0),
-            "no step computes a prompt: t0 + w, g and d are known, f, h and e guesses",
-        ),
+        ((30, 0, 0), "no step computes a prompt: t0 + w, g and d are known, f, h and e guesses"),
         ((30, 30, 0), "no step computes prompts while others decode: h is a guess"),
         ((30, 0, 30), "no step computes prompts alone: f and e are told by mixed ones only"),
         ((30, 4, 30), "steps with prompts: 4 alone, 30 mixed, so f, h and e are uncertain"),

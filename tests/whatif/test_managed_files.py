@@ -117,8 +117,7 @@ def test_a_table_says_why_requests_were_refused(fleet_of):
 
 
 @pytest.mark.parametrize(
-    ("at", "told"),
-    [(1, "1 replica failed, 4 requests lost"), (1e6, "none fell into the run")],
+    ("at", "told"), [(1, "1 replica failed, 4 requests lost"), (1e6, "none fell into the run")]
 )
 def test_a_plan_says_which_failures_fell_into_the_run(fleet_of, at, told):
     question = Question(workload_of_jobs(poisson(4, 40), [60] * 40, 100), Slo({"ttft": 60}))

@@ -10,11 +10,7 @@ from command_server import command_line
 from typer.testing import CliRunner
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.workload_traces import (
-    LengthSegment,
-    WorkloadEntry,
-    WorkloadSummary,
-)
+from batcher.planning.workload_traces import LengthSegment, WorkloadEntry, WorkloadSummary
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.validation import ModelCapabilities
 from cli.commands import app
