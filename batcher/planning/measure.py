@@ -221,6 +221,9 @@ def run(
     def on_ended(num_ended: int) -> None:
         on_part(min(num_ended / num_samples, 1.0))
 
+    def make_turns() -> Turns:
+        return Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload)
+
     fleet = deployment.fleet
     management = None if fleet is None else fleet.management
     if management is None and len(replicas) == 1 and isinstance(workload, Workload):
@@ -237,8 +240,8 @@ def run(
         if len(trial) == len(replicas):
             with suppress(Preempted):
                 router = router_of(deployment.router)
-                return Fleet(turns_of(workload), trial, router, interval, on_ended).run()
-    turns, router = turns_of(workload), router_of(deployment.router)
+                return Fleet(make_turns(), trial, router, interval, on_ended).run()
+    turns, router = make_turns(), router_of(deployment.router)
     if transfer is not None:
         to_decode = router_of(deployment.router)
         return DisaggregatedFleet(
@@ -247,10 +250,6 @@ def run(
     if management is None:
         return Fleet(turns, replicas, router, interval, on_ended).run()
     return ManagedFleet(turns, replicas, router, management, interval, on_ended).run()
-
-
-def turns_of(workload: AnyWorkload) -> Turns:
-    return Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload)
 
 
 class ClassOutcome(Struct, frozen=True, kw_only=True):

@@ -402,11 +402,17 @@ def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[Workl
     prompt_lengths = draw_lengths(workload.prompt_lengths, prompts, workload.max_prompt_tokens)
     output_lengths = draw_lengths(workload.output_lengths, outputs, workload.max_output_tokens)
     priorities = draw_priorities(workload.priorities, make_generator(workload.seed, PRIORITIES))
-    prefixes = _draw_prefixes(workload)
+    prefix, generator = workload.shared_prefix, make_generator(workload.seed, _GROUPS)
+    groups = iter(list[int]())
     for turn in turns:
         prompt = [LengthSegment(length=next(prompt_lengths), seed=turn.id)]
-        if turn.think_time is None:  # later turns have the prefix from the first
-            prompt = [*next(prefixes), *prompt]
+        if prefix is not None and turn.think_time is None:  # later turns have it from the first
+            group = next(groups, None)
+            if group is None:
+                groups = iter(generator.integers(prefix.num_groups, size=_BLOCK).tolist())
+                group = next(groups)
+            seed = f"prefix-{workload.name}{group}"
+            prompt.insert(0, LengthSegment(length=prefix.length, seed=seed, type="system"))
         yield WorkloadEntry(
             id=turn.id,
             session=turn.session,
@@ -417,15 +423,3 @@ def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[Workl
             max_tokens=next(output_lengths),
             ignore_eos=True,
         )
-
-
-def _draw_prefixes(workload: SyntheticWorkload) -> Iterator[list[LengthSegment]]:
-    prefix = workload.shared_prefix
-    if prefix is None:
-        while True:
-            yield []
-    generator = make_generator(workload.seed, _GROUPS)
-    while True:
-        for group in generator.integers(prefix.num_groups, size=1024).tolist():
-            seed = f"prefix-{workload.name}{group}"
-            yield [LengthSegment(length=prefix.length, seed=seed, type="system")]

@@ -178,7 +178,13 @@ def azure_entries(
         WorkloadError: a line is not one of such a trace.
     """
     numbered = iter(lines)
-    places = _find_columns(next(numbered, (1, b"")), checks)
+    number, header = next(numbered, (1, b""))
+    names = _split(header)
+    for column in AZURE_COLUMNS:
+        if column not in names:
+            expected = f"expected a first line {','.join(AZURE_COLUMNS)}"
+            raise checks.error(number, f"no column {column}: {expected}")
+    places = [names.index(column) for column in AZURE_COLUMNS]
     for index, (number, line) in enumerate(numbered):
         cells = _split(line)
         if len(cells) <= max(places):
@@ -198,17 +204,6 @@ def azure_entries(
 
 def _split(line: bytes) -> list[str]:
     return [cell.strip() for cell in line.decode(errors="backslashreplace").split(",")]
-
-
-def _find_columns(header: NumberedLine, checks: TraceEntryChecks) -> list[int]:
-    number, line = header
-    names = _split(line)
-    for column in AZURE_COLUMNS:
-        if column not in names:
-            raise checks.error(
-                number, f"no column {column}: expected a first line {','.join(AZURE_COLUMNS)}"
-            )
-    return [names.index(column) for column in AZURE_COLUMNS]
 
 
 def _parse_timestamp(text: str, number: int, checks: TraceEntryChecks) -> int:
@@ -348,7 +343,13 @@ def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list
     name = next((name for name, mark in _MARKS.items() if mark in first), None)
     together = chain(head, numbered)
     if name is None:
-        lengths = [_read_number(line, number, checks) for number, line in together]
+        lengths = []
+        for number, line in together:
+            text = line.decode(errors="backslashreplace").strip()
+            wrong = (
+                f"{text[:40]!r} is not a whole number, and the file no {', '.join(TRACES)} trace"
+            )
+            lengths.append(_parse_length(text, number, "length", checks, wrong))
     else:
         entries = TRACES[name](together, checks, "")
         lengths = [
@@ -357,12 +358,6 @@ def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list
     if not lengths:
         raise WorkloadError(f"{source}: there are no lengths in it")
     return lengths
-
-
-def _read_number(line: bytes, number: int, checks: TraceEntryChecks) -> int:
-    text = line.decode(errors="backslashreplace").strip()
-    wrong = f"{text[:40]!r} is not a whole number, and the file no {', '.join(TRACES)} trace"
-    return _parse_length(text, number, "length", checks, wrong)
 
 
 def scale_times(entries: Iterable[WorkloadEntry], factor: float) -> Iterator[WorkloadEntry]:

@@ -117,24 +117,22 @@ def read_profiles(path: str) -> dict[str, Profile]:
 def _as_profiles(content: dict[str, Any], place: str) -> dict[str, Profile]:
     profiles = {}
     for name, values in content.items():
-        profile = catalog.as_record(values, Profile, f"{place}: profile {name}")
-        if fault := _fault(profile):
-            raise CatalogError(f"{place}: profile {name}: {fault}")
-        profiles[name] = profile
+        where = f"{place}: profile {name}"
+        profile = profiles[name] = catalog.as_record(values, Profile, where)
+        for (before, _), (after, _) in pairwise(profile.by_tokens):
+            if after <= before:
+                raise CatalogError(
+                    f"{where}: by_tokens: {after} comes after {before}: expected tokens that ascend"
+                )
+        if (profile.x > 0) != (profile.experts is not None):
+            needed = "num_experts and num_experts_per_tok"
+            raise CatalogError(f"{where}: x is for experts: it needs {needed}, and they need it")
+        if profile.experts is not None and profile.experts[1] > profile.experts[0]:
+            expected = f"expected 1 to {profile.num_experts}"
+            raise CatalogError(f"{where}: num_experts_per_tok: {expected}")
+        if not profile.step_time("it").ticks(1, 1, 0, 0):
+            raise CatalogError(f"{where}: t0, w, f and g are 0: a step takes time")
     return profiles
-
-
-def _fault(profile: Profile) -> str | None:
-    for (before, _), (after, _) in pairwise(profile.by_tokens):
-        if after <= before:
-            return f"by_tokens: {after} comes after {before}: expected tokens that ascend"
-    if (profile.x > 0) != (profile.experts is not None):
-        return "x is for experts: it needs num_experts and num_experts_per_tok, and they need it"
-    if profile.experts is not None and profile.experts[1] > profile.experts[0]:
-        return f"num_experts_per_tok: expected 1 to {profile.num_experts}"
-    if not profile.step_time("it").ticks(1, 1, 0, 0):
-        return "t0, w, f and g are 0: a step takes time"
-    return None
 
 
 def is_profile_file(text: str) -> bool:

@@ -198,7 +198,14 @@ def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
     names = {field.name for field in msgspec.structs.fields(ModelShape)}
     given = {key: value for key, value in config.items() if key in names}
     given["torch_dtype"] = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
-    given["weight_dtype"] = given.get("weight_dtype") or _quantized(config, place)
+    quantized = config.get("quantization_config")
+    if quantized and not given.get("weight_dtype"):
+        kinds = ("quant_method", "fp8"), ("format", "float-quantized")
+        if not isinstance(quantized, dict) or all(quantized.get(k) != v for k, v in kinds):
+            raise CatalogError(
+                f"{place}: quantization_config: only fp8 is known; without it, say weight_dtype"
+            )
+        given["weight_dtype"] = FP8
     given["num_experts"] = next((config[key] for key in _NAMES_OF_EXPERTS if config.get(key)), None)
     given |= {key: given.get(key) or None for key in _ZERO_IS_NONE}
     shape = catalog.as_record(given, ModelShape, place)
@@ -209,39 +216,21 @@ def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
             raise CatalogError(f"{place}: {name}: expected {known}, not {dtype}")
     if shape.hidden_size < shape.num_attention_heads and shape.head_dim is None:
         raise CatalogError(f"{place}: num_attention_heads: at most hidden_size, or give head_dim")
-    if fault := _fault_of_experts(shape, config):
-        raise CatalogError(f"{place}: {fault}")
+    if shape.num_experts is not None:
+        if shape.num_experts_per_tok is None or shape.num_experts_per_tok > shape.num_experts:
+            expected = f"expected 1 to {shape.num_experts}"
+            raise CatalogError(f"{place}: num_experts_per_tok: {expected}")
+        if shape.num_expert_layers < 0:
+            expected = f"expected 0 to {shape.num_hidden_layers}"
+            raise CatalogError(f"{place}: first_k_dense_replace: {expected}")
+        if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+            expected = "expected experts in all layers but the first ones"
+            raise CatalogError(f"{place}: decoder_sparse_step: {expected}")
     if shape.kv_lora_rank is not None and shape._latent is None:  # noqa: SLF001 - of this module
         raise CatalogError(
             f"{place}: kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
         )
     return shape
-
-
-def _quantized(config: dict[str, Any], place: str) -> str | None:
-    """Return the type of quantized weights, None if they are not."""
-    said = config.get("quantization_config")
-    if not said:
-        return None
-    if isinstance(said, dict) and (
-        said.get("quant_method") == "fp8" or said.get("format") == "float-quantized"
-    ):
-        return FP8
-    raise CatalogError(
-        f"{place}: quantization_config: only fp8 is known; without it, say weight_dtype"
-    )
-
-
-def _fault_of_experts(shape: ModelShape, config: dict[str, Any]) -> str | None:
-    if shape.num_experts is None:
-        return None
-    if shape.num_experts_per_tok is None or shape.num_experts_per_tok > shape.num_experts:
-        return f"num_experts_per_tok: expected 1 to {shape.num_experts}"
-    if shape.num_expert_layers < 0:
-        return f"first_k_dense_replace: expected 0 to {shape.num_hidden_layers}"
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        return "decoder_sparse_step: expected experts in all layers but the first ones"
-    return None
 
 
 class GPU(Struct, frozen=True, kw_only=True):
