@@ -13,7 +13,6 @@ from math import inf
 
 from msgspec.structs import replace
 
-from batcher.metrics.arrays import goodput_of
 from batcher.planning.fleet import (
     NOTHING,
     PAID,
@@ -25,6 +24,7 @@ from batcher.planning.fleet import (
     Refusal,
     Replica,
     ReplicaState,
+    goodput_of,
 )
 from batcher.planning.fleet_file import (
     Autoscale,

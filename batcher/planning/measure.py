@@ -17,7 +17,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.arrays import goodput_of, latencies_of
 from batcher.metrics.slo import OTHERS, Goodput, Slo, class_name
 from batcher.metrics.times import MICROSECONDS, Distribution, Latencies
 from batcher.planning.deployments import (
@@ -37,6 +36,8 @@ from batcher.planning.fleet import (
     FleetResult,
     ReplicasResult,
     ReplicaState,
+    goodput_of,
+    latencies_of,
     result_of_engine,
     timeline_of,
 )
