@@ -18,8 +18,6 @@ from process import ENVIRONMENT, ROOT, batchdecode, lines_of, start
 from sample_checkpoint import write
 from tiny_checkpoints import config_json, random_tensors, write_gguf
 
-from batcher.models.checkpoints import load_transformer
-from batcher.transformer.config import TransformerSettings
 from cli.options import num_bytes
 
 TINY = ROOT / "samples" / "tiny.gguf"
@@ -114,12 +112,12 @@ def test_low_memory_shows_in_no_byte_and_a_run_goes_on_without_it(folder):
     assert run(*options, "--resume", requests="in", cwd=folder).returncode == 0
 
 
+# -- options ---------------------------------------------------------------------------------------
+
+
 def test_fast_math_is_near():
     exact, fast = (results_of(run(*option)) for option in ([], ["--fast-math"]))
     assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"], 1e-3)
-
-
-# -- options ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["run", "check", "verify", "trace", "compare", "plan"])
@@ -312,27 +310,9 @@ def test_special_tokens_in_text_are_text_unless_they_are_allowed(tmp_path):
     assert num_tokens("allow") == num_tokens("in", "--special-tokens-in-text") == allowed
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"special_tokens_in_text": 1}, "must be true or false, not 1"),
-        ({"special_tokens_in_text": True, "session": "s"}, "a session continues one"),
-        ({"special_tokens_in_text": True, "stop": 5}, "`stop` must be"),
-    ],
-)
-def test_what_is_wrong_with_a_row_that_allows_special_tokens(tmp_path, row, said):
-    (tmp_path / "in").write_bytes(lines_of({"prompt": "x"} | row))
-    done = run(requests=tmp_path / "in")
-    assert done.returncode == 2
-    assert said in done.stderr
-
-
-@pytest.mark.parametrize("is_option", [True, False])
-def test_special_tokens_need_a_tokenizer_that_has_them(tmp_path, is_option):
-    row = {"prompt": "x", "special_tokens_in_text": not is_option}
-    (tmp_path / "in").write_bytes(lines_of(row))
-    options = ["--special-tokens-in-text"] if is_option else []
-    done = run(*options, model="simulated", requests=tmp_path / "in")
+def test_special_tokens_need_a_tokenizer_that_has_them(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of({"prompt": "x"}))
+    done = run("--special-tokens-in-text", model="simulated", requests=tmp_path / "in")
     assert done.returncode == 2
     assert "needs a checkpoint or a model of transformers" in done.stderr
 
@@ -510,12 +490,6 @@ def test_a_session_that_outgrows_the_context_loses_its_oldest_turns(folder):
 
 
 # -- memory ----------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_says_what_a_token_takes():
-    model = load_transformer(str(TINY), TransformerSettings())
-    assert model.kv_bytes_per_token == BYTES_PER_TOKEN
-    assert model.max_context == 128
 
 
 def test_memory_becomes_blocks_and_the_summary_says_what_a_token_takes(folder):

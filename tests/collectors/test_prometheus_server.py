@@ -127,46 +127,6 @@ def test_a_panel_has_data(scraped, expression):
     assert server.ask(expression)
 
 
-def test_what_is_scraped_is_the_summary(scraped, summary):
-    server, _ = scraped
-    told = {name: server.ask(f"{name}_total") for name in COUNTS}
-
-    def total(name, **labels):
-        return sum(
-            value
-            for series, value in told[name].items()
-            if all((label, wanted) in series for label, wanted in labels.items())
-        )
-
-    assert total("vllm:prompt_tokens") == summary["prompt_tokens"]
-    assert total("vllm:generation_tokens") == summary["generated_tokens"]
-    assert total("batchdecode_steps") == summary["steps"]
-    assert total("vllm:num_preemptions") == summary["preemptions"]["count"] > 0
-    assert total("vllm:prefix_cache_queries") == summary["prefix_cache"]["asked"]
-    assert total("vllm:prefix_cache_hits") == summary["prefix_cache"]["found"]
-    for reason in ("stop", "length", "error"):
-        finished = summary["finish_reasons"][reason]
-        assert total("vllm:request_success", finished_reason=reason) == finished
-    for reason, steps in summary["blocked"].items():
-        assert total("batchdecode_blocked_steps", reason=reason) == steps
-    drafts = summary["speculation"]
-    assert total("vllm:spec_decode_num_drafts") == drafts["steps"]
-    assert total("vllm:spec_decode_num_draft_tokens") == drafts["drafted"]
-    assert total("vllm:spec_decode_num_accepted_tokens") == drafts["accepted"]
-    for name, of in {
-        "vllm:time_to_first_token_seconds": "ttft",
-        "vllm:inter_token_latency_seconds": "itl",
-        "vllm:request_time_per_output_token_seconds": "tpot",
-        "vllm:e2e_request_latency_seconds": "e2e",
-        "vllm:request_queue_time_seconds": "queue",
-    }.items():
-        times = summary["latencies"][of]
-        assert server.total(f"{name}_count") == times["count"]
-        assert server.total(f"{name}_sum") == pytest.approx(
-            times["mean"] * times["count"], rel=1e-5
-        )
-
-
 def test_promtool_reads_the_file(scraped):
     """A file that it cannot read has another status than names that it would not have chosen."""
     _, path = scraped

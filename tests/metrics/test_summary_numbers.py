@@ -256,14 +256,6 @@ def test_a_wide_request_keeps_slots_idle_that_are_too_few_for_it():
     assert summary.idle == IdleCauses(tail=0, arrivals=0, empty_queue=2, too_few=4)
 
 
-def test_the_numbers_of_constraints_are_those_that_were_noted_last():
-    metrics = RunMetrics()
-    assert metrics.summary().constraints == ConstraintCounts(0, 0)
-    metrics.note_constraints(1, 20)
-    metrics.note_constraints(3, 70)
-    assert metrics.summary().constraints == ConstraintCounts(compiled=3, cache_hits=70)
-
-
 def test_samples_without_a_result_are_no_outputs():
     run = play_units(samples("s", 2, 3, 4), 3)
     drops = [DropEvent(3, 3.0, "s", index, "length") for index in (0, 2)]

@@ -42,17 +42,6 @@ def test_files_of_a_folder_are_texts_in_the_order_of_their_names(tmp_path):
     assert [piece.text for piece in corpus.held_out] == ["a.txt\n" * 3, "b.txt\n" * 3]
 
 
-def test_the_digest_tells_corpora_apart(tmp_path):
-    digests = set()
-    for number, texts in enumerate([("ab", "c"), ("a", "bc"), ("abc",), ("c", "ab")]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        for name, text in zip("xy", texts, strict=False):
-            (folder / f"{name}.txt").write_text(text)
-        digests.add(read_corpus(folder, 0.1).digest)
-    assert len(digests) == 4
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -40,9 +40,3 @@ def test_a_long_run_has_means_of_several_steps():
     assert len(training) == 600
     assert {y for _, y in training} == {48}
     assert held_out == []
-
-
-def test_the_labels_are_the_range_and_the_number_of_steps():
-    picture = parsed(loss_curve(Losses([4.0, 2.0] * 700, {})))
-    words = [text.text for text in picture.iter(f"{SVG}text")]
-    assert {"step 0", "1,400"} <= set(words)

@@ -36,31 +36,6 @@ def test_a_folder_is_what_was_written(tmp_path, architecture, num_shards):
         assert not read.flags.owndata
 
 
-def test_float16_and_bfloat16_become_float32(tmp_path):
-    tensors = random_tensors(config_json())
-    halves = {name: tensor.astype(np.float16) for name, tensor in tensors.items()}
-    checkpoint = open_checkpoint(write_folder(tmp_path / "half", tensors=halves))
-    for name, expected in halves.items():
-        assert np.array_equal(checkpoint.read(name), expected.astype(np.float32))
-    folder = write_folder(tmp_path / "brain")
-    write_bfloat16(folder / "model.safetensors", tensors)
-    checkpoint = open_checkpoint(folder)
-    for name, tensor in tensors.items():
-        upper = tensor.view(np.uint32) & 0xFFFF0000
-        assert np.array_equal(checkpoint.read(name), upper.view(np.float32))
-
-
-def write_bfloat16(path, tensors):
-    entries, data = {}, b""
-    for name, tensor in tensors.items():
-        upper = (tensor.view(np.uint32) >> 16).astype("<u2").tobytes()
-        places = [len(data), len(data) + len(upper)]
-        entries[name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": places}
-        data += upper
-    header = json.dumps(entries).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
-
-
 @pytest.mark.parametrize(
     ("given", "ends"),
     [({"eos_token_id": [5, 1]}, (5, 1)), ({"eos_token_id": 5}, (5,)), ({"top_p": 0.9}, (1,))],

@@ -22,9 +22,8 @@ from batcher.errors import InvariantError, LostModelError
 from batcher.models.checkpoints import load_transformer
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.config import TransformerSettings
-from batcher.transformer.linear import FastLinear, TiledLinear, WholeLinears
+from batcher.transformer.linear import TiledLinear, WholeLinears
 from batcher.transformer.ranks import (
-    ColumnParallelLinear,
     ColumnParallelLinears,
     PeerGoneError,
     RankProcesses,
@@ -159,16 +158,6 @@ def test_rows_of_a_table_are_looked_up_where_they_are(world_size):
             assert np.array_equal(rows, table[token_ids])
 
 
-def test_a_product_by_hand():
-    weight, x = np.float32([[1, 0], [0, 1], [1, 1]]), np.float32([[2, 3]])
-    parts = [weight[:2], weight[2:]]
-    with RankThreads(2) as ranks:
-        found = ranks.map(
-            lambda group: ColumnParallelLinear(FastLinear(parts[group.rank]), (0, 2, 3), group)(x)
-        )
-    assert [each.tolist() for each in found] == [[[2, 3, 5]]] * 2
-
-
 # -- models ----------------------------------------------------------------------------------------
 
 SOME = [REQUESTS[index] for index in (0, 3, 5, -1)]
@@ -194,18 +183,6 @@ def test_tokens_and_log_probabilities_are_those_of_one_process(kind, world_size)
         for settings in ({}, {"scarcity": 1.4, "block_size": 4, "max_batch_tokens": 40}):
             found, _ = run(model, 6, SOME, **settings)
             assert found == alone
-
-
-def test_fast_math_is_near():
-    def logits(model):
-        engine = Engine(model, 1)
-        engine.add(Request(prompt=[7] * 9, max_tokens=1, logprobs=1))
-        (result,) = engine.step().results
-        return result.logprobs[0].logprob
-
-    with RankThreads(2) as ranks:
-        decoder = ThreadedDecoder(ranks, partial(make_tiny, {"is_fast": True}))
-        assert logits(as_model(decoder)) == pytest.approx(logits(tiny_model()), abs=1e-3)
 
 
 # -- processes -------------------------------------------------------------------------------------

@@ -191,22 +191,6 @@ def test_recurrent_states_are_not_turned_back() -> None:
         model.forward(batch)
 
 
-def test_an_output_ends_at_the_context_of_its_model() -> None:
-    model = tiny_model(max_position_embeddings=40)
-    engine = Engine(model, 2)
-    engine.add(Request(id="long", prompt=[1] * 30, max_tokens=20))
-    engine.add(Request(id="short", prompt=[1] * 30, max_tokens=9))
-    engine.add(Request(id="never", prompt=[1] * 41, max_tokens=1))
-    results = {}
-    while engine.has_work:
-        results |= {result.id: result for result in engine.step().results}
-    long, short = results["long"], results["short"]
-    assert (long.finish_reason, long.limit) == ("length", "max_context")
-    assert (short.finish_reason, short.limit) == ("length", None)
-    assert long.tokens[:9] == short.tokens
-    assert results["never"].error.code == "prompt-too-long"
-
-
 def test_an_empty_prompt_is_an_error_of_its_row() -> None:
     engine = Engine(tiny_model(), 2)
     engine.add(Request(prompt=[], max_tokens=3))
